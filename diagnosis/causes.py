@@ -84,7 +84,7 @@ _ALL = (
         "collective.mismatch",
         "ranks called different collective operations",
         "researcher",
-        "Make all ranks take the same branch. Usual causes: conditions on the rank, uneven batches or unused parameters.",
+        "Make all ranks take the same branch. Usually: conditions on the rank, uneven batches, unused parameters.",
     ),
     Cause(
         "rendezvous.failed",

@@ -110,7 +110,7 @@ def _page(request: HttpRequest, *, new: EnrolmentSecret | None = None, secret: s
         "section": "cluster",
         "place": "agents",
         "fragment": is_fragment(request),
-        "say": headline(found, now),
+        "headline": headline(found, now),
         "rows": found[first : first + MOST],
         "found": len(found),
         "first": first + 1,

@@ -46,7 +46,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "fragment": is_fragment(request),
         "now": now,
         "stale": stale_text(Reading.Part.NODES, now),
-        "say": map_words.headline(whole, slow, waiting, now),
+        "headline": map_words.headline(whole, slow, waiting, now),
         "facts": [(*fact, _address(where)) for *fact, where in map_words.facts(whole, waiting)],
         "nodes": len(there),
         "gpus": whole.gpus,

@@ -115,7 +115,7 @@ def home(request: HttpRequest) -> HttpResponse:
         "free": free_now(nodes),
         "has_project": lambda: user.is_sysadmin or user.memberships.exists(),
         "has_jobs": bool(news or running or waiting) or Job.objects.visible_to(user).exists(),
-        "say": headline(
+        "headline": headline(
             news, len(running) + more_running, sum(line.jobs for line in waiting) + more_waiting, many_notices, now
         ),
     }

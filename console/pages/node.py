@@ -57,7 +57,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         "agent": agent,
         "fragment": is_fragment(request),
         "stale": stale_text(Reading.Part.NODES, now) if node is not None else "",
-        "say": machine.lead_text(_sentence_facts(node, shown, now)),
+        "headline": machine.lead_text(_sentence_facts(node, shown, now)),
         "may_change": can(user, "change", CLUSTER),
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
         "drained_by_another": node is not None and orders.is_drained_by_another(node, user),

@@ -122,7 +122,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "section": "nodes",
         "fragment": is_fragment(request),
         "stale": stale_text(Reading.Part.NODES, now),
-        "say": (lead, f"{more} {unseen(user).text}".strip()),
+        "headline": (lead, f"{more} {unseen(user).text}".strip()),
         "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
         "groups": grouped(
             [NodeRow(node, jobs_by_node[node.name], damage.get(node.name, {})) for node in page], partition

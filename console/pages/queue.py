@@ -50,7 +50,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "partitions": sorted({name for row in _partitions() for name in row.split(",") if name}),
         "licenses": list(License.objects.all()),
         "stale": stale_text(Reading.Part.QUEUE, now),
-        "say": headline(user, read),
+        "headline": headline(user, read),
         "fragment": is_fragment(request),
         "read": read,
     }

@@ -76,7 +76,7 @@ def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = 
     context = {
         "section": "cluster",
         "place": "racks",
-        "say": _headline(len(rows), len({row.rack for row in rows}), len(free), len(placed - node_names)),
+        "headline": _headline(len(rows), len({row.rack for row in rows}), len(free), len(placed - node_names)),
         "groups": _by_rack(rows),
         "known": node_names,
         "free": free[:1_000],

@@ -39,7 +39,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "wanted": wanted,
         "since": wanted.since(now),
         "found": found,
-        "say": sentences.summary(found, wanted),
+        "headline": sentences.summary(found, wanted),
         "lines": [_line(row, wanted) for row in rows[skip : skip + ROWS]],
         "head": HEADS[wanted.by],
         "windows": [(days, formatting.plural(days, "day")) for days in WINDOWS],

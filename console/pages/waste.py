@@ -32,7 +32,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "wanted": wanted,
         "since": wanted.since(now),
         "lines": [(row, sentences.cells(row.hours)) for row in found.rows],
-        "say": sentences.summary(found, wanted, sum(len(job.idle) for job, _ in idle)),
+        "headline": sentences.summary(found, wanted, sum(len(job.idle) for job, _ in idle)),
         "idle": idle,
         "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],
         "groups": [(by, HEADS[by]) for by in BY],

@@ -59,7 +59,7 @@ def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()
     context = {
         "section": "catalogue",
         "rows": rows,
-        "say": _summary(rows),
+        "headline": _summary(rows),
         "judged": Incident.objects.judged()[:1].exists(),
         "text": text,
         "mistakes": mistakes,
@@ -240,7 +240,7 @@ def show_replay(request: HttpRequest, replay_id: int) -> HttpResponse:
         "section": "catalogue",
         "replay": found,
         "row": row,
-        "say": replay_summary(found),
+        "headline": replay_summary(found),
         "fields": [(name, str(value)) for name, value in found.entry.items() if name in PATTERNS],
     }
     is_fragment = request.headers.get("HX-Target") == "replay"

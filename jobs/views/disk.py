@@ -30,7 +30,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "total": sum(use.bytes for use in uses),
         "unmeasured": sum(use.unmeasured for use in uses),
         "largest": usage.largest(user),
-        "say": summary(uses),
+        "headline": summary(uses),
         "free": _free(),
     }
     return render(request, "jobs/disk.html", context)

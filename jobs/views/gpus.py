@@ -42,12 +42,12 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         chosen=chosen,
         is_zoomed=start is not None,
         picture=drawn,
-        says=(lead, rest if heat.source else _missing_field_text(chosen, shown)),
+        headline=(lead, rest if heat.source else _missing_field_text(chosen, shown)),
         source=words.SOURCES.get(heat.source, ""),
         rows=drawn.rows[:MOST_TABLE],
         more=max(0, len(drawn.rows) - MOST_TABLE),
         finding=gpu_tab.low_use(shown.life),
-        told=_map_payload(shown, heat, drawn, start, end),
+        heat_data=_map_payload(shown, heat, drawn, start, end),
     )
     is_part = request.headers.get("HX-Target") == "told"
     response = render(request, "jobs/_gpus.html" if is_part else "jobs/gpus.html", context)

@@ -56,7 +56,7 @@ class JobPage:
             "section": "jobs",
             "job": self.job,
             "life": self.life,
-            "said": self.life.sentence,
+            "headline": self.life.sentence,
             "attempt": self.life.latest,
             "may_change": self.may_change,
             "may_kill": self.may_kill,
@@ -136,12 +136,12 @@ def _waits(request: HttpRequest, page: JobPage) -> dict[str, Any]:
         return {}
     if gone := missing.problem(page.life.latest):
         what, _, remedy = gone.partition(". ")
-        return {"said": sentence.Sentence("It cannot start.", f"{what}.", remedy)}
+        return {"headline": sentence.Sentence("It cannot start.", f"{what}.", remedy)}
     answer = pending.why(user_of(request), page.job, page.life.latest, now=page.life.now)
     if not answer.why:
         return {}
     waits: dict[str, Any] = {"waits": answer, "is_held": release.is_held(page.life.latest)}
-    return waits | ({"said": sentence.never_starts(answer.why.sentence)} if answer.why.never else {})
+    return waits | ({"headline": sentence.never_starts(answer.why.sentence)} if answer.why.never else {})
 
 
 @login_required

@@ -77,7 +77,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         problem=problem,
         choices=_choices(files, wanted),
         incarnations=sorted({log.incarnation for log in files if log.rank == wanted.rank}),
-        whose=_log_title(wanted),
+        log_title=_log_title(wanted),
         further=bool(_number(request, "after")),
         address=_address(wanted),
         older=part is not None and part.more_before and not wanted.search,

@@ -79,7 +79,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "causes": list(CAUSES),
         "projects": list(Project.objects.visible_to(user).values_list("slug", flat=True)),
         "is_filtered": any(request.GET.get(name) for name in FILTERS),
-        "say": summary(counts, request.GET.get("since", "")),
+        "headline": summary(counts, request.GET.get("since", "")),
     }
     return render(request, "jobs/postmortems.html", context)
 

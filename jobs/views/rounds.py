@@ -31,7 +31,7 @@ def rounds_context(request: HttpRequest, life: JobLife, sentence: Sentence) -> d
         "dropped": dropped[:1],
         "how": _setup_text(life),
         "goodput": goodput(life.attempts, life.now),
-        "said": _with_coverage(life, _with_trouble(life, sentence, picture.trouble)),
+        "headline": _with_coverage(life, _with_trouble(life, sentence, picture.trouble)),
         "life_query": f"&before={before}" if before is not None else "",
     }
 

@@ -62,7 +62,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "lines": lines,
         "next": found.next,
         "first": "after" not in request.GET,
-        "say": summary(lines),
+        "headline": summary(lines),
     }
     return render(request, "jobs/sweeps.html", context)
 

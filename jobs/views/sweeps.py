@@ -122,7 +122,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "over": over,
         "alive": alive,
         "may_change": can(user, "change", sweep),
-        "say": _summary(len(rows), of_states, standing, over=over, stopped=sweep.stopped_why),
+        "headline": _summary(len(rows), of_states, standing, over=over, stopped=sweep.stopped_why),
         "without": _without_jobs(sweep),
     }
     is_part = request.headers.get("HX-Target") == "sweep"

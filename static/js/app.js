@@ -119,13 +119,13 @@ document.addEventListener("keydown", (event) => {
 document.addEventListener("htmx:responseError", (event) => {
   const status = event.detail.xhr.status;
   if (status === 401 || status === 403)
-    toast("You are signed out, or may not see this any more. Reload the page.", "failed");
-  else toast(`The portal answered ${status}. Training goes on; reload in a moment.`, "failed");
+    toast("You are signed out or no longer have access. Reload the page.", "failed");
+  else toast(`The portal answered ${status}. Training continues; reload in a moment.`, "failed");
 });
 document.addEventListener("htmx:sendError", () => {
   if (!document.querySelector("#toasts [data-offline]")) {
     toast(
-      "The portal does not answer. Training goes on; this page catches up when it is back.",
+      "The portal does not respond. Training continues; this page will update when it is back.",
       "pending",
     ).dataset.offline = "";
   }

@@ -254,7 +254,7 @@ export class Chart {
     const ends = [curve.main.find(Number.isFinite) * times, curve.main.findLast(Number.isFinite) * times];
     const at = this.spec.x?.form ?? ((step) => `${xunit} ${step}`);
     const finding = `${this.spec.title}: from ${measure(ends[0])} at ${at(curve.first)} to ${measure(ends[1])} at ${at(curve.last)}.`;
-    const again = ghosts.length ? ` Done again: ${xunit}s ${[...new Set(ghosts)].join(", ")}.` : "";
+    const again = ghosts.length ? ` Repeated: ${xunit}s ${[...new Set(ghosts)].join(", ")}.` : "";
     const keys = this.spec.bare ? "" : " Arrow keys read points, plus and minus zoom.";
     this.plot.setAttribute("aria-label", `${finding}${again}${keys}`);
   }

@@ -66,7 +66,7 @@ function showChosen() {
   const form = document.getElementById("chosen");
   if (!form) return;
   form.hidden = !chosen.size;
-  document.getElementById("chosen-text").textContent = `${chosen.size} chosen`;
+  document.getElementById("chosen-text").textContent = `${chosen.size} selected`;
   form
     .querySelector(".picked")
     .replaceChildren(

@@ -20,7 +20,7 @@ export function rereader(read) {
       try {
         await read();
       } catch (error) {
-        console.warn("Reading again failed", error);
+        console.warn("Reloading failed", error);
       }
       await new Promise((resolve) => setTimeout(resolve, REREAD_MS));
     } while (isWanted);

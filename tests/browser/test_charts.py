@@ -205,7 +205,7 @@ def test_what_was_done_again_stays_as_a_ghost(
     expect(bare.locator(".readout [data-kind=ghost]")).to_be_hidden()
     assert asked
     assert all(f"from={stretch[0]}&to={stretch[1]}" in url for url in asked), "only that stretch is asked for"
-    expect(figure.locator(".plot")).to_have_attribute("aria-label", re.compile("Done again: steps "))
+    expect(figure.locator(".plot")).to_have_attribute("aria-label", re.compile("Repeated: steps "))
     assert figure.locator("canvas").evaluate(PICTURE) != bare.locator("canvas").evaluate(PICTURE)
     left, inside = (painted(figure, bare, part, around, stretch) for part in ("outside", "inside"))
     assert left == 0
