@@ -118,7 +118,7 @@ def _round(first: int, last: int) -> list[int]:
 
 def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, counts: str) -> str:
     return (
-        f"{name} of attempt {numbers[0]} until {counts} {formatting.count(died)}, and of attempt {numbers[1]} from"
+        f"{name[:1].upper()}{name[1:]} of attempt {numbers[0]} until {counts} {formatting.count(died)}, and of attempt {numbers[1]} from"
         f" {counts} {formatting.count(resumed)} on."
     )
 
