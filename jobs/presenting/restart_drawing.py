@@ -117,8 +117,9 @@ def _round(first: int, last: int) -> list[int]:
 
 
 def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, counts: str) -> str:
+    title = f"{name[:1].upper()}{name[1:]}"
     return (
-        f"{name[:1].upper()}{name[1:]} of attempt {numbers[0]} until {counts} {formatting.count(died)}, and of attempt {numbers[1]} from"
+        f"{title} of attempt {numbers[0]} until {counts} {formatting.count(died)}, and of attempt {numbers[1]} from"
         f" {counts} {formatting.count(resumed)} on."
     )
 
