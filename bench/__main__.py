@@ -1,7 +1,7 @@
-"""Every benchmark, one after the other; each in a process of its own and each with its own bar.
+"""Run every benchmark, one after the other, each in its own process and with its own bar.
 
 python -m bench [NAME …]
-python -m bench NAME --option …      # what a bench takes itself
+python -m bench NAME --option …      # with the options of that bench
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ NOT_MEASURED = 77
 
 
 def main(names: list[str]) -> int:
-    known = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
-    if len(names) > 1 and names[1].startswith("-") and names[0] in known:
+    benches = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    if len(names) > 1 and names[1].startswith("-") and names[0] in benches:
         return subprocess.run([sys.executable, "-m", f"bench.{names[0]}", *names[1:]], check=False).returncode
-    names = names or [name for name in known if _is_bench(name)]
-    if unknown := [name for name in names if name not in known]:
-        print(f"There is no bench {unknown[0]}. There are: {', '.join(name for name in known if _is_bench(name))}.")
+    names = names or [name for name in benches if _is_bench(name)]
+    if unknown := [name for name in names if name not in benches]:
+        print(f"There is no bench {unknown[0]}. There are: {', '.join(name for name in benches if _is_bench(name))}.")
         return 2
     missed, elsewhere = [], []
     for name in names:
@@ -31,9 +31,9 @@ def main(names: list[str]) -> int:
         elif code:
             missed.append(name)
     measured = len(names) - len(elsewhere)
-    told = [f"{measured - len(missed)} of {measured} met their bars"]
-    told += [f"{what}: {', '.join(which)}" for what, which in (("missed", missed), ("not here", elsewhere)) if which]
-    print("\n" + "; ".join(told))
+    summary = [f"{measured - len(missed)} of {measured} met their bars"]
+    summary += [f"{what}: {', '.join(which)}" for what, which in (("missed", missed), ("not here", elsewhere)) if which]
+    print("\n" + "; ".join(summary))
     return 1 if missed else 0
 
 

@@ -1,4 +1,4 @@
-"""Which addresses list or count, with what may be asked of each. A test holds it against the site's own addresses."""
+"""List the addresses that list or count, with queries for each. A test compares it with the site's own addresses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BETWEEN = (
     "created_before=2025-06-01T00:00:00Z",
     "created_after=2025-06-01T00:00:00Z&created_before=2025-06-20T00:00:00Z&sort=name",
 )
-# By route: what may be asked. JOB, SWEEP, NODE: one that is there; PAGE n: the address that n cursors lead to.
-ASKED: dict[str, tuple[str, ...]] = {
+# Queries by route. JOB, SWEEP, NODE: an existing one; PAGE n: the address after following n cursors.
+REQUESTS: dict[str, tuple[str, ...]] = {
     "": ("",),
     "jobs": (*OF_JOBS, *SINCE, *(f"PAGE {PAGES} sort={sort}" for sort in ("-created", "name"))),
     "jobs/compare": ("",),
@@ -106,35 +106,35 @@ STILL = {
 }  # fmt: skip
 
 
-def all_asked() -> dict[str, tuple[str, ...]]:
-    """By route: the table, and every list of records."""
+def requests_by_route() -> dict[str, tuple[str, ...]]:
+    """Return the queries of each route: those of REQUESTS, and every list of records."""
     records = {route: ("", *RECORDS.get(route, ())) for route, name in routes() if name.endswith("_changelist")}
-    return {**ASKED, **records}
+    return {**REQUESTS, **records}
 
 
 def routes() -> Iterator[tuple[str, str]]:
-    """Every route of the site with its name."""
+    """Yield every route of the site with its name."""
     yield from _below(get_resolver(), "")
 
 
 def _below(resolver: URLResolver, before: str) -> Iterator[tuple[str, str]]:
-    for one in resolver.url_patterns:
-        route = before + str(one.pattern)
-        if isinstance(one, URLResolver):
-            yield from _below(one, route)
+    for pattern in resolver.url_patterns:
+        route = before + str(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            yield from _below(pattern, route)
         else:
-            yield route, one.name or ""
+            yield route, pattern.name or ""
 
 
 def lead_elsewhere() -> set[str]:
-    """Addresses that only send on."""
+    """Return the addresses that only redirect."""
     from portal.http import signposts
 
-    return {str(one.pattern) for one in signposts.urlpatterns}
+    return {str(pattern.pattern) for pattern in signposts.urlpatterns}
 
 
 def filled(route: str, things: dict[str, Any]) -> str:
-    """The route's address with one that is there in each of its places."""
+    """Return the route's address with an existing object in each placeholder."""
     for place, thing in things.items():
         route = route.replace(place, str(thing))
     return f"/{route}"

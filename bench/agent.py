@@ -90,7 +90,7 @@ def _cost(agent: psutil.Process) -> tuple[float, float]:
     time.sleep(SECONDS)
     core = (stage.cpu_seconds(agent.pid) - before) / (time.perf_counter() - began)
     every = [agent, *agent.children(recursive=True)]
-    return core, sum(one.memory_full_info().pss for one in every) / 1e6
+    return core, sum(process.memory_full_info().pss for process in every) / 1e6
 
 
 async def _xids(port: int, token: str, log: Path) -> list[float]:
@@ -107,8 +107,8 @@ async def _xids(port: int, token: str, log: Path) -> list[float]:
             began = time.perf_counter()
             _write(log, seq)
             while True:
-                told: dict[str, Any] = msgspec.json.decode(await asyncio.wait_for(socket.recv(), 30))
-                if told.get("kind") == "happened" and "xid" in told["happened"]:
+                message: dict[str, Any] = msgspec.json.decode(await asyncio.wait_for(socket.recv(), 30))
+                if message.get("kind") == "happened" and "xid" in message["happened"]:
                     break
             late.append(time.perf_counter() - began)
     return late

@@ -1,4 +1,4 @@
-"""What the follower's tick, taking in reports and compaction cost beside a long history, against an empty site.
+"""Compare a site with a long history to an empty one: the follower's tick, ingesting reports, compaction.
 
 Both sites are there at once, a process on each, and take turns: what else goes on in the machine meets one as the
 other, where minutes apart it may be half as fast again. Each does the same, as often, on as many attempts that run;
@@ -28,9 +28,9 @@ SECRET = "the attempt's own token"
 
 
 def compare(history: stage.Site, empty: stage.Site) -> dict[str, dict[str, float]]:
-    """By what is done: the least milliseconds of one on either site, and the median of the ratios, turn by turn.
+    """Return for each action its lowest milliseconds on either site and the median of the ratios, turn by turn.
 
-    Of less than a millisecond a ratio says nothing.
+    Times below a millisecond count as one: their ratio means nothing.
     """
     with ExitStack() as stack:
         on = [stack.enter_context(_player(site)) for site in (history, empty)]
@@ -39,15 +39,15 @@ def compare(history: stage.Site, empty: stage.Site) -> dict[str, dict[str, float
         turns = [(on[0](), on[1]()) for _ in range(TURNS)]
     found = {}
     for what in turns[0][0]:
-        beside, alone = ([turn[site][what] for turn in turns] for site in (0, 1))
-        ratios = [max(one, 1.0) / max(other, 1.0) for one, other in zip(beside, alone, strict=True)]
-        found[what] = {"beside": min(beside), "alone": min(alone), "ratio": statistics.median(ratios)}
+        with_history, empty_site = ([turn[site][what] for turn in turns] for site in (0, 1))
+        ratios = [max(slower, 1.0) / max(other, 1.0) for slower, other in zip(with_history, empty_site, strict=True)]
+        found[what] = {"beside": min(with_history), "alone": min(empty_site), "ratio": statistics.median(ratios)}
     return found
 
 
 @contextmanager
 def _player(site: stage.Site) -> Iterator[Callable[[], dict[str, float]]]:
-    """A process on this site; called, it takes a turn."""
+    """Run a process on this site; calling the result makes it take a turn."""
     command = [sys.executable, "-m", "bench.lists", "--turns"]
     environment = {**os.environ, **site.environment}
     child = subprocess.Popen(
@@ -55,18 +55,18 @@ def _player(site: stage.Site) -> Iterator[Callable[[], dict[str, float]]]:
     )
     assert child.stdin
     assert child.stdout
-    asks, answers = child.stdin, child.stdout
+    requests, answers = child.stdin, child.stdout
 
     def play() -> dict[str, float]:
-        asks.write("go\n")
-        asks.flush()
+        requests.write("go\n")
+        requests.flush()
         found: dict[str, float] = json.loads(answers.readline())
         return found
 
     try:
         yield play
     finally:
-        asks.close()  # its loop ends
+        requests.close()  # its loop ends
         answers.close()
         child.wait()
 
@@ -101,7 +101,9 @@ def _turns() -> Iterator[dict[str, float]]:
 
     attempts = _attempts()
     ids = [attempt.pk for attempt in attempts]
-    told = Told({a.scheduler_id: JobStatus(scheduler_id=a.scheduler_id, state="running", key=a.key) for a in attempts})
+    scheduler = Told(
+        {a.scheduler_id: JobStatus(scheduler_id=a.scheduler_id, state="running", key=a.key) for a in attempts}
+    )
 
     seq = 0
 
@@ -120,7 +122,7 @@ def _turns() -> Iterator[dict[str, float]]:
             "intake": _timed(post, POSTS) / len(ids),
             "compaction": _timed(merge, 1),
             "compaction where nothing is ripe": _timed(tasks.compact, OFTEN),
-            "tick": _timed(lambda: follow.tick(told), TICKS),
+            "tick": _timed(lambda: follow.tick(scheduler), TICKS),
             "tick where nothing runs": _timed(follow.is_needed, OFTEN),
             "verify": _timed(tasks.verify, OFTEN),
             "measure": _timed(usage.measure_due, TICKS),

@@ -102,7 +102,7 @@ def count_on(connection: BaseDatabaseWrapper, kinds: Sequence[type[models.Model]
 
 
 def settle(connection: BaseDatabaseWrapper) -> None:
-    """What the database does by itself within minutes of so many rows, done now."""
+    """Do now what the database would do by itself within minutes after so many rows."""
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql" and not connection.in_atomic_block:
             cursor.execute("VACUUM ANALYZE")

@@ -1,4 +1,4 @@
-"""How often we save: simulated against the best interval, and what is predicted against what a clock measures.
+"""Measure how often we save: simulated against the best interval, and predicted costs against measured ones.
 
     python -m bench.cadence
 
@@ -44,7 +44,7 @@ def main() -> int:
         ("C, cadence's", found["cost"]),
         ("C, by a clock", found["clock"]),
     ):
-        print(f"  {label:16}" + "".join(f"{one:8.3f}" for one in row))
+        print(f"  {label:16}" + "".join(f"{value:8.3f}" for value in row))
     print(
         f"  at τ = 1 h: save every {best:.0f} s; overhead of the saves predicted {predicted:.3%}, measured "
         f"{measured:.3%}; with the work lost to failures {overhead(best, cost, saving.HOUR):.3%}"

@@ -1,4 +1,4 @@
-"""What a checkpoint costs: our asynchronous save beside torch's own `dcp.save`, 400 MiB on two ranks, in one run.
+"""Measure what a checkpoint costs: our asynchronous save and torch's `dcp.save`, 400 MiB on two ranks, in one run.
 
     python -m bench.checkpoint [SIZE_MIB]
 
@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> int:
         ("stall ÷ dcp.save", stalls),
         ("C ÷ dcp.save", costs),
     ):
-        print(f"  {label:18}" + "".join(f"{one:9.4f}" for one in row))
-    before, after = (one / 2**20 for one in found["resident"])
+        print(f"  {label:18}" + "".join(f"{value:9.4f}" for value in row))
+    before, after = (value / 2**20 for value in found["resident"])
     print(f"  a step alone {found['step'] * 1e3:.1f} ms; stall of the first save {found['first']:.4f} s")
     print(
         f"  memory kept for staging: {found['staged'] / 2**20:.0f} MiB on each rank; resident {before:.0f} MiB before"

@@ -51,12 +51,12 @@ def main() -> int:
     for database in options.databases:
         given = (f"--{name}={getattr(options, name)}" for name in ("nodes", "times", "seconds"))
         found = stage.in_child("bench.cluster_map", database, "--one", *given)
-        bars |= _told(database, found)
+        bars |= _print_figures(database, found)
         figures[database] = found
     return stage.result("cluster_map", bars=bars, nodes=options.nodes, **figures)
 
 
-def _told(database: str, found: dict[str, Any]) -> dict[str, bool]:
+def _print_figures(database: str, found: dict[str, Any]) -> dict[str, bool]:
     print(f"\n{database}: {'address':42} {'p95':>9} {'of bar':>7} {'CPU':>9} {'bytes':>9}")
     for address, (p95, cpu, size) in found["pages"].items():
         print(f"  {address:52} {p95:7.1f}ms {p95 / BAR_PAGE_MS:7.2f} {cpu:7.1f}ms {size:9,}")
@@ -89,7 +89,7 @@ def _measure(options: argparse.Namespace) -> int:
         pages = {address: _page(user, address, options.times) for address in ADDRESSES}
         pages["/cluster, with a slow file system"] = _with_slow_mount(user, options.times)
         found: dict[str, Any] = {"pages": pages}
-        _be_heard()
+        _mark_agents_connected()
         command = [sys.executable, "manage.py", "collectstatic", "--noinput", "-v", "0"]
         subprocess.run(command, cwd=stage.REPOSITORY, check=True)
         with place.web() as (port, _):
@@ -109,7 +109,7 @@ def _page(user: Any, address: str, times: int) -> tuple[float, float, int]:
     for _ in range(2):
         answer = client.get(address)
         assert answer.status_code == 200, (address, answer.status_code)
-    _be_heard()
+    _mark_agents_connected()
     taken, cpu = [], spent()
     for _ in range(times):
         began = time.perf_counter()
@@ -133,7 +133,7 @@ def _with_slow_mount(user: Any, times: int) -> tuple[float, float, int]:
     return _page(user, "/cluster", times)
 
 
-def _be_heard() -> None:
+def _mark_agents_connected() -> None:
     from django.utils import timezone
 
     from nodes.models import Agent
@@ -142,7 +142,7 @@ def _be_heard() -> None:
 
 
 def _live(place: stage.Site, port: int, user: Any, made: Any, seconds: float) -> dict[str, Any]:
-    """What a socket carries while every agent tells, and what that costs a browser."""
+    """Measure what a socket carries while every agent reports, and what that costs a browser."""
     teller = _Teller(made)
     found: dict[str, Any] = {"kb_s": asyncio.run(_socket(port, user, teller, seconds))}
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -155,7 +155,7 @@ def _live(place: stage.Site, port: int, user: Any, made: Any, seconds: float) ->
 
 
 class _Teller:
-    """Every agent's line, as intake publishes it, until told to stop."""
+    """Publishes every agent's line, as intake does, until it is stopped."""
 
     def __init__(self, made: Any) -> None:
         self._made, self._number = made, 0
@@ -251,35 +251,43 @@ def _frames(browser: str, port: int, user: Any, teller: _Teller, seconds: float,
 
 
 def _by_frame(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the page's main thread did for each live frame: from hearing a message, or from a frame that goes on with
-    it, to the next. Its own time, where the trace has that: on a busy machine other processes take turns.
+    """Return the time of the page's main thread for each live frame, from receiving a message to the next frame.
+
+    It is the thread's CPU time where the trace has that: on a busy machine other processes run in between.
     """
     threads = {
         (event["pid"], event["tid"])
         for event in events
         if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
     }
-    mine = sorted((e for e in events if (e["pid"], e.get("tid")) in threads), key=lambda event: event.get("ts", 0))
-    starts, heard = [], False
-    for event in mine:
+    page_events = sorted(
+        (e for e in events if (e["pid"], e.get("tid")) in threads), key=lambda event: event.get("ts", 0)
+    )
+    starts, has_received = [], False
+    for event in page_events:
         if event["name"] == "WebSocketReceive":
             starts.append(event["ts"])
-            heard = True
+            has_received = True
         elif event["name"] == "FireAnimationFrame":
-            if not heard:
+            if not has_received:
                 starts.append(event["ts"])
-            heard = False
-    tasks = [(e["ts"], e["dur"], e.get("tdur", e["dur"])) for e in mine if e["name"].endswith("RunTask") and "dur" in e]
+            has_received = False
+    tasks = [
+        (e["ts"], e["dur"], e.get("tdur", e["dur"]))
+        for e in page_events
+        if e["name"].endswith("RunTask") and "dur" in e
+    ]
     if not starts or not tasks:
-        raise SystemExit(f"the trace tells no frames: {sorted({event['name'] for event in mine})[:40]}")
+        raise SystemExit(f"the trace tells no frames: {sorted({event['name'] for event in page_events})[:40]}")
     frames = [0.0] * len(starts)
-    for ts, dur, own in tasks:
+    for ts, dur, thread_s in tasks:
         place = bisect.bisect_right(starts, ts + dur) - 1
         if place >= 0 and ts < starts[place] + SHOWN_WITHIN_US:
-            frames[place] += own / 1000
+            frames[place] += thread_s / 1000
     return {
         "frames": len(frames), "p50_ms": stage.percentile(frames, 0.5), "p95_ms": stage.percentile(frames, 0.95),
-        "longest_ms": max(own for _, _, own in tasks) / 1000, "wall_longest_ms": max(dur for _, dur, _ in tasks) / 1000,
+        "longest_ms": max(thread_s for _, _, thread_s in tasks) / 1000,
+        "wall_longest_ms": max(dur for _, dur, _ in tasks) / 1000,
     }  # fmt: skip
 
 

@@ -42,27 +42,27 @@ class Contender:
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
-        self._hear()
+        self._read_report()
 
     def turn(self, rounds: int) -> ContenderTurn:
         assert self._child.stdin
         before = stage.cpu_seconds(self._child.pid)
         self._child.stdin.write(f"{rounds}\n")
         self._child.stdin.flush()
-        told = self._hear()
+        report = self._read_report()
         cpu = stage.cpu_seconds(self._child.pid) - before
-        accuracy = told.get("accuracy", float("nan"))
-        return ContenderTurn(told["seconds"], cpu / rounds, told["loss"], accuracy, told.get("lost", []))
+        accuracy = report.get("accuracy", float("nan"))
+        return ContenderTurn(report["seconds"], cpu / rounds, report["loss"], accuracy, report.get("lost", []))
 
-    def _hear(self) -> dict[str, Any]:
+    def _read_report(self) -> dict[str, Any]:
         assert self._child.stdout
         limit = threading.Timer(PATIENCE, self._child.kill)
         limit.start()
         try:
             for line in self._child.stdout:
                 if line.startswith("@"):
-                    told: dict[str, Any] = json.loads(line[1:])
-                    return told
+                    report: dict[str, Any] = json.loads(line[1:])
+                    return report
         finally:
             limit.cancel()
         raise Silent(" ".join(self._log.read_text(errors="replace").split())[-300:])
@@ -70,7 +70,7 @@ class Contender:
 
 @contextmanager
 def contending(command: Sequence[object], folder: Path, environment: Mapping[str, str]) -> Iterator[Contender]:
-    """It and all that it has started go with the block."""
+    """Run a contender; it and everything it started end with the block."""
     log = folder / f"contender-{len(list(folder.iterdir()))}.log"
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -93,6 +93,6 @@ def contending(command: Sequence[object], folder: Path, environment: Mapping[str
         except (subprocess.TimeoutExpired, ValueError):
             child.kill()
             child.wait()
-        for one in family:
-            if one.is_running():
-                one.kill()
+        for process in family:
+            if process.is_running():
+                process.kill()

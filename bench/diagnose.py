@@ -93,7 +93,7 @@ def _grep_patterns() -> list[str]:
     found = []
     for pattern in shipped_catalogue().patterns:
         words = re.sub(r"\(\?P<\w+>|\(\?:|\(\?i:", "(", pattern).replace("(?i)", "").replace("(?m)", "")
-        words = re.sub(r"\[\^?(?:\\.|[^\]\\])*\]", lambda one: _class(one[0]), words)
+        words = re.sub(r"\[\^?(?:\\.|[^\]\\])*\]", lambda match: _class(match[0]), words)
         words = words.replace(r"\d", "[0-9]").replace(r"\D", "[^0-9]").replace(r"\t", "\t")
         words = re.sub(r"([*+?}])\?", r"\1", words)
         words = re.sub(r"\\([\"'#/:,<>@%&=~ -])", r"\1", words)
@@ -130,10 +130,10 @@ def _vigil(paths: list[Path]) -> tuple[float, float, dict[str, object]]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
+        output = process.stdout.read()
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    return time.perf_counter() - began, used.ru_maxrss / 1024, json.loads(said)
+    return time.perf_counter() - began, used.ru_maxrss / 1024, json.loads(output)
 
 
 def main() -> int:

@@ -48,9 +48,9 @@ def main() -> int:
     parser.add_argument("--attempts", type=int, default=ATTEMPTS)
     options = parser.parse_args()
     if options.database is None:
-        asked = ("--attempts", str(options.attempts))
-        found = [stage.in_child("bench.failures", "--database", name, *asked) for name in DATABASES]
-        bars = {f"{one['database']}_{name}": met for one in found for name, met in one["bars"].items()}
+        arguments = ("--attempts", str(options.attempts))
+        found = [stage.in_child("bench.failures", "--database", name, *arguments) for name in DATABASES]
+        bars = {f"{result['database']}_{name}": met for result in found for name, met in result["bars"].items()}
         return stage.result("failures", bars=bars, databases=found)
     print(stage.machine())
     with stage.site(options.database) as place:
@@ -62,9 +62,9 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
     import portal.celery  # noqa: F401  (binds tasks to our broker, as every process of ours does)
     from tests.jobs.schedulers import Told
 
-    told = Told()
-    rate = _backlog(told)
-    running = _attempts(count, told, first=BACKLOG)
+    scheduler = Told()
+    rate = _backlog(scheduler)
+    running = _attempts(count, scheduler, first=BACKLOG)
     command = ["nice", "-n", "5", sys.executable, "-m", "console.worker", "diagnose"]
     log = place.home / "diagnose.log"
     environment = {**place.environment, "VIGIL_LOG_LEVEL": "INFO"}  # it says when it is ready
@@ -73,10 +73,10 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
             if worker.poll() is not None:
                 raise SystemExit(f"the worker does not come up:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
-        ticks = _fail(told, running)
+        ticks = _fail(scheduler, running)
         decided, found_out, all_s, by_verdict, right = _what_came_of(running)
     late = max(decided)
-    print(f"{database}: {count} attempts failed within {SPREAD_S:.0f} s, {len(told.submissions)} started anew")
+    print(f"{database}: {count} attempts failed within {SPREAD_S:.0f} s, {len(scheduler.submissions)} started anew")
     print(f"  verdicts: {rate:.0f} a second on a backlog; slowest {max(found_out):.1f} s after its end, {right} right")
     print(f"  decisions: slowest {late:.1f} s after its end, {by_verdict} by their verdicts")
     for what, each in (("worker time", [cpu for cpu, _ in ticks]), ("time", [wall for _, wall in ticks])):
@@ -93,7 +93,7 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
     return stage.result("failures", bars=bars, database=database, tick_s=longest, **figures)
 
 
-def _attempts(count: int, told: Any, *, first: int) -> list[Any]:
+def _attempts(count: int, scheduler: Any, *, first: int) -> list[Any]:
     """So many that run, each a job of its own, with what their ranks and launchers leave."""
     from jobs.models import Attempt, Job
     from jobs.spec import JobSpec
@@ -111,7 +111,7 @@ def _attempts(count: int, told: Any, *, first: int) -> list[Any]:
     for attempt in made:
         attempt.job.latest = attempt
         _leave(attempt)
-        told.jobs[attempt.scheduler_id] = JobStatus(
+        scheduler.jobs[attempt.scheduler_id] = JobStatus(
             scheduler_id=attempt.scheduler_id, state="running", key=attempt.key, nodes=("dgx-01",)
         )
     Job.objects.bulk_update([attempt.job for attempt in made], ["latest", "directory"], batch_size=200)
@@ -136,26 +136,26 @@ def _cause(attempt: Any) -> str:
     return list(FAILURES)[int(attempt.scheduler_id) % len(FAILURES)]
 
 
-def _backlog(told: Any) -> float:
+def _backlog(scheduler: Any) -> float:
     """Verdicts a second, where nothing else is done."""
     from jobs.following import ending
     from jobs.following.cause import AttemptEnd
     from jobs.models import Attempt
     from jobs.postmortem import incidents
 
-    for attempt in _attempts(BACKLOG, told, first=0):
+    for attempt in _attempts(BACKLOG, scheduler, first=0):
         ending.end(attempt, AttemptEnd("failed", 1))
     incidents.warm_up()
     began = time.monotonic()
     done = incidents.diagnose_due(began + BAR_ALL_S)
     rate = done / (time.monotonic() - began)
     Attempt.objects.exclude(ended_at=None).delete()
-    told.jobs.clear()
+    scheduler.jobs.clear()
     return rate
 
 
-def _fail(told: Any, running: list[Any]) -> list[tuple[float, float]]:
-    """All of them, evenly, with a tick every two seconds until each is decided on and found out.
+def _fail(scheduler: Any, running: list[Any]) -> list[tuple[float, float]]:
+    """Fail all of them, evenly spaced, with a tick every two seconds until each has its decision and verdict.
 
     Of each tick the seconds of our CPU, and those that passed.
     """
@@ -173,27 +173,31 @@ def _fail(told: Any, running: list[Any]) -> list[tuple[float, float]]:
             raise SystemExit(f"{undecided.count()} are not decided on, {unknown.count()} not diagnosed")
         ended = round(a_tick * (len(ticks) + 1)) - (len(running) - len(waiting))
         for attempt in waiting[:ended]:
-            told.say(attempt.scheduler_id, state="failed", exit_code=1)
+            scheduler.say(attempt.scheduler_id, state="failed", exit_code=1)
         waiting = waiting[ended:]
         cpu, wall = time.process_time(), time.monotonic()
-        follow.tick(told)
+        follow.tick(scheduler)
         ticks.append((time.process_time() - cpu, time.monotonic() - wall))
         time.sleep(max(0.0, TICK_S - ticks[-1][1]))
     return ticks
 
 
 def _what_came_of(running: list[Any]) -> tuple[list[float], list[float], float, int, int]:
-    """Seconds from each end to its decision and to its verdict, and of all; how many were decided on by a verdict, and
-    how many verdicts are right."""
+    """Return the seconds from each end to its decision and to its verdict, the seconds of all together, the number of
+    decisions made by a verdict, and the number of right verdicts."""
     from jobs.models import Diagnosis
 
-    rows = Diagnosis.objects.filter(incident__attempt__in=[one.pk for one in running], version=1)
+    rows = Diagnosis.objects.filter(incident__attempt__in=[attempt.pk for attempt in running], version=1)
     found: list[Any] = list(rows.select_related("incident__attempt"))
-    decided = [_seconds(one.incident.attempt.ended_at, one.incident.attempt.decided_at) for one in found]
-    found_out = [_seconds(one.incident.attempt.ended_at, one.made_at) for one in found]
-    all_s = _seconds(min(one.incident.attempt.ended_at for one in found), max(one.made_at for one in found))
-    by_verdict = sum(one.incident.attempt.decided_version > 0 for one in found)
-    right = sum(one.cause == _cause(one.incident.attempt) for one in found)
+    decided = [
+        _seconds(diagnosis.incident.attempt.ended_at, diagnosis.incident.attempt.decided_at) for diagnosis in found
+    ]
+    found_out = [_seconds(diagnosis.incident.attempt.ended_at, diagnosis.made_at) for diagnosis in found]
+    all_s = _seconds(
+        min(diagnosis.incident.attempt.ended_at for diagnosis in found), max(diagnosis.made_at for diagnosis in found)
+    )
+    by_verdict = sum(diagnosis.incident.attempt.decided_version > 0 for diagnosis in found)
+    right = sum(diagnosis.cause == _cause(diagnosis.incident.attempt) for diagnosis in found)
     return decided, found_out, all_s, by_verdict, right
 
 

@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--one", nargs=2, metavar=("NAME", "ASKED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        return _one(*options.one)
+        return _measure_in_child(*options.one)
     print(stage.machine())
     if options.gallery:
         from bench.federated_gallery import write
@@ -114,7 +114,7 @@ def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
     return stage.result("federated", bars=bars, **figures)
 
 
-def _one(name: str, request: str) -> int:
+def _measure_in_child(name: str, request: str) -> int:
     """Run a measurement in a process of its own, whose last line is the result."""
     import torch
 

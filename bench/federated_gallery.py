@@ -178,7 +178,7 @@ def _table(courses: Sequence[Course], rounds: int) -> str:
         f"| algorithm | accuracy | worst client | rounds to {ENOUGH} | MB up | MB down | seconds |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
     )
-    return head + "\n".join(_row(course) for course in sorted(courses, key=lambda one: -one.accuracies[-1]))
+    return head + "\n".join(_row(course) for course in sorted(courses, key=lambda course: -course.accuracies[-1]))
 
 
 def _row(course: Course) -> str:

@@ -289,7 +289,7 @@ def sums(request: str) -> dict[str, Any]:
     chunks = schedule.cut(ids, same, same, numbers=numbers, is_unstacked=True)
     rows = torch.randn(max(len(chunk.clients) for chunk in chunks), numbers)  # more than any cache holds
 
-    def mine() -> torch.Tensor:
+    def with_tree() -> torch.Tensor:
         tree = ours.Tree(len(chunks))
         for number, chunk in enumerate(chunks):
             tree.put_sum(number, [(rows[: len(chunk.clients)], weights[chunk.clients])], torch.device("cpu"))
@@ -304,11 +304,11 @@ def sums(request: str) -> dict[str, Any]:
 
     taken: dict[str, list[float]] = {"ours": [], "plain": []}
     for _ in range(found["pairs"]):
-        for name, function in (("ours", mine), ("plain", plain)):
+        for name, function in (("ours", with_tree), ("plain", plain)):
             began = time.perf_counter()
             function()
             taken[name].append(time.perf_counter() - began)
-    difference = (mine() - plain().double()).abs().max() / mine().abs().max()
+    difference = (with_tree() - plain().double()).abs().max() / with_tree().abs().max()
     return {**taken, "difference": float(difference)}
 
 

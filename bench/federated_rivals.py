@@ -138,7 +138,7 @@ def loop(path: str) -> None:
     descent = torch.optim.SGD(weights, lr=work.learning_rate)
     total = sum(map(len, work.owned))
 
-    def one_round() -> None:
+    def train_round() -> None:
         sums = [torch.zeros_like(weight) for weight in start]
         for owned in work.owned:
             with torch.no_grad():
@@ -157,15 +157,15 @@ def loop(path: str) -> None:
             torch._foreach_copy_(weights, start)
         return work.score(model)
 
-    _repeat(one_round, score)
+    _repeat(train_round, score)
 
 
-def _repeat(one_round: Callable[[], None], score: Callable[[], dict[str, float]]) -> None:
+def _repeat(train_round: Callable[[], None], score: Callable[[], dict[str, float]]) -> None:
     turns = Turns(score)
     with suppress(Over):
         turns.begin()
         while True:
-            one_round()
+            train_round()
             turns.done()
 
 

@@ -1,4 +1,4 @@
-"""From `make run` to the first metric of examples/language.toml, against the floor of importing torch.
+"""Time the way from `make run` to the first metric of examples/language.toml, against the floor of importing torch.
 
     python -m bench.first_metric
 
@@ -43,7 +43,7 @@ def main() -> int:
             stack.stop()
     finally:
         stack.close()
-    return _tell(runs, floors)
+    return _print_result(runs, floors)
 
 
 def _floor() -> float:
@@ -68,9 +68,9 @@ def _to_first_metric(client: httpx.Client) -> float:
     return seconds
 
 
-def _tell(runs: list[tuple[float, float]], floors: list[float]) -> int:
+def _print_result(runs: list[tuple[float, float]], floors: list[float]) -> int:
     ratios = [run[1] / floor for run, floor in zip(runs, floors, strict=True)]
-    print(f"from `vigil up` to the first loss of {EXAMPLE.name}, {TIMES} times, each beside its floor")
+    print(f"from `vigil up` to the first loss of {EXAMPLE.name}, {TIMES} times, each with its floor")
     print("  floor, torch in 2 processes, s: " + " ".join(f"{floor:.2f}" for floor in floors))
     print("  portal ready, s:                " + " ".join(f"{run[0]:.2f}" for run in runs))
     print("  first loss at the API, s:       " + " ".join(f"{run[1]:.2f}" for run in runs))

@@ -1,4 +1,4 @@
-"""One tick of the follower with thousands of jobs known to a real Slurm, and a few of them changed.
+"""Measure a tick of the follower with thousands of jobs in a real Slurm, a few of which changed.
 
     python -m bench.follow [--release 24.11] [--jobs 5000]
 
@@ -42,7 +42,9 @@ def main() -> int:
         return 0
     if options.release is None:
         found = [stage.in_child("bench.follow", "--release", name, "--jobs", str(options.jobs)) for name in _releases()]
-        return stage.result("follow", bars={k: v for one in found for k, v in one["bars"].items()}, releases=found)
+        return stage.result(
+            "follow", bars={k: v for result in found for k, v in result["bars"].items()}, releases=found
+        )
     print(stage.machine())
     with stage.site() as place, ExitStack() as stack:
         stage.django(place)
@@ -84,31 +86,29 @@ def _measure(slurm: Any, release: str, count: int) -> int:
     for number in range(ROUNDS):
         _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
         changed.append(_tick(http, lambda: follow.tick(scheduler)))
-        seen = Attempt.objects.filter(state="running").count()
-        if seen != (number + 1) * CHANGED and release == BARRED:
-            raise SystemExit(f"{seen} are running after round {number + 1}")
+        running = Attempt.objects.filter(state="running").count()
+        if running != (number + 1) * CHANGED and release == BARRED:
+            raise SystemExit(f"{running} are running after round {number + 1}")
         still.append(_tick(http, lambda: follow.tick(scheduler)))
-    slurm_scheduler.FRESH_S, slurm_scheduler.LIST_INTERVAL_FACTOR = (
-        0.2,
-        0,
-    )  # the next ticks are those that read the whole queue
-    anew = []
+    # From now on every tick reads the whole queue.
+    slurm_scheduler.FRESH_S, slurm_scheduler.LIST_INTERVAL_FACTOR = 0.2, 0
+    reread = []
     for number in range(ROUNDS, ROUNDS + REREAD):
         _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
         sync.hurry(Reading.Part.QUEUE)
-        anew.append(_tick(http, lambda: follow.tick(scheduler)))
-    for label, ticks in (("20 changed", changed), ("nothing changed", still), ("and all reread", anew)):
+        reread.append(_tick(http, lambda: follow.tick(scheduler)))
+    for label, ticks in (("20 changed", changed), ("nothing changed", still), ("and all reread", reread)):
         for (part, unit), values in zip(_PARTS, zip(*ticks, strict=True), strict=True):
             median, most = statistics.median(values), max(values)
             print(f"  {label:16} {part:12} median {median:6.2f}{unit}, most {most:6.2f}{unit}")
-    worker_s, wall_s, calls = map(max, zip(*changed, *anew, strict=True))
+    worker_s, wall_s, calls = map(max, zip(*changed, *reread, strict=True))
     bars = {}
     if release == BARRED:
         bars["worker_time"] = stage.bar("worker time of a tick", worker_s, BAR_S, at_least=False, unit=" s")
         bars["calls"] = stage.bar("calls of a tick", calls, BAR_CALLS, at_least=False)
     figures = {
         "worker_s": worker_s,
-        "wall_s": max(one[1] for one in changed + anew),
+        "wall_s": max(tick[1] for tick in changed + reread),
         "calls": calls,
         "first_s": first[1],
     }
@@ -149,7 +149,7 @@ def _attempts(count: int) -> list[str]:
 
 
 def _submitted(slurm: Any, keys: list[str]) -> list[str]:
-    """Every key a job of Slurm's, held; their ids, written down."""
+    """Submit a held Slurm job for every key, and write their ids down."""
     from jobs.models import Attempt
     from tests.slurm.people import PORTAL
 

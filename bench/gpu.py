@@ -1,4 +1,4 @@
-"""What the trainer reaches on a GPU, beside plain torch: MFU, FP8, checkpoints, telemetry, determinism; one table.
+"""Measure the trainer on a GPU against plain torch: MFU, FP8, checkpoints, telemetry, determinism; one table.
 
     python -m bench gpu                   # every row, each in a process of its own
     python -m bench gpu --row mfu         # one; a few minutes on an H200
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
     if not options.tiny and not torch.cuda.is_available():
         print(f"{environment()}\n{HELP}", flush=True)
-        _tell([_row(name, "not measured: no GPU here") for name in names])
+        _print_result([_row(name, "not measured: no GPU here") for name in names])
         return NOT_MEASURED
     if len(names) == 1 or options.tiny:
         return _measure(names, options)
@@ -63,21 +63,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _all(names: Sequence[str], more: list[str]) -> int:
-    """Each in a process of its own, so that no row inherits memory or compiled code; then the table of all."""
+    """Measure each row in its own process, so that none inherits memory or compiled code, then print the table."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="vigil-gpu-rows-") as folder:
         for name in names:
             print(f"\n-- {name}", flush=True)
-            told = Path(folder) / name
-            ended = run_row([sys.executable, "-m", "bench.gpu", "--row", name, "--rows", str(told), *more])
-            found = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+            results_file = Path(folder) / name
+            ended = run_row([sys.executable, "-m", "bench.gpu", "--row", name, "--rows", str(results_file), *more])
+            found = (
+                [json.loads(line) for line in results_file.read_text().splitlines()] if results_file.exists() else []
+            )
             rows += [*found, *([_row(name, ended, met=False)] if ended else [])]
     print()
-    return _tell(rows)
+    return _print_result(rows)
 
 
 def run_row(command: Sequence[str], seconds: float = ROW_SECONDS) -> str:
-    """What its output tells is passed on; "" if it came to its end, else what became of it."""
+    """Run the command and pass its output on. Return "" if it succeeded, else how it ended."""
     child = subprocess.Popen(command, start_new_session=True)  # what it starts to compile with ends with it
     try:
         code = child.wait(seconds)
@@ -122,36 +124,36 @@ def _measure(names: Sequence[str], options: argparse.Namespace) -> int:
         distributed.leave()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    code = _tell(rows)
+    code = _print_result(rows)
     return 0 if options.rows else code
 
 
 def measure(name: str, rows: Callable[[], Iterable[Any]], keep: Callable[[dict[str, Any]], None]) -> None:
-    """Keeps each row once it is known, and in place of those that an error prevents one that tells of it."""
+    """Store each row as soon as it is measured, and after an error a row that reports it."""
     try:
         for row in rows():
             keep(vars(row))
     except Exception as error:
         traceback.print_exc()
-        told = f"failed: {type(error).__name__}: {error}".splitlines()[0]
-        keep(_row(name, told[:100], met=False))
+        message = f"failed: {type(error).__name__}: {error}".splitlines()[0]
+        keep(_row(name, message[:100], met=False))
 
 
 def _row(name: str, figure: str, *, met: bool | None = None) -> dict[str, Any]:
     return {"name": name, "figure": figure, "bar": "", "met": met}
 
 
-def _tell(rows: list[dict[str, Any]]) -> int:
+def _print_result(rows: list[dict[str, Any]]) -> int:
     _table(rows)
-    if known := [row["met"] for row in rows if row["bar"] and row["met"] is not None]:
-        print(f"{known.count(True)} of {len(known)} bars met", flush=True)
+    if measured := [row["met"] for row in rows if row["bar"] and row["met"] is not None]:
+        print(f"{measured.count(True)} of {len(measured)} bars met", flush=True)
     print(json.dumps({"bench": "gpu", "environment": environment(), "rows": rows}, ensure_ascii=False))
     return 1 if any(row["met"] is False for row in rows) else 0
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> None:
-    said = {True: "met", False: "MISSED", None: ""}
-    lines = [(row["name"], row["figure"], row["bar"], said[row["met"]]) for row in rows]
+    words = {True: "met", False: "MISSED", None: ""}
+    lines = [(row["name"], row["figure"], row["bar"], words[row["met"]]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)] if lines else []
     for line in lines:
         cells = zip(line, widths, strict=True)
@@ -159,22 +161,24 @@ def _table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def environment() -> str:
-    """GPU, driver, clocks where they can be read, torch; when."""
+    """Describe the GPU, its driver, clocks where they can be read, torch, and the date."""
     import torch
 
-    told = [datetime.now(UTC).strftime("%Y-%m-%d")]
-    told.append(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")
-    asked = "driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu,utilization.gpu"
+    description = [datetime.now(UTC).strftime("%Y-%m-%d")]
+    description.append(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")
+    fields = "driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu,utilization.gpu"
     program = shutil.which("nvidia-smi")
     if torch.cuda.is_available() and program:
-        command = [program, f"--query-gpu={asked}", "--format=csv,noheader", "--id=0"]
+        command = [program, f"--query-gpu={fields}", "--format=csv,noheader", "--id=0"]
         found = ""
         with suppress(subprocess.TimeoutExpired, OSError):
             found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
         names = ("driver", "clock", "of at most", "power limit", "°C", "busy before")
-        told += [f"{name} {value.strip()}" for name, value in zip(names, found.split(","), strict=False) if value]
-    told += [f"torch {torch.__version__}", f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"]
-    return ", ".join(told)
+        description += [
+            f"{name} {value.strip()}" for name, value in zip(names, found.split(","), strict=False) if value
+        ]
+    description += [f"torch {torch.__version__}", f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"]
+    return ", ".join(description)
 
 
 if __name__ == "__main__":

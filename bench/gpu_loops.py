@@ -1,4 +1,4 @@
-"""What bench.gpu measures with: our trainer and a bare loop of the same model, in windows of steps; where time goes."""
+"""Run our trainer and a bare loop of the same model for bench.gpu, in windows of steps, and profile them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ class Ours:
         self.determinism = self.config.determinism
         set_determinism(self.determinism)
         where = workspace.create_standalone(folder)
-        self.reporter: _Kept | _Heard = _Heard() if not telemetry else _kept(where.attempt_dir)
+        self.reporter: _RecordingReporter | _LossRecorder = (
+            _LossRecorder() if not telemetry else _recording_reporter(where.attempt_dir)
+        )
         heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
         stop = StopRequest()
         stop.watch(where.attempt_dir)
@@ -193,7 +195,7 @@ class Bare:
         task = self._ours.trainer.assembly.task
         found = []
         for ids in self._loader.ids(step * self.size.global_batch):
-            tokens, targets = (one.contiguous() for one in task.batch("train", ids))
+            tokens, targets = (tensor.contiguous() for tensor in task.batch("train", ids))
             found.append((tokens.pin_memory(), targets.pin_memory()) if self._on_gpu else (tokens, targets))
         return found
 
@@ -277,8 +279,8 @@ def profile(loop: Loop, count: int = 2) -> list[str]:
         seconds = time.perf_counter() - began
     found = profiler.profiler.kineto_results.events()
     # Annotations (an optimizer's step, a compiled region) span what is counted already.
-    found = [one for one in found if "annotation" not in one.activity_type()]
-    events = [one for one in found if ("CUDA" in str(one.device_type())) == on_gpu]
+    found = [event for event in found if "annotation" not in event.activity_type()]
+    events = [event for event in found if ("CUDA" in str(event.device_type())) == on_gpu]
     return _lines(events, seconds, count, on_gpu=on_gpu)
 
 
@@ -309,8 +311,8 @@ def _kind(name: str) -> str:
     return next((kind for kind, pattern in KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
-class _Heard(NullReporter):
-    """Tells nobody, and remembers the last loss."""
+class _LossRecorder(NullReporter):
+    """Reports nothing and remembers the last loss."""
 
     def __init__(self) -> None:
         self.loss = float("nan")
@@ -319,7 +321,7 @@ class _Heard(NullReporter):
         self.loss = values.get("loss", self.loss)
 
 
-class _Kept(Reporter):
+class _RecordingReporter(Reporter):
     """A reporter that remembers the last loss."""
 
     loss = float("nan")
@@ -329,9 +331,9 @@ class _Kept(Reporter):
         super().log(step, **values)
 
 
-def _kept(attempt_dir: Path) -> _Kept:
-    reporter = _Kept.open(attempt_dir, rank=0, incarnation=0)
-    assert isinstance(reporter, _Kept)
+def _recording_reporter(attempt_dir: Path) -> _RecordingReporter:
+    reporter = _RecordingReporter.open(attempt_dir, rank=0, incarnation=0)
+    assert isinstance(reporter, _RecordingReporter)
     return reporter
 
 

@@ -1,4 +1,4 @@
-"""What each part of a step could reach on this GPU by itself: where MFU falls short, the part that is slow is here.
+"""Measure each part of a step by itself on this GPU: where MFU falls short, the slow part shows here.
 
 Products in the model's own shapes, attention by each of torch's kernels, the loss as it is and compiled, the
 optimizer's pass over memory, the casts of the weights. Forward and backward, one micro-batch, medians.
@@ -36,7 +36,7 @@ class GpuPart:
 
 
 def parts(size: Size, device: torch.device) -> Iterator[GpuPart]:
-    """One after the other, each with what it reaches by its own measure."""
+    """Yield each part with its figure, one after the other."""
     dims = language.dims(vocabulary=size.vocabulary, **size.model)
     rows = size.micro_batch * dims.context
     for name, inner, outer, times in (
@@ -116,7 +116,7 @@ def _memory(parameters: int, device: torch.device) -> Iterator[GpuPart]:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """One call's, the median; the device is idle before and after each."""
+    """Return the median seconds of one call; the device is idle before and after each."""
     found = []
     for repeat in range(REPEATS + 2):
         wait(device)

@@ -51,7 +51,7 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `met` is None where there is no bar."""
+    """Represents one line of the table; `met` is None where there is no bar."""
 
     name: str
     figure: str
@@ -83,7 +83,7 @@ class Setting:
         return folder if folder.exists() else write_data(folder, size.vocabulary, 60_000 if self.tiny else 8_000_000)
 
     def goes_on(self, pair: int, seconds: float) -> bool:
-        """Whether there is time for one more pair, which takes so long, after so many."""
+        """Return whether there is time for another pair that takes `seconds`, after `pair` pairs."""
         return pair < self.pairs and (pair < 1 or time.monotonic() + seconds < self.until)
 
     def runs(self, name: str) -> Path:
@@ -108,7 +108,7 @@ def _mfu(setting: Setting, size: Size) -> list[Row]:
         theirs = mfu(ours, statistics.median(rates["bare"]))
         print(f"  MFU: ours {_percent(reached)}, bare {_percent(theirs)}")
         for name, loop in (("ours", ours), ("bare", bare)):
-            _tell_profile(name, loop)
+            _print_profile(name, loop)
     median = statistics.median(ratios)
     facts = {"mfu": reached, "mfu_bare": theirs, "ratios": ratios, "micro_batch": size.micro_batch}
     return [
@@ -147,7 +147,7 @@ def _fp8(setting: Setting, size: Size) -> list[Row]:
         _describe(loops["bf16"])
         rates = _paired(setting, dict(loops), loops["bf16"].tokens_per_step)
         ratios = _ratios("fp8 ÷ bf16", rates["fp8"], rates["bf16"])
-        _tell_profile("fp8", loops["fp8"])
+        _print_profile("fp8", loops["fp8"])
     median = statistics.median(ratios)
     return [Row(f"FP8 against bf16, {size.name}", f"{median:.3f}×", "≥ 1.10×", median >= 1.10, {"ratios": ratios})]
 
@@ -171,7 +171,7 @@ def telemetry_row(setting: Setting) -> list[Row]:
 
 
 def determinism_row(setting: Setting) -> list[Row]:
-    """What each level costs beside fast; no bar."""
+    """Measure what each level of determinism costs compared to fast; no bar."""
     (size,) = setting.sizes(M350)
     data = setting.data(size)
     levels = ("fast", "scientific", "bitwise")
@@ -192,7 +192,7 @@ def determinism_row(setting: Setting) -> list[Row]:
 
 
 def stall_row(setting: Setting) -> list[Row]:
-    """How long training stands still for a checkpoint of 12 GB on one rank: ours, and torch's own `dcp.save`."""
+    """Measure how long a checkpoint of 12 GB on one rank stalls training: ours, and torch's own `dcp.save`."""
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
     bytes_ = 12 * 2**20 if setting.tiny else 12 * 10**9
@@ -213,18 +213,18 @@ def stall_row(setting: Setting) -> list[Row]:
     saves.start_from(None)
     saves.prepare(state)
 
-    def theirs(number: int) -> float:
+    def save_with_dcp(number: int) -> float:
         target = setting.runs("dcp")
         wait(setting.world.device)
         began = time.perf_counter()
-        with warnings.catch_warnings():  # that it takes it for a single process, which it is told
+        with warnings.catch_warnings():  # it warns that it assumes a single process, which is what we ask for
             warnings.simplefilter("ignore", UserWarning)
             dcp_save(state, checkpoint_id=target, no_dist=True)
         seconds = time.perf_counter() - began
         shutil.rmtree(target)
         return seconds
 
-    def mine(number: int) -> tuple[float, float]:
+    def save_with_ours(number: int) -> tuple[float, float]:
         wait(setting.world.device)
         facts = ManifestFields(step=number, consumed_samples=0, layout={}, config_hash="", config={}, data="")
         began = time.perf_counter()
@@ -233,17 +233,17 @@ def stall_row(setting: Setting) -> list[Row]:
         saves.wait()
         return stall, time.perf_counter() - began
 
-    theirs(0)
-    mine(1)
+    save_with_dcp(0)
+    save_with_ours(1)
     found: list[tuple[float, float, float]] = []
     while setting.goes_on(len(found), sum(found[-1][::2]) if found else 0.0):
-        found.append((theirs(len(found) + 2), *mine(len(found) + 2)))
+        found.append((save_with_dcp(len(found) + 2), *save_with_ours(len(found) + 2)))
     print(f"  {bytes_ / 1e9:.3g} GB in {TENSORS} tensors; seconds")
     for label, row in zip(("dcp.save", "ours, stall", "ours, written"), zip(*found, strict=True), strict=True):
-        print(f"  {label:14}" + "".join(f"{one:9.3f}" for one in row))
+        print(f"  {label:14}" + "".join(f"{value:9.3f}" for value in row))
     shutil.rmtree(job.parent, ignore_errors=True)
     stall = statistics.median(ours for _, ours, _ in found)
-    share = statistics.median(_ratios("stall ÷ dcp.save", [one[1] for one in found], [one[0] for one in found]))
+    share = statistics.median(_ratios("stall ÷ dcp.save", [value[1] for value in found], [value[0] for value in found]))
     label = f"{bytes_ / 1e9:.3g} GB"
     return [
         Row(f"checkpoint stall, {label}", f"{stall:.3f} s", "≤ 1 s", stall <= 1.0),
@@ -252,7 +252,7 @@ def stall_row(setting: Setting) -> list[Row]:
 
 
 def parts_row(setting: Setting) -> list[Row]:
-    """What each part of a step reaches by itself; no bar. Says what to mend where MFU falls short."""
+    """Measure each part of a step by itself, to see what to improve where MFU falls short; no bar."""
     for size in setting.sizes(M350, B1):
         print(f"{size.name}: one micro-batch of {size.micro_batch} samples, forward and backward", flush=True)
         for part in parts(size, setting.world.device):
@@ -293,7 +293,7 @@ def _paired(setting: Setting, loops: dict[str, Loop], tokens_per_step: int) -> d
 
 
 def _ratios(what: str, ours: list[float], theirs: list[float]) -> list[float]:
-    ratios = [mine / their for mine, their in zip(ours, theirs, strict=True)]
+    ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
     row = " ".join(f"{ratio:.4f}" for ratio in ratios)
     print(f"  {what}: {row}; median {statistics.median(ratios):.4f}", flush=True)
     return ratios
@@ -333,8 +333,8 @@ def _free() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _tell_profile(name: str, loop: Loop) -> None:
-    """Prints where its time goes; a recorder that does not work here costs no figure."""
+def _print_profile(name: str, loop: Loop) -> None:
+    """Print where its time goes; a profiler that does not work here loses no other figure."""
     try:
         lines = profile(loop)
     except RuntimeError as error:

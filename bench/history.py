@@ -67,7 +67,7 @@ def make(jobs: int) -> tuple[Lab, dict[str, float]]:
 
     with bulk.writing(connection, (Job, Attempt, Tag, Listing, *traces.KINDS)) as cursor:
         triggers.drop_triggers(connection)
-        _differences(cursor, _lines(chance, [one.pk for one in projects], [one.pk for one in people], jobs))
+        _differences(cursor, _lines(chance, [row.pk for row in projects], [row.pk for row in people], jobs))
         done("what differs")
         _rows(cursor, jobs)
         triggers.rebuild(connection)
@@ -100,7 +100,7 @@ def _differences(cursor: Any, rows: Iterator[tuple[Any, ...]]) -> None:
 
 
 def _lines(chance: random.Random, projects: list[int], people: list[int], jobs: int) -> Iterator[tuple[Any, ...]]:
-    """What differs between jobs; times as seconds since 1970."""
+    """Yield what differs between jobs; times are seconds since 1970."""
     now, every = int(timezone.now().timestamp()), 3 * 365 * 86400 / jobs
     other = [1 / (n + 1) for n in range(len(projects) - 2)]
     of_project = list(accumulate([sum(other), *other]))

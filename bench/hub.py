@@ -120,10 +120,10 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 async def _settled(arrived: _Arrivals) -> None:
-    """Waits until nothing more comes of having joined."""
-    seen = -1
-    while seen != arrived.bytes:
-        seen = arrived.bytes
+    """Wait until nothing more arrives as a consequence of joining."""
+    before = -1
+    while before != arrived.bytes:
+        before = arrived.bytes
         await asyncio.sleep(0.5)
 
 

@@ -1,4 +1,4 @@
-"""What a portal costs where nothing runs: CPU time of every process of `vigil up`, and their memory.
+"""Measure what an idle portal costs: CPU time and memory of every process of `vigil up`.
 
     python -m bench.idle [--seconds 120]
 
@@ -60,11 +60,11 @@ def _wait_ready(log: Path, timeout_s: float = 240.0) -> None:
 
 
 def _spent(pid: int) -> dict[int, tuple[str, float]]:
-    """What each process is, and its seconds of CPU."""
+    """Return the name and CPU seconds of each process, by pid."""
     found = {}
-    for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        times = one.cpu_times()
-        found[one.pid] = (_name(one.cmdline()), times.user + times.system)
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        times = process.cpu_times()
+        found[process.pid] = (_name(process.cmdline()), times.user + times.system)
     return found
 
 

@@ -39,11 +39,11 @@ def main(databases: Sequence[str]) -> int:
     bars, figures = {}, {}
     for database in databases:
         found = stage.in_child("bench.intake", "--one", database)
-        own, mlflow = found["in_process"], found["mlflow"]
-        shares = [http / inside for http, inside in zip(found["http"], own, strict=True)]
+        in_process, mlflow = found["in_process"], found["mlflow"]
+        shares = [http / inside for http, inside in zip(found["http"], in_process, strict=True)]
         times = [http / other for http, other in zip(found["http"], mlflow, strict=True)]
         print(f"{database}: points a second, rounds of {CLIENTS} clients × {POSTS} posts of {POINTS} points")
-        for label, row in (("over HTTP", found["http"]), ("in process", own), ("MLflow", mlflow)):
+        for label, row in (("over HTTP", found["http"]), ("in process", in_process), ("MLflow", mlflow)):
             print(f"  {label:12}" + " ".join(f"{value:>9,.0f}" for value in row))
         print("  share       " + " ".join(f"{value:9.2f}" for value in shares))
         print("  × MLflow    " + " ".join(f"{value:9.1f}" for value in times))
@@ -61,8 +61,8 @@ def main(databases: Sequence[str]) -> int:
     return stage.result("intake", bars=bars, **figures)
 
 
-def one(database: str) -> int:
-    """All rounds on one database; prints what was measured as JSON."""
+def measure(database: str) -> int:
+    """Run all rounds on one database and print the figures as JSON."""
     found: dict[str, list[float]] = {"http": [], "in_process": [], "mlflow": [], "latencies": []}
     with stage.site(database) as place, contextlib.ExitStack() as stack:
         stage.django(place)
@@ -82,10 +82,10 @@ def one(database: str) -> int:
             for body in bodies:
                 for pk in inside:
                     reports.receive(pk, f"Bearer {SECRET}", "gzip", [body])
-            own = CLIENTS * POSTS * POINTS / (time.perf_counter() - began)
+            in_process = CLIENTS * POSTS * POINTS / (time.perf_counter() - began)
             other = asyncio.run(rival.round(turn))
             if turn:  # the first warms up
-                for name, value in (("http", http), ("in_process", own), ("mlflow", other)):
+                for name, value in (("http", http), ("in_process", in_process), ("mlflow", other)):
                     found[name].append(value)
                 found["latencies"] += latencies
         _check(attempts)
@@ -133,10 +133,10 @@ def _request(port: int, attempt: int, body: bytes) -> bytes:
 
 
 async def _send(port: int, clients: Sequence[Sequence[bytes]]) -> list[float]:
-    """Each client's requests one after the other over a connection of its own; seconds of each answer."""
+    """Send each client's requests in turn over its own connection; return the seconds of each answer."""
     latencies: list[float] = []
 
-    async def one(requests: Sequence[bytes]) -> None:
+    async def send_all(requests: Sequence[bytes]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for request in requests:
             began = time.perf_counter()
@@ -149,7 +149,7 @@ async def _send(port: int, clients: Sequence[Sequence[bytes]]) -> list[float]:
             latencies.append(time.perf_counter() - began)
         writer.close()
 
-    await asyncio.gather(*(one(requests) for requests in clients))
+    await asyncio.gather(*(send_all(requests) for requests in clients))
     return latencies
 
 
@@ -184,11 +184,11 @@ class _mlflow:
     async def _begin(self, log: Path) -> list[str]:
         runs = []
         for _ in range(CLIENTS):
-            answer = await self._ask("runs/create", {"experiment_id": "0"})
+            answer = await self._post("runs/create", {"experiment_id": "0"})
             runs.append(answer["run"]["info"]["run_id"])
         return runs
 
-    async def _ask(self, path: str, body: Any) -> Any:
+    async def _post(self, path: str, body: Any) -> Any:
         import httpx
 
         async with httpx.AsyncClient(timeout=60) as client:
@@ -198,19 +198,19 @@ class _mlflow:
 
     async def round(self, turn: int) -> float:
         """Points a second of log-batch, from as many clients."""
-        requests = []
+        lanes = []
         for run in self.runs:
-            mine = []
+            requests = []
             for i in range(MLFLOW_POSTS):
                 body = json.dumps({"run_id": run, "metrics": _metrics(turn * MLFLOW_POSTS + i)}).encode()
                 head = (
                     f"POST /api/2.0/mlflow/runs/log-batch HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
                     f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 )
-                mine.append(head.encode() + body)
-            requests.append(mine)
+                requests.append(head.encode() + body)
+            lanes.append(requests)
         began = time.perf_counter()
-        await _send(self.port, requests)
+        await _send(self.port, lanes)
         return CLIENTS * MLFLOW_POSTS * MLFLOW_POINTS / (time.perf_counter() - began)
 
 
@@ -239,5 +239,5 @@ def _check(attempts: Sequence[int]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        sys.exit(one(sys.argv[2]))
+        sys.exit(measure(sys.argv[2]))
     sys.exit(main(sys.argv[1:] or ["sqlite", "postgres"]))

@@ -1,4 +1,4 @@
-"""Every address that lists or counts, beside a long history: p95 and CPU time of the server, on SQLite and PostgreSQL.
+"""Time every address that lists or counts on a site with a long history: p95 and server CPU, SQLite and PostgreSQL.
 
     python -m bench.lists [sqlite|postgres] [--jobs 1000000] [--times 20]
 
@@ -25,7 +25,7 @@ from bench import stage
 
 JOBS, SMALL = 1_000_000, 10_000
 TIMES = 20
-BAR_MS, BAR_MADE_S, BAR_BESIDE = 150.0, 300.0, 1.2
+BAR_MS, BAR_MADE_S, BAR_RATIO = 150.0, 300.0, 1.2
 BARRED = ("tick", "tick where nothing runs", "intake", "compaction", "compaction where nothing is ripe")
 
 
@@ -49,12 +49,12 @@ def main() -> int:
             stage.in_child("bench.lists", database, "--jobs", str(jobs), "--times", str(options.times), "--one")
             for jobs in (SMALL, options.jobs)
         )
-        bars |= _told(database, options.jobs, small, large)
+        bars |= _print_figures(database, options.jobs, small, large)
         figures[database] = {"made_s": sum(large["made_s"].values())} | _most(large)
     return stage.result("lists", bars=bars, jobs=options.jobs, **figures)
 
 
-def _told(database: str, jobs: int, small: dict[str, Any], large: dict[str, Any]) -> dict[str, bool]:
+def _print_figures(database: str, jobs: int, small: dict[str, Any], large: dict[str, Any]) -> dict[str, bool]:
     print(f"\n{database}, {jobs:,} jobs")
     print(f"{'who':9}{'address':76} {'p95':>9} {'of bar':>7} {'CPU':>8} {'of bar':>7} {'of 10,000':>10}")
     for who, addresses in large["p95_ms"].items():
@@ -75,7 +75,7 @@ def _told(database: str, jobs: int, small: dict[str, Any], large: dict[str, Any]
         f"{database}_beside": stage.bar(
             f"{database}, beside the history",
             max(large["beside"][what]["ratio"] for what in BARRED),
-            BAR_BESIDE,
+            BAR_RATIO,
             at_least=False,
             unit="×",
         ),
@@ -84,7 +84,8 @@ def _told(database: str, jobs: int, small: dict[str, Any], large: dict[str, Any]
 
 def _most(found: dict[str, Any]) -> dict[str, float]:
     p95, cpu = (
-        max(one for addresses in found[what].values() for one in addresses.values()) for what in ("p95_ms", "cpu_ms")
+        max(value for addresses in found[what].values() for value in addresses.values())
+        for what in ("p95_ms", "cpu_ms")
     )
     return {"worst_p95_ms": p95, "most_cpu_ms": cpu}
 
@@ -122,7 +123,7 @@ def timed(people: dict[str, Any], times: int) -> tuple[dict[str, dict[str, float
     cpu: dict[str, dict[str, float]] = {}
     for who, user in people.items():
         p95[who], cpu[who] = {}, {}
-        for route, queries in addresses.all_asked().items():
+        for route, queries in addresses.requests_by_route().items():
             if route.startswith("admin/") and not user.is_superuser:
                 continue
             for query in queries:
@@ -158,7 +159,7 @@ def _time(user: Any, route: str, query: str, times: int) -> tuple[float, float]:
 
 
 def _exact(client: Any, route: str, query: str) -> str:
-    """With what is there in each place, and a cursor where it says so."""
+    """Return the address with an existing object in each placeholder, and a cursor where the query has one."""
     address = f"/{route}"
     if "<" in route:
         place, lists = ("<int:sweep_id>", "sweeps?") if "sweep_id" in route else ("<int:job_id>", "jobs?state=ended&")
@@ -172,7 +173,7 @@ def _exact(client: Any, route: str, query: str) -> str:
 
 
 def _deep(client: Any, address: str, pages: int) -> str:
-    """As many pages further, or the last one."""
+    """Follow so many cursors and return that page's address, or the last page's."""
     name, cursor = "cursor" if address.startswith("/api/") else "after", ""
     for _ in range(pages):
         answer = client.get(f"{address}&{name}={cursor}")

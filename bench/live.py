@@ -1,4 +1,4 @@
-"""From the trainer to a frame at the browser's socket, with default flush settings, and where the time goes.
+"""Time the way from the trainer to a frame at the browser's socket, with default flush settings, by stages.
 
     python -m bench.live
     python -m bench.live --tail      the same where nodes cannot post: the worker reads the spools, once a second
@@ -63,7 +63,7 @@ def main(*, is_tailed: bool = False) -> int:
         for number in range(RANKS):
             logged |= json.loads((attempt_dir / f"logged-{number}.json").read_text())
     name, limit = ("live --tail", TAIL_BAR_S) if is_tailed else ("live", BAR_S)
-    return _tell(logged, spooled, published.times, arrived, name=name, limit=limit)
+    return _print_result(logged, spooled, published.times, arrived, name=name, limit=limit)
 
 
 def _run_dir(job: int, runs: Path) -> Path:
@@ -100,7 +100,7 @@ def ticks() -> None:
 
 
 def rank(number: int, attempt_dir: Path) -> None:
-    """One rank: a step every 50 ms, rank 1 an event a second as well; notes when it said what."""
+    """Run one rank: a step every 50 ms, for rank 1 also an event a second; note when each was logged."""
     from training.reporting.reporter import Reporter
 
     reporter = Reporter.open(attempt_dir, rank=number, incarnation=0, node="here")
@@ -205,7 +205,7 @@ def _spooled(attempt_dir: Path) -> dict[str, float]:
     return times
 
 
-def _tell(
+def _print_result(
     logged: dict[str, float],
     spooled: dict[str, float],
     published: dict[str, float],
@@ -220,14 +220,14 @@ def _tell(
         raise SystemExit(f"{len(missing)} of {len(wanted)} never came: {missing[:5]}")
     figures: dict[str, Any] = {}
     for kind in ("step", "event"):
-        mine = [what for what in wanted if what.startswith(kind)]
+        items = [what for what in wanted if what.startswith(kind)]
         stages = {
-            "until spooled": [spooled[w] - logged[w] for w in mine],
-            "until published": [published[w] - spooled[w] for w in mine],
-            "until in the socket": [arrived[w] - published[w] for w in mine],
-            "in all": [arrived[w] - logged[w] for w in mine],
+            "until spooled": [spooled[w] - logged[w] for w in items],
+            "until published": [published[w] - spooled[w] for w in items],
+            "until in the socket": [arrived[w] - published[w] for w in items],
+            "in all": [arrived[w] - logged[w] for w in items],
         }
-        print(f"{len(mine)} {kind}s, ms")
+        print(f"{len(items)} {kind}s, ms")
         for label, seconds in stages.items():
             p50, p95 = statistics.median(seconds) * 1e3, stage.percentile(seconds, 0.95) * 1e3
             print(f"  {label:20} median {p50:7.1f}, p95 {p95:7.1f}, most {max(seconds) * 1e3:7.1f}")

@@ -1,4 +1,4 @@
-"""What our training loop costs: CPU time a step around a no-op model, reporting on, and one A/B against a bare loop.
+"""Measure our training loop: CPU time per step around a no-op model, reporting on, and one A/B against a bare loop.
 
     python -m bench.loop
 
@@ -81,7 +81,7 @@ def main() -> int:
                     bare_of.append(bare)
         finally:
             dist.destroy_process_group()
-    return _tell(ours_of, bare_of)
+    return _print_result(ours_of, bare_of)
 
 
 def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
@@ -129,9 +129,9 @@ def _bare(steps: int) -> tuple[float, float]:
     return (time.process_time() - cpu) / steps * 1e6, (time.perf_counter() - wall) / steps * 1e6
 
 
-def _tell(ours: list[tuple[float, float]], bare: list[tuple[float, float]]) -> int:
-    added = [mine[0] - theirs[0] for mine, theirs in zip(ours, bare, strict=True)]
-    ratios = [mine[0] / theirs[0] for mine, theirs in zip(ours, bare, strict=True)]
+def _print_result(ours: list[tuple[float, float]], bare: list[tuple[float, float]]) -> int:
+    added = [our[0] - bare_pair[0] for our, bare_pair in zip(ours, bare, strict=True)]
+    ratios = [our[0] / bare_pair[0] for our, bare_pair in zip(ours, bare, strict=True)]
     print(f"loop around a no-op model, {STEPS} steps, 1 rank, reporting on; {PAIRS} pairs A/B/A/B in one process")
     print(f"  ours   CPU µs/step: {_row([pair[0] for pair in ours])}   wall: {_row([pair[1] for pair in ours])}")
     print(f"  bare   CPU µs/step: {_row([pair[0] for pair in bare])}   wall: {_row([pair[1] for pair in bare])}")

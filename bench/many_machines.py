@@ -17,7 +17,7 @@ PEOPLE = ("mira", "noor", "oskar", "tomas.varga", "yuki", "ada.lindqvist", "jona
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """What was made: agents by node, and the UUIDs of each one's GPUs."""
+    """The simulated agents by node, with the UUIDs of their GPUs."""
 
     nodes: list[str]
     uuids: dict[str, list[str]]
@@ -49,11 +49,11 @@ def make(
         Node(name=f"cpu-{i:02d}", state="mixed", partitions=["cpu"], cpus=128, cpus_used=16 * (i % 9), memory_mib=1)
         for i in range(1, cpu_nodes + 1)
     ]
-    told = [_agent(name, i, uuids[name], taken[name], dice, now) for i, name in enumerate(names)]
-    for row in (*machines, *told):
+    unsaved = [_agent(name, i, uuids[name], taken[name], dice, now) for i, name in enumerate(names)]
+    for row in (*machines, *unsaved):
         row.is_made_up = made_up
     Node.objects.bulk_create(machines, batch_size=200)
-    agents = Agent.objects.bulk_create(told, batch_size=200)
+    agents = Agent.objects.bulk_create(unsaved, batch_size=200)
     gpus = Gpu.objects.bulk_create(
         [_gpu(agent, i, uuid, now) for agent in agents for i, uuid in enumerate(uuids[agent.node])], batch_size=500
     )
@@ -67,8 +67,8 @@ def make(
                 queued.nodes.append(gpu.agent.node)
             queued.gpu_indices.setdefault(gpu.agent.node, []).append(gpu.index)
             queued.gpus += 1
-            held = {"scheduler_id": str(job), "user": queued.user, "name": queued.name, "source": "scheduler"}
-            holdings.append(Holding(gpu=gpu, agent=gpu.agent, since=now - timedelta(hours=3), **held))
+            job_fields = {"scheduler_id": str(job), "user": queued.user, "name": queued.name, "source": "scheduler"}
+            holdings.append(Holding(gpu=gpu, agent=gpu.agent, since=now - timedelta(hours=3), **job_fields))
     waiting = [_job(900_000 + i, now, state="pending", gpus=8) for i in range(12)]
     for row in (*jobs.values(), *waiting, *holdings):
         row.is_made_up = made_up
@@ -98,7 +98,7 @@ def slow_mount(source: str, *, at: datetime, minutes: float, mount: str = "/home
 
 
 def _taken(dice: random.Random, place: int, nodes: int) -> list[int | None]:
-    """By GPU: the job that holds it."""
+    """Return the job that each GPU is allocated to."""
     if _is_out(place):
         return [None] * GPUS
     whole = dice.random()
@@ -146,8 +146,8 @@ def _agent(
             "quiet_since": at - 7_200 if is_idle else at,
         }  # fmt: skip
         if taken[i] is not None:
-            told = {"user": "u", "name": "python train.py", "memory_mib": memory, "job": str(taken[i])}
-            processes.append({"gpu": uuid, "pid": 4_000 + i, **told})
+            process = {"user": "u", "name": "python train.py", "memory_mib": memory, "job": str(taken[i])}
+            processes.append({"gpu": uuid, "pid": 4_000 + i, **process})
     host = {"cpu_percent": 30.0, "load_1": 40.0, "memory_used_mib": 400_000.0, "memory_total_mib": 2_064_384.0}
     return Agent(
         node=name, version="0.1.0", stream=f"{place:016x}", sampled_at=at, clock_offset_s=dice.randint(-3, 9) / 10,

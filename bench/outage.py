@@ -82,7 +82,7 @@ def _points(attempt: int) -> int:
 
 
 def _check(attempt: int) -> None:
-    """Each step of each rank and series once, with its own value."""
+    """Check that each step of each rank and series is there once, with its own value."""
     from jobs.intake.reports import owner_of
     from portal.series import read
 

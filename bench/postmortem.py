@@ -87,12 +87,12 @@ def _make(incidents: int, ranks: int) -> tuple[dict[str, Any], int]:
     for name, project in (("half", projects[0]), ("few", projects[-1])):
         people[name] = User.objects.create(username=name)
         Membership.objects.create(user=people[name], project=project)
-    whose = [projects[0] if n % 2 else projects[1 + n // 2 % (PROJECTS - 2)] for n in range(JOBS - 3)]
+    owners = [projects[0] if n % 2 else projects[1 + n // 2 % (PROJECTS - 2)] for n in range(JOBS - 3)]
     jobs = [
         Job.objects.create(
             project=project, owner=people["half"], name=f"job-{n}", kind="distributed", spec={}, spec_toml=""
         )
-        for n, project in enumerate([*whose, *[projects[-1]] * 3])
+        for n, project in enumerate([*owners, *[projects[-1]] * 3])
     ]
     for start in range(0, incidents, 10_000):
         numbers = range(start, min(incidents, start + 10_000))
@@ -135,12 +135,12 @@ def _job(like: Any, ranks: int) -> int:
     ended = now - timedelta(minutes=30)
     began = {"started_at": ended - timedelta(days=2), "ended_at": ended, "decided_at": ended}
     first = Attempt.objects.create(job=job, number=1, state="failed", nodes=nodes, step=STEPS, **began)
-    kept = Checkpoint.objects.create(
+    checkpoint = Checkpoint.objects.create(
         job=job, attempt=first, step=STEPS - 400, generation=1, name="step", state="verified",
         created_at=ended - timedelta(minutes=8),
     )  # fmt: skip
     second = Attempt.objects.create(
-        job=job, number=2, state="running", nodes=nodes, step=STEPS + 500, resume_from=kept,
+        job=job, number=2, state="running", nodes=nodes, step=STEPS + 500, resume_from=checkpoint,
         started_at=ended + timedelta(minutes=2),
     )  # fmt: skip
     Job.objects.filter(pk=job.pk).update(latest=second)
@@ -149,7 +149,7 @@ def _job(like: Any, ranks: int) -> int:
         for rank in range(ranks)
     )
     _series(first.pk, ranks, 1, STEPS, ended.timestamp() - 2 * 86_400)
-    _series(second.pk, 1, kept.step + 1, STEPS + 500, ended.timestamp() + 180)
+    _series(second.pk, 1, checkpoint.step + 1, STEPS + 500, ended.timestamp() + 180)
     incident = Incident.objects.create(
         attempt=first, project=job.project, at=ended, version=2, is_final=True, cause="gpu.off_bus", confidence=0.97,
         says="GPU fell off the bus on rank 21 (dgx-002, Xid 79).", rank=21, node=nodes[-1], fingerprint=f"{7:016x}",
@@ -205,7 +205,7 @@ Figures = dict[str, dict[str, float]]
 
 
 def _times(people: dict[str, Any], job_id: int) -> tuple[Figures, Figures]:
-    """Of each person's addresses the p95 of time, and the median of CPU time."""
+    """Return the p95 of time and the median of CPU time of each person's addresses."""
     from django.test import Client
 
     documents = [f"/jobs/{job_id}/postmortem", f"/api/v1/jobs/{job_id}/postmortem", f"/jobs/{job_id}/postmortem.md"]
@@ -219,7 +219,7 @@ def _times(people: dict[str, Any], job_id: int) -> tuple[Figures, Figures]:
         client = Client(headers={"host": "127.0.0.1"})
         client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")
         addresses = lists if who == "few" else [*documents, *lists]
-        both = {address: stage.asked(client, address, TIMES) for address in addresses}
+        both = {address: stage.page_times(client, address, TIMES) for address in addresses}
         wall[who] = {address: taken[0] for address, taken in both.items()}
         cpu[who] = {address: taken[1] for address, taken in both.items()}
     return wall, cpu

@@ -48,11 +48,11 @@ def main() -> int:
     print(stage.machine())
     _once()  # tokenises, and warms the page cache; not counted
     found = [_once() for _ in range(TIMES)]
-    cold, detection, recovery = ([one[i] for one in found] for i in range(3))
+    cold, detection, recovery = ([times[i] for times in found] for i in range(3))
     ratios = [again / first for first, _, again in found]
     print(f"a rank of two killed, {TIMES} times, s")
     for label, seconds in (("cold start", cold), ("detection", detection), ("recovery", recovery), ("ratio", ratios)):
-        print(f"  {label:12}" + "".join(f"{one:8.3f}" for one in seconds))
+        print(f"  {label:12}" + "".join(f"{times:8.3f}" for times in seconds))
     found_s, ratio = statistics.median(detection), statistics.median(ratios)
     bars = {
         "detection": stage.bar("detection", found_s, DETECTION_S, at_least=False, unit=" s"),

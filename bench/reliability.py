@@ -25,7 +25,7 @@ from bench import stage
 
 ATTEMPTS, DAYS = 100_000, 365
 NODES, LARGE_NODES, LARGE_FAILURES = 250, 1_000, 600_000
-PROJECTS, OWN, OPEN, AT_ONCE = 30, 10, 5_000, 2_000
+PROJECTS, MEMBERSHIPS, OPEN, AT_ONCE = 30, 10, 5_000, 2_000
 PARTITIONS = ("h100", "a100", "debug")
 CAUSES = ("gpu.ecc", "network.fabric", "scheduler.node_fail", "program.exception", "memory.gpu_oom", "unknown")
 TIMES = 20
@@ -89,7 +89,7 @@ def _people() -> tuple[Any, Any, list[Any]]:
     RackPlace.objects.bulk_create(racks)
     projects = [Project.objects.create(slug=f"project-{n:02}") for n in range(PROJECTS)]
     mira = User.objects.create(username="mira")
-    Membership.objects.bulk_create(Membership(user=mira, project=one) for one in projects[:OWN])
+    Membership.objects.bulk_create(Membership(user=mira, project=project) for project in projects[:MEMBERSHIPS])
     return User.objects.create(username="sam", is_superuser=True), mira, projects
 
 
@@ -122,14 +122,17 @@ def _make_attempts(owner: Any, projects: list[Any], attempts: int, *, is_open: b
                     spools_removed_at=ended,
                 )
             )  # fmt: skip
-        failed = [one for one in Attempt.objects.bulk_create(made) if one.ended_at and chance.random() < 0.2]
+        failed = [
+            attempt for attempt in Attempt.objects.bulk_create(made) if attempt.ended_at and chance.random() < 0.2
+        ]
         Incident.objects.bulk_create(
             Incident(
-                attempt=one, project_id=one.job.project_id, at=one.ended_at or now, version=1, is_final=True,
+                attempt=attempt, project_id=attempt.job.project_id, at=attempt.ended_at or now, version=1,
+                is_final=True,
                 cause=chance.choice(CAUSES),
-                node=one.nodes[0], fingerprint=f"{chance.randrange(3_000):x}",
+                node=attempt.nodes[0], fingerprint=f"{chance.randrange(3_000):x}",
             )
-            for one in failed
+            for attempt in failed
         )  # fmt: skip
 
 
@@ -153,22 +156,22 @@ def _make_sums(projects: list[Any]) -> None:
     days = [(1, today - timedelta(days=back)) for back in range(DAYS)]
     weeks = [(WEEK, day) for day in sorted({monday(day) for _, day in days})]
     for length, day in [*days, *weeks]:
-        held = [(f"n{n:04}", chance.sample(projects, 5 if length == 1 else 20)) for n in range(LARGE_NODES)]
+        projects_by_node = [(f"n{n:04}", chance.sample(projects, 5 if length == 1 else 20)) for n in range(LARGE_NODES)]
         span = {"days": length, "day": day}
         NodeHeld.objects.bulk_create(
-            NodeHeld(**span, node=node, node_s=length * day_s, gpu_s=8 * day_s) for node, _ in held
+            NodeHeld(**span, node=node, node_s=length * day_s, gpu_s=8 * day_s) for node, _ in projects_by_node
         )
         ProjectNodeHeld.objects.bulk_create(
-            ProjectNodeHeld(**span, node=node, project=one, node_s=day_s / 5, gpu_s=8 * day_s / 5)
-            for node, of in held
-            for one in of
+            ProjectNodeHeld(**span, node=node, project=project, node_s=day_s / 5, gpu_s=8 * day_s / 5)
+            for node, several in projects_by_node
+            for project in several
         )
         ProjectHeld.objects.bulk_create(
             ProjectHeld(
-                **span, project=one, partition=name, node_s=11 * day_s, gpu_s=88 * day_s, jobs_queued_s=600,
+                **span, project=project, partition=name, node_s=11 * day_s, gpu_s=88 * day_s, jobs_queued_s=600,
                 jobs_held_s=20_000, jobs_kept_s=18_000,
             )
-            for one in projects
+            for project in projects
             for name in PARTITIONS
         )  # fmt: skip
         if length == 1:
@@ -196,7 +199,7 @@ def _analyze() -> None:
 
 
 def _p95(sam: Any, mira: Any) -> tuple[dict[str, float], float]:
-    """By address; and the CPU time of the dearest page."""
+    """Return the p95 of each address, and the CPU time of the most expensive page."""
     from django.conf import settings
 
     found, clients = {}, {}
@@ -207,12 +210,12 @@ def _p95(sam: Any, mira: Any) -> tuple[dict[str, float], float]:
             for days in (7, 30, 90, 365):
                 ways = (f"/reliability?by={by}&days={days}", f"/api/v1/reliability?by={by}&days={days}&limit=200")
                 for address in ways:
-                    found[visible, address] = stage.asked(clients[visible], address, TIMES)[0]
+                    found[visible, address] = stage.page_times(clients[visible], address, TIMES)[0]
         forecast = "/api/v1/reliability/forecast?nodes=64&days=14"
-        found[visible, forecast] = stage.asked(clients[visible], forecast, TIMES)[0]
+        found[visible, forecast] = stage.page_times(clients[visible], forecast, TIMES)[0]
     visible, dearest = max(found, key=lambda key: found[key])
     settings.VIGIL_QUEUE_VISIBLE = visible
-    cpu_ms = stage.asked(clients[visible], dearest, 5)[1]
+    cpu_ms = stage.page_times(clients[visible], dearest, 5)[1]
     return {f"{visible}: {address}": p95 for (visible, address), p95 in found.items()}, cpu_ms
 
 

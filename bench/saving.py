@@ -36,7 +36,7 @@ QUIET_STEPS = 40
 
 
 def measure(*, size: int, pairs: int, window: float, dcp: bool = True) -> dict[str, Any]:
-    """What rank 0 found in so many pairs A/B: steps alone, `dcp.save`, and as many steps with a save of ours.
+    """Return what rank 0 measured in so many A/B pairs: steps alone, `dcp.save`, and as many steps with our save.
 
     `window`: seconds of steps, in which a save must be over.
     """
@@ -88,7 +88,7 @@ def _rank(rank: int, folder: Path, size: int, pairs: int, window: float, dcp: bo
 
 
 class Trial:
-    """One rank's training, and the two ways to save it."""
+    """Holds one rank's training, and the two ways to save it."""
 
     def __init__(
         self, folder: Path, checkpoints: Checkpoints, cadence: Cadence, state: dict[str, Any], work: SavedWork
@@ -104,7 +104,7 @@ class Trial:
         return time.perf_counter() - began
 
     def dcp(self) -> float:
-        """How long training stands still for torch's own."""
+        """Return how long torch's `dcp.save` stalls training."""
         target = self.folder / f"dcp-{self.saved}"
         dist.barrier()
         began = time.perf_counter()
@@ -157,12 +157,12 @@ def _pairs(trial: Trial, pairs: int, window: float, *, dcp: bool) -> dict[str, A
         alone = trial.quiet(steps)
         if dcp:
             found["dcp"].append(trial.dcp())
-        beside, told = trial.ours(steps)
-        for name, value in told.items():
+        with_save, costs = trial.ours(steps)
+        for name, value in costs.items():
             found[name].append(value)
         # The machine drifts: the steps alone are taken before and after, and the mean counts.
         alone = (alone + trial.quiet(steps)) / 2
-        found["clock"].append(beside - alone * told["steps"] / steps)
+        found["clock"].append(with_save - alone * costs["steps"] / steps)
     return {
         **found,
         "step": float(agreed),

@@ -65,7 +65,7 @@ def main(databases: Sequence[str]) -> int:
     return stage.result("series", bars=bars, **figures)
 
 
-def one(database: str) -> int:
+def measure(database: str) -> int:
     with stage.site(database) as place:
         stage.django(place)
         found = _million() | _world()
@@ -74,7 +74,7 @@ def one(database: str) -> int:
 
 
 def _million() -> dict[str, Any]:
-    """One rank's million points, as flushed ten at a time in a hundred; reads of it."""
+    """Write one rank's million points in a hundred flushes at a time of ten each, and time reads."""
     import numpy as np
     from django.db import connection
 
@@ -103,12 +103,12 @@ def _million() -> dict[str, Any]:
             cursor.execute("VACUUM ANALYZE portal_chunk")
 
     def shown(**options: Any) -> Callable[[], Any]:
-        def look() -> None:
+        def read_curve() -> None:
             curve = read.curve([owner], "loss", points=1_000, **options)
             columns = {name: getattr(curve, name) for name in ("step", "value", "min", "max", "mean")}
             msgspec.json.encode({name: column.tolist() for name, column in columns.items() if column is not None})
 
-        return look
+        return read_curve
 
     return {
         "write_s": write_s,
@@ -183,17 +183,17 @@ def _body(turn: int, node: int) -> bytes:
     return gzip.compress(json.dumps(post).encode(), 6)
 
 
-def _timed(look: Callable[[], Any], times: int = READS) -> list[float]:
+def _timed(read: Callable[[], Any], times: int = READS) -> list[float]:
     """Milliseconds of each call but the first."""
     found = []
     for _ in range(times + 1):
         began = time.perf_counter()
-        look()
+        read()
         found.append((time.perf_counter() - began) * 1e3)
     return found[1:]
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        sys.exit(one(sys.argv[2]))
+        sys.exit(measure(sys.argv[2]))
     sys.exit(main(sys.argv[1:] or ["sqlite", "postgres"]))

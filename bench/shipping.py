@@ -1,4 +1,4 @@
-"""What benches of reports share: an attempt's run directory as the launcher makes it, and its real shipper."""
+"""Set up benches of reports: an attempt's run directory as the launcher makes it, and its real shipper."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def run_directory(run_dir: Path, attempt: int, port: int) -> Path:
     owner = {"scheduler_id": "1", "restart_count": 0}
     (attempt_dir / "owner.json").write_text(json.dumps(owner))
     (run_dir / "portal").mkdir()
-    told = {"attempt": attempt, "number": 1, **owner, "url": f"http://127.0.0.1:{port}", "token": SECRET}
-    (run_dir / "portal" / "token").write_text(json.dumps(told))
+    settings = {"attempt": attempt, "number": 1, **owner, "url": f"http://127.0.0.1:{port}", "token": SECRET}
+    (run_dir / "portal" / "token").write_text(json.dumps(settings))
     return attempt_dir
 
 

@@ -38,11 +38,11 @@ def main() -> int:
     print(f"a node of two killed, {TIMES} times, s")
     bars = {}
     for case, times in found.items():
-        cold, detection, shrink = ([one[i] for one in times] for i in range(3))
+        cold, detection, shrink = ([row[i] for row in times] for i in range(3))
         for label, seconds in (("cold start", cold), ("detection", detection), ("shrink", shrink)):
-            print(f"  {case:8} {label:11}" + "".join(f"{one:8.3f}" for one in seconds))
+            print(f"  {case:8} {label:11}" + "".join(f"{row:8.3f}" for row in seconds))
         bars[case] = stage.bar(f"shrink, the {case} node killed", max(shrink), SHRINK_S, at_least=False, unit=" s")
-    medians = {f"{case}_s": statistics.median(one[2] for one in times) for case, times in found.items()}
+    medians = {f"{case}_s": statistics.median(row[2] for row in times) for case, times in found.items()}
     return stage.result("shrink", bars=bars, **medians)
 
 

@@ -15,7 +15,7 @@ TOKEN = "vga_bench"
 
 @dataclass
 class Sender:
-    """One agent: numbers its batches, whose values wander as a busy GPU's do."""
+    """Simulates one agent: numbers its batches, whose values wander like a busy GPU's."""
 
     node: str
     number: int

@@ -1,4 +1,4 @@
-"""From a change of state in a real Slurm to the socket of a page, by polling and with push.
+"""Time a change of state from a real Slurm to the socket of a page, by polling and with push.
 
     python -m bench.slurm_live [--release 24.11]
 
@@ -53,7 +53,7 @@ def main() -> int:
         alice = portal.as_person("alice")
         for way, limit in BARS_S.items():
             with hooks(slurm, portal) if way == "push" else nullcontext():
-                late = [seconds for _ in range(JOBS) for seconds in _one(slurm, portal, alice)]
+                late = [seconds for _ in range(JOBS) for seconds in _time_job(slurm, portal, alice)]
             p50, p95 = statistics.median(late), stage.percentile(late, 0.95)
             print(f"Slurm {options.release}, {way}: {len(late)} changes, median {p50:.2f} s, most {max(late):.2f} s")
             bars[way] = stage.bar(f"{way}, p95", p95, limit, at_least=False, unit=" s")
@@ -61,8 +61,8 @@ def main() -> int:
     return stage.result("slurm_live", bars=bars, release=options.release, **figures)
 
 
-def _one(slurm: Any, portal: Any, alice: Any) -> list[float]:
-    """One job's start and end: seconds until its socket told each."""
+def _time_job(slurm: Any, portal: Any, alice: Any) -> list[float]:
+    """Start and end one job; return the seconds until its socket reported each."""
     from websockets.sync.client import connect
 
     from tests.slurm.portal import language
@@ -70,50 +70,50 @@ def _one(slurm: Any, portal: Any, alice: Any) -> list[float]:
     # It waits until its socket is there.
     job_id = alice.submit(language(resources={"begin": _in_a_day()}, steps=5, checkpoint_every=0))
     headers = {"Authorization": alice.client.headers["Authorization"]}
-    told: dict[str, float] = {}
+    received_at: dict[str, float] = {}
     with connect(
         f"{portal.url.replace('http', 'ws', 1)}/ws/jobs/{job_id}?format=json", additional_headers=headers, proxy=None
     ) as socket:
-        threading.Thread(target=_listen, args=[socket, told], daemon=True).start()
+        threading.Thread(target=_listen, args=[socket, received_at], daemon=True).start()
         _wait(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "it to be submitted")
         number = alice.job(job_id)["attempt"]["scheduler_id"]
         slurm.run("scontrol", "update", f"jobid={number}", "starttime=now")
-        _wait(lambda: "over" in told, "its end")
+        _wait(lambda: "over" in received_at, "its end")
     log = (slurm.layout.folder / "log" / LOG).read_text()
     started, ended = _moment(_STARTED, log, number), _moment(_ENDED, log, number)
-    return [told["running"] - started, told["over"] - ended]
+    return [received_at["running"] - started, received_at["over"] - ended]
 
 
-def _listen(socket: Any, told: dict[str, float]) -> None:
+def _listen(socket: Any, received_at: dict[str, float]) -> None:
     from websockets.exceptions import ConnectionClosed
 
     try:
         for message in socket:
             now, state = time.time(), json.loads(message).get("state")
             if state == "running":
-                told.setdefault("running", now)
+                received_at.setdefault("running", now)
             elif state in OVER:
-                told.setdefault("over", now)
+                received_at.setdefault("over", now)
                 return
     except ConnectionClosed:
         return
 
 
-def _wait(look: Any, what: str) -> None:
+def _wait(condition: Any, what: str) -> None:
     from tests.stack import wait_for
 
-    wait_for(look, what, 90.0, at_most_s=0.1)
+    wait_for(condition, what, 90.0, at_most_s=0.1)
 
 
 def _log_times(slurm: Any) -> None:
-    """Into a file slurmctld writes its log with times."""
+    """Let slurmctld write its log to a file, with times."""
     with slurm.layout.slurm_conf.open("a") as conf:
         conf.write(f"SlurmctldLogFile={slurm.layout.folder}/log/{LOG}\n")
     slurm.run("scontrol", "reconfigure")
 
 
 def _moment(pattern: re.Pattern[str], log: str, number: str) -> float:
-    """When slurmctld logged it for this job (its clock is ours, its time local)."""
+    """Return when slurmctld logged it for this job (its clock is ours, its time local)."""
     at = next(found[1] for found in pattern.finditer(log) if found[2] == number)
     return datetime.fromisoformat(at).timestamp()
 

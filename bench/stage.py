@@ -1,4 +1,4 @@
-"""What benches share: a portal of their own on a private Redis and database, other people's software in its own place,
+"""Provide what benches share: a portal on a private Redis and database, environments for third-party software,
 CPU time of processes, and the line that says what was measured."""
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def wait_for_port(port: int, child: subprocess.Popen[bytes], log: Path, timeout_
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its children that live."""
+    """Return the user and system time of a process and its living children."""
     total = 0.0
-    for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        times = one.cpu_times()
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        times = process.cpu_times()
         total += times.user + times.system
     return total
 
@@ -149,7 +149,7 @@ class Site:
     def web(
         self, application: str = "console.asgi:application", *, port: int = 0, **environment: str
     ) -> Iterator[tuple[int, int]]:
-        """One uvicorn process, on any free port if none is given; (port, pid)."""
+        """Run one uvicorn process, on any free port if none is given; yield (port, pid)."""
         port, log = port or free_port(), self.home / "web.log"
         command = [sys.executable, "-m", "uvicorn", application, "--host", "127.0.0.1", "--port", port, *UVICORN]
         with process(command, log, environment={**self.environment, **environment}) as child:
@@ -180,7 +180,7 @@ def site(database: str = "sqlite") -> Iterator[Site]:
 
 
 def has_slurm(name: str) -> bool:
-    """Whether that release can be started here; says why if not."""
+    """Return whether that release can be started here; print why not."""
     from tests.slurm import release
 
     try:
@@ -214,9 +214,9 @@ def others(name: str, *packages: str) -> Path:
 
 
 def in_child(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What `python -m module arguments` prints as its last line, as JSON; the lines before are shown.
+    """Return the last line that `python -m module arguments` prints, parsed as JSON; print the lines before it.
 
-    `environment`: added to this process's own.
+    `environment`: added to this process's environment.
     """
     command = [sys.executable, "-m", module, *arguments]
     child = subprocess.Popen(
@@ -235,13 +235,13 @@ def in_child(module: str, *arguments: str, environment: Mapping[str, str] | None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of the sorted values does not exceed."""
+    """Return the value that this share of the sorted values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(share * 100) * len(ordered) // 100) - 1))]
 
 
-def asked(client: Any, address: str, times: int) -> tuple[float, float]:
-    """A page as a signed-in client gets it, after two looks: the 95th percentile, and the median of CPU time, in ms."""
+def page_times(client: Any, address: str, times: int) -> tuple[float, float]:
+    """Return the 95th percentile of a page's time and its median CPU time in ms, after two warm-up requests."""
     wall, cpu = [], []
     for _ in range(times + 2):
         began, began_cpu = time.perf_counter(), time.process_time()

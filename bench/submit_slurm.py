@@ -63,8 +63,8 @@ def _measure(slurm: Any, release: str) -> int:
     ours, bare = [], []
     for attempt in _attempts(WARM + TIMES):
         prepare(attempt)
-        asked = submission(attempt, prepare(attempt))
-        body = request(asked, Path(asked.script).read_text(), rest.version)
+        submitted = submission(attempt, prepare(attempt))
+        body = request(submitted, Path(submitted.script).read_text(), rest.version)
         began = time.perf_counter()
         answer = http.post("job/submit", partial(_as_it_is, body), user=PORTAL)
         bare.append(time.perf_counter() - began)
@@ -101,8 +101,8 @@ def _attempts(count: int) -> list[Any]:
     owner = User.objects.create(username="sam", is_superuser=True, slurm_user=PORTAL)
     project = Project.objects.create(slug="vision", slurm_account="vision")
     begin = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 300 * 86_400))
-    told = {"name": "due", "project": "vision", "resources": {"begin": begin}}
-    spec = JobSpec.parse(told).model_dump(mode="json")
+    table = {"name": "due", "project": "vision", "resources": {"begin": begin}}
+    spec = JobSpec.parse(table).model_dump(mode="json")
     found = []
     for number in range(count):
         job = Job.objects.create(

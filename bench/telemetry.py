@@ -56,8 +56,8 @@ def main(databases: Sequence[str]) -> int:
     return stage.result("telemetry", bars=bars, **figures)
 
 
-def taken(database: str) -> int:
-    """What posts cost; prints it as JSON."""
+def measure_posts(database: str) -> int:
+    """Measure what posts cost and print it as JSON."""
     found: dict[str, Any] = {}
     with stage.site(database) as place, contextlib.ExitStack() as stack:
         stage.django(place)
@@ -76,11 +76,11 @@ def taken(database: str) -> int:
     return 0
 
 
-def kept(database: str) -> int:
-    """What merging, thinning and reading cost; prints it as JSON."""
+def measure_storage(database: str) -> int:
+    """Measure what merging, thinning and reading cost and print it as JSON."""
     with stage.site(database) as place:
         stage.django(place)
-        print(json.dumps(_kept(place)))
+        print(json.dumps(_storage_costs(place)))
     return 0
 
 
@@ -94,7 +94,7 @@ def _enrol() -> list[str]:
 
 
 def _live(port: int, senders: Sequence[Sender], web: psutil.Process) -> dict[str, Any]:
-    """All agents, each once in ten seconds; what a post took, and what the web process used."""
+    """Post as all agents do, each once in ten seconds; return what a post took and what the web process used."""
     rounds = LIVE_S // PERIOD_S
     requests = [[sender.next() for sender in senders] for _ in range(rounds)]
     before, began = sum(web.cpu_times()[:2]), time.perf_counter()
@@ -108,7 +108,7 @@ def _live(port: int, senders: Sequence[Sender], web: psutil.Process) -> dict[str
 
 
 async def _paced(port: int, rounds: Sequence[Sequence[bytes]]) -> list[float]:
-    """Requests spread evenly over their ten seconds; late ones are sent at once, and their wait counts."""
+    """Send requests evenly over their ten seconds; late ones are sent at once, and their wait counts."""
     latencies: list[float] = []
     began = time.perf_counter()
 
@@ -118,7 +118,7 @@ async def _paced(port: int, rounds: Sequence[Sequence[bytes]]) -> list[float]:
             for i in range(which, len(requests), CONNECTIONS):
                 due = began + turn * PERIOD_S + i * PERIOD_S / len(requests)
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                await _ask(reader, writer, requests[i])
+                await _post(reader, writer, requests[i])
                 latencies.append(time.perf_counter() - due)
         writer.close()
 
@@ -127,7 +127,7 @@ async def _paced(port: int, rounds: Sequence[Sequence[bytes]]) -> list[float]:
 
 
 def _pushed(port: int, senders: Sequence[Sender]) -> dict[str, float]:
-    """As fast as it goes, one and six batches a post."""
+    """Post as fast as possible, with one and with six batches per post."""
     found = {}
     for count in (1, 6):
         rates = []
@@ -143,20 +143,20 @@ def _pushed(port: int, senders: Sequence[Sender]) -> dict[str, float]:
 
 
 def _backlog(port: int, senders: Sequence[Sender]) -> dict[str, float]:
-    """An hour of some nodes, while the others go on."""
+    """Post an hour of backlog of some nodes while the others keep posting."""
     late, others = senders[:BACKLOG_NODES], senders[BACKLOG_NODES:]
     posts = BACKLOG_S // PERIOD_S // 60
     at = int(time.time()) - BACKLOG_S - 60
     backlog = [[sender.next(60, at + i * 600) for i in range(posts)] for sender in late]
-    lanes = [[request for mine in backlog[i::4] for request in mine] for i in range(4)]
+    lanes = [[request for requests in backlog[i::4] for request in requests] for i in range(4)]
     live = [[sender.next() for sender in others] for _ in range(12)]
 
     async def both() -> tuple[float, list[float]]:
-        beside = asyncio.create_task(_paced(port, live))
+        live_posts = asyncio.create_task(_paced(port, live))
         began = time.perf_counter()
         await _send(port, lanes)
         took = time.perf_counter() - began
-        return took, await beside
+        return took, await live_posts
 
     took, latencies = asyncio.run(both())
     p99 = stage.percentile(latencies, 0.99) * 1e3
@@ -168,13 +168,13 @@ async def _send(port: int, lanes: Sequence[Sequence[bytes]]) -> None:
     async def lane(requests: Sequence[bytes]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for request in requests:
-            await _ask(reader, writer, request)
+            await _post(reader, writer, request)
         writer.close()
 
     await asyncio.gather(*(lane(requests) for requests in lanes))
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
+async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
     writer.write(request)
     head = await reader.readuntil(b"\r\n\r\n")
     body = await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
@@ -183,18 +183,18 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
 
 
 def _check(senders: Sequence[Sender]) -> None:
-    """Everything that was sent is there, once."""
+    """Check that everything sent is stored once."""
     from nodes.models import AgentStream, Frame
 
     sent = sum(sender.seq for sender in senders)
-    taken = sum(AgentStream.objects.values_list("next_seq", flat=True))
+    measure_posts = sum(AgentStream.objects.values_list("next_seq", flat=True))
     stored = Frame.objects.count()
-    if not sent == taken == stored:
-        raise SystemExit(f"{sent} batches were sent, {taken} are counted, {stored} are stored")
+    if not sent == measure_posts == stored:
+        raise SystemExit(f"{sent} batches were sent, {measure_posts} are counted, {stored} are stored")
 
 
-def _kept(place: stage.Site) -> dict[str, float]:
-    """What merging costs, what is on disk after it and after thinning, and how long reading takes."""
+def _storage_costs(place: stage.Site) -> dict[str, float]:
+    """Measure what merging costs, what is on disk after it and after thinning, and how long reading takes."""
     from nodes.models import Agent
     from nodes.telemetry import merge, thin
     from nodes.telemetry.fields import WINDOW_S
@@ -204,10 +204,10 @@ def _kept(place: stage.Site) -> dict[str, float]:
         sender = Sender(f"dgx-{number:04}", number)
         agent = Agent.objects.create(node=sender.node)
         _plant(agent, sender, START, windows * WINDOW_S + 100)
-    own = psutil.Process()
-    before, size = sum(own.cpu_times()[:2]), _size(place)
+    process = psutil.Process()
+    before, size = sum(process.cpu_times()[:2]), _size(place)
     gone = merge.merge(budget_s=600, now=START + windows * WINDOW_S + 100)
-    used = sum(own.cpu_times()[:2]) - before
+    used = sum(process.cpu_times()[:2]) - before
     share = used / (windows * nodes) * NODES / WINDOW_S * 100
     values = windows * nodes * WINDOW_S * GPUS * FIELDS
     stored = _chunk_bytes()
@@ -253,7 +253,7 @@ def _size(place: stage.Site) -> int:
 
 
 def _chunk_bytes(names: str = "%") -> float:
-    """What chunks of GPUs take on disk: their data, and for each row what the table and its indexes take besides."""
+    """Return the bytes of GPU chunks on disk: their data, and per row what the table and its indexes take."""
     from django.db import connection
 
     sized = "SELECT SUM(pgsize) FROM dbstat WHERE name IN ('portal_chunk', 'chunks_of_a_rank', 'unmerged_chunks')"
@@ -344,5 +344,5 @@ def _thinned(thin: Any) -> float:
 
 if __name__ == "__main__":
     if sys.argv[1:2] in (["--taken"], ["--kept"]):
-        sys.exit({"--taken": taken, "--kept": kept}[sys.argv[1]](sys.argv[2]))
+        sys.exit({"--taken": measure_posts, "--kept": measure_storage}[sys.argv[1]](sys.argv[2]))
     sys.exit(main(sys.argv[1:] or ["sqlite", "postgres"]))

@@ -1,4 +1,4 @@
-"""What the jobs of a long history left behind: sweeps, streams, events, curves, checkpoints, lines of the audit log."""
+"""Write what the jobs of a long history left behind: sweeps, streams, events, curves, checkpoints, audit log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SWEPT = f"i %% {EVERY} < {JOBS} AND i >= {EVERY}"
 
 
 def write(cursor: Any, jobs: int, block: int) -> None:
-    """From the table of what differs: a stream, an event, a curve of one merged chunk a job; to every other one a
-    checkpoint, to every tenth a line of the audit log."""
+    """Write per job a stream, an event and a curve of one merged chunk, for every other job a checkpoint, and for every
+    tenth a line of the audit log."""
     created = bulk.time_of("created", connection.vendor)
     points = codec.Points(np.array([1, 2], np.int64), np.array([0.0, 1.0]), np.array([2.5, 2.4]))
     sweep = Sweep(project_id=0, owner_id=0, name="", spec_toml="# " + "x" * 200, axes=[["train.seed", [1, 2]]])

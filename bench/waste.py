@@ -117,16 +117,17 @@ def _make(rows: int, days: int) -> Any:
 def _lines(
     chance: random.Random, projects: list[int], people: list[int], rows: int, days: int
 ) -> Iterator[tuple[Any, ...]]:
-    """Each job on one day or two, of one person, who is in three projects."""
+    """Yield each job on one or two days, of one person, who is in three projects."""
     today, each = datetime.now(UTC).date(), rows // days
     for back in reversed(range(days)):
         day = today - timedelta(days=back)
         for n in range(each):
             number = (days - back) * each + n - (each if n % 3 == 0 else 0)  # every third began the day before
             person = number % len(people)
-            held = chance.expovariate(1 / 20_000)
+            gpu_seconds = chance.expovariate(1 / 20_000)
             yield (
-                day, str(number), f"person-{person:02}", held, held * chance.random(), held * chance.random() * 0.3,
+                day, str(number), f"person-{person:02}",
+                gpu_seconds, gpu_seconds * chance.random(), gpu_seconds * chance.random() * 0.3,
                 False, number, projects[(person + number % 3) % len(projects)], people[person], True,
             )  # fmt: skip
 
@@ -140,7 +141,7 @@ def _p95(user: Any) -> dict[str, float]:
     for by in ("project", "person", "job"):
         for days in (1, 7, 30, 90):
             for address in (f"/waste?by={by}&days={days}", f"/api/v1/waste?by={by}&days={days}&limit=200"):
-                found[address] = stage.asked(client, address, TIMES)[0]
+                found[address] = stage.page_times(client, address, TIMES)[0]
     return found
 
 

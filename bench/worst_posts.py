@@ -79,23 +79,23 @@ def _machine(kind: str, **more: Any) -> Callable[[int, float], Event]:
     """Events of a kind; "#" in a text becomes letters that differ from event to event."""
 
     def make(i: int, now: float) -> Event:
-        told = {
+        fields = {
             name: value.replace("#", _letters(i)) if isinstance(value, str) else value for name, value in more.items()
         }
         seq = {"seq": i, "last_seq": i} if kind in {"xid", "sxid"} else {}
         gpu = {"gpu": _uuid("00", i % 64)} if kind.startswith("gpu.") else {}
-        return {"kind": kind, "at": now - 60 + i / 100, **seq, **gpu, **told}
+        return {"kind": kind, "at": now - 60 + i / 100, **seq, **gpu, **fields}
 
     return make
 
 
 def _letters(i: int) -> str:
-    """A word for a number without digits: texts that differ in numbers alone are the same event."""
+    """Return a word without digits for a number: texts that differ in numbers alone are the same event."""
     return "".join(chr(97 + int(digit)) for digit in str(i))
 
 
-def _by_turns(one: str, other: str) -> Callable[[int, float], Event]:
-    makes = (_machine(one), _machine(other))
+def _by_turns(first: str, second: str) -> Callable[[int, float], Event]:
+    makes = (_machine(first), _machine(second))
     return lambda i, now: makes[i % 2](i, now)
 
 

@@ -48,19 +48,21 @@ def main(databases: Sequence[str], only: Sequence[str], times: int) -> int:
     print(stage.machine())
     bars, figures = {}, {}
     for database in databases:
-        told = stage.in_child("bench.writer_hold", "--one", database, "--only", *only, "--times", str(times))
-        held, waited = (max(told[what], key=told[what].__getitem__) for what in ("held", "waited"))
-        print(f"  {database}, longest transaction that wrote ({held}): {told['held'][held]:.0f} ms")
-        text = f"{database}, longest wait of another writer ({waited})"
-        bars[database] = stage.bar(text, told["waited"][waited], BAR_MS, at_least=False, unit=" ms")
-        figures[database] = told
+        times_ms = stage.in_child("bench.writer_hold", "--one", database, "--only", *only, "--times", str(times))
+        longest_hold, longest_wait = (
+            max(times_ms[what], key=times_ms[what].__getitem__) for what in ("held", "waited")
+        )
+        print(f"  {database}, longest transaction that wrote ({longest_hold}): {times_ms['held'][longest_hold]:.0f} ms")
+        text = f"{database}, longest wait of another writer ({longest_wait})"
+        bars[database] = stage.bar(text, times_ms["waited"][longest_wait], BAR_MS, at_least=False, unit=" ms")
+        figures[database] = times_ms
     return stage.result("writer_hold", bars=bars, **figures)
 
 
 def measure(database: str, only: Sequence[str], times: int) -> int:
     """Send every request on one database; print by name how long the writer was held and waited for, in ms, as JSON."""
-    held: dict[str, float] = {}
-    waited: dict[str, float] = {}
+    held_ms: dict[str, float] = {}
+    waited_ms: dict[str, float] = {}
     with stage.site(database) as place:
         stage.django(place)
         import portal.celery  # noqa: F401  (binds shared tasks to the site's broker)
@@ -77,12 +79,12 @@ def measure(database: str, only: Sequence[str], times: int) -> int:
                     began = time.perf_counter()
                     answer = send()
                     took = (time.perf_counter() - began) * 1e3
-                held[name] = min(watcher.longest_ms, held.get(name, math.inf))
-                waited[name] = min(watcher.waited_ms, waited.get(name, math.inf))
+                held_ms[name] = min(watcher.longest_ms, held_ms.get(name, math.inf))
+                waited_ms[name] = min(watcher.waited_ms, waited_ms.get(name, math.inf))
                 figures = f"{watcher.longest_ms:8.0f} ms held, {used.longest_ms:6.0f} ms of processor, {took:8.0f} ms"
                 others = f"another writer waited {watcher.waited_ms:4.0f} ms"
                 print(f"  {figures} in all, {others}  {answer}  {name}", flush=True)
-    print(json.dumps({"held": held, "waited": waited}))
+    print(json.dumps({"held": held_ms, "waited": waited_ms}))
     return 0
 
 
