@@ -29,7 +29,7 @@ entry_file = click.argument("file", metavar="FILE.toml")
 def catalogue() -> None:
     """Manage the site's own failure signatures (sysadmins).
 
-    FILE.toml has tables [[entry]], as docs/explanations/postmortems.md describes.
+    FILE.toml has tables [[entry]], as docs/how-to/catalogue.md describes.
     """
 
 

@@ -11,7 +11,7 @@ from console.health.finding import Finding
 from portal.backup import last
 from vigil_core import formatting
 
-FIRST = "Make one now with `vigil backup FILE` on the portal's machine, then run it by cron (docs/how-to/install.md)."
+FIRST = "Make one now with `vigil backup FILE` on the portal's machine, then run it by cron (docs/how-to/backup.md)."
 AGAIN = "Check the cron job that runs `vigil backup FILE` on the portal's machine, and what its last run printed."
 
 

@@ -29,7 +29,7 @@ Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
 
 
 class CatalogueEntry(Schema):
-    """An entry, with the fields of the catalogue's own files (docs/explanations/postmortems.md)."""
+    """An entry, with the fields of the catalogue's own files (docs/how-to/catalogue.md)."""
 
     model_config = {"extra": "forbid"}
     name: Word = Field(description="Lower-case letters, digits, - and _, separated by dots.")

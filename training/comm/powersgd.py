@@ -1,6 +1,4 @@
-"""Each matrix of gradients is sent as two thin ones, with error feedback (PowerSGD; Vogels et al., arXiv
-1905.13727).
-"""
+"""Each gradient matrix is sent as two thin ones, with error feedback (PowerSGD; Vogels et al., arXiv 1905.13727)."""
 
 from __future__ import annotations
 

@@ -355,3 +355,10 @@ def _as_type(value: Value, kind: str) -> Value:
 def either(words: Sequence[str]) -> str:
     """Join words: "a", "a or b", "a, b or c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def list_item(text: str) -> list[str]:
+    """Return the lines of an item of a Markdown list, as the documents have it: at most 120 characters each."""
+    import textwrap  # only documents need it, and every rank imports this module
+
+    return textwrap.wrap(f"- {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -68,12 +68,10 @@ def sync_interval(config: RunConfig) -> int:
     return steps if isinstance(steps, int) else 0
 
 
-def table() -> Iterator[str]:
-    """Yield the lines of a Markdown table: the choices, and what each sends."""
-    yield "| communication | what is done | bytes a rank sends in a step |"
-    yield "| --- | --- | --- |"
+def markdown_list() -> Iterator[str]:
+    """Yield the lines of a Markdown list: the choices, and what each sends."""
     for name, choice in choices.describe("comm").items():
-        yield f"| `{name}` | {choice.description} | {choice.constants['SENDS']} |"
+        yield from choices.list_item(f"`{name}`: {choice.description} Sends {choice.constants['SENDS']}.")
 
 
 def options() -> Iterator[str]:

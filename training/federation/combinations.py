@@ -1,6 +1,6 @@
 """Refuse choices of a federation that contradict each other, before anything is allocated.
 
-The rules depend on the constants of modules (SENT, IS_SUM, …), so that they apply to users' modules as well. The table
+The rules depend on the constants of modules (SENT, IS_SUM, …), so that they apply to users' modules as well. The list
 in docs/reference/federated.md is generated from them.
 """
 
@@ -206,11 +206,9 @@ def _named(fact: ChoiceProperty, config: FederationConfig) -> str:
     return ", ".join(f'"{name}"' for name in (value if isinstance(value, list) else [value]))
 
 
-def table() -> Iterator[str]:
-    """Yield the lines of the Markdown table in docs/reference/federated.md."""
-    yield "| what | goes not with | because | instead |"
-    yield "| --- | --- | --- | --- |"
+def markdown_list() -> Iterator[str]:
+    """Yield the lines of the Markdown list in docs/reference/federated.md."""
     for row in CONTRADICTIONS:
         remedy = row.remedy.format(pace="…")
-        cells = [f"{part.field}: {part.phrase}" for part in (row.first, row.second)]
-        yield f"| {' | '.join([*cells, row.why, remedy])} |"
+        first, second = (f"`{part.field}` ({part.phrase})" for part in (row.first, row.second))
+        yield from choices.list_item(f"{first} with {second}: {row.why} {remedy}")

@@ -253,13 +253,12 @@ def parse(table: Mapping[str, Any]) -> FederationConfig:
         raise ConfigError(base.problems(error, FederationConfig)) from error
 
 
-def markdown_table(field: str) -> Iterator[str]:
-    """Yield the lines of a Markdown table: the choices of a field, and the options of each with their defaults."""
-    yield f"| `{field}` | | options |"
-    yield "| --- | --- | --- |"
+def markdown_list(field: str) -> Iterator[str]:
+    """Yield the lines of a Markdown list: the choices of a field, and the options of each with their defaults."""
     for name, choice in choices.describe(FOLDERS[field]).items():
         options = ", ".join(f"`{option.name}` {_as_toml(option.default)}" for option in choice.options)
-        yield f"| `{name}` | {choice.description.rstrip('.')} | {options} |"
+        suffix = f" Options: {options}." if options else ""
+        yield from choices.list_item(f"`{name}`: {choice.description.rstrip('.')}.{suffix}")
 
 
 def _as_toml(value: object) -> str:

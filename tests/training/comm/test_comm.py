@@ -20,7 +20,7 @@ _PARAMETERS = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 def test_the_documented_tables_are_the_code_s() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "communication.md").read_text()
-    assert "\n".join(communication.table()) in page
+    assert "\n".join(communication.markdown_list()) in page
     assert "\n".join(communication.options()) in page
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from training.config import choices
-from training.federation.config import FOLDERS, markdown_table
+from training.federation.config import FOLDERS, markdown_list
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "federated.md").read_text()
 
 
 @pytest.mark.parametrize("field", ["algorithm", "pace"])
 def test_tables_are_those_of_the_code(field: str) -> None:
-    assert [line for line in markdown_table(field) if line not in TEXT] == []
+    assert [line for line in markdown_list(field) if line not in TEXT] == []
 
 
 @pytest.mark.parametrize("field", [field for field in FOLDERS if field not in ("recipe", "transport")])
