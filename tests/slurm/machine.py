@@ -18,7 +18,7 @@ class Machine:
 
     def __init__(self, portal: Stack, folder: Path, node: str, minors: range) -> None:
         self.portal, self.folder, self.node, self.minors = portal, folder / node, node, minors
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)  # there already where a failed test runs again
         self.folder.chmod(0o755)
         self.gpus = StandIn(self.folder)
         shutil.copy(self.gpus.library, self.folder)  # from where jobs may not go

@@ -172,7 +172,7 @@ def test_vigil_s_own_are_not_attached(desk: Desk, alice: Person) -> None:
     job_id = alice.submit({"name": "own", "project": "vision", "resources": resources, "run": {"recipe": "language"}})
     slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
     done = desk.vigil("attach", slurm_id)
-    assert (done.returncode, f"{slurm_id} is #{job_id} of Vigil's own" in done.stderr) == (1, True)
+    assert (done.returncode, f"{slurm_id} was submitted by Vigil as #{job_id}" in done.stderr) == (1, True)
     alice.cancel(job_id)
     alice.wait(job_id)
 

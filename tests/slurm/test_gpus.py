@@ -261,7 +261,7 @@ def test_the_check_as_health_check_program(cellar: Cellar, slurm: Cluster) -> No
         return found[1] if found else ""
 
     with slurm.configured(f"HealthCheckProgram={program}", "HealthCheckInterval=2"):
-        wait_for(lambda: said.exists() and said.read_text().count("is well: 8 GPUs answer.") >= 2, "two checks")
+        wait_for(lambda: said.exists() and said.read_text().count("is healthy: 8 GPUs respond.") >= 2, "two checks")
         assert (reason(), slurm.idle()) == ("", len(slurm.layout.names))
         machine.say("2 lost 1")
         wait_for(reason, "the node to be drained")
