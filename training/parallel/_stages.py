@@ -25,7 +25,7 @@ def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]
     stages = []
     for number in numbers:
         stage: Any = copy.deepcopy(model)
-        stage.keep(range(edges[number], edges[number + 1]), first=number == 0, last=number == count - 1)
+        stage.keep_blocks(range(edges[number], edges[number + 1]), first=number == 0, last=number == count - 1)
         stages.append(stage)
     return stages
 
