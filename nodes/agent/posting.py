@@ -15,14 +15,14 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from nodes.agent.cleaning import clean
+from nodes.agent.samples import COLUMNS
 from nodes.agent.version import VERSION
 
-COMPRESSED_BYTES = 1024 * 1024  # the portal's limits, as are the next five
+COMPRESSED_BYTES = 1024 * 1024  # the portal's limits, as are the next four
 INFLATED_BYTES = 8 * 1024 * 1024
 EVENTS = 2_000
 VALUES = 50_000
 BATCHES = 60
-COLUMNS = 12
 TIMEOUT_SECONDS = 30.0
 MAX_RESPONSE_BYTES = 64 * 1024
 MAX_WAIT_S = 300.0
@@ -66,7 +66,7 @@ def _values(batch: bytes) -> int:
     head, _, rest = batch[:16_384].partition(b',"gpus":[')
     gpus = rest.partition(b"]")[0]
     with suppress(ValueError):
-        return int(head.rpartition(b":")[2]) * COLUMNS * (gpus.count(b",") + 1 if gpus else 0)
+        return int(head.rpartition(b":")[2]) * len(COLUMNS) * (gpus.count(b",") + 1 if gpus else 0)
     return 0
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from nodes.telemetry.fields import GPU_FIELDS
-from nodes.telemetry.wire import Values
+from nodes.telemetry.wire import MISSING, Values
 from portal.series.codec import Integers
 
 LEVEL = 1
@@ -69,6 +69,10 @@ def decode(data: bytes) -> DecodedFrame:
     end = _LENGTH.size + length
     header = _abouts.decode(data[_LENGTH.size : end])
     flat = np.frombuffer(zlib.decompress(data[end:]), np.uint8).reshape(4, -1).T
-    steps = np.ascontiguousarray(flat).view("<i4").reshape(len(GPU_FIELDS), len(header.gpus), header.n)
-    values = np.cumsum(steps, axis=2, dtype=np.int32)
+    steps = np.ascontiguousarray(flat).view("<i4")
+    numbers = len(header.gpus) * header.n
+    # A frame of an older release may lack the last fields: new ones are added at the end.
+    stored = len(steps) // numbers if numbers else len(GPU_FIELDS)
+    values = np.full((len(GPU_FIELDS), len(header.gpus), header.n), MISSING, np.int32)
+    values[:stored] = np.cumsum(steps.reshape(stored, len(header.gpus), header.n), axis=2, dtype=np.int32)
     return DecodedFrame(header.at, header.period, header.gpus, header.host, values)

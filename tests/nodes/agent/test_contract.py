@@ -7,7 +7,9 @@ import json
 import pytest
 
 from nodes.agent.posting import BATCHES, COMPRESSED_BYTES, EVENTS
+from nodes.agent.samples import COLUMNS
 from nodes.telemetry import wire
+from nodes.telemetry.fields import GPU_FIELDS
 from tests.nodes.agent.running import Running
 from tests.nvml import StandIn, uuid
 from tests.waiting import until
@@ -17,6 +19,10 @@ LIMITS = (BATCHES <= wire.BATCHES, EVENTS <= wire.EVENTS, COMPRESSED_BYTES <= 1 
 
 def test_the_agent_keeps_within_the_portals_limits() -> None:
     assert all(LIMITS)
+
+
+def test_agent_and_portal_have_the_same_columns() -> None:
+    assert COLUMNS == GPU_FIELDS
 
 
 @pytest.mark.slow

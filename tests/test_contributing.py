@@ -1,0 +1,168 @@
+"""Check CONTRIBUTING.md: adding a thing to a copy of the tree takes exactly the files that its table names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from filecmp import cmp
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nodes.schedulers import choose
+from tests.additions import ALL, Addition
+from vigil_cli.main import main
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+COPIED = (
+    "console", "diagnosis", "docs", "gpus", "jobs", "nodes", "portal", "static", "templates", "training", "vigil_cli",
+    "vigil_core", "tests", "CONTRIBUTING.md", "README.md", "pyproject.toml", "vigil_report.py", "manage.py",
+)  # fmt: skip
+NOT_COPIED = ("tests/logs", "tests/nodes/slurm/recorded")  # large, and nothing is added there
+ADDITIONS = {addition.thing: addition for addition in ALL}
+RUN_CHECKS = """
+import json, sys, traceback
+import tests.environment
+import django
+django.setup()
+failed = {}
+for thing, check in json.load(sys.stdin).items():
+    try:
+        exec(check, {})
+    except BaseException:
+        failed[thing] = traceback.format_exc()
+json.dump(failed, sys.stdout)
+"""
+
+
+@cache
+def table() -> dict[str, frozenset[str]]:
+    """Return the rows of "To add a …": the thing, and the patterns of the files that it takes."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    section = text.partition("| To add a")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines()[2:]]
+    return {row[0].strip(): frozenset(map(_pattern, re.findall(r"`([^`]+/[^`]+)`", row[1]))) for row in rows}
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"<\w+>", "*", path)
+
+
+def test_every_row_has_an_example_and_every_example_a_row() -> None:
+    assert [*table()] == [*ADDITIONS]
+
+
+@pytest.mark.parametrize("addition", ALL, ids=lambda addition: addition.thing)
+def test_an_example_takes_the_files_that_its_row_names(addition: Addition) -> None:
+    patterns = table()[addition.thing]
+    assert not {path for path in addition.paths if not any(fnmatch(path, pattern) for pattern in patterns)}
+    assert not {pattern for pattern in patterns if not any(fnmatch(path, pattern) for path in addition.paths)}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("copy")
+    _copy_tree(copy)
+    for addition in ALL:
+        _add(addition, copy)
+    return copy
+
+
+class TestACopyWithOneOfEach:
+    def test_has_them_all_and_they_work(self, copy: Path) -> None:
+        checks = {addition.thing: addition.check for addition in ALL}
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_CHECKS],
+            cwd=copy, env=_environment(), input=json.dumps(checks), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "\n".join(json.loads(done.stdout).values()) == ""
+
+    def test_passes_the_tests_that_guard_them(self, copy: Path) -> None:
+        guards = sorted({guard for addition in ALL for guard in addition.guards})
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *guards],
+            cwd=copy, env=_environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-5000:]
+
+    def test_differs_in_the_named_files_only(self, copy: Path) -> None:
+        changed = {path for path in _files(copy) if not _is_same(path, copy)}
+        assert changed == {path for addition in ALL for path in addition.paths}
+
+
+def _files(root: Path) -> Iterator[str]:
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink() and not {"__pycache__", ".mypy_cache"} & {*path.parts}:
+            name = path.relative_to(root).as_posix()
+            if name.partition("/")[0] in COPIED:
+                yield name
+
+
+def _is_same(path: str, copy: Path) -> bool:
+    return (REPOSITORY / path).is_file() and cmp(REPOSITORY / path, copy / path, shallow=True)
+
+
+def _copy_tree(copy: Path) -> None:
+    """Copy by hard links where the file system allows, compiled modules too: a check would compile for seconds."""
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        inside = Path(folder).relative_to(REPOSITORY)
+        return {name for name in names if (inside / name).as_posix() in NOT_COPIED}
+
+    for name in COPIED:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, symlinks=True, copy_function=_link, ignore=ignore)
+        else:
+            _link(str(source), str(copy / name))
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def _add(addition: Addition, copy: Path) -> None:
+    for path, text in addition.files.items():
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        assert not (copy / path).exists(), path
+        (copy / path).write_text(text.removeprefix("\n"))
+    for path in addition.edits:
+        text = (copy / path).read_text()
+        for edit in addition.edits_of(path):
+            assert text.count(edit.old) == 1, f"{path} has {edit.old!r} {text.count(edit.old)} times"
+            text = text.replace(edit.old, edit.new)
+        (copy / path).unlink()  # otherwise the original would change, too
+        (copy / path).write_text(text)
+
+
+def _environment() -> dict[str, str]:
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "VIGIL_"))}
+    return outer | {"DJANGO_SETTINGS_MODULE": "portal.settings", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_every_setting_is_documented() -> None:
+    page = (REPOSITORY / "docs/reference/settings.md").read_text()
+    names = re.findall(r'\b(?:env|flag|amount)\("(\w+)"', (REPOSITORY / "portal/settings.py").read_text())
+    assert [name for name in names if name not in page] == []
+
+
+def test_every_scheduler_is_documented() -> None:
+    page = (REPOSITORY / "docs/reference/settings.md").read_text()
+    assert [name for name in choose.NAMES if f"`{name}`" not in page] == []
+
+
+def test_every_command_is_documented() -> None:
+    pages = "".join(path.read_text() for path in (REPOSITORY / "docs").rglob("*.md"))
+    assert [name for name in main.commands if f"vigil {name}" not in pages] == []
