@@ -214,8 +214,7 @@ STORIES = (
                     "rank": 3, "incarnation": 0, "exit_code": 1, "kind": "exception",
                     "error": "FloatingPointError: the loss is not finite at step 1522",
                 },
-                decision="Loss or gradient became NaN (80 % sure). Not restarted: the same would happen"
-                " again.",
+                decision="Loss diverged (70 % sure). Not restarted: the same would happen again.",
                 log="FloatingPointError: the loss is not finite at step 1522",
             ),
         ),

@@ -120,8 +120,9 @@ def _idle_sentence(rows: Sequence[MapRow]) -> str:
     if not most:
         return f"{lead}."
     user, gpus = most[0]
-    owner = f"all {user}’s" if gpus == len(idle) else f"{formatting.count(gpus)} of them {user}’s"
-    return f"{lead}, {owner}."
+    if gpus == len(idle):
+        return f"{lead}: {user}’s."
+    return f"{lead}, {formatting.count(gpus)} of them {user}’s."
 
 
 def _pending_sentence(waiting: PendingDemand) -> str:

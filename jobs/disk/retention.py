@@ -66,7 +66,7 @@ def set_retention(user: User, project: Project, days: int | None) -> None:
     before = Project.objects.values_list("keep_checkpoints_days", flat=True).get(pk=project.pk)
     if Project.objects.filter(pk=project.pk).exclude(keep_checkpoints_days=days).update(keep_checkpoints_days=days):
         change = Change(before={"keep_checkpoints_days": before}, after={"keep_checkpoints_days": days})
-        note(user, "project.keep_checkpoints", project, f"{days} days" if days else "for ever", change)
+        note(user, "project.keep_checkpoints", project, f"{days} days" if days else "forever", change)
 
 
 def remove_checkpoints() -> int:

@@ -64,15 +64,15 @@ def overrides(job: Mapping[str, Any], project: Project) -> dict[str, tuple[Move,
 
 def summary() -> list[str]:
     """Return what Vigil does by default after the most common failures, a clause each."""
-    return [f"{after} {restarts.MOVES[_default(code)]}" for after, code in _SUMMARY]
+    return [f"{after}: {restarts.MOVES[_default(code)]}" for after, code in _SUMMARY]
 
 
 _SUMMARY = (
-    ("after a broken GPU or a failed node it", "gpu.ecc"),
-    ("after a network or storage fault, a hang or an unknown failure it", "unknown"),
-    ("out of memory or time it", "memory.gpu_oom"),
-    ("a run that diverges", "numerics.divergence"),
-    ("a run that cannot read its checkpoint", "checkpoint.corrupt"),
+    ("broken GPU or failed node", "gpu.ecc"),
+    ("network or storage fault, hang or unknown failure", "unknown"),
+    ("out of memory or time", "memory.gpu_oom"),
+    ("divergence", "numerics.divergence"),
+    ("corrupt checkpoint", "checkpoint.corrupt"),
 )
 
 

@@ -170,7 +170,7 @@ class Attempt(models.Model):
     excluded_nodes = models.JSONField(
         default=list, blank=True, help_text="Nodes that it must avoid, in addition to those in its specification."
     )
-    directory = models.CharField(max_length=64, blank=True, help_text="attempt-<k>, once its launcher has created it.")
+    directory = models.CharField(max_length=64, blank=True, help_text="attempt-K, once its launcher has created it.")
     step = models.BigIntegerField(null=True, blank=True)
     steps = models.BigIntegerField(null=True, blank=True)
     phase = models.CharField(max_length=32, blank=True)

@@ -46,9 +46,7 @@ class Checkpoint(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="checkpoints")
     attempt = models.ForeignKey(Attempt, models.CASCADE, related_name="checkpoints")
     step = models.BigIntegerField()
-    name = models.CharField(
-        max_length=64, help_text="Folder under job/checkpoints: step-<n>, or step-<n>.g<generation>."
-    )
+    name = models.CharField(max_length=64, help_text="Folder under job/checkpoints: step-N, or step-N.gGENERATION.")
     generation = models.PositiveIntegerField()
     parent_step = models.BigIntegerField(null=True, blank=True)
     parent_generation = models.PositiveIntegerField(null=True, blank=True)

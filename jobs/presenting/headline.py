@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from diagnosis.causes import Cause
@@ -9,6 +10,7 @@ from jobs.presenting.cost import Cost, NextAttempt
 from vigil_core import formatting
 
 OLD_ENDING = "Your move."  # of decisions stored before version 0.2
+_CAUSE_AT_DECISION = re.compile(r"[^.]+ \(\d+ % sure\)\. ")  # it may differ from the final verdict
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def headline(
     """Return the headline. `verdict_text` states the cause, by the evidence or by a person."""
     if again is None:
         rest = decision.removesuffix(OLD_ENDING).strip() or "The next step is being decided."
-        if rest.startswith(cause.heading):  # already stated
+        if rest.startswith(cause.heading) or _CAUSE_AT_DECISION.match(rest):  # the verdict states the cause
             rest = rest.partition(". ")[2] or rest
         acts = cause.owner in {"researcher", "both"} and decision
         return Headline(verdict_text, rest, advice if acts else "")

@@ -16,10 +16,10 @@ Move = Literal["elsewhere", "apart", "restart", "once", "once-if-saved", "rewind
 
 MOVES: Mapping[str, str] = {
     "elsewhere": "restarts without the failed node",
-    "apart": "restarts; if it fails again, without the nodes that both attempts had",
+    "apart": "restarts; after another failure, without the nodes that both attempts used",
     "restart": "restarts",
     "once": "restarts once",
-    "once-if-saved": "restarts once, if it had saved a checkpoint",
+    "once-if-saved": "restarts once, if it has saved a checkpoint",
     "rewind": "restarts well before that point, with half the learning rate",
     "before": "restarts from the previous checkpoint",
     "stop": "stops",

@@ -136,11 +136,12 @@ def if_it_fails(spec: JobSpec, project: Project) -> DryRunFinding:
     allowed = spec.restart.max_restarts
     if not allowed:
         return DryRunFinding("info", "If it fails", "It is not restarted: restart.max_restarts is 0.")
-    text = f"{'; '.join(moves.summary())}; after most other failures it stops, as they would only recur."
+    clauses = [clause[0].upper() + clause[1:] for clause in moves.summary()]
+    text = f"{'. '.join(clauses)}. Most others: stops, as they would recur."
     overrides = moves.overrides(spec.model_dump(mode="json"), project)
     more = [f"{key}: {restarts.MOVES[move]}, set by {level}." for key, (move, level) in sorted(overrides.items())]
-    at_most = f" {formatting.plural(allowed, 'restart')} at most."
-    return DryRunFinding("info", "If it fails", f"{text[0].upper()}{text[1:]}{at_most} {' '.join(more)}".strip())
+    at_most = f" At most {formatting.plural(allowed, 'restart')}."
+    return DryRunFinding("info", "If it fails", f"{text}{at_most} {' '.join(more)}".strip())
 
 
 def _preconditions(spec: JobSpec) -> str:

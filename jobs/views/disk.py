@@ -39,7 +39,7 @@ def page(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def set_retention(request: HttpRequest, slug: str) -> HttpResponse:
-    """Set how long a project keeps checkpoints; an empty field means for ever."""
+    """Set how long a project keeps checkpoints; an empty field means forever."""
     user = user_of(request)
     project = get_object_or_404(Project.objects.visible_to(user), slug=slug)
     if not can(user, "manage", project):
@@ -54,7 +54,7 @@ def set_retention(request: HttpRequest, slug: str) -> HttpResponse:
         how_long = (
             f"for {formatting.plural(int(days), 'day')} after a job’s end, then only the last one"
             if days
-            else "for ever"
+            else "forever"
         )
         messages.success(request, f"{slug} keeps checkpoints {how_long}.")
     return redirect("disk")

@@ -42,7 +42,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         chosen=chosen,
         is_zoomed=start is not None,
         picture=drawn,
-        headline=(lead, rest if heat.source else _missing_field_text(chosen, shown)),
+        gpu_summary=(lead, rest if heat.source else _missing_field_text(chosen, shown)),
         source=words.SOURCES.get(heat.source, ""),
         rows=drawn.rows[:MOST_TABLE],
         more=max(0, len(drawn.rows) - MOST_TABLE),

@@ -110,5 +110,5 @@ def summary(counts: IncidentCounts, span: str) -> tuple[str, str]:
     code, most = diagnosed[0]
     for_researchers = sum(many for code, many in diagnosed if CAUSES[code].owner == "researcher")
     is_first = most > 1 and all(most > many for _, many in diagnosed[1:2])
-    rest = f"Most often {CAUSES[code].title}: {formatting.count(most)} times. " if is_first else ""
+    rest = f"Most frequent cause: {CAUSES[code].title} ({formatting.count(most)}×). " if is_first else ""
     return lead, f"{rest}{formatting.share(for_researchers / counts.total)} are for researchers to fix."

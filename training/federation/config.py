@@ -40,23 +40,26 @@ class FederationConfig(BaseRunConfig):
     recipe: str = Field(
         "tabular",
         json_schema_extra=base.schema_enum("recipes", kind=KIND),
-        description="What is trained, on what data.",
+        description="The model to train, and its data.",
     )
     rounds: int = Field(
         30, ge=1, le=1_000_000, description="Exchanges between the server and clients; each makes one new global model."
     )
-    clients: int = Field(10, ge=1, le=100_000, description="Among how many the data are divided.")
-    per_round: int | None = Field(None, ge=1, description="Clients that train in a round; left out: all of them.")
-    epochs: int | None = Field(
-        None, ge=1, le=10_000, description="How often a client goes through its data in a round; left out: once."
-    )
+    clients: int = Field(10, ge=1, le=100_000, description="Number of clients that the data is divided among.")
+    per_round: int | None = Field(None, ge=1, description="Clients that train in a round; empty: all.")
+    epochs: int | None = Field(None, ge=1, le=10_000, description="Passes over a client's data per round; empty: one.")
     local_steps: int | None = Field(
-        None, ge=1, le=1_000_000, description="Instead of epochs: steps of a client in a round, whatever it has."
+        None,
+        ge=1,
+        le=1_000_000,
+        description="Instead of epochs: local steps per round.",
     )
     batch: int = Field(
-        32, ge=1, le=1_000_000, description="Samples of a client's step; more than it has: all that it has."
+        32, ge=1, le=1_000_000, description="Samples per local step; at most the client's number of samples."
     )
-    learning_rate: float = Field(0.1, gt=0, le=100, allow_inf_nan=False, description="Of the clients' own steps.")
+    learning_rate: float = Field(
+        0.1, gt=0, le=100, allow_inf_nan=False, description="Learning rate of the local steps."
+    )
     client_lr_schedule: str = Field(
         "constant",
         json_schema_extra=base.schema_enum(FOLDERS["client_lr_schedule"]),
@@ -67,32 +70,31 @@ class FederationConfig(BaseRunConfig):
         ge=0,
         le=0.999,
         allow_inf_nan=False,
-        description="Heavy-ball momentum of the clients' steps, as torch.optim.SGD has it; it starts at zero in every "
-        "round.",
+        description="Heavy-ball momentum of the local steps, as in torch.optim.SGD; it starts at zero in every round.",
     )
     client_weight_decay: float = Field(
         0.0,
         ge=0,
         le=100,
         allow_inf_nan=False,
-        description="Added to each client's gradient, times the weights, as torch.optim.SGD does.",
+        description="Weight decay of the clients' local steps, as in torch.optim.SGD.",
     )
     ridge: float = Field(
         0.0,
         ge=0,
         le=100,
         allow_inf_nan=False,
-        description="λ: half of it times the squared weights is added to each loss.",
+        description="λ of L2 regularisation: λ/2 times the squared weights is added to each loss.",
     )
     algorithm: str = Field(
         "fedavg",
         json_schema_extra=base.schema_enum(FOLDERS["algorithm"]),
-        description="What clients compute and send, and what the server makes of it.",
+        description="What clients compute and send, and how the server uses it.",
     )
     aggregation: str = Field(
         "mean",
         json_schema_extra=base.schema_enum(FOLDERS["aggregation"]),
-        description="How the updates of a round become one.",
+        description="How the updates of a round are combined.",
     )
     selection: str = Field(
         "uniform",
@@ -100,7 +102,9 @@ class FederationConfig(BaseRunConfig):
         description="Which clients take part in a round.",
     )
     split: str = Field(
-        "iid", json_schema_extra=base.schema_enum(FOLDERS["split"]), description="Which client has which samples."
+        "iid",
+        json_schema_extra=base.schema_enum(FOLDERS["split"]),
+        description="How samples are divided among clients.",
     )
     class_imbalance: float = Field(
         1.0,
@@ -113,44 +117,44 @@ class FederationConfig(BaseRunConfig):
     pace: str = Field(
         "rounds",
         json_schema_extra=base.schema_enum(FOLDERS["pace"]),
-        description="For whom the server waits, and how long.",
+        description="Which clients the server waits for, and how long.",
     )
     adapters: str = Field(
         "none",
         json_schema_extra=base.schema_enum(FOLDERS["adapters"]),
-        description="Which weights are trained and travel.",
+        description="Which weights are trained and sent.",
     )
     transport: str = Field(
         "ranks",
         json_schema_extra=base.schema_enum(FOLDERS["transport"]),
-        description="Where clients are, and how they are reached.",
+        description="Where clients run, and how they are reached.",
     )
     filters: list[str] = Field(
         default_factory=list,
         max_length=MAX_FILTERS,
         json_schema_extra=_filter_names,
-        description="What is done to an update before it is sent, in this order.",
+        description="Filters applied to an update before it is sent, in this order.",
     )
     attack: str = Field(
         "none",
         json_schema_extra=base.schema_enum(FOLDERS["attack"]),
-        description="What some of the clients do to harm the model, to try a robust aggregation.",
+        description="How some clients attack the model, to test a robust aggregation.",
     )
     attackers: list[Annotated[int, Field(ge=0)]] = Field(
         default_factory=list, max_length=10_000, description="Numbers of the clients that attack, instead of a share."
     )
     attacker_share: float = Field(
-        0.2, gt=0, lt=1, allow_inf_nan=False, description="Part of all clients that attack, drawn by the seed."
+        0.2, gt=0, lt=1, allow_inf_nan=False, description="Share of all clients that attack, drawn by the seed."
     )
     dtype: Literal["fp32", "fp64", "bf16"] = Field(
-        "fp32", description="Of the weights and of the arithmetic; bf16: of the arithmetic alone."
+        "fp32", description="Data type of weights and arithmetic; bf16: of the arithmetic only."
     )
     validate_every: int = Field(1, ge=0, description="Rounds between validations; 0: none.")
     finetune_steps: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="Steps that each client takes on its own data, on a copy, to be judged a second time; 0: none.",
+        description="Steps of fine-tuning on each client's data, on a copy, for a second evaluation; 0: none.",
     )
     checkpoint_every: base.Interval = base.checkpoint_every_field("rounds")
     keep_every: int = base.keep_every_field("rounds")

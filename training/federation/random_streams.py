@@ -5,7 +5,7 @@ else: a resumed run continues with the random numbers that it began with.
 """
 
 SPLIT = 1
-"""Which client has which samples."""
+"""How samples are divided among the clients."""
 SHUFFLE = 2
 """The order in which a client iterates over them."""
 DROPOUT = 3

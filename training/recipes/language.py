@@ -207,14 +207,15 @@ class LanguageOptions:
     """The options of a run that determine its model; `prepare` takes those of the data."""
 
     preset: Annotated[
-        Literal["tiny", "1m", "10m", "125m", "350m", "1b", "3b", "7b"], "Sizes that go together; the rest overrides."
+        Literal["tiny", "1m", "10m", "125m", "350m", "1b", "3b", "7b"],
+        "Predefined sizes; other options override them.",
     ] = "tiny"
     layers: Annotated[int | None, "1..128", "Transformer blocks."] = None
     heads: Annotated[int | None, "1..128", "Attention heads a block."] = None
     kv_heads: Annotated[int | None, "1..128", "Heads of keys and values; fewer than heads: grouped queries."] = None
     head_width: Annotated[int | None, "8..256", "Of each head, even; the model is heads × head_width wide."] = None
     hidden: Annotated[int | None, "8..65536", "Width of the gated network in each block."] = None
-    context: Annotated[int | None, "8..131072", "Tokens that the model sees at once."] = None
+    context: Annotated[int | None, "8..131072", "Context length in tokens."] = None
     tied: Annotated[bool, "The output layer shares the embedding's weight."] = False
     dropout: Annotated[float, "0..0.9", "Part of each block's output that is silenced in training."] = 0.0
     vocabulary: Annotated[
@@ -245,11 +246,11 @@ class LanguageOptions:
     from_weights: Annotated[
         str,
         "none or a path",
-        "Start from these weights: a Llama's folder as Hugging Face has it, or a file that `export` made. The sizes "
+        "Start from these weights: a Llama folder from Hugging Face, or a file that `export` made. The sizes "
         "come with them.",
     ] = "none"
     lora_rank: Annotated[
-        int, "0..1024", "Train adapters of this rank beside the weights, which stay as they are (LoRA); 0: all weights."
+        int, "0..1024", "Train LoRA adapters of this rank, with frozen weights; 0: train all weights."
     ] = 0
     lora_alpha: Annotated[float | None, "0.001..10000", "Adapters count alpha / rank; left out: twice the rank."] = None
     lora_dropout: Annotated[float, "0..0.9", "Part of what enters an adapter that is silenced in training."] = 0.0

@@ -249,7 +249,7 @@ def test_leads_and_sysadmins_set_it_over_rest(project: Project) -> None:
     said = AuditEntry.objects.filter(action="project.keep_checkpoints").order_by("pk")
     assert [(entry.user.username, entry.detail) for entry in said if entry.user] == [
         ("lea", "7 days"),
-        ("sam", "for ever"),
+        ("sam", "forever"),
     ]
     items = lab.bearer(member).get("/api/v1/projects").json()["items"]
     assert items[0]["keep_checkpoints_days"] is None

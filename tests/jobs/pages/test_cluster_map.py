@@ -205,7 +205,7 @@ def test_the_sentence_says_what_is_broken_first() -> None:
 
 def test_the_sentence_says_what_is_idle_and_held_and_what_hangs() -> None:
     wasted = [busy(i, 0, is_wasted=True) for i in range(3)]
-    assert "3 GPUs are allocated but idle, all mira’s." in said(machine("a", *wasted))
+    assert "3 GPUs are allocated but idle: mira’s." in said(machine("a", *wasted))
     noor = structs.replace(wasted[2], holder=MapHolder("noor", "x"))
     assert "3 GPUs are allocated but idle, 2 of them mira’s." in said(machine("a", *wasted[:2], noor))
     open_one = SlowFileSystem("nfs01:/x", ["/x"], ["a", "b"], NOON - timedelta(minutes=11), NOON, None)

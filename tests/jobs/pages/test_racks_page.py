@@ -97,4 +97,4 @@ def test_others_read_and_change_nothing(ops: User) -> None:
 def test_without_racks(ops: User) -> None:
     assert "No nodes are placed in racks yet." in text(person("mira"))
     assert "Sysadmins place nodes in racks." in text(person("noor"))
-    assert "Place all by CSV" in text(ops)
+    assert "Place all nodes by CSV" in text(ops)

@@ -294,7 +294,12 @@ def test_a_qos_may_set_the_partitions_limit_aside() -> None:
     ("reservation", "kind", "text", "never"),
     [
         ({"ends_at": NOW + 3600}, "time", "Reservation r ends in 1 h; this job requests 12 h.", True),
-        ({"starts_at": NOW + 60, "ends_at": NOW + 3660}, "time", "Reservation r has 1 h for this; it asks", True),
+        (
+            {"starts_at": NOW + 60, "ends_at": NOW + 3660},
+            "time",
+            "Reservation r has 1 h for this; this job requests",
+            True,
+        ),
         ({"ends_at": NOW + 3600, "flags": ("DAILY",)}, "", "", False),
         ({"ends_at": NOW + 3600, "flags": ("FLEX",)}, "", "", False),
         ({"ends_at": NOW + 90_000, "users": ("mira",)}, "reservation", "Reservation r is for others.", True),

@@ -18,7 +18,7 @@ def combine(
     rows: Tensor,
     weights: Tensor,
     *,
-    f: Annotated[int, "0..25000", "Bad clients in a round that it tolerates."] = 1,
+    f: Annotated[int, "0..25000", "Number of malicious clients in a round that it tolerates."] = 1,
 ) -> tuple[Tensor, Sequence[int]]:
     """Select n - 2f of n updates by repeated Krum, and average the n - 4f values nearest to the median of each number.
 

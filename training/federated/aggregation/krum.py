@@ -18,7 +18,7 @@ def combine(
     rows: Tensor,
     weights: Tensor,
     *,
-    f: Annotated[int, "0..50000", "Bad clients in a round that it tolerates."] = 1,
+    f: Annotated[int, "0..50000", "Number of malicious clients in a round that it tolerates."] = 1,
 ) -> tuple[Tensor, Sequence[int]]:
     """Return the selected update; the first of equal ones. All others are rejected, so it learns slowly."""
     require_updates(rows, 2 * f + 3)

@@ -18,7 +18,7 @@ def combine(
     rows: Tensor,
     weights: Tensor,
     *,
-    f: Annotated[int, "0..50000", "Bad clients in a round that it tolerates: fewer than half."] = 1,
+    f: Annotated[int, "0..50000", "Number of malicious clients in a round that it tolerates; fewer than half."] = 1,
 ) -> tuple[Tensor, Sequence[int]]:
     """Return the median of each number; of an even number of updates the mean of the two in the middle.
 

@@ -25,7 +25,7 @@ def combine(
     rows: Tensor,
     weights: Tensor,
     *,
-    f: Annotated[int, "0..50000", "Bad clients in a round that it tolerates."] = 1,
+    f: Annotated[int, "0..50000", "Number of malicious clients in a round that it tolerates."] = 1,
     m: Annotated[int | None, "1..100000", "Updates that are averaged; default: all but f."] = None,
 ) -> tuple[Tensor, Sequence[int]]:
     """Return the mean of the selected updates, with equal weights, whatever number of samples clients report."""

@@ -18,7 +18,7 @@ from training.federation.round_plan import PaceContext, RoundPlan
 def schedule(
     scene: PaceContext,
     *,
-    buffer: Annotated[int, "1..100000", "Updates that make a new model."] = 1,
+    buffer: Annotated[int, "1..100000", "Number of updates that make a new model."] = 1,
     staleness_exponent: Annotated[float, "0..10", "Weight (1 + τ)^-exponent of an update that is τ models old."] = 0.5,
 ) -> RoundPlan:
     """Keep `wanted` clients in flight; the round ends with the arrival that fills the buffer."""

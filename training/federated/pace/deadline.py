@@ -21,8 +21,8 @@ def schedule(
     quantile: Annotated[
         float, "0.05..1", "The deadline: when this share of the selected clients is expected to be done."
     ] = 0.8,
-    over_selection: Annotated[float, "1..10", "Selected clients relative to those that are wanted."] = 1.0,
-    quorum: Annotated[float, "0.01..1", "Share of the wanted clients without whom there is no new model."] = 0.5,
+    over_selection: Annotated[float, "1..10", "Number of clients to select, as a multiple of those wanted."] = 1.0,
+    quorum: Annotated[float, "0.01..1", "Share of the wanted clients that a new model needs at least."] = 0.5,
     late: Annotated[
         Literal["use", "drop"],
         "What happens to an update that arrives after its round: it counts in a later one, or is dropped.",

@@ -31,9 +31,9 @@ def divide(
     clients: int,
     draw: np.random.RandomState,
     *,
-    alpha: Annotated[float, "0.001..1000", "Small: a client has few of the classes; large: all have the same."] = 0.3,
+    alpha: Annotated[float, "0.001..1000", "Small: clients have few of the classes; large: all have the same."] = 0.3,
     min_samples: Annotated[
-        int, "1..1000000", "Samples of a client at least; half of an equal share, if that is less."
+        int, "1..1000000", "Minimum samples per client; half of an equal share, if that is less."
     ] = 10,
 ) -> NDArray[np.int64]:
     of = labels.of["train"]

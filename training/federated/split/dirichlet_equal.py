@@ -19,7 +19,7 @@ def divide(
     clients: int,
     draw: np.random.RandomState,
     *,
-    alpha: Annotated[float, "0.001..1000", "Small: a client has few of the classes; large: all have the same."] = 1.0,
+    alpha: Annotated[float, "0.001..1000", "Small: clients have few of the classes; large: all have the same."] = 1.0,
 ) -> NDArray[np.int64]:
     of = labels.of["train"]
     classes, left = np.unique(of, return_counts=True)

@@ -15,7 +15,7 @@ def divide(
     clients: int,
     draw: np.random.RandomState,
     *,
-    shards_each: Annotated[int, "1..1000", "Shards of a client, which is about its number of classes."] = 2,
+    shards_each: Annotated[int, "1..1000", "Shards per client; about its number of classes."] = 2,
 ) -> NDArray[np.int64]:
     """Return the client of each sample. With few samples there are fewer shards, so that no client has only empty
     ones."""
