@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from jobs.spec import JobSpec
+from vigil_cli.main import main as vigil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     path.relative_to(REPOSITORY).as_posix()
     for path in (
-        *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+        *(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")),
         *sorted(REPOSITORY.glob("docs/**/*.md")),
     )
 ]
 FEDERATED = "docs/reference/federated.md"
-ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|nodes\.(lost|joined)")
+ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|\.ci/fully-tested|nodes\.(lost|joined)")
 """What looks like ours and is not in the repository: files of a run directory, of a site, an address, two events."""
 WITHOUT_REFERENCES = ("tests/test_docs.py", "tests/additions.py")
 """Files in which a document's path is no reference: tests/additions.py has documents that are added to a copy."""
@@ -99,6 +100,28 @@ def test_places_that_its_links_lead_to_are_there(document: str) -> None:
         if heading:
             titles = re.findall(r"(?m)^#+ (.*)$", path.read_text(encoding="utf-8"))
             assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, link
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CONTRIBUTING.md"])
+def test_lines_have_at_most_120_characters(document: str) -> None:
+    lines = enumerate(_text(document).splitlines(), 1)
+    assert [number for number, line in lines if len(line) > 120] == []
+
+
+def test_commands_of_tutorials_exist() -> None:
+    """Each `vigil COMMAND` of a tutorial is a command, and each example that it names is a file."""
+    for tutorial in sorted(REPOSITORY.glob("docs/tutorials/*.md")):
+        text = tutorial.read_text(encoding="utf-8")
+        commands = set(re.findall(r"(?m)^(?:\.venv/bin/)?vigil ([a-z-]+)", text))
+        assert commands <= set(vigil.commands), tutorial.name
+        assert all(_is_there(path) for path in re.findall(r"examples/[\w./-]+\w", text)), tutorial.name
+
+
+def test_index_and_role_pages_lead_to_every_tutorial() -> None:
+    tutorials = {path.name for path in REPOSITORY.glob("docs/tutorials/*.md")}
+    roles = "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("docs/roles/*.md"))
+    assert {name for name in tutorials if f"(tutorials/{name})" not in _text("docs/README.md")} == set()
+    assert {name for name in tutorials if f"tutorials/{name})" not in roles} == set()
 
 
 def test_documents_that_the_code_refers_to_are_there() -> None:
