@@ -1,7 +1,7 @@
 """Score verdicts on cases whose causes are known: by cause, by owner, and by how sure they were.
 
-Cases are a folder of folders, each with `case.toml` (cause, also, software) beside its logs, or a file of JSON lines
-with `label`, `alt` and `log` (or `logs` by their names).
+Cases are a folder of folders, each with its logs and a `case.toml` (cause, also, software, and `filler` for generated
+lines, see `diagnosis.filler`), or a file of JSON lines with `label`, `alt` and `log` (or `logs` by their names).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from diagnosis import offline
 from diagnosis.causes import CAUSES
-from diagnosis.logs.files import Unreadable
+from diagnosis.filler import Filler, complete_log
+from diagnosis.logs.files import Log, Unreadable
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.verdict import Verdict
 
@@ -35,16 +36,26 @@ class LabelledCase:
     software: tuple[str, ...] = ()
     folder: Path | None = None
     logs: Mapping[str, str] = field(default_factory=dict)
+    fillers: tuple[Filler, ...] = ()
 
     def verdict(self, catalogue: Catalogue) -> Verdict:
         """Diagnose the case. Raises Unreadable if a log of its folder cannot be opened."""
         if self.folder is None:
             return offline.diagnose_logs(offline.logs_from_texts(self.logs), catalogue)
-        names = [str(path) for path in sorted(self.folder.iterdir()) if path.name != CASE]
-        logs, _ = offline.open_logs(names)
+        return offline.diagnose_logs(self._logs_of(self.folder), catalogue)
+
+    def complete_log(self, name: str) -> bytes:
+        """Return a log of its folder with all generated lines."""
+        assert self.folder is not None
+        return complete_log((self.folder / name).read_bytes(), [f for f in self.fillers if f.file == name])
+
+    def _logs_of(self, folder: Path) -> list[Log]:
+        generated = {filler.file for filler in self.fillers}
+        logs, _ = offline.open_logs([str(p) for p in folder.iterdir() if p.name != CASE and p.name not in generated])
         for log in logs:
             log.name = Path(log.name).name
-        return offline.diagnose_logs(logs, catalogue)
+        logs += [offline.log_from_text(self.complete_log(name), name) for name in generated]
+        return sorted(logs, key=lambda log: log.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +164,17 @@ def _case_of_folder(folder: Path) -> LabelledCase:
         table = tomllib.loads((folder / CASE).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise Unreadable(f"{folder / CASE}: {error}") from None
+    try:
+        fillers = tuple(Filler.parse(filler) for filler in table.get("filler", ()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"{folder / CASE}, filler: {error}") from None
     return LabelledCase(
         folder.name,
         _code(folder / CASE, table.get("cause")),
         tuple(table.get("also", ())),
         tuple(table.get("software", ())),
         folder,
+        fillers=fillers,
     )
 
 

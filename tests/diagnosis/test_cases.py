@@ -1,4 +1,4 @@
-"""The logs of tests/logs, each with its known cause: how often the verdict is right, how sure, and whose it is."""
+"""The regression set (tests/logs): how often verdicts are right, how sure they are, and whether the owner is right."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_line_of_evidence_is_where_it_is_said_to_be(score: Score) -> None:
         assert one.case.folder is not None
         for piece in one.verdict.evidence:
             if piece.line:
-                line = (one.case.folder / piece.file).read_bytes().split(b"\n")[piece.line - 1]
+                line = one.case.complete_log(piece.file).split(b"\n")[piece.line - 1]
                 words = piece.text.splitlines()[0][:40]
                 assert words in line.decode(errors="replace") or piece.entry == "", (one.case.name, piece.line, words)
 

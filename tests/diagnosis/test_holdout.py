@@ -1,4 +1,4 @@
-"""The held-out logs are valid, broad, and none of those the catalogue is developed on. Nothing asserts their score."""
+"""The held-out logs are valid, broad and not in the regression set. No test asserts their score."""
 
 from __future__ import annotations
 

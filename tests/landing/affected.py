@@ -47,6 +47,8 @@ OTHER = {
     "docs/": ("console.pages", "diagnosis"),
     "docker/": ("docker",),
     "examples/": ("jobs.spec", "training.federated"),
+    "tests/logs": ("diagnosis", "vigil_core"),
+    "tests/nvml/": ("gpus", "nodes.agent"),
 }
 """Rooms that read what is no Python, by the beginnings of its paths."""
 

@@ -40,6 +40,8 @@ def test_what_is_no_python_affects_who_reads_it() -> None:
     assert has(files("static/js/chart.js"), "tests/browser/")
     assert has(files("diagnosis/catalogue/nccl.toml"), "tests/jobs/postmortem/")
     assert has(files("tests/nodes/slurm/recorded/any.json"), "tests/nodes/slurm/")
+    assert has(files("tests/logs/gpu-ecc-trainer/case.toml"), "tests/diagnosis/")
+    assert has(files("tests/nvml/nvml.c"), "tests/gpus/")
 
 
 def test_a_test_and_a_helper_of_tests_affect_themselves_and_their_users() -> None:

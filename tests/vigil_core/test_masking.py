@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diagnosis.evaluate import CASE, read_cases
 from vigil_core.masking import DOTS, Form, forms, masked
 
 LOGS = Path(__file__).parents[1] / "logs"
@@ -158,10 +159,12 @@ def test_names_are_given_once() -> None:
 
 def test_nothing_in_real_logs_is_taken_for_a_secret() -> None:
     """None of them holds one: hashes, commits, paths, addresses and what trainers print stay readable."""
-    for path in LOGS.rglob("*"):
-        if path.is_file() and path.name != "case.toml":
-            text = path.read_bytes().decode(errors="replace")
-            assert masked(text) == text, path
+    for case in read_cases(LOGS):
+        assert case.folder is not None
+        for path in case.folder.iterdir():
+            if path.name != CASE:
+                text = case.complete_log(path.name).decode(errors="replace")
+                assert masked(text) == text, path
 
 
 def test_no_text_makes_it_slow() -> None:
