@@ -117,4 +117,4 @@ def test_a_run_learns_within_the_bound_and_goes_on(tmp_path: Path) -> None:
 
     refused = run.start(1, resume="step-40")
     assert refused.wait() == [1]
-    assert "run.communication: needs a rank that serves and one that trains" in refused.output()
+    assert "run.communication: needs a server and at least one worker" in refused.output()
