@@ -1,3 +1,3 @@
 """Define the agent's version, which it reports to the portal: the bundle has no metadata."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from nodes.agent.samples import COLUMNS
+from nodes.agent.version import VERSION
 from tests.nodes.agent.disks import occupy
 from tests.nodes.agent.hanging import NoFuse, hanging
 from tests.nodes.agent.running import PERIOD_S, Running
@@ -68,7 +69,7 @@ class TestWhatItTells:
         agent.start()
         (facts,) = until(lambda: agent.portal.events("facts"))
         assert [gpu["uuid"] for gpu in facts["gpus"]] == [uuid(number) for number in range(8)]
-        assert (facts["driver"], facts["agent"], facts["problems"]) == ("570.86.15", "0.1.0", {})
+        assert (facts["driver"], facts["agent"], facts["problems"]) == ("570.86.15", VERSION, {})
         (boot,) = agent.portal.events("boot")
         assert boot["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         until(lambda: len(agent.portal.events("gpu.counters")) == 8)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodes.agent.version import VERSION
 from tests.nodes.agent.portal import PortalStandIn
 from tests.nodes.agent.running import Running
 from tests.nvml import StandIn
@@ -39,7 +40,7 @@ def test_a_node_is_enrolled_and_tells(
         agent.token_file.write_text(json.loads(done.stdout)["token"])
         agent.start(period=1.0, VIGIL_AGENT_URL=portal_up.url, VIGIL_AGENT_NODE=NODE)
         stand = until(lambda: (found := _stand(portal_up))["gpus"] == 8 and found)
-        assert (stand["version"], stand["is_silent"], stand["given_up"]) == ("0.1.0", False, 0)
+        assert (stand["version"], stand["is_silent"], stand["given_up"]) == (VERSION, False, 0)
         assert abs(stand["clock_offset_s"]) < 5
         time.sleep(2.0)  # a second, at least, is a sample
         agent.end()  # which tells what there is of the first ten

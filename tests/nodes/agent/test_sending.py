@@ -16,6 +16,7 @@ from nodes.agent.buffer import Buffer, with_log_position
 from nodes.agent.enrolment import AgentTokens
 from nodes.agent.posting import ReportClient, fitting
 from nodes.agent.sending import BatchSender, RetryDelays
+from nodes.agent.version import VERSION
 from tests.nodes.agent.portal import TOKEN, PortalStandIn
 from tests.waiting import until
 
@@ -87,7 +88,7 @@ def test_a_backlog_goes_in_few_posts_and_news_at_once(node: Node) -> None:
     assert [len(post["batches"]) for post in node.portal.posts] == [0, 60, 60, 30], "the first one asks where to begin"
     node.tell(1)
     assert node.all_taken() == list(range(151))
-    assert {post["agent"] for post in node.portal.posts} == {"0.1.0"}
+    assert {post["agent"] for post in node.portal.posts} == {VERSION}
 
 
 def test_an_answer_that_is_lost_doubles_nothing(node: Node) -> None:
