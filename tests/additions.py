@@ -122,8 +122,8 @@ def exchange(peers):
 '''
         },
         edits={
-            "docs/reference/communication.md": new_row(
-                "`parameter_server` | Exp", "| `none_at_all` | Replicas never synchronise. | 0 |"
+            "docs/reference/communication.md": before(
+                "\n- `parameter_server`: Exp", "\n- `none_at_all`: Replicas never synchronise. Sends 0."
             )
         },
         check="""
@@ -149,7 +149,7 @@ def aggregate(server):
     return server.model + server.mean["delta"] / 2
 '''
         },
-        edits={FEDERATED: new_row("`moon` | MOON", "| `halfavg` | Half of the mean of the clients' updates |  |")},
+        edits={FEDERATED: before("\n- `moon`: MOON", "\n- `halfavg`: Half of the mean of the clients' updates.")},
         check="""
 from training.federation import parts
 from training.federation.config import parse
@@ -172,7 +172,7 @@ def combine(rows, weights, *, longest: Annotated[float, "0.001..1000", "Largest 
     return (weights * factors) @ rows / weights.sum(), []
 '''
         },
-        edits={FEDERATED: new_row("trimmed_mean | 2", "| shortened | any | the mean of shortened updates |")},
+        edits={FEDERATED: new_row("`trimmed_mean` | 2", "| `shortened` | any | the mean of shortened updates |")},
         check="""
 import torch
 from jobs.spec.trust import Power, power_of
@@ -199,7 +199,7 @@ def forge(updates, knowledge):
 '''
         },
         edits={
-            FEDERATED: new_row("`sign_flip`", "| `silence` | send zeros | |"),
+            FEDERATED: before("\n- `sign_flip`: ", "\n- `silence`: attackers send zeros."),
             "tests/training/federated/test_attack_choices.py": after(
                 "FORGED: dict[str, tuple[dict[str, Any], Callable[[Rows], Rows]]] = {",
                 '\n    "silence": ({}, lambda rows: np.zeros_like(rows[BAD])),',
@@ -223,7 +223,7 @@ def factor(round_, rounds):
 '''
         },
         edits={
-            FEDERATED: new_row("`exponential` | `decay`", "| `halves` | 2 ^ (1 − r) | |"),
+            FEDERATED: before("\n- `exponential`: `decay`", "\n- `halves`: 2 ^ (1 − r)."),
             "tests/training/federated/test_client_steps.py": before(
                 '    "exponential": (', '    "halves": ({}, [1, 0.5, 0.25, 0.125, 0.0625]),\n'
             ),
@@ -247,7 +247,7 @@ assert parts.learning_rate("halves").factor(3, 10) == 0.25
             ),
             "jobs/spec/trust.py": Edit('"nodes spares gpus_per_node', '"nodes spares rack gpus_per_node'),
             "docs/reference/jobspec.md": before(
-                "\n| `partition`, `qos`, `reservation` |", "\n| `rack` | the only rack whose nodes it may use |"
+                "\n- `partition`, `qos`, `reservation`: ", "\n- `rack`: the only rack whose nodes it may use"
             ),
         },
         check="""
@@ -412,7 +412,7 @@ class PaperScheduler:
             ), Edit(
                 '"slurm": slurm.CAPABILITIES}', '"slurm": slurm.CAPABILITIES, "paper": paper.CAPABILITIES}'
             )],
-            "docs/reference/settings.md": after("`local`: jobs run on this machine.", " `paper`: on a list."),
+            "docs/reference/settings.md": after("`local`, jobs run on this machine.", " `paper`: on a list."),
         },
         check="""
 from nodes.schedulers import choose
@@ -590,7 +590,7 @@ assert CliRunner().invoke(main, ["greet"]).output == "Hello.\\n"
             "portal/settings.py": before(
                 'VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")', 'VIGIL_GREETING = env("VIGIL_GREETING", "Hello")\n'
             ),
-            "docs/reference/settings.md": new_row("`VIGIL_SLURM_URL`", "| `VIGIL_GREETING` | `Hello` | |"),
+            "docs/reference/settings.md": before("\n### VIGIL_SLURM_URL\n", "\n### VIGIL_GREETING\nDefault: `Hello`.\n"),
         },
         check="""
 from django.conf import settings

@@ -21,7 +21,7 @@ DOCUMENTS = [
         *sorted(REPOSITORY.glob("docs/**/*.md")),
     )
 ]
-FEDERATED = "docs/reference/federated.md"
+FEDERATED = ("docs/reference/federated.md", "docs/how-to/federated-code.md")
 ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|\.ci/fully-tested|nodes\.(lost|joined)")
 """What looks like ours and is not in the repository: files of a run directory, of a site, an address, two events."""
 WITHOUT_REFERENCES = ("tests/test_docs.py", "tests/additions.py")
@@ -133,17 +133,17 @@ def test_documents_that_the_code_refers_to_are_there() -> None:
             assert any(there.startswith(path) for there in _tracked()), f"{file}: {path}"
 
 
-def _blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", _text(document))
+def _blocks(language: str) -> list[str]:
+    return [block for name in FEDERATED for block in re.findall(rf"(?ms)^```{language}\n(.*?)^```", _text(name))]
 
 
-@pytest.mark.parametrize("text", _blocks(FEDERATED, "toml"), ids=lambda text: text.split('"')[1])
+@pytest.mark.parametrize("text", _blocks("toml"), ids=lambda text: text.split('"')[1])
 def test_a_federation_in_the_documents_can_be_submitted(text: str) -> None:
     assert JobSpec.parse_toml(text).kind == "federated"
 
 
-@pytest.mark.parametrize("text", _blocks(FEDERATED, "python"), ids=lambda text: text.splitlines()[0])
+@pytest.mark.parametrize("text", _blocks("python"), ids=lambda text: text.splitlines()[0])
 def test_code_in_the_documents_imports_what_it_uses(text: str) -> None:
-    exec(compile(text, FEDERATED, "exec"), {})  # noqa: S102
+    exec(compile(text, "docs", "exec"), {})  # noqa: S102
     used = set(re.findall(r"\b(np|nn|torch)\.", text))
     assert used <= set(re.findall(r"(?m)^(?:from \w+ )?import (?:\w+ as )?(\w+)$", text))

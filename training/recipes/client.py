@@ -1,6 +1,6 @@
 """Clients of your own: a file client.py with model() and data(client).
 
-docs/reference/federated.md lists what it may define; training.federated.custom runs it. Its own options, [run.client],
+docs/how-to/federated-code.md lists what it may define; training.federated.custom runs it. Its options, [run.client],
 are passed by name to those of its functions that have such keyword-only arguments.
 """
 
