@@ -590,7 +590,9 @@ assert CliRunner().invoke(main, ["greet"]).output == "Hello.\\n"
             "portal/settings.py": before(
                 'VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")', 'VIGIL_GREETING = env("VIGIL_GREETING", "Hello")\n'
             ),
-            "docs/reference/settings.md": before("\n### VIGIL_SLURM_URL\n", "\n### VIGIL_GREETING\nDefault: `Hello`.\n"),
+            "docs/reference/settings.md": before(
+                "\n### VIGIL_SLURM_URL\n", "\n### VIGIL_GREETING\nDefault: `Hello`.\n"
+            ),
         },
         check="""
 from django.conf import settings
