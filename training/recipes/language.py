@@ -211,38 +211,38 @@ class LanguageOptions:
         "Predefined sizes; other options override them.",
     ] = "tiny"
     layers: Annotated[int | None, "1..128", "Transformer blocks."] = None
-    heads: Annotated[int | None, "1..128", "Attention heads a block."] = None
-    kv_heads: Annotated[int | None, "1..128", "Heads of keys and values; fewer than heads: grouped queries."] = None
-    head_width: Annotated[int | None, "8..256", "Of each head, even; the model is heads × head_width wide."] = None
-    hidden: Annotated[int | None, "8..65536", "Width of the gated network in each block."] = None
+    heads: Annotated[int | None, "1..128", "Attention heads per block."] = None
+    kv_heads: Annotated[int | None, "1..128", "Key-value heads; fewer than heads: grouped-query attention."] = None
+    head_width: Annotated[int | None, "8..256", "Width of a head, even; the model is heads × head_width wide."] = None
+    hidden: Annotated[int | None, "8..65536", "Width of the feed-forward network in each block."] = None
     context: Annotated[int | None, "8..131072", "Context length in tokens."] = None
     tied: Annotated[bool, "The output layer shares the embedding's weight."] = False
-    dropout: Annotated[float, "0..0.9", "Part of each block's output that is silenced in training."] = 0.0
+    dropout: Annotated[float, "0..0.9", "Dropout rate of each block's output."] = 0.0
     vocabulary: Annotated[
-        int | None, "2..1048576", "Rows of the embedding; left out: as many as the tokenizer has tokens."
+        int | None, "2..1048576", "Rows of the embedding; default: as many as the tokenizer has tokens."
     ] = None
-    rope_base: Annotated[float | None, "1..1e9", "Of the rotary positions' wavelengths; left out: 10,000."] = None
+    rope_base: Annotated[float | None, "1..1e9", "Base of the rotary positions' wavelengths; default: 10,000."] = None
     rope_factor: Annotated[
         float | None,
         "1..1024",
-        "Scaled positions as Llama 3.1 has them: long waves turn so many times slower; left out: none do.",
+        "Position scaling as in Llama 3.1: long waves are slowed down by this factor; default: no scaling.",
     ] = None
     rope_low_freq_factor: Annotated[
-        float | None, "0.001..1024", "Waves longer than rope_original_context by this are long; left out: 1."
+        float | None, "0.001..1024", "Waves longer than rope_original_context / this are long; default: 1."
     ] = None
     rope_high_freq_factor: Annotated[
-        float | None, "0.001..1024", "Waves shorter than rope_original_context by this are not scaled; left out: 4."
+        float | None, "0.001..1024", "Waves shorter than rope_original_context / this are not scaled; default: 4."
     ] = None
-    rope_original_context: Annotated[
-        int | None, "1..", "Tokens that a model with scaled positions saw at once before; left out: 8,192."
-    ] = None
+    rope_original_context: Annotated[int | None, "1..", "Context length before position scaling; default: 8,192."] = (
+        None
+    )
     max_context: Annotated[
         int | None,
         "1..",
-        "Tokens that the model is meant for, which an export says; left out: what weights or scaled positions know, or "
-        "context.",
+        "Context length that the model is meant for, written into exports; default: from weights or position scaling, "
+        "or context.",
     ] = None
-    norm_epsilon: Annotated[float | None, "1e-12..0.1", "Added to a mean square; left out: 1e-5."] = None
+    norm_epsilon: Annotated[float | None, "1e-12..0.1", "ε of the RMS norms; default: 1e-5."] = None
     from_weights: Annotated[
         str,
         "none or a path",
@@ -252,10 +252,12 @@ class LanguageOptions:
     lora_rank: Annotated[
         int, "0..1024", "Train LoRA adapters of this rank, with frozen weights; 0: train all weights."
     ] = 0
-    lora_alpha: Annotated[float | None, "0.001..10000", "Adapters count alpha / rank; left out: twice the rank."] = None
-    lora_dropout: Annotated[float, "0..0.9", "Part of what enters an adapter that is silenced in training."] = 0.0
+    lora_alpha: Annotated[float | None, "0.001..10000", "Adapters scale by alpha / rank; default: twice the rank."] = (
+        None
+    )
+    lora_dropout: Annotated[float, "0..0.9", "Dropout rate of the adapters' inputs."] = 0.0
     lora_targets: Annotated[
-        str, "Which matrices of each block get one: query, key, value, out, gate, up, down; or all."
+        str, "Matrices of each block that get an adapter: query, key, value, out, gate, up, down; or all."
     ] = "query value"
 
 

@@ -52,7 +52,7 @@ def test_a_file_replaces_all(ops: User) -> None:
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        ({"text": "dgx-01,A1\n?<b>,A1"}, "Line 2: '?<b>' is no node's name."),
+        ({"text": "dgx-01,A1\n?<b>,A1"}, "Line 2: '?<b>' is not a valid node name."),
         ({"text": " "}, "It is empty."),
         ({"file": upload(b"\xff\xfe\x00")}, "The file is not UTF-8 text."),
         ({"file": upload(b"a,R\n" * 300_000)}, "The file is larger than 1,000,000 bytes."),
