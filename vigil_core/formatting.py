@@ -45,9 +45,14 @@ def count(value: int | None) -> str:
     return MISSING if value is None else _signed(f"{value:,}")
 
 
+SMALL_LOSS = 0.01  # static/js/words.js has the same
+
+
 def loss(value: float | None) -> str:
-    """Return a loss."""
-    return _non_finite(value) or _signed(f"{value:,.3f}")
+    """Return a loss with three decimals; below 0.01 with three significant digits: 1.278, 0.00412, 4.1e-5."""
+    if (odd := _non_finite(value)) is not None or value is None:
+        return odd or MISSING
+    return measure(value) if abs(value) < SMALL_LOSS else _signed(f"{value:,.3f}")
 
 
 def measured(name: str, value: float | str | None) -> str:

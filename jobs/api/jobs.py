@@ -332,7 +332,7 @@ def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[st
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="A job's attempts, oldest first")
 def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
     """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
-    found = Attempt.objects.filter(job=job_of(request, job_id))
+    found = Attempt.objects.filter(job=job_of(request, job_id)).select_related("resume_from")
     return _page(found, SortOrder("number"), wanted, attempt_detail)
 
 

@@ -65,6 +65,8 @@ class SlurmStepShape(Schema):
 
 
 class AttemptDetail(AttemptShape):
+    resumed_from_step: int | None = Field(description="Step of the checkpoint it started from; null: the beginning.")
+    resumed_from_checkpoint: str = Field(description="Folder name of that checkpoint; empty: none.")
     slurm_steps: list[SlurmStepShape] = Field(description="Available once Slurm's accounting has them, after the end.")
 
 
@@ -248,7 +250,13 @@ def attempt_shape(attempt: Attempt) -> dict[str, Any]:
 
 
 def attempt_detail(attempt: Attempt) -> dict[str, Any]:
-    return {**attempt_shape(attempt), "slurm_steps": attempt.slurm_steps}
+    start = attempt.resume_from
+    return {
+        **attempt_shape(attempt),
+        "resumed_from_step": start.step if start else None,
+        "resumed_from_checkpoint": start.name if start else "",
+        "slurm_steps": attempt.slurm_steps,
+    }
 
 
 def explained(attempt: Attempt) -> str:

@@ -13,7 +13,9 @@ function odd(value) {
 
 export const count = (value) => odd(value) || signed(grouped.format(value));
 
-export const loss = (value) => odd(value) || signed(fixed3.format(value));
+// Three decimals; below 0.01 three significant digits: 1.278, 0.00412, 4.1e-5.
+export const loss = (value) =>
+  odd(value) || (Math.abs(value) < 0.01 ? measure(value) : signed(fixed3.format(value)));
 
 function three(value) {
   const size = Math.abs(value);

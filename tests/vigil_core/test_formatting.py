@@ -1,0 +1,24 @@
+"""Test numbers as pages write them; static/js/words.js follows the same rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from vigil_core import formatting
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.27804, "1.278"),
+        (0.08, "0.080"),
+        (0.00412, "0.00412"),
+        (0.000041, "4.1e−5"),
+        (-0.5, "−0.500"),
+        (0.0, "0"),
+        (float("nan"), "NaN"),
+        (None, "–"),
+    ],
+)
+def test_a_small_loss_keeps_three_significant_digits(value: float | None, text: str) -> None:
+    assert formatting.loss(value) == text
