@@ -32,7 +32,7 @@ def mark_survived(scanned: ScannedLog, signs: list[Sign]) -> None:
             continue
         steps = _steps_after(marks, sign.line)
         if steps >= STEPS_AFTER:
-            sign.survived = "the run went on after it"
+            sign.survived = "the run continued after it"
         elif any(other.line > sign.line for other in completed) and (steps or not _is_raised(sign)):
             sign.survived = "the run completed after it"
         elif any(
@@ -41,7 +41,7 @@ def mark_survived(scanned: ScannedLog, signs: list[Sign]) -> None:
         ):
             sign.survived = "the program handled it"
         elif sign.traceback is not None and _is_logged_only(scanned, sign):
-            sign.survived = "it was only logged, and the program went on"
+            sign.survived = "it was only logged, and the program continued"
     _demote_late_rendezvous(marks, signs)
     _mark_outlived_roots(scanned, [sign for sign in signs if sign.role == "root" and not sign.survived])
 
@@ -71,7 +71,7 @@ def mark_survived_elsewhere(scanned: Sequence[ScannedLog], signs: Sequence[Sign]
         for name, marks in steps:
             after = marks[bisect.bisect_right(marks, (sign.at + CONTINUES_AFTER_S, float("inf"))) :]
             if name != sign.file and len({step for _, step in after}) >= STEPS_ELSEWHERE:
-                sign.survived = "the run went on after it"
+                sign.survived = "the run continued after it"
                 break
 
 
@@ -100,7 +100,7 @@ def _mark_outlived_roots(scanned: ScannedLog, roots: list[Sign]) -> None:
                 and _is_as_specific(other, sign)
                 and _ordinary_after(scanned, sign, other.line) >= MIN_ORDINARY_LINES
             ):
-                sign.survived = "the program went on after it, until something else ended it"
+                sign.survived = "the program continued after it, until something else ended it"
                 break
 
 

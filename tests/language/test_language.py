@@ -64,10 +64,12 @@ FORBIDDEN = (
     r"nothing says why", r"[Yy]our move\b", r"time to start has not come", r"others let expect", r"are waited for",
     r"past Vigil", r"somebody's process", r"[Hh]oldings of GPUs", r"[Rr]eadings of the scheduler",
     r"[Dd]rains and undrains", r"for guessing", r"\b(was|were|is|are|been|be) told of\b", r"has told nothing",
-    r"the portal's counts", r"[Ss]tarted anew", r"\bread anew\b", r"has written nothing yet", r"Choose two federated",
+    r"the portal's counts", r"has written nothing yet", r"Choose two federated",
     r"Extra inputs are not", r"what you are told", r"must expect in that time", r"Takes jobs:",
     r"memory was too small", r"was not a number \(rank", r"its programs pay for", r"one program pays for",
-    r"Nothing that it told", r"leave the house", r"lost from the bus",
+    r"Nothing that it told", r"leave the house", r"lost from the bus", r"\banew\b", r"died of it",
+    r"never starts as it is", r"this asks for", r"train apart", r"Who it belongs", r"one each \d", r"keeps most",
+    r"(GPUs|[Rr]anks|CPUs|Memory) a (node|rank)\b", r"silenced in training", r"no longer told", r"Done again",
 )  # fmt: skip
 """Phrases that people did not understand, as patterns; what to write instead is in CONTRIBUTING, Language."""
 
