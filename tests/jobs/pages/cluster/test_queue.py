@@ -126,7 +126,7 @@ def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: Told) -> N
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life"):
         html = text(mira, address)
         assert '<p class="say">It can never start as requested.' in html
-        assert "limits jobs to" in html[html.index("never starts") : html.index("What to do:")]
+        assert "limits jobs to" in html[html.index("can never start") : html.index("What to do:")]
 
 
 def test_where_everybody_sees_their_own_alone(mira: User, scheduler: Told, settings: Any) -> None:
