@@ -44,11 +44,11 @@ def test_a_critical_xid_is_news_once(machine: Machine, seq: Iterator[int]) -> No
     xid(machine, seq, 79, 2)
     alert()
     alert()
-    assert titles() == ["Xid 79 on GPU 2 of dgx-01: it has fallen off the bus."]
+    assert titles() == ["Xid 79 on GPU 2 of dgx-01: GPU fell off the bus."]
     assert Notice.objects.count() == 1
     xid(machine, seq, 79, 3)
     alert()
-    assert titles() == ["Xid 79 on GPUs 2 and 3 of dgx-01: it has fallen off the bus."], "another GPU is news"
+    assert titles() == ["Xid 79 on GPUs 2 and 3 of dgx-01: GPU fell off the bus."], "another GPU is news"
 
 
 def test_only_sysadmins_see_it(machine: Machine, seq: Iterator[int]) -> None:
