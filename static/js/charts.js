@@ -21,7 +21,7 @@ export class Chart {
     this.plot = figure.querySelector(".plot");
     this.curves = new Map(); // of everything, by name
     this.ghosts = []; // what was superseded, painted beneath
-    this.view = null; // {from, to, and once the server has told: curves, ghosts} while zoomed
+    this.view = null; // {from, to, and once the server has answered: curves, ghosts} while zoomed
     this.log = false;
     this.range = new Range();
     this.isCoarse = false; // a first picture, soon replaced
@@ -129,7 +129,7 @@ export class Chart {
     if (this.pinned !== undefined) this.point(this.pinned);
     else this.readout.show(this.data, null, gaps);
     this.readout.haunted(this.ghostsShown().length > 0);
-    this.tell();
+    this.describe();
   }
 
   empty() {
@@ -244,13 +244,13 @@ export class Chart {
   }
 
   // One sentence with the finding, for who does not see the drawing.
-  tell() {
+  describe() {
     const { series, xunit = "step" } = this.spec;
     const { name, times = 1 } = series.find(({ kind }) => kind !== "low" && kind !== "high");
     const curve = this.curves.get(name);
     const ghosts = this.ghosts.map(({ step }) => `${count(step[0])} to ${count(step.at(-1))}`);
-    if (!curve?.n || `${curve.n} ${ghosts}` === this.told) return;
-    this.told = `${curve.n} ${ghosts}`;
+    if (!curve?.n || `${curve.n} ${ghosts}` === this.described) return;
+    this.described = `${curve.n} ${ghosts}`;
     const ends = [curve.main.find(Number.isFinite) * times, curve.main.findLast(Number.isFinite) * times];
     const at = this.spec.x?.form ?? ((step) => `${xunit} ${step}`);
     const finding = `${this.spec.title}: from ${measure(ends[0])} at ${at(curve.first)} to ${measure(ends[1])} at ${at(curve.last)}.`;

@@ -7,9 +7,9 @@ import { CellMap } from "./map_cells.js";
 const EVERY_MS = 15_000;
 const GAP_PX = 6;
 const FRAME_MS = 3; // of one frame that cells may take; painting comes on top
-const A_FRAME = 160; // machines
-const AT_ONCE = 32;
-const MOST_TOLD = 5_000; // a hidden page has no frames
+const PER_FRAME = 160; // machines
+const BATCH = 32;
+const MOST_PENDING = 5_000; // a hidden page has no frames
 
 const live = document.getElementById("live");
 const card = document.getElementById("gpu-card");
@@ -18,7 +18,7 @@ let map = null;
 
 function begin(place = null) {
   map?.close();
-  const on = { open: openCard, say };
+  const on = { open: openCard, show };
   const canvas = document.getElementById("map");
   const racks = document.getElementById("racks");
   if (canvas) map = new CanvasMap(canvas, JSON.parse(document.getElementById("map-data").textContent), chosen(), on);
@@ -27,7 +27,7 @@ function begin(place = null) {
 }
 
 // One line above the map says what the pointer or the keys are on; it is spoken only where keys are used.
-function say(parts, byKey) {
+function show(parts, byKey) {
   const line = document.getElementById("readout");
   if (!line) return;
   if (byKey) line.setAttribute("aria-live", "polite");
@@ -78,23 +78,23 @@ document.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target === live) begin(place);
 });
 
-// When a thousand machines tell in the same second, they are shown over a few frames, so that none is long.
-let told = [];
-let isTelling = false;
-function tell() {
+// When a thousand machines report in the same second, they are shown over a few frames, so that none is long.
+let pending = [];
+let isApplying = false;
+function applyPending() {
   const until = performance.now() + FRAME_MS;
-  for (let n = 0; n < A_FRAME && told.length && performance.now() < until; n += AT_ONCE)
-    map?.tell(told.splice(0, AT_ONCE));
-  isTelling = told.length > 0;
-  if (isTelling) requestAnimationFrame(tell);
+  for (let n = 0; n < PER_FRAME && pending.length && performance.now() < until; n += BATCH)
+    map?.apply(pending.splice(0, BATCH));
+  isApplying = pending.length > 0;
+  if (isApplying) requestAnimationFrame(applyPending);
 }
 
 followMachines({
   machines: (lines) => {
     lamp(true);
-    told = told.concat(lines).slice(-MOST_TOLD);
-    if (!isTelling) requestAnimationFrame(tell);
-    isTelling = true;
+    pending = pending.concat(lines).slice(-MOST_PENDING);
+    if (!isApplying) requestAnimationFrame(applyPending);
+    isApplying = true;
   },
   stale: (isStale) => lamp(!isStale),
   reread: () => {

@@ -12,7 +12,7 @@ const read = () => JSON.parse(document.getElementById("heat-data").textContent);
 let data = read();
 const x = timeAxis(data.zone);
 const canvas = document.querySelector(".heat-box canvas");
-const said = document.getElementById("cell");
+const readout = document.getElementById("cell");
 
 // The address has the field, the stretch of time and the row that a person chose.
 const query = () => new URLSearchParams(location.search);
@@ -37,19 +37,19 @@ const heat =
       change({ from, to });
       renew();
     },
-    at: tell,
+    at: showCell,
   });
 
-function tell(row, column) {
+function showCell(row, column) {
   const text = row ? words(row, column) : "";
-  if (said.textContent !== text) said.textContent = text;
-  if (canvas.matches(":focus")) said.setAttribute("aria-live", "polite");
+  if (readout.textContent !== text) readout.textContent = text;
+  if (canvas.matches(":focus")) readout.setAttribute("aria-live", "polite");
 }
 
 function words({ key, label, values }, column) {
   const value = values[column];
-  const told = value === null ? "no sample" : `${value} ${data.unit}`;
-  return `${key.replace(":", " GPU ")}${label.startsWith("rank") ? ` · ${label}` : ""} · ${x.form(data.start + column * data.width)} · ${told}`;
+  const reading = value === null ? "no sample" : `${value} ${data.unit}`;
+  return `${key.replace(":", " GPU ")}${label.startsWith("rank") ? ` · ${label}` : ""} · ${x.form(data.start + column * data.width)} · ${reading}`;
 }
 
 // Small curves, by uPlot itself: one line, no smoothing, gaps left open.
@@ -71,10 +71,10 @@ class Small {
     this.u?.destroy();
     this.plot.replaceChildren();
     this.u = new uPlot(this.options(), this.data, this.plot);
-    this.say(null);
+    this.showReading(null);
   }
 
-  say(index) {
+  showReading(index) {
     const [xs, ys] = this.data;
     const at = index ?? xs.length - 1;
     const value = ys[at];
@@ -119,7 +119,7 @@ class Small {
         },
       ],
       series: [{}, { stroke: colour, width: 1.5, spanGaps: false, points: { show: false } }],
-      hooks: { setCursor: [(u) => this.say(u.cursor.idx)] },
+      hooks: { setCursor: [(u) => this.showReading(u.cursor.idx)] },
     };
   }
 }

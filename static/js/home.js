@@ -16,7 +16,7 @@ function changed() {
 
 const number = (value) => (typeof value === "string" ? Number(value) : value);
 
-function told(line) {
+function applyLine(line) {
   const row = document.querySelector(`#home [data-job="${line.job}"]`);
   if (!row || row.dataset.state !== line.state) {
     changed();
@@ -39,6 +39,6 @@ document.addEventListener("htmx:afterSettle", ({ detail }) => {
   (document.querySelector(".notices button") ?? document.querySelector("#main")).focus();
 });
 
-followRows(told, changed);
+followRows(applyLine, changed);
 // Sparks and estimates grow old by themselves.
 setInterval(changed, 60_000);

@@ -5,7 +5,7 @@ import { count, loss, put } from "./words.js";
 
 const rowOf = (id) => document.getElementById(`job-${id}`);
 
-function told(line) {
+function applyLine(line) {
   const row = rowOf(line.job);
   if (!row) {
     if (line.state === "pending" && line.number === 1) arrived.add(line.job);
@@ -33,7 +33,7 @@ function announce() {
   link.hidden = false;
 }
 
-followRows(told, () => htmx.ajax("GET", location.href, { target: "#results", swap: "innerHTML" }));
+followRows(applyLine, () => htmx.ajax("GET", location.href, { target: "#results", swap: "innerHTML" }));
 
 // Keys: j and k move, Enter opens, x chooses.
 const rows = () => [...document.querySelectorAll("#jobs tbody tr")];

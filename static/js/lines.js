@@ -69,9 +69,9 @@ function columnsOf(lines, curve, share, breaks) {
 
 // The server's gaps, and those that came since.
 function oddOf(curve) {
-  const told = curve.gaps || [];
-  const since = gapsIn(curve.steps, curve.main).filter(([from, to]) => !told.some(([a, b]) => from >= a && to <= b));
-  return [...told, ...since];
+  const reported = curve.gaps || [];
+  const since = gapsIn(curve.steps, curve.main).filter(([from, to]) => !reported.some(([a, b]) => from >= a && to <= b));
+  return [...reported, ...since];
 }
 
 // Charts of throughput: what they show of a slow file system is its doing.

@@ -104,7 +104,7 @@ export function follow(jobId, on, { rank = 0 } = {}) {
     }
     if (!isNew(header.version)) return;
     if (header.series?.length) points(header.series, header);
-    for (const told of header.events ?? []) event(told, header);
+    for (const item of header.events ?? []) event(item, header);
     if (header.version >= Math.max(version, ...ahead)) state(header);
     if (header.partial) again();
   }

@@ -24,8 +24,8 @@ export function stateOf(before, percent, celsius, limit) {
 }
 
 export class CellMap {
-  constructor(racks, { open, say }) {
-    Object.assign(this, { racks, open, say });
+  constructor(racks, { open, show }) {
+    Object.assign(this, { racks, open, show });
     this.low = Number(racks.dataset.low);
     this.high = Number(racks.dataset.high);
     this.rows = [...racks.querySelectorAll("[data-node]")].map((element) => ({
@@ -62,7 +62,7 @@ export class CellMap {
     if (cell) this.go(cell);
   }
 
-  tell(lines) {
+  apply(lines) {
     for (const { node, gpus } of lines) {
       const row = this.byName.get(node);
       if (!row) continue;
@@ -134,7 +134,7 @@ export class CellMap {
     const { i, s, use, temp, who } = cell.dataset;
     const parts = [this.nameOf(cell), `GPU ${i}`, WORDS[s], who, use && `${use}\u00a0%`, temp && `${temp}\u00a0°C`];
     if (cell.localName === "i") cell.setAttribute("aria-label", parts.filter(Boolean).join(", "));
-    this.say(parts, byKey);
+    this.show(parts, byKey);
   }
 
   nameOf(cell) {

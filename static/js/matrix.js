@@ -10,8 +10,8 @@ const AXIS = 22;
 const LABEL = 70; // pixels that a round's number wants below
 
 export class Matrix {
-  constructor(canvas, said) {
-    Object.assign(this, { canvas, said, hover: null });
+  constructor(canvas, readout) {
+    Object.assign(this, { canvas, readout, hover: null });
     this.ctx = canvas.getContext("2d");
     new ResizeObserver(() => this.paint()).observe(canvas.parentElement);
     canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event)));
@@ -24,7 +24,7 @@ export class Matrix {
     this.canvas.parentElement.hidden = !data.done;
     if (this.hover && (this.hover.row >= data.rows.length || this.hover.column >= data.columns)) this.hover = null;
     this.paint();
-    this.say();
+    this.showReadout();
   }
 
   layout() {
@@ -138,11 +138,11 @@ export class Matrix {
   point(cell) {
     this.hover = cell;
     requestAnimationFrame(() => this.paint());
-    this.say();
+    this.showReadout();
   }
 
   // The cell under the pointer; else the newest round, as a whole.
-  say() {
+  showReadout() {
     const { rows, states, first, total, done, accuracy } = this.data;
     const { row, column } = this.hover ?? { row: null, column: done - 1 };
     const parts = row === null ? [] : [rows[row].name];
@@ -150,8 +150,8 @@ export class Matrix {
     if (row !== null) parts.push(wordOf(states, rows[row].values[column], column >= done));
     if (accuracy[column] !== undefined) parts.push(`global accuracy ${accuracy[column]}`);
     const text = done ? parts.join(" · ") : "";
-    if (this.said.textContent !== text) this.said.textContent = text;
-    if (this.canvas.matches(":focus")) this.said.setAttribute("aria-live", "polite");
+    if (this.readout.textContent !== text) this.readout.textContent = text;
+    if (this.canvas.matches(":focus")) this.readout.setAttribute("aria-live", "polite");
   }
 
   key(event) {

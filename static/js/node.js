@@ -6,7 +6,7 @@ import { connect, rereader } from "./socket.js";
 import { paintBand, paintMarks, timeAxis, withGaps } from "./times.js";
 import { nowClock } from "./words.js";
 
-const EVERY_MS = 5_000; // what the database says of it
+const EVERY_MS = 5_000; // the database is read for it
 const SOON_MS = 300; // after something has happened
 const LONG_S = 2 * 86_400; // longer ranges take no samples: they are read again now and then
 const AGAIN_MS = 120_000;
@@ -92,10 +92,10 @@ function refresh(isAsked = false) {
 
 document.addEventListener("htmx:afterSettle", ({ detail }) => {
   if (detail.target.id !== "live") return;
-  const told = document.getElementById("marks").textContent;
-  if (told === shown) return;
-  shown = told;
-  marks = JSON.parse(told);
+  const received = document.getElementById("marks").textContent;
+  if (received === shown) return;
+  shown = received;
+  marks = JSON.parse(received);
   const [from, to] = span();
   const csv = document.getElementById("csv");
   csv.href = csv.href.replace(/from=.*/, `from=${Math.floor(from)}&to=${Math.ceil(to)}`);
@@ -185,9 +185,9 @@ function isApart(curve, at, usual) {
 }
 
 function asOne(values, at) {
-  const told = values.filter(Number.isFinite);
-  const mean = told.reduce((sum, v) => sum + v, 0) / told.length;
-  const [min, max] = told.length ? [Math.min(...told), Math.max(...told)] : [Number.NaN, Number.NaN];
+  const finite = values.filter(Number.isFinite);
+  const mean = finite.reduce((sum, v) => sum + v, 0) / finite.length;
+  const [min, max] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [Number.NaN, Number.NaN];
   return { step: [at], columns: { min: [min], max: [max], mean: [mean] } };
 }
 
@@ -226,11 +226,11 @@ const moment = document.getElementById("moment");
 document.addEventListener("mousemove", ({ target }) => {
   const chart = target.closest?.(".plot") && charts.find(({ plot }) => plot.contains(target));
   const at = chart?.u?.cursor.idx ?? null;
-  const text = at === null ? "" : told(chart, chart.data[0][at]);
+  const text = at === null ? "" : reading(chart, chart.data[0][at]);
   if (moment.textContent !== text) moment.textContent = text;
 });
 
-function told({ spec }, second) {
+function reading({ spec }, second) {
   const width = (span()[1] - span()[0]) / 200;
   const held = (marks.bands[spec.gpu] ?? []).filter(([since, until]) => since <= second && (until ?? now()) > second);
   const near = marks.marks.filter(

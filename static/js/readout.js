@@ -63,7 +63,7 @@ export class Readout {
     const [x, ...columns] = data;
     const i = index ?? x.length - 1;
     put(this.at.value, this.xform(x[i]));
-    if (this.note) this.told(columns[this.fact.column], i);
+    if (this.note) this.formatFact(columns[this.fact.column], i);
     this.shown.forEach(({ line, column }, n) => {
       const on = (c) => at(columns[c], i, line.kind === "dots" || index === null || index === undefined);
       const read = (c) => (line.kind === "stack" && c ? above(on(c), on(c - 1)) : on(c));
@@ -76,7 +76,7 @@ export class Readout {
   }
 
   // A fact of the moment stands beside the title: "worst r19".
-  told(column, index) {
+  formatFact(column, index) {
     const value = at(column, index, true);
     put(this.note, value === null ? "" : `${this.fact.line.label} r${count(value)}`);
   }

@@ -2,13 +2,13 @@
 import { lamp } from "./app.js";
 import { followJobs } from "./live.js";
 
-// told(line) for each job that changed; missed() when something may have been: the first answer is what the page shows.
-export function followRows(told, missed) {
+// apply(line) for each job that changed; missed() when something may have been: the first answer is what the page shows.
+export function followRows(apply, missed) {
   let first = true;
   followJobs({
     jobs: (lines) => {
       lamp(true);
-      lines.forEach(told);
+      lines.forEach(apply);
     },
     stale: (isStale) => lamp(!isStale),
     reread: () => {
