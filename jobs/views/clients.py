@@ -18,7 +18,7 @@ ROWS = 50
 COLUMNS = (
     ("number", "Client", ""), ("worst", "Accuracy", "num"), ("loss", "Loss", "num wide-only"),
     ("samples", "Samples", "num wide-only"), ("trained", "Trained", "num wide-only"), ("late", "Late", "num"),
-    ("dropped", "Dropped", "num"), ("rejected", "Rejected", "num"), ("seconds", "A round", "num wide-only"),
+    ("dropped", "Dropped", "num"), ("rejected", "Rejected", "num"), ("seconds", "Per round", "num wide-only"),
 )  # fmt: skip
 BY_LOSS = [
     (name, title, {"worst": "num wide-only", "loss": "num"}.get(name, classes)) for name, title, classes in COLUMNS
