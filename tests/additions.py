@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Edit(NamedTuple):
-    """A change of a file: a text that occurs there once, and what is written instead."""
+    """A change of a file: a text that occurs there once, and what is written instead; "" is the end of the file."""
 
     old: str
     new: str
@@ -58,9 +58,9 @@ def after(anchor: str, text: str) -> Edit:
     return Edit(anchor, anchor + text)
 
 
-def new_row(next_row: str, row: str) -> Edit:
-    """Return the edit that puts a row before the one that begins like this."""
-    return before(f"\n| {next_row}", f"\n{row}")
+def at_end(text: str) -> Edit:
+    """Return the edit that appends a line to a document."""
+    return Edit("", f"\n{text}\n")
 
 
 ALL = (
@@ -149,7 +149,7 @@ def aggregate(server):
     return server.model + server.mean["delta"] / 2
 '''
         },
-        edits={FEDERATED: before("\n- `moon`: MOON", "\n- `halfavg`: Half of the mean of the clients' updates.")},
+        edits={FEDERATED: at_end("- `halfavg`: Half of the mean of the clients' updates.")},
         check="""
 from training.federation import parts
 from training.federation.config import parse
@@ -172,7 +172,7 @@ def combine(rows, weights, *, longest: Annotated[float, "0.001..1000", "Largest 
     return (weights * factors) @ rows / weights.sum(), []
 '''
         },
-        edits={FEDERATED: new_row("`trimmed_mean` | 2", "| `shortened` | any | the mean of shortened updates |")},
+        edits={FEDERATED: at_end("- `shortened`: the mean of updates, each no longer than `longest`")},
         check="""
 import torch
 from jobs.spec.trust import Power, power_of
@@ -199,7 +199,7 @@ def forge(updates, knowledge):
 '''
         },
         edits={
-            FEDERATED: before("\n- `sign_flip`: ", "\n- `silence`: attackers send zeros."),
+            FEDERATED: at_end("- `silence`: attackers send zeros"),
             "tests/training/federated/test_attack_choices.py": after(
                 "FORGED: dict[str, tuple[dict[str, Any], Callable[[Rows], Rows]]] = {",
                 '\n    "silence": ({}, lambda rows: np.zeros_like(rows[BAD])),',
@@ -223,7 +223,7 @@ def factor(round_, rounds):
 '''
         },
         edits={
-            FEDERATED: before("\n- `exponential`: `decay`", "\n- `halves`: 2 ^ (1 − r)."),
+            FEDERATED: at_end("- `halves`: 2 ^ (1 − r)"),
             "tests/training/federated/test_client_steps.py": before(
                 '    "exponential": (', '    "halves": ({}, [1, 0.5, 0.25, 0.125, 0.0625]),\n'
             ),
@@ -246,9 +246,7 @@ assert parts.learning_rate("halves").factor(3, 10) == 0.25
                 '    rack: str = Field(default="", title="Rack", description="The only rack to use.")\n',
             ),
             "jobs/spec/trust.py": Edit('"nodes spares gpus_per_node', '"nodes spares rack gpus_per_node'),
-            "docs/reference/jobspec.md": before(
-                "\n- `partition`, `qos`, `reservation`: ", "\n- `rack`: the only rack whose nodes it may use"
-            ),
+            "docs/reference/jobspec.md": at_end("- `rack`: the only rack to use."),
         },
         check="""
 from jobs.spec import JobSpec
@@ -280,7 +278,7 @@ look_alike = "the balloon is full after 17 breaths"
 from diagnosis.signatures.catalogue import shipped_catalogue
 assert "balloon.burst" in {entry.name for entry in shipped_catalogue().entries}
 """,
-        guards=("tests/diagnosis/test_catalogue.py",),
+        guards=("tests/diagnosis/test_catalogue.py::test_its_example_is_found_and_its_look_alike_is_not[ray:balloon.burst]",),
     ),
     Addition(
         thing="cause of failures",
@@ -364,7 +362,7 @@ assert power.is_above_cap(701, 700)
             ),
             "nodes/agent/samples.py": Edit('"pcie_rx_mib"),\n)', '"pcie_rx_mib", "fan_percent"),\n)'),
             "nodes/telemetry/fields.py": Edit('    "pcie_rx_mib",\n)', '    "pcie_rx_mib",\n    "fan_percent",\n)'),
-            "docs/reference/protocols.md": Edit("pcie_rx_mib` (MiB", "pcie_rx_mib, fan_percent` (MiB"),
+            "docs/reference/protocols.md": at_end("`fan_percent` is a column of telemetry, too."),
         },
         check="""
 import json
@@ -412,7 +410,7 @@ class PaperScheduler:
             ), Edit(
                 '"slurm": slurm.CAPABILITIES}', '"slurm": slurm.CAPABILITIES, "paper": paper.CAPABILITIES}'
             )],
-            "docs/reference/settings.md": after("`local`, jobs run on this machine.", " `paper`: on a list."),
+            "docs/reference/settings.md": at_end("`VIGIL_SCHEDULER=paper`, or `paper`, writes jobs on a list."),
         },
         check="""
 from nodes.schedulers import choose
@@ -575,7 +573,7 @@ ALL = (greet,)
                 before("    notices,\n    profiles,", "    greet,\n"),
                 after("    *rounds.ALL,\n", "    *greet.ALL,\n"),
             ],
-            "docs/reference/cli.md": new_row("`vigil tokens`", "| `vigil greet` | says hello |"),
+            "docs/reference/cli.md": at_end("`vigil greet` says hello."),
         },
         check="""
 from click.testing import CliRunner
@@ -590,9 +588,7 @@ assert CliRunner().invoke(main, ["greet"]).output == "Hello.\\n"
             "portal/settings.py": before(
                 'VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")', 'VIGIL_GREETING = env("VIGIL_GREETING", "Hello")\n'
             ),
-            "docs/reference/settings.md": before(
-                "\n### VIGIL_SLURM_URL\n", "\n### VIGIL_GREETING\nDefault: `Hello`.\n"
-            ),
+            "docs/reference/settings.md": at_end("- `VIGIL_GREETING` (default `Hello`): what pages say."),
         },
         check="""
 from django.conf import settings
@@ -604,12 +600,12 @@ assert settings.VIGIL_GREETING == "Hello"
         thing="page of the documentation",
         files={"docs/how-to/greet.md": "# Greet\n\nSay hello.\n"},
         edits={
-            "docs/README.md": after("- [Get notified](how-to/notices.md)\n", "- [Greet](how-to/greet.md)\n"),
+            "docs/README.md": at_end("- [Greet](how-to/greet.md)"),
         },
         check="""
 from console.pages import docs
 assert docs.title_of("how-to/greet") == "Greet" and "Say hello" in docs.html_of("how-to/greet")
+assert 'href="/docs/how-to/greet"' in docs.html_of(docs.INDEX)
 """,
-        guards=("tests/portal/test_docs_pages.py::test_index_links_to_every_page",),
     ),
 )  # fmt: skip

@@ -141,6 +141,9 @@ def _add(addition: Addition, copy: Path) -> None:
     for path in addition.edits:
         text = (copy / path).read_text()
         for edit in addition.edits_of(path):
+            if not edit.old:
+                text += edit.new
+                continue
             assert text.count(edit.old) == 1, f"{path} has {edit.old!r} {text.count(edit.old)} times"
             text = text.replace(edit.old, edit.new)
         (copy / path).unlink()  # otherwise the original would change, too
