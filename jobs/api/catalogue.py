@@ -16,7 +16,7 @@ from jobs.models import Replay, SiteEntry
 from jobs.postmortem import examples, replay, site_catalogue
 from nodes.api.sysadmins import only_sysadmins
 from portal.http.api import ApiRequest, stream
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described
 from portal.http.problems import Problem
 
 router = Router(tags=["failures"])
@@ -103,7 +103,8 @@ class ReplayChange(Schema):
     before: str
     after: str
     confidence: float
-    says: str
+    summary: str = Field("", description="The new verdict, in a sentence.")
+    says: str = deprecated("summary")
     by_person: str = Field(description="Cause named by a person; empty: none.")
 
 
@@ -307,5 +308,7 @@ def _shape(row: SiteEntry) -> dict[str, Any]:
 
 def _replayed(row: Replay) -> dict[str, Any]:
     state = "going" if row.is_going else "stopped" if row.outcome else "done"
-    same = ("outcome", "read", "named", "seconds", "changes", "of")
-    return {"id": row.pk, "state": state, "done": row.place, **{name: getattr(row, name) for name in same}}
+    same = ("outcome", "read", "named", "seconds", "of")
+    changes = [{**change, "summary": change["says"]} for change in row.changes]
+    fields = {name: getattr(row, name) for name in same}
+    return {"id": row.pk, "state": state, "done": row.place, "changes": changes, **fields}

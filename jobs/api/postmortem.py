@@ -20,7 +20,7 @@ from jobs.models import FollowUp, Job
 from jobs.postmortem import editing
 from jobs.postmortem.editing import Action
 from portal.http.api import ApiRequest, among, bad_field
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described
 from portal.http.problems import Problem
 
 router = Router(tags=["post-mortems"])
@@ -111,13 +111,15 @@ class PostMortemShape(Schema):
     doubts: list[str] = Field([], description="Reasons to doubt it, such as that the job had no GPU.")
     reported_by: str = Field(description="Who reported it, if a sysadmin must act; else empty.")
     is_confirmed: bool = Field(description="Confirmed by the machine or the scheduler, if a sysadmin must act.")
-    says: str
+    summary: str = Field(description="What happened, in a sentence.")
+    says: str = deprecated("summary")
     advice: str
     follows: str = Field(description="How the job continued, in a sentence.")
     evidence: list[EvidenceShape]
     runner_up: OtherShape | None
     ruled_out: list[OtherShape]
-    not_seen: list[str] = Field(description="What could not be examined.")
+    unavailable: list[str] = Field(description="What could not be examined.")
+    not_seen: list[str] = deprecated("unavailable")
     rank: int | None
     node: str
     exception: str
@@ -281,7 +283,9 @@ def _shape(document: Document) -> dict[str, Any]:
         "owner": document.cause.owner,
         "reported_by": document.reported_by,
         "is_confirmed": incident.is_confirmed,
+        "summary": head.lead,
         "says": head.lead,
+        "unavailable": verdict.get("not_seen", []),
         "advice": document.advice,
         "follows": head.rest,
         "version": incident.version,

@@ -15,6 +15,7 @@ from jobs.gathering import verdicts
 from jobs.listing.incidents import IncidentSearch
 from jobs.models import Incident
 from portal.http.api import ApiRequest, Moment, Text, WantedPage, among, answer
+from portal.http.openapi import deprecated
 
 router = Router(tags=["post-mortems"])
 Owner = Literal["", "researcher", "sysadmin", "both", "nobody"]
@@ -33,7 +34,8 @@ class IncidentRow(Schema):
     cause: str = Field(description="Empty while its logs are being read.")
     confidence: float | None
     owner: str = Field(description="Who must act.")
-    says: str
+    summary: str = Field(description="What happened, in a sentence.")
+    says: str = deprecated("summary")
     node: str
     rank: int | None
     version: int
@@ -90,7 +92,8 @@ def incident_row(incident: Incident) -> dict[str, Any]:
         "cause": incident.cause,
         "confidence": incident.confidence,
         "owner": CAUSES[incident.cause].owner if incident.cause in CAUSES else "",
-        "says": verdicts.summary(incident),
+        "summary": (summary := verdicts.summary(incident)),
+        "says": summary,
         "node": incident.node,
         "rank": incident.rank,
         "version": incident.version,

@@ -79,23 +79,23 @@ class ClientCode(Code):
         default="algorithm.py",
         max_length=500,
         title="Algorithm",
-        description="The file with aggregate(), inside the directory. Its options are in [run.own].",
+        description="The file with aggregate(), inside the directory. Its options are in [run.custom].",
     )
     aggregation: Annotated[str, AfterValidator(values.entry)] = Field(
         default="aggregation.py",
         max_length=500,
         title="Aggregation",
-        description="The file with combine(), inside the directory. Its options are in [run.own_aggregation].",
+        description="The file with combine(), inside the directory. Its options are in [run.custom_aggregation].",
     )
     selection: Annotated[str, AfterValidator(values.entry)] = Field(
         default="selection.py",
         max_length=500,
         title="Selection",
-        description="The file with select(), inside the directory. Its options are in [run.own_selection].",
+        description="The file with select(), inside the directory. Its options are in [run.custom_selection].",
     )
     split: Annotated[str, AfterValidator(values.entry)] = Field(
         default="split.py",
         max_length=500,
         title="Split",
-        description="The file with divide(), inside the directory. Its options are in [run.own_split].",
+        description="The file with divide(), inside the directory. Its options are in [run.custom_split].",
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from portal.http import problems
 
 SAFE = frozenset({"get", "head", "options"})
@@ -29,6 +31,11 @@ _HEADERS = {
     429: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     503: {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
 }
+
+
+def deprecated(replacement: str) -> Any:
+    """Return the field of a schema that another one replaces; its value stays for clients of earlier releases."""
+    return Field(description=f"Deprecated: use `{replacement}`.", json_schema_extra={"deprecated": True})
 
 
 def described(*parts: Mapping[str, Any], errors: Mapping[int, str] | None = None) -> dict[str, Any]:

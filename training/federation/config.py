@@ -172,6 +172,11 @@ class FederationConfig(BaseRunConfig):
             return {**data, "epochs": 1}
         return data
 
+    @model_validator(mode="before")  # the last of these, which pydantic runs first
+    @classmethod
+    def _accept_custom_names(cls, data: Any) -> Any:
+        return custom.with_stored_names(data) if isinstance(data, Mapping) else data
+
     @field_validator(
         "algorithm",
         "aggregation",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class CustomPart:
     field: str
     """The field of [run] that chooses it."""
     choice: str
-    """The value of that field; also the name of the table of [run] with the options of the file."""
+    """The value of that field as it is stored; also the name of the table of [run] with the options of the file."""
     key: str
     """The field of [client] that names the file."""
     file: str
@@ -26,9 +27,14 @@ class CustomPart:
     """What the file must define, for messages."""
 
     @property
+    def written(self) -> str:
+        """The value as people write it: "custom…" for what is stored as "own…", which is accepted, too."""
+        return self.choice.replace("own", "custom", 1) if self.choice.startswith("own") else self.choice
+
+    @property
     def line(self) -> str:
         """The line of [run] that chooses it."""
-        return f'{self.field} = "{self.choice}"'
+        return f'{self.field} = "{self.written}"'
 
 
 CLIENT = CustomPart("recipe", "client", "entry", "client.py", "model() and data(client)")
@@ -41,4 +47,20 @@ PARTS = (CLIENT, ALGORITHM, AGGREGATION, SELECTION, SPLIT)
 
 def chosen(run: Mapping[str, object]) -> tuple[CustomPart, ...]:
     """Return the parts that [run] takes from the user's files."""
-    return tuple(part for part in PARTS if run.get(part.field) == part.choice)
+    return tuple(part for part in PARTS if run.get(part.field) in (part.choice, part.written))
+
+
+def with_stored_names(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return [run] with the stored names of custom parts, as values and as tables.
+
+    Checkpoints and runs of earlier releases have these names, and the hash of a configuration depends on them.
+    """
+    renamed = dict(run)
+    for part in PARTS:
+        if renamed.get(part.field) == part.written:
+            renamed[part.field] = part.choice
+        if part.written != part.choice and isinstance(options := renamed.get(part.written), Mapping):
+            del renamed[part.written]
+            stored = renamed.get(part.choice, {})  # a form adds options under the stored name
+            renamed[part.choice] = {**options, **stored} if isinstance(stored, Mapping) else stored
+    return renamed

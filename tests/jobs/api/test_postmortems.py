@@ -128,7 +128,8 @@ class TestList:
         found, cursor = [], ""
         for _ in range(20):
             page = client.get(f"/api/v1/postmortems?limit={limit}&{query}{cursor}").json()
-            found += [one["says"] for one in page["items"]]
+            found += [item["summary"] for item in page["items"]]
+            assert all(item["says"] == item["summary"] for item in page["items"]), "its name in earlier releases"
             if not page["next"]:
                 return found
             cursor = f"&cursor={page['next']}"
@@ -182,3 +183,19 @@ class TestList:
         assert "thing 3<" not in html
         older = signed_in(mira).get("/postmortems?after=nonsense&published=maybe&since=x&owner=y&node=%00")
         assert older.status_code == 200
+
+
+def test_former_names_of_fields_are_deprecated() -> None:
+    from console.urls import api
+
+    schemas = api.get_openapi_schema()["components"]["schemas"]
+    for schema, former, name in (
+        ("IncidentRow", "says", "summary"),
+        ("ReplayChange", "says", "summary"),
+        ("PostMortemShape", "says", "summary"),
+        ("PostMortemShape", "not_seen", "unavailable"),
+    ):
+        fields = schemas[schema]["properties"]
+        assert fields[former]["deprecated"], former
+        assert fields[former]["description"] == f"Deprecated: use `{name}`."
+        assert "deprecated" not in fields[name]

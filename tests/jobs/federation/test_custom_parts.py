@@ -60,6 +60,16 @@ def test_files_are_named_by_field() -> None:
     assert named.run.options_of("own_aggregation") == {"trim": 2}
 
 
+def test_custom_is_another_name_of_own() -> None:
+    """Both are accepted; the older one is stored, as checkpoints of earlier releases have its hash."""
+    renamed = TEXT.replace("own_", "custom_")
+    assert renamed != TEXT
+    assert JobSpec.parse_toml(renamed).run == JobSpec.parse_toml(TEXT).run
+    both = renamed + "[run.own_aggregation]\ntrim = 1\n"
+    options = JobSpec.parse_toml(both).run.options_of("own_aggregation")
+    assert options["trim"] == 1, "as a form writes it"
+
+
 @pytest.mark.parametrize("field", ["aggregation", "selection", "split"])
 def test_the_table_that_brings_them_must_be_there(field: str) -> None:
     with pytest.raises(SpecError) as refused:
