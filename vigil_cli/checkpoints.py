@@ -27,7 +27,7 @@ def checkpoints(job_id: int, as_json: bool) -> None:
     """
     portal = find_portal()
     found = list(portal.items(f"jobs/{job_id}/checkpoints", limit=200))
-    out({"items": found}, lambda answer: tables.checkpoints(answer, kind_of(portal, job_id).counts), as_json)
+    out({"items": found}, lambda answer: tables.checkpoints(answer, kind_of(portal, job_id).unit), as_json)
 
 
 @click.command()

@@ -66,7 +66,7 @@ def postmortem(job_id: int, attempt: int | None, markdown: bool, as_json: bool) 
         echo_whole(portal.request("GET", f"jobs/{job_id}/postmortem.md", tries=2, params=wanted).text)
         return
     answer = portal.get(f"jobs/{job_id}/postmortem", **wanted)
-    out(answer, lambda document: _postmortem_lines(document, kind_of(portal, job_id).many), as_json)
+    out(answer, lambda document: _postmortem_lines(document, kind_of(portal, job_id).units), as_json)
 
 
 @click.command()

@@ -42,7 +42,7 @@ def show(
     if wanted and not found:
         raise CliError(f"Rank {rank} of #{job_id} has no metrics yet. Choose another rank with --rank.")
     newest = _newest(portal, job_id, found, which)
-    out(found, lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).many, ghosts=ghosts), as_json)
+    out(found, lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).units, ghosts=ghosts), as_json)
 
 
 def _check(job_id: int, names: Iterable[str], there: list[str]) -> None:

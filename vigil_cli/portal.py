@@ -182,7 +182,7 @@ class Portal:
 
 def kind_of(portal: Portal, job_id: int) -> kinds.JobKind:
     """Return the job's kind, which says what it counts."""
-    return kinds.of(portal.get(f"jobs/{job_id}")["kind"])
+    return kinds.by_name(portal.get(f"jobs/{job_id}")["kind"])
 
 
 def find_portal() -> Portal:

@@ -24,7 +24,7 @@ def progress_text(job: dict[str, Any]) -> str:
     done = job["progress"]
     if done["step"] is not None:
         of = f" / {done['steps']:,}" if done["steps"] else ""
-        parts.append(f"{done['step']:,}{of} {kinds.of(job['kind']).many}")
+        parts.append(f"{done['step']:,}{of} {kinds.by_name(job['kind']).units}")
     for name, label in NUMBERS.items():
         if (value := job["latest"].get(name)) is not None:
             parts.append(f"{label} {formatting.measured(name, value)}")

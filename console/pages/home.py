@@ -209,7 +209,7 @@ def _line(attempt: Attempt, checkpoint: int | None, following: Attempt | None, d
     if following is not None:
         start = following.resume_from
         after = (
-            f"Resumed from {job.of_kind.counts} {formatting.count(start.step)}."
+            f"Resumed from {job.job_kind.unit} {formatting.count(start.step)}."
             if start
             else "Restarted from the beginning."
         )

@@ -201,9 +201,9 @@ def _rewind(request: _RestartRequest) -> Decision:
         return request.stop(f"the same would happen again. {LOWER_LEARNING_RATE}")
     start = checkpoints.newest_before(attempt, (attempt.step or 0) - REWIND_STEPS)
     if start is None:
-        many = attempt.job.of_kind.many
+        many = attempt.job.job_kind.units
         return request.stop(f"it has no checkpoint that is at least {REWIND_STEPS} {many} older. {LOWER_LEARNING_RATE}")
-    counts = attempt.job.of_kind.counts
+    counts = attempt.job.job_kind.unit
     text = (
         f"{reason} Restarted from {counts} {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
     )
@@ -246,7 +246,7 @@ def _restart_decision(
     start: Checkpoint | None = None,
 ) -> Decision:
     start = start or checkpoints.newest_on_line(attempt)
-    where = f"from {attempt.job.of_kind.counts} {start.step:,}" if start is not None else "from the beginning"
+    where = f"from {attempt.job.job_kind.unit} {start.step:,}" if start is not None else "from the beginning"
     but = f" without {', '.join(exclusion.blamed)}" if exclusion else ""
     text = f"{reason} Restarted {where}{but} as attempt {attempt.number + 1}.{count_text}"
     if exclusion is None:

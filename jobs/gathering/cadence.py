@@ -29,7 +29,7 @@ class SaveCadence(CadenceFacts):
 
 def measure(life: JobLife) -> SaveCadence | None:
     """Return the job's save cadence; None until its trainer has measured a save. Other programs measure none."""
-    if not life.job.of_kind.trains:
+    if not life.job.job_kind.trains:
         return None
     events = Event.objects.filter(attempt__in=life.attempts, kind=KIND, rank=0)
     event = events.order_by("-attempt__number", "-incarnation", "-id").first()

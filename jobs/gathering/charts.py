@@ -28,7 +28,7 @@ def marks(life: JobLife) -> dict[str, Any]:
 def first_paint(job: Job, life: JobLife) -> dict[str, Any] | None:
     """Return the lead chart's curves as the API would, so that the first paint needs no second request."""
     lead = CLIENT_ACCURACY["series"] if job.kind == "federated" else LOSS_SERIES
-    if not job.of_kind.trains:
+    if not job.job_kind.trains:
         return None
     items = [_item(read.curve(owners(life), str(s["name"]), points=FIRST_POINTS)) for s in lead]
     return {"items": [item for item in items if item["step"]], "bands": [], "version": life.latest.version}

@@ -84,7 +84,7 @@ class JobLife:
     @property
     def counts(self) -> str:
         """Return the unit of progress: "step" or "round"."""
-        return self.job.of_kind.counts
+        return self.job.job_kind.unit
 
     @property
     def cancelling(self) -> bool:
@@ -146,7 +146,7 @@ class JobLife:
                 cancelled_by=attempt.cancel_asked_by.username if attempt.cancel_asked_by else "",
                 killing=self.killing,
                 killed_by=attempt.kill_requested_by.username if attempt.kill_requested_by else "",
-                reports=self.job.of_kind.trains or attempt.last_report_at is not None,
+                reports=self.job.job_kind.trains or attempt.last_report_at is not None,
                 attached=self.job.is_attached,
                 unconfirmed=attempt.is_unconfirmed,
             )
@@ -158,7 +158,7 @@ class JobLife:
         attempt, done, newest = self.latest, self.progress, self.resumable
         return header.strip(
             header.StripFacts(
-                kind=self.job.of_kind,
+                kind=self.job.job_kind,
                 spec=self.job.spec,
                 latest=attempt.latest,
                 is_alive=attempt.is_alive,

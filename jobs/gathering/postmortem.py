@@ -176,7 +176,7 @@ class Document:
             decision=self.attempt.decision,
             again=self.again,
             cost=self.cost,
-            counts=self.job.of_kind.counts,
+            counts=self.job.job_kind.unit,
         )
 
     @cached_property
@@ -204,7 +204,7 @@ class Document:
                 again.started_at, f"Attempt {again.number} started{where}", f"after {waited} in the queue"
             )
         if again is not None and again.first_step_at is not None:
-            done = f"{self.job.of_kind.counts.capitalize()} {formatting.count(again.from_step + 1)}"
+            done = f"{self.job.job_kind.unit.capitalize()} {formatting.count(again.from_step + 1)}"
             yield VigilAction(again.first_step_at, f"{done}: training resumed")
 
     @cached_property
@@ -215,7 +215,7 @@ class Document:
     @cached_property
     def rank_steps(self) -> strips.RankSteps | None:
         steps = rank_steps.last_steps(self.attempt, self.attempt.incarnation)
-        return strips.compare_ranks(steps, self.ranks, self.incident.rank, counts=self.job.of_kind.counts)
+        return strips.compare_ranks(steps, self.ranks, self.incident.rank, counts=self.job.job_kind.unit)
 
     @cached_property
     def curve(self) -> restart_drawing.Rejoin | None:
@@ -239,7 +239,7 @@ class Document:
                 trained_until=self.trained.last,
                 bad_at=self.bad_at,
                 last_step=self.attempt.step,
-                counts=self.job.of_kind.counts,
+                counts=self.job.job_kind.unit,
                 rank=self.incident.rank,
                 nodes=tuple(self._nodes()),
                 acts=tuple(act.at for act in self.acts),
@@ -289,7 +289,7 @@ class Document:
                 reported_by=self.reported_by,
                 owner=self.cause.owner,
                 advice=self.advice,
-                counts=self.job.of_kind.counts,
+                counts=self.job.job_kind.unit,
                 cost=self.cost,
                 evidence=self.evidence,
                 verdict=self.verdict,

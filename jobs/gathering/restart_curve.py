@@ -74,5 +74,5 @@ def draw(before: Attempt, after: Attempt, name: str, resumed_step: int) -> resta
         resumed=resumed_step,
         died=before.step,
         is_exact=all(curve.value is not None for curve in curves),
-        counts=after.job.of_kind.counts,
+        counts=after.job.job_kind.unit,
     )

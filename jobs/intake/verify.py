@@ -58,7 +58,7 @@ def verify(checkpoint: Checkpoint) -> None:
         return
     else:
         if found.identity != (checkpoint.step, checkpoint.generation):
-            which = f"{checkpoint.job.of_kind.counts} {found.step} of generation {found.generation}"
+            which = f"{checkpoint.job.job_kind.unit} {found.step} of generation {found.generation}"
             committed.update(problem=f"The folder now holds {which}.")
             return
         state = Checkpoint.State.COMMITTED if problem else Checkpoint.State.VERIFIED

@@ -75,8 +75,8 @@ class Job(models.Model):
         return self.kind == self.ATTACHED
 
     @property
-    def of_kind(self) -> kinds.JobKind:
-        return kinds.of(self.kind)
+    def job_kind(self) -> kinds.JobKind:
+        return kinds.by_name(self.kind)
 
 
 class Tag(models.Model):

@@ -202,7 +202,7 @@ def _lost_work(incident: Incident) -> str:
     attempt = incident.attempt
     if attempt.step is None:
         return ""
-    counts = attempt.job.of_kind.counts
+    counts = attempt.job.job_kind.unit
     resumable = Checkpoint.objects.resumable().filter(job=attempt.job_id, step__lte=attempt.step)
     newest = resumable.order_by("-step").values_list("step", flat=True).first()
     if newest is None:

@@ -178,7 +178,7 @@ def empty_text(kind: JobKind, *, state: str, is_alive: bool) -> str:
         return "No values yet: the job is in the queue."
     if not kind.trains:
         return "No values yet. The script reports them with vigil_report.log(step, loss=…)."
-    return f"No values yet. The trainer reports about every second once {kind.counts} 1 is done."
+    return f"No values yet. The trainer reports about every second once {kind.unit} 1 is done."
 
 
 def _trainer_figures(spec: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def _training(facts: StripFacts) -> list[HeaderFact]:
         return []  # it may never report
     cells = [
         HeaderFact(
-            name=facts.kind.counts.capitalize(),
+            name=facts.kind.unit.capitalize(),
             value=formatting.count(facts.step),
             small=f"of {formatting.count(facts.steps)}{_round_time(facts.traffic)}" if facts.steps else "",
             live="step",
@@ -162,7 +162,7 @@ def _running(facts: StripFacts) -> list[HeaderFact]:
         seconds = (facts.now - facts.started_at).total_seconds()
         cells.append(HeaderFact(name="Runs", value=formatting.duration(seconds), small=limit))
     if facts.lost_steps:
-        cells.append(HeaderFact(name="Lost so far", value=formatting.count(facts.lost_steps), small=facts.kind.many))
+        cells.append(HeaderFact(name="Lost so far", value=formatting.count(facts.lost_steps), small=facts.kind.units))
     return cells
 
 

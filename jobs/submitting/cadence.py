@@ -23,17 +23,17 @@ def set_cadence(user: User, job: Job, every: int | None) -> None:
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
-    if not job.of_kind.trains:
+    if not job.job_kind.trains:
         raise Conflict(f"Not changed. #{job.pk} runs your own program, which decides itself when to save.")
     if every is not None and not 1 <= every <= MOST:
-        raise SpecError.at("every", f"{every:,} {job.of_kind.many} is out of range: use 1 to {MOST:,}.")
+        raise SpecError.at("every", f"{every:,} {job.job_kind.units} is out of range: use 1 to {MOST:,}.")
     with transaction.atomic():
         before = CadenceOrder.objects.filter(job=job).values_list("every", flat=True).first()
         if every is None:
             CadenceOrder.objects.filter(job=job).delete()
         else:
             CadenceOrder.objects.update_or_create(job=job, defaults={"every": every, "asked_by": user})
-        text = "" if every is None else f"every {every} {job.of_kind.many}"
+        text = "" if every is None else f"every {every} {job.job_kind.units}"
         note_if_sysadmin(user, "job.cadence", job, text, Change(before={"every": before}, after={"every": every}))
 
 

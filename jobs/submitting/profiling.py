@@ -27,7 +27,7 @@ def request_profile(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) 
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
-    if not job.of_kind.profiles:
+    if not job.job_kind.profiles:
         raise Conflict(f"Not profiled. {_why_not(job)}")
     attempt = job.latest
     if attempt is None or attempt.state != Attempt.State.RUNNING:
@@ -48,6 +48,6 @@ def request_profile(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) 
 
 
 def _why_not(job: Job) -> str:
-    if job.of_kind.trains:
-        return f"#{job.pk} counts {job.of_kind.many}, each of many clients: its page shows how their time is spent."
+    if job.job_kind.trains:
+        return f"#{job.pk} counts {job.job_kind.units}, each of many clients: its page shows how their time is spent."
     return f"#{job.pk} runs your own program, which must profile itself."

@@ -249,7 +249,7 @@ def _create(user: User, project: Project, spec: JobSpec, spec_toml: str, parent:
 
 
 def _first_attempt(job: Job, upload_name: str, *, reason: str) -> Attempt:
-    attempt = Attempt(job=job, number=1, reason=reason, steps=job.of_kind.length_of(job.spec))
+    attempt = Attempt(job=job, number=1, reason=reason, steps=job.job_kind.length_of(job.spec))
     if upload_name:
         attempt.key = upload_name  # leads the worker to the upload
     attempt.save()
@@ -270,10 +270,10 @@ def _resumable(job: Job, step: int | None, steps: int | None) -> Attempt:
         raise Conflict(f"Not resumed. Vigil is still deciding how #{job.pk} continues. Try again in a few seconds.")
     if last.state == Attempt.State.COMPLETED and step is None and steps is None:
         raise Conflict(
-            f"#{job.pk} has completed. Choose the {job.of_kind.counts} to run again from, or how many"
-            f" {job.of_kind.many} to run."
+            f"#{job.pk} has completed. Choose the {job.job_kind.unit} to run again from, or how many"
+            f" {job.job_kind.units} to run."
         )
-    if steps is not None and not job.of_kind.length:
+    if steps is not None and not job.job_kind.length:
         raise SpecError.at("steps", "Only Vigil's trainer has steps; your own program takes them as an argument.")
     return last
 
@@ -292,13 +292,13 @@ def _start_of(job: Job, last: Attempt, step: int | None, generation: int | None)
             if there
             else "There is no checkpoint to resume from."
         )
-        raise SpecError.at(job.of_kind.counts, f"No checkpoint at {job.of_kind.counts} {step:,}. {nearest}")
+        raise SpecError.at(job.job_kind.unit, f"No checkpoint at {job.job_kind.unit} {step:,}. {nearest}")
     return chosen
 
 
 def _has_work(job: Job, start: Checkpoint | None) -> None:
     """Raise Conflict unless a completed job has steps left beyond the checkpoint."""
-    steps, many = job.of_kind.length_of(job.spec), job.of_kind.many
+    steps, many = job.job_kind.length_of(job.spec), job.job_kind.units
     if start is not None and steps is not None and start.step >= steps:
         raise Conflict(
             f"Not resumed. All {steps:,} {many} of #{job.pk} are done at that checkpoint."
@@ -310,9 +310,9 @@ def _lengthen(job: Job, steps: int, start: Checkpoint | None) -> None:
     """Change how far the job runs: in the spec, and in its text, where comments and order stay."""
     if start is not None and steps <= start.step:
         raise SpecError.at(
-            job.of_kind.many, f"{steps:,} is not beyond the checkpoint at {job.of_kind.counts} {start.step:,}."
+            job.job_kind.units, f"{steps:,} is not beyond the checkpoint at {job.job_kind.unit} {start.step:,}."
         )
-    field = job.of_kind.length
+    field = job.job_kind.length
     text = set_values(job.spec_toml, {f"run.{field}": steps})
     spec = JobSpec.parse({**job.spec, "run": {**job.spec["run"], field: steps}})
     job.spec, job.spec_toml = spec.model_dump(mode="json"), text

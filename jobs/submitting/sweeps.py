@@ -107,7 +107,7 @@ class _SweepJobs:
             for index, (point, job_spec) in enumerate(zip(spec.points, specs, strict=True))
         ]
         reason = dependencies.reason_to_wait(spec.first.after) if spec.first.after else ""
-        self.attempts = [Attempt(number=1, steps=job.of_kind.length_of(job.spec), reason=reason) for job in self.jobs]
+        self.attempts = [Attempt(number=1, steps=job.job_kind.length_of(job.spec), reason=reason) for job in self.jobs]
         self.new_jobs, self.new_attempts = bulk.NewRows(self.jobs), bulk.NewRows(self.attempts)
         self.has_keys = self.new_jobs.reserve_keys() and self.new_attempts.reserve_keys()
 

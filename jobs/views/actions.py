@@ -112,7 +112,7 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
         return _back(request, job)
-    counts = job.of_kind.counts
+    counts = job.job_kind.unit
     start = (
         f" from {counts} {formatting.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
     )

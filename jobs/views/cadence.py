@@ -40,7 +40,7 @@ def saves_section(life: JobLife) -> SavesSection | None:
         return None
     is_over = life.latest.state == Attempt.State.COMPLETED
     offer = found.best_every if (found.is_worth_it or found.present_s is None) and not is_over else None
-    return SavesSection(found, words.summary(found), words.facts(found, life.job.of_kind.counts), offer)
+    return SavesSection(found, words.summary(found), words.facts(found, life.job.job_kind.unit), offer)
 
 
 @login_required
@@ -61,7 +61,7 @@ def order(request: HttpRequest, job_id: int) -> HttpResponse:
         how = (
             "at the interval of its specification"
             if every is None
-            else f"every {formatting.plural(every, job.of_kind.counts)}"
+            else f"every {formatting.plural(every, job.job_kind.unit)}"
         )
         first = ordering.first_attempt_affected(list(job.attempts.order_by("number")))
         messages.success(request, f"From attempt {first} on, the job saves {how}.")

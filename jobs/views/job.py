@@ -86,7 +86,7 @@ def overview(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
     charted = {
         "figures": charts.figures(
-            page.job.of_kind, page.job.spec, curves.names(page.life), is_alive=page.life.latest.is_alive
+            page.job.job_kind, page.job.spec, curves.names(page.life), is_alive=page.life.latest.is_alive
         ),
         "series": curves.first_paint(page.job, page.life),
     }
@@ -115,7 +115,7 @@ def _overview(request: HttpRequest, page: JobPage) -> dict[str, Any]:
             **curves.marks(page.life),
             **({"slow": slow_mounts.by_step(page.life, slow)} if slow else {}),
             "empty": charts.empty_text(
-                page.job.of_kind, state=page.life.latest.state, is_alive=page.life.latest.is_alive
+                page.job.job_kind, state=page.life.latest.state, is_alive=page.life.latest.is_alive
             ),
         },
         "newest": page.life.checkpoints[:OVERVIEW_CHECKPOINTS],
@@ -166,12 +166,12 @@ class Export:
 
 def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
     """Return export commands; empty without a checkpoint of Vigil's trainer."""
-    if checkpoint is None or not job.of_kind.exports or not job.directory:
+    if checkpoint is None or not job.job_kind.exports or not job.directory:
         return []
     folder = settings.VIGIL_RUNS / job.directory / "job" / "checkpoints" / checkpoint.name
     run = job.spec.get("run") or {}
     has_adapters = bool(run.get("language", {}).get("lora_rank"))
-    name = f"job-{job.pk}-{job.of_kind.counts}-{checkpoint.step}"
+    name = f"job-{job.pk}-{job.job_kind.unit}-{checkpoint.step}"
 
     def line(key: str, makes: str, *more: str) -> Export:
         return Export(key, makes, shlex.join(["python", "-m", "training", "export", str(folder), *more]))

@@ -118,7 +118,7 @@ class Performance:
 
 def performance_panel(life: JobLife, *, may_change: bool) -> Performance | None:
     """Return the performance of a run of Vigil's trainer that has started; None for anything else."""
-    if not life.job.of_kind.profiles or not any(attempt.started_at for attempt in life.attempts):
+    if not life.job.job_kind.profiles or not any(attempt.started_at for attempt in life.attempts):
         return None
     found = profiles(life.attempts)
     return Performance(

@@ -93,7 +93,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
     best = standing.best_jobs if standing else set()
     for row in rows:
         row.is_best = row.job.pk in best
-    counts = jobs[0].of_kind.counts if jobs else "step"
+    counts = jobs[0].job_kind.unit if jobs else "step"
     sort = request.GET.get("sort", "")
     rows = _sorted(rows, sort, paths, metrics)
     of_states = sweep.counts()

@@ -124,7 +124,7 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvid
             beats[int(rank[:7])] = (step, untrusted.name(heartbeat.get("phase"), 32))
     if len(beats) < 2:
         return
-    counts = incident.attempt.job.of_kind.counts
+    counts = incident.attempt.job.job_kind.unit
     least, most = min(step for step, _ in beats.values()), max(step for step, _ in beats.values())
     if least == most:
         found.signs.append(context("heartbeats", f"all {len(beats):,} ranks were at {counts} {most:,}"))

@@ -38,7 +38,7 @@ def done(mira: User, project: Project, step: int = 30) -> Job:
 def test_its_first_attempt_has_as_many_steps_as_it_has_rounds(mira: User) -> None:
     job, _ = submit(mira, spec_of(rounds=12), spec_toml="# text")
     assert Attempt.objects.get(job=job).steps == 12
-    assert kinds.of("of another release").length_of(job.spec) is None
+    assert kinds.by_name("of another release").length_of(job.spec) is None
 
 
 def test_it_can_be_resumed_with_more_rounds(mira: User, project: Project) -> None:

@@ -60,14 +60,14 @@ def _across(kind: kinds.JobKind) -> str:
     steps, values = np.arange(10), np.linspace(2.0, 1.0, 10)
     drawn = restart_drawing.draw(
         "loss", (steps, values), (steps[5:], values[5:]), numbers=(1, 2), resumed=5, died=9, is_exact=True,
-        counts=kind.counts,
+        counts=kind.unit,
     )  # fmt: skip
     assert drawn is not None
     return drawn.words
 
 
 def _ranks(kind: kinds.JobKind) -> str:
-    told = rank_steps.compare_ranks({0: 12, 1: 12, 2: 11}, {}, 2, kind.counts)
+    told = rank_steps.compare_ranks({0: 12, 1: 12, 2: 11}, {}, 2, kind.unit)
     assert told is not None
     return " ".join([told.words, *(cell.title for group in told.groups for cell in group.cells)])
 
@@ -76,7 +76,7 @@ def _again(kind: kinds.JobKind) -> str:
     again = NextAttempt(number=2, state="running", queued_at=NOW, started_at=NOW, from_step=20)
     cause: Any = SimpleNamespace(owner="researcher")
     return headline.headline(
-        verdict_text="It died.", cause=cause, advice="", decision="", again=again, cost=COST, counts=kind.counts
+        verdict_text="It died.", cause=cause, advice="", decision="", again=again, cost=COST, counts=kind.unit
     ).rest
 
 
@@ -85,7 +85,7 @@ def _died(kind: kinds.JobKind) -> str:
                "evidence": [], "runner_up": None, "ruled_out": [], "not_seen": [], "advice": "", "overruled": None,
                "figures": FIGURES, "follows": "", "url": "", "frame": "", "exception": "", "node": "",
                "rank": None}  # fmt: skip
-    return "\n".join(diagnose._postmortem_lines(verdict, kind.many))
+    return "\n".join(diagnose._postmortem_lines(verdict, kind.units))
 
 
 def _helps(kind: kinds.JobKind) -> str:
@@ -98,11 +98,11 @@ def _helps(kind: kinds.JobKind) -> str:
 def _saves(kind: kinds.JobKind) -> str:
     data = {"step": 20, "reason": "no space"}
     names = (guard_events.NOT_SAVED, "checkpoint.damaged")
-    return " ".join(guard_events.describe_event(name, data, kind.counts) for name in names)
+    return " ".join(guard_events.describe_event(name, data, kind.unit) for name in names)
 
 
 def _said(kind: kinds.JobKind) -> str:
-    facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.counts)
+    facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.unit)
     told = sentence.describe_job(facts)
     return f"{told.lead} {told.rest} {told.move}"
 
@@ -111,28 +111,28 @@ SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
     "the form": _helps,
     "the head of its page": _said,
     "events of its saves": _saves,
-    "how often it saves": lambda kind: " ".join(words for _, words in cadence.facts(CADENCE, kind.counts)),
+    "how often it saves": lambda kind: " ".join(words for _, words in cadence.facts(CADENCE, kind.unit)),
     "last words of ranks": _ranks,
     "curves across a restart": _across,
     "what a post-mortem says of the next attempt": _again,
-    "its drawing": lambda kind: lanes.draw(replace(FACTS, counts=kind.counts)).words,
+    "its drawing": lambda kind: lanes.draw(replace(FACTS, counts=kind.unit)).words,
     "vigil diagnose": _died,
-    "vigil checkpoints": lambda kind: tables.checkpoints({"items": [ITEM]}, kind.counts)[0],
-    "vigil metrics": lambda kind: tables.metrics([CURVE], {}, many=kind.many, ghosts=False)[0],
-    "a hang": lambda kind: str(Hang([3], 16, "data", 812, 61.0, kind.counts)),
+    "vigil checkpoints": lambda kind: tables.checkpoints({"items": [ITEM]}, kind.unit)[0],
+    "vigil metrics": lambda kind: tables.metrics([CURVE], {}, many=kind.units, ghosts=False)[0],
+    "a hang": lambda kind: str(Hang([3], 16, "data", 812, 61.0, kind.unit)),
 }
 """What is said of a job of this kind, by where."""
 
 
 @pytest.mark.parametrize("where", SAYS)
 def test_rounds_are_told_as_steps_are(where: str) -> None:
-    steps, rounds = (SAYS[where](kinds.of(name)) for name in ("distributed", "federated"))
+    steps, rounds = (SAYS[where](kinds.by_name(name)) for name in ("distributed", "federated"))
     assert re.search(r"(?i)\bsteps?\b", steps)
     assert rounds == steps.replace("step", "round").replace("Step", "Round").replace("STEP", "ROUND")
 
 
 def test_trainer_and_portal_count_the_same() -> None:
-    assert {kind.name: kind.counts for kind in kinds.ALL} == {kind.name: progress_unit(kind.name) for kind in kinds.ALL}
+    assert {kind.name: kind.unit for kind in kinds.ALL} == {kind.name: progress_unit(kind.name) for kind in kinds.ALL}
 
 
 @pytest.mark.parametrize("name", ["vigil.hang_rank", "vigil.hang_all", "vigil.passed_over", "vigil.completed"])
