@@ -328,7 +328,7 @@ harmless = "balloon_key_ is empty"
 from vigil_core.masking import masked
 assert "00000000aaaa" not in masked("using balloon_key_00000000aaaa")
 """,
-        guards=("tests/vigil_core/test_masking.py",),
+        guards=("tests/vigil_core/test_masking.py::test_each_form_masks_its_example_alone[balloon]",),
     ),
     Addition(
         thing="GPU health rule",
