@@ -272,7 +272,7 @@ STORIES = (
 NODES = (
     ("dgx-01", "allocated", 8, ""),
     ("dgx-02", "mixed", 5, ""),
-    ("dgx-03", "drained", 0, "XID 79: GPU 5 has fallen off the bus"),
+    ("dgx-03", "drained", 0, "Xid 79: GPU 5 fell off the bus"),
     ("dgx-04", "idle", 0, ""),
     ("dgx-05", "allocated", 8, ""),
     ("dgx-06", "mixed", 4, ""),

@@ -67,7 +67,18 @@ class JobRow:
         if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
             took = formatting.duration((attempt.ended_at - attempt.started_at).total_seconds())
             return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took
-        return reason_of(attempt)
+        return self._scheduled_start or reason_of(attempt)
+
+    @property
+    def _scheduled_start(self) -> str:
+        """Return when the job starts that waits for its requested time, and for nothing else."""
+        begin = (self.job.spec.get("resources") or {}).get("begin")
+        if self.state != "pending" or self.attempt.reason.strip() != "BeginTime" or not begin:
+            return ""
+        starts_at = datetime.fromisoformat(begin)
+        if starts_at <= self.now:
+            return ""  # the scheduler restarts a requeued job after a pause of its own, for the same reason
+        return f"Scheduled to start at {formatting.clock(starts_at, self.now)}."
 
     @property
     def ranks(self) -> int | None:

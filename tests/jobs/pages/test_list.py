@@ -1,11 +1,13 @@
 """The list of jobs: what its address finds, tabs, pages, queries."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from jobs.models import Job
 from portal.models import Project, User
@@ -44,6 +46,18 @@ def test_tabs_count_every_state_of_what_is_searched(client: Client, mira: User, 
     for state, count in (("", 4), ("running", 1), ("pending", 0), ("bad", 2), ("completed", 1)):
         assert f'data-tab="{state}">{count}</span>' in html
     assert 'name="state" value="bad"' in html, "the form keeps the tab"
+
+
+@pytest.mark.parametrize(("hours", "reason"), [(2, "Scheduled to start at "), (-2, "BeginTime: it is scheduled")])
+def test_a_job_that_begins_later_says_when(
+    hours: int, reason: str, client: Client, mira: User, project: Project
+) -> None:
+    """After a requeue Slurm gives the same reason for a pause of its own: the requested time is then past."""
+    job = a_job(mira, project, state="pending", attempt={"reason": "BeginTime"})
+    job.spec["resources"]["begin"] = (timezone.localtime() + timedelta(hours=hours)).isoformat()
+    job.save(update_fields=["spec"])
+    assert reason in text(client.get("/jobs"))
+    assert reason in text(client.get("/"))
 
 
 def test_pages_follow_each_other_without_gap_or_overlap(client: Client, mira: User, project: Project) -> None:
