@@ -45,7 +45,7 @@ def test_links_pictures_and_anchors_lead_somewhere(reader: Client) -> None:
 
 
 def test_unknown_pages_are_not_found(reader: Client) -> None:
-    for name in ("nowhere", "..%2Fmanage.py", "screenshot.png", "template", "nowhere.svg", "decisions/template"):
+    for name in ("nowhere", "..%2Fmanage.py", "images/job.png", "template", "nowhere.svg", "decisions/template"):
         assert reader.get(f"/docs/{name}").status_code == 404
     assert Client().get("/docs").status_code == 302
 
