@@ -1,42 +1,81 @@
-"""The tests' database, migrated once for all workers of a run: each takes a copy, for to migrate takes seconds."""
+"""The tests' database, migrated once per run: the other workers copy it, as migrating takes ten CPU seconds."""
 
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db.backends.base.creation import BaseDatabaseCreation
 from django.db.backends.sqlite3.creation import DatabaseCreation
+
+TEMPLATE = "migrated_template"
 
 
 def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """The first worker that comes keeps its database in `folder`, where the others find it."""
-    kept, migrate = folder / "migrated.sqlite3", DatabaseCreation.create_test_db
+    """Let the first worker that comes migrate and leave a copy in `folder` (or its server), which the others use."""
+    if os.environ.get("TEST_DATABASE") == "postgres":
+        _share_postgres(folder, patch)
+    else:
+        _share_sqlite(folder, patch)
+
+
+def _share_sqlite(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    copy_path, migrate = folder / "migrated.sqlite3", DatabaseCreation.create_test_db
 
     def create(creation: DatabaseCreation, *arguments: Any, **options: Any) -> str:
-        with (folder / "migrated.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not kept.exists():
+        with _locked(folder):
+            if not copy_path.exists():
                 name = migrate(creation, *arguments, **options)
-                with closing(sqlite3.connect(kept)) as copy:
+                with closing(sqlite3.connect(copy_path)) as copy:
                     creation.connection.connection.backup(copy)
                 return name
-        return _copy(creation, kept)
+        return _copy(creation, copy_path)
 
     patch.setattr(DatabaseCreation, "create_test_db", create)
 
 
-def _copy(creation: DatabaseCreation, kept: Path) -> str:
-    """What Django's own does, without migrating."""
+def _share_postgres(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """The template goes with the private cluster, which the run starts and removes."""
+    done, migrate = folder / "migrated.postgres", BaseDatabaseCreation.create_test_db
+
+    def create(creation: BaseDatabaseCreation, *arguments: Any, **options: Any) -> str:
+        connection: Any = creation.connection
+        with _locked(folder):
+            if done.exists():
+                connection.settings_dict["TEST"]["TEMPLATE"] = TEMPLATE
+                return migrate(creation, *arguments, **options)  # finds nothing to apply
+            name = migrate(creation, *arguments, **options)
+            connection.close()  # a database that somebody uses cannot be copied
+            with creation._nodb_cursor() as cursor:  # type: ignore[attr-defined]
+                cursor.execute(f'DROP DATABASE IF EXISTS "{TEMPLATE}"')
+                cursor.execute(f'CREATE DATABASE "{TEMPLATE}" TEMPLATE "{name}"')
+            done.touch()
+            return name
+
+    patch.setattr(BaseDatabaseCreation, "create_test_db", create)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "migrated.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _copy(creation: DatabaseCreation, copy_path: Path) -> str:
+    """Do what Django's own does, with a copy instead of migrations."""
     connection: Any = creation.connection
     name = str(creation._get_test_db_name())  # type: ignore[attr-defined]
     connection.close()
     settings.DATABASES[connection.alias]["NAME"] = connection.settings_dict["NAME"] = name
     connection.ensure_connection()
-    with closing(sqlite3.connect(kept)) as source:
+    with closing(sqlite3.connect(copy_path)) as source:
         source.backup(connection.connection)
     return name

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 
 from django.conf import settings
@@ -59,10 +62,25 @@ def _migrate() -> None:
             is_behind = bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
             # If a start was killed after its last migration, the listing's triggers are still missing.
             if is_behind or not triggers.has_triggers(connection):
-                call_command("migrate", interactive=False, verbosity=0)
+                with _rare_garbage_collection():
+                    call_command("migrate", interactive=False, verbosity=0)
         finally:
             if connection.vendor == "postgresql":
                 cursor.execute("SELECT pg_advisory_unlock(%s)", [LOCK])
+
+
+@contextmanager
+def _rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely: migrations render thousands of models, and collecting took a fifth of the CPU time.
+
+    Measured for a first start on SQLite: 7.5 s instead of 9.2 s, with 164 MB of memory instead of 117.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _collect_static() -> None:
