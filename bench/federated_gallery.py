@@ -74,7 +74,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
 
     there = [name for name, choice in choices.describe("federated.algorithms").items() if not choice.is_open]
     names = [name for name in there if not only or name in only]
-    text = [f"# Algorithms beside each other\n\n`python -m bench federated --gallery`, {stage.machine()}."]
+    text = [f"# Federated algorithms compared\n\n`python -m bench federated --gallery`, {stage.machine()}."]
     drawn: list[tuple[str, list[Course]]] = []
     refused: dict[str, str] = dict.fromkeys(names, "")
     kinds = (
@@ -173,8 +173,8 @@ def _objective(rounds: Rounds) -> float:
 
 def _table(courses: Sequence[Course], rounds: int) -> str:
     head = (
-        f"After {rounds} rounds, or as many updates of single clients where nobody waits; a round in which one client "
-        f"arrives counts as a {CLIENTS}th.\n\n"
+        f"After {rounds} rounds, or as many updates of single clients at a pace that does not wait. There, the\n"
+        f"arrival of one client counts as a {CLIENTS}th of a round.\n\n"
         f"| algorithm | accuracy | worst client | rounds to {ENOUGH} | MB up | MB down | seconds |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
     )
