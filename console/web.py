@@ -26,9 +26,9 @@ gc.disable()  # until console.asgi has loaded everything: nothing of it is garba
 
 import uvicorn  # noqa: E402
 
-from portal import settings  # noqa: E402
 from portal.run.heartbeat import FILE, touch  # noqa: E402
 from portal.run.preflight import StartRefused  # noqa: E402
+from vigil_core import environment  # noqa: E402
 
 DEFAULT_PORT = 8000
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ws="websockets-sansio",
             ws_per_message_deflate=False,  # deflating the sockets' frames would cost five times what sending them does
             ws_max_size=65_536,
-            proxy_headers=settings.flag("VIGIL_BEHIND_PROXY"),
+            proxy_headers=environment.flag("VIGIL_BEHIND_PROXY"),
             forwarded_allow_ips=options.trusted_proxies,
             access_log=False,
             log_level="warning",

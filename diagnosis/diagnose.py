@@ -27,11 +27,11 @@ from diagnosis.root_cause import (
 from diagnosis.scanned_log import ScannedLog
 from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.log_signs import signs_of_log
-from diagnosis.signs.rank_exits import LAUNCHER
 from diagnosis.signs.sign import Sign, Witness, exit_code_of
 from diagnosis.signs.survival import mark_survived_elsewhere
-from diagnosis.verdict import AlternativeCause, EvidenceLine, Verdict
-from vigil_core.masking import masked
+from diagnosis.verdict import AlternativeCause, Verdict
+from diagnosis.verdict_evidence import describe_place, evidence_of, is_first_by_launcher
+from diagnosis.verdict_text import CLAIMED, sentence
 
 MIN_CONFIDENCE = 0.5
 _NEEDS_MORE_SOURCES = frozenset({UNKNOWN, "collective.timeout", "network.fabric", "program.illegal_access"})
@@ -45,13 +45,10 @@ _RULED_OUT_BY_KERNEL_LOG = {
     "memory.host_oom": "the kernel log reports no process killed for memory"
 }  # agents do not report these
 NO_KILLS = "no kills for memory"  # in the control groups of all nodes; one of `Case.available_sources`
-MOST_EVIDENCE = 24
-MOST_DETAIL = 160  # letters of an exception in the sentence
 LAST_LINES = 4  # lines at the end of a log
 _TROUBLE = re.compile(
     r"(?i)\b(?:error|failed|failure|fatal|abort(?:ed|ing)?|E_[A-Z_]{3,}|returned -\d|stopped|killed|crash\w*)\b"
 )
-MOST_TEXT = 1000
 
 # The likely cause of a signal that nothing explains, if something confirmed it.
 _SIGNALS = {
@@ -62,16 +59,7 @@ _SIGNALS = {
     6: "program.exception",
     4: "environment.package",
 }
-_XID = re.compile(r"\b(?P<kind>S?Xid)\b[^:]*(?:\([^)]*\))?: (?P<code>\d{1,4})\b")
-# What the sentence quotes of a root.
-_DETAILS = {
-    "federated.quorum": re.compile(r"round \d+ was lost \d+ times: [^.\n]+"),
-    "federated.coverage": re.compile(r"[\d,]+ of [\d,]+ clients never counted, [^.]+"),
-    "federated.clients": re.compile(r"client \d+ so: [^\n]+"),
-}
 _BEST_WITNESS_FIRST: tuple[Witness, ...] = ("machine", "scheduler", "launcher")
-_CLAIMED = {"program": "According to its own log", "launcher": "According to its launcher"}
-"""How a verdict begins that only the job's own log or folder supports, by its source."""
 _SHOW_RANK_BEHIND = frozenset({"stacks", "flight", "trainer"})
 _KILLED = frozenset(128 + number for number in (4, 7, 8, 9, 11))
 
@@ -148,13 +136,13 @@ def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequenc
     others: dict[str, AlternativeCause] = {}
     for sign in candidates:
         if sign.cause != chosen.cause and sign.cause not in others:
-            others[sign.cause] = AlternativeCause(sign.cause, f"{_describe_place(sign)} came later")
+            others[sign.cause] = AlternativeCause(sign.cause, f"{describe_place(sign)} came later")
     return Verdict(
         chosen.cause,
         confidence,
         "",
         (chosen.entry.advice if chosen.entry else "") or cause.advice,
-        evidence=_evidence(chosen, case),
+        evidence=evidence_of(chosen, case),
         runner_up=next(iter(others.values()), None),
         ruled_out=list(others.values()),
         rank=_rank_of(chosen, case),
@@ -234,7 +222,7 @@ def _from_echo(case: Case) -> Verdict:
         exit_code_of(sign) not in {0, 143} and is_before(sign, cancelled) for sign in case.exits
     ):
         explained = [sign for sign in explained if sign.cause != "scheduler.cancelled"]
-    evidence = _evidence(ordered[0], case)
+    evidence = evidence_of(ordered[0], case)
     if explained:
         first = explained[0]
         behind = [
@@ -252,7 +240,7 @@ def _from_exit(case: Case) -> Verdict:
     """Return a verdict from exits of processes alone: a signal is not a cause, but hints at one."""
     ordered = sorted(case.exits, key=chronological)
     failed = [sign for sign in ordered if exit_code_of(sign) not in {0, 143}] or ordered
-    first = next((sign for sign in failed if _is_first_by_launcher(sign)), failed[0])
+    first = next((sign for sign in failed if is_first_by_launcher(sign)), failed[0])
     number = exit_code_of(first) - 128
     hint = _SIGNALS.get(number)
     if hint == "memory.host_oom" and NO_KILLS in case.available_sources:
@@ -265,7 +253,7 @@ def _from_exit(case: Case) -> Verdict:
         0.75,
         "",
         CAUSES[UNKNOWN].advice,
-        evidence=_evidence(first, case),
+        evidence=evidence_of(first, case),
         runner_up=runner_up,
         rank=first.rank,
         node=first.node,
@@ -275,10 +263,10 @@ def _from_exit(case: Case) -> Verdict:
 def _without_failure(case: Case) -> Verdict:
     """Return a verdict where no sign of a failure was found: the run completed, or the log just stops."""
     if case.completed:
-        return Verdict(NONE, 0.95, "", CAUSES[NONE].advice, evidence=_evidence(case.completed[-1], case))
+        return Verdict(NONE, 0.95, "", CAUSES[NONE].advice, evidence=evidence_of(case.completed[-1], case))
     if (case.has_progress or case.survived) and not any(_ends_in_trouble(scanned) for scanned in case.scanned):
-        return Verdict(NONE, 0.7, "", CAUSES[NONE].advice, evidence=_evidence(None, case))
-    return Verdict(UNKNOWN, 0.6, "", CAUSES[UNKNOWN].advice, evidence=_evidence(None, case))
+        return Verdict(NONE, 0.7, "", CAUSES[NONE].advice, evidence=evidence_of(None, case))
+    return Verdict(UNKNOWN, 0.6, "", CAUSES[UNKNOWN].advice, evidence=evidence_of(None, case))
 
 
 def _ends_in_trouble(scanned: ScannedLog) -> bool:
@@ -292,11 +280,6 @@ def _ends_in_trouble(scanned: ScannedLog) -> bool:
     )
 
 
-def _is_first_by_launcher(sign: Sign) -> bool:
-    """Return whether this is the launcher's record of the rank that ended first, with its time and memory."""
-    return sign.file == LAUNCHER and "first" in sign.groups
-
-
 # Shared by both.
 
 
@@ -305,48 +288,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _describe_place(sign: Sign) -> str:
-    return f"line {sign.line:,} of {sign.file}" if sign.line else f"the report of the {sign.file}"
-
-
-def _evidence(root: Sign | None, case: Case) -> list[EvidenceLine]:
-    """Return the root, what confirms it, echoes and what was survived; each line once, at most `MOST_EVIDENCE`."""
-    found: list[EvidenceLine] = []
-    groups = [("root", [root] if root else [])]
-    if root is not None:
-        same = [sign for sign in case.roots if sign is not root and sign.cause == root.cause]
-        groups.append(("confirmation", same + [sign for sign in case.confirmations if sign.cause == root.cause]))
-    exits = sorted(case.exits, key=lambda sign: not _is_first_by_launcher(sign))
-    groups.append(("confirmation", exits[:4]))
-    others = [sign for sign in case.roots if root is None or sign.cause != root.cause]
-    groups += [("echo", case.echoes + others), ("survived", case.survived)]
-    if root is None or root.cause == UNKNOWN:  # what would have confirmed something is all that there is
-        groups.append(("context", [sign for sign in case.confirmations if sign.source_kind]))
-    groups.append(("context", case.context))
-    places: set[tuple[str, int, str]] = set()
-    for role, signs in groups:
-        for sign in sorted(signs, key=chronological)[: MOST_EVIDENCE // 3]:
-            place = (sign.file, sign.line, "" if sign.line else sign.text)  # records have no lines
-            if place in places or len(found) >= MOST_EVIDENCE:
-                continue
-            places.add(place)
-            found.append(
-                EvidenceLine(
-                    sign.file,
-                    sign.line,
-                    masked(sign.text.strip())[:MOST_TEXT],
-                    role,
-                    sign.cause,
-                    sign.rank,
-                    sign.node,
-                    sign.at,
-                    sign.count,
-                    sign.entry.name if sign.entry else "",
-                )  # fmt: skip
-            )
-    return found
 
 
 def _completed(verdict: Verdict, case: Case) -> Verdict:
@@ -358,13 +299,13 @@ def _completed(verdict: Verdict, case: Case) -> Verdict:
             verdict, cause=UNKNOWN, confidence=1 - verdict.confidence, runner_up=first, advice=CAUSES[UNKNOWN].advice,
             heading="",
         )  # fmt: skip
-    is_claim = ATTEMPT in case.available_sources and verdict.owner == "sysadmin" and verdict.source in _CLAIMED
+    is_claim = ATTEMPT in case.available_sources and verdict.owner == "sysadmin" and verdict.source in CLAIMED
     if is_claim and CAUSES[verdict.cause].is_hardware:
         verdict = replace(verdict, advice=unconfirmed(verdict.advice))
     limits = [f"{log.name}: {limit}" for log in case.scanned for limit in log.limits]
     return replace(
         verdict,
-        summary=_sentence(verdict, is_claim=is_claim),
+        summary=sentence(verdict, is_claim=is_claim),
         unavailable=[*verdict.unavailable, *limits, *_missing_sources(verdict, case)],
         ruled_out=[*verdict.ruled_out, *_ruled_out(verdict, case)],
     )
@@ -395,32 +336,3 @@ def _ruled_out(verdict: Verdict, case: Case) -> Iterator[AlternativeCause]:
             and not (cause == "memory.host_oom" and NO_KILLS in case.available_sources)
         ):
             yield AlternativeCause(cause, why)
-
-
-def _sentence(verdict: Verdict, *, is_claim: bool) -> str:
-    """Return what happened in one sentence. `is_claim`: only the job's own log or folder reports it."""
-    title = (verdict.heading or CAUSES[verdict.cause].heading).removesuffix(".")
-    if is_claim:
-        title = f"{_CLAIMED[verdict.source]}: {title}"
-    root = next((line.text for line in verdict.evidence if line.role == "root"), "")
-    return f"{title}{_where(verdict, root)}{_detail(verdict, root).rstrip(' .')}."
-
-
-def _where(verdict: Verdict, root: str) -> str:
-    """Return the rank, the node and an Xid's number as far as they are known: " on rank 21 (dgx-03, Xid 79)"."""
-    places = [f"rank {verdict.rank}" if verdict.rank is not None else "", verdict.node]
-    if verdict.cause.startswith("gpu.") and (xid := _XID.search(root)):
-        places.append(f"{xid['kind']} {xid['code']}")
-    first, *more = [place for place in places if place] or [""]
-    if not first or first.startswith(("Xid", "SXid")):
-        return f" ({first})" if first else ""
-    return f" on {first}" + (f" ({', '.join(more)})" if more else "")
-
-
-def _detail(verdict: Verdict, root: str) -> str:
-    """Return what the sentence quotes of the root: the exception, or a federation's counts."""
-    if verdict.cause == "program.exception" and verdict.exception:
-        return f": {(root or verdict.exception).splitlines()[0][:MOST_DETAIL]}"
-    if verdict.cause in _DETAILS and (detail := _DETAILS[verdict.cause].search(root)):
-        return f": {detail[0].replace(' so:', ':', 1)[:MOST_DETAIL].strip()}"
-    return ""

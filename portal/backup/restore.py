@@ -21,6 +21,7 @@ from portal.backup.archive import BackupManifest
 from portal.backup.make import give_to_owner, kind_of
 from portal.run.preflight import StartRefused, lock_home, note_owner
 from vigil_core import installation
+from vigil_core.environment import env
 
 STOP_IT = "stop it first; `vigil up` releases its home when it has stopped."
 NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
@@ -195,7 +196,7 @@ class _Postgres:
 def _take_key(settings: ModuleType, staged: Path, set_aside: list[str], stamp: str) -> list[str]:
     """The key that signed the backup's sessions; what the environment says goes before a file."""
     key = settings.VIGIL_HOME / "secret_key"
-    if settings.env("SECRET_KEY"):
+    if env("SECRET_KEY"):
         if staged.read_text() == settings.SECRET_KEY:
             return []
         return ["SECRET_KEY of the environment differs from the backup's: everybody must sign in again."]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from training.federated.model import STATISTICS
 from training.federated.pending_updates import ArrivingUpdates
 from training.federated.schedule import ClientChunk, Ids
 from training.federated.server import Server, ServerRound
-from training.federated.task_results import ClientOutcomes, RoundCosts, TaskResult
+from training.federated.task_results import ClientOutcomes, LocalResults, RoundCosts, TaskResult
 from training.federated.transport.ranks import RankExchange
 from training.federated.update_combiner import UpdateCombiner
 from training.federation import random_streams
@@ -34,18 +34,6 @@ from training.runtime.seeds import derive_seed
 
 class QuorumLost(RuntimeError):
     """Raised when too few updates of a round count."""
-
-
-@dataclass
-class _LocalResults:
-    """The results of this rank's clients in one task."""
-
-    outcomes: list[ClientOutcomes] = field(default_factory=list)
-    """By chunk."""
-    updates: list[Mapping[str, Tensor]] = field(default_factory=list)
-    """What was sent, by chunk, if an aggregation needs single updates instead of a sum."""
-    late_rows: list[Tensor] = field(default_factory=list)
-    """(clients, numbers): updates that arrive in a later round, by chunk."""
 
 
 class Controller:
@@ -179,16 +167,14 @@ class Controller:
             is_unstacked=bool(self._work.unstacked_reason),
         )
 
-    def _run_task(
-        self, task: ClientTask, arrivals: ArrivingUpdates
-    ) -> tuple[TaskResult, _LocalResults, ClientOutcomes]:
+    def _run_task(self, task: ClientTask, arrivals: ArrivingUpdates) -> tuple[TaskResult, LocalResults, ClientOutcomes]:
         self._borrow_state()
         began = time.perf_counter()
         combining = self._combining if task.is_training else None
         sizes = self._work.sizes_of(task, self.server) if combining is None else {}
         added = arrivals if combining is None else ArrivingUpdates.empty()
         chunks = len(self._chunks) + added.chunks
-        tree, local = sums.Tree(chunks), _LocalResults()
+        tree, local = sums.Tree(chunks), LocalResults()
         for number, updates in self._local_updates(task):
             tree.put_sum(number, self._partial_sums(task, sizes, updates, local), self._world.device)
             if combining is not None:
@@ -272,7 +258,7 @@ class Controller:
         return TaskResult(total, mean, outcomes, selected, samples, discount)
 
     def _combine(
-        self, combining: UpdateCombiner, task: ClientTask, result: TaskResult, local: _LocalResults
+        self, combining: UpdateCombiner, task: ClientTask, result: TaskResult, local: LocalResults
     ) -> TaskResult:
         """Replace the sums by what a robust aggregation makes of the same updates."""
         began = time.perf_counter()
@@ -302,7 +288,7 @@ class Controller:
         )
 
     def _partial_sums(
-        self, task: ClientTask, sizes: Mapping[str, int], updates: ClientUpdates, local: _LocalResults
+        self, task: ClientTask, sizes: Mapping[str, int], updates: ClientUpdates, local: LocalResults
     ) -> list[sums.Part]:
         """Compute weighted partial sums of this chunk's updates, dropping non-finite and late ones.
 
@@ -333,7 +319,7 @@ class Controller:
             local.late_rows.append(torch.cat(list(folded.values()), dim=1)[later])
         return parts
 
-    def _is_certain(self, local: _LocalResults) -> bool:
+    def _is_certain(self, local: LocalResults) -> bool:
         """Return whether the round is certain to count, whatever the chunks bring that are still to come."""
         if self._combining is not None:
             return False  # an aggregation may still reject too many
@@ -360,7 +346,7 @@ class Controller:
         self._has_borrowed = True
         self.costs.transfer_seconds += time.perf_counter() - began
 
-    def _record_late(self, local: _LocalResults, outcomes: ClientOutcomes) -> None:
+    def _record_late(self, local: LocalResults, outcomes: ClientOutcomes) -> None:
         """Record updates that arrive in a later round, on every rank."""
         later = outcomes.is_finite & ~self.plan.is_now(outcomes.clients)
         self.server.pending.remove(self.plan.arriving)

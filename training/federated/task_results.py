@@ -66,3 +66,15 @@ class RoundCosts:
     wait_seconds: float = 0.0
     transfer_seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic.empty)
+
+
+@dataclass
+class LocalResults:
+    """The results of this rank's clients in one task."""
+
+    outcomes: list[ClientOutcomes] = field(default_factory=list)
+    """By chunk."""
+    updates: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """What was sent, by chunk, if an aggregation needs single updates instead of a sum."""
+    late_rows: list[Tensor] = field(default_factory=list)
+    """(clients, numbers): updates that arrive in a later round, by chunk."""
