@@ -1,9 +1,10 @@
-// What every page has: theme, times, dialogs, notices, keys, the lamp. Pages work without it, less comfortably.
+// Shared by all pages: theme, relative times, dialogs, toasts, keyboard shortcuts and the live indicator.
+// Every page also works without it, less comfortably.
 import { keepTime } from "./words.js";
 
 const root = document.documentElement;
 
-// Theme: the server reads the cookie, so the next page comes in it without a flash.
+// Theme: the server reads the cookie, so the next page renders in the chosen theme without a flash.
 function toggleTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)").matches;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : system;
@@ -13,7 +14,7 @@ function toggleTheme() {
   document.dispatchEvent(new Event("vigil:theme"));
 }
 
-// A notice at the lower right. Errors stay until dismissed; the rest goes by itself.
+// Show a toast at the lower right. Errors stay until dismissed; others disappear by themselves.
 function toast(text, state = "completed") {
   const box = document.createElement("div");
   box.className = "toast";
@@ -42,7 +43,7 @@ function fade(box) {
   setTimeout(() => (box.matches(":hover, :focus-within") ? fade(box) : box.remove()), 8000);
 }
 
-// The lamp: lit while this page hears of changes as they happen.
+// The live indicator ("lamp"): lit while this page receives changes as they happen.
 export function lamp(live, text) {
   const element = document.getElementById("lamp");
   if (!element) return;
@@ -71,7 +72,7 @@ document.addEventListener("click", (event) => {
   if (button && doers[button.dataset.do]) doers[button.dataset.do](button, event);
 });
 
-// Menus close when one looks elsewhere.
+// Close open menus on a click outside them.
 document.addEventListener("click", (event) => {
   for (const menu of document.querySelectorAll("details.menu[open]"))
     if (!menu.contains(event.target)) menu.open = false;
@@ -84,7 +85,8 @@ document.addEventListener("submit", (event) => {
   }
 });
 
-// Keys: / search, g then h, j, s, c, n, q or p to go; pages add their own. None acts destructively.
+// Keyboard shortcuts: / focuses the search, g then h, j, s, c, n, q or p navigates; pages add their own.
+// No shortcut is destructive.
 let leading = Number.NEGATIVE_INFINITY;
 document.addEventListener("keydown", (event) => {
   if (
@@ -115,7 +117,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// htmx: what went wrong is said, never swallowed.
+// htmx: report every failed request.
 document.addEventListener("htmx:responseError", (event) => {
   const status = event.detail.xhr.status;
   if (status === 401 || status === 403)

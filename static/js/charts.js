@@ -1,10 +1,10 @@
-// Line charts. The head is legend and readout in one, so nothing floats and nothing jumps.
+// Line charts. The head is both legend and readout, so nothing floats and the layout never shifts.
 //
 // spec: {id, title, series: [{name, label, color, digits, kind}], breaks, restarts, limits, zero, smooth, band, stacked, suffix}
-// a series also: times, what its values are multiplied by, and drawn, what it is called then
-// kind: dots; low and high, one after the other, are the edges of a band. stacked: each line stands on the one before.
-// and over time instead of steps (times.js) also: x, span(), y, bare, under(u, chart)
-// on: {zoom(range, kind), log(on), smooth(share), reread()}: what a person chose comes back by choose()
+// A series may also have `times`, a factor for its values, and `drawn`, its name after scaling.
+// kind: "dots"; "low" and "high" in succession are the edges of a band. stacked: each line is drawn on top of the previous one.
+// Charts over time instead of steps (times.js) also have: x, span(), y, bare, under(u, chart).
+// on: {zoom(range, kind), log(on), smooth(share), reread()}; the owner applies the user's choice by calling choose().
 import { Curve } from "./curves.js";
 import { dataOf, linesOf, plotOf } from "./lines.js";
 import { Range } from "./ranges.js";
@@ -13,18 +13,18 @@ import { count, measure } from "./words.js";
 
 const FRAME_MS = 250; // four redraws a second at most
 const KEYS = new Set(["ArrowLeft", "ArrowRight", "Home", "End", "+", "-", "l", "Escape"]);
-const MOST_POINTS = 12_000; // beyond, the server's envelope is asked for anew
+const MOST_POINTS = 12_000; // with more points, fetch the server's downsampled envelope again
 
 export class Chart {
   constructor(figure, spec, on) {
     Object.assign(this, { figure, spec, on });
     this.plot = figure.querySelector(".plot");
-    this.curves = new Map(); // of everything, by name
-    this.ghosts = []; // what was superseded, painted beneath
-    this.view = null; // {from, to, and once the server has answered: curves, ghosts} while zoomed
+    this.curves = new Map(); // full range, by name
+    this.ghosts = []; // superseded stretches, painted beneath the lines
+    this.view = null; // while zoomed: {from, to}, plus curves and ghosts once the server has answered
     this.log = false;
     this.range = new Range();
-    this.isCoarse = false; // a first picture, soon replaced
+    this.isCoarse = false; // low-resolution preview, soon replaced
     this.visible = true;
     this.lines = linesOf(spec);
     this.readout = new Readout(figure.querySelector(".readout"), this.lines, spec);
@@ -33,7 +33,8 @@ export class Chart {
     this.listen();
   }
 
-  // What a person chose: a range of x or null, the axis, the half-life of smoothing. Whether there is more to ask for.
+  // Apply the user's choice: a range of x or null, the axis, the half-life of smoothing.
+  // Return whether data for that range must be fetched.
   choose({ range, log, share }) {
     const moved = !this.isAt(range);
     if (moved) this.view = range && { ...range };
@@ -49,7 +50,7 @@ export class Chart {
     return this.view?.from === range?.from && this.view?.to === range?.to;
   }
 
-  // As the server tells it, of everything or of a range: [{name, step, value | min, max, mean | median, …}].
+  // Show the server's answer for everything or for a range: [{name, step, value | min, max, mean | median, …}].
   load(items, range) {
     if (range && !this.isAt(range)) return;
     if (range) this.view = { ...this.view, curves: curvesOf(items) };
@@ -68,7 +69,7 @@ export class Chart {
     this.soon(0);
   }
 
-  // Newer points, from a live frame. Whether they went back to steps that were there.
+  // Append newer points from a live frame. Return whether they went back to steps that the chart already had.
   append(entries) {
     let back = false;
     for (const entry of entries) {
@@ -90,7 +91,7 @@ export class Chart {
     this.readout.stale(text);
   }
 
-  // Draw within `wait` ms, once; after the first picture only where somebody can see it.
+  // Draw once, within `wait` ms; after the first drawing, only while the chart is visible.
   soon(wait) {
     if (this.timer && wait) return;
     clearTimeout(this.timer);
@@ -158,7 +159,7 @@ export class Chart {
     if (this.hasData()) this.draw();
   }
 
-  // A log axis is there only where every value is above zero.
+  // A log axis is available only if every value is above zero.
   settle() {
     const positive = this.spec.series.every((s) => !this.curves.get(s.name)?.main.some((v) => v <= 0));
     const log = Boolean(this.wantsLog && positive);
@@ -185,7 +186,7 @@ export class Chart {
     this.on.zoom(null);
   }
 
-  // The charts beside it show the selection too; only the one that it was made in zooms.
+  // Synchronised charts show the selection too; only the chart in which it was made zooms.
   select(u) {
     const { left, width } = u.select;
     if (width < 6) return;
@@ -243,7 +244,7 @@ export class Chart {
       this.u.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight });
   }
 
-  // One sentence with the finding, for who does not see the drawing.
+  // Summarise the chart in one sentence for screen readers.
   describe() {
     const { series, xunit = "step" } = this.spec;
     const { name, times = 1 } = series.find(({ kind }) => kind !== "low" && kind !== "high");
@@ -260,7 +261,7 @@ export class Chart {
   }
 }
 
-// What the API answers, as curves by name.
+// Convert the API's answer into curves by name.
 function curvesOf(items) {
   const curves = new Map();
   for (const item of items) {
@@ -274,7 +275,7 @@ function curvesOf(items) {
   return curves;
 }
 
-// Newer points onto the curve of their name; where that is an envelope, a value is all three of its columns.
+// Merge newer points into the curve of their name. In an envelope, a single value fills all three columns.
 function grow(curves, { name, step, columns }) {
   if (!curves.has(name)) curves.set(name, new Curve(Object.keys(columns)));
   const curve = curves.get(name);

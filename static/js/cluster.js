@@ -1,9 +1,9 @@
-// Nodes and queue: what the database says is shown anew every few seconds, while somebody looks.
+// Nodes and queue: refresh from the database every few seconds while the page is visible.
 import { lamp } from "./app.js";
 
 const EVERY_MS = 5_000;
 
-// An open dialog and a chosen text are left alone.
+// Do not refresh under an open dialog or a text selection.
 function refresh() {
   if (document.visibilityState !== "visible" || document.querySelector("dialog[open]")) return;
   if (!getSelection().isCollapsed) return;

@@ -1,4 +1,4 @@
-// The map of the cluster: cells are kept true by the socket; what only the database knows is shown anew now and then.
+// The map of the cluster: the socket updates cells; data that only the database has is refreshed periodically.
 import { lamp } from "./app.js";
 import { followMachines } from "./live.js";
 import { CanvasMap } from "./map_canvas.js";
@@ -6,10 +6,10 @@ import { CellMap } from "./map_cells.js";
 
 const EVERY_MS = 15_000;
 const GAP_PX = 6;
-const FRAME_MS = 3; // of one frame that cells may take; painting comes on top
+const FRAME_MS = 3; // time per frame for updating cells; painting comes on top
 const PER_FRAME = 160; // machines
 const BATCH = 32;
-const MOST_PENDING = 5_000; // a hidden page has no frames
+const MOST_PENDING = 5_000; // a hidden page gets no animation frames
 
 const live = document.getElementById("live");
 const card = document.getElementById("gpu-card");
@@ -26,7 +26,7 @@ function begin(place = null) {
   if (place) map?.focus(place);
 }
 
-// One line above the map says what the pointer or the keys are on; it is spoken only where keys are used.
+// The line above the map describes the cell under the pointer or cursor; it is announced only for keyboard users.
 function show(parts, byKey) {
   const line = document.getElementById("readout");
   if (!line) return;
@@ -54,7 +54,7 @@ async function openCard(node, index, box) {
   card.focus({ preventScroll: true });
 }
 
-// The chosen view lives in the address.
+// Keep the chosen view in the address.
 document.addEventListener("change", (event) => {
   if (event.target.name !== "by") return;
   const here = new URL(location.href);
@@ -63,7 +63,7 @@ document.addEventListener("change", (event) => {
   map?.colour?.(chosen());
 });
 
-// An open card and a chosen text are left alone.
+// Do not refresh under an open card or a text selection.
 function refresh() {
   if (document.visibilityState !== "visible" || card.matches(":popover-open")) return;
   if (!getSelection().isCollapsed) return;
@@ -78,7 +78,7 @@ document.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target === live) begin(place);
 });
 
-// When a thousand machines report in the same second, they are shown over a few frames, so that none is long.
+// When a thousand machines report in the same second, spread the updates over a few frames so that no frame is long.
 let pending = [];
 let isApplying = false;
 function applyPending() {

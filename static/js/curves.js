@@ -1,6 +1,7 @@
-// Columns of a curve in typed arrays: append, merge, smooth, put side by side. No drawing here.
+// Columns of a curve in typed arrays: append, merge, smooth, align. No drawing here.
 
-// One curve: steps rising, one or several value columns ("value", or "min", "max", "mean"; a band has "median" and "worst" too).
+// One curve: increasing steps and one or several value columns ("value", or "min", "max", "mean"; a band also has
+// "median" and "worst").
 export class Curve {
   constructor(columns) {
     this.names = [...columns];
@@ -23,7 +24,7 @@ export class Curve {
     return this.n ? this.step[this.n - 1] : null;
   }
 
-  // Newer points win over those at the same steps, and over what lies between them: that stretch was done anew.
+  // Newer points replace those at the same steps and everything between them: that stretch was trained again.
   merge(step, columns) {
     if (!step.length) return;
     for (const name of Object.keys(columns)) this.have(name);
@@ -41,14 +42,14 @@ export class Curve {
     this.n = from + step.length + kept;
   }
 
-  // Forget what lies before a step.
+  // Drop the points before a step.
   drop(step) {
     const from = this.place(step);
     for (const array of [this.step, ...Object.values(this.columns)]) array.copyWithin(0, from, this.n);
     this.n -= from;
   }
 
-  // A column that the curve did not have: nothing in it so far.
+  // Add a column that the curve does not have yet, filled with NaN.
   have(name) {
     if (name in this.columns) return;
     this.columns[name] = new Float64Array(this.step.length).fill(Number.NaN);
@@ -79,7 +80,7 @@ export class Curve {
     for (const name of this.names) this.columns[name] = grow(this.columns[name]);
   }
 
-  // A column as long as there are points.
+  // A column, cut to the number of points.
   column(name) {
     return this.columns[name].subarray(0, this.n);
   }
@@ -88,7 +89,7 @@ export class Curve {
     return this.step.subarray(0, this.n);
   }
 
-  // What stands for the curve where one number is wanted.
+  // The column to use where a single value per point is needed.
   get main() {
     return this.column(["value", "mean", "median"].find((name) => name in this.columns));
   }
@@ -104,7 +105,7 @@ function rising(step) {
   return true;
 }
 
-// A debiased exponential mean over x, started anew at every break and after every gap.
+// A debiased exponential mean over x, restarted at every break and after every gap.
 export function smooth(step, values, halfLife, breaks) {
   const out = new Float64Array(values.length);
   let mean = 0;
@@ -128,7 +129,7 @@ export function smooth(step, values, halfLife, breaks) {
   return out;
 }
 
-// Several curves over one x, as uPlot wants them: null where a curve has no point, a real gap only inside one.
+// Align several curves on one x for uPlot: undefined where a curve has no point, null (a real gap) where its value is not finite.
 export function align(curves) {
   if (curves.length === 1) return [curves[0].x, ...curves[0].ys.map(plain)];
   const all = new Set();
@@ -152,7 +153,7 @@ export function align(curves) {
 
 const plain = (ys) => Array.from(ys, (v) => (Number.isFinite(v) ? v : null));
 
-// The first and the last step of each stretch that is not a number, with a word for it.
+// The first and last step of each stretch of non-finite values, with its label ("NaN" or "Inf").
 export function gapsIn(step, values) {
   const gaps = [];
   for (let i = 0; i < step.length; i += 1) {
@@ -165,7 +166,7 @@ export function gapsIn(step, values) {
   return gaps;
 }
 
-// The values that a share of the sorted ones lies below.
+// The low and high quantiles of the values; null without values.
 export function quantiles(values, low, high) {
   const sorted = Float64Array.from(values).sort();
   if (!sorted.length) return null;

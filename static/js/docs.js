@@ -1,4 +1,4 @@
-// The API's own description by day or by night, as the portal's pages: Swagger has both, by a class.
+// Give the API reference the portal's light or dark theme: Swagger UI switches by a class.
 const night = matchMedia("(prefers-color-scheme: dark)");
 
 function dress() {

@@ -1,11 +1,11 @@
-// What a chart's "…" offers, loaded when it is opened: its data as a table, as CSV, as a picture.
+// A chart's "…" menu, loaded when it is first opened: data as a table, as CSV, as a picture.
 import { token } from "./paint.js";
 
 const MOST_ROWS = 1_000;
 
 const OFFERS = { "Data as a table": table, "CSV as drawn": csv, "Picture (PNG)": picture };
 
-// The menu's entries, once it has been opened.
+// Fill the menu when it is first opened.
 export function fill(menu, chart) {
   for (const [text, act] of Object.entries(OFFERS)) {
     const button = document.createElement("button");
@@ -97,7 +97,7 @@ function table(chart) {
   dialog.showModal();
 }
 
-// The plot with its title, on the page's own background.
+// Save the plot with its title on the page's background colour.
 function picture(chart) {
   const source = chart.u.ctx.canvas;
   const ratio = devicePixelRatio;

@@ -1,13 +1,13 @@
-// A page's charts together: made from what the server says of them, fed with one question for all, shown as chosen.
+// All charts of a page: created from the server's specs, loaded with shared requests, shown as the user chose.
 import { Chart } from "./charts.js";
 import { View } from "./view.js";
 
-const AGAIN_MS = 5_000; // while steps are being done again, what that superseded is asked for so often
+const AGAIN_MS = 5_000; // how often to fetch superseded points while steps are being repeated
 
 export class Figures {
   constructor(grid, job, specs) {
     this.job = job;
-    this.asking = new Set(); // for each question on its way the frames that came meanwhile
+    this.asking = new Set(); // for each request in flight, the frames received meanwhile
     this.charts = [];
     this.view = viewOf(grid, specs, () => this.choose());
     for (const spec of specs) this.add(grid.querySelector(`[data-chart="${spec.id}"]`), { ...spec, job });
@@ -35,12 +35,12 @@ export class Figures {
     for (const chart of this.charts) act(chart);
   }
 
-  // The names of what there are charts of.
+  // The names of all charted series.
   get names() {
     return this.charts.flatMap(({ names }) => [...names]);
   }
 
-  // Where attempts begin, and restarts within them; and what stands where there is nothing yet.
+  // Update where attempts and restarts begin, and the text of empty charts.
   mark(marks) {
     for (const chart of this.charts.filter(({ unit }) => unit !== "second")) {
       Object.assign(chart.spec, marks);
@@ -48,7 +48,7 @@ export class Figures {
     }
   }
 
-  // The page came with the curves of its lead chart.
+  // Show the coarse curves that are embedded in the page.
   paint(answer) {
     this.each((chart) => {
       const items = this.itemsFor(chart, answer);
@@ -57,14 +57,14 @@ export class Figures {
     });
   }
 
-  // Everything anew; the version that it includes.
+  // Fetch everything again; resolve to the version that the data includes.
   reread() {
     this.begun = true;
     this.refine(this.charts);
     return this.look(this.charts, null);
   }
 
-  // What a person chose, into every chart: at once with what is there, then with what the server has of that range.
+  // Apply the user's choice to every chart: immediately with the points at hand, then with the server's data for that range.
   choose() {
     const { ranges, logs, smooth } = this.view;
     const moved = this.charts.filter((chart) =>
@@ -86,14 +86,14 @@ export class Figures {
     const answer = await this.ask(charts.map(wantOf), range).finally(() => this.asking.delete(meanwhile));
     for (const chart of charts) chart.load(this.itemsFor(chart, answer), range);
     for (const entries of meanwhile) this.append(entries);
-    // Where steps were done twice, what was there before is asked for too.
+    // Where steps were repeated, fetch the superseded points too.
     if (answer.items.some((item) => item.superseded?.length))
       import("./ghosts.js").then(({ haunt }) => haunt(this, charts, answer, range)).catch(() => null);
     else for (const chart of charts) chart.haunt([], range);
     return answer.version;
   }
 
-  // A live frame's points.
+  // Handle the points of a live frame.
   points(entries) {
     for (const meanwhile of this.asking) meanwhile.push(entries);
     if (this.append(entries)) this.again ||= setTimeout(() => this.redone(), AGAIN_MS);
@@ -113,7 +113,7 @@ export class Figures {
     this.reread().catch(() => null);
   }
 
-  // Questions to the API: wants are [{names, rank, points, band}], range {from, to} or null for everything.
+  // Query the API: wants are [{names, rank, points, band}], range is {from, to} or null for everything.
   async ask(wants, range) {
     const answer = { items: [], bands: [], version: null };
     await Promise.all(
@@ -121,7 +121,7 @@ export class Figures {
         const query = { points, digits: 6, ...(band ? { band: 1 } : { rank }), ...range };
         const found = await this.get(names, query);
         answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank, points })));
-        // All are right up to the oldest of them.
+        // The combined data is current only up to the oldest answer.
         answer.version = Math.min(answer.version ?? found.version, found.version);
       }),
     );
@@ -137,7 +137,7 @@ export class Figures {
     return response.json();
   }
 
-  // Charts of a width share a question.
+  // Charts of the same width share a request.
   together(wants) {
     const groups = new Map();
     for (const want of wants) {
@@ -170,7 +170,7 @@ function viewOf(grid, specs, changed) {
   });
 }
 
-// Two points a pixel.
+// Two points per pixel.
 const wantOf = ({ spec, names, plot }) => ({
   names,
   rank: spec.rank ?? 0,

@@ -1,4 +1,4 @@
-// A list's filters: chips at once, words when the typing pauses.
+// Filters of a list: chips apply immediately, the search when typing pauses.
 const filters = document.getElementById("filters");
 let typing = 0;
 const apply = (wait) => {
@@ -7,12 +7,12 @@ const apply = (wait) => {
 };
 filters.addEventListener("input", (event) => event.target.type === "search" && apply(300));
 filters.addEventListener("change", (event) => {
-  if (event.target.type === "search") return; // it has been heard as input
+  if (event.target.type === "search") return; // already handled by the input event
   if (event.target.matches("select")) event.target.toggleAttribute("data-on", event.target.value !== "");
   if (event.target.type === "checkbox") event.target.closest(".chip").hidden = !event.target.checked;
   apply(0);
 });
-// Empty boxes stay out of the address.
+// Keep empty fields out of the address.
 filters.addEventListener("htmx:configRequest", (event) => {
   for (const [name, value] of [...event.detail.formData.entries()])
     if (value === "") event.detail.formData.delete(name);

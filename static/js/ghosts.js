@@ -1,5 +1,5 @@
-// What was done twice: the superseded stretches, wide and pale under the line of record, so that one sees the same line
-// again. They are painted and nothing else: neither the readout nor a table nor the smoothing of the record knows them.
+// Superseded stretches of repeated steps, painted wide and pale beneath the current line so that the two can be compared.
+// They are painted only: the readout, the table and the smoothing of the current line ignore them.
 import { smooth } from "./curves.js";
 import { halfLife, scaled } from "./lines.js";
 import { tint } from "./paint.js";
@@ -7,7 +7,7 @@ import { tint } from "./paint.js";
 const WIDTH = 6;
 const ALPHA = 0.38;
 
-// One stretch of one series.
+// One superseded stretch of one series.
 class Ghost {
   constructor(name) {
     this.name = name;
@@ -30,7 +30,7 @@ class Ghost {
     ctx.restore();
   }
 
-  // As the line above it: smoothed alike where that is, and begun anew like that.
+  // The values to draw: scaled, and smoothed with the half-life of the current line, starting afresh at this stretch.
   drawn(chart) {
     const { spec, share } = chart;
     const curve = chart.curvesShown().get(this.name);
@@ -40,7 +40,7 @@ class Ghost {
   }
 }
 
-// Charts by step of single ranks get their ghosts: everything's, or those of the range that they show.
+// Give charts by step of single ranks their ghosts, for the full range or for the range that they show.
 export async function haunt(figures, charts, answer, range) {
   const shown = charts.filter(({ spec, unit }) => !spec.band && !spec.stacked && unit !== "second");
   const drawn = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => !s.kind).map((s) => s.name)));
@@ -59,7 +59,7 @@ export async function haunt(figures, charts, answer, range) {
   }
 }
 
-// Every attempt's and incarnation's own line where some were superseded, oldest first, a point for every other pixel.
+// Fetch the separate lines of each attempt and incarnation around superseded steps, oldest first, one point per two pixels.
 async function livesOf(figures, items) {
   const wants = items.map((item) => ({ names: [item.name], rank: item.asked, points: item.points, item }));
   const answers = await Promise.all(
@@ -75,7 +75,7 @@ async function livesOf(figures, items) {
 
 const reach = (stretches) => [Math.min(...stretches.map(([a]) => a)), Math.max(...stretches.map(([, b]) => b))];
 
-// The points of a life where a newer one has been.
+// The stretches of a line whose steps a newer line covers.
 function runsOf(life, newer) {
   const runs = [];
   const reaches = newer.map(({ step }) => [step[0], step.at(-1)]);

@@ -1,4 +1,4 @@
-// A job's GPUs: the map, one row's curves beside it, and the loss of the same time.
+// A job's GPUs: the heat map, the curves of the selected row next to it, and the loss over the same time.
 import { Heat, rampOf } from "./heat.js";
 import { token } from "./paint.js";
 import { timeAxis, withGaps } from "./times.js";
@@ -14,7 +14,7 @@ const x = timeAxis(data.zone);
 const canvas = document.querySelector(".heat-box canvas");
 const readout = document.getElementById("cell");
 
-// The address has the field, the stretch of time and the row that a person chose.
+// The address holds the selected field, time range and row.
 const query = () => new URLSearchParams(location.search);
 
 function change(changes, how = "pushState") {
@@ -52,7 +52,7 @@ function words({ key, label, values }, column) {
   return `${key.replace(":", " GPU ")}${label.startsWith("rank") ? ` · ${label}` : ""} · ${x.form(data.start + column * data.width)} · ${reading}`;
 }
 
-// Small curves, by uPlot itself: one line, no smoothing, gaps left open.
+// A small chart drawn directly by uPlot: one line, no smoothing, gaps left open.
 class Small {
   constructor(figure, { color, form, xform, time, zero }) {
     Object.assign(this, { figure, color, form, xform, time, zero });
@@ -124,7 +124,7 @@ class Small {
   }
 }
 
-// One row's curves: of an agent each field by its machine; of launchers the map's own field alone.
+// Curves of one row: with an agent, every field of the node's series; with launcher samples, only the field of the map.
 const aside = document.getElementById("row-of");
 const curves = new Map();
 for (const figure of document.querySelectorAll("[data-row]")) {
@@ -138,7 +138,7 @@ for (const figure of document.querySelectorAll("[data-row]")) {
 
 const span = () => [data.start, data.start + data.width * data.columns];
 
-// While the job held it: what it did before and after is another's.
+// The span in which the GPU was allocated to this job: before and after, it served other jobs.
 function held({ values }) {
   const first = values.findIndex((value) => value !== null);
   const last = values.findLastIndex((value) => value !== null);
@@ -174,7 +174,7 @@ async function ask({ key, uuid }, from, to) {
   return response.ok ? (await response.json()).items : [];
 }
 
-// The loss of the same time, by step, or by round.
+// The loss over the same time, by step or by round.
 const steps = document.getElementById("steps");
 const counts = steps?.dataset.counts;
 const small = steps && new Small(steps, { color: 1, form: loss, xform: (step) => `${counts} ${count(step)}` });
@@ -189,7 +189,7 @@ function showLoss() {
 
 function show() {
   data = read();
-  if (!canvas && data.groups.length) location.reload(); // the first samples have come
+  if (!canvas && data.groups.length) location.reload(); // the first samples have arrived
   if (!canvas) return;
   heat.show(data);
   rampOf(document.getElementById("ramp"), data);
@@ -202,7 +202,7 @@ function show() {
   if (row) choose(row).catch(() => null);
 }
 
-// What is chosen, and now and then while the job runs.
+// Refresh after a choice, and periodically while the job runs.
 async function renew() {
   const open = document.getElementById("data")?.open;
   await htmx.ajax("GET", location.href, { target: "#told", swap: "innerHTML" });

@@ -1,13 +1,13 @@
-// A map of many rows over time on one canvas: a cell a value, quantised to nine steps so that eyes can read it back.
+// A heat map of many rows over time on one canvas; values are quantised to nine colours so that they can be read back by eye.
 //
 // data: {groups: [{name, rows: [{key, label, note, odd, values}]}], start, width, columns, ramp, low, high, unit,
-// rowHeight, attempts}; x: how moments read (times.js); on: {chosen(row), dragged(from, to), at(row, column)}
+// rowHeight, attempts}; x: formats times (times.js); on: {chosen(row), dragged(from, to), at(row, column)}
 import { token } from "./paint.js";
 
 const BETWEEN = 6; // pixels between groups
 const AXIS = 22;
 const STEPS = 9;
-const DRAG = 6; // pixels, less is a click
+const DRAG = 6; // pixels; a shorter drag is a click
 
 export class Heat {
   constructor(canvas, x, on) {
@@ -33,7 +33,7 @@ export class Heat {
     this.paint();
   }
 
-  // Where everything stands, for the width that there is.
+  // Compute the positions for the available width.
   layout() {
     const width = this.canvas.parentElement.clientWidth;
     const narrow = width < 560;
@@ -214,7 +214,7 @@ export class Heat {
   }
 }
 
-// The ramp with its ends, for the head.
+// The colour scale with its end values, for the head.
 export function rampOf(element, { ramp, low, high, unit }) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [72, 8];

@@ -1,11 +1,11 @@
-// Home: what runs is kept true in place; what begins or ends makes the page anew.
+// Home: update running jobs in place; reload the page's content when a job starts or ends.
 import { followRows } from "./rows.js";
 import { loss, measure, NBSP, put, share } from "./words.js";
 
 const CHANGED_MS = 2_000;
 let timer = 0;
 
-// A dialog or a selection is left alone; several changes at once are one.
+// Coalesce several changes into one refresh; while the page is hidden, wait until it is visible again.
 function changed() {
   clearTimeout(timer);
   timer = setTimeout(() => {
@@ -33,12 +33,12 @@ function applyLine(line) {
   else if (samples !== undefined) put(row, "speed", `${measure(number(samples))}${NBSP}samples/s`);
 }
 
-// A notice that was read is gone, and the button with it: the next one's has the focus then.
+// A dismissed notice disappears together with its button: move the focus to the next notice's button.
 document.addEventListener("htmx:afterSettle", ({ detail }) => {
   if (detail.requestConfig.verb !== "post") return;
   (document.querySelector(".notices button") ?? document.querySelector("#main")).focus();
 });
 
 followRows(applyLine, changed);
-// Sparks and estimates grow old by themselves.
+// Sparklines and estimates become outdated without any event.
 setInterval(changed, 60_000);

@@ -1,4 +1,4 @@
-// A job's page: the head kept true, charts fed, tails refreshed. One socket.
+// A job's page: updates the head, the charts and the log tail from one socket.
 import { lamp } from "./app.js";
 import { follow } from "./live.js";
 import { count, duration, loss, measure, nowClock, put as putIn } from "./words.js";
@@ -7,10 +7,10 @@ const life = document.getElementById("life");
 const grid = document.getElementById("charts");
 const job = Number(life.dataset.job);
 const ALIVE = new Set(["pending", "running", "suspended", "completing"]);
-const LIFE_MS = 5_000; // the head is made anew at most this often,
-const SOON_MS = 1_000; // and after a change of state or a checkpoint at most this often
+const LIFE_MS = 5_000; // minimum time between refreshes of the head,
+const SOON_MS = 1_000; // and after a change of state or a checkpoint
 
-// The head: swapped by htmx when something in it changed. Being asked for again never puts it off.
+// The head is swapped by htmx when something in it changed. Another request never postpones a refresh that is due.
 let timer = 0;
 let due = Number.POSITIVE_INFINITY;
 let last = 0;
@@ -22,7 +22,7 @@ function retell(soon = false) {
   timer = setTimeout(() => {
     due = Number.POSITIVE_INFINITY;
     last = Date.now();
-    // A dialog that somebody is filling in, or a menu that they read, is not swapped away under them.
+    // Do not swap away a dialog or menu that is open.
     if (document.visibilityState === "visible" && !document.querySelector("dialog[open]") && !readsMenu())
       htmx.trigger(life, "vigil:life");
     else retell();
@@ -31,7 +31,7 @@ function retell(soon = false) {
 function readsMenu() {
   return life.querySelector("details.menu[open]") !== null;
 }
-// Nor by an answer that was on its way when the dialog or the menu opened.
+// The same for an answer that was in flight when the dialog or menu opened.
 life.addEventListener("htmx:beforeSwap", (event) => {
   if (!readsMenu()) return;
   event.detail.shouldSwap = false;
@@ -56,11 +56,11 @@ function heard(header) {
   life.dataset.state = header.state;
   life.dataset.number = header.number;
   life.dataset.alive = ALIVE.has(header.state) ? "1" : "0";
-  // A greeting or a heartbeat of a job that has ended tells nothing new.
+  // A hello or heartbeat of a job that has ended contains nothing new.
   if (changed || life.dataset.alive === "1" || !header.kind) retell(changed || first);
   if (!changed) return;
   reread().catch(() => null);
-  setTimeout(retail, SOON_MS); // its last lines
+  setTimeout(retail, SOON_MS); // the log's last lines
 }
 
 const facts = {
@@ -83,9 +83,9 @@ function points(entries) {
 // Charts
 
 let figures = null;
-const known = new Set(["learning_rate", "memory_gib"]); // series that have a chart, or need none
+const known = new Set(["learning_rate", "memory_gib"]); // series that have a chart or need none
 
-// Something is reported that this page has no chart for, and would have one for: it is made anew with it.
+// A series arrived for which this page lacks a chart: reload the page so that the chart is created.
 let making = 0;
 function novelty(name) {
   const awaited = (grid?.dataset.awaits ?? "*").split(" ");

@@ -1,4 +1,4 @@
-// The list of jobs: rows kept true where they stand, and keys to move in them.
+// The list of jobs: updates rows in place and adds keyboard navigation.
 import "./filters.js";
 import { followRows } from "./rows.js";
 import { count, loss, put } from "./words.js";
@@ -24,7 +24,7 @@ function applyLine(line) {
   if (value !== undefined) put(row, "latest", `loss ${typeof value === "string" ? value : loss(value)}`);
 }
 
-// New jobs never push rows under the pointer: a link says that there are some.
+// New jobs never shift rows under the pointer: a link announces them instead.
 const arrived = new Set();
 function announce() {
   const link = document.getElementById("news");
@@ -35,7 +35,7 @@ function announce() {
 
 followRows(applyLine, () => htmx.ajax("GET", location.href, { target: "#results", swap: "innerHTML" }));
 
-// Keys: j and k move, Enter opens, x chooses.
+// Keys: j and k move, Enter opens, x selects.
 const rows = () => [...document.querySelectorAll("#jobs tbody tr")];
 let at = null;
 

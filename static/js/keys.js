@@ -1,4 +1,4 @@
-// A chart by keyboard: arrows walk the points, with Shift ten at a time; + and − zoom; l switches the axis.
+// Keyboard control of a chart: arrows move between points, with Shift ten at a time; + and − zoom; l toggles the log axis.
 const MOVES = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 };
 
 export function press(chart, key, shift) {
@@ -27,7 +27,7 @@ function zoom(chart, by) {
   else if (to > from) chart.on.zoom([from, to], "keys");
 }
 
-// The first and the last step there is.
+// The first and last step of all curves.
 function reach({ curves }) {
   const drawn = [...curves.values()].filter((curve) => curve.n);
   return [Math.min(...drawn.map((curve) => curve.first)), Math.max(...drawn.map((curve) => curve.last))];

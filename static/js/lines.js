@@ -1,9 +1,9 @@
-// Which lines a chart has, what stands in their columns, and how uPlot (a global) draws them.
+// The lines of a chart, the data of their columns, and how uPlot (a global) draws them.
 import { align, gapsIn, smooth } from "./curves.js";
 import { paintAttempts, paintGaps, paintLimits, paintSlow, tint, token } from "./paint.js";
 import { label } from "./ranges.js";
 
-// The lines drawn, in order: {key, label, color, digits, kind, of}. Bands come as low, high, then their middle.
+// The lines in drawing order: {key, label, color, digits, kind, column}. Bands come as low, high, then the middle.
 export function linesOf(spec) {
   const lines = [];
   for (const s of spec.series) {
@@ -25,7 +25,7 @@ export function linesOf(spec) {
   return lines;
 }
 
-// The aligned columns for uPlot, and the stretches that are no numbers. The half-life of smoothing is a share of the range.
+// The aligned columns for uPlot, and the stretches of non-finite values. The half-life of smoothing is a share of the range.
 export function dataOf(spec, lines, curves, share) {
   const breaks = (spec.breaks || []).map((b) => b.at);
   const gaps = [];
@@ -41,10 +41,10 @@ export function dataOf(spec, lines, curves, share) {
   return { data: spec.stacked ? stacked(data) : data, gaps };
 }
 
-// In the unit that is drawn.
+// Convert a column into the unit that is drawn.
 export const scaled = (column, times) => column.map((value) => value * times);
 
-// Each column with all those before it.
+// Cumulative sums over the columns.
 function stacked([x, ...columns]) {
   let below = [];
   const sums = columns.map((column) => {
@@ -67,14 +67,14 @@ function columnsOf(lines, curve, share, breaks) {
   });
 }
 
-// The server's gaps, and those that came since.
+// The gaps that the server reported, and those in points received since.
 function oddOf(curve) {
   const reported = curve.gaps || [];
   const since = gapsIn(curve.steps, curve.main).filter(([from, to]) => !reported.some(([a, b]) => from >= a && to <= b));
   return [...reported, ...since];
 }
 
-// Charts of throughput: what they show of a slow file system is its doing.
+// Charts of throughput, where periods of a slow file system are marked.
 const SPEEDS = new Set(["speed", "step_seconds", "tokens_per_second", "samples_per_second"]);
 
 const isHidden = (line) => ["low", "high", "fact"].includes(line?.kind);
@@ -92,7 +92,7 @@ function style(line, isLowest) {
   };
 }
 
-// What is filled: between the edges of a band, and between a line and the one that it stands on.
+// Fill between the edges of a band, and between a stacked line and the line below it.
 function bandOf(line, i) {
   const fill = () => tint(line, 0.2);
   if (line.kind === "low") return [{ series: [i + 2, i + 1], fill }];

@@ -1,13 +1,13 @@
-// Live updates of pages: one socket, frames decoded into typed arrays, and a word whenever the page must read again.
+// Live updates of pages: one socket, frames decoded into typed arrays, and a call whenever the page must fetch again.
 //
 // follow(jobId, { points(series, header), state(header), event(event), stale(isStale), reread() }, { rank })
 // followJobs({ jobs(lines), stale(isStale), reread() })
-// Both answer an object with close(). Every function may be left out.
+// Both return an object with close(). Every callback is optional.
 //
-// The socket joins before the page reads its history, so nothing falls between the two: reread() is called once it has
-// joined, and again after a gap or a reconnection. It may return (a promise of) the version its data includes: frames up
-// to that are dropped. There is no replay. A point is known by name, rank, incarnation and step, and a later one
-// replaces it: Curve.merge() does that.
+// The socket subscribes before the page reads its history, so nothing is lost between the two: reread() is called after
+// the subscription, and again after a gap or a reconnection. It may return (a promise of) the version that its data
+// includes: frames up to that version are dropped. There is no replay. A point is identified by name, rank, incarnation
+// and step, and a later point replaces it: see Curve.merge().
 
 import { connect, rereader } from "./socket.js";
 
@@ -15,7 +15,7 @@ const GAP_MS = 400; // two web processes may publish a moment out of order
 const BAND = ["min", "median", "max", "worst"];
 const nothing = () => {};
 
-/** The header of a frame, its series filled with columns: step is a Float64Array, the others are Float32Arrays. */
+/** Decode a frame into its header, with columns in its series: step is a Float64Array, the others are Float32Arrays. */
 export function decode(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
@@ -35,10 +35,10 @@ export function decode(buffer) {
 
 export function follow(jobId, on, { rank = 0 } = {}) {
   const { points = nothing, state = nothing, event = nothing, reread = nothing } = on;
-  let number = null; // of the attempt that the job is at
-  let version = null; // everything up to here has been seen
-  let ahead = new Set(); // versions seen beyond a gap
-  let held = null; // frames that came while the page reads again
+  let number = null; // the job's current attempt
+  let version = null; // every frame up to this version has been received
+  let ahead = new Set(); // versions received beyond a gap
+  let held = null; // frames received while the page fetches again
   let gapTimer = 0;
 
   const again = rereader(async () => {
@@ -62,7 +62,7 @@ export function follow(jobId, on, { rank = 0 } = {}) {
   }
 
   function about(header) {
-    // Whose version this is; false for an attempt that is over.
+    // Return whether the header belongs to the current attempt; switch to a newer attempt.
     if (!Number.isFinite(header.number) || (number !== null && header.number < number)) return false;
     if (number !== null && header.number > number) {
       version = null;
@@ -120,7 +120,7 @@ export function follow(jobId, on, { rank = 0 } = {}) {
     heartbeat(word) {
       if (!about(word) || held || version === null || word.version <= version) return;
       state(word);
-      // Frames on their way may still close the gap.
+      // Frames in flight may still close the gap.
       ahead.add(word.version);
       gapTimer ||= setTimeout(checkGap, GAP_MS);
     },
@@ -149,7 +149,7 @@ export function followJobs(on) {
   });
 }
 
-// All machines: { machines(lines), stale(isStale), reread() }.
+// Follow all machines: { machines(lines), stale(isStale), reread() }.
 export function followMachines(on) {
   const { machines = nothing, reread = nothing } = on;
   const again = rereader(reread);

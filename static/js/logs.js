@@ -1,4 +1,4 @@
-// The log viewer: follows, fetches older lines on scroll, keeps at most 2,000 lines in the page.
+// The log viewer: follows the end, fetches older lines on scroll, and keeps at most 2,000 lines in the page.
 const MOST = 2_000;
 const log = document.getElementById("log");
 const form = document.getElementById("log-form");
@@ -7,14 +7,14 @@ const newer = document.getElementById("newer");
 
 form.addEventListener("change", (event) => {
   if (event.target.matches("[name=attempt], [name=rank]")) {
-    for (const other of form.querySelectorAll("[name=incarnation]")) other.disabled = true; // another log has other starts
+    for (const other of form.querySelectorAll("[name=incarnation]")) other.disabled = true; // incarnations belong to one log
   }
   tidy();
   form.requestSubmit();
 });
 form.addEventListener("submit", tidy);
 
-// Addresses say only what was chosen.
+// Keep default values out of the address.
 function tidy() {
   for (const box of form.elements) {
     const isUsual =
@@ -34,7 +34,7 @@ function view() {
   let unseen = 0;
   let busy = false;
   let wait = 1_000;
-  document.getElementById("older")?.parentElement.remove(); // scrolling does it
+  document.getElementById("older")?.parentElement.remove(); // scrolling loads older lines
 
   const ask = async (cursor) => {
     const query = new URLSearchParams(location.search);
@@ -121,7 +121,7 @@ function view() {
 
   const wanted = location.hash.match(/^#L(\d+)$/);
   if (wanted && !document.getElementById(`L${wanted[1]}`)) {
-    // A line further up: what is around it, and no following.
+    // The linked line is further up: load the lines around it and do not follow.
     setFollowing(false);
     Promise.all([ask({ before: wanted[1], limit: 100 }), ask({ after: wanted[1], limit: 300 })]).then(
       ([above, below]) => {

@@ -1,4 +1,4 @@
-// The map of a thousand nodes: one canvas, the same buckets, arrow keys and a readout line.
+// The map of a thousand nodes: one canvas, the same colour buckets as map_cells.js, arrow keys and a readout line.
 import { heatBucket, stateOf, useBucket } from "./map_cells.js";
 import { token } from "./paint.js";
 
@@ -7,7 +7,7 @@ const STEP = CELL + 1;
 const ROW = CELL + 2;
 const HEAD = 18;
 const BETWEEN = 18; // columns
-const FEWEST = 8; // cells in a column's width
+const FEWEST = 8; // minimum width of a column, in cells
 const NOBODY = 255;
 const STATES = { b: "busy", w: "wasted", i: "idle", d: "drained", l: "lost", x: "broken", h: "hot", s: "stray" };
 const ramp = (name) => Array.from({ length: 9 }, (_, i) => `--${name}-${i}`);
@@ -68,7 +68,7 @@ export class CanvasMap {
     this.paint();
   }
 
-  // Columns side by side, as many as fit, in bands below each other.
+  // Place as many columns side by side as fit, and wrap the rest below.
   fit() {
     const width = this.canvas.parentElement.clientWidth;
     if (width === this.width) return;
@@ -133,7 +133,7 @@ export class CanvasMap {
     context.fillText(off, x + wide - context.measureText(off).width - 1, y + 3);
   }
 
-  // A node without GPUs: how many of its CPUs are in use.
+  // A node without GPUs: a bar of its CPUs in use.
   bar({ x, y, used, cpus, column }) {
     const { context } = this;
     context.fillStyle = token("--line");
@@ -157,7 +157,7 @@ export class CanvasMap {
     if (sign) SIGNS[sign](context, x, y, ink);
   }
 
-  // Cells that look alike have the same key: it is what changes when a cell must be painted again.
+  // The key of a cell's appearance: a cell is painted again only when its key changes.
   lookOf(node, i) {
     const state = node.states[i];
     if (state === "l" || state === "d" || this.by === "state") return state;
@@ -265,7 +265,7 @@ export class CanvasMap {
     return other && { node: other, index: Math.min(index, Math.max(0, other.states.length - 1)) };
   }
 
-  // A canvas as tall as three screens scrolls with its cursor.
+  // The canvas may be several screens tall: scroll the cursor into view.
   reveal(node) {
     const { top } = this.canvas.getBoundingClientRect();
     const y = top + node.y;
@@ -290,7 +290,7 @@ function unpacked([name, limit, states, uses, heats, owners, trouble, indices, u
   };
 }
 
-// Two hex digits a number; "--" is none.
+// Decode two hex digits per number; "--" is a missing value.
 function numbers(text, none) {
   const found = new Int16Array(text.length / 2);
   for (let i = 0; i < found.length; i++)
@@ -313,7 +313,7 @@ function made(key) {
   }[key]();
 }
 
-// On an opaque canvas what is painted again must cover what was there.
+// Blend the colour with the background: on an opaque canvas, repainting must cover what was there.
 function solid(name, alpha) {
   const probe = document.createElement("canvas").getContext("2d");
   probe.canvas.width = probe.canvas.height = 1;

@@ -1,4 +1,4 @@
-// The map of up to a few hundred nodes: each GPU is an element, and what changes is its attributes.
+// The map of up to a few hundred nodes: each GPU is an element whose attributes are updated.
 const WORDS = {
   busy: "in use",
   wasted: "allocated but idle",
@@ -16,7 +16,7 @@ export const useBucket = (percent) => Math.min(8, Math.floor((percent * 9) / 100
 export const heatBucket = (celsius, low, high) =>
   Math.max(0, Math.min(8, Math.floor(((celsius - low) * 9) / (high - low))));
 
-// What a GPU's state becomes by its newest values; who holds it, and since when it is idle, only the database knows.
+// Derive a GPU's state from its newest values; its owner and how long it has been idle come from the database only.
 export function stateOf(before, percent, celsius, limit) {
   if (before === "lost" || before === "broken" || before === "drained") return before;
   if (celsius !== null && celsius >= limit) return "hot";
@@ -40,7 +40,7 @@ export class CellMap {
     on("keydown", (event) => this.pressed(event));
     on("pointerover", (event) => this.read(event.target.closest(".gpu"), false));
     on("focusin", (event) => this.read(event.target.closest(".gpu"), true));
-    // One stop of the Tab key for all cells; arrows go on from there.
+    // Roving tabindex: one Tab stop for all cells; arrow keys move between them.
     const cells = this.rows.flatMap((row) => row.cells);
     for (const cell of cells) cell.tabIndex = -1;
     if (cells.length) cells[0].tabIndex = 0;
@@ -51,7 +51,7 @@ export class CellMap {
     this.abort.abort();
   }
 
-  // Where the focus is: [node, index], for a map that is made anew.
+  // The focused cell as [node, index], to restore the focus after the map is rebuilt.
   place() {
     const cell = document.activeElement?.closest?.(".gpu");
     return cell && this.racks.contains(cell) ? [this.nameOf(cell), cell.dataset.i] : null;

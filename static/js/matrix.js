@@ -1,13 +1,14 @@
-// Who did what in which round: a row a client, a column a round, a shape a state, so that no colour need be told apart.
+// Client states by round: one row per client, one column per round. Shapes mark the states, so that reading needs no colour.
 //
-// data: {rows: [{name, short, owner, note, odd, values}], states, first, columns, done, total, accuracy}; a value is a state's place, -1 nothing.
+// data: {rows: [{name, short, owner, note, odd, values}], states, first, columns, done, total, accuracy};
+// a value is an index into states, or -1 for none.
 import { token } from "./paint.js";
 import { count } from "./words.js";
 
 const ROW = 20;
-const LOW_ROW = 12; // of many clients
+const LOW_ROW = 12; // with many clients
 const AXIS = 22;
-const LABEL = 70; // pixels that a round's number wants below
+const LABEL = 70; // pixels per label on the round axis
 
 export class Matrix {
   constructor(canvas, readout) {
@@ -82,7 +83,7 @@ export class Matrix {
     });
   }
 
-  // Rounds to come.
+  // Outline the rounds to come.
   ahead({ left, cell, bottom }) {
     const { columns, done } = this.data;
     if (done >= columns) return;
@@ -141,7 +142,7 @@ export class Matrix {
     this.showReadout();
   }
 
-  // The cell under the pointer; else the newest round, as a whole.
+  // Describe the cell under the pointer, or else the newest round.
   showReadout() {
     const { rows, states, first, total, done, accuracy } = this.data;
     const { row, column } = this.hover ?? { row: null, column: done - 1 };
@@ -172,7 +173,7 @@ export class Matrix {
 const wordOf = (states, value, isAhead) =>
   value >= 0 ? (states[value] === "broken" ? "no numbers" : states[value]) : isAhead ? "not started" : "not selected, or not reported";
 
-// As much of a text as there is room for.
+// Truncate a text to the given width.
 function fitted(ctx, text, width) {
   if (ctx.measureText(text).width <= width) return text;
   let end = text.length - 1;
@@ -180,7 +181,7 @@ function fitted(ctx, text, width) {
   return `${text.slice(0, end)}…`;
 }
 
-// Full, lower half, dot, cross, stroke: told apart without colour.
+// Full, lower half, dot, cross, stroke: distinguishable without colour.
 function shapesOf(ctx) {
   const colours = {
     trained: token("--running", 0.42),

@@ -1,2 +1,2 @@
-// The person's page: a new secret is looked at first.
+// The account page: focus a newly created secret.
 document.getElementById("secret-text")?.focus();

@@ -1,4 +1,4 @@
-// A machine's page: its charts over time, past and live, and the rest of it kept true. One socket.
+// A node's page: charts over time, past and live, and periodic refreshes of the rest. One socket.
 import { lamp } from "./app.js";
 import { Chart } from "./charts.js";
 import { Range } from "./ranges.js";
@@ -6,9 +6,9 @@ import { connect, rereader } from "./socket.js";
 import { paintBand, paintMarks, timeAxis, withGaps } from "./times.js";
 import { nowClock } from "./words.js";
 
-const EVERY_MS = 5_000; // the database is read for it
-const SOON_MS = 300; // after something has happened
-const LONG_S = 2 * 86_400; // longer ranges take no samples: they are read again now and then
+const EVERY_MS = 5_000; // each refresh reads the database
+const SOON_MS = 300; // delay after an event
+const LONG_S = 2 * 86_400; // longer ranges take no live samples: they are fetched again periodically
 const AGAIN_MS = 120_000;
 const MOST_NAMES = 32;
 
@@ -19,7 +19,7 @@ const opened = performance.now();
 const now = () => drawn.now + (performance.now() - opened) / 1000;
 
 let marks = read("marks");
-const seconds = () => marks.span.seconds ?? 0; // 0: a stretch of the past
+const seconds = () => marks.span.seconds ?? 0; // 0: a fixed range in the past
 const span = () => (seconds() ? [now() - seconds(), now()] : [marks.span.from, marks.span.to]);
 
 const charts = drawn.figures.map((spec) => {
@@ -46,7 +46,7 @@ function under(u, { spec }) {
   );
 }
 
-// What a person chose is in the address: a range that goes on, or a stretch that stands.
+// The address holds the user's choice: a range that ends now, or a fixed range in the past.
 
 function zoom(range) {
   const query = new URLSearchParams(location.search);
@@ -81,11 +81,11 @@ document.addEventListener("click", (event) => {
   go(new URL(link.href).search);
 });
 
-// The page's words and tables. An open dialog and a chosen text are left alone, unless somebody asked.
+// Refresh the page's text and tables. Do not refresh under an open dialog or a text selection, unless the user requested it.
 function refresh(isAsked = false) {
   const busy = document.querySelector("dialog[open]") || !getSelection().isCollapsed;
   if (!isAsked && (busy || document.visibilityState !== "visible")) return null;
-  // Where other GPUs than these are to be shown, the answer is that the page be made anew.
+  // If the node's GPUs have changed, the server answers with a full page reload.
   const headers = { "X-Drawn": drawn.gpus };
   return htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML", headers });
 }
@@ -106,7 +106,7 @@ let shown = document.getElementById("marks").textContent;
 setInterval(refresh, EVERY_MS);
 document.addEventListener("visibilitychange", () => refresh());
 
-// Curves: one question for all GPUs, one for the machine itself; what comes meanwhile is added afterwards.
+// Curves: one request for all GPUs and one for the node itself; samples received meanwhile are added afterwards.
 
 let asking = 0;
 let meanwhile = null;
@@ -118,7 +118,7 @@ async function look() {
   const groups = [charts.filter(({ spec }) => spec.gpu), charts.filter(({ spec }) => !spec.gpu)];
   const asked = groups.filter((group) => group.length).map(async (group) => show(group, await ask(group), mine));
   await Promise.all(asked);
-  if (mine !== asking) return; // somebody has chosen otherwise since
+  if (mine !== asking) return; // superseded by a newer choice
   const late = meanwhile;
   meanwhile = null;
   for (const word of late) append(word);
@@ -146,7 +146,7 @@ async function ask(group) {
   return (await response.json()).items;
 }
 
-// A batch of samples, as it comes.
+// Append a live batch of samples.
 function append(word) {
   if (!seconds() || seconds() > LONG_S) return;
   if (meanwhile) {
@@ -177,7 +177,7 @@ function entryOf({ spec, curves }, { at, period, gpus, columns, host }, name, fa
   };
 }
 
-// Whether samples are missing before: the distance is three times what it is usually, or was just before.
+// Return whether samples are missing before `at`: the distance exceeds three usual intervals and the last three.
 function isApart(curve, at, usual) {
   if (!curve?.n) return false;
   const { steps, n } = curve;
@@ -221,7 +221,7 @@ connect(`/ws/cluster?node=${encodeURIComponent(drawn.node)}`, stale, (data) => {
 });
 setInterval(() => seconds() > LONG_S && document.visibilityState === "visible" && look().catch(() => null), AGAIN_MS);
 
-// The moment under the pointer, for all charts of the page.
+// Show the time under the pointer for all charts of the page.
 const moment = document.getElementById("moment");
 document.addEventListener("mousemove", ({ target }) => {
   const chart = target.closest?.(".plot") && charts.find(({ plot }) => plot.contains(target));

@@ -1,10 +1,10 @@
-// What a chart paints besides its lines: colours from the tokens, attempts, values that are no numbers, limits.
+// What a chart paints besides its lines: attempts, slow periods, non-finite values, limits; and colours from the tokens.
 const probe = document.createElement("i");
 probe.hidden = true;
 document.body.append(probe);
 const known = new Map();
 
-// A token's colour as the canvas wants it; looked up once a theme.
+// Resolve a token to a colour for the canvas; cached until the theme changes.
 export function token(name, alpha = 1) {
   const key = `${name} ${alpha}`;
   if (!known.has(key)) {
@@ -14,14 +14,14 @@ export function token(name, alpha = 1) {
   return known.get(key);
 }
 
-// Before whoever paints hears of it: in the capturing phase, and as the first that asked.
+// Clear the cache before any painter reacts: by listening in the capture phase, and by registering first.
 document.addEventListener("vigil:theme", () => known.clear(), true);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => known.clear());
 
 export const tint = (series, alpha = 1) => token(series.color ? `--series-${series.color}` : "--muted", alpha);
 
-// Every second attempt shaded, and each begins with a hairline in the colour of how the one before it ended; so does
-// what goes on after a restart in place.
+// Shade every second attempt. A hairline at its start has the colour of the previous attempt's end; restarts in place
+// get a hairline too.
 export function paintAttempts(u, { breaks = [], restarts = [] }) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
@@ -55,7 +55,7 @@ export function paintAttempts(u, { breaks = [], restarts = [] }) {
   ctx.restore();
 }
 
-// Where a shared file system was slow: [from, to, words], which stand there if there is room.
+// Mark where a shared file system was slow: [from, to, text]; the text is painted if there is room.
 export function paintSlow(u, slow) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
@@ -76,7 +76,7 @@ export function paintSlow(u, slow) {
   ctx.restore();
 }
 
-// Where values were NaN or infinite: the line stops, and a red foot says why.
+// Mark where values were NaN or infinite: the line stops, and a red foot shows why.
 export function paintGaps(u, gaps) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
@@ -101,7 +101,7 @@ export function paintGaps(u, gaps) {
   ctx.restore();
 }
 
-// References such as the clipping norm: dashed, each with its name at the right, set off from the curves below it.
+// Dashed reference lines such as the clipping norm, each labelled at the right with a halo against the curves.
 export function paintLimits(u, limits) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;

@@ -1,4 +1,4 @@
-// A post-mortem: printed by a button, and its lanes begin where things go wrong.
+// A post-mortem: adds a print button, and scrolls the lanes to where things go wrong.
 
 const print = document.querySelector('[data-do="print"]');
 if (print) {
@@ -6,7 +6,7 @@ if (print) {
   print.addEventListener("click", () => window.print());
 }
 
-// On a phone the lanes are wider than the screen: what is shown first is from before the first bad moment.
+// On a phone the lanes are wider than the screen: start shortly before the first bad moment.
 const lanes = document.querySelector(".lanes");
 const first = lanes?.querySelector(".first");
 if (first && lanes.scrollWidth > lanes.clientWidth) {

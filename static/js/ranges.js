@@ -1,10 +1,10 @@
-// How far the y axis reaches, and what stands on axes.
+// The range of the y axis, and axis labels.
 import { quantiles } from "./curves.js";
 
-const SHRINK_MS = 10_000; // a range grows at once and shrinks late
+const SHRINK_MS = 10_000; // a range grows immediately and shrinks after this delay
 
 export class Range {
-  // 1st to 99th percentile of what is shown, without the first 2 % of steps; zero-based for counts and seconds.
+  // The 1st to 99th percentile of the values shown, without the first 2 % of steps; zero-based for counts and seconds.
   of(chart) {
     const [x, ...columns] = chart.data;
     const { view, log, spec } = chart;
@@ -14,7 +14,7 @@ export class Range {
     const skip = view || x.length < 50 ? left : left + (right - left) * 0.02;
     const late = right - (right - left) * 0.25;
     const values = [];
-    const recent = []; // never cut off: what is newest, and the few dots of a zoomed range
+    const recent = []; // never cut off: the newest values, and the few dots of a zoomed range
     lines.forEach((line, k) => {
       if (line.kind === "fact") return;
       const isMain = line.column === "smooth" || line.column === "median" || line.kind === "dots";
@@ -53,7 +53,7 @@ export class Range {
   }
 }
 
-// What is to be seen in any case, and all that goes beyond it.
+// Extend a fixed range to include every value.
 function around([low, high], columns) {
   for (const column of columns)
     for (const v of column) {

@@ -1,4 +1,4 @@
-// The head of a chart: legend and readout in one line, with its place reserved.
+// The head of a chart: legend and readout in one line, with reserved space.
 import { count, duration, loss, measure, NBSP } from "./words.js";
 
 export class Readout {
@@ -14,7 +14,7 @@ export class Readout {
     this.note = this.fact && element.closest("figure").querySelector("h3").appendChild(document.createElement("span"));
     this.at = this.item(x ? "" : xunit, null);
     this.at.span.hidden = Boolean(bare);
-    const before = bare && element.textContent; // the server's word stands until there is a curve
+    const before = bare && element.textContent; // keep the server's text until there is a curve
     this.cells = this.shown.map(({ line }) => this.item(line.label ?? line.name, line));
     this.late = document.createElement("span");
     this.late.className = "late";
@@ -38,7 +38,7 @@ export class Readout {
     return { span, value };
   }
 
-  // What the wide pale line is, where there is one. Its values are not read.
+  // The legend of the wide pale line of superseded steps, if any. Its values are not read out.
   legend(line) {
     const span = document.createElement("span");
     const swatch = document.createElement("i");
@@ -53,7 +53,7 @@ export class Readout {
     this.ghost.hidden = !isHaunted;
   }
 
-  // The values at an index of the aligned columns; null: the newest of each. `gaps`: where a series was no number.
+  // Show the values at an index of the aligned columns; null: the newest of each. `gaps`: where values were not finite.
   show(data, index, gaps = []) {
     if (!data?.[0].length) {
       if (!this.bare) for (const cell of [this.at, ...this.cells]) cell.value.textContent = "–";
@@ -75,7 +75,7 @@ export class Readout {
     });
   }
 
-  // A fact of the moment stands beside the title: "worst r19".
+  // Show a fact about this point next to the title: "worst r19".
   formatFact(column, index) {
     const value = at(column, index, true);
     put(this.note, value === null ? "" : `${this.fact.line.label} r${count(value)}`);
@@ -99,7 +99,7 @@ const fixed = (digits) =>
     ? loss
     : (value) => (Number.isFinite(value ?? Number.NaN) ? value.toFixed(digits).replace("-", "−") : measure(value));
 
-// The unit stands in the title; what is far below it brings its own.
+// The unit is in the title; values far below one second are shown in milliseconds.
 const seconds = (value) => (value !== null && Math.abs(value) < 0.01 ? `${measure(value * 1000)} ms` : measure(value));
 
 const suffixed = (value, suffix) => {
@@ -107,17 +107,17 @@ const suffixed = (value, suffix) => {
   return suffix === "s" ? duration(value) : `${measure(value)}${NBSP}${suffix}`;
 };
 
-// Of lines that stand on one another, what one of them adds.
+// What one line adds to a stack.
 const above = (sum, below) => (sum === null ? null : sum - (below ?? 0));
 
-// The value there, or the newest before it: curves have their points at different steps.
+// The value at the index, or the newest before it: curves have points at different steps.
 function at(column, index, backwards) {
   let i = index;
   while (i > 0 && (column[i] === undefined || (backwards && column[i] === null))) i -= 1;
   return column[i] ?? null;
 }
 
-// The word for what was no number there: "NaN".
+// The label of a non-finite value at the index, such as "NaN"; empty for numbers.
 function oddAt(x, column, index, name, gaps) {
   let i = index;
   while (i > 0 && column[i] === undefined) i -= 1;

@@ -1,11 +1,11 @@
-// A federation's first tab: the matrix drawn, and drawn anew whenever the page's head is told anew (job.js).
+// A federation's first tab: draws the matrix, and redraws it whenever the page's head is refreshed (job.js).
 import { Matrix } from "./matrix.js";
 
 const matrix = new Matrix(document.querySelector("#matrix canvas"), document.getElementById("cell"));
 const read = () => JSON.parse(document.getElementById("matrix-data").textContent);
 const show = () => matrix.show(read());
 
-// The table behind the drawing stays open while what is in it changes.
+// Keep the data table open across refreshes.
 let isOpen = false;
 const holder = () => document.getElementById("of-matrix");
 document.addEventListener("htmx:oobBeforeSwap", ({ detail }) => {

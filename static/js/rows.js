@@ -1,8 +1,9 @@
-// What lists of jobs share: one socket for all rows, and the lamp.
+// Shared by lists of jobs: one socket for all rows, and the live indicator.
 import { lamp } from "./app.js";
 import { followJobs } from "./live.js";
 
-// apply(line) for each job that changed; missed() when something may have been: the first answer is what the page shows.
+// Call apply(line) for each changed job, and missed() when changes may have been lost. The first reread is skipped: the
+// page already shows that state.
 export function followRows(apply, missed) {
   let first = true;
   followJobs({

@@ -1,11 +1,11 @@
-// A socket that a page keeps open, and reading again after it was away: what everything live stands on.
+// A reconnecting socket, and fetching again after a disconnection: the basis of all live updates.
 
 const STALE_MS = 15_000;
 const REREAD_MS = 1_000;
 const BACKOFF_MS = [300, 1_000, 2_000, 4_000, 8_000, 15_000];
-const FINAL = new Set([4401, 4403, 4404]); // signed out, not our page, not to be seen: asking again changes nothing
+const FINAL = new Set([4401, 4403, 4404]); // signed out, wrong origin, not visible: retrying is pointless
 
-/** Calls read() now or, while one is under way or was a moment ago, once more afterwards. */
+/** Call read() now or, if a call is in progress or has just ended, once more afterwards. */
 export function rereader(read) {
   let isReading = false;
   let isWanted = false;
@@ -28,7 +28,7 @@ export function rereader(read) {
   };
 }
 
-/** A socket that comes back by itself, and says when nothing has been heard for too long. */
+/** Open a socket that reconnects by itself and reports when nothing has been received for too long. */
 export function connect(path, stale, hear) {
   let socket = null;
   let failures = 0;

@@ -1,4 +1,4 @@
-// A job's spec: the text drawn as the editor draws it.
+// A job's spec, highlighted as in the editor.
 import { drawn } from "./toml.js";
 
 for (const text of document.querySelectorAll("[data-toml]")) {

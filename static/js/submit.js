@@ -1,4 +1,4 @@
-// Submit: form and text in step by way of the server, and the text drawn with its errors at their lines.
+// Submit: the server keeps form and text in sync; the text is highlighted, with errors at their lines.
 import { drawn, piece } from "./toml.js";
 
 const form = document.getElementById("spec");
@@ -19,7 +19,7 @@ function changed(which, wait) {
   }, wait);
 }
 
-// An answer knows nothing of what was typed since it was asked for; the next one does, and comes at once.
+// An answer does not include what was typed since its request: drop it, because the next request follows immediately.
 document.addEventListener("htmx:beforeSwap", (event) => {
   if (event.detail.requestConfig.elt === sync && timer && sent === "form" && side.value === "form")
     event.detail.shouldSwap = false;
@@ -37,16 +37,16 @@ form.addEventListener("change", (event) => {
   if (event.target.id === "f-code") packed();
 });
 
-// An archive is sent with Submit alone; until then the server is told whether there is one.
+// The archive itself is sent only on Submit; until then the server learns only whether there is one.
 function packed() {
   const box = document.getElementById("packed");
   const code = document.getElementById("f-code");
   const chosen = code?.files.length ? "1" : "";
-  if (!code) box.value = ""; // nothing to ask: no code is wanted
-  // Of two requests the first would be broken off: once its answer has settled, this is looked at again.
+  if (!code) box.value = ""; // this job needs no code
+  // A second request would abort the first: this runs again once the first answer has settled.
   if (box.value === chosen || sync.classList.contains("htmx-request")) return;
   box.value = chosen;
-  // With both sides in step the text is asked of, so that the answer leaves alone what is typed into it meanwhile.
+  // With both sides in sync, send the text, so that the answer does not overwrite what is typed into it meanwhile.
   if (!timer) changed("toml", 0);
 }
 
@@ -65,7 +65,7 @@ form.addEventListener("click", (event) => {
   }
 });
 
-// A file is read here and becomes the text; nothing is sent before Submit.
+// Read a file here and put its content into the text; the file itself is not uploaded.
 async function open(file) {
   if (!file) return;
   const text = file.size <= 65_536 ? await file.text() : `# ${file.name} is larger than 64 KB: no specification is.`;
@@ -87,7 +87,7 @@ form.addEventListener("drop", (event) => {
   open(event.dataTransfer.files[0]);
 });
 
-// The editor: a textarea over a drawn copy of itself.
+// The editor: a textarea over a highlighted copy of its text.
 
 function draw() {
   const editor = document.getElementById("editor");
@@ -105,7 +105,7 @@ function draw() {
   editor.dataset.drawn = "";
 }
 
-// Errors are tied to their fields; after a try to submit the first of them gets the focus.
+// Mark the fields that have errors; after a failed submission the first of them gets the focus.
 function tie() {
   for (const field of form.querySelectorAll(".field")) {
     const box = field.querySelector("input:not([type=file]), select, textarea");

@@ -1,10 +1,10 @@
-// Charts over time: clocks in the lab's zone, where samples are missing, and what is painted on the axis beside curves.
+// Charts over time: clocks in the lab's time zone, gaps where samples are missing, and bands and marks on the time axis.
 import { token } from "./paint.js";
 
 const DAY_S = 86_400;
-const MISSED = 3; // a distance of so many usual ones is a gap
+const MISSED = 3; // a distance of more than this many usual intervals is a gap
 
-// What a chart's x is in a zone: how a moment reads, and how its axis is marked. uPlot is a global.
+// The time axis of a chart in a time zone: formats times and axis labels. uPlot is a global.
 export function timeAxis(zone) {
   const format = (options) => {
     const made = new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options });
@@ -26,11 +26,11 @@ export function timeAxis(zone) {
   };
 }
 
-// A curve of the API with a hole wherever samples are missing, each value times a factor.
+// A curve of the API with nulls where samples are missing, each value multiplied by a factor.
 export function withGaps({ name, step, ...columns }, factor = 1) {
   const names = ["value", "min", "max", "mean"].filter((key) => columns[key]);
   const out = { name, step: [], ...Object.fromEntries(names.map((key) => [key, []])) };
-  // What is old is told in longer stretches than what is new, so what is usual is what was so just before.
+  // Old data has longer intervals than new data, so the usual interval is the one just before.
   let usual = Math.min(step[1] - step[0] || 1, step[2] - step[1] || Number.POSITIVE_INFINITY);
   step.forEach((second, i) => {
     const distance = i ? second - step[i - 1] : 0;
@@ -47,7 +47,7 @@ export function withGaps({ name, step, ...columns }, factor = 1) {
 const LOOKS = { mine: ["--running", 0.75], busy: ["--running", 0.35] };
 const BAND = 5;
 
-// Who held it, as a band along the upper edge: [since, until, look, …]; two that follow each other are told apart.
+// Paint allocations as a band along the upper edge: [since, until, look, …]; a thin gap separates adjacent ones.
 export function paintBand(u, bands, now) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
@@ -61,7 +61,7 @@ export function paintBand(u, bands, now) {
 
 const TONES = { failed: "--failed", warn: "--warn", gap: "--line-strong" };
 
-// What happened, as hairlines; what lasted, as a tinted stretch: [at, until, gpu, tone, title, lasts].
+// Paint events as hairlines and lasting conditions as tinted stretches: [at, until, gpu, tone, title, lasts].
 export function paintMarks(u, marks, now) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
@@ -79,7 +79,7 @@ export function paintMarks(u, marks, now) {
   }
 }
 
-// A stretch as far as it is on the axis, in the canvas's pixels.
+// Clip a time range to the axis, in canvas pixels.
 function inside(u, from, to) {
   const { left, width } = u.bbox;
   const at = (second) => Math.round(Math.min(left + width, Math.max(left, u.valToPos(second, "x", true))));

@@ -1,4 +1,4 @@
-// A line of TOML with its parts told apart: tables, values, comments.
+// Highlight a line of TOML: tables, values, comments.
 const VALUE = /("(?:\\.|[^"\\])*"|'[^']*'|\b(?:true|false)\b|[+-]?\d[\d_.:eE+-]*)/;
 
 export function drawn(line) {

@@ -1,9 +1,9 @@
-// What a person chose to see of a page's charts, kept in its address: ?from=1200&to=2400&log=loss&smooth=0.02
-// Opening such an address shows the same, going back undoes a choice, and what makes no sense there is ignored.
-const AT_ONCE_MS = 1_000; // keys pressed so soon after each other are one choice
+// The user's view of a page's charts, stored in the address: ?from=1200&to=2400&log=loss&smooth=0.02
+// Opening such an address restores the view, going back undoes a choice, and invalid values are ignored.
+const AT_ONCE_MS = 1_000; // key presses within this time are one choice
 
 export class View {
-  // units: of the charts' x; shares: what smoothing can be chosen, the first is the usual; changed(): show it.
+  // units: of the charts' x; shares: the selectable smoothing, the default first; changed(): called after every change.
   constructor({ units, logs, shares, changed }) {
     Object.assign(this, { units, known: new Set(logs), shares, changed });
     this.read();
@@ -22,7 +22,7 @@ export class View {
     this.smooth = this.shares.includes(share) ? share : this.shares[0];
   }
 
-  // Whole steps around what was chosen; null: everything.
+  // Zoom to whole steps around the range; null: everything.
   zoom(unit, range, kind = "") {
     const [from, to] = range ? [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])] : [0, 0];
     this.ranges.set(unit, range && { from, to: Math.max(to, from + 1) });
@@ -40,7 +40,7 @@ export class View {
     this.keep("smooth");
   }
 
-  // Choices of a kind at once are one step back.
+  // Choices of the same kind in quick succession share one history entry.
   keep(kind = "") {
     const query = new URLSearchParams(location.search);
     const put = (name, value) => (value === undefined ? query.delete(name) : query.set(name, value));

@@ -1,4 +1,4 @@
-// How Vigil writes numbers and times in the browser: the same rules as vigil_core/formatting.py.
+// Formats numbers and times in the browser, by the same rules as vigil_core/formatting.py.
 export const NBSP = "\u00a0";
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fixed3 = new Intl.NumberFormat("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
@@ -46,7 +46,7 @@ export function measure(value) {
   return signed(three(value));
 }
 
-// How far something is: whole per cent, and 100 only when it is done.
+// Progress in whole per cent; 100 only when complete.
 export const share = (fraction) => `${fraction < 1 ? Math.min(99, Math.round(fraction * 100)) : 100}${NBSP}%`;
 
 const two = (big, bigUnit, small, unit) =>
@@ -68,7 +68,7 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)}${NBSP}d${hours % 24 ? ` ${hours % 24}${NBSP}h` : ""}`;
 }
 
-// One unit, as people say it.
+// A rough duration in one unit.
 function rough(seconds) {
   for (const [size, unit] of [
     [86400, "d"],
@@ -80,10 +80,11 @@ function rough(seconds) {
   return `${Math.floor(seconds)}${NBSP}s`;
 }
 
-// "09:14:23" of now, in the reader's clock: for what happened in this page only.
+// The current time as "09:14:23" in the reader's time zone: only for events of this page.
 export const nowClock = () => new Date().toLocaleTimeString("en-GB");
 
-// <time data-time="ago|until|elapsed"> texts by one timer. What is older than a day keeps the server's words (they need the lab's zone).
+// Update all <time data-time="ago|until|elapsed"> by one timer. Texts older than a day stay as the server wrote them: they
+// need the lab's time zone.
 function retell() {
   const now = Date.now();
   for (const element of document.querySelectorAll("time[data-time]")) {
@@ -102,7 +103,7 @@ export function keepTime() {
   document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && retell());
 }
 
-// Words that are kept true where they stand.
+// Update a text in place.
 export function put(root, name, text) {
   const element = root.querySelector(`[data-live="${name}"]`);
   if (element && element.textContent !== text) element.textContent = text;
