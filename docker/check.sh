@@ -1,7 +1,7 @@
 #!/bin/sh
-# What can be proven of the image without an engine: the compose file is valid, and the Dockerfile's own install steps,
-# run into a temporary prefix without torch, give every role. Takes what is tracked and .dockerignore lets through, as
-# `COPY . .` would. `make test-image` builds the image itself.
+# Check the image without a container engine: the compose file is valid, and the Dockerfile's install steps, run into a
+# temporary prefix without torch, provide every role. Copies the tracked files that .dockerignore lets through, like
+# `COPY . .`. `make test-image` builds the image itself.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 temporary=$(mktemp -d)
@@ -17,12 +17,12 @@ if docker compose version >/dev/null 2>&1; then
 elif command -v docker-compose >/dev/null 2>&1; then
     docker-compose -f docker/compose.yaml config --quiet
 else
-    echo "neither 'docker compose' nor docker-compose is here to read docker/compose.yaml" >&2
+    echo "Neither 'docker compose' nor docker-compose is installed to validate docker/compose.yaml" >&2
     exit 1
 fi
 echo "compose file: valid"
 
-# What the Dockerfile's RUN lines do for the target `portal`, with this prefix for /opt/vigil.
+# Run the same steps as the Dockerfile's RUN lines for the target `portal`, with this prefix instead of /opt/vigil.
 grep -q 'VIGIL_TORCH=no sh docker/image.sh packages /opt/vigil' docker/Dockerfile
 VIGIL_TORCH=no sh docker/image.sh packages "$temporary/opt"
 grep -q 'RUN sh docker/image.sh code /opt/vigil' docker/Dockerfile
@@ -35,7 +35,7 @@ export VIGIL_PORT
 unset DATABASE_URL SECRET_KEY VIRTUAL_ENV || true
 
 if python -c 'import torch' 2>/dev/null; then
-    echo "torch is in an environment that was made without it" >&2
+    echo "torch is installed in an environment that was built without it" >&2
     exit 1
 fi
 docker/entrypoint.sh prepare | grep -q '^Sign in: '
@@ -57,19 +57,19 @@ assert page.status_code == 200 and "Vigil" in page.text, page.status_code
 style = page.text.split('rel="stylesheet" href="')[1].split('"')[0]
 assert httpx.get(url + style, trust_env=False).status_code == 200, style
 PYTHON
-docker/entrypoint.sh worker follow --help >/dev/null 2>worker.said
-grep -q 'there is no torch in it' worker.said
+docker/entrypoint.sh worker follow --help >/dev/null 2>worker.err
+grep -q 'there is no torch in it' worker.err
 docker/entrypoint.sh beat --help >/dev/null
 docker/entrypoint.sh vigil --help >/dev/null
 VIGIL_AGENT_STATE="$temporary/agent" docker/entrypoint.sh agent --once --json | grep -q '"load_1"'
-if VIGIL_AGENT_URL='' docker/entrypoint.sh agent 2>agent.said; then
-    echo "the agent runs without a portal to tell" >&2
+if VIGIL_AGENT_URL='' docker/entrypoint.sh agent 2>agent.err; then
+    echo "the agent starts without a portal to report to" >&2
     exit 1
 fi
-grep -q 'VIGIL_AGENT_URL is not set' agent.said
+grep -q 'VIGIL_AGENT_URL is not set' agent.err
 docker/entrypoint.sh manage check >/dev/null 2>&1
 if docker/entrypoint.sh nonsense 2>/dev/null; then
-    echo "the entrypoint takes a role that there isn't" >&2
+    echo "the entrypoint accepts an unknown role" >&2
     exit 1
 fi
-echo "image: its install steps and its roles work, without torch"
+echo "image: install steps and roles work without torch"

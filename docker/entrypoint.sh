@@ -1,12 +1,12 @@
 #!/bin/sh
-# What one container does. Settings come from the environment, a secret from the file that NAME_FILE names.
-#   prepare          migrate, collect static files, make the first sysadmin; ends
-#   web              answer HTTP and websockets on $VIGIL_PORT
-#   worker QUEUE     do the tasks of one queue: follow, work, diagnose; tail where VIGIL_REPORTS=tail, pull with VIGIL_DCGM_EXPORTERS
-#   beat             tick; exactly one a site
-# web, worker and beat run under a watcher that ends one that hangs: the engine starts it again.
-#   agent            report on the node that it runs on
-#   vigil …, manage …  the command line; Django's own
+# Run one role of Vigil in a container. Settings come from the environment, secrets from the files named by NAME_FILE.
+#   prepare          migrate, collect static files, create the first sysadmin, then exit
+#   web              serve HTTP and websockets on $VIGIL_PORT
+#   worker QUEUE     run the tasks of one queue: follow, work, diagnose; tail with VIGIL_REPORTS=tail, pull with VIGIL_DCGM_EXPORTERS
+#   beat             queue periodic tasks; exactly one per site
+# web, worker and beat run under a watcher that ends a process that hangs, so that the engine restarts it.
+#   agent            report on the node on which it runs
+#   vigil …, manage …  Vigil's command line; Django's manage.py
 set -eu
 umask 027
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ role=${1:-web}
 case $role in
 prepare) exec python manage.py prepare "$@" ;;
 web)
-    # Only the proxy reaches this port, and it overwrites the header that says who asks.
+    # Only the proxy can reach this port, and it overwrites the header with the client's address.
     exec python -m portal.run.watched python -m console.web --host "${VIGIL_HOST:-0.0.0.0}" --port "${VIGIL_PORT:-8000}" --trusted-proxies '*' "$@"
     ;;
 worker)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What the Dockerfile runs, and docker/check.sh without an engine.
-#   image.sh packages VENV      what Vigil depends on; with torch unless VIGIL_TORCH=no
-#   image.sh code VENV          Vigil itself, compiled; downloads nothing
-# Nothing is left beside: neither pip's cache, nor its log, which says where packages came from.
+# Install steps of the image, called by the Dockerfile and, without a container engine, by docker/check.sh.
+#   image.sh packages VENV      install Vigil's dependencies; with torch unless VIGIL_TORCH=no
+#   image.sh code VENV          install Vigil itself, compiled; downloads nothing
+# Leaves neither pip's cache nor its log behind: the log shows where packages came from.
 set -eu
 cd "$(dirname "$0")/.."
 log=$(mktemp -d)
@@ -14,7 +14,7 @@ packages) VIGIL_PROJECT=no sh docker/install.sh "$2" run ;;
 code)
     VIGIL_TORCH=no sh docker/install.sh "$2" run
     rm -rf ./*.egg-info
-    # By content, not by time: nobody writes here later, and layers are copied about.
+    # unchecked-hash, because copying layers changes file times, and the sources never change later.
     "$2/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
         console diagnosis gpus jobs nodes portal training vigil_cli vigil_core vigil_report.py
     ;;

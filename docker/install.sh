@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes a virtual environment with everything that Vigil needs, or brings one up to date; does nothing when it is.
-# One script for `make`, for the image and for CI:  docker/install.sh VENV [run|dev]
+# Create a virtual environment with everything that Vigil needs, or update it; does nothing if it is up to date.
+# Shared by `make`, the image and CI:  docker/install.sh VENV [run|dev]
 #   PYTHON=python3.12      use this interpreter instead of looking for one
-#   VIGIL_TORCH=no         leave the trainer's torch out (the portal itself never imports it)
-#   VIGIL_TORCH=cpu|cuda   which build of torch; otherwise CUDA's where there is an NVIDIA driver, else the CPU's
-#   VIGIL_PROJECT=no       only what it depends on
-#   VIGIL_EXTRAS=yes       also what some of the trainer's settings need (FP8, LoRA, tokenizer files); dev: always
-#   TORCH_PIP_ARGS=…       more arguments for torch's own `pip install`; with them nothing else chooses the build
-#   TORCH_CPU_INDEX=…      where the CPU build comes from, if not from PyTorch's own index
+#   VIGIL_TORCH=no         do not install torch (only the trainer needs it, the portal never imports it)
+#   VIGIL_TORCH=cpu|cuda   the build of torch; default: CUDA if there is an NVIDIA driver, otherwise CPU
+#   VIGIL_PROJECT=no       install only the dependencies
+#   VIGIL_EXTRAS=yes       also install packages for optional settings of the trainer (FP8, LoRA, tokenizer files); dev: always
+#   TORCH_PIP_ARGS=…       additional arguments for torch's `pip install`; they alone then choose the build
+#   TORCH_CPU_INDEX=…      the index for the CPU build instead of PyTorch's
 set -eu
 
 venv=${1:?usage: docker/install.sh VENV [run|dev]}
@@ -21,7 +21,7 @@ cpu_index=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 say() { printf '%s\n' "$*"; }
 refuse() { say "Vigil cannot be installed: $*" >&2; exit 1; }
 
-# One line for the person, everything else into the log, whose end is shown when it goes wrong.
+# Print one line and write everything else to the log, whose end is shown on failure.
 step() {
     say "$1 …"
     shift
@@ -33,7 +33,7 @@ failed() {
     refuse "the step above failed. The whole log is in $log."
 }
 
-# The same of a `pip install`, telling how far its downloads are.
+# The same for `pip install`, with the progress of its downloads.
 install() {
     say "$1 …"
     shift
@@ -67,14 +67,14 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 has_driver() { [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi >/dev/null 2>&1; }
 
-# Whether pip has a wheel of it without asking any index: in a folder of --find-links, or one that it built itself.
+# Succeed if pip has a wheel of torch without querying any index: in a folder of --find-links, or one that it built itself.
 at_hand() {
     built=$(pip cache list --format=abspath torch 2>/dev/null | head -n 1)
     pip install --no-index --no-deps --dry-run --ignore-installed --quiet ${built:+--find-links "$(dirname "$built")"} \
         "$torch" </dev/null >>"$log" 2>&1
 }
 
-# Whether an index answers within seconds and has this torch: pip itself would ask for minutes.
+# Succeed if the index answers within seconds and has this version of torch: pip itself would retry for minutes.
 index_has_torch() {
     timeout 8 "$venv/bin/python" -c 'import sys, urllib.request
 page = urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=4).read().decode()
@@ -106,10 +106,10 @@ mkdir -p "$(dirname "$venv")"
 (umask 077 && mkdir -p "$(dirname "$log")") # by default var/, where the portal's data will be
 if command -v flock >/dev/null 2>&1; then
     exec 9>"$(dirname "$log")/install.lock"
-    flock 9 # two makes at once take turns
+    flock 9 # serialise concurrent runs of make
 fi
 
-# A checkout that was moved has an environment whose scripts point to the old place.
+# After a checkout is moved, the scripts of its environment point to the old location.
 if ! is_current place "$venv" || ! "$venv/bin/python" -c '' 2>/dev/null; then
     python=$(find_python)
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -134,7 +134,7 @@ elif ! is_current run "$run_lock"; then
 fi
 
 if [ "${VIGIL_TORCH:-yes}" != no ] && ! is_current torch "$torch"; then
-    # Not in the locks: which build of torch suits is the machine's business (CPU, CUDA version).
+    # Not in the lock files: the right build of torch depends on the machine (CPU, CUDA version).
     install_torch
     mark torch "$torch"
 fi
@@ -143,7 +143,7 @@ fi
 if [ "${VIGIL_TORCH:-yes}" != no ] && [ "${VIGIL_EXTRAS:-no}" = yes ]; then
     extras_lock=$(digest "$here/requirements-extras.lock")
     if ! is_current extras "$extras_lock"; then
-        # Without dependencies: all are in the lock but torch, which is there.
+        # Without dependencies: the lock lists all of them except torch, which is already installed.
         install "Installing what optional settings of the trainer need (half a minute)" \
             --no-deps --require-hashes --requirement "$here/requirements-extras.lock"
         mark extras "$extras_lock"
@@ -153,7 +153,7 @@ fi
 [ "${VIGIL_PROJECT:-yes}" != no ] || exit 0
 project=$(digest "$here/pyproject.toml")
 if ! is_current project "$here $project"; then
-    # compat: one plain path, so that tests and benches are found as well.
+    # compat: one plain path entry, so that tests and benchmarks can be imported as well.
     step "Installing Vigil itself" pip install --no-deps --no-build-isolation --config-settings editable_mode=compat \
         --editable "$here"
     mark project "$here $project"

@@ -1,7 +1,7 @@
-"""Runs pip into a log and tells meanwhile how far its downloads are:  progress.py LOG COMMAND…
+"""Run pip with its output in a log, and show the progress of its downloads:  progress.py LOG COMMAND…
 
-On a terminal one line that is written anew; elsewhere a line every now and then. All figures are read off what pip has
-told and put on disk, so that they hold for any pip: nothing is guessed but the seconds that are left.
+On a terminal, one line is updated in place; elsewhere, a line is printed periodically. All figures come from pip's
+output and the files on disk, so that they work with any version of pip; only the remaining time is an estimate.
 """
 
 from __future__ import annotations
@@ -17,75 +17,75 @@ from collections import deque
 from pathlib import Path
 from urllib.parse import unquote
 
-LOOK_S = 0.5
+POLL_S = 0.5
 PLAIN_EVERY_S = float(os.environ.get("VIGIL_PROGRESS_EVERY", "15"))
-SMALL = 10_000_000  # bytes: a file below that is there before anybody has read a line about it
-WINDOW_S = 10.0  # over which the speed is taken
+SMALL = 10_000_000  # bytes; a smaller file is complete before anybody could read a line about it
+WINDOW_S = 10.0  # the speed is averaged over this time
 DOWNLOADING = re.compile(rb"Downloading (?:\S*/)?(\S+\.(?:whl|gz|zip)) \(([\d.]+) (bytes|kB|MB|GB)\)")
 UNITS = {b"bytes": 1, b"kB": 10**3, b"MB": 10**6, b"GB": 10**9}
 INSTALLING = b"Installing collected packages"
 
 
 class Downloads:
-    """What pip fetches: the file that comes in now, and how fast."""
+    """Measure pip's downloads: the current file and its speed."""
 
     def __init__(self, log: Path, folder: Path) -> None:
         self.log, self.folder = log, folder
-        self.told_from = log.stat().st_size if log.exists() else 0
-        self.seen: deque[tuple[float, int]] = deque()
+        self.log_start = log.stat().st_size if log.exists() else 0
+        self.samples: deque[tuple[float, int]] = deque()
 
     def line(self, now: float) -> str:
-        """How things stand, in a line; empty where there is nothing worth telling."""
-        told = self._told()
-        files = DOWNLOADING.findall(told)
-        got = self._bytes("*")
-        self.seen.append((now, got))
-        while self.seen[0][0] < now - WINDOW_S:
-            self.seen.popleft()
-        if INSTALLING in told:
-            return f"{_size(got)} downloaded, unpacking" if got else "unpacking"
+        """Return the progress as one line; empty if there is nothing to report."""
+        output = self._pip_output()
+        files = DOWNLOADING.findall(output)
+        total = self._bytes("*")
+        self.samples.append((now, total))
+        while self.samples[0][0] < now - WINDOW_S:
+            self.samples.popleft()
+        if INSTALLING in output:
+            return f"{_size(total)} downloaded, unpacking" if total else "unpacking"
         if not files:
             return ""
         name, number, unit = files[-1]
-        return self._of_file(unquote(name.decode()), float(number) * UNITS[unit], got)
+        return self._file_progress(unquote(name.decode()), float(number) * UNITS[unit], total)
 
-    def _of_file(self, name: str, size: float, got: int) -> str:
+    def _file_progress(self, name: str, size: float, total: int) -> str:
         title = "-".join(name.split("-")[:2])
         if size < SMALL:
-            return f"{_size(got)} downloaded, now {title}"
-        here = min(self._bytes(glob.escape(name)), int(size))
-        parts = [f"{title}: {_size(here)} of {_size(size)}"]
+            return f"{_size(total)} downloaded, now {title}"
+        downloaded = min(self._bytes(glob.escape(name)), int(size))
+        parts = [f"{title}: {_size(downloaded)} of {_size(size)}"]
         if (speed := self._speed()) > 0:
             parts.append(f"{_size(speed)}/s")
-            parts.append(f"about {_seconds((size - here) / speed)} left")
-        if got > here * 1.05:
-            parts.append(f"{_size(got)} in all")
+            parts.append(f"about {_seconds((size - downloaded) / speed)} left")
+        if total > downloaded * 1.05:
+            parts.append(f"{_size(total)} in all")
         return ", ".join(parts)
 
     def _speed(self) -> float:
-        (first, before), (last, after) = self.seen[0], self.seen[-1]
+        (first, before), (last, after) = self.samples[0], self.samples[-1]
         return (after - before) / (last - first) if last > first else 0.0
 
-    def _told(self) -> bytes:
+    def _pip_output(self) -> bytes:
         with self.log.open("rb") as file:
-            file.seek(self.told_from)
+            file.seek(self.log_start)
             return file.read()
 
     def _bytes(self, name: str) -> int:
         total = 0
-        # Not Path.glob, which raises when pip clears a folder away under it.
+        # Not Path.glob: it raises an exception when pip deletes a folder during the search.
         for path in glob.iglob(os.path.join(glob.escape(str(self.folder)), "pip-unpack-*", name)):
             try:
                 total += os.stat(path).st_size
-            except OSError:  # moved on meanwhile
+            except OSError:  # pip has moved or deleted the file
                 continue
         return total
 
 
 class Terminal:
-    """One line, written anew, and gone at the end."""
+    """Show progress as one line that is updated in place and cleared at the end."""
 
-    def tell(self, text: str, now: float) -> None:
+    def show(self, text: str, now: float) -> None:
         width = os.get_terminal_size(sys.stdout.fileno()).columns or 80
         sys.stdout.write(f"\r  {text[: width - 3]}\033[K")
         sys.stdout.flush()
@@ -96,12 +96,12 @@ class Terminal:
 
 
 class Plain:
-    """A line now and then, for logs of machines."""
+    """Print a progress line periodically, for output that is not a terminal."""
 
     def __init__(self) -> None:
         self.next = time.monotonic() + PLAIN_EVERY_S
 
-    def tell(self, text: str, now: float) -> None:
+    def show(self, text: str, now: float) -> None:
         if text and now >= self.next:
             print(f"  {text}", flush=True)
             self.next = now + PLAIN_EVERY_S
@@ -111,37 +111,37 @@ class Plain:
 
 
 def run(log: Path, command: list[str]) -> int:
-    """The command's exit status, told of until then."""
+    """Run the command, show its progress and return its exit status."""
     with tempfile.TemporaryDirectory(prefix="vigil-pip-") as folder, log.open("ab") as out:
-        downloads, shown = Downloads(log, Path(folder)), Terminal() if sys.stdout.isatty() else Plain()
+        downloads, display = Downloads(log, Path(folder)), Terminal() if sys.stdout.isatty() else Plain()
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "TMPDIR": folder}
         )
         try:
             while True:
                 try:
-                    status = child.wait(LOOK_S)
+                    status = child.wait(POLL_S)
                 except subprocess.TimeoutExpired:
                     now = time.monotonic()
-                    shown.tell(downloads.line(now), now)
+                    display.show(downloads.line(now), now)
                 else:
                     return status
         finally:
-            shown.end()
+            display.end()
             if child.poll() is None:
                 child.terminate()
                 child.wait()
 
 
 def _size(value: float) -> str:
-    """ "84 MB", "1.2 GB"."""
+    """Format a number of bytes: "84 MB", "1.2 GB"."""
     if value >= 1e9:
         return f"{value / 1e9:.1f} GB"
     return f"{value / 1e6:.0f} MB" if value >= 1e7 else f"{value / 1e6:.1f} MB"
 
 
 def _seconds(value: float) -> str:
-    """ "40 s", "3 min"."""
+    """Format a duration: "40 s", "3 min"."""
     return f"{max(1, round(value))} s" if value < 100 else f"{round(value / 60)} min"
 
 

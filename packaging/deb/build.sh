@@ -1,9 +1,10 @@
 #!/bin/sh
-# Builds Debian packages:  packaging/deb/build.sh site|agent OUTPUT-FOLDER
-#   site   vigil: the portal with its Python packages in /opt/vigil, systemd units, a user `vigil`; built on the release
-#          of Debian or Ubuntu that it is for, as it contains an environment of that release's Python
-#   agent  vigil-agent: the agent of a node as one file, and its unit; for every release with Python 3.11 or newer
-# PYTHON names another interpreter than /usr/bin/python3, which the packages then need at the same path; pip takes its settings from its environment variables.
+# Build Debian packages:  packaging/deb/build.sh site|agent OUTPUT-FOLDER
+#   site   vigil: the portal with its Python packages in /opt/vigil, systemd units and a user `vigil`; must be built on its
+#          target release of Debian or Ubuntu, because it contains a virtual environment of that release's Python
+#   agent  vigil-agent: the node agent as one file, and its unit; for every release with Python 3.11 or newer
+# PYTHON selects an interpreter other than /usr/bin/python3, which the packages then need at the same path; pip reads its
+# settings from its environment variables.
 set -eu
 
 kind=${1:?usage: packaging/deb/build.sh site|agent OUTPUT-FOLDER}
@@ -30,7 +31,7 @@ Priority: optional
 Description: $4
 END
 }
-script() { # script NAME: a maintainer script from stdin. DPKG_ROOT: the root that dpkg installs into.
+script() { # script NAME: write a maintainer script from stdin. DPKG_ROOT is the root into which dpkg installs.
     cat >"$root/DEBIAN/$1"
     chmod 755 "$root/DEBIAN/$1"
 }
@@ -42,7 +43,7 @@ site)
     "$root/opt/vigil/bin/python" -m pip --disable-pip-version-check --quiet install \
         --require-hashes --requirement "$here/requirements.lock"
     wheels=$(mktemp -d)
-    # A copy, as a build writes beside its sources.
+    # Build from a copy, because a build writes next to its sources.
     mkdir "$wheels/source"
     tar -C "$here" --exclude=./var --exclude=./.venv --exclude=./.git --exclude=./tests --exclude=./build -cf - . |
         tar -C "$wheels/source" -xf -
@@ -50,7 +51,7 @@ site)
         --no-deps --wheel-dir "$wheels" "$wheels/source"
     "$root/opt/vigil/bin/python" -m pip --disable-pip-version-check --quiet install --no-deps "$wheels"/*.whl
     rm -rf "$wheels"
-    # Scripts name the interpreter where it will be, not where it was made.
+    # Make scripts refer to the interpreter's final location rather than to the build folder.
     grep -rlI "$root/opt/vigil" "$root/opt/vigil/bin" "$root/opt/vigil/pyvenv.cfg" | xargs -r sed -i "s#$root##g"
     find "$root/opt/vigil" -name __pycache__ -prune -exec rm -rf {} +
     install -d "$root/lib/systemd/system" "$root/usr/lib/sysusers.d" "$root/usr/bin"
@@ -86,9 +87,9 @@ END
     script postrm <<'END'
 #!/bin/sh
 set -e
-# Data stay: nobody should lose a lab's history by a package command.
+# Keep the data: no package command should delete a lab's history.
 if [ "$1" = purge ] && [ -d "${DPKG_ROOT:-}/var/lib/vigil" ]; then
-    echo "Vigil's data are still in /var/lib/vigil."
+    echo "Vigil's data is still in /var/lib/vigil."
 fi
 END
     ;;
