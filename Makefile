@@ -1,18 +1,18 @@
-# Everything here works on a fresh Debian or Ubuntu machine with Python 3.11+ and make: each target installs what it needs.
+# Every target works on a fresh Debian or Ubuntu machine with Python 3.11+ and make: it installs what it needs.
 VENV ?= .venv
 PYTHON_OF_VENV = $(VENV)/bin/python
 UV = var/uv/bin/uv pip compile -q --python-version 3.11 --no-emit-index-url --no-emit-find-links --generate-hashes
 INSTALL = sh docker/install.sh $(VENV)
 export OMP_NUM_THREADS ?= 1
-# If it were set, each of the thousands of processes that the tests start would compile our code again.
+# If it were set, each of the thousands of processes started by the tests would compile our code again.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST = $(PYTHON_OF_VENV) -m pytest -q
 QUICK = --dist loadscope --ignore tests/slurm
 BUT_TRAINING = $(filter-out tests/training tests/slurm,$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
-# EXHAUSTIVE=yes (test-all sets it) also runs what proves again, in more layouts, what smaller tests prove.
+# EXHAUSTIVE=yes (set by test-all) also runs tests that repeat, in more layouts, what smaller tests prove.
 NOT_EXHAUSTIVE = $(if $(filter yes,$(EXHAUSTIVE)),, and not exhaustive)
-# `.ci/run` sets it if it does not run as root: a private Slurm needs root.
+# Set by `.ci/run` if it does not run as root: a private Slurm needs root.
 AS_ROOT ?=
 
 .DEFAULT_GOAL := help
@@ -22,7 +22,7 @@ AS_ROOT ?=
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/reference/settings.md)
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent
 
-demo: install ## the same with a simulated lab to try things in
+demo: install ## the same with a simulated lab
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent --demo
 
 install:
@@ -31,9 +31,9 @@ install:
 dev:
 	@$(INSTALL) dev
 
-# Two lanes side by side: what computes with two workers, what mostly waits with three. var/seconds/ has a table of the
-# seconds of each folder of tests, var/lanes/ the output of each stage.
-test: dev ## every test that needs no Slurm: SQLite, PostgreSQL, browser, ranks, kill -9 (12 minutes on two cores)
+# Two lanes run in parallel: CPU-bound tests with two workers, tests that mostly wait with three. var/seconds/ has the
+# duration of each folder of tests, var/lanes/ the output of each stage.
+test: dev ## all tests that need no Slurm: SQLite, PostgreSQL, browser, ranks, kill -9 (12 minutes on two cores)
 	@$(PYTHON_OF_VENV) -m tests.lanes test-quick,test-postgres test-ranks test-portal
 
 test-fast: dev ## the quick tests without the longest (90 seconds)
@@ -45,17 +45,17 @@ test-quick: dev ## the quick tests
 test-ranks: dev ## the trainer with real ranks and launchers
 	@TEST_STAGE=$@ $(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_EXHAUSTIVE)" tests/training
 
-test-portal: dev ## whole portals, kill -9 of each of their processes, a browser; they mostly wait
+test-portal: dev ## complete portals, kill -9 of each of their processes, a browser; mostly waiting
 	@TEST_STAGE=$@ $(PYTEST) -n 3 --dist loadscope --no-loadscope-reorder --durations 10 -m "slow$(NOT_EXHAUSTIVE)" $(BUT_TRAINING)
 
-test-postgres: dev ## the quick tests that use the database, in a private PostgreSQL that they start
+test-postgres: dev ## the quick tests that use the database, on a private PostgreSQL that they start
 	@TEST_STAGE=$@ TEST_DATABASE=postgres TEST_PART=$(POSTGRES_PART) $(PYTEST) -n 2 $(QUICK) -m "database and not slow" $(BUT_TRAINING)
 
-test-slurm: dev ## against a real Slurm, which the tests unpack and start (as root, on Debian): TEST_SLURM=24.11, or all releases
+test-slurm: dev ## tests with a real Slurm, which they unpack and start (as root, on Debian): TEST_SLURM=24.11, or all releases
 	@$(AS_ROOT) $(PYTHON_OF_VENV) -m tests.slurm.release $(filter-out 1,$(TEST_SLURM))
 	@$(AS_ROOT) env TEST_STAGE=$@ TEST_TURN=$(if $(TEST_TURN),$(shell expr $(TEST_TURN) / 3)) TEST_SLURM=$(or $(TEST_SLURM),1) $(PYTEST) -n 4 --dist loadscope --durations 10 tests/slurm
 
-check-image: ## the image's steps and roles, as far as possible without a container engine
+check-image: ## check the image's steps and roles, as far as possible without a container engine
 	@sh docker/check.sh
 
 test-all: dev ## everything: every layout, three kills of each kind, three Slurms, the image (half an hour)
@@ -66,7 +66,7 @@ test-all: dev ## everything: every layout, three kills of each kind, three Slurm
 test-image: dev ## build the images without a container engine and run every service of the compose file (as root, on Debian)
 	@$(PYTHON_OF_VENV) -m tests.image
 
-soak: dev ## every layout on up to 32 ranks, then twenty kills of each kind in one job each (an hour)
+soak: dev ## every layout on up to 32 ranks, then twenty kills of each kind, in one job per kind (an hour)
 	@TEST_COMBINATIONS=all $(PYTHON_OF_VENV) -m pytest -q --timeout 1800 tests/training/parallel
 	@TEST_KILLS=20 $(PYTHON_OF_VENV) -m pytest -q --timeout 1200 tests/portal/test_up_kill.py tests/training/launch/test_launch_elastic.py
 
@@ -77,7 +77,7 @@ check: dev ## lint, format, types, import rules, templates, migrations
 check-code:
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-# The workers must start within three seconds; on a machine too busy for that (exit code 2) mypy runs without them.
+# mypy's workers must start within three seconds; on a machine too busy for that (exit code 2), run it without workers.
 check-types:
 	@$(VENV)/bin/mypy --num-workers 2 || { [ $$? = 2 ] && $(VENV)/bin/mypy; }
 check-imports:
@@ -98,11 +98,11 @@ format: dev ## format code and templates
 bench: dev ## every benchmark; each prints a ratio measured in one run
 	@$(PYTHON_OF_VENV) -m bench
 
-lock: dev ## resolve requirements*.in again
+lock: dev ## update the lock files from requirements*.in
 	@$(PYTHON_OF_VENV) -m venv var/uv && var/uv/bin/pip -q install uv
 	@$(UV) requirements.in -o requirements.lock
 	@$(UV) -c requirements.lock requirements-dev.in -o requirements-dev.lock
-	@echo 'torch ; sys_platform == "none"' >var/without-torch.txt # which build suits depends on the machine
+	@echo 'torch ; sys_platform == "none"' >var/without-torch.txt # the right build depends on the machine
 	@$(UV) --override var/without-torch.txt -c requirements-dev.lock requirements-extras.in -o requirements-extras.lock
 
 clean: ## remove the environment and the caches (data in var/ stays)
