@@ -1,6 +1,6 @@
 // Shared by all pages: theme, relative times, dialogs, toasts, keyboard shortcuts and the live indicator.
 // Every page also works without it, less comfortably.
-import { keepTime } from "./words.js";
+import { updateTimesRegularly } from "./words.js";
 
 const root = document.documentElement;
 
@@ -53,7 +53,7 @@ export function lamp(live, text) {
   if (element.textContent !== words) element.textContent = words;
 }
 
-const doers = {
+const actions = {
   dismiss: (button) => button.closest(".toast").remove(),
   open: (button) => document.getElementById(button.dataset.target)?.showModal(),
   copy: async (button) => {
@@ -69,7 +69,7 @@ const doers = {
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-do]");
-  if (button && doers[button.dataset.do]) doers[button.dataset.do](button, event);
+  if (button && actions[button.dataset.do]) actions[button.dataset.do](button, event);
 });
 
 // Close open menus on a click outside them.
@@ -87,7 +87,7 @@ document.addEventListener("submit", (event) => {
 
 // Keyboard shortcuts: / focuses the search, g then h, j, s, c, n, q or p navigates; pages add their own.
 // No shortcut is destructive.
-let leading = Number.NEGATIVE_INFINITY;
+let goPressedAt = Number.NEGATIVE_INFINITY;
 document.addEventListener("keydown", (event) => {
   if (
     event.target.closest("input, textarea, select, dialog, [contenteditable]") ||
@@ -106,10 +106,10 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "?") {
     document.getElementById("keys")?.showModal();
   } else if (event.key === "g") {
-    leading = event.timeStamp;
-  } else if (event.timeStamp - leading < 1200) {
+    goPressedAt = event.timeStamp;
+  } else if (event.timeStamp - goPressedAt < 1200) {
     const place = { h: "/", j: "/jobs", s: "/submit", c: "/cluster", n: "/nodes", q: "/queue", p: "/postmortems" }[event.key];
-    leading = Number.NEGATIVE_INFINITY;
+    goPressedAt = Number.NEGATIVE_INFINITY;
     if (place) {
       event.stopImmediatePropagation();
       location.assign(place);
@@ -139,4 +139,4 @@ document.addEventListener("htmx:afterRequest", (event) => {
 for (const box of document.querySelectorAll("#toasts .toast")) {
   if (!box.querySelector('[data-state="failed"]')) fade(box);
 }
-keepTime();
+updateTimesRegularly();

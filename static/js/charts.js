@@ -41,7 +41,7 @@ export class Chart {
     if (moved || log !== this.wantsLog || share !== this.share) this.range = new Range();
     this.wantsLog = log;
     this.share = share;
-    this.settle();
+    this.updateScale();
     if (this.loaded) this.soon(0);
     return moved && Boolean(range);
   }
@@ -63,7 +63,7 @@ export class Chart {
     this.soon(0);
   }
 
-  haunt(ghosts, range) {
+  setGhosts(ghosts, range) {
     if (range && !this.isAt(range)) return;
     (range ? this.view : this).ghosts = ghosts;
     this.soon(0);
@@ -75,13 +75,13 @@ export class Chart {
     for (const entry of entries) {
       const last = this.curves.get(entry.name)?.last ?? null;
       if (last !== null && entry.step[0] <= last) back = true;
-      const curve = grow(this.curves, entry);
-      if (this.view?.curves) grow(this.view.curves, within(entry, this.view));
-      if (curve.n > MOST_POINTS) this.crowded = true;
+      const curve = appendTo(this.curves, entry);
+      if (this.view?.curves) appendTo(this.view.curves, within(entry, this.view));
+      if (curve.n > MOST_POINTS) this.isOverfull = true;
     }
     this.soon(FRAME_MS);
-    if (this.crowded) {
-      this.crowded = false;
+    if (this.isOverfull) {
+      this.isOverfull = false;
       this.on.reread();
     }
     return back;
@@ -121,7 +121,7 @@ export class Chart {
       this.empty();
       return;
     }
-    this.settle();
+    this.updateScale();
     const { data, gaps } = dataOf(this.spec, this.lines, this.curvesShown(), this.share);
     this.data = data;
     this.gaps = gaps;
@@ -129,12 +129,12 @@ export class Chart {
     else this.u.setData(data);
     if (this.pinned !== undefined) this.point(this.pinned);
     else this.readout.show(this.data, null, gaps);
-    this.readout.haunted(this.ghostsShown().length > 0);
+    this.readout.showGhostLegend(this.ghostsShown().length > 0);
     this.describe();
   }
 
   empty() {
-    this.unmake();
+    this.destroyPlot();
     if (!this.loaded) return;
     const p = document.createElement("p");
     p.textContent = this.spec.empty;
@@ -149,21 +149,21 @@ export class Chart {
     this.u = plotOf(this, data);
   }
 
-  unmake() {
+  destroyPlot() {
     this.u?.destroy();
     this.u = null;
   }
 
   rebuild() {
-    this.unmake();
+    this.destroyPlot();
     if (this.hasData()) this.draw();
   }
 
   // A log axis is available only if every value is above zero.
-  settle() {
+  updateScale() {
     const positive = this.spec.series.every((s) => !this.curves.get(s.name)?.main.some((v) => v <= 0));
     const log = Boolean(this.wantsLog && positive);
-    if (log !== this.log) this.unmake();
+    if (log !== this.log) this.destroyPlot();
     this.log = log;
     if (!this.tools) return;
     this.tools.querySelector("[data-live-edge]").hidden = !this.view;
@@ -235,7 +235,7 @@ export class Chart {
   unpin() {
     if (this.pinned === undefined) return;
     this.pinned = undefined;
-    this.readout.hush();
+    this.readout.stopSpeaking();
     this.u?.setCursor({ left: -10, top: -10 }, true, true);
   }
 
@@ -276,7 +276,7 @@ function curvesOf(items) {
 }
 
 // Merge newer points into the curve of their name. In an envelope, a single value fills all three columns.
-function grow(curves, { name, step, columns }) {
+function appendTo(curves, { name, step, columns }) {
   if (!curves.has(name)) curves.set(name, new Curve(Object.keys(columns)));
   const curve = curves.get(name);
   const { value } = columns;

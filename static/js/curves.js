@@ -27,19 +27,19 @@ export class Curve {
   // Newer points replace those at the same steps and everything between them: that stretch was trained again.
   merge(step, columns) {
     if (!step.length) return;
-    for (const name of Object.keys(columns)) this.have(name);
+    for (const name of Object.keys(columns)) this.addColumn(name);
     const order = rising(step) ? null : Array.from(step.keys()).sort((a, b) => step[a] - step[b]);
     const at = (i) => (order ? order[i] : i);
     const from = this.place(step[at(0)]);
     const tail = this.place(step[at(step.length - 1)] + 0.5);
-    const kept = this.n - tail;
-    this.room(from + step.length + kept);
+    const tailLength = this.n - tail;
+    this.reserve(from + step.length + tailLength);
     for (const array of [this.step, ...Object.values(this.columns)]) array.copyWithin(from + step.length, tail, this.n);
     for (let i = 0; i < step.length; i += 1) {
       this.step[from + i] = step[at(i)];
       for (const name of this.names) this.columns[name][from + i] = value(columns[name], at(i));
     }
-    this.n = from + step.length + kept;
+    this.n = from + step.length + tailLength;
   }
 
   // Drop the points before a step.
@@ -50,7 +50,7 @@ export class Curve {
   }
 
   // Add a column that the curve does not have yet, filled with NaN.
-  have(name) {
+  addColumn(name) {
     if (name in this.columns) return;
     this.columns[name] = new Float64Array(this.step.length).fill(Number.NaN);
     this.names.push(name);
@@ -68,7 +68,7 @@ export class Curve {
     return low;
   }
 
-  room(n) {
+  reserve(n) {
     if (n <= this.step.length) return;
     const size = Math.max(n, this.step.length * 2);
     const grow = (array) => {
@@ -131,7 +131,7 @@ export function smooth(step, values, halfLife, breaks) {
 
 // Align several curves on one x for uPlot: undefined where a curve has no point, null (a real gap) where its value is not finite.
 export function align(curves) {
-  if (curves.length === 1) return [curves[0].x, ...curves[0].ys.map(plain)];
+  if (curves.length === 1) return [curves[0].x, ...curves[0].ys.map(withNulls)];
   const all = new Set();
   for (const curve of curves) for (const step of curve.x) all.add(step);
   const x = Float64Array.from(all).sort();
@@ -151,7 +151,7 @@ export function align(curves) {
   return [x, ...columns];
 }
 
-const plain = (ys) => Array.from(ys, (v) => (Number.isFinite(v) ? v : null));
+const withNulls = (ys) => Array.from(ys, (v) => (Number.isFinite(v) ? v : null));
 
 // The first and last step of each stretch of non-finite values, with its label ("NaN" or "Inf").
 export function gapsIn(step, values) {

@@ -59,9 +59,9 @@ export class Figures {
 
   // Fetch everything again; resolve to the version that the data includes.
   reread() {
-    this.begun = true;
+    this.isStarted = true;
     this.refine(this.charts);
-    return this.look(this.charts, null);
+    return this.fetchInto(this.charts, null);
   }
 
   // Apply the user's choice to every chart: immediately with the points at hand, then with the server's data for that range.
@@ -70,57 +70,57 @@ export class Figures {
     const moved = this.charts.filter((chart) =>
       chart.choose({ range: ranges.get(chart.unit), log: logs.has(chart.spec.id), share: smooth }),
     );
-    if (this.begun) this.refine(moved);
+    if (this.isStarted) this.refine(moved);
   }
 
   refine(charts) {
     for (const [unit, range] of this.view.ranges) {
       const zoomed = charts.filter((chart) => chart.unit === unit);
-      if (range && zoomed.length) this.look(zoomed, range).catch(() => null);
+      if (range && zoomed.length) this.fetchInto(zoomed, range).catch(() => null);
     }
   }
 
-  async look(charts, range) {
+  async fetchInto(charts, range) {
     const meanwhile = [];
     this.asking.add(meanwhile);
-    const answer = await this.ask(charts.map(wantOf), range).finally(() => this.asking.delete(meanwhile));
+    const answer = await this.query(charts.map(wantOf), range).finally(() => this.asking.delete(meanwhile));
     for (const chart of charts) chart.load(this.itemsFor(chart, answer), range);
     for (const entries of meanwhile) this.append(entries);
     // Where steps were repeated, fetch the superseded points too.
     if (answer.items.some((item) => item.superseded?.length))
-      import("./ghosts.js").then(({ haunt }) => haunt(this, charts, answer, range)).catch(() => null);
-    else for (const chart of charts) chart.haunt([], range);
+      import("./ghosts.js").then(({ setGhosts }) => setGhosts(this, charts, answer, range)).catch(() => null);
+    else for (const chart of charts) chart.setGhosts([], range);
     return answer.version;
   }
 
   // Handle the points of a live frame.
   points(entries) {
     for (const meanwhile of this.asking) meanwhile.push(entries);
-    if (this.append(entries)) this.again ||= setTimeout(() => this.redone(), AGAIN_MS);
+    if (this.append(entries)) this.again ||= setTimeout(() => this.onRedone(), AGAIN_MS);
   }
 
   append(entries) {
     let back = false;
     this.each((chart) => {
-      const mine = entries.filter((entry) => wants(chart, entry)).map(columnsOf);
-      if (mine.length && chart.append(mine) && !chart.spec.band) back = true;
+      const own = entries.filter((entry) => wants(chart, entry)).map(columnsOf);
+      if (own.length && chart.append(own) && !chart.spec.band) back = true;
     });
     return back;
   }
 
-  redone() {
+  onRedone() {
     this.again = 0;
     this.reread().catch(() => null);
   }
 
   // Query the API: wants are [{names, rank, points, band}], range is {from, to} or null for everything.
-  async ask(wants, range) {
+  async query(wants, range) {
     const answer = { items: [], bands: [], version: null };
     await Promise.all(
-      this.together(wants).map(async ({ names, rank, points, band }) => {
+      this.groupQueries(wants).map(async ({ names, rank, points, band }) => {
         const query = { points, digits: 6, ...(band ? { band: 1 } : { rank }), ...range };
         const found = await this.get(names, query);
-        answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, asked: rank, points })));
+        answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, queriedRank: rank, points })));
         // The combined data is current only up to the oldest answer.
         answer.version = Math.min(answer.version ?? found.version, found.version);
       }),
@@ -138,7 +138,7 @@ export class Figures {
   }
 
   // Charts of the same width share a request.
-  together(wants) {
+  groupQueries(wants) {
     const groups = new Map();
     for (const want of wants) {
       const key = `${want.points} ${want.band ? "band" : want.rank}`;
@@ -151,10 +151,10 @@ export class Figures {
   }
 
   itemsFor({ spec, names }, answer) {
-    const mine = spec.band
+    const own = spec.band
       ? answer.bands.filter((item) => item.median)
-      : answer.items.filter((item) => item.asked === (spec.rank ?? 0));
-    return mine.filter((item) => names.has(item.name));
+      : answer.items.filter((item) => item.queriedRank === (spec.rank ?? 0));
+    return own.filter((item) => names.has(item.name));
   }
 }
 

@@ -41,31 +41,31 @@ class Ghost {
 }
 
 // Give charts by step of single ranks their ghosts, for the full range or for the range that they show.
-export async function haunt(figures, charts, answer, range) {
+export async function setGhosts(figures, charts, answer, range) {
   const shown = charts.filter(({ spec, unit }) => !spec.band && !spec.stacked && unit !== "second");
   const drawn = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => !s.kind).map((s) => s.name)));
   const items = shown.flatMap((chart) => figures.itemsFor(chart, answer));
-  const lines = await livesOf(
+  const lines = await supersededLines(
     figures,
     items.filter((item) => item.superseded?.length && drawn.has(item.name)),
   );
   const ghosts = [...drawn].flatMap((name) => {
-    const lives = lines.filter((line) => line.name === name && line.step.length);
-    return lives.flatMap((life, i) => runsOf(life, lives.slice(i + 1)));
+    const attemptLines = lines.filter((line) => line.name === name && line.step.length);
+    return attemptLines.flatMap((attemptLine, i) => overlapsOf(attemptLine, attemptLines.slice(i + 1)));
   });
   for (const chart of shown) {
-    const mine = ghosts.filter(({ name }) => chart.names.has(name));
-    chart.haunt(mine, range);
+    const own = ghosts.filter(({ name }) => chart.names.has(name));
+    chart.setGhosts(own, range);
   }
 }
 
 // Fetch the separate lines of each attempt and incarnation around superseded steps, oldest first, one point per two pixels.
-async function livesOf(figures, items) {
-  const wants = items.map((item) => ({ names: [item.name], rank: item.asked, points: item.points, item }));
+async function supersededLines(figures, items) {
+  const wants = items.map((item) => ({ names: [item.name], rank: item.queriedRank, points: item.points, item }));
   const answers = await Promise.all(
-    figures.together(wants).map(({ names, rank, points, members }) => {
-      const [from, to] = reach(members.flatMap(({ item }) => item.superseded));
-      const [first, last] = reach(members.map(({ item }) => [item.step[0], item.step.at(-1)]));
+    figures.groupQueries(wants).map(({ names, rank, points, members }) => {
+      const [from, to] = extentOf(members.flatMap(({ item }) => item.superseded));
+      const [first, last] = extentOf(members.map(({ item }) => [item.step[0], item.step.at(-1)]));
       const few = Math.max(2, Math.round(((points / 4) * (to - from)) / Math.max(1, last - first)));
       return figures.get(names, { all: 1, rank, points: few, digits: 6, from, to });
     }),
@@ -73,20 +73,20 @@ async function livesOf(figures, items) {
   return answers.flatMap((answer) => answer.items);
 }
 
-const reach = (stretches) => [Math.min(...stretches.map(([a]) => a)), Math.max(...stretches.map(([, b]) => b))];
+const extentOf = (stretches) => [Math.min(...stretches.map(([a]) => a)), Math.max(...stretches.map(([, b]) => b))];
 
 // The stretches of a line whose steps a newer line covers.
-function runsOf(life, newer) {
+function overlapsOf(attemptLine, newer) {
   const runs = [];
   const reaches = newer.map(({ step }) => [step[0], step.at(-1)]);
-  const values = life.value ?? life.mean;
+  const values = attemptLine.value ?? attemptLine.mean;
   let run = null;
-  life.step.forEach((step, i) => {
+  attemptLine.step.forEach((step, i) => {
     if (!reaches.some(([from, to]) => step >= from && step <= to)) {
       run = null;
       return;
     }
-    if (!run) runs.push((run = new Ghost(life.name)));
+    if (!run) runs.push((run = new Ghost(attemptLine.name)));
     run.step.push(step);
     run.value.push(values[i] ?? Number.NaN);
   });

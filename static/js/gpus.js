@@ -139,7 +139,7 @@ for (const figure of document.querySelectorAll("[data-row]")) {
 const span = () => [data.start, data.start + data.width * data.columns];
 
 // The span in which the GPU was allocated to this job: before and after, it served other jobs.
-function held({ values }) {
+function allocatedSpan({ values }) {
   const first = values.findIndex((value) => value !== null);
   const last = values.findLastIndex((value) => value !== null);
   return first < 0 ? span() : [data.start + first * data.width, data.start + (last + 1) * data.width];
@@ -149,7 +149,7 @@ async function choose(row) {
   heat.choose(row.key);
   aside.textContent = row.key.replace(":", " GPU ");
   const [from, to] = span();
-  const items = row.uuid ? await ask(row, ...held(row)) : [ownOf(row)];
+  const items = row.uuid ? await fetchRow(row, ...allocatedSpan(row)) : [mapSeriesOf(row)];
   if (heat.chosen !== row.key) return;
   for (const [name, small] of curves) {
     const found = items.find((item) => item.name === name);
@@ -160,13 +160,13 @@ async function choose(row) {
   }
 }
 
-const ownOf = ({ values }) => ({
+const mapSeriesOf = ({ values }) => ({
   name: data.field,
   step: values.map((_, i) => data.start + i * data.width),
   value: values,
 });
 
-async function ask({ key, uuid }, from, to) {
+async function fetchRow({ key, uuid }, from, to) {
   const wanted = new URLSearchParams({ from, to, gpu: uuid, points: 600, digits: 4 });
   for (const name of curves.keys()) wanted.append("name", name);
   const node = encodeURIComponent(key.slice(0, key.lastIndexOf(":")));

@@ -123,15 +123,15 @@ export class Heat {
     const { ctx, hover, drag } = this;
     const { rowHeight } = this.data;
     const ink = token("--ink");
-    const mine = boxes.find(({ row }) => row.key === this.chosen);
-    if (mine) {
+    const chosenBox = boxes.find(({ row }) => row.key === this.chosen);
+    if (chosenBox) {
       for (const [colour, thick] of [
         [token("--bg"), 4],
         [ink, 1.5],
       ]) {
         ctx.strokeStyle = colour;
         ctx.lineWidth = thick;
-        ctx.strokeRect(left - 1, mine.y - 1.5, width - left - right + 2, rowHeight + 2);
+        ctx.strokeRect(left - 1, chosenBox.y - 1.5, width - left - right + 2, rowHeight + 2);
       }
       ctx.lineWidth = 1;
     }

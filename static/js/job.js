@@ -14,7 +14,7 @@ const SOON_MS = 1_000; // and after a change of state or a checkpoint
 let timer = 0;
 let due = Number.POSITIVE_INFINITY;
 let last = 0;
-function retell(soon = false) {
+function refreshHead(soon = false) {
   const at = Math.max(Date.now() + 100, last + (soon ? SOON_MS : LIFE_MS));
   if (at >= due) return;
   clearTimeout(timer);
@@ -23,19 +23,19 @@ function retell(soon = false) {
     due = Number.POSITIVE_INFINITY;
     last = Date.now();
     // Do not swap away a dialog or menu that is open.
-    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]") && !readsMenu())
+    if (document.visibilityState === "visible" && !document.querySelector("dialog[open]") && !isMenuOpen())
       htmx.trigger(life, "vigil:life");
-    else retell();
+    else refreshHead();
   }, at - Date.now());
 }
-function readsMenu() {
+function isMenuOpen() {
   return life.querySelector("details.menu[open]") !== null;
 }
 // The same for an answer that was in flight when the dialog or menu opened.
 life.addEventListener("htmx:beforeSwap", (event) => {
-  if (!readsMenu()) return;
+  if (!isMenuOpen()) return;
   event.detail.shouldSwap = false;
-  retell();
+  refreshHead();
 });
 document.addEventListener("htmx:oobBeforeSwap", (event) => {
   if (event.detail.target.querySelector("dialog[open]")) event.detail.shouldSwap = false;
@@ -43,7 +43,7 @@ document.addEventListener("htmx:oobBeforeSwap", (event) => {
 
 const put = (name, text) => putIn(life, name, text);
 
-function heard(header) {
+function onState(header) {
   const first = life.querySelector('[data-live="step"]')?.textContent === "–" && header.step > 0;
   if (header.step !== null && header.step !== undefined) {
     put("step", count(header.step));
@@ -57,13 +57,13 @@ function heard(header) {
   life.dataset.number = header.number;
   life.dataset.alive = ALIVE.has(header.state) ? "1" : "0";
   // A hello or heartbeat of a job that has ended contains nothing new.
-  if (changed || life.dataset.alive === "1" || !header.kind) retell(changed || first);
+  if (changed || life.dataset.alive === "1" || !header.kind) refreshHead(changed || first);
   if (!changed) return;
   reread().catch(() => null);
-  setTimeout(retail, SOON_MS); // the log's last lines
+  setTimeout(refreshTail, SOON_MS); // the log's last lines
 }
 
-const facts = {
+const headFields = {
   loss: (value) => put("loss", loss(value)),
   accuracy: (value) => put("accuracy", loss(value)),
   validation_loss: (value) => put("loss-small", `val ${loss(value)}`),
@@ -74,23 +74,23 @@ const facts = {
 
 function points(entries) {
   for (const entry of entries) {
-    if (entry.kind === "value" && entry.rank === 0 && entry.n) facts[entry.name]?.(entry.value[entry.n - 1]);
+    if (entry.kind === "value" && entry.rank === 0 && entry.n) headFields[entry.name]?.(entry.value[entry.n - 1]);
   }
-  for (const { rank, name } of entries) if (rank === 0 && !known.has(name)) novelty(name);
+  for (const { rank, name } of entries) if (rank === 0 && !charted.has(name)) onNewSeries(name);
   figures?.points(entries);
 }
 
 // Charts
 
 let figures = null;
-const known = new Set(["learning_rate", "memory_gib"]); // series that have a chart or need none
+const charted = new Set(["learning_rate", "memory_gib"]); // series that have a chart or need none
 
 // A series arrived for which this page lacks a chart: reload the page so that the chart is created.
-let making = 0;
-function novelty(name) {
+let reloadTimer = 0;
+function onNewSeries(name) {
   const awaited = (grid?.dataset.awaits ?? "*").split(" ");
-  if (making || !(awaited.includes("*") || awaited.includes(name))) return;
-  making = setTimeout(() => (document.querySelector("dialog[open]") ? (making = 0) : location.reload()), 2_000);
+  if (reloadTimer || !(awaited.includes("*") || awaited.includes(name))) return;
+  reloadTimer = setTimeout(() => (document.querySelector("dialog[open]") ? (reloadTimer = 0) : location.reload()), 2_000);
 }
 
 const read = (id) => JSON.parse(document.getElementById(id)?.textContent || "null");
@@ -98,7 +98,7 @@ const read = (id) => JSON.parse(document.getElementById(id)?.textContent || "nul
 if (grid) {
   const { Figures } = await import("./figures.js");
   figures = new Figures(grid, job, read("figures"));
-  for (const name of figures.names) known.add(name);
+  for (const name of figures.names) charted.add(name);
   const mark = () => figures.mark(read("marked"));
   mark();
   life.addEventListener("htmx:afterSwap", mark);
@@ -118,13 +118,13 @@ follow(job, {
   points,
   state: (header) => {
     lamp(true);
-    heard(header);
+    onState(header);
   },
-  event: (event) => event.kind === "checkpoint.committed" && retell(true),
+  event: (event) => event.kind === "checkpoint.committed" && refreshHead(true),
   stale,
   reread,
 });
 
 const tail = document.getElementById("log-tail");
-const retail = () => tail && document.visibilityState === "visible" && htmx.trigger(tail, "vigil:tail");
-setInterval(() => life.dataset.state === "running" && retail(), LIFE_MS);
+const refreshTail = () => tail && document.visibilityState === "visible" && htmx.trigger(tail, "vigil:tail");
+setInterval(() => life.dataset.state === "running" && refreshTail(), LIFE_MS);

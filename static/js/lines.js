@@ -30,11 +30,11 @@ export function dataOf(spec, lines, curves, share) {
   const breaks = (spec.breaks || []).map((b) => b.at);
   const gaps = [];
   const parts = spec.series.map((s) => {
-    const mine = lines.filter((line) => line.name === s.name);
+    const own = lines.filter((line) => line.name === s.name);
     const curve = curves.get(s.name);
-    if (!curve?.n) return { x: [], ys: mine.map(() => []) };
-    if (!s.kind && !spec.x) gaps.push(...oddOf(curve).map(([from, to, what]) => [from, to, what, s.name]));
-    const ys = columnsOf(mine, curve, share, breaks);
+    if (!curve?.n) return { x: [], ys: own.map(() => []) };
+    if (!s.kind && !spec.x) gaps.push(...nonFiniteStretches(curve).map(([from, to, what]) => [from, to, what, s.name]));
+    const ys = columnsOf(own, curve, share, breaks);
     return { x: curve.steps, ys: s.times ? ys.map((column) => scaled(column, s.times)) : ys };
   });
   const data = align(parts);
@@ -68,7 +68,7 @@ function columnsOf(lines, curve, share, breaks) {
 }
 
 // The gaps that the server reported, and those in points received since.
-function oddOf(curve) {
+function nonFiniteStretches(curve) {
   const reported = curve.gaps || [];
   const since = gapsIn(curve.steps, curve.main).filter(([from, to]) => !reported.some(([a, b]) => from >= a && to <= b));
   return [...reported, ...since];

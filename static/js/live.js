@@ -38,30 +38,30 @@ export function follow(jobId, on, { rank = 0 } = {}) {
   let number = null; // the job's current attempt
   let version = null; // every frame up to this version has been received
   let ahead = new Set(); // versions received beyond a gap
-  let held = null; // frames received while the page fetches again
+  let queuedFrames = null; // frames received while the page fetches again
   let gapTimer = 0;
 
   const again = rereader(async () => {
     clearTimeout(gapTimer);
     gapTimer = 0;
-    held ??= [];
+    queuedFrames ??= [];
     let included;
     try {
       included = await reread();
     } finally {
-      const frames = held;
-      held = null;
-      if (Number.isFinite(included)) reached(included);
+      const frames = queuedFrames;
+      queuedFrames = null;
+      if (Number.isFinite(included)) advanceTo(included);
       for (const frame of frames) deliver(frame);
     }
   });
 
-  function reached(included) {
+  function advanceTo(included) {
     if (version === null || included > version) version = included;
     ahead = new Set([...ahead].filter((seen) => seen > version));
   }
 
-  function about(header) {
+  function isCurrent(header) {
     // Return whether the header belongs to the current attempt; switch to a newer attempt.
     if (!Number.isFinite(header.number) || (number !== null && header.number < number)) return false;
     if (number !== null && header.number > number) {
@@ -94,8 +94,8 @@ export function follow(jobId, on, { rank = 0 } = {}) {
   }
 
   function deliver(header) {
-    if (held) {
-      held.push(header);
+    if (queuedFrames) {
+      queuedFrames.push(header);
       return;
     }
     if (header.extra) {
@@ -109,19 +109,19 @@ export function follow(jobId, on, { rank = 0 } = {}) {
     if (header.partial) again();
   }
 
-  const words = {
-    hello(word) {
-      number = word.number ?? number;
+  const handlers = {
+    hello(message) {
+      number = message.number ?? number;
       version = null;
       ahead.clear();
-      state(word);
+      state(message);
       again();
     },
-    heartbeat(word) {
-      if (!about(word) || held || version === null || word.version <= version) return;
-      state(word);
+    heartbeat(message) {
+      if (!isCurrent(message) || queuedFrames || version === null || message.version <= version) return;
+      state(message);
       // Frames in flight may still close the gap.
-      ahead.add(word.version);
+      ahead.add(message.version);
       gapTimer ||= setTimeout(checkGap, GAP_MS);
     },
     missed: again,
@@ -130,22 +130,22 @@ export function follow(jobId, on, { rank = 0 } = {}) {
   const query = rank ? `?rank=${rank}` : "";
   return connect(`/ws/jobs/${jobId}${query}`, on.stale ?? nothing, (data) => {
     if (typeof data === "string") {
-      const word = JSON.parse(data);
-      words[word.kind]?.(word);
+      const message = JSON.parse(data);
+      handlers[message.kind]?.(message);
       return;
     }
     const header = decode(data);
-    if (about(header)) deliver(header);
+    if (isCurrent(header)) deliver(header);
   });
 }
 
 export function followJobs(on) {
   const { jobs = nothing, reread = nothing } = on;
   const again = rereader(reread);
-  const words = { hello: again, missed: again, jobs: (word) => jobs(word.jobs) };
+  const handlers = { hello: again, missed: again, jobs: (message) => jobs(message.jobs) };
   return connect("/ws/jobs", on.stale ?? nothing, (data) => {
-    const word = JSON.parse(data);
-    words[word.kind]?.(word);
+    const message = JSON.parse(data);
+    handlers[message.kind]?.(message);
   });
 }
 
@@ -153,9 +153,9 @@ export function followJobs(on) {
 export function followMachines(on) {
   const { machines = nothing, reread = nothing } = on;
   const again = rereader(reread);
-  const words = { hello: again, missed: again, machines: (word) => machines(word.machines) };
+  const handlers = { hello: again, missed: again, machines: (message) => machines(message.machines) };
   return connect("/ws/cluster", on.stale ?? nothing, (data) => {
-    const word = JSON.parse(data);
-    words[word.kind]?.(word);
+    const message = JSON.parse(data);
+    handlers[message.kind]?.(message);
   });
 }

@@ -22,7 +22,7 @@ export class CanvasMap {
     this.nodes = this.columns.flatMap((column) => column.nodes.map((node) => Object.assign(node, { column })));
     this.byName = new Map(this.nodes.map((node) => [node.name, node]));
     this.widest = Math.max(FEWEST, ...this.nodes.map((node) => node.states.length));
-    this.looks = new Map();
+    this.styles = new Map();
     this.cursor = null; // {node, index}
     this.abort = new AbortController();
     this.sizes = new ResizeObserver(() => this.fit());
@@ -38,14 +38,14 @@ export class CanvasMap {
 
   listen() {
     const { signal } = this.abort;
-    const on = (kind, hear) => this.canvas.addEventListener(kind, hear, { signal });
+    const on = (kind, handler) => this.canvas.addEventListener(kind, handler, { signal });
     on("pointermove", (event) => this.point(this.under(event)));
     on("pointerleave", () => document.activeElement !== this.canvas && this.move(null));
     on("click", (event) => this.enter(this.under(event)));
     on("keydown", (event) => this.pressed(event));
     on("focus", () => !this.cursor && this.point(this.first(), true));
     const again = () => {
-      this.looks.clear();
+      this.styles.clear();
       this.paint();
     };
     document.addEventListener("vigil:theme", again, { signal });
@@ -101,10 +101,10 @@ export class CanvasMap {
         node.uses[i] = percent ?? -1;
         node.heats[i] = celsius ?? -1;
         node.states[i] = LETTERS[stateOf(STATES[node.states[i]], percent, celsius, node.limit)];
-        if (this.lookOf(node, i) !== node.looks[i]) this.cell(node, i);
+        if (this.styleKeyOf(node, i) !== node.styleKeys[i]) this.cell(node, i);
       }
     }
-    if (this.cursor) this.tellCursor(false);
+    if (this.cursor) this.showCursor(false);
   }
 
   paint() {
@@ -127,7 +127,7 @@ export class CanvasMap {
     context.font = "600 11px Inter";
     context.fillStyle = token("--ink");
     const room = wide - (off ? 34 : 0);
-    context.fillText(fitting(context, part ? `${name} ${part}` : name, room), x, y + 3);
+    context.fillText(truncated(context, part ? `${name} ${part}` : name, room), x, y + 3);
     if (!off) return;
     context.fillStyle = token("--warn");
     context.fillText(off, x + wide - context.measureText(off).width - 1, y + 3);
@@ -145,8 +145,8 @@ export class CanvasMap {
   cell(node, i) {
     const { context } = this;
     const [x, y] = [node.x + i * STEP, node.y];
-    node.looks[i] = this.lookOf(node, i);
-    const { fill, edge, sign, ink } = this.look(node.looks[i]);
+    node.styleKeys[i] = this.styleKeyOf(node, i);
+    const { fill, edge, sign, ink } = this.styleOf(node.styleKeys[i]);
     context.fillStyle = fill;
     context.fillRect(x, y, CELL, CELL);
     if (edge) {
@@ -158,7 +158,7 @@ export class CanvasMap {
   }
 
   // The key of a cell's appearance: a cell is painted again only when its key changes.
-  lookOf(node, i) {
+  styleKeyOf(node, i) {
     const state = node.states[i];
     if (state === "l" || state === "d" || this.by === "state") return state;
     if (this.by === "use") return node.uses[i] < 0 ? "none" : USES[useBucket(node.uses[i])];
@@ -167,9 +167,9 @@ export class CanvasMap {
     return node.owners[i] === NOBODY ? (state === "i" ? "i" : "none") : OWNERS[this.data.owners[node.owners[i]][2]];
   }
 
-  look(key) {
-    if (!this.looks.has(key)) this.looks.set(key, made(key));
-    return this.looks.get(key);
+  styleOf(key) {
+    if (!this.styles.has(key)) this.styles.set(key, styleFor(key));
+    return this.styles.get(key);
   }
 
   mark(cursor, colour) {
@@ -190,10 +190,10 @@ export class CanvasMap {
   point(cursor, byKey = false) {
     if (!cursor || (cursor.node === this.cursor?.node && cursor.index === this.cursor.index && !byKey)) return;
     this.move(cursor);
-    this.tellCursor(byKey);
+    this.showCursor(byKey);
   }
 
-  tellCursor(byKey) {
+  showCursor(byKey) {
     const { node, index } = this.cursor;
     const parts = [node.name, node.column.part ? `${node.column.name} ${node.column.part}` : node.column.name];
     if (node.states.length) {
@@ -256,8 +256,8 @@ export class CanvasMap {
     if (key === "ArrowRight" && index < last) return { node, index: index + 1 };
     if (key === "ArrowLeft" || key === "ArrowRight") {
       const column = this.columns[at + (key === "ArrowLeft" ? -1 : 1)];
-      const beside = column?.nodes[Math.min(row, column.nodes.length - 1)];
-      return beside && { node: beside, index: key === "ArrowLeft" ? Math.max(0, beside.states.length - 1) : 0 };
+      const adjacent = column?.nodes[Math.min(row, column.nodes.length - 1)];
+      return adjacent && { node: adjacent, index: key === "ArrowLeft" ? Math.max(0, adjacent.states.length - 1) : 0 };
     }
     const place = this.nodes.indexOf(node);
     const steps = { ArrowUp: place - 1, ArrowDown: place + 1, Home: 0, End: this.nodes.length - 1 };
@@ -283,7 +283,7 @@ function unpacked([name, limit, states, uses, heats, owners, trouble, indices, u
     heats: numbers(heats, -1),
     owners: numbers(owners, NOBODY),
     trouble,
-    looks: [],
+    styleKeys: [],
     indices: indices ?? [...states].map((_, i) => i),
     used,
     cpus,
@@ -298,7 +298,7 @@ function numbers(text, none) {
   return found;
 }
 
-function made(key) {
+function styleFor(key) {
   if (key === "none") return { fill: token("--hover") };
   if (key.startsWith("--")) return { fill: key.startsWith("--series") ? solid(key, 0.62) : token(key) };
   return {
@@ -359,7 +359,7 @@ function line(context, ink, [x, y, toX, toY]) {
   context.stroke();
 }
 
-function fitting(context, text, room) {
+function truncated(context, text, room) {
   if (context.measureText(text).width <= room) return text;
   let end = text.length - 1;
   while (end > 1 && context.measureText(`${text.slice(0, end)}…`).width > room) end--;

@@ -35,7 +35,7 @@ export class CellMap {
     }));
     this.byName = new Map(this.rows.map((row) => [row.name, row]));
     this.abort = new AbortController();
-    const on = (kind, hear) => racks.addEventListener(kind, hear, { signal: this.abort.signal });
+    const on = (kind, handler) => racks.addEventListener(kind, handler, { signal: this.abort.signal });
     on("click", (event) => this.clicked(event));
     on("keydown", (event) => this.pressed(event));
     on("pointerover", (event) => this.read(event.target.closest(".gpu"), false));
@@ -58,7 +58,7 @@ export class CellMap {
   }
 
   focus([name, index]) {
-    const cell = this.byName.get(name)?.cells.find((one) => one.dataset.i === index);
+    const cell = this.byName.get(name)?.cells.find((candidate) => candidate.dataset.i === index);
     if (cell) this.go(cell);
   }
 

@@ -55,7 +55,7 @@ export class Matrix {
     this.names(at);
     this.ahead(at);
     this.axis(at);
-    this.cross(at);
+    this.crosshair(at);
   }
 
   cells({ row, left, cell }) {
@@ -78,7 +78,7 @@ export class Matrix {
     this.data.rows.forEach(({ name, short, owner, note, odd }, i) => {
       const middle = i * row + row / 2;
       ctx.fillStyle = odd ? ink : faint;
-      ctx.fillText(isNarrow ? short : owner ? fitted(ctx, `${short} ${owner}`, left - 8) : name, 0, middle, left - 4);
+      ctx.fillText(isNarrow ? short : owner ? truncated(ctx, `${short} ${owner}`, left - 8) : name, 0, middle, left - 4);
       if (right) ctx.fillText(note, width - right + 6, middle, right - 6);
     });
   }
@@ -110,7 +110,7 @@ export class Matrix {
     }
   }
 
-  cross({ row, left, cell, bottom }) {
+  crosshair({ row, left, cell, bottom }) {
     if (!this.hover) return;
     const { ctx } = this;
     const x = left + this.hover.column * cell;
@@ -148,7 +148,7 @@ export class Matrix {
     const { row, column } = this.hover ?? { row: null, column: done - 1 };
     const parts = row === null ? [] : [rows[row].name];
     if (done) parts.push(`round ${count(first + column)} of ${count(total)}`);
-    if (row !== null) parts.push(wordOf(states, rows[row].values[column], column >= done));
+    if (row !== null) parts.push(stateText(states, rows[row].values[column], column >= done));
     if (accuracy[column] !== undefined) parts.push(`global accuracy ${accuracy[column]}`);
     const text = done ? parts.join(" · ") : "";
     if (this.readout.textContent !== text) this.readout.textContent = text;
@@ -170,11 +170,11 @@ export class Matrix {
   }
 }
 
-const wordOf = (states, value, isAhead) =>
+const stateText = (states, value, isAhead) =>
   value >= 0 ? (states[value] === "broken" ? "no numbers" : states[value]) : isAhead ? "not started" : "not selected, or not reported";
 
 // Truncate a text to the given width.
-function fitted(ctx, text, width) {
+function truncated(ctx, text, width) {
   if (ctx.measureText(text).width <= width) return text;
   let end = text.length - 1;
   while (end > 1 && ctx.measureText(`${text.slice(0, end)}…`).width > width) end -= 1;

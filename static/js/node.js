@@ -27,7 +27,7 @@ const charts = drawn.figures.map((spec) => {
   const chart = new Chart(
     figure,
     { ...spec, x, span, under },
-    { zoom, log() {}, reread: () => look().catch(() => null) },
+    { zoom, log() {}, reread: () => loadCurves().catch(() => null) },
   );
   chart.factors = new Map(spec.series.map((s) => [s.name, s.factor]));
   return chart;
@@ -70,7 +70,7 @@ async function chosen() {
     chart.unpin();
   });
   await refresh(true);
-  look().catch(() => null);
+  loadCurves().catch(() => null);
 }
 
 addEventListener("popstate", chosen);
@@ -82,9 +82,9 @@ document.addEventListener("click", (event) => {
 });
 
 // Refresh the page's text and tables. Do not refresh under an open dialog or a text selection, unless the user requested it.
-function refresh(isAsked = false) {
+function refresh(isRequested = false) {
   const busy = document.querySelector("dialog[open]") || !getSelection().isCollapsed;
-  if (!isAsked && (busy || document.visibilityState !== "visible")) return null;
+  if (!isRequested && (busy || document.visibilityState !== "visible")) return null;
   // If the node's GPUs have changed, the server answers with a full page reload.
   const headers = { "X-Drawn": drawn.gpus };
   return htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML", headers });
@@ -108,27 +108,27 @@ document.addEventListener("visibilitychange", () => refresh());
 
 // Curves: one request for all GPUs and one for the node itself; samples received meanwhile are added afterwards.
 
-let asking = 0;
+let latestRequest = 0;
 let meanwhile = null;
 
-async function look() {
-  asking += 1;
-  const mine = asking;
+async function loadCurves() {
+  latestRequest += 1;
+  const request = latestRequest;
   meanwhile ??= [];
   const groups = [charts.filter(({ spec }) => spec.gpu), charts.filter(({ spec }) => !spec.gpu)];
-  const asked = groups.filter((group) => group.length).map(async (group) => show(group, await ask(group), mine));
+  const asked = groups.filter((group) => group.length).map(async (group) => show(group, await ask(group), request));
   await Promise.all(asked);
-  if (mine !== asking) return; // superseded by a newer choice
+  if (request !== latestRequest) return; // superseded by a newer choice
   const late = meanwhile;
   meanwhile = null;
-  for (const word of late) append(word);
+  for (const message of late) append(message);
 }
 
-function show(group, items, mine) {
-  if (mine !== asking) return;
+function show(group, items, request) {
+  if (request !== latestRequest) return;
   for (const chart of group) {
-    const own = items.filter(({ name, uuid }) => chart.factors.has(name) && (uuid ?? "") === (chart.spec.gpu ?? ""));
-    const curves = own.map((item) => withGaps(item, chart.factors.get(item.name)));
+    const matching = items.filter(({ name, uuid }) => chart.factors.has(name) && (uuid ?? "") === (chart.spec.gpu ?? ""));
+    const curves = matching.map((item) => withGaps(item, chart.factors.get(item.name)));
     chart.load(curves, null);
   }
 }
@@ -147,15 +147,15 @@ async function ask(group) {
 }
 
 // Append a live batch of samples.
-function append(word) {
+function append(message) {
   if (!seconds() || seconds() > LONG_S) return;
   if (meanwhile) {
-    meanwhile.push(word);
+    meanwhile.push(message);
     return;
   }
   const before = span()[0];
   for (const chart of charts) {
-    const entries = [...chart.factors].map(([name, factor]) => entryOf(chart, word, name, factor)).filter(Boolean);
+    const entries = [...chart.factors].map(([name, factor]) => entryOf(chart, message, name, factor)).filter(Boolean);
     if (!entries.length) continue;
     for (const curve of chart.curves.values()) curve.drop(before);
     chart.append(entries);
@@ -170,35 +170,35 @@ function entryOf({ spec, curves }, { at, period, gpus, columns, host }, name, fa
   const isExact = !curve || "value" in curve.columns;
   const entry = isExact
     ? { step: values.map((_, i) => at + i * period), columns: { value: values } }
-    : asOne(values, at);
+    : summarised(values, at);
   return {
     name,
-    ...(isApart(curve, at, spec.gpu && isExact ? period : 10 * period) ? holed(entry, curve.last) : entry),
+    ...(hasGapBefore(curve, at, spec.gpu && isExact ? period : 10 * period) ? withGap(entry, curve.last) : entry),
   };
 }
 
 // Return whether samples are missing before `at`: the distance exceeds three usual intervals and the last three.
-function isApart(curve, at, usual) {
+function hasGapBefore(curve, at, usual) {
   if (!curve?.n) return false;
   const { steps, n } = curve;
   return at - curve.last > Math.max(3 * usual, n > 3 ? steps[n - 1] - steps[n - 4] : 0);
 }
 
-function asOne(values, at) {
+function summarised(values, at) {
   const finite = values.filter(Number.isFinite);
   const mean = finite.reduce((sum, v) => sum + v, 0) / finite.length;
   const [min, max] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [Number.NaN, Number.NaN];
   return { step: [at], columns: { min: [min], max: [max], mean: [mean] } };
 }
 
-const holed = ({ step, columns }, last) => ({
+const withGap = ({ step, columns }, last) => ({
   step: [last + 1, ...step],
   columns: Object.fromEntries(Object.entries(columns).map(([key, column]) => [key, [Number.NaN, ...column]])),
 });
 
-const again = rereader(look);
+const again = rereader(loadCurves);
 let soon = 0;
-const words = {
+const handlers = {
   hello: again,
   missed: again,
   samples: append,
@@ -215,11 +215,11 @@ function stale(isStale) {
 }
 
 connect(`/ws/cluster?node=${encodeURIComponent(drawn.node)}`, stale, (data) => {
-  const word = JSON.parse(data);
+  const message = JSON.parse(data);
   lamp(true);
-  words[word.kind]?.(word);
+  handlers[message.kind]?.(message);
 });
-setInterval(() => seconds() > LONG_S && document.visibilityState === "visible" && look().catch(() => null), AGAIN_MS);
+setInterval(() => seconds() > LONG_S && document.visibilityState === "visible" && loadCurves().catch(() => null), AGAIN_MS);
 
 // Show the time under the pointer for all charts of the page.
 const moment = document.getElementById("moment");
@@ -232,12 +232,12 @@ document.addEventListener("mousemove", ({ target }) => {
 
 function reading({ spec }, second) {
   const width = (span()[1] - span()[0]) / 200;
-  const held = (marks.bands[spec.gpu] ?? []).filter(([since, until]) => since <= second && (until ?? now()) > second);
+  const allocations = (marks.bands[spec.gpu] ?? []).filter(([since, until]) => since <= second && (until ?? now()) > second);
   const near = marks.marks.filter(
     ([at, until, gpu, , , lasts]) =>
       (!gpu || gpu === spec.gpu) && at - width <= second && (lasts ? (until ?? now()) : at) + width >= second,
   );
-  return [x.form(second), ...held.map(([, , , whose]) => whose), ...near.map(([, , , , title]) => title)].join(" · ");
+  return [x.form(second), ...allocations.map(([, , , owner]) => owner), ...near.map(([, , , , title]) => title)].join(" · ");
 }
 
 new ResizeObserver(() => each((chart) => chart.resize())).observe(document.getElementById("main"));

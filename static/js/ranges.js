@@ -9,7 +9,7 @@ export class Range {
     const [x, ...columns] = chart.data;
     const { view, log, spec } = chart;
     const lines = chart.lines;
-    if (spec.y) return this.settle(around(spec.y, columns), view, log);
+    if (spec.y) return this.settle(extended(spec.y, columns), view, log);
     const [left, right] = view ? [view.from, view.to] : [x[0], x[x.length - 1]];
     const skip = view || x.length < 50 ? left : left + (right - left) * 0.02;
     const late = right - (right - left) * 0.25;
@@ -34,27 +34,27 @@ export class Range {
 
   settle([low, high], view, log) {
     const now = performance.now();
-    const held = this.held;
-    if (!held || held.view !== view || held.log !== log) {
-      this.held = { low, high, view, log, needed: now };
+    const current = this.current;
+    if (!current || current.view !== view || current.log !== log) {
+      this.current = { low, high, view, log, needed: now };
       return [low, high];
     }
-    const near = (held.high - held.low) * 0.04;
-    const isTight = low <= held.low + near || high >= held.high - near;
-    if (now - held.needed > SHRINK_MS) this.held = { ...held, low, high, needed: now };
+    const near = (current.high - current.low) * 0.04;
+    const isTight = low <= current.low + near || high >= current.high - near;
+    if (now - current.needed > SHRINK_MS) this.current = { ...current, low, high, needed: now };
     else
-      this.held = {
-        ...held,
-        low: Math.min(low, held.low),
-        high: Math.max(high, held.high),
-        needed: isTight ? now : held.needed,
+      this.current = {
+        ...current,
+        low: Math.min(low, current.low),
+        high: Math.max(high, current.high),
+        needed: isTight ? now : current.needed,
       };
-    return [this.held.low, this.held.high];
+    return [this.current.low, this.current.high];
   }
 }
 
 // Extend a fixed range to include every value.
-function around([low, high], columns) {
+function extended([low, high], columns) {
   for (const column of columns)
     for (const v of column) {
       if (v < low && v !== null) low = v;

@@ -49,8 +49,8 @@ export class Readout {
     return span;
   }
 
-  haunted(isHaunted) {
-    this.ghost.hidden = !isHaunted;
+  showGhostLegend(hasGhosts) {
+    this.ghost.hidden = !hasGhosts;
   }
 
   // Show the values at an index of the aligned columns; null: the newest of each. `gaps`: where values were not finite.
@@ -69,7 +69,7 @@ export class Readout {
       const read = (c) => (line.kind === "stack" && c ? above(on(c), on(c - 1)) : on(c));
       const form = line.digits === undefined ? this.form : fixed(line.digits);
       const [low, high] = [read(column), line.kind === "low" ? read(column + 1) : null];
-      const odd = oddAt(x, columns[column], i, line.name, gaps);
+      const odd = nonFiniteAt(x, columns[column], i, line.name, gaps);
       put(this.cells[n].value, odd || (high === null ? form(low) : `${form(low)}–${form(high)}`));
       this.cells[n].span.hidden = line.kind === "raw" && !columns[column].some((v) => v !== null && v !== undefined);
     });
@@ -89,7 +89,7 @@ export class Readout {
     this.element.setAttribute("aria-live", "polite");
   }
 
-  hush() {
+  stopSpeaking() {
     this.element.removeAttribute("aria-live");
   }
 }
@@ -118,7 +118,7 @@ function at(column, index, backwards) {
 }
 
 // The label of a non-finite value at the index, such as "NaN"; empty for numbers.
-function oddAt(x, column, index, name, gaps) {
+function nonFiniteAt(x, column, index, name, gaps) {
   let i = index;
   while (i > 0 && column[i] === undefined) i -= 1;
   if (column[i] !== null) return "";

@@ -7,9 +7,9 @@ const show = () => matrix.show(read());
 
 // Keep the data table open across refreshes.
 let isOpen = false;
-const holder = () => document.getElementById("of-matrix");
+const matrixPart = () => document.getElementById("of-matrix");
 document.addEventListener("htmx:oobBeforeSwap", ({ detail }) => {
-  if (detail.target === holder()) isOpen = Boolean(document.getElementById("data")?.open);
+  if (detail.target === matrixPart()) isOpen = Boolean(document.getElementById("data")?.open);
 });
 document.addEventListener("htmx:oobAfterSwap", () => {
   const data = document.getElementById("data");

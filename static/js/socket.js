@@ -29,7 +29,7 @@ export function rereader(read) {
 }
 
 /** Open a socket that reconnects by itself and reports when nothing has been received for too long. */
-export function connect(path, stale, hear) {
+export function connect(path, stale, onMessage) {
   let socket = null;
   let failures = 0;
   let retryTimer = 0;
@@ -47,17 +47,17 @@ export function connect(path, stale, hear) {
     clearTimeout(retryTimer);
     if (isClosed || (socket && socket.readyState <= WebSocket.OPEN)) return;
     const scheme = location.protocol === "https:" ? "wss:" : "ws:";
-    const mine = new WebSocket(`${scheme}//${location.host}${path}`);
-    socket = mine;
-    mine.binaryType = "arraybuffer";
-    mine.onmessage = (message) => {
-      if (socket !== mine) return;
+    const opened = new WebSocket(`${scheme}//${location.host}${path}`);
+    socket = opened;
+    opened.binaryType = "arraybuffer";
+    opened.onmessage = (message) => {
+      if (socket !== opened) return;
       failures = 0;
       fresh();
-      hear(message.data);
+      onMessage(message.data);
     };
-    mine.onclose = ({ code, reason }) => {
-      if (isClosed || socket !== mine) return;
+    opened.onclose = ({ code, reason }) => {
+      if (isClosed || socket !== opened) return;
       if (reason) console.warn(`Live updates: ${reason}`);
       if (FINAL.has(code)) {
         clearTimeout(staleTimer);

@@ -1,6 +1,6 @@
 // A job's spec, highlighted as in the editor.
-import { drawn } from "./toml.js";
+import { highlighted } from "./toml.js";
 
 for (const text of document.querySelectorAll("[data-toml]")) {
-  text.replaceChildren(...[...text.children].map((line) => drawn(line.textContent)));
+  text.replaceChildren(...[...text.children].map((line) => highlighted(line.textContent)));
 }

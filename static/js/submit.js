@@ -1,5 +1,5 @@
 // Submit: the server keeps form and text in sync; the text is highlighted, with errors at their lines.
-import { drawn, piece } from "./toml.js";
+import { highlighted, piece } from "./toml.js";
 
 const form = document.getElementById("spec");
 const side = document.getElementById("side");
@@ -8,20 +8,20 @@ const FORM_MS = 350;
 const TEXT_MS = 500;
 
 let timer = 0;
-let sent = "";
+let sentSide = "";
 function changed(which, wait) {
   side.value = which;
   clearTimeout(timer);
   timer = setTimeout(() => {
     timer = 0;
-    sent = which;
+    sentSide = which;
     htmx.trigger(sync, "vigil:sync");
   }, wait);
 }
 
 // An answer does not include what was typed since its request: drop it, because the next request follows immediately.
 document.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.detail.requestConfig.elt === sync && timer && sent === "form" && side.value === "form")
+  if (event.detail.requestConfig.elt === sync && timer && sentSide === "form" && side.value === "form")
     event.detail.shouldSwap = false;
 });
 
@@ -34,11 +34,11 @@ form.addEventListener("input", (event) => {
 form.addEventListener("change", (event) => {
   if (event.target.matches("#fields select")) changed("form", 0);
   if (event.target.id === "file") open(event.target.files[0]);
-  if (event.target.id === "f-code") packed();
+  if (event.target.id === "f-code") reportArchive();
 });
 
 // The archive itself is sent only on Submit; until then the server learns only whether there is one.
-function packed() {
+function reportArchive() {
   const box = document.getElementById("packed");
   const code = document.getElementById("f-code");
   const chosen = code?.files.length ? "1" : "";
@@ -70,10 +70,10 @@ async function open(file) {
   if (!file) return;
   const text = file.size <= 65_536 ? await file.text() : `# ${file.name} is larger than 64 KB: no specification is.`;
   document.getElementById("file").value = "";
-  take(text);
+  setText(text);
 }
 
-function take(text) {
+function setText(text) {
   const box = document.getElementById("toml");
   box.value = text;
   draw();
@@ -93,7 +93,7 @@ function draw() {
   const editor = document.getElementById("editor");
   const box = editor.querySelector("textarea");
   const pre = editor.querySelector("pre");
-  const lines = box.value.split("\n").map(drawn);
+  const lines = box.value.split("\n").map(highlighted);
   for (const { line, why } of JSON.parse(document.getElementById("marks").dataset.marks || "[]")) {
     const at = lines[line - 1];
     if (!at || at.hasAttribute("data-invalid")) continue;
@@ -106,7 +106,7 @@ function draw() {
 }
 
 // Mark the fields that have errors; after a failed submission the first of them gets the focus.
-function tie() {
+function markInvalidFields() {
   for (const field of form.querySelectorAll(".field")) {
     const box = field.querySelector("input:not([type=file]), select, textarea");
     const wrong = Boolean(field.querySelector(".error"));
@@ -117,11 +117,11 @@ function tie() {
 }
 
 document.addEventListener("htmx:afterSettle", () => {
-  tie();
+  markInvalidFields();
   draw();
-  packed();
+  reportArchive();
 });
 
-packed();
+reportArchive();
 draw();
 form.querySelector("[aria-invalid]")?.focus();

@@ -44,7 +44,7 @@ export function withGaps({ name, step, ...columns }, factor = 1) {
   return out;
 }
 
-const LOOKS = { mine: ["--running", 0.75], busy: ["--running", 0.35] };
+const BAND_COLOURS = { mine: ["--running", 0.75], busy: ["--running", 0.35] };
 const BAND = 5;
 
 // Paint allocations as a band along the upper edge: [since, until, look, …]; a thin gap separates adjacent ones.
@@ -54,7 +54,7 @@ export function paintBand(u, bands, now) {
   for (const [since, until, look] of bands) {
     const [from, to] = inside(u, since, until ?? now);
     if (to <= from) continue;
-    ctx.fillStyle = token(...LOOKS[look]);
+    ctx.fillStyle = token(...BAND_COLOURS[look]);
     ctx.fillRect(from, bbox.top - (BAND + 1) * ratio, Math.max(1, to - from - ratio), BAND * ratio);
   }
 }

@@ -1,7 +1,7 @@
 // Highlight a line of TOML: tables, values, comments.
 const VALUE = /("(?:\\.|[^"\\])*"|'[^']*'|\b(?:true|false)\b|[+-]?\d[\d_.:eE+-]*)/;
 
-export function drawn(line) {
+export function highlighted(line) {
   const span = document.createElement("span");
   const comment = line.match(/^((?:[^"'#]|"(?:\\.|[^"\\])*"|'[^']*')*)(#.*)$/);
   const code = comment ? comment[1] : line;

@@ -26,22 +26,22 @@ export class View {
   zoom(unit, range, kind = "") {
     const [from, to] = range ? [Math.max(0, Math.floor(range[0])), Math.ceil(range[1])] : [0, 0];
     this.ranges.set(unit, range && { from, to: Math.max(to, from + 1) });
-    this.keep(kind);
+    this.save(kind);
   }
 
   setLog(id, on) {
     if (on) this.logs.add(id);
     else this.logs.delete(id);
-    this.keep();
+    this.save();
   }
 
   setSmooth(share) {
     this.smooth = share;
-    this.keep("smooth");
+    this.save("smooth");
   }
 
   // Choices of the same kind in quick succession share one history entry.
-  keep(kind = "") {
+  save(kind = "") {
     const query = new URLSearchParams(location.search);
     const put = (name, value) => (value === undefined ? query.delete(name) : query.set(name, value));
     for (const [unit, range] of this.ranges) {

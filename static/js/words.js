@@ -5,19 +5,19 @@ const fixed3 = new Intl.NumberFormat("en", { minimumFractionDigits: 3, maximumFr
 
 const signed = (text) => text.replace("-", "−");
 
-function odd(value) {
+function nonNumberText(value) {
   if (value === null || value === undefined) return "–";
   if (Number.isNaN(value)) return "NaN";
   return Number.isFinite(value) ? "" : value > 0 ? "∞" : "−∞";
 }
 
-export const count = (value) => odd(value) || signed(grouped.format(value));
+export const count = (value) => nonNumberText(value) || signed(grouped.format(value));
 
 // Three decimals; below 0.01 three significant digits: 1.278, 0.00412, 4.1e-5.
 export const loss = (value) =>
-  odd(value) || (Math.abs(value) < 0.01 ? measure(value) : signed(fixed3.format(value)));
+  nonNumberText(value) || (Math.abs(value) < 0.01 ? measure(value) : signed(fixed3.format(value)));
 
-function three(value) {
+function threeDigits(value) {
   const size = Math.abs(value);
   if (size >= 99.95) return grouped.format(value);
   return size >= 9.995 ? value.toFixed(1) : String(Number(value.toPrecision(3)));
@@ -25,7 +25,7 @@ function three(value) {
 
 // Three significant digits: 0.43, 2.55, 41.1, 305, 9,412, 290 k, 1.24 M.
 export function measure(value) {
-  const none = odd(value);
+  const none = nonNumberText(value);
   if (none) return none;
   const size = Math.abs(value);
   if (size && size < 1e-3)
@@ -41,29 +41,29 @@ export function measure(value) {
     [1e6, 1e6, "M"],
     [1e4, 1e3, "k"],
   ]) {
-    if (size >= from * 0.9995) return signed(three(value / factor) + NBSP + letter);
+    if (size >= from * 0.9995) return signed(threeDigits(value / factor) + NBSP + letter);
   }
-  return signed(three(value));
+  return signed(threeDigits(value));
 }
 
 // Progress in whole per cent; 100 only when complete.
 export const share = (fraction) => `${fraction < 1 ? Math.min(99, Math.round(fraction * 100)) : 100}${NBSP}%`;
 
-const two = (big, bigUnit, small, unit) =>
+const twoUnits = (big, bigUnit, small, unit) =>
   `${big}${NBSP}${bigUnit}${small ? ` ${String(small).padStart(2, "0")}${NBSP}${unit}` : ""}`;
 
 // Two units: 6.18 ms, 0.43 s, 38 s, 4 min 22 s, 18 h 04 min, 2 d 3 h.
 export function duration(seconds) {
-  const none = odd(seconds);
+  const none = nonNumberText(seconds);
   if (none) return none;
   const s = Math.max(0, seconds);
   if (s > 0 && s < 0.01) return `${measure(s * 1000)}${NBSP}ms`;
-  if (s < 9.995) return `${three(s)}${NBSP}s`;
+  if (s < 9.995) return `${threeDigits(s)}${NBSP}s`;
   const total = Math.round(s);
   if (total < 60) return `${total}${NBSP}s`;
-  if (total < 3600) return two(Math.floor(total / 60), "min", total % 60, "s");
+  if (total < 3600) return twoUnits(Math.floor(total / 60), "min", total % 60, "s");
   const minutes = Math.round(s / 60);
-  if (minutes < 1440) return two(Math.floor(minutes / 60), "h", minutes % 60, "min");
+  if (minutes < 1440) return twoUnits(Math.floor(minutes / 60), "h", minutes % 60, "min");
   const hours = Math.round(s / 3600);
   return `${Math.floor(hours / 24)}${NBSP}d${hours % 24 ? ` ${hours % 24}${NBSP}h` : ""}`;
 }
@@ -85,7 +85,7 @@ export const nowClock = () => new Date().toLocaleTimeString("en-GB");
 
 // Update all <time data-time="ago|until|elapsed"> by one timer. Texts older than a day stay as the server wrote them: they
 // need the lab's time zone.
-function retell() {
+function updateTimes() {
   const now = Date.now();
   for (const element of document.querySelectorAll("time[data-time]")) {
     const passed = (now - Date.parse(element.dateTime)) / 1000;
@@ -98,9 +98,9 @@ function retell() {
   }
 }
 
-export function keepTime() {
-  setInterval(() => document.visibilityState === "visible" && retell(), 10_000);
-  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && retell());
+export function updateTimesRegularly() {
+  setInterval(() => document.visibilityState === "visible" && updateTimes(), 10_000);
+  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && updateTimes());
 }
 
 // Update a text in place.
