@@ -117,6 +117,13 @@ def test_commands_of_tutorials_exist() -> None:
         assert all(_is_there(path) for path in re.findall(r"examples/[\w./-]+\w", text)), tutorial.name
 
 
+@pytest.mark.parametrize("table", ["RunConfig", "FederationConfig", "Resources", "Environment", "Script", "ClientCode"])
+def test_keys_of_the_job_specification_are_documented(table: str) -> None:
+    page = _text("docs/reference/jobspec.md")
+    keys = set(JobSpec.model_json_schema()["$defs"][table]["properties"]) - {"options"}
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
 def test_index_and_role_pages_lead_to_every_tutorial() -> None:
     tutorials = {path.name for path in REPOSITORY.glob("docs/tutorials/*.md")}
     roles = "".join(path.read_text(encoding="utf-8") for path in REPOSITORY.glob("docs/roles/*.md"))
