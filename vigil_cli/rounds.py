@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -39,8 +40,8 @@ limit = click.option("-n", "--limit", type=click.IntRange(min=1), default=20, sh
 @as_json
 def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv: bool, as_json: bool) -> None:
     """List a federation's rounds, newest first."""
-    _require_single_format(as_csv, as_json)
-    _print(job_id, "rounds", {"from": first, "to": last}, limit, ROUND_COLUMNS, _round_lines, as_csv, as_json)
+    form = _OutputForm(limit, as_csv=as_csv, as_json=as_json)
+    _print(job_id, _FederationTable("rounds", ROUND_COLUMNS, _round_lines), {"from": first, "to": last}, form)
 
 
 @click.command()
@@ -51,42 +52,53 @@ def rounds(job_id: int, first: int | None, last: int | None, limit: int, as_csv:
 @as_json
 def clients(job_id: int, sort: str, limit: int, as_csv: bool, as_json: bool) -> None:
     """List a federation's clients, worst served first."""
-    _require_single_format(as_csv, as_json)
-    _print(job_id, "clients", {"sort": sort}, limit, CLIENT_COLUMNS, _client_lines, as_csv, as_json)
+    form = _OutputForm(limit, as_csv=as_csv, as_json=as_json)
+    _print(job_id, _FederationTable("clients", CLIENT_COLUMNS, _client_lines), {"sort": sort}, form)
 
 
-def _require_single_format(as_csv: bool, as_json: bool) -> None:
-    if as_csv and as_json:
-        raise click.UsageError("Choose one of --csv and --json.")
+@dataclass(frozen=True)
+class _FederationTable:
+    """A list that the portal has of a federated job."""
+
+    name: str
+    """The last part of its address."""
+    columns: tuple[str, ...]
+    """Of its CSV."""
+    lines: Callable[[dict[str, Any]], list[str]]
+    """Returns its lines on a terminal."""
 
 
-def _print(
-    job_id: int,
-    what: str,
-    wanted: dict[str, Any],
-    limit: int,
-    columns: tuple[str, ...],
-    lines: Any,
-    as_csv: bool,
-    as_json: bool,
-) -> None:
-    portal = find_portal()
-    page_limit = None if as_csv else limit + 1  # one more than printed, to know whether there are more
+@dataclass(frozen=True)
+class _OutputForm:
+    """How many rows are printed, and in which format."""
+
+    limit: int
+    as_csv: bool
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.as_csv and self.as_json:
+            raise click.UsageError("Choose one of --csv and --json.")
+
+
+def _print(job_id: int, listing: _FederationTable, filters: dict[str, Any], form: _OutputForm) -> None:
+    portal, limit = find_portal(), form.limit
+    page_limit = None if form.as_csv else limit + 1  # one more than printed, to know whether there are more
     at_once = AT_ONCE if page_limit is None else min(page_limit, AT_ONCE)
-    items = iter(portal.items(f"jobs/{job_id}/{what}", most=page_limit, limit=at_once, **wanted))
-    if as_csv:
+    items = iter(portal.items(f"jobs/{job_id}/{listing.name}", most=page_limit, limit=at_once, **filters))
+    if form.as_csv:
         first = list(itertools.islice(items, 1))
         if not first:
-            _require_federated(portal, job_id, what)
-        _write([columns])
+            _require_federated(portal, job_id, listing.name)
+        _write([listing.columns])
         for item in itertools.chain(first, items):
-            _write([[item.get(name) for name in columns]])
+            _write([[item.get(name) for name in listing.columns]])
         return
     found = list(items)
     if not found:
-        _require_federated(portal, job_id, what)
+        _require_federated(portal, job_id, listing.name)
     more = [f"There are more: --limit {limit * 10}, or --csv for all."] if len(found) > limit else []
-    out({"items": found[:limit]}, lambda answer: [*lines(answer), *more], as_json)
+    out({"items": found[:limit]}, lambda answer: [*listing.lines(answer), *more], form.as_json)
 
 
 def _require_federated(portal: Portal, job_id: int, what: str) -> None:

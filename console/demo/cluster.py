@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from nodes.cluster import rows
 from nodes.models import Fact, License, Node, Partition, QueuedJob
@@ -23,13 +24,28 @@ _RUNNING = (
     (910_123, "notebook", "kofi.mensah", {"dgx-02": (6,)}, 14.0, 24),
     (910_126, "digits-distill", "mei.tanaka", {"dgx-06": range(4)}, 0.4, 2),
 )
-_WAITING = (
-    # id, name, person, nodes, GPUs, the scheduler's word, priority, hours until it may start, hours since submitted
+
+
+class _PendingJob(NamedTuple):
+    """A made-up job that waits."""
+
+    number: int
+    name: str
+    user: str
+    nodes: int
+    gpus: int
+    reason: str
+    priority: int
+    starts_in_hours: float | None
+    waited_hours: float
+
+
+_PENDING = tuple(_PendingJob(*fields) for fields in (
     (910_128, "gpt-1b3-two-nodes-long", "jonas.weber", 2, 16, "Resources", 184_220, 5.0, 3.1),
     (910_130, "vit-h-baseline", "mei.tanaka", 1, 8, "Priority", 171_004, 7.0, 2.4),
     (910_131, "gpt-760m-sweep", "kofi.mensah", 1, 4, "QOSMaxGRESPerUser", 160_551, None, 1.9),
     (910_133, "gpt-3b-evaluate", "ada.lindqvist", 1, 8, "Dependency", 150_120, None, 0.6),
-)
+))  # fmt: skip
 _LICENSES = (cluster.LicenseInfo(name="abaqus", total=12, used=3), cluster.LicenseInfo(name="matlab", total=2, used=2))
 _MADE_UP = (("interactive", ("dgx-04", "dgx-06"), 8, 1), ("h100", tuple(f"dgx-0{n}" for n in range(1, 9)), 48, 4))
 
@@ -46,7 +62,7 @@ def make(nodes: tuple[tuple[str, str, int, str], ...]) -> None:
         rows.differences(rows.LICENSES, _without_real(License, "name", _LICENSES), made_up=True),
         rows.differences(
             rows.QUEUE,
-            _without_real(QueuedJob, "scheduler_id", [*running, *(_waiting(now, *story) for story in _WAITING)]),
+            _without_real(QueuedJob, "scheduler_id", [*running, *(_pending(now, job) for job in _PENDING)]),
             made_up=True,
         ),
     )
@@ -93,16 +109,14 @@ def _running(
     )  # fmt: skip
 
 
-def _waiting(
-    now: float, number: int, name: str, user: str, nodes: int, gpus: int, reason: str, priority: int,
-    starts_in: float | None, hours: float,
-) -> cluster.QueuedJobInfo:  # fmt: skip
+def _pending(now: float, job: _PendingJob) -> cluster.QueuedJobInfo:
     return cluster.QueuedJobInfo(
-        scheduler_id=str(number), name=name, user=user, state="pending", account=_account(user),
-        partition="h100", qos="normal", reason=reason, priority=priority, submitted_at=now - hours * HOUR_S,
-        starts_at=None if starts_in is None else now + starts_in * HOUR_S, time_limit_s=12 * 3600, node_count=nodes,
-        cpus=26 * gpus, gpus=gpus, gpu_type="h100", memory_mib=240_000 * gpus,
-        dependency="afterok:910101" if reason == "Dependency" else "",
+        scheduler_id=str(job.number), name=job.name, user=job.user, state="pending", account=_account(job.user),
+        partition="h100", qos="normal", reason=job.reason, priority=job.priority,
+        submitted_at=now - job.waited_hours * HOUR_S,
+        starts_at=None if job.starts_in_hours is None else now + job.starts_in_hours * HOUR_S,
+        time_limit_s=12 * 3600, node_count=job.nodes, cpus=26 * job.gpus, gpus=job.gpus, gpu_type="h100",
+        memory_mib=240_000 * job.gpus, dependency="afterok:910101" if job.reason == "Dependency" else "",
     )  # fmt: skip
 
 

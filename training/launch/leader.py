@@ -25,7 +25,7 @@ from training.launch.attempt import Attempt
 from training.launch.failures import RankFailure, first_failure
 from training.launch.incarnation import Decision, Ending, Incarnation, Member
 from training.launch.members import Members, free_port
-from training.launch.outcome import Outcome, RestartBudget, judge
+from training.launch.outcome import EndedIncarnation, Outcome, RestartBudget, judge
 from training.launch.plan import LaunchPlan
 from training.launch.script_progress import ScriptProgress, read_progress
 from training.launch.sizes import most_nodes
@@ -182,19 +182,18 @@ class Leader:
             ]
         budget = RestartBudget(self._plan.in_place, **last.spent)
         regroups = self._regroup.is_requested(last.number)
-        outcome = judge(
-            failures,
-            incarnation=last.number,
+        ended = EndedIncarnation(
+            number=last.number,
+            failures=failures,
             broken=broken,
-            stop=self._stop,
-            budget=budget,
             newest=newest_on_lineage(self._plan.job_dir),
             started_from=last.resume,
             start_is_damaged=self._is_start_damaged(last),
             regroups=regroups,
             progress=self._script_progress(last),
-            spares=bool(self._standby(last)),
+            has_spares=bool(self._standby(last)),
         )
+        outcome = judge(ended, stop=self._stop, budget=budget)
         if regroups and not self._stop.reason:
             self._regroup.finish(last.number)
         why = _end_reason(failures, outcome, regroups)

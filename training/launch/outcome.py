@@ -68,28 +68,32 @@ class RestartBudget:
         return self._used <= self._in_place
 
 
-def judge(
-    failures: list[RankFailure],
-    *,
-    incarnation: int,
-    broken: dict[str, Any] | None,
-    stop: AttemptStop,
-    budget: RestartBudget,
-    newest: str,
-    started_from: str,
-    start_is_damaged: bool = False,
-    regroups: bool = False,
-    progress: ScriptProgress | None = None,
-    spares: bool = False,
-) -> Outcome | None:
-    """Return the attempt's outcome, or None if the ranks are to be restarted.
+@dataclass(frozen=True, kw_only=True)
+class EndedIncarnation:
+    """An incarnation whose ranks have all ended, and what a restart would start from."""
 
-    `newest` and `started_from` are names of checkpoints. `start_is_damaged`: the ranks found it damaged and nobody
-    chose it, so an older one will do. `regroups`: the ranks were asked to save and end so that more nodes can take
-    part, which the budget does not count. `progress`: a script's, where it was asked to stop. `spares`: another node
-    stands by.
-    """
-    reason = broken["reason"] if broken else ""
+    number: int
+    failures: list[RankFailure]
+    broken: dict[str, Any] | None
+    """Why the launchers ended it, if they did: its `reason` is grace, hang or fenced."""
+    newest: str
+    """The name of the newest checkpoint now."""
+    started_from: str
+    """The name of the checkpoint that it started from."""
+    start_is_damaged: bool = False
+    """Whether the ranks found that checkpoint damaged, and nobody chose it, so that an older one will do."""
+    regroups: bool = False
+    """Whether the ranks were asked to save and end so that more nodes can take part; the budget does not count that."""
+    progress: ScriptProgress | None = None
+    """Of a script that was asked to stop."""
+    has_spares: bool = False
+    """Whether another node stands by."""
+
+
+def judge(ended: EndedIncarnation, *, stop: AttemptStop, budget: RestartBudget) -> Outcome | None:
+    """Return the attempt's outcome, or None if the ranks are to be restarted."""
+    failures, progress, regroups = ended.failures, ended.progress, ended.regroups
+    reason = ended.broken["reason"] if ended.broken else ""
     if reason == "fenced":
         return Outcome(1, "fenced", error="a newer launch of this job has taken over")
     if stop.reason and stop.is_saved and not (progress and progress.is_done and not failures):
@@ -108,15 +112,19 @@ def judge(
         return None  # one rank left before another had closed its connection
     if stop.reason and first.signal == signal.SIGTERM:
         # A script with no other way to stop. A checkpoint that it saved meanwhile is worth resuming from.
-        return Outcome(STOPPED if newest != started_from else first.code, "stopped", stop_reason=stop.reason)
+        return Outcome(
+            STOPPED if ended.newest != ended.started_from else first.code, "stopped", stop_reason=stop.reason
+        )
     # A rank that failed to save for a regroup would have kept training without one: do not end the attempt for it.
     may_help = (
-        first.may_restart(spares=spares) or start_is_damaged or (regroups and first.error.startswith(SAVE_FAILED))
+        first.may_restart(spares=ended.has_spares)
+        or ended.start_is_damaged
+        or (regroups and first.error.startswith(SAVE_FAILED))
     )
-    if stop.reason or not may_help or not budget.grant(first, newest):
+    if stop.reason or not may_help or not budget.grant(first, ended.newest):
         # Only the launcher may ask for a requeue (exit code 75): a program that uses it could be requeued forever.
         code = 1 if first.code == STOPPED and not stop.reason else first.code
-        return Outcome(code, cause, first, incarnation)
+        return Outcome(code, cause, first, ended.number)
     return None
 
 

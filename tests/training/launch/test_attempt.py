@@ -15,7 +15,7 @@ import pytest
 from training.attempt.lineage import Fenced, check_fence, newest_on_lineage, raise_generation, read_generation
 from training.launch.attempt import take_attempt
 from training.launch.failures import RankFailure, classify_exit
-from training.launch.outcome import RestartBudget, judge
+from training.launch.outcome import EndedIncarnation, RestartBudget, judge
 from training.launch.plan import BadPlan, CodePlan, LaunchPlan, read_plan
 from training.launch.stop import AttemptStop
 
@@ -220,11 +220,9 @@ def test_a_save_for_more_nodes_that_failed_costs_a_restart_and_not_the_attempt(
     log = run_dir / "0.0.log"
     log.write_text("CheckpointError: step 30 could not be saved: rank 0: [Errno 28] No space left on device\n")
     full = classify_exit(0, 1, None, log, order=0.0)
-    told: dict[str, Any] = {"incarnation": 0, "broken": None, "newest": "", "started_from": "", "regroups": regroups}
-    verdicts = [
-        judge([full], stop=AttemptStop(run_dir, run_dir, run_dir), budget=RestartBudget(of, ""), **told)
-        for of in (1, 0)
-    ]
+    ended = EndedIncarnation(number=0, failures=[full], broken=None, newest="", started_from="", regroups=regroups)
+    stop = AttemptStop(run_dir, run_dir, run_dir)
+    verdicts = [judge(ended, stop=stop, budget=RestartBudget(in_place, "")) for in_place in (1, 0)]
     assert [verdict is None for verdict in verdicts] == [is_restarted, False]
 
 
