@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import select
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from types import ModuleType
 
 from portal.run import child as supervise
 from portal.run import redis as redis_server
+from portal.run import signals
 from portal.run.child import Child
 from portal.run.heartbeat import Watch
 from portal.run.preflight import (
@@ -256,7 +256,7 @@ class Up:
 
     def turn(self, wait_s: float) -> None:
         """Wait, then handle signals, new log lines and deaths of children once."""
-        _sleep(wait_s)
+        signals.sleep(wait_s)
         if self.stop_requests and not self.has_been_ready:
             raise Interrupted
         for child in self.children.values():
@@ -303,6 +303,9 @@ class Up:
 
     # stopping
 
+    def request_stop(self) -> None:
+        self.stop_requests += 1
+
     def stop(self) -> None:
         """Stop everything in reverse order, within five seconds whatever hangs."""
         self.stop_requests = max(1, self.stop_requests)
@@ -315,37 +318,6 @@ class Up:
 
 class Interrupted(Exception):
     """Raised when a stop is requested before everything was up."""
-
-
-# -- signals ---------------------------------------------------------------------------------------------------------
-
-_wakeup: socket.socket | None = None
-
-
-def _sleep(seconds: float) -> None:
-    """Sleep, but wake up for any signal, so that a death is noticed at once."""
-    if _wakeup is None:
-        time.sleep(seconds)
-    elif select.select([_wakeup], [], [], seconds)[0]:
-        _wakeup.recv(4096)
-
-
-def handle_signals(up: Up) -> None:
-    """Stop on Ctrl-C and TERM; a second signal stops at once."""
-    global _wakeup
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    _wakeup = reader
-    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-
-    def request_stop(number: int, frame: object) -> None:
-        up.stop_requests += 1
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGTERM:
-            signal.signal(number, request_stop)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -384,7 +356,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _supervise(up: Up) -> int:
-    handle_signals(up)
+    signals.handle(up.request_stop)
     note_owner(up.home, up.settings.VIGIL_PUBLIC_URL)
     began = 0.0
     try:
