@@ -18,7 +18,7 @@ let map = null;
 
 function begin(place = null) {
   map?.close();
-  const on = { open: openCard, show };
+  const on = { open: openCard, showReadout };
   const canvas = document.getElementById("map");
   const racks = document.getElementById("racks");
   if (canvas) map = new CanvasMap(canvas, JSON.parse(document.getElementById("map-data").textContent), chosen(), on);
@@ -27,7 +27,7 @@ function begin(place = null) {
 }
 
 // The line above the map describes the cell under the pointer or cursor; it is announced only for keyboard users.
-function show(parts, byKey) {
+function showReadout(parts, byKey) {
   const line = document.getElementById("readout");
   if (!line) return;
   if (byKey) line.setAttribute("aria-live", "polite");

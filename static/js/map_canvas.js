@@ -15,8 +15,8 @@ const [USES, HEATS, OWNERS] = ["seq", "heat", "series"].map(ramp);
 const LETTERS = Object.fromEntries(Object.entries(STATES).map(([letter, state]) => [state, letter]));
 
 export class CanvasMap {
-  constructor(canvas, data, by, { open, show }) {
-    Object.assign(this, { canvas, data, by, open, show });
+  constructor(canvas, data, by, { open, showReadout }) {
+    Object.assign(this, { canvas, data, by, open, showReadout });
     this.context = canvas.getContext("2d", { alpha: false });
     this.columns = data.columns.map((column) => ({ ...column, nodes: column.nodes.map(unpacked) }));
     this.nodes = this.columns.flatMap((column) => column.nodes.map((node) => Object.assign(node, { column })));
@@ -202,7 +202,7 @@ export class CanvasMap {
       if (node.uses[index] >= 0) parts.push(`${node.uses[index]}\u00a0%`);
       if (node.heats[index] >= 0) parts.push(`${node.heats[index]}\u00a0°C`);
     } else parts.push(`${node.used} of ${node.cpus}\u00a0CPUs`);
-    this.show([...parts, node.trouble], byKey);
+    this.showReadout([...parts, node.trouble], byKey);
   }
 
   under({ offsetX, offsetY }) {

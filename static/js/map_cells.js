@@ -24,8 +24,8 @@ export function stateOf(before, percent, celsius, limit) {
 }
 
 export class CellMap {
-  constructor(racks, { open, show }) {
-    Object.assign(this, { racks, open, show });
+  constructor(racks, { open, showReadout }) {
+    Object.assign(this, { racks, open, showReadout });
     this.low = Number(racks.dataset.low);
     this.high = Number(racks.dataset.high);
     this.rows = [...racks.querySelectorAll("[data-node]")].map((element) => ({
@@ -134,7 +134,7 @@ export class CellMap {
     const { i, s, use, temp, who } = cell.dataset;
     const parts = [this.nameOf(cell), `GPU ${i}`, WORDS[s], who, use && `${use}\u00a0%`, temp && `${temp}\u00a0°C`];
     if (cell.localName === "i") cell.setAttribute("aria-label", parts.filter(Boolean).join(", "));
-    this.show(parts, byKey);
+    this.showReadout(parts, byKey);
   }
 
   nameOf(cell) {

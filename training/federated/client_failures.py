@@ -73,14 +73,14 @@ def describe_missing_updates(selected: int, needed: int, outcomes: ClientOutcome
     dropped = len(outcomes.failed)
     counts = {
         "dropped out": dropped,
-        "sent no numbers": int((~outcomes.is_finite).sum()) - dropped,
-        "arrive later": int((outcomes.is_finite & ~plan.is_now(outcomes.clients)).sum()),
+        "sent non-finite updates": int((~outcomes.is_finite).sum()) - dropped,
+        "will arrive later": int((outcomes.is_finite & ~plan.is_now(outcomes.clients)).sum()),
         "were too slow": len(plan.too_slow),
     }
     contacted = len(outcomes.clients) + len(plan.too_slow)
     details = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     more = f", {details}" if details else ""
-    return f"{selected:,} of the {needed:,} updates that it takes; {contacted:,} clients were asked{more}"
+    return f"{selected:,} of the {needed:,} updates that it needs; {contacted:,} clients were selected{more}"
 
 
 def all_raised(attempts: Sequence[ClientOutcomes]) -> bool:
@@ -104,7 +104,7 @@ def describe_lost_round(
     """Return why a round that was lost in each attempt ends the run."""
     prefix = f"round {round_} was lost {len(attempts)} times: "
     if none_finite(attempts):
-        return f"{prefix}none of the {len(attempts[-1].clients):,} updates was made of numbers"
+        return f"{prefix}none of the {len(attempts[-1].clients):,} updates was finite"
     if (first := first_failure(attempts)) is not None:
         why += f". Client {first[0]} was the first to drop out: {exception_line(first[1])}"
     left = f" {describe_quarantined(clients, eligible)}" if eligible < clients else ""
@@ -112,10 +112,7 @@ def describe_lost_round(
 
 
 def describe_quarantined(clients: int, eligible: int) -> str:
-    return (
-        f"{clients - eligible:,} of {clients:,} clients are not asked any more, as their updates were not made of "
-        "numbers."
-    )
+    return f"{clients - eligible:,} of {clients:,} clients are no longer selected, as their updates were not finite."
 
 
 class FailureReporter:
@@ -141,14 +138,14 @@ class FailureReporter:
             _print_line(f"client {client} dropped out: {exception_line(text)} (in round {round_})")
         for client in self._within_limits("client.broken", list(broken)):
             self._reporter.event("client.broken", step=round_, client=client, **self._name(client))
-            _print_line(f"client {client} sent an update that is not made of numbers (in round {round_})")
+            _print_line(f"client {client} sent an update that is not finite (in round {round_})")
 
     def report_quarantined(self, round_: int, clients: Sequence[int], updates: int) -> None:
         for client in self._within_limits("client.quarantined", clients, MAX_EVENTS):
             self._reporter.event(
                 "client.quarantined", step=round_, client=client, **self._name(client), updates=updates
             )
-            _print_line(f"client {client} is not asked any more: {updates} of its updates were not made of numbers")
+            _print_line(f"client {client} is no longer selected: {updates} of its updates were not finite")
 
     def report_lost_attempt(self, round_: int, attempt: int, why: str) -> None:
         for _ in self._within_limits("round.lost", [round_]):

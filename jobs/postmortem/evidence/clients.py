@@ -19,6 +19,7 @@ MOST_EVENTS = 64
 MOST_NAMED = 1_000  # excluded clients
 LETTERS, MOST_LETTERS = 700, 8_000  # of a traceback, shown and read
 FEDERATED = "federated"
+_NONE_FINITE = re.compile(r"none of the [\d,]+ updates was (?:finite|made of numbers)")  # the latter: before 0.2
 _ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum", "CoverageError": "federated.coverage"}
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?::|\Z)")
 
@@ -41,7 +42,7 @@ def _run_end(incident: Incident, found: IncidentEvidence) -> None:
         if cause is None:
             continue
         text = _text(event.data.get("error"))
-        if cause == "federated.quorum" and "made of numbers" in text.partition(". ")[0]:
+        if cause == "federated.quorum" and _NONE_FINITE.search(text.partition(". ")[0]):
             cause = "numerics.nan"
         prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
         role = "confirmation" if found.logs else "root"

@@ -77,7 +77,8 @@ class TestWords:
     def test_what_a_round_lacked(self) -> None:
         plan = RoundPlan(3, np.arange(6), np.ones(6, dtype=np.int64), too_slow=np.arange(6, 8))
         assert client_failures.describe_missing_updates(3, 5, _facts(6, dropped=2, broken=1), plan) == (
-            "3 of the 5 updates that it takes; 8 clients were asked, 2 dropped out, 1 sent no numbers, 2 were too slow"
+            "3 of the 5 updates that it needs; 8 clients were selected, 2 dropped out, 1 sent non-finite updates, "
+            "2 were too slow"
         )
 
     def test_who_was_first_and_who_is_left(self) -> None:
@@ -86,12 +87,12 @@ class TestWords:
         )
         assert text == (
             "round 5 was lost 3 times: 2 of the 5 updates. Client 0 was the first to drop out: KeyError: 'x'. "
-            "2 of 8 clients are not asked any more, as their updates were not made of numbers."
+            "2 of 8 clients are no longer selected, as their updates were not finite."
         )
 
     def test_nobody_whose_update_is_a_number(self) -> None:
         text = client_failures.describe_lost_round(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
-        assert text == "round 1 was lost 3 times: none of the 6 updates was made of numbers"
+        assert text == "round 1 was lost 3 times: none of the 6 updates was finite"
 
 
 class TestBounds:
@@ -210,16 +211,16 @@ class TestRuns:
     def test_nobody_comes_to_numbers(self, tmp_path: Path) -> None:
         _, event = _failed(planted_clients(tmp_path, {"nan": EVERYBODY}))
         assert event["exception"] == "QuorumLost"
-        assert event["error"] == "round 1 was lost 3 times: none of the 8 updates was made of numbers"
+        assert event["error"] == "round 1 was lost 3 times: none of the 8 updates was finite"
 
     def test_some_raise_and_the_others_come_to_no_numbers(self, tmp_path: Path) -> None:
         """Until nobody is left whom to ask."""
         run = planted_clients(tmp_path, {"nan": "0,1,2,3", "raising": "4,5,6,7"})
         _, event = _failed(run)
         assert event["error"] == (
-            "round 1 was lost 3 times: 0 of the 1 updates that it takes; 8 clients were asked, 4 dropped out, "
-            "4 sent no numbers. Client 4 was the first to drop out: LookupError: the disk of owner 4 is gone. "
-            "4 of 8 clients are not asked any more, as their updates were not made of numbers."
+            "round 1 was lost 3 times: 0 of the 1 updates that it needs; 8 clients were selected, 4 dropped out, "
+            "4 sent non-finite updates. Client 4 was the first to drop out: LookupError: the disk of owner 4 is gone. "
+            "4 of 8 clients are no longer selected, as their updates were not finite."
         )
 
     @pytest.mark.parametrize("world", [1, 2])
@@ -229,7 +230,7 @@ class TestRuns:
         incarnation, failure = _failed(run, world)
         assert failure["exception"] == "QuorumLost"
         assert "was lost 3 times: " in failure["error"]
-        assert "of the 6 updates that it takes; 7 clients were asked, 3 dropped out" in failure["error"]
+        assert "of the 6 updates that it needs; 7 clients were selected, 3 dropped out" in failure["error"]
         assert "Client 5 was the first to drop out: LookupError: the disk of owner 5 is gone." in failure["error"]
         assert [event["attempt"] for event in run.events("round.lost")] == [1, 2, 3]
         assert {event["client"] for event in run.events("client.dropped")} == {5, 6, 7}
