@@ -99,8 +99,8 @@ def test_a_notice_is_read_by_keyboard_and_the_next_one_has_the_focus(lab_up: Sta
     watched.open("/")
     page = watched.page
     shown = page.get_by_role("region", name="Notifications")
-    # The lab up has told of its jobs that died by then; a notice that comes between would take the focus away.
-    expect(shown.get_by_role("link", name="died")).to_have_count(3)
+    # The lab has reported its failed jobs by then; a notice that comes between would take the focus away.
+    expect(shown.get_by_role("link", name="failed")).to_have_count(3)
     environment = {**lab_up.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
     subprocess.run(lab_up.command("-c", RAISE), cwd=REPOSITORY, env=environment, check=True)
     watched.open("/")
@@ -114,7 +114,7 @@ def test_a_notice_is_read_by_keyboard_and_the_next_one_has_the_focus(lab_up: Sta
     expect(buttons).to_be_focused()
     buttons.press("Enter")
     expect(raised).to_have_count(0)
-    expect(page.locator("#main:focus, section:has(h2:text-is('Notices')) button:focus")).to_have_count(1)
+    expect(page.locator("#main:focus, section:has(h2:text-is('Notifications')) button:focus")).to_have_count(1)
     assert page.url == f"{lab_up.url}/"
 
 
