@@ -97,11 +97,11 @@ def _turns() -> Iterator[dict[str, float]]:
     from jobs.intake import reports
     from nodes.schedulers.base import JobStatus
     from portal.series import compact
-    from tests.jobs.schedulers import Told
+    from tests.jobs.schedulers import ScriptedScheduler
 
     attempts = _attempts()
     ids = [attempt.pk for attempt in attempts]
-    scheduler = Told(
+    scheduler = ScriptedScheduler(
         {a.scheduler_id: JobStatus(scheduler_id=a.scheduler_id, state="running", key=a.key) for a in attempts}
     )
 

@@ -60,9 +60,9 @@ def main() -> int:
 
 def _measure(place: stage.Site, database: str, count: int) -> int:
     import portal.celery  # noqa: F401  (binds tasks to our broker, as every process of ours does)
-    from tests.jobs.schedulers import Told
+    from tests.jobs.schedulers import ScriptedScheduler
 
-    scheduler = Told()
+    scheduler = ScriptedScheduler()
     rate = _backlog(scheduler)
     running = _attempts(count, scheduler, first=BACKLOG)
     command = ["nice", "-n", "5", sys.executable, "-m", "console.worker", "diagnose"]

@@ -25,23 +25,23 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
 UP, WEB, WORKER = ({f"{package}.{name}" for package in ("console", "portal")} for name in ("up", "web", "worker"))
 NAMES = ("redis", "web", "follow", "work", "diagnose", "beat", "agent")
-# Set for the tests' own Django, not for the portal that they start.
+# Set for Django in the test process, not for the portal that it starts.
 _NOT_PASSED_ON = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
 
 
-def wait_for(look: Callable[[], T], what: str, timeout_s: float = 30.0, at_most_s: float = 0.5) -> T:
-    """The first true answer of `look`; fails by name after the time-out.
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0, at_most_s: float = 0.5) -> T:
+    """Return the first true result of `condition`; fail with `what` in the message after the time-out.
 
-    Looks ever less often, a tenth of what it has waited apart and `at_most_s`: what many tests ask at once is what they
-    wait for.
+    The interval grows to a tenth of the time waited, at most `at_most_s`: many tests that poll at once slow down what
+    they wait for.
     """
     began = time.monotonic()
-    while not (answer := look()):
+    while not (result := condition()):
         waited = time.monotonic() - began
         if waited > timeout_s:
             raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
         time.sleep(min(max(0.02, waited / 10), at_most_s))
-    return answer
+    return result
 
 
 class Stack:
@@ -65,19 +65,19 @@ class Stack:
         self.port = free_port()
 
     def prepare(self) -> None:
-        """Only make the database and the static files, as a first start would."""
+        """Create only the database and the static files, as a first start would."""
         environment = {**self.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
         command = self.command("manage.py", "prepare")
         subprocess.run(command, cwd=self.checkout, env=environment, check=True, capture_output=True, timeout=120)
 
     def command(self, *words: str) -> list[str]:
-        """The command line of a Python program of this portal's."""
+        """Return the command line of a Python program of this portal."""
         return [sys.executable, *words]
 
-    # its life
+    # starting and stopping
 
     def start(self, *arguments: str, timeout_s: float = 60.0) -> None:
-        """Start it and wait until it says that it is ready; on the port it had before, if there was one."""
+        """Start it and wait until it reports that it is ready; it uses the same port at every start."""
         self.output.write_bytes(b"")
         command = self.command("-m", self._package("up"), "--port", str(self.port), "--with-parent", *arguments)
         with self.output.open("wb") as output:
@@ -106,7 +106,7 @@ class Stack:
         return self.process is not None and self.process.poll() is None
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 15.0) -> float:
-        """Ask it to stop; answers how many seconds that took."""
+        """Send a signal to stop it; return how many seconds that took."""
         assert self.process
         began = time.monotonic()
         self.process.send_signal(number)
@@ -129,13 +129,13 @@ class Stack:
         wait_for(lambda: not self.processes(), "the last process to end")
         shutil.rmtree(self.home, ignore_errors=True)
 
-    # what it says
+    # its output
 
     def output_of(self) -> str:
         return self.output.read_text(errors="replace")
 
     def line(self, start: str) -> str:
-        """The rest of the first line that starts so."""
+        """Return the rest of the first line that starts with this text."""
         return next(
             line.removeprefix(start).strip() for line in self.output_of().splitlines() if line.startswith(start)
         )
@@ -146,16 +146,16 @@ class Stack:
 
     @property
     def listening_port(self) -> int:
-        """What the web listens on, whatever the public address is."""
+        """Return the port that the web process listens on, whatever the public address is."""
         assert self.process
         listening = [c for c in psutil.Process(self.process.pid).net_connections("tcp") if c.status == "LISTEN"]
         return int(listening[0].laddr[1])
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header of the first sysadmin's token."""
-        known = tomllib.loads((self.home / "cli.toml").read_text())
-        return {"Authorization": f"Bearer {known['token']}"}
+        """Return a header with the first sysadmin's token."""
+        config = tomllib.loads((self.home / "cli.toml").read_text())
+        return {"Authorization": f"Bearer {config['token']}"}
 
     @property
     def sign_in_url(self) -> str:
@@ -167,7 +167,7 @@ class Stack:
     # its processes
 
     def pid(self, name: str) -> int:
-        """The process id of one of NAMES, or of `up` itself."""
+        """Return the process id of one of NAMES, or of `up` itself."""
         assert self.process
         if name == "up":
             return self.process.pid
@@ -177,7 +177,7 @@ class Stack:
         raise LookupError(f"no {name} among the children of `vigil up`")
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Send the signal to one of NAMES, or to `up`; answers the process id."""
+        """Send the signal to one of NAMES, or to `up`; return its process id."""
         pid = self.pid(name)
         os.kill(pid, number)
         return pid
@@ -185,26 +185,26 @@ class Stack:
     def wait_for_new(self, name: str, old: int, timeout_s: float = 20.0) -> int:
         """Wait until the process has been started again."""
 
-        def look() -> int:
+        def new_pid() -> int:
             try:
                 pid = self.pid(name)
             except (LookupError, psutil.NoSuchProcess):
                 return 0
             return pid if pid != old else 0
 
-        return wait_for(look, f"a new {name}", timeout_s)
+        return wait_for(new_pid, f"a new {name}", timeout_s)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that belongs to this home: the portal's, and the jobs' that it started."""
+        """Return every process that belongs to this home: those of the portal and of the jobs that it started."""
         return [process for process in psutil.process_iter() if self._owns(process)]
 
     def job_processes(self) -> list[psutil.Process]:
-        """Those that are none of the portal's: watchers, launchers, ranks, shippers."""
-        own = {process.pid for process in self.portal_processes()}
-        return [process for process in self.processes() if process.pid not in own]
+        """Return the processes of jobs: watchers, launchers, ranks, shippers."""
+        portal = {process.pid for process in self.portal_processes()}
+        return [process for process in self.processes() if process.pid not in portal]
 
     def portal_processes(self) -> list[psutil.Process]:
-        """`vigil up` and its children, alive or orphaned."""
+        """Return `vigil up` and its children, alive or orphaned."""
         return [p for p in self.processes() if _name_of(p) in NAMES or UP & {*_words(p)}]
 
     def _owns(self, process: psutil.Process) -> bool:
@@ -221,15 +221,15 @@ class Stack:
         except psutil.Error:
             return False
 
-    # its door
+    # access over HTTP and the command line
 
     def client(self) -> httpx.Client:
-        """A REST client of the first sysadmin, with the token that the first start left for `vigil`."""
-        # verify: an address without https needs no authorities, and to read them takes longer than the request.
+        """Return a REST client of the first sysadmin, with the token that the first start stored for `vigil`."""
+        # verify: plain http needs no certificate authorities, and reading them takes longer than the request.
         return httpx.Client(base_url=self.url, headers=self.authorization, timeout=30, trust_env=False, verify=False)
 
     def sign_in(self, browser: httpx.Client) -> None:
-        """By the link that the first start printed, which works once; the client follows redirects."""
+        """Sign in by the link that the first start printed, which works once; the client follows redirects."""
         page = browser.get(self.sign_in_url).text
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page)
         assert token, page[:2000]
@@ -252,7 +252,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections: nobody takes it while a portal is down."""
+    """Return a port below those of outgoing connections, so that nobody takes it while a portal is down."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, suppress(OSError):

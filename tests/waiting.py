@@ -1,4 +1,4 @@
-"""Waiting for what a test has set going: for a fact, never for a time that might be enough."""
+"""Wait for the conditions of a test, never for a time that might be long enough."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 120.0
-"""After so long a test gives up: nobody's bar, so it is long enough for the busiest machine."""
+"""A test gives up after so long. It is no performance limit, so it suffices on the busiest machine."""
 
 
-def until(look: Callable[[], T], seconds: float = PATIENCE_S, at_most_s: float = 0.1) -> T:
-    """What `look` answers, as soon as that is true; fails after so long.
+def until(condition: Callable[[], T], seconds: float = PATIENCE_S, at_most_s: float = 0.1) -> T:
+    """Return the result of `condition` as soon as it is true; fail after so long.
 
-    Looks ever less often, a tenth of what it has waited apart and `at_most_s`: most looks read files of the very
-    processes waited for.
+    The interval grows to a tenth of the time waited, at most `at_most_s`: most conditions read files of the very
+    processes waited for, and compete with them.
     """
     began = time.monotonic()
-    while not (found := look()):
+    while not (found := condition()):
         waited = time.monotonic() - began
         assert waited < seconds, f"not within {seconds:g} s: {found!r}"
         time.sleep(min(max(0.005, waited / 10), at_most_s))

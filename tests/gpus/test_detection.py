@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_there_is_is_told_once(nvml: StandIn) -> None:
-    nvml.say("* count 2")
+    nvml.set_state("* count 2")
     machine = detection.detect(seconds=60)
     assert machine is not None
     assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [(0, uuid(0)), (1, uuid(1))]
@@ -31,14 +31,14 @@ def test_what_there_is_is_told_once(nvml: StandIn) -> None:
 
 
 def test_a_driver_that_hangs_is_not_waited_for(nvml: StandIn) -> None:
-    nvml.say("* hang 1")
+    nvml.set_state("* hang 1")
     began = time.monotonic()
     assert detection.detect(seconds=0.5) is None
     assert time.monotonic() - began < 30
 
 
 def test_a_driver_that_is_not_loaded_tells_of_no_gpu(nvml: StandIn) -> None:
-    nvml.say("* init !9")
+    nvml.set_state("* init !9")
     assert detection.detect(seconds=60) is None
 
 
@@ -58,7 +58,7 @@ def test_killed_parents_leave_no_child_though_the_driver_hangs(nvml: StandIn) ->
         "import time; from gpus.reader import GpuReader; reader = GpuReader(every=0.1)\n"
         "while True: reader.poll(); print(*reader.pids, flush=True); time.sleep(0.02)"
     )
-    nvml.say("* hang 1")
+    nvml.set_state("* hang 1")
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent, parent.stdout as told:

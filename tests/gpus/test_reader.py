@@ -39,17 +39,17 @@ def test_what_there_is(nvml: StandIn, watch: Watch) -> None:
 
 
 def test_without_links_gpus_are_near_or_far(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("* field.91 0")
+    nvml.set_state("* field.91 0")
     assert watch().first(GpuInventory).topology[0] == ("X", *["NODE"] * 3, *["SYS"] * 4)
 
 
 def test_a_gpu_that_tells_only_how_far_it_is_from_slowing_down(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("* slowdown_c !3", "* temperature_c 40", "* margin_c 47", "* field.194 -2")
+    nvml.set_state("* slowdown_c !3", "* temperature_c 40", "* margin_c 47", "* field.194 -2")
     assert watch().first(GpuInventory).gpus[0].slowdown_c == 89
 
 
 def test_what_gpus_do(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("3 gpu_percent 30~90/60", "3 throttle 72", "3 field.138 0+2097152", "3 field.139 0+1048576")
+    nvml.set_state("3 gpu_percent 30~90/60", "3 throttle 72", "3 field.138 0+2097152", "3 field.139 0+1048576")
     watched = watch()
     looks = watched.looks().samples
     assert looks[0] == STEADY
@@ -69,7 +69,7 @@ def test_each_second_gets_one_look(nvml: StandIn, watch: Watch) -> None:
 
 
 def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
-    nvml.say(
+    nvml.set_state(
         "2 ecc_uncorrected 4", "2 remapped_pending 1", "2 pcie_width 8", "2 field.230 2", "2 nvlink.5 0",
         "2 sram_threshold_exceeded 1", "0 process 4711 2000", "0 process 4712 150", "1 processes !4",
     )  # fmt: skip
@@ -111,31 +111,31 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
 def test_what_is_not_supported_is_left_out_and_asked_again_once_nvml_is_opened_anew(
     nvml: StandIn, watch: Watch
 ) -> None:
-    nvml.say("2 watts !3", "2 field.82 !3", "2 gpm.20 !3")
+    nvml.set_state("2 watts !3", "2 field.82 !3", "2 gpm.20 !3")
     watched = watch()
     missing = {name: value for name, value in STEADY.items() if name not in ("watts", "memory_temperature_c")}
     missing.pop("pcie_tx_mib")
     told = watched.looks().samples
     assert (told[1], told[2]) == (STEADY, missing)
-    nvml.say("2 gpm.20 !3")
+    nvml.set_state("2 gpm.20 !3")
     assert watched.looks().samples[2] == missing, "the driver was asked again"
-    nvml.say("* reload 1")
+    nvml.set_state("* reload 1")
     assert until(lambda: [one for one in watched.all(GpuInventory) if one.reopened])
     assert watched.looks().samples[2] == STEADY
 
 
 def test_what_fails_once_is_asked_again(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("2 watts !999")
+    nvml.set_state("2 watts !999")
     watched = watch()
     look = watched.looks().samples[2]
     assert look is not None
     assert "watts" not in look
-    nvml.say()
+    nvml.set_state()
     assert watched.looks().samples[2] == STEADY
 
 
 def test_a_counter_that_may_go_round_unseen_makes_no_rate(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("* gpm 0", "0 field.197 100+1", "1 field.197 5e12+1048576000", "2 field.202 0+1048576000")
+    nvml.set_state("* gpm 0", "0 field.197 100+1", "1 field.197 5e12+1048576000", "2 field.202 0+1048576000")
     first, second, third = watch().looks().samples[:3]
     assert first is not None
     assert second is not None
@@ -191,7 +191,7 @@ def test_that_there_is_something_to_read_shows_in_a_selector(nvml: StandIn, watc
 
 @pytest.mark.parametrize("how", ["0", "!3"])
 def test_gpus_without_events_are_looked_at_all_the_same(nvml: StandIn, watch: Watch, how: str) -> None:
-    nvml.say(f"* events {how}")
+    nvml.set_state(f"* events {how}")
     watched = watch()
     watched.looks()
     nvml.event(0, 79)
@@ -200,7 +200,7 @@ def test_gpus_without_events_are_looked_at_all_the_same(nvml: StandIn, watch: Wa
 
 
 def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("* wait !15")
+    nvml.set_state("* wait !15")
     watched = watch()
     watched.looks()
     watched.looks()
@@ -214,7 +214,7 @@ def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) 
 def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuCounters)
-    nvml.say("3 mig 1", "3 slice 1 9856", "3 slice 2 19968", "3 process 4711 2000 2")
+    nvml.set_state("3 mig 1", "3 slice 1 9856", "3 slice 2 19968", "3 process 4711 2000 2")
     nvml.event(3, 1, kind=MIG_CHANGED)
     cut = until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].mig])[0]
     assert cut.gpus[3].instances == (
@@ -237,14 +237,14 @@ def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Wa
     look = watched.looks().samples[3]
     assert look is not None
     assert ("gpu_percent" in look, look["watts"]) == (False, 350)
-    nvml.say()
+    nvml.set_state()
     nvml.event(3, 0, kind=MIG_CHANGED)
     assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].mig is False])
     assert watched.looks().samples[3] == STEADY
 
 
 def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("3 mig 1", "3 slice 1 9856")
+    nvml.set_state("3 mig 1", "3 slice 1 9856")
     watched = watch([slice_uuid(3, 1)], everything=False)
     (gpu,) = watched.first(GpuInventory).gpus
     assert (gpu.uuid, gpu.parent, gpu.memory_mib) == (slice_uuid(3, 1), uuid(3), 9856)

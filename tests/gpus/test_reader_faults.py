@@ -22,15 +22,15 @@ pytestmark = pytest.mark.lengthy  # a process each, and what it tells comes by t
 def test_a_lost_gpu_is_told_by_what_was_known_of_it_and_so_is_its_return(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuSamples)
-    nvml.say("3 lost 1")
+    nvml.set_state("3 lost 1")
     lost = watched.first(GpuLost)
     assert (lost.place, lost.gpu.uuid, lost.gpu.bus) == (3, uuid(3), bus(3))
     looks = watched.looks().samples
     assert (looks[3], looks[2]) == (None, STEADY)
-    nvml.say()
+    nvml.set_state()
     assert watched.first(GpuRecovered).gpu.uuid == uuid(3)
     assert watched.looks().samples[3] == STEADY
-    nvml.say("3 lost 1")
+    nvml.set_state("3 lost 1")
     watched.first(GpuLost)
     assert len(watched.all(GpuLost)) == 1
 
@@ -38,7 +38,7 @@ def test_a_lost_gpu_is_told_by_what_was_known_of_it_and_so_is_its_return(nvml: S
 def test_another_child_knows_a_lost_gpu_no_more_but_its_reader_does(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuSamples)
-    nvml.say("3 lost 1")
+    nvml.set_state("3 lost 1")
     watched.first(GpuLost)
     (child,) = watched.reader.pids
     os.kill(child, signal.SIGKILL)
@@ -50,11 +50,11 @@ def test_another_child_knows_a_lost_gpu_no_more_but_its_reader_does(nvml: StandI
 
 
 def test_one_that_was_lost_before_tells_its_name_once_it_is_back(nvml: StandIn, watch: Watch) -> None:
-    nvml.say("3 lost 1")
+    nvml.set_state("3 lost 1")
     watched = watch()
     assert watched.first(GpuInventory).gpus[3].as_payload() == {"gpu": "3", "index": 3}
     assert watched.first(GpuLost).gpu.index == 3
-    nvml.say()
+    nvml.set_state()
     assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].uuid == uuid(3)])
     assert watched.first(GpuRecovered).gpu.uuid == uuid(3)
 
@@ -62,9 +62,9 @@ def test_one_that_was_lost_before_tells_its_name_once_it_is_back(nvml: StandIn, 
 def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuSamples)
-    nvml.say("3 lost 1")
+    nvml.set_state("3 lost 1")
     watched.first(GpuLost)
-    nvml.say("* reload 1", "3 uuid GPU-another")
+    nvml.set_state("* reload 1", "3 uuid GPU-another")
     assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].uuid == "GPU-another"])
     assert watched.looks().samples[3] == STEADY
     assert not watched.all(GpuRecovered), "the one that was lost is gone"
@@ -77,13 +77,13 @@ def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
 def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Watch, whose: str) -> None:
     watched = watch(silent_seconds=0.5, opening_seconds=0.5)
     first = watched.first(GpuSamples)
-    nvml.say(f"{whose} hang 1")
+    nvml.set_state(f"{whose} hang 1")
     # A busy machine is silent now and then by itself; this silence is the one that does not end.
     until(lambda: watched.all(NvmlSilent) and watched.reader.newest is None and watched.reader.silent_since)
     silent = watched.all(NvmlSilent)[-1]
     assert first.time - 1.0 < silent.since < time.time()
     assert watched.reader.silent_since == silent.since
-    nvml.say()
+    nvml.set_state()
     (answers,) = until(lambda: [one for one in watched.all(NvmlResponding) if one.since == silent.since])
     assert answers.seconds > 0
     until(lambda: watched.looks().samples[0] == STEADY and watched.reader.silent_since is None)
@@ -97,7 +97,7 @@ def test_of_children_that_cannot_be_killed_there_are_two(
 ) -> None:
     with monkeypatch.context() as held:
         held.setattr(os, "kill", lambda pid, number: None)  # as where a driver holds them
-        nvml.say("* hang 1")
+        nvml.set_state("* hang 1")
         watched = watch(silent_seconds=0.3, opening_seconds=0.3)
         until(lambda: watched.all(NvmlSilent) and len(watched.reader.pids) == 2)
         deadline = time.monotonic() + 1.5  # in which more would come
@@ -105,7 +105,7 @@ def test_of_children_that_cannot_be_killed_there_are_two(
             watched.all(NvmlSilent)
             assert len(watched.reader.pids) <= 2
         assert len(watched.all(NvmlSilent)) == 1
-    nvml.say()  # the driver lets go of them: one reads on nowhere, and ends as nobody listens
+    nvml.set_state()  # the driver lets go of them: one reads on nowhere, and ends as nobody listens
     watched.first(NvmlResponding)
     until(lambda: watched.all(GpuSamples) and len(watched.reader.pids) == 1)
 
@@ -114,10 +114,10 @@ def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
     """Loaded anew: NVML says first that it is not open, then that there is no driver, then all is well."""
     watched = watch()
     watched.first(GpuSamples)
-    nvml.say("* reload 1", "* init !9")
+    nvml.set_state("* reload 1", "* init !9")
     assert watched.first(NvmlAbsent) == NvmlAbsent("Driver Not Loaded", may_change=True)
     assert watched.reader.absent
-    nvml.say("* reload 1")
+    nvml.set_state("* reload 1")
     assert watched.next(GpuInventory).gpus[0].uuid == uuid(0)
     assert watched.looks().samples[0] == STEADY
     assert watched.reader.absent is None
@@ -126,9 +126,9 @@ def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
 def test_a_library_that_is_not_the_drivers(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuSamples)
-    nvml.say("* call !18")
+    nvml.set_state("* call !18")
     assert watched.first(NvmlAbsent) == NvmlAbsent("RM has detected an NVML/RM version mismatch.", may_change=True)
-    nvml.say()
+    nvml.set_state()
     watched.next(GpuInventory)
     assert watched.looks().samples[0] == STEADY
 

@@ -9,7 +9,7 @@ import pytest
 from jobs.following import end_reason, follow, poll
 from jobs.reliability import mttf
 from portal.models import Project, User
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, person
 
 PARTS = ("FOLDERS", "SUBMIT", "ARRAY", "SETTLE", "COLLECT")  # of a tick, each with a budget of its own
@@ -46,9 +46,9 @@ def _ticks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told() -> Told:
+def scheduler() -> ScriptedScheduler:
     """A scheduler that tells what it is told."""
-    return Told()
+    return ScriptedScheduler()
 
 
 @pytest.fixture(autouse=True)

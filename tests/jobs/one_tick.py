@@ -20,13 +20,13 @@ from jobs import lease  # noqa: E402
 from jobs.following import follow  # noqa: E402
 from jobs.models import Attempt  # noqa: E402
 from nodes.schedulers.base import JobStatus  # noqa: E402
-from tests.jobs.schedulers import Told  # noqa: E402
+from tests.jobs.schedulers import ScriptedScheduler  # noqa: E402
 from tests.lab import a_job, a_project, sysadmin  # noqa: E402
 
 lease.SECONDS = 1
 
 
-class Slow(Told):
+class Slow(ScriptedScheduler):
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         print("asked", flush=True)
         sys.stdin.readline()

@@ -55,12 +55,12 @@ class Spooled:
         self.uid = self.uid or f"{self.incarnation:04x}{self.rank & 0xFFFFFFFF:08x}{0:04x}"
 
     def log(self, step: int, time: float = 1_000.0, **values: float) -> Spooled:
-        """One batch with one step."""
+        """Add a batch with one step."""
         self.batches.append(Batch(time, {name: [(step, value)] for name, value in values.items()}))
         return self
 
-    def tell(self, kind: str, time: float = 1_000.0, **data: Any) -> Spooled:
-        """One batch with one event."""
+    def add_event(self, kind: str, time: float = 1_000.0, **data: Any) -> Spooled:
+        """Add a batch with one event."""
         self.batches.append(Batch(time, {}, [{"kind": kind, "time": time, **data}]))
         return self
 

@@ -1,4 +1,4 @@
-"""A scheduler that says what a test wants, and remembers what it was asked."""
+"""A scheduler that reports what a test wants, and records the calls it receives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DGX_01 = NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, memory_mib=65_5
 
 
 @dataclass
-class Told:
-    """Implements Scheduler. `say(id, …)` sets what the next poll hears; `broken` makes every call fail."""
+class ScriptedScheduler:
+    """Implements Scheduler. `update_job(id, …)` changes what the next poll reads; `broken` makes every call fail."""
 
     jobs: dict[str, JobStatus] = field(default_factory=dict)
     submissions: list[Submission] = field(default_factory=list)
@@ -23,8 +23,8 @@ class Told:
     cancelled: list[str] = field(default_factory=list)
     broken: SchedulerError | None = None
     refuses_submissions: SchedulerError | None = None
-    loses_answers: bool = False  # takes a submission, but its answer does not arrive
-    meanwhile: Callable[[], object] | None = None  # happens once, while the next status is on its way
+    loses_answers: bool = False  # accepts a submission, but its answer is lost
+    meanwhile: Callable[[], object] | None = None  # called once, while the next status is on its way
     machines: list[NodeStatus] = field(default_factory=lambda: [DGX_01])
     queued: list[QueuedJobInfo] = field(default_factory=list)
     divided: list[PartitionInfo] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Told:
     accounted: AccountsInfo = field(default_factory=AccountsInfo)
     broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
     unreadable: dict[str, int] = field(default_factory=dict)  # by part: records of "nodes", "queue" left out
-    asked: list[str] = field(default_factory=list)  # parts of the cluster that were asked for
+    asked: list[str] = field(default_factory=list)  # parts of the cluster that were requested
     drained: dict[str, str] = field(default_factory=dict)
     stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
     cancellers: dict[str, str] = field(default_factory=dict)  # by id
@@ -41,14 +41,14 @@ class Told:
     has_arrays: bool = False
     arrays: list[tuple[Submission, list[int], int | None]] = field(default_factory=list)
     calls: int = 0
-    behind_s: float | None = None  # its clock, behind ours; None: it does not tell the time
+    behind_s: float | None = None  # how far its clock is behind ours; None: it reports no time
     refuses: Callable[[str, str], SchedulerError | None] | None = None  # (what, scheduler id) that signal, cancel raise
 
     @property
     def capabilities(self) -> Capabilities:
         return replace(LOCAL, has_arrays=self.has_arrays)
 
-    def say(self, scheduler_id: str, **changes: object) -> None:
+    def update_job(self, scheduler_id: str, **changes: object) -> None:
         self.jobs[scheduler_id] = replace(self.jobs[scheduler_id], **changes)  # type: ignore[arg-type]
 
     def submit(self, submission: Submission) -> str:

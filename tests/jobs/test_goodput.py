@@ -19,7 +19,7 @@ NOW = timezone.now()
 
 def trained(attempt: Attempt, first: int, last: int, *, incarnation: int = 0, seconds: float = 2.0) -> None:
     """Reports the steps from first + 1 to last, so many seconds each."""
-    stream = Spooled(incarnation=incarnation).tell("run.started", start_step=first)
+    stream = Spooled(incarnation=incarnation).add_event("run.started", start_step=first)
     for step in range(first + 1, last + 1):
         stream.log(step, step_seconds=seconds)
     reports.ingest(attempt.pk, post(stream))
@@ -62,7 +62,9 @@ def test_of_a_program_of_somebody_s_the_launcher_says_where_it_went_on() -> None
     attempt = an_attempt(job, 1, minutes=10)
     launcher = Spooled(rank=-1)
     for incarnation, (first, last) in enumerate([(0, 60), (40, 50)]):
-        launcher.tell("incarnation.started", incarnation=incarnation, resumed_from=f"step-{first}" if first else "")
+        launcher.add_event(
+            "incarnation.started", incarnation=incarnation, resumed_from=f"step-{first}" if first else ""
+        )
         stream = Spooled(incarnation=incarnation)
         for step in range(first + 1, last + 1):
             stream.log(step, step_seconds=2.0)

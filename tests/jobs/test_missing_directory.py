@@ -15,17 +15,17 @@ from jobs.models import Attempt, Job
 from portal.models import User
 from tests.jobs.asking import ask
 from tests.jobs.following.test_handover import newest, stalled
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from vigil_cli import tables
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def queued(oskar: User, told: Told) -> Job:
+def queued(oskar: User, scheduler: ScriptedScheduler) -> Job:
     """A job in the scheduler's queue."""
     job, _ = ask(oskar)
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     Attempt.objects.update(reason="Priority")
     return Job.objects.get(pk=job.pk)
 
@@ -61,11 +61,11 @@ def test_a_file_system_that_is_away_is_not_called_lost(client: Client, oskar: Us
     assert "cancel" not in said
 
 
-def test_what_was_not_handed_over_yet_waits_and_says_so(oskar: User, told: Told, runs: Path) -> None:
+def test_what_was_not_handed_over_yet_waits_and_says_so(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
     job, _ = ask(oskar)
     (runs / "default").mkdir(exist_ok=True)
     Job.objects.filter(pk=job.pk).update(directory="default/1-aaaaaa")
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().ended_at, newest().scheduler_id) == ("pending", None, "")
     assert newest().reason == (
         f"Not submitted yet: Its run directory {runs}/default/1-aaaaaa is missing, as after a restore of the database"
@@ -74,5 +74,5 @@ def test_what_was_not_handed_over_yet_waits_and_says_so(oskar: User, told: Told,
     (runs / "default/1-aaaaaa/job").mkdir(parents=True)
     (runs / "default/1-aaaaaa/portal").mkdir()
     stalled(job)
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert newest().scheduler_id == "101"

@@ -36,7 +36,7 @@ def folder(job: Job) -> Path:
     return found
 
 
-def tell(job: Job, kind: str, **data: Any) -> None:
+def add_event(job: Job, kind: str, **data: Any) -> None:
     Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, rank=0, incarnation=0, data=data)
 
 
@@ -54,7 +54,7 @@ def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
     assert asked == {"id": number, "directory": "attempt-1", "rank": 3, "steps": 7}
     (waiting,) = listed(client, job)
     assert (waiting["id"], waiting["rank"], waiting["waits"], waiting["name"]) == (number, 3, True, "")
-    tell(job, "profile.saved", **{**SAVED, "id": number})
+    add_event(job, "profile.saved", **{**SAVED, "id": number})
     (saved,) = listed(client, job)
     assert (saved["name"], saved["first_step"], saved["waits"]) == (NAME, 90, False)
 
@@ -63,7 +63,7 @@ def test_one_that_another_replaced_before_it_began_waits_no_more(job: Job, mira:
     client = bearer(mira)
     first, last = (send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 0}).json()["id"] for _ in range(2))
     assert [one["waits"] for one in listed(client, job)] == [True, True], "the first may be under way"
-    tell(job, "profile.saved", **{**SAVED, "id": last})
+    add_event(job, "profile.saved", **{**SAVED, "id": last})
     told = {one["id"]: (one["waits"], one["problem"]) for one in listed(client, job)}
     assert told == {first: (False, "Another profile was requested before it began."), last: (False, "")}
 
@@ -79,8 +79,8 @@ def test_says_what_is_wrong_with_a_request(job: Job, mira: User, body: dict[str,
 
 
 def test_a_rank_that_a_lost_node_took_with_it_is_not_asked(job: Job, mira: User) -> None:
-    tell(job, "incarnation.started", incarnation=0, world_size=4, nodes=["dgx-01", "dgx-02"])
-    tell(job, "incarnation.started", incarnation=1, world_size=2, nodes=["dgx-01"])
+    add_event(job, "incarnation.started", incarnation=0, world_size=4, nodes=["dgx-01", "dgx-02"])
+    add_event(job, "incarnation.started", incarnation=1, world_size=2, nodes=["dgx-01"])
     answer = send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 2})
     assert answer.status_code == 422
     assert answer.json()["errors"] == [{"field": "rank", "message": "there is no rank 2 now: use 0 to 1."}]
@@ -102,8 +102,8 @@ def test_only_who_may_change_a_running_job_of_ours(job: Job, mira: User, project
 
 
 def test_one_that_its_attempt_did_not_live_to_write_is_said_so(job: Job, mira: User) -> None:
-    tell(job, "profile.asked", id="abc123", rank=0)
-    tell(job, "profile.failed", id="def456", of_rank=1, reason="No space left on device")
+    add_event(job, "profile.asked", id="abc123", rank=0)
+    add_event(job, "profile.failed", id="def456", of_rank=1, reason="No space left on device")
     assert [told["problem"] for told in listed(bearer(mira), job)] == ["No space left on device", ""]
     job.attempts.update(state="failed")
     assert "ended before" in listed(bearer(mira), job)[1]["problem"]
@@ -151,8 +151,8 @@ def test_who_goes_before_the_first_piece_leaves_no_file_open(job: Job) -> None:
 
 def test_events_that_make_no_sense_are_shown_as_nothing(job: Job, mira: User) -> None:
     for data in ({}, {"id": 7}, {"id": "x" * 99}, {"id": ["a"]}):
-        tell(job, "profile.saved", **data)
-    tell(job, "profile.saved", id="odd", name="<b>", of_rank="0", first_step=-1, last_step=1e99, bytes=True)
+        add_event(job, "profile.saved", **data)
+    add_event(job, "profile.saved", id="odd", name="<b>", of_rank="0", first_step=-1, last_step=1e99, bytes=True)
     (odd,) = listed(bearer(mira), job)
     assert (odd["name"], odd["rank"], odd["first_step"], odd["last_step"], odd["bytes"]) == ("<b>", 0, 0, 0, 0)
     page = text(signed_in(mira).get(f"/jobs/{job.pk}"))
@@ -168,7 +168,7 @@ def test_the_button_asks_and_the_page_shows_what_there_is(job: Job, mira: User, 
     assert "Rank 0 records its next 5 steps." in page
     assert "Rank 0, requested" in page
     (event,) = Event.objects.filter(kind="profile.asked")
-    tell(job, "profile.saved", **{**SAVED, "id": event.data["id"]})
+    add_event(job, "profile.saved", **{**SAVED, "id": event.data["id"]})
     page = text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
     assert "Steps 90–94, rank 0" in page
     assert f"/jobs/{job.pk}/profiles/1/{NAME}" in page

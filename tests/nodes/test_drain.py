@@ -13,7 +13,7 @@ from nodes.cluster import drain, sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import bearer, person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -25,8 +25,8 @@ def ops() -> User:
 
 
 @pytest.fixture
-def told() -> Told:
-    scheduler = Told()
+def scheduler() -> ScriptedScheduler:
+    scheduler = ScriptedScheduler()
     sync.read(scheduler)
     return scheduler
 
@@ -40,15 +40,15 @@ def order_of(user: User, name: str = "dgx-01") -> Any:
     return signed_in(user).get(f"/api/v1/nodes/{name}").json()["order"]
 
 
-def test_is_carried_out_by_the_next_tick(ops: User, told: Told) -> None:
+def test_is_carried_out_by_the_next_tick(ops: User, scheduler: ScriptedScheduler) -> None:
     answer = post(ops, "dgx-01/drain", reason="XID 79 on GPU 5")
     assert answer.status_code == 202
     assert (answer.json()["state"], answer.json()["asked_by"]) == ("asked", "ops")
-    assert not told.drained, "no scheduler is asked in a request"
-    drain.carry_out(told)
-    assert told.drained == {"dgx-01": "XID 79 on GPU 5 (vigil: ops)"}
+    assert not scheduler.drained, "no scheduler is asked in a request"
+    drain.carry_out(scheduler)
+    assert scheduler.drained == {"dgx-01": "XID 79 on GPU 5 (vigil: ops)"}
     assert sync.is_due(), "the page is to show it at once"
-    sync.sync(told)
+    sync.sync(scheduler)
     node = signed_in(ops).get("/api/v1/nodes/dgx-01").json()
     assert (node["state"], node["takes_jobs"], node["gpus_free"]) == ("drained", False, 0)
     assert (node["order"]["state"], node["order"]["outcome"]) == ("done", "")
@@ -56,8 +56,8 @@ def test_is_carried_out_by_the_next_tick(ops: User, told: Told) -> None:
     assert (entry.user, entry.action, entry.thing, entry.detail) == (ops, "drain", "dgx-01", "XID 79 on GPU 5")
 
     assert post(ops, "dgx-01/undrain").status_code == 202
-    drain.carry_out(told)
-    assert not told.drained
+    drain.carry_out(scheduler)
+    assert not scheduler.drained
     listed = signed_in(ops).get("/api/v1/nodes/dgx-01/orders?limit=1").json()
     assert [order["action"] for order in listed["items"]] == ["undrain"]
     assert listed["next"]
@@ -66,45 +66,47 @@ def test_is_carried_out_by_the_next_tick(ops: User, told: Told) -> None:
 HAND = {"state": "drained", "reason": "ECC on gpu3, RMA 4711", "reason_by": "root"}
 
 
-def by_hand(told: Told) -> None:
+def by_hand(scheduler: ScriptedScheduler) -> None:
     """As `scontrol update` by somebody on the node, or by a health check."""
-    told.machines = [replace(told.machines[0], **HAND)]
-    sync.read(told, Reading.Part.NODES)
+    scheduler.machines = [replace(scheduler.machines[0], **HAND)]
+    sync.read(scheduler, Reading.Part.NODES)
 
 
 @pytest.mark.parametrize("action", ["drain", "undrain"])
-def test_somebody_elses_drain_is_shown_and_not_replaced_unasked(ops: User, told: Told, action: str) -> None:
-    by_hand(told)
+def test_somebody_elses_drain_is_shown_and_not_replaced_unasked(
+    ops: User, scheduler: ScriptedScheduler, action: str
+) -> None:
+    by_hand(scheduler)
     body = {"reason": "fan"} if action == "drain" else {}
     answer = post(ops, f"dgx-01/{action}", **body)
     assert answer.status_code == 409
     assert answer.json()["detail"].startswith("dgx-01 is drained by root: ECC on gpu3, RMA 4711. Send `replace`")
     assert not NodeOrder.objects.exists()
     assert post(ops, f"dgx-01/{action}", **body, replace=True).status_code == 202
-    drain.carry_out(told)
+    drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "done"
 
 
-def test_ones_own_drain_is_ended_without_a_question(ops: User, told: Told) -> None:
+def test_ones_own_drain_is_ended_without_a_question(ops: User, scheduler: ScriptedScheduler) -> None:
     post(ops, "dgx-01/drain", reason="fan")
-    drain.carry_out(told)
-    sync.read(told, Reading.Part.NODES)
+    drain.carry_out(scheduler)
+    sync.read(scheduler, Reading.Part.NODES)
     assert post(sysadmin("eva"), "dgx-01/undrain").status_code == 409, "another sysadmin's"
     assert post(ops, "dgx-01/undrain").status_code == 202
 
 
-def test_a_drain_by_hand_meanwhile_stays(ops: User, told: Told) -> None:
+def test_a_drain_by_hand_meanwhile_stays(ops: User, scheduler: ScriptedScheduler) -> None:
     """Slurm would write one over the other: what stands is looked at before the scheduler is asked."""
     assert post(ops, "dgx-01/drain", reason="fan").status_code == 202
-    told.machines = [replace(told.machines[0], **HAND)]
-    drain.carry_out(told)
+    scheduler.machines = [replace(scheduler.machines[0], **HAND)]
+    drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "refused"
     assert "ECC on gpu3, RMA 4711" in order_of(ops)["outcome"]
-    assert told.asked.count("drain") == 0
+    assert scheduler.asked.count("drain") == 0
 
 
-def test_the_page_asks_before_it_ends_somebody_elses_drain(ops: User, told: Told) -> None:
-    by_hand(told)
+def test_the_page_asks_before_it_ends_somebody_elses_drain(ops: User, scheduler: ScriptedScheduler) -> None:
+    by_hand(scheduler)
     client = signed_in(ops)
     page = client.get("/nodes/dgx-01").text
     assert 'id="undrain"' in page
@@ -116,7 +118,9 @@ def test_the_page_asks_before_it_ends_somebody_elses_drain(ops: User, told: Told
 
 
 @pytest.mark.parametrize(("reason", "said"), [(" ", "Give a"), ("x" * 201, "at most 200"), ("fan\n3", "be one line")])
-def test_a_reason_that_does_not_do_is_told_what_would(ops: User, told: Told, reason: str, said: str) -> None:
+def test_a_reason_that_does_not_do_is_told_what_would(
+    ops: User, scheduler: ScriptedScheduler, reason: str, said: str
+) -> None:
     answer = post(ops, "dgx-01/drain", reason=reason)
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
@@ -125,41 +129,41 @@ def test_a_reason_that_does_not_do_is_told_what_would(ops: User, told: Told, rea
     assert not NodeOrder.objects.exists()
 
 
-def test_asking_twice_is_one_order_and_another_wish_replaces_it(ops: User, told: Told) -> None:
+def test_asking_twice_is_one_order_and_another_wish_replaces_it(ops: User, scheduler: ScriptedScheduler) -> None:
     first = post(ops, "dgx-01/drain", reason="fan").json()
     assert post(ops, "dgx-01/drain", reason=" fan ").json()["id"] == first["id"]
     assert AuditEntry.objects.count() == 1
     second = post(ops, "dgx-01/undrain").json()
     assert NodeOrder.objects.get(pk=first["id"]).state == "replaced"
-    drain.carry_out(told)
+    drain.carry_out(scheduler)
     assert NodeOrder.objects.get(pk=second["id"]).state == "done"
-    assert told.asked.count("drain") == 0
+    assert scheduler.asked.count("drain") == 0
 
 
-def test_what_the_scheduler_refuses_is_told_in_its_words(ops: User, told: Told) -> None:
-    told.broken_parts["drain"] = SchedulerError("Invalid node name specified", permanent=True)
+def test_what_the_scheduler_refuses_is_told_in_its_words(ops: User, scheduler: ScriptedScheduler) -> None:
+    scheduler.broken_parts["drain"] = SchedulerError("Invalid node name specified", permanent=True)
     post(ops, "dgx-01/drain", reason="fan")
-    drain.carry_out(told)
+    drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "refused"
     assert order_of(ops)["outcome"] == "Invalid node name specified"
 
 
-def test_a_silent_scheduler_is_asked_again_but_not_for_ever(ops: User, told: Told) -> None:
-    told.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
+def test_a_silent_scheduler_is_asked_again_but_not_for_ever(ops: User, scheduler: ScriptedScheduler) -> None:
+    scheduler.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
     post(ops, "dgx-01/drain", reason="fan")
-    drain.carry_out(told)
-    drain.carry_out(told)
-    assert told.asked.count("drain") == 1, "not at every tick"
+    drain.carry_out(scheduler)
+    drain.carry_out(scheduler)
+    assert scheduler.asked.count("drain") == 1, "not at every tick"
     assert (order_of(ops)["state"], order_of(ops)["outcome"]) == ("asked", "Slurm did not answer for 10 s.")
     _age(drain.AGAIN)
-    told.broken_parts.clear()
-    drain.carry_out(told)
+    scheduler.broken_parts.clear()
+    drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "done"
 
-    told.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
+    scheduler.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
     post(ops, "dgx-01/drain", reason="again")
     _age(drain.GIVE_UP)
-    drain.carry_out(told)
+    drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "refused"
     assert "Given up after 10 min" in order_of(ops)["outcome"]
 
@@ -174,11 +178,11 @@ def _age(by: timedelta) -> None:
 @pytest.mark.parametrize(
     ("reason", "status"), [("fan", 202), ("", 422), ("   ", 422), ("x" * 201, 422), ("a\nb", 422), ("a\0b", 422)]
 )
-def test_a_reason_is_one_line(ops: User, told: Told, reason: str, status: int) -> None:
+def test_a_reason_is_one_line(ops: User, scheduler: ScriptedScheduler, reason: str, status: int) -> None:
     assert post(ops, "dgx-01/drain", reason=reason).status_code == status
 
 
-def test_sysadmins_alone(told: Told) -> None:
+def test_sysadmins_alone(scheduler: ScriptedScheduler) -> None:
     answer = post(person("mira"), "dgx-01/drain", reason="fan")
     assert answer.status_code == 403
     assert "sysadmins" in answer.json()["detail"]
@@ -186,14 +190,14 @@ def test_sysadmins_alone(told: Told) -> None:
     assert not AuditEntry.objects.exists()
 
 
-def test_a_token_needs_the_scope_for_it(ops: User, told: Told) -> None:
+def test_a_token_needs_the_scope_for_it(ops: User, scheduler: ScriptedScheduler) -> None:
     for scope, status in (("write", 403), ("admin", 202)):
         client = bearer(ops, scope)
         answer = client.post("/api/v1/nodes/dgx-01/drain", {"reason": "fan"}, content_type="application/json")
         assert answer.status_code == status
 
 
-def test_only_what_is_there(ops: User, told: Told) -> None:
+def test_only_what_is_there(ops: User, scheduler: ScriptedScheduler) -> None:
     Node.objects.create(name="dgx-99", is_made_up=True)
     assert post(ops, "dgx-02/drain", reason="fan").status_code == 404
     assert post(ops, "dgx-99/drain", reason="fan").status_code == 409

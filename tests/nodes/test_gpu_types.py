@@ -20,7 +20,7 @@ from nodes.scheduling import gpu_types
 from nodes.scheduling.backfill import after
 from nodes.scheduling.capacity import ClusterCapacity, Request, assess, starts, survey
 from tests.examples import examples
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.slurm.playing import VERSIONS, Played
 
@@ -121,22 +121,22 @@ def spec(**resources: Any) -> JobSpec:
 
 
 @pytest.fixture
-def mixed(db: None) -> Told:
-    told = Told(
+def mixed(db: None) -> ScriptedScheduler:
+    scheduler = ScriptedScheduler(
         machines=[MIXED, PLAIN], divided=[PartitionInfo(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02"))]
     )
-    told.queued = [
+    scheduler.queued = [
         QueuedJobInfo(
             scheduler_id="7", name="both", user="mira", state="running", gpus=3, gpu_type="1g.10gb",
             gpus_by_type={"a100": 1, "1g.10gb": 2}, nodes=("dgx-01",), partition="gpu",
         )
     ]  # fmt: skip
-    sync.read(told)
-    return told
+    sync.read(scheduler)
+    return scheduler
 
 
 @pytest.mark.django_db
-def test_the_rarer_type_may_be_asked_for(mixed: Told) -> None:
+def test_the_rarer_type_may_be_asked_for(mixed: ScriptedScheduler) -> None:
     assert names._gpu_types() == {"a100", "1g.10gb", "h100"}
     assert node_capacity.capacity_problems(spec(gpu_type="a100", gpus_per_node=1)) == []
     assert node_capacity.capacity_problems(spec(gpu_type="1g.10gb", gpus_per_node=4)) == []
@@ -147,7 +147,7 @@ def test_the_rarer_type_may_be_asked_for(mixed: Told) -> None:
 
 
 @pytest.mark.django_db
-def test_pages_rest_and_the_map_count_each_type(mixed: Told) -> None:
+def test_pages_rest_and_the_map_count_each_type(mixed: ScriptedScheduler) -> None:
     mira = person("mira", a_project())
     client: Client = signed_in(mira)
     nodes_page = client.get("/nodes").content.decode()

@@ -18,7 +18,7 @@ from tests.nvml import StandIn, uuid
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """Two GPUs for what this test starts."""
     library = StandIn(tmp_path)
-    library.say("* count 2")
+    library.set_state("* count 2")
     for name, value in library.environment.items():
         monkeypatch.setenv(name, value)
     return library
@@ -41,7 +41,7 @@ def test_gpus_are_those_that_the_driver_shows(nvml: StandIn, tmp_path: Path, tex
 @pytest.mark.parametrize("said", ["* hang 1", "* init !9"], ids=["hangs", "is not loaded"])
 def test_a_driver_that_tells_nothing_shows_no_gpus(nvml: StandIn, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setattr(machine, "GPU_SECONDS", 0.5)
-    nvml.say(said)
+    nvml.set_state(said)
     assert machine.find_gpus() == ()
 
 

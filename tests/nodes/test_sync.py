@@ -17,7 +17,7 @@ from nodes.models import Association, License, Node, Partition, Qos, QueuedJob, 
 from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus, SchedulerError
 from nodes.schedulers.cluster import AccountsInfo, Limits
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 Part = Reading.Part
@@ -37,7 +37,7 @@ def later(seconds: float) -> None:
 
 
 def test_everything_that_is_told_is_there() -> None:
-    told = Told(
+    scheduler = ScriptedScheduler(
         machines=[
             NodeStatus(
                 name="dgx-01", state="mixed", partitions=("gpu", "long"), features=("h100", "nvlink"), gpus=8,
@@ -61,7 +61,7 @@ def test_everything_that_is_told_is_there() -> None:
             ),
         ),
     )  # fmt: skip
-    sync.sync(told)
+    sync.sync(scheduler)
     node = Node.objects.get()
     assert (node.partitions, node.features, node.gpus_allocated) == (["gpu", "long"], ["h100", "nvlink"], [0, 3])
     assert (node.load, node.reason_by) == (12.3, "root")
@@ -81,25 +81,25 @@ def test_everything_that_is_told_is_there() -> None:
 def test_what_is_no_longer_told_is_gone_and_what_is_made_up_stays() -> None:
     Node.objects.create(name="made-up", is_made_up=True)
     Node.objects.create(name="dgx-02", is_made_up=True, gpus=1)
-    told = Told(
+    scheduler = ScriptedScheduler(
         machines=[NodeStatus(name=f"dgx-0{n}", state="idle") for n in range(1, 4)], queued=[queued(1), queued(2)]
     )
-    sync.read(told)
+    sync.read(scheduler)
     assert Node.objects.reported().count() == 3, "a made-up one that turns out to be there is the real one"
-    told.machines, told.queued = told.machines[:1], [queued(2)]
-    sync.read(told)
+    scheduler.machines, scheduler.queued = scheduler.machines[:1], [queued(2)]
+    sync.read(scheduler)
     assert set(Node.objects.values_list("name", flat=True)) == {"dgx-01", "made-up"}
     assert QueuedJob.objects.get().scheduler_id == "2"
 
 
 def test_only_what_changed_is_written() -> None:
-    told = Told(machines=[NodeStatus(name=f"n{n}", state="idle", load=0.01 * n) for n in range(5)])
-    sync.read(told)
+    scheduler = ScriptedScheduler(machines=[NodeStatus(name=f"n{n}", state="idle", load=0.01 * n) for n in range(5)])
+    sync.read(scheduler)
     ids = dict(Node.objects.values_list("name", "pk"))
     Node.objects.update(reason="a mark of this test's")
-    told.machines[3] = replace(told.machines[3], state="drained", reason="fan")
-    told.machines[4] = replace(told.machines[4], load=0.041)
-    sync.read(told)
+    scheduler.machines[3] = replace(scheduler.machines[3], state="drained", reason="fan")
+    scheduler.machines[4] = replace(scheduler.machines[4], load=0.041)
+    sync.read(scheduler)
     assert {node.name: node.reason for node in Node.objects.all()} == {
         "n3": "fan", **dict.fromkeys(("n0", "n1", "n2", "n4"), "a mark of this test's"),
     }  # fmt: skip
@@ -107,35 +107,35 @@ def test_only_what_changed_is_written() -> None:
 
 
 def test_each_part_is_asked_for_in_its_own_time() -> None:
-    told = Told()
+    scheduler = ScriptedScheduler()
     assert sync.is_due()
-    sync.sync(told)
-    assert sorted(told.asked) == sorted(Part.values)
+    sync.sync(scheduler)
+    assert sorted(scheduler.asked) == sorted(Part.values)
     assert not sync.is_due()
     for seconds, parts in ((6, ["nodes"]), (10, ["nodes", "queue"])):
-        told.asked.clear()
+        scheduler.asked.clear()
         later(seconds)
         assert sync.is_due()
-        sync.sync(told)
-        assert told.asked == parts
+        sync.sync(scheduler)
+        assert scheduler.asked == parts
     sync.hurry(Part.NODES)
     assert sync.is_due()
 
 
 def test_a_slow_scheduler_gets_no_more_than_a_tick_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
+    scheduler = ScriptedScheduler()
     monkeypatch.setattr(sync, "BUDGET_S", -1.0)
-    sync.sync(told)
-    assert not told.asked, "nothing is begun once the time is over; the next tick has its own"
+    sync.sync(scheduler)
+    assert not scheduler.asked, "nothing is begun once the time is over; the next tick has its own"
     assert sync.is_due()
 
 
 def test_a_failure_keeps_the_rows_and_says_since_when() -> None:
-    told = Told(queued=[queued(1)])
-    sync.read(told)
+    scheduler = ScriptedScheduler(queued=[queued(1)])
+    sync.read(scheduler)
     before = timezone.now()
-    told.broken_parts["queue"] = SchedulerError("Slurm did not answer for 10 s.")
-    sync.read(told)
+    scheduler.broken_parts["queue"] = SchedulerError("Slurm did not answer for 10 s.")
+    sync.read(scheduler)
     reading = sync.readings()["queue"]
     assert reading.error == "Slurm did not answer for 10 s."
     assert reading.read_at is not None
@@ -145,16 +145,16 @@ def test_a_failure_keeps_the_rows_and_says_since_when() -> None:
     assert sync.readings()["nodes"].error == "", "the others have nothing to do with it"
 
     since = reading.failing_since
-    sync.read(told, Part.QUEUE)
+    sync.read(scheduler, Part.QUEUE)
     assert sync.readings()["queue"].failing_since == since
-    told.broken_parts.clear()
-    sync.read(told, Part.QUEUE)
+    scheduler.broken_parts.clear()
+    sync.read(scheduler, Part.QUEUE)
     mended = sync.readings()["queue"]
     assert (mended.error, mended.failing_since) == ("", None)
 
 
 def test_words_that_no_database_takes() -> None:
-    sync.read(Told(queued=[queued(1, name="a\0b", reason="x" * 5000, account="y" * 400)]))
+    sync.read(ScriptedScheduler(queued=[queued(1, name="a\0b", reason="x" * 5000, account="y" * 400)]))
     row = QueuedJob.objects.get()
     assert (row.name, len(row.reason), len(row.account)) == ("ab", 5000, 255)
 
@@ -162,27 +162,27 @@ def test_words_that_no_database_takes() -> None:
 def test_a_large_cluster_takes_well_under_a_second() -> None:
     nodes = [NodeStatus(name=f"dgx-{n:04}", state="idle", partitions=("gpu",), features=("h100",)) for n in range(1000)]
     queue = [queued(n, nodes=(f"dgx-{n % 1000:04}",), gpu_indices={f"dgx-{n % 1000:04}": (0, 1)}) for n in range(5000)]
-    told = Told(machines=nodes, queued=queue)
-    sync.read(told)
+    scheduler = ScriptedScheduler(machines=nodes, queued=queue)
+    sync.read(scheduler)
     assert (Node.objects.count(), QueuedJob.objects.count()) == (1000, 5000)
     for n in range(20):
-        told.machines[n] = replace(told.machines[n], state="mixed", gpus_used=n)
-        told.queued[n] = replace(told.queued[n], state="running")
-    del told.queued[-20:]
-    best = min(_timed(told, change) for change in range(3))
+        scheduler.machines[n] = replace(scheduler.machines[n], state="mixed", gpus_used=n)
+        scheduler.queued[n] = replace(scheduler.queued[n], state="running")
+    del scheduler.queued[-20:]
+    best = min(_timed(scheduler, change) for change in range(3))
     assert best < 0.5
     assert QueuedJob.objects.filter(state="running").count() == 20
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        sync.read(told, Part.NODES, Part.QUEUE)
+        sync.read(scheduler, Part.NODES, Part.QUEUE)
     assert not [query for query in queries if "node" in query["sql"] and query["sql"].startswith(("DELETE", "INSERT"))]
 
 
-def _timed(told: Told, change: int) -> float:
+def _timed(scheduler: ScriptedScheduler, change: int) -> float:
     for n in range(20):
-        told.machines[n] = replace(told.machines[n], gpus_used=100 * change + n)
-        told.queued[n] = replace(told.queued[n], priority=100 * change + n)
+        scheduler.machines[n] = replace(scheduler.machines[n], gpus_used=100 * change + n)
+        scheduler.queued[n] = replace(scheduler.queued[n], priority=100 * change + n)
     start = time.process_time()
-    sync.read(told, Part.NODES, Part.QUEUE)
+    sync.read(scheduler, Part.NODES, Part.QUEUE)
     return time.process_time() - start

@@ -47,8 +47,8 @@ class StandIn:
     def environment(self) -> dict[str, str]:
         return {"LD_LIBRARY_PATH": str(self.library.parent), "NVML_STATE": str(self._state)}
 
-    def say(self, *lines: str) -> None:
-        """Nothing else holds from now on: what hung goes on, what was lost is back."""
+    def set_state(self, *lines: str) -> None:
+        """Replace the state: calls that hung continue, and lost GPUs are back, unless these lines say otherwise."""
         self._lines = list(lines)
         self._write()
 

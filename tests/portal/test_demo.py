@@ -19,7 +19,7 @@ from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
 from nodes.telemetry import enrolment, read
 from portal.accounts import actions
 from portal.models import Chunk, Project, User
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 Made = tuple[list[str], Path]
@@ -54,7 +54,7 @@ class TestLab:
         chunks, users = Chunk.objects.count(), User.objects.count()
         call_command("demo")
         assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(names), chunks, users)
-        sync.read(Told(machines=[]))
+        sync.read(ScriptedScheduler(machines=[]))
         assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
 
     def test_the_past_is_whole_and_over(self, made: Made) -> None:

@@ -96,7 +96,9 @@ def _holders(machine: Machine) -> list[list[int]]:
 
 
 def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
-    machine.gpus.say("* gpu_percent 0", "0 gpu_percent 77", "1 gpu_percent 77", "2 gpu_percent 33", "3 gpu_percent 33")
+    machine.gpus.set_state(
+        "* gpu_percent 0", "0 gpu_percent 77", "1 gpu_percent 77", "2 gpu_percent 33", "3 gpu_percent 33"
+    )
     jobs = [machine.submit(2), machine.submit(2)]
     try:
         found = [wait_for(lambda job=job: _heat(machine, job), f"what the GPUs of #{job} do", 60) for job in jobs]
@@ -146,11 +148,11 @@ def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
 
 @pytest.mark.exhaustive
 def test_a_driver_that_hangs_stops_nothing_else(machine: Machine) -> None:
-    machine.gpus.say("* hang 1")
+    machine.gpus.set_state("* hang 1")
     silent = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"], "a word", 60)
     assert silent[0]["is_open"]
     assert not machine.get(f"/api/v1/nodes/{HOST}/telemetry")["is_silent"], "the agent itself tells on"
-    machine.gpus.say()
+    machine.gpus.set_state()
     wait_for(
         lambda: not machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"][0]["is_open"],
         "NVML to answer again",

@@ -18,14 +18,14 @@ def portal(monkeypatch):
     monkeypatch.setattr(client.Portal, "http", httpx.Client(base_url="http://portal/api/v1/", transport=transport))
 
 
-def said(*arguments: str, status: int) -> str:
+def error_of(*arguments: str, status: int) -> str:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == status, result.output + repr(result.exception)
     return result.output
 
 
 def test_a_token_that_is_not_known():
-    told = said("nodes", status=1)
+    told = error_of("nodes", status=1)
     assert told.startswith("vigil: http://portal rejected the token: it is wrong, expired or revoked.")
     assert told.endswith("Create one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
 
@@ -33,31 +33,31 @@ def test_a_token_that_is_not_known():
 @pytest.mark.parametrize("token", ["vgl_é", "vgl_a\nb"])
 def test_a_token_that_cannot_be_one(monkeypatch, token):
     monkeypatch.setenv("VIGIL_TOKEN", token)
-    assert "VIGIL_TOKEN contains characters that no token has." in said("nodes", status=1)
+    assert "VIGIL_TOKEN contains characters that no token has." in error_of("nodes", status=1)
 
 
 def test_a_job_by_its_number():
     for number in ("7", "#7"):
-        assert "rejected the token" in said("job", number, status=1), "it has been asked for"
+        assert "rejected the token" in error_of("job", number, status=1), "it has been asked for"
     for number in ("x", "0", "#", "-1.5"):
-        assert "is not a job number. `vigil jobs` lists them." in said("job", "--", number, status=2)
+        assert "is not a job number. `vigil jobs` lists them." in error_of("job", "--", number, status=2)
 
 
 def test_a_command_that_there_is_not():
-    assert "No such command: metric. Did you mean `vigil metrics`?" in said("metric", "7", status=2)
-    assert "No such command: fly. `vigil --help` lists them." in said("fly", status=2)
-    assert "No such option" in said("--fly", status=2)
+    assert "No such command: metric. Did you mean `vigil metrics`?" in error_of("metric", "7", status=2)
+    assert "No such command: fly. `vigil --help` lists them." in error_of("fly", status=2)
+    assert "No such option" in error_of("--fly", status=2)
 
 
 def test_a_command_as_other_tools_call_it():
-    assert "No such command: ls. Did you mean `vigil jobs`?" in said("ls", status=2)
+    assert "No such command: ls. Did you mean `vigil jobs`?" in error_of("ls", status=2)
     assert set(HABITS.values()) <= set(main.commands)
     assert not set(HABITS) & set(main.commands)
 
 
 def test_help_and_version():
-    assert said("--version", status=0).startswith("vigil ")
-    commands = said("--help", status=0).split("Commands:")[1]
+    assert error_of("--version", status=0).startswith("vigil ")
+    commands = error_of("--help", status=0).split("Commands:")[1]
     assert "metrics " in commands
     assert "..." not in commands, "each is told in one whole line"
-    assert "[distributed|federated|script|attached]" in said("jobs", "--help", status=0)
+    assert "[distributed|federated|script|attached]" in error_of("jobs", "--help", status=0)

@@ -23,7 +23,7 @@ from nodes.models import Agent, Reading
 from nodes.schedulers.base import SchedulerError
 from portal.backup import last
 from portal.models import Heartbeat, Notice
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 ROLES = ("web", "follow", "work", "diagnose")
@@ -185,13 +185,13 @@ def test_the_clock_of_slurm(client: Client, monkeypatch: pytest.MonkeyPatch) -> 
         return [(finding["code"], plain(finding["message"])) for finding in found]
 
     for behind_s in (None, 0.0, 4.0, -4.0):
-        sync.read(Told(behind_s=behind_s), Reading.Part.CLOCK)
+        sync.read(ScriptedScheduler(behind_s=behind_s), Reading.Part.CLOCK)
         assert warnings() == [], behind_s
     for behind_s, apart in ((91.0, "1 min 30 s"), (-90.0, "1 min 30 s")):
-        sync.read(Told(behind_s=behind_s), Reading.Part.CLOCK)
+        sync.read(ScriptedScheduler(behind_s=behind_s), Reading.Part.CLOCK)
         (warning,) = warnings()
         assert warning == ("clock.slurm", f"The clocks of Vigil's follow worker and of slurmctld are {apart} apart.")
-    sync.read(Told(broken=SchedulerError("Slurm did not answer for 10 s.")), Reading.Part.CLOCK)
+    sync.read(ScriptedScheduler(broken=SchedulerError("Slurm did not answer for 10 s.")), Reading.Part.CLOCK)
     assert warnings(), "it has not been set meanwhile"
     Reading.objects.update(read_at=timezone.now() - clock.SCHEDULER_FRESH)
     assert warnings() == []

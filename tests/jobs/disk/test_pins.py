@@ -15,7 +15,7 @@ from jobs.models import Checkpoint, Job
 from portal.models import AuditEntry, Project, User
 from tests import lab
 from tests.jobs.reporting import note_checkpoints
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from training.checkpoint import pruning
 
 pytestmark = pytest.mark.django_db
@@ -164,28 +164,28 @@ def test_what_its_trainer_has_just_pruned_is_not_pinned(client: Client, job: Job
 
 
 def test_where_the_file_system_is_away_it_is_pinned_and_told_later(
-    client: Client, job: Job, runs: Path, told: Told
+    client: Client, job: Job, runs: Path, scheduler: ScriptedScheduler
 ) -> None:
     runs.rename(runs.with_name("away"))
     assert patch(client, job, "step-4").status_code == 200
     assert pinned(job) == ["step-4"]
     runs.with_name("away").rename(runs)
     assert kept(job) == frozenset()
-    assert follow.tick(told)
+    assert follow.tick(scheduler)
     assert kept(job) == {(4, 1)}
 
 
 @pytest.mark.parametrize("damage", ["{", '{"pinned": []}', "[]", None])
 def test_a_file_that_says_something_else_is_written_anew(
-    client: Client, job: Job, told: Told, damage: str | None
+    client: Client, job: Job, scheduler: ScriptedScheduler, damage: str | None
 ) -> None:
     patch(client, job, "step-4")
     file = rundir.path_of(job.directory) / "portal" / "pinned.json"
     file.unlink() if damage is None else file.write_text(damage)
-    assert follow.tick(told)
+    assert follow.tick(scheduler)
     assert kept(job) == {(4, 1)}
     written = file.stat().st_ino
-    follow.tick(told)
+    follow.tick(scheduler)
     assert file.stat().st_ino == written, "and then left alone"
 
 
@@ -198,10 +198,10 @@ def test_every_attempt_starts_with_what_is_pinned(client: Client, job: Job) -> N
     assert kept(job) == {(8, 1)}
 
 
-def test_a_job_without_pins_has_no_such_file(job: Job, told: Told) -> None:
+def test_a_job_without_pins_has_no_such_file(job: Job, scheduler: ScriptedScheduler) -> None:
     assert job.latest
     prepare.prepare(job.latest)
-    follow.tick(told)
+    follow.tick(scheduler)
     assert not (rundir.path_of(job.directory) / "portal" / "pinned.json").exists()
 
 

@@ -71,7 +71,7 @@ def names(*called: str) -> list[dict[str, object]]:
     return [part.pack() for part in name_events(called)]
 
 
-def tell(job: Job, stream: Spooled) -> None:
-    """All of a stream, taken into the latest attempt."""
+def ingest(job: Job, stream: Spooled) -> None:
+    """Store a whole stream as reports of the latest attempt."""
     assert job.latest is not None
     reports.ingest(job.latest.pk, post(stream), seconds=math.inf)

@@ -12,7 +12,7 @@ from django.test import Client
 
 from jobs.models import Job
 from portal.models import Project, User
-from tests.jobs.federation.federations import a_federation, everybody, names, split, table, tell
+from tests.jobs.federation.federations import a_federation, everybody, ingest, names, split, table
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, bearer, person
 from vigil_cli import rounds as commands
@@ -30,13 +30,13 @@ def client(mira: User) -> Client:
 def job(mira: User, project: Project) -> Job:
     """Seven rounds of five clients; client 3 is in trouble, of client 4 little is known, even who it is."""
     job = a_federation(mira, project, state="running", run={"clients": 5})
-    stream = Spooled().tell("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
-    stream.tell("clients.named", **names("ada", "bea", "cy", "=dora", "")[0])
+    stream = Spooled().add_event("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
+    stream.add_event("clients.named", **names("ada", "bea", "cy", "=dora", "")[0])
     for number in range(1, 8):
         did = everybody(3)
         did += [(3, "dropped" if number % 2 else "late", 0.75, 0.25, 9.0), (4, "trained", math.nan, math.nan, math.nan)]
-        stream.tell("round.clients", **table({number: did}))
-    tell(job, stream)
+        stream.add_event("round.clients", **table({number: did}))
+    ingest(job, stream)
     return job
 
 

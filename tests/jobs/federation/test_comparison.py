@@ -10,7 +10,7 @@ from django.test import Client
 
 from jobs.models import Job
 from portal.models import Project, User
-from tests.jobs.federation.federations import a_federation, split, tell
+from tests.jobs.federation.federations import a_federation, ingest, split
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, person, signed_in
@@ -34,7 +34,7 @@ def federation(
     for number in range(1, rounds + 1):
         value = gain * number
         stream.log(number, **{what: value}, mib_up=mib, mib_down=mib, round_seconds=2.0)
-    tell(job, stream)
+    ingest(job, stream)
     return job
 
 
@@ -104,7 +104,7 @@ def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User,
         two = federation(mira, project, "two", rounds=5, gain=gain, mib=1.0, learning_rate=0.2)
         told: dict[str, Any] = split([[25, 0]] * 10)[0]
         for job in (one, two):  # a fifth as many are held out
-            tell(job, Spooled(uid="ab" * 8).tell("clients.split", **told))
+            ingest(job, Spooled(uid="ab" * 8).add_event("clients.split", **told))
         return text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
 
     one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
@@ -131,7 +131,7 @@ def test_losses_that_scatter_as_much_as_they_differ_are_not_ranked(
         stream = Spooled()
         for number in range(1, 11):
             stream.log(number, loss=by + 0.02 * (-1) ** number, mib_up=1.0, mib_down=1.0)
-        tell(job, stream)
+        ingest(job, stream)
         return job
 
     one, near, far = scattering("one", 0.5), scattering("near", 0.52), scattering("far", 0.7)

@@ -13,7 +13,7 @@ from jobs.following import ending
 from jobs.models import Attempt, Job
 from jobs.submitting.dryrun import dry_run
 from portal.models import Notice, Project, User
-from tests.jobs.federation.federations import a_federation, everybody, spec_of, table, tell
+from tests.jobs.federation.federations import a_federation, everybody, ingest, spec_of, table
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled
 from tests.lab import bearer, signed_in
@@ -34,8 +34,10 @@ SUBSET: dict[str, Any] = {
 
 def trained(mira: User, project: Project, *, rounds: int, coverage: Coverage = NEVER, **fields: Any) -> Job:
     job = a_federation(mira, project, run=SUBSET, **fields)
-    stream = Spooled().tell("round.clients", step=rounds, **table({rounds: everybody(4)}), coverage=coverage.pack())
-    tell(job, stream)
+    stream = Spooled().add_event(
+        "round.clients", step=rounds, **table({rounds: everybody(4)}), coverage=coverage.pack()
+    )
+    ingest(job, stream)
     assert job.latest is not None
     Attempt.objects.filter(pk=job.latest.pk).update(step=rounds)
     return Job.objects.get(pk=job.pk)

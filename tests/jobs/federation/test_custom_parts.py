@@ -22,7 +22,7 @@ from portal.models import Project, User
 from tests.jobs.asking import packed
 from tests.jobs.federation.federations import a_federation
 from tests.jobs.pages.reading import text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import bearer, person, signed_in, sysadmin
 from vigil_core.formatting import NBSP
 
@@ -191,7 +191,7 @@ class TestSweep:
         assert [problem.field for problem in refused.value.problems] == ["client.aggregation"]
         code = packed(aggregation_py="1")
         sweep, _ = sweeps.submit(user, SweepSpec.parse_toml(SWEEP), spec_toml=SWEEP, code=code)
-        follow.tick(Told())
+        follow.tick(ScriptedScheduler())
         has = [(rundir.path_of(job.directory) / "job" / "code").is_dir() for job in sweep.jobs.order_by("sweep_index")]
         assert has == [False, True]
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.models import Event, Job
 from portal.models import Project, User
-from tests.jobs.federation.federations import Did, a_federation, everybody, names, split, table, tell
+from tests.jobs.federation.federations import Did, a_federation, everybody, ingest, names, split, table
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled
 from tests.lab import a_job, a_project, person, signed_in
@@ -34,14 +34,14 @@ def job(mira: User, project: Project) -> Job:
         mira, project, state="running", run={"clients": 5, "algorithm": "fedavg"},
         attempt={"step": 12, "last_report_at": now},
     )  # fmt: skip
-    stream = Spooled().tell("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
+    stream = Spooled().add_event("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
     for number in range(1, 13):
         did: list[Did] = [(one, "trained", 0.5, 0.9 + one / 100, 1.0) for one in range(3)]
         did.append((3, "rejected" if number >= 5 else "trained", 0.75, 0.25, 1.0))
         did.append((4, "late" if number % 2 else "trained", 0.75, 0.5, 8.0))
-        stream.tell("round.clients", **table({number: did}))
+        stream.add_event("round.clients", **table({number: did}))
         stream.log(number, loss=0.5, accuracy=0.875, client_accuracy_min=0.25, mib_up=1.0, mib_down=2.0)
-    tell(job, stream)
+    ingest(job, stream)
     return job
 
 
@@ -80,7 +80,7 @@ class TestRounds:
                 attempt={"step": 4, "last_report_at": timezone.now()},
             )  # fmt: skip
             did: list[Did] = [(0, "trained", 0.5, 0.9, 1.0), (1, "late", 0.5, 0.9, 8.0)]
-            tell(job, Spooled().tell("round.clients", **table(dict.fromkeys(range(1, 5), did))))
+            ingest(job, Spooled().add_event("round.clients", **table(dict.fromkeys(range(1, 5), did))))
             assert ("Client 1 was late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_told
 
     def test_its_facts_are_those_of_a_federation(self, client: Client, job: Job) -> None:
@@ -94,8 +94,8 @@ class TestRounds:
             attempt={"step": 2, "latest": {"accuracy": 0.957, "client_accuracy_min": 0.8}},
         )  # fmt: skip
         judged, after = table({1: everybody(3)}), table({2: everybody(3)}, worst=-1)
-        stream = Spooled().tell("round.clients", **judged).tell("round.clients", **after)
-        tell(job, stream.tell("clients.named", **names("ada")[0]))
+        stream = Spooled().add_event("round.clients", **judged).add_event("round.clients", **after)
+        ingest(job, stream.add_event("clients.named", **names("ada")[0]))
         html = text(client.get(f"/jobs/{job.pk}"))
         assert "Accuracy 0.957 after 2 rounds, completed" in html
         assert "Worst client: client 0 (ada) at 0.800." in html
@@ -108,8 +108,8 @@ class TestRounds:
                 mira, project, state="completed", run={"clients": 3},
                 attempt={"step": 1, "latest": {"accuracy": 0.957, "client_accuracy_min": 0.8}},
             )  # fmt: skip
-            stream = Spooled().tell("round.clients", **table({1: everybody(3)}, worst=worst))
-            tell(job, stream.tell("clients.split", **split([[9, 9]] * 3, evaluated=evaluated)[0]))
+            stream = Spooled().add_event("round.clients", **table({1: everybody(3)}, worst=worst))
+            ingest(job, stream.add_event("clients.split", **split([[9, 9]] * 3, evaluated=evaluated)[0]))
             return text(client.get(f"/jobs/{job.pk}"))
 
         html = shown([3, 14, 12], worst=1)
@@ -137,8 +137,8 @@ class TestRounds:
         for number in range(1, 5):
             did: list[Did] = [(one, "trained", 0.5, 0.9, 1.0 + one) for one in range(2)]
             did += [(2, "dropped", math.nan, math.nan, math.nan), (3, "late", 0.5, 0.9, math.nan)]
-            stream.tell("round.clients", **table({number: did[: 4 if number > 1 else 3]}))
-        tell(job, stream)
+            stream.add_event("round.clients", **table({number: did[: 4 if number > 1 else 3]}))
+        ingest(job, stream)
         html = text(client.get(f"/jobs/{job.pk}"))
         assert rows_of(html, "h-slow") == ["client 2", "client 3", "client 1", "client 0"]
         assert (html.count("never in time"), html.count("always late")) == (1, 1)
@@ -172,7 +172,7 @@ class TestRounds:
         job = a_federation(mira, project, state="running", run={"clients": 1000, "split": "iid", "dirichlet": None})
         did = everybody(900)
         did[777] = (777, "dropped", math.nan, math.nan, math.nan)
-        tell(job, Spooled().tell("round.clients", **table({1: did})))
+        ingest(job, Spooled().add_event("round.clients", **table({1: did})))
         html = text(client.get(f"/jobs/{job.pk}"))
         rows = matrix(html)["rows"]
         assert len(rows) == 60
@@ -185,8 +185,8 @@ class TestRounds:
         job = a_federation(mira, project, state="running", run={"rounds": 500}, attempt={"step": 300})
         stream = Spooled()
         for first in (1, 101, 201):
-            stream.tell("round.clients", **table({number: everybody(2) for number in range(first, first + 100)}))
-        tell(job, stream)
+            stream.add_event("round.clients", **table({number: everybody(2) for number in range(first, first + 100)}))
+        ingest(job, stream)
         html = text(client.get(f"/jobs/{job.pk}"))
         assert (matrix(html)["first"], matrix(html)["columns"], matrix(html)["done"]) == (181, 120, 120)
         assert "Rounds 181 to 300." in html
@@ -204,7 +204,7 @@ class TestRounds:
     ) -> None:
         job = a_federation(mira, project, state="running", run={"clients": 2})
         did = [(0, "trained", 0.5, math.nan, math.nan), (1, "trained", 1.5, math.nan, math.nan)]
-        tell(job, Spooled().log(1, loss=1.0).tell("round.clients", **table({1: did}, accuracy=math.nan)))
+        ingest(job, Spooled().log(1, loss=1.0).add_event("round.clients", **table({1: did}, accuracy=math.nan)))
         html = text(client.get(f"/jobs/{job.pk}"))
         assert rows_of(html, "h-fairness") == ["client 1", "client 0"]
         assert "Loss by client, worst first" in html
@@ -216,7 +216,7 @@ class TestRounds:
         assert "A round</" not in html, "they are computed together"
 
     def test_who_has_a_name_is_called_by_it_and_nothing_of_it_is_markup(self, client: Client, job: Job) -> None:
-        tell(job, Spooled(uid="cd" * 8).tell("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
+        ingest(job, Spooled(uid="cd" * 8).add_event("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
         html = text(client.get(f"/jobs/{job.pk}"))
         assert "<b>dora" not in html
         assert "Client 3 (&lt;b&gt;dora&lt;/b&gt;) has been rejected in 8 of its last 12 rounds." in html
@@ -240,7 +240,7 @@ class TestClients:
 
     def test_they_come_page_by_page(self, client: Client, mira: User, project: Project) -> None:
         job = a_federation(mira, project, state="running", run={"clients": 60})
-        tell(job, Spooled().tell("round.clients", **table({1: everybody(60)})))
+        ingest(job, Spooled().add_event("round.clients", **table({1: everybody(60)})))
         html = client.get(f"/jobs/{job.pk}/clients?sort=number").content.decode()
         following = re.search(r'rel="next" href="([^"]+)"', html)
         assert following
@@ -251,9 +251,9 @@ class TestClients:
         stream = Spooled(uid="ab" * 8)
         for number in (4, 7):
             trace = 'Traceback (most recent call last):\n  File "c.py", line 1\nOSError: <b>gone</b>'
-            stream.tell("client.dropped", step=number, client=2, name="cy <3", traceback=trace)
-        stream.tell("client.dropped", step=9, client="x", traceback=5).tell("client.dropped", traceback={})
-        tell(job, stream)
+            stream.add_event("client.dropped", step=number, client=2, name="cy <3", traceback=trace)
+        stream.add_event("client.dropped", step=9, client="x", traceback=5).add_event("client.dropped", traceback={})
+        ingest(job, stream)
         html = text(client.get(f"/jobs/{job.pk}/clients"))
         assert html.count("OSError: &lt;b&gt;gone") == 2, "the sentence, and the whole"
         assert "2 times, last client 2 (cy &lt;3) in round 7" in html

@@ -13,7 +13,7 @@ from jobs.intake import reports
 from jobs.models import Attempt, Client, ClientSplit, Event, Job, Round
 from jobs.submitting.submit import delete
 from portal.models import Project, User
-from tests.jobs.federation.federations import a_federation, everybody, names, split, table, tell
+from tests.jobs.federation.federations import a_federation, everybody, ingest, names, split, table
 from tests.jobs.reporting import Spooled, post
 from tests.lab import a_checkpoint, a_job, bearer, signed_in
 from training.federation import tables
@@ -34,7 +34,7 @@ def of_record(job: Job) -> dict[int, int]:
 
 def test_an_event_becomes_a_row_a_round(job: Job) -> None:
     did = [(0, "trained", 0.5, 0.25, 1.5), (7, "late", 0.75, math.nan, math.nan), (9, "rejected", 0.5, 0.5, 3.0)]
-    tell(job, Spooled().tell("round.clients", step=2, **table({1: everybody(3), 2: did}, loss=0.625)))
+    ingest(job, Spooled().add_event("round.clients", step=2, **table({1: everybody(3), 2: did}, loss=0.625)))
     first, second = Round.objects.order_by("number")
     assert (first.trained, first.counted, first.requested) == (3, 3, 3)
     assert (second.trained, second.late, second.rejected, second.worst, second.loss) == (1, 1, 1, 0, 0.625)
@@ -48,11 +48,13 @@ def test_an_event_becomes_a_row_a_round(job: Job) -> None:
 
 def test_a_client_is_counted_whenever_it_is_named(job: Job) -> None:
     stream = Spooled()
-    stream.tell(
+    stream.add_event(
         "round.clients", **table({1: [(3, "trained", 0.5, 0.75, 2.0)], 2: [(3, "dropped", math.nan, math.nan, 4.0)]})
     )
-    stream.tell("round.clients", **table({3: [(3, "late", 0.25, 0.875, math.nan), (4, "broken", math.nan, 0.5, 1.0)]}))
-    tell(job, stream)
+    stream.add_event(
+        "round.clients", **table({3: [(3, "late", 0.25, 0.875, math.nan), (4, "broken", math.nan, 0.5, 1.0)]})
+    )
+    ingest(job, stream)
     three, four = Client.objects.order_by("number")
     assert (three.trained, three.dropped, three.late, three.rejected) == (1, 1, 1, 0)
     assert (three.loss, three.accuracy, three.seconds, three.last_round) == (0.25, 0.875, 3.0, 3)
@@ -60,60 +62,60 @@ def test_a_client_is_counted_whenever_it_is_named(job: Job) -> None:
 
 
 def test_the_same_post_again_counts_nothing_twice(job: Job) -> None:
-    stream = Spooled().tell("round.clients", **table({1: everybody(2)}))
-    tell(job, stream)
-    tell(job, stream)
+    stream = Spooled().add_event("round.clients", **table({1: everybody(2)}))
+    ingest(job, stream)
+    ingest(job, stream)
     assert Client.objects.get(number=1).trained == 1
 
 
 def test_the_split_is_kept_by_client(job: Job) -> None:
     stream = Spooled()
     for part in split([[number, 2] for number in range(4000)]):
-        stream.tell("clients.split", **part)
-    tell(job, stream)
+        stream.add_event("clients.split", **part)
+    ingest(job, stream)
     assert ClientSplit.objects.count() == 2
     labels, found = rounds.splits(job, [0, 2999, 3000, 3999, 4000])
     assert labels == ["no", "yes"]
     assert found == {0: [0, 2], 2999: [2999, 2], 3000: [3000, 2], 3999: [3999, 2]}
     assert Client.objects.get(number=3999).samples == 4001
-    tell(job, Spooled(incarnation=1).tell("clients.split", **split([[1, 1]])[0]))
+    ingest(job, Spooled(incarnation=1).add_event("clients.split", **split([[1, 1]])[0]))
     assert Client.objects.get(number=0).samples == 2
 
 
 def test_names_are_kept_by_client_whichever_comes_first(job: Job) -> None:
     result = names(*(f"owner-{number}" for number in range(3000)))
-    stream = Spooled().tell("round.clients", **table({1: everybody(2)}))
+    stream = Spooled().add_event("round.clients", **table({1: everybody(2)}))
     for part in result:
-        stream.tell("clients.named", **part)
-    stream.tell("clients.split", **split([[4, 1], [1, 1]])[0])
-    tell(job, stream)
+        stream.add_event("clients.named", **part)
+    stream.add_event("clients.split", **split([[4, 1], [1, 1]])[0])
+    ingest(job, stream)
     assert len(result) == 2
     first = Client.objects.get(number=1)
     assert (first.name, first.trained, first.samples) == ("owner-1", 1, 2)
     assert rounds.names(job, [0, 2999, 3000]) == {0: "owner-0", 2999: "owner-2999"}
     assert len(rounds.names(job, range(1000))) == 1000
     assert sum(event.data["names"] for event in Event.objects.filter(kind="clients.named")) == 3000
-    tell(job, Spooled(incarnation=1).tell("clients.named", **names("ada", "")[0]))
+    ingest(job, Spooled(incarnation=1).add_event("clients.named", **names("ada", "")[0]))
     assert rounds.names(job, [0, 1]) == {0: "ada"}
 
 
 def test_a_resumed_attempt_keeps_rows_of_its_own(job: Job) -> None:
     first = job.latest
-    tell(
+    ingest(
         job,
         Spooled()
-        .tell("run.started", start_step=0, steps=30)
-        .tell("round.clients", **table({n: everybody(2) for n in range(1, 9)})),
+        .add_event("run.started", start_step=0, steps=30)
+        .add_event("round.clients", **table({n: everybody(2) for n in range(1, 9)})),
     )
     state = a_checkpoint(job, 5)
     job.latest = Attempt.objects.create(job=job, number=2, state="running", resume_from=state)
     job.save(update_fields=["latest"])
     assert len(of_record(job)) == 8, "until it has begun, all is as it was"
-    tell(
+    ingest(
         job,
         Spooled(uid="ab" * 8)
-        .tell("run.started", start_step=5)
-        .tell("round.clients", **table({6: everybody(2)}, loss=0.125)),
+        .add_event("run.started", start_step=5)
+        .add_event("round.clients", **table({6: everybody(2)}, loss=0.125)),
     )
     assert of_record(job) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 2}
     assert first is not None
@@ -125,19 +127,21 @@ def test_a_resumed_attempt_keeps_rows_of_its_own(job: Job) -> None:
 
 def test_ranks_that_start_again_in_place_do_their_rounds_again(job: Job) -> None:
     old = (
-        Spooled().tell("run.started", start_step=0).tell("round.clients", **table({n: everybody(2) for n in (1, 2, 3)}))
+        Spooled()
+        .add_event("run.started", start_step=0)
+        .add_event("round.clients", **table({n: everybody(2) for n in (1, 2, 3)}))
     )
-    tell(job, old)
+    ingest(job, old)
     new = (
         Spooled(incarnation=1)
-        .tell("run.started", start_step=2)
-        .tell("round.clients", **table({3: everybody(2)}, loss=0.125))
+        .add_event("run.started", start_step=2)
+        .add_event("round.clients", **table({3: everybody(2)}, loss=0.125))
     )
     assert job.latest is not None
     reports.ingest(job.latest.pk, post((new, 0, 1)))
     assert of_record(job) == {1: 1, 2: 1}, "what it has not done again is not of record"
     reports.ingest(job.latest.pk, post((new, 1, 2)))
-    old.tell("round.clients", **table({4: everybody(2)}))
+    old.add_event("round.clients", **table({4: everybody(2)}))
     reports.ingest(job.latest.pk, post((old, 2, 3)))
     assert of_record(job) == {1: 1, 2: 1, 3: 1}, "the lost ranks' last words come too late"
     assert Round.objects.get(number=3).loss == 0.125
@@ -157,10 +161,12 @@ def test_ranks_that_start_again_in_place_do_their_rounds_again(job: Job) -> None
     ],
 )
 def test_what_no_server_of_ours_tells_is_only_an_event(job: Job, data: dict[str, str]) -> None:
-    stream = Spooled().tell("round.clients", **data).tell("clients.split", first=-1, labels=[], counts="x")
-    tell(
+    stream = Spooled().add_event("round.clients", **data).add_event("clients.split", first=-1, labels=[], counts="x")
+    ingest(
         job,
-        stream.tell("clients.named", first=0, names="x").tell("clients.named", **names("a")[0] | {"first": 100_000}),
+        stream.add_event("clients.named", first=0, names="x").add_event(
+            "clients.named", **names("a")[0] | {"first": 100_000}
+        ),
     )
     assert not Round.objects.exists()
     assert not Client.objects.exists()
@@ -168,15 +174,18 @@ def test_what_no_server_of_ours_tells_is_only_an_event(job: Job, data: dict[str,
 
 
 def test_only_the_server_is_believed_and_only_of_a_federation(job: Job, mira: User, project: Project) -> None:
-    tell(job, Spooled(rank=1).tell("round.clients", **table({1: everybody(1)})))
+    ingest(job, Spooled(rank=1).add_event("round.clients", **table({1: everybody(1)})))
     other = a_job(mira, project, state="running")
-    tell(other, Spooled().tell("round.clients", **table({1: everybody(1)})))
+    ingest(other, Spooled().add_event("round.clients", **table({1: everybody(1)})))
     assert not Round.objects.exists()
 
 
 def test_odd_numbers_are_no_numbers(job: Job) -> None:
     did = [(0, "trained", math.inf, math.nan, -1.0)]
-    tell(job, Spooled().tell("round.clients", **table({1: did}, seconds=math.nan, loss=math.inf, accuracy=-math.inf)))
+    ingest(
+        job,
+        Spooled().add_event("round.clients", **table({1: did}, seconds=math.nan, loss=math.inf, accuracy=-math.inf)),
+    )
     row, client = Round.objects.get(), Client.objects.get()
     assert (row.seconds, row.loss, row.accuracy, row.worst) == (None, None, None, None)
     assert (client.loss, client.accuracy, client.seconds) == (None, None, None)
@@ -186,9 +195,9 @@ def test_another_attempts_late_words_do_not_change_what_is_known_last(job: Job) 
     before = job.latest
     job.latest = Attempt.objects.create(job=job, number=2, state="running")
     job.save(update_fields=["latest"])
-    tell(job, Spooled(uid="ab" * 8).tell("round.clients", **table({3: [(0, "trained", 0.25, 0.5, 1.0)]})))
+    ingest(job, Spooled(uid="ab" * 8).add_event("round.clients", **table({3: [(0, "trained", 0.25, 0.5, 1.0)]})))
     job.latest = before
-    tell(job, Spooled().tell("round.clients", **table({9: [(0, "trained", 0.75, 0.25, 1.0)]})))
+    ingest(job, Spooled().add_event("round.clients", **table({9: [(0, "trained", 0.75, 0.25, 1.0)]})))
     client = Client.objects.get()
     assert (client.trained, client.loss, client.accuracy, client.last_attempt, client.last_round) == (
         2,
@@ -201,8 +210,12 @@ def test_another_attempts_late_words_do_not_change_what_is_known_last(job: Job) 
 
 def test_deleting_a_job_deletes_its_rows(mira: User, project: Project) -> None:
     job = a_federation(mira, project, state="running")
-    stream = Spooled().tell("round.clients", **table({1: everybody(2)})).tell("clients.split", **split([[1, 2]])[0])
-    tell(job, stream)
+    stream = (
+        Spooled()
+        .add_event("round.clients", **table({1: everybody(2)}))
+        .add_event("clients.split", **split([[1, 2]])[0])
+    )
+    ingest(job, stream)
     now = job.created_at
     Attempt.objects.update(state="completed", ended_at=now, decided_at=now)
     delete(mira, job)
@@ -226,8 +239,8 @@ def test_fifty_thousand_rounds_of_many_clients_are_taken_and_shown_in_parts(
     """Whole posts at their largest, each as the server packs it. Pages and answers are as short as those of few."""
     draw, stream = np.random.default_rng(0), Spooled()
     for first in range(1, rounds + 1, tables.ROUNDS):
-        stream.tell("round.clients", step=first + tables.ROUNDS - 1, **many(first, draw))
-    tell(job, stream)
+        stream.add_event("round.clients", step=first + tables.ROUNDS - 1, **many(first, draw))
+    ingest(job, stream)
     assert Round.objects.count() == Round.objects.filter(trained=10_000).count() == rounds
     assert Client.objects.count() <= 10_000
     assert sum(Client.objects.values_list("trained", flat=True)) > rounds / tables.ROUNDS * 100

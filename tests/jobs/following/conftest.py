@@ -14,7 +14,7 @@ from jobs.spec import JobSpec, write_toml
 from jobs.submitting.submit import submit
 from portal.models import User
 from tests.jobs.following.launchers import machines
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tick(told: Told, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], bool]]:
+def tick(scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], bool]]:
     """A round of the follower; what it lived through but should not have met fails the test."""
-    yield lambda: follow.tick(told)
+    yield lambda: follow.tick(scheduler)
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
@@ -44,9 +44,11 @@ def _verdicts_are_waited_for(_no_verdict: None, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def job_of_two_nodes(_verdicts_are_waited_for: None, oskar: User, told: Told, tick: Callable[[], bool]) -> Job:
+def job_of_two_nodes(
+    _verdicts_are_waited_for: None, oskar: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> Job:
     """A job on two of twenty nodes, running."""
-    machines(told, *(f"dgx{number:02}" for number in range(1, 21)))
+    machines(scheduler, *(f"dgx{number:02}" for number in range(1, 21)))
     spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 5}, "resources": {"nodes": 2}})
     made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
     tick()

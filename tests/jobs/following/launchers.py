@@ -11,7 +11,7 @@ from typing import Any
 from jobs.disk import rundir
 from jobs.models import Attempt, Incident
 from nodes.models import Node
-from tests.jobs.schedulers import DGX_01, Told
+from tests.jobs.schedulers import DGX_01, ScriptedScheduler
 
 Tick = Callable[[], bool]
 EXCEPTION = {"rank": 1, "incarnation": 0, "kind": "exception", "exit_code": 1, "signal": None, "error": "KeyError: 'a'"}
@@ -33,19 +33,21 @@ def launched(attempt: Attempt, **result: Any) -> Path:
     return folder
 
 
-def machines(told: Told, *names: str) -> None:
-    told.machines = [replace(DGX_01, name=name, plays_many=False) for name in names]
+def machines(scheduler: ScriptedScheduler, *names: str) -> None:
+    scheduler.machines = [replace(DGX_01, name=name, plays_many=False) for name in names]
     Node.objects.all().delete()
     Node.objects.bulk_create(Node(name=name, cpus=8) for name in names)
 
 
-def die(told: Told, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any) -> Attempt:
+def die(
+    scheduler: ScriptedScheduler, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any
+) -> Attempt:
     """The newest attempt ends badly, and a worker finds out of what, as `cause` and `more` say; then it is decided."""
     attempt = newest()
-    told.say(attempt.scheduler_id, state="running", nodes=nodes)
+    scheduler.update_job(attempt.scheduler_id, state="running", nodes=nodes)
     tick()
     launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
-    told.say(attempt.scheduler_id, state="failed", exit_code=1, nodes=nodes)
+    scheduler.update_job(attempt.scheduler_id, state="failed", exit_code=1, nodes=nodes)
     tick()
     verdict(attempt, cause, **more)
     tick()

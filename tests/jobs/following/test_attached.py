@@ -25,7 +25,7 @@ from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.cluster import QueuedJobInfo as Queued
 from portal.models import Project, User
 from tests.jobs.following.launchers import newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import person
 
 pytestmark = pytest.mark.django_db
@@ -56,8 +56,10 @@ def claim(**changes: Any) -> AttachClaim:
     return AttachClaim(**{"scheduler_id": "77", **changes})
 
 
-def test_it_is_followed_to_its_end_and_not_started_anew(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["77"], told.queued = RUNNING, [ROW]
+def test_it_is_followed_to_its_end_and_not_started_anew(
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.jobs["77"], scheduler.queued = RUNNING, [ROW]
     job = attach(alice, claim()).attempt.job
     tick()
     tick()  # the queue has been read in the first
@@ -71,17 +73,17 @@ def test_it_is_followed_to_its_end_and_not_started_anew(alice: User, told: Told,
     version = attempt.version
     tick()
     assert newest().version == version  # nothing changed, nothing is said
-    told.say("77", state="failed", exit_code=3)
+    scheduler.update_job("77", state="failed", exit_code=3)
     tick()
     attempt = newest()
     assert (attempt.state, attempt.cause, attempt.exit_code) == ("failed", "failed", 3)
     assert attempt.decision == "Not restarted: Vigil did not submit it."
     assert attempt.closed_at is not None
-    assert (told.submissions, told.cancelled, told.signals) == ([], [], [])
+    assert (scheduler.submissions, scheduler.cancelled, scheduler.signals) == ([], [], [])
 
 
-def test_a_second_claim_is_the_same_job(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["77"] = RUNNING
+def test_a_second_claim_is_the_same_job(alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.jobs["77"] = RUNNING
     first = attach(alice, claim())
     tick()
     again = attach(alice, claim(restart_count=0, name="other"))
@@ -90,9 +92,11 @@ def test_a_second_claim_is_the_same_job(alice: User, told: Told, tick: Callable[
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "completed"])
-def test_nobody_attaches_another_s(bob: User, told: Told, tick: Callable[[], bool], state: str) -> None:
-    told.jobs["77"] = JobStatus(scheduler_id="77", state=state, user="alice", nodes=("dgx-01",), exit_code=0)
-    told.stepped = {("77", 0): (SlurmStep(number="0", name="secret", state="completed"),)}
+def test_nobody_attaches_another_s(
+    bob: User, scheduler: ScriptedScheduler, tick: Callable[[], bool], state: str
+) -> None:
+    scheduler.jobs["77"] = JobStatus(scheduler_id="77", state=state, user="alice", nodes=("dgx-01",), exit_code=0)
+    scheduler.stepped = {("77", 0): (SlurmStep(number="0", name="secret", state="completed"),)}
     token_of = attach(bob, claim()).attempt
     tick()
     tick()
@@ -105,7 +109,7 @@ def test_nobody_attaches_another_s(bob: User, told: Told, tick: Callable[[], boo
 
 
 def test_a_claim_that_slurm_has_not_confirmed_gives_no_sight_of_it(
-    bob: User, told: Told, tick: Callable[[], bool], settings: Any
+    bob: User, scheduler: ScriptedScheduler, tick: Callable[[], bool], settings: Any
 ) -> None:
     settings.VIGIL_QUEUE_VISIBLE = "own"
     job = attach(bob, claim()).attempt.job
@@ -130,18 +134,18 @@ def test_an_array_is_attached_task_by_task(alice: User) -> None:
 
 
 def test_a_claim_is_not_cancelled_in_slurm_before_it_is_confirmed(
-    bob: User, told: Told, tick: Callable[[], bool]
+    bob: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    told.jobs["77"] = JobStatus(scheduler_id="77", state="unknown")
+    scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="unknown")
     job = attach(bob, claim()).attempt.job
     submit.cancel(bob, job)
     tick()
-    assert (told.cancelled, told.signals) == ([], [])
+    assert (scheduler.cancelled, scheduler.signals) == ([], [])
     assert newest().is_unconfirmed
 
 
 def test_what_slurm_does_not_know_is_refused(
-    alice: User, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attach(alice, claim())
     tick()
@@ -149,12 +153,12 @@ def test_what_slurm_does_not_know_is_refused(
     monkeypatch.setattr(attached, "UNCONFIRMED_FOR", timedelta(0))
     tick()
     assert newest().reason.startswith("Slurm has no job 77 of yours.")
-    assert told.cancelled == []
+    assert scheduler.cancelled == []
 
 
-def test_vigil_s_own_are_not_attached(alice: User, told: Told, tick: Callable[[], bool]) -> None:
+def test_vigil_s_own_are_not_attached(alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     Stray.objects.create(key="0123456789abcdef", scheduler_id="77")
-    told.jobs["77"] = JobStatus(scheduler_id="77", state="running", user="alice", key="0123456789abcdef")
+    scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="running", user="alice", key="0123456789abcdef")
     attach(alice, claim())
     tick()
     assert newest().reason == "77 was submitted by Vigil, which already follows it."
@@ -164,8 +168,8 @@ def test_vigil_s_own_are_not_attached(alice: User, told: Told, tick: Callable[[]
         attach(alice, claim(scheduler_id="78"))
 
 
-def test_a_name_like_a_key_is_only_a_name(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["77"] = JobStatus(scheduler_id="77", state="running", user="alice", key="fedcba9876543210")
+def test_a_name_like_a_key_is_only_a_name(alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="running", user="alice", key="fedcba9876543210")
     attach(alice, claim())
     tick()
     tick()
@@ -173,14 +177,14 @@ def test_a_name_like_a_key_is_only_a_name(alice: User, told: Told, tick: Callabl
 
 
 def test_a_requeue_is_the_next_attempt_with_a_token_of_its_own(
-    alice: User, told: Told, tick: Callable[[], bool]
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    told.jobs["77"] = RUNNING
+    scheduler.jobs["77"] = RUNNING
     first = attach(alice, claim(restart_count=0)).attempt
     tick()
     with pytest.raises(Conflict, match="does not know yet"):
         attach(alice, claim(restart_count=1))
-    told.say("77", restart_count=1, previous_end="node_fail")
+    scheduler.update_job("77", restart_count=1, previous_end="node_fail")
     tick()
     second = attach(alice, claim(restart_count=1))
     assert (second.created, second.attempt.number, second.attempt.job) == (False, 2, first.job)
@@ -190,51 +194,55 @@ def test_a_requeue_is_the_next_attempt_with_a_token_of_its_own(
         attach(alice, claim(restart_count=0))
 
 
-def test_requeued_by_hand_after_its_end_it_goes_on(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["77"] = RUNNING
+def test_requeued_by_hand_after_its_end_it_goes_on(
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.jobs["77"] = RUNNING
     first = attach(alice, claim(restart_count=0)).attempt
     tick()
-    told.say("77", state="completed", exit_code=0)
+    scheduler.update_job("77", state="completed", exit_code=0)
     tick()
-    told.say("77", state="running", restart_count=1)
+    scheduler.update_job("77", state="running", restart_count=1)
     second = attach(alice, claim(restart_count=1)).attempt
     tick()
     second.refresh_from_db()
     assert (second.job, second.number, second.state) == (first.job, 2, "running")
-    told.say("77", state="completed", restart_count=1)
+    scheduler.update_job("77", state="completed", restart_count=1)
     tick()
     third = attach(alice, claim(restart_count=0))  # a cluster that was set up anew counts from the beginning
     assert third.created
 
 
-def test_a_cancel_is_scancel(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["77"] = RUNNING
+def test_a_cancel_is_scancel(alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.jobs["77"] = RUNNING
     job = attach(alice, claim()).attempt.job
     tick()
     submit.cancel(alice, job)
     tick()
-    assert (told.cancelled, told.signals) == (["77"], [])
-    told.say("77", state="cancelled")
+    assert (scheduler.cancelled, scheduler.signals) == (["77"], [])
+    scheduler.update_job("77", state="cancelled")
     tick()
     assert (newest().state, newest().reason) == ("cancelled", "Cancelled by alice.")
 
 
 def test_what_a_scheduler_has_lost_is_not_cancelled(
-    alice: User, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told.jobs["77"] = RUNNING
+    scheduler.jobs["77"] = RUNNING
     attach(alice, claim())
     tick()
-    del told.jobs["77"]
+    del scheduler.jobs["77"]
     tick()
     Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
     tick()
     assert not newest().is_alive
-    assert told.cancelled == []
+    assert scheduler.cancelled == []
 
 
-def test_what_does_not_apply_is_refused_by_name(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["77"] = JobStatus(scheduler_id="77", state="completed", user="alice", exit_code=0)
+def test_what_does_not_apply_is_refused_by_name(
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="completed", user="alice", exit_code=0)
     job = attach(alice, claim()).attempt.job
     tick()
     with pytest.raises(Conflict, match=f"sbatch started #{job.pk}, not Vigil"):
@@ -256,17 +264,21 @@ def test_whoever_has_no_slurm_user_owns_no_job_there(project: Project) -> None:
         attach(person("eve", project), claim())
 
 
-def test_the_project_is_the_only_one_or_is_named(alice: User, told: Told) -> None:
+def test_the_project_is_the_only_one_or_is_named(alice: User, scheduler: ScriptedScheduler) -> None:
     with pytest.raises(SpecError, match='"vision" is not a project of yours. Choose one of default.'):
         attach(alice, claim(project="vision"))
     assert attach(alice, claim(tags=("a", "a"))).attempt.job.project.slug == "default"
 
 
-def test_why_it_waits_is_told_without_variants(alice: User, told: Told, tick: Callable[[], bool]) -> None:
-    told.machines = [NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, gpu_type="h100", partitions=("batch",))]
-    told.divided = [PartitionInfo(name="batch", nodes=("dgx-01",), is_default=True)]
-    told.jobs["77"] = replace(RUNNING, state="pending", nodes=(), reason="Resources")
-    told.queued = [replace(ROW, state="pending", nodes=(), reason="Resources")]
+def test_why_it_waits_is_told_without_variants(
+    alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.machines = [
+        NodeStatus(name="dgx-01", state="idle", cpus=8, gpus=4, gpu_type="h100", partitions=("batch",))
+    ]
+    scheduler.divided = [PartitionInfo(name="batch", nodes=("dgx-01",), is_default=True)]
+    scheduler.jobs["77"] = replace(RUNNING, state="pending", nodes=(), reason="Resources")
+    scheduler.queued = [replace(ROW, state="pending", nodes=(), reason="Resources")]
     job = attach(alice, claim()).attempt.job
     assert pending.why(alice, job).why is None, "nothing before Slurm says whose it is"
     tick()

@@ -19,26 +19,28 @@ from jobs.submitting.submit import cancel, kill
 from portal.access import can
 from portal.models import AuditEntry, User
 from tests.jobs.following.launchers import newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_checkpoint, person, sysadmin
 
 pytestmark = pytest.mark.django_db
 
 
-def test_term_then_grace_then_kill(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_term_then_grace_then_kill(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running")
     tick()
     cancel(oskar, job)
     tick()
     tick()
-    assert told.signals == [("101", "USR1")]
+    assert scheduler.signals == [("101", "USR1")]
     assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists()
-    assert not told.cancelled
+    assert not scheduler.cancelled
     Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=46))
     tick()
     tick()
-    assert told.cancelled == ["101"]
-    told.say("101", state="cancelled", signal=9)
+    assert scheduler.cancelled == ["101"]
+    scheduler.update_job("101", state="cancelled", signal=9)
     tick()
     attempt = newest()
     assert (attempt.state, attempt.reason) == ("cancelled", "Cancelled by oskar.")
@@ -46,61 +48,67 @@ def test_term_then_grace_then_kill(oskar: User, job: Job, told: Told, tick: Call
 
 
 def test_a_full_disk_keeps_nobody_from_cancelling(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
     cancel(oskar, job)
     monkeypatch.setattr(rundir, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     tick()
-    assert told.signals == [("101", "USR1")]
+    assert scheduler.signals == [("101", "USR1")]
 
 
-def test_one_that_stops_in_time_is_cancelled_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_one_that_stops_in_time_is_cancelled_too(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running")
     tick()
     cancel(oskar, job)
     tick()
-    told.say("101", state="failed", exit_code=75)
+    scheduler.update_job("101", state="failed", exit_code=75)
     tick()
     assert (newest().state, newest().exit_code) == ("cancelled", 75)
     assert "Resume continues" in newest().decision
 
 
-def test_one_that_waits_leaves_the_queue(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_one_that_waits_leaves_the_queue(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     cancel(oskar, job)
     tick()
-    assert told.cancelled == ["101"]
-    assert not told.signals
+    assert scheduler.cancelled == ["101"]
+    assert not scheduler.signals
 
 
-def test_a_requeue_in_between_is_cancelled_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_a_requeue_in_between_is_cancelled_too(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running")
     tick()
     cancel(oskar, job)
-    told.say("101", state="running", restart_count=1)
+    scheduler.update_job("101", state="running", restart_count=1)
     tick()
     assert newest().number == 2
-    assert told.signals == [("101", "USR1")]
+    assert scheduler.signals == [("101", "USR1")]
 
 
 def test_asked_for_while_a_requeue_is_being_noticed(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """The wish comes between the read of the rows and the scheduler's answer."""
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
-    told.say("101", state="running", restart_count=1)
-    told.meanwhile = lambda: cancel(oskar, job)
+    scheduler.update_job("101", state="running", restart_count=1)
+    scheduler.meanwhile = lambda: cancel(oskar, job)
     tick()
     assert (newest().number, newest().cancel_asked_by) == (2, oskar)
-    assert told.signals == [("101", "USR1")]
+    assert scheduler.signals == [("101", "USR1")]
 
 
 def test_asked_for_while_the_restart_is_being_decided(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told.say("101", state="node_fail")
+    scheduler.update_job("101", state="node_fail")
     decide = ending.decide
 
     def slowly(attempt: Attempt, cause: str) -> Decision:
@@ -117,9 +125,9 @@ def test_asked_for_while_the_restart_is_being_decided(
 
 
 def test_a_restart_that_was_due_is_off(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told.say("101", state="node_fail")
+    scheduler.update_job("101", state="node_fail")
     with monkeypatch.context() as patch:
         patch.setattr(follow.Tick, "settle", lambda self: None)
         tick()
@@ -129,9 +137,11 @@ def test_a_restart_that_was_due_is_off(
     assert "Not restarted: it was cancelled." in newest().decision
 
 
-def test_no_report_makes_a_job_uncancellable(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_no_report_makes_a_job_uncancellable(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     """Its launcher is stopped, its ranks ignore signals, and it claims that its last write took eleven days."""
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
     a_checkpoint(Job.objects.select_related("latest").get(), 100, seconds=1e6)
     Attempt.objects.update(started_at=timezone.now() - timedelta(days=30))
@@ -139,57 +149,61 @@ def test_no_report_makes_a_job_uncancellable(oskar: User, job: Job, told: Told, 
     tick()
     Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=890))
     tick()
-    assert not told.cancelled, "within the site's limit it may be saving"
+    assert not scheduler.cancelled, "within the site's limit it may be saving"
     Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(seconds=916))
     tick()
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]
 
 
-def test_a_second_cancel_kills(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_a_second_cancel_kills(oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.update_job("101", state="running")
     tick()
     assert not cancel(oskar, job)
     assert not cancel(oskar, job), "a double click"
     tick()
-    assert told.signals == [("101", "USR1")]
+    assert scheduler.signals == [("101", "USR1")]
     Attempt.objects.update(cancel_asked_at=timezone.now() - timedelta(seconds=11))
     assert not cancel(oskar, job, may_kill=False)
     assert cancel(oskar, job)
     tick()
     tick()
-    assert told.cancelled == ["101"]
-    told.say("101", state="cancelled", signal=9)
+    assert scheduler.cancelled == ["101"]
+    scheduler.update_job("101", state="cancelled", signal=9)
     tick()
     assert (newest().state, newest().reason) == ("cancelled", "Killed by oskar.")
     assert Attempt.objects.count() == 1
 
 
-def test_a_sysadmin_kills_at_once_and_it_is_audited(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_a_sysadmin_kills_at_once_and_it_is_audited(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running")
     tick()
     sam = sysadmin()
     kill(sam, job)
     kill(sam, job)
     tick()
-    assert told.cancelled == ["101"]
-    assert not told.signals, "no time to save"
+    assert scheduler.cancelled == ["101"]
+    assert not scheduler.signals, "no time to save"
     assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists(), "batch.sh asks for no requeue"
     Attempt.objects.update(cancel_killed_at=timezone.now() - timedelta(seconds=11))
     tick()
-    assert told.cancelled == ["101", "101"], "as long as it lives"
+    assert scheduler.cancelled == ["101", "101"], "as long as it lives"
     assert [(one.user, one.action) for one in AuditEntry.objects.all()] == [(sam, "job.killed")]
 
 
-def test_a_requeue_in_between_is_killed_too(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_a_requeue_in_between_is_killed_too(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running")
     tick()
     kill(oskar, job)
-    told.say("101", state="running", restart_count=1)
+    scheduler.update_job("101", state="running", restart_count=1)
     tick()
     assert (newest().number, newest().kill_requested_by) == (2, oskar)
     tick()
-    assert "101" in told.cancelled
-    assert not told.signals
+    assert "101" in scheduler.cancelled
+    assert not scheduler.signals
 
 
 def test_who_may_kill(oskar: User, job: Job) -> None:

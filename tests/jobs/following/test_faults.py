@@ -20,20 +20,24 @@ from jobs.submitting.submit import cancel, submit
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_scheduler_that_does_not_answer_changes_nothing(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_a_scheduler_that_does_not_answer_changes_nothing(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     before = Attempt.objects.values().get()
-    told.broken = SchedulerError("no answer within 10 s")
+    scheduler.broken = SchedulerError("no answer within 10 s")
     assert tick()
     assert Attempt.objects.values().get() == before
 
 
-def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs.clear()
+def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.jobs.clear()
     tick()
     assert newest().state == "pending"
     Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
@@ -42,7 +46,7 @@ def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: To
     assert (first.state, first.cause) == ("failed", "forgotten")
     assert first.reason == "The scheduler no longer knows its job 101."
     assert first.decision.startswith("The scheduler no longer knows the job. Restarted")
-    assert told.cancelled == ["101"]  # should it live on unseen: no second one beside it
+    assert scheduler.cancelled == ["101"]  # should it live on unseen: no second one beside it
 
 
 @pytest.mark.parametrize(
@@ -50,13 +54,20 @@ def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(job: Job, told: To
     [("completed", False, "completed", 1), ("stopped", False, "failed", 2), ("stopped", True, "cancelled", 1)],
 )
 def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
-    cause: str, asked: bool, state: str, attempts: int, oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    cause: str,
+    asked: bool,
+    state: str,
+    attempts: int,
+    oskar: User,
+    job: Job,
+    scheduler: ScriptedScheduler,
+    tick: Callable[[], bool],
 ) -> None:
     """Slurm forgets ended jobs within minutes: then the launcher's last word counts, and what a person wanted."""
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
     launched(newest(), cause=cause, exit_code=0 if cause == "completed" else 75)
-    told.jobs.clear()
+    scheduler.jobs.clear()
     if asked:
         cancel(oskar, job)
     Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
@@ -67,121 +78,129 @@ def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
 
 
 def test_another_job_of_the_same_id_is_neither_followed_nor_cancelled(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """As after a restore on another machine, where the scheduler counts anew."""
-    told.say("101", state="running", key="anothers")
+    scheduler.update_job("101", state="running", key="anothers")
     cancel(oskar, job)
     tick()
     first = Attempt.objects.get(number=1)
     assert (first.state, first.nodes) == ("cancelled", [])
-    assert (told.signals, told.cancelled) == ([], [])
+    assert (scheduler.signals, scheduler.cancelled) == ([], [])
 
 
 def test_another_job_of_the_same_id_does_not_hold_up_the_next_attempt(
-    job: Job, told: Told, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    told.say("101", state="running", key="anothers")
+    scheduler.update_job("101", state="running", key="anothers")
     tick()
     first, second = Attempt.objects.order_by("number")
     assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: its job ids were reset.")
     assert second.scheduler_id == "102"
 
 
-def test_one_answer_without_a_job_means_nothing(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_one_answer_without_a_job_means_nothing(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     """However long it has been running, and however often that happens."""
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     Attempt.objects.update(submitted_at=timezone.now() - timedelta(hours=3))
     for _ in range(2):
-        known = told.jobs.pop("101")
+        known = scheduler.jobs.pop("101")
         tick()
         assert newest().unknown_since is not None
-        told.jobs["101"] = known
+        scheduler.jobs["101"] = known
         tick()
         assert (newest().number, newest().state, newest().unknown_since) == (1, "running", None)
-    assert not told.cancelled
+    assert not scheduler.cancelled
 
 
-def test_what_a_job_wrote_is_not_believed(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_what_a_job_wrote_is_not_believed(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     folder = launched(newest())
     (folder / "result.json").symlink_to("/etc/passwd")
     (folder.parent / "attempt-2").symlink_to(folder)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     assert (newest().cause, newest().failure, newest().directory) == ("failed", {}, "attempt-1")
 
 
-def test_odd_results(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_odd_results(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     failure = {"rank": "x", "kind": ["exception"], "error": "a\0b" * 5000, "exit_code": 10**30}
     launched(newest(), exit_code=1, first_failure=failure)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     assert newest().cause == "failed"
     assert set(newest().failure) == {"error"}
     assert len(newest().failure["error"]) == 2000
 
 
-def test_half_a_character_in_a_result_does_not_keep_it_running(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_half_a_character_in_a_result_does_not_keep_it_running(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     """As Python writes an undecodable file name of an error into JSON; no database keeps it."""
     launched(newest(), exit_code=1, first_failure={"rank": 0, "kind": "ex\udc80", "error": "no /data/\udcff"})
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     assert (newest().state, newest().reason) == ("failed", "Rank 0: no /data/\ufffd")
 
 
 def test_a_stranger_s_job_of_the_same_id_is_not_followed(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """Slurm has forgotten what it took last, and given its id to somebody who does not know Vigil: without a key."""
     Attempt.objects.update(scheduler_user="oskar")
     User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
-    told.say("101", key="", user="oskar")  # renamed
+    scheduler.update_job("101", key="", user="oskar")  # renamed
     tick()
     assert newest().number == 1
-    told.say("101", key="", user="mallory")
+    scheduler.update_job("101", key="", user="mallory")
     tick()
     first, second = Attempt.objects.order_by("number")
     assert (first.state, first.reason) == ("failed", "The scheduler's job 101 is another one: its job ids were reset.")
-    assert (second.scheduler_id, told.cancelled) == ("102", [])
+    assert (second.scheduler_id, scheduler.cancelled) == ("102", [])
 
 
 def test_own_job_of_the_same_id_that_came_past_vigil_is_not_followed(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """Slurm counts anew, and the person's own `sbatch` gets the id of one of their jobs here."""
     Attempt.objects.update(scheduler_user="oskar")
     User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
     now = time.time()
-    told.say("101", key="", user="oskar", submitted_at=now + 300)  # Slurm's clock may be ahead
+    scheduler.update_job("101", key="", user="oskar", submitted_at=now + 300)  # Slurm's clock may be ahead
     tick()
-    told.say("101", submitted_at=now + 7200, restart_count=1)  # a requeue is told as a submission
+    scheduler.update_job("101", submitted_at=now + 7200, restart_count=1)  # a requeue is told as a submission
     tick()
     assert list(Attempt.objects.values_list("scheduler_id", flat=True)) == ["101", "101"]
-    told.say("101", submitted_at=now - 7200, restart_count=0)
+    scheduler.update_job("101", submitted_at=now - 7200, restart_count=0)
     tick()
     assert [(one.state, one.scheduler_id) for one in Attempt.objects.order_by("number")][1:] == [
         ("failed", "101"),
         ("pending", "102"),
     ]
-    told.say("102", key="", user="oskar", submitted_at=now + 7200)
+    scheduler.update_job("102", key="", user="oskar", submitted_at=now + 7200)
     tick()
     last = newest()
     assert (last.number, last.reason) == (3, "The scheduler's job 102 is another one: its job ids were reset.")
-    assert not told.cancelled
+    assert not scheduler.cancelled
 
 
-def test_who_copies_a_key_into_a_comment_loses_no_job(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_who_copies_a_key_into_a_comment_loses_no_job(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     """Its name still has its own; be the other one anybody's."""
     for first, second in (("anothers", newest().key), (newest().key, "anothers")):
-        told.say("101", state="running", key=first, other_key=second)
+        scheduler.update_job("101", state="running", key=first, other_key=second)
         tick()
         assert (newest().number, newest().state) == (1, "running")
 
 
-def test_it_stays_open_while_a_stream_has_not_ended(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_it_stays_open_while_a_stream_has_not_ended(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     folder = launched(newest())
     (folder / "spool" / "0.0.abcdef0123456789.jsonl").write_text("")
-    told.say("101", state="completed", exit_code=0)
+    scheduler.update_job("101", state="completed", exit_code=0)
     tick()
     assert newest().closed_at is None
     stream = Stream.objects.create(attempt=newest(), uid="abcdef0123456789", incarnation=0, rank=0)
@@ -192,9 +211,9 @@ def test_it_stays_open_while_a_stream_has_not_ended(job: Job, told: Told, tick: 
     assert newest().closed_at is not None
 
 
-def test_ten_minutes_without_growth_close_it(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_ten_minutes_without_growth_close_it(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     (launched(newest()) / "spool" / "0.0.abcdef0123456789.jsonl").write_text("")
-    told.say("101", state="completed", exit_code=0)
+    scheduler.update_job("101", state="completed", exit_code=0)
     tick()
     Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=11), last_report_at=timezone.now())
     tick()
@@ -205,19 +224,19 @@ def test_ten_minutes_without_growth_close_it(job: Job, told: Told, tick: Callabl
 
 
 def test_one_broken_run_directory_is_its_own_affair(
-    oskar: User, job: Job, told: Told, caplog: pytest.LogCaptureFixture
+    oskar: User, job: Job, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other jobs still get their tokens and folders."""
     spec = JobSpec.parse({"name": "other"})
     other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
-    follow.tick(told)
+    follow.tick(scheduler)
     for scheduler_id in ("101", "102"):
-        told.say(scheduler_id, state="running")
+        scheduler.update_job(scheduler_id, state="running")
     Attempt.objects.update(token_digest="")
     job.refresh_from_db()
     shutil.rmtree(rundir.path_of(job.directory))
     launched(Attempt.objects.select_related("job").get(job=other))
-    follow.tick(told)
+    follow.tick(scheduler)
     assert other.attempts.get().token_digest
     assert other.attempts.get().directory == "attempt-1"
     assert not job.attempts.get().token_digest
@@ -226,11 +245,11 @@ def test_one_broken_run_directory_is_its_own_affair(
 
 
 def test_spools_that_take_long_hold_up_nobody(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither another job's submission, nor for ever what follows; and it is not closed before they are read."""
     launched(newest())
-    told.say("101", state="node_fail")
+    scheduler.update_job("101", state="node_fail")
     spec = JobSpec.parse({"name": "other"})
     other, _ = submit(oskar, spec, spec_toml=write_toml(spec))
     monkeypatch.setattr(follow, "COLLECT_S", 0.0)
@@ -253,12 +272,12 @@ def test_spools_that_take_long_hold_up_nobody(
 
 
 def test_a_file_system_that_is_away_closes_nothing(
-    job: Job, told: Told, tick: Callable[[], bool], settings: Any, tmp_path: Path
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], settings: Any, tmp_path: Path
 ) -> None:
     """What lies in the spools is to be taken in once it is back; an attempt whose folder was removed does close."""
     launched(newest())
     there, settings.VIGIL_RUNS = settings.VIGIL_RUNS, tmp_path / "unmounted"
-    told.say("101", state="completed", exit_code=0)
+    scheduler.update_job("101", state="completed", exit_code=0)
     tick()
     Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=11))
     tick()

@@ -20,7 +20,7 @@ from nodes.models import Node
 from portal.models import Lease, User
 from tests.jobs.asking import ask
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import DGX_01, Told
+from tests.jobs.schedulers import DGX_01, ScriptedScheduler
 from tests.lab import a_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.django_db
 EXCEPTION = {"rank": 1, "incarnation": 0, "kind": "exception", "error": "ValueError: shapes differ"}
 
 
-def test_from_submission_to_close(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_from_submission_to_close(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     assert newest().scheduler_id == "101"
-    told.say("101", state="pending", reason="Resources")
+    scheduler.update_job("101", state="pending", reason="Resources")
     tick()
     assert (newest().state, newest().reason) == ("pending", "Resources")
     started = timezone.now().timestamp()
-    told.say("101", state="running", reason="", nodes=("dgx-01",), started_at=started)
+    scheduler.update_job("101", state="running", reason="", nodes=("dgx-01",), started_at=started)
     launched(newest())
     tick()
     attempt = newest()
@@ -44,7 +44,7 @@ def test_from_submission_to_close(job: Job, told: Told, tick: Callable[[], bool]
     version = attempt.version
     tick()
     assert newest().version == version  # nothing changed, nothing is said
-    told.say("101", state="completed", exit_code=0, ended_at=started + 5)
+    scheduler.update_job("101", state="completed", exit_code=0, ended_at=started + 5)
     tick()
     attempt = newest()
     assert (attempt.state, attempt.cause, attempt.exit_code, attempt.reason) == ("completed", "completed", 0, "")
@@ -60,13 +60,13 @@ def test_nodes_become_rows(job: Job) -> None:
 
 
 def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
-    job: Job, told: Told, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     launched(newest())
     a_checkpoint(job, 100)
     tick()
-    told.say("101", state="node_fail")
+    scheduler.update_job("101", state="node_fail")
     tick()
     first, second = Attempt.objects.order_by("number")
     assert (first.state, first.cause) == ("node_fail", "node_fail")
@@ -76,7 +76,7 @@ def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
     assert second.resume_from.step == 100
     assert Job.objects.get().latest == second
     a_checkpoint(job, 200, attempt=second)
-    told.say("102", state="node_fail")
+    scheduler.update_job("102", state="node_fail")
     tick()
     second.refresh_from_db()
     assert "its 1 restarts are used up" in second.decision
@@ -84,19 +84,21 @@ def test_a_lost_node_is_a_new_attempt_from_the_newest_checkpoint(
 
 
 def test_the_same_cause_twice_with_no_checkpoint_between_stops(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
     for scheduler_id in ("101", "102"):
-        told.say(scheduler_id, state="node_fail")
+        scheduler.update_job(scheduler_id, state="node_fail")
         tick()
     assert "Failed twice" in newest().decision
     assert Attempt.objects.count() == 2
 
 
-def test_an_exception_is_not_repeated_and_named(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_an_exception_is_not_repeated_and_named(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.reason) == ("exception", "Rank 1: ValueError: shapes differ")
@@ -105,9 +107,11 @@ def test_an_exception_is_not_repeated_and_named(job: Job, told: Told, tick: Call
     assert Attempt.objects.count() == 1
 
 
-def test_what_left_unsaved_is_told_and_not_begun_again(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_what_left_unsaved_is_told_and_not_begun_again(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     launched(newest(), exit_code=1, cause="unsaved", first_failure=None)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.state) == ("unsaved", "failed")
@@ -116,11 +120,13 @@ def test_what_left_unsaved_is_told_and_not_begun_again(job: Job, told: Told, tic
     assert Attempt.objects.count() == 1
 
 
-def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_what_the_guards_found_is_told_as_a_sentence(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     what = "at step 80 the replica check finds rank 2 wrong (model.head)"
     failure = {**EXCEPTION, "error": f"NumericsError: numerics.corruption: {what}"}
     launched(newest(), exit_code=1, cause="failed", first_failure=failure)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     attempt = newest()
     assert (attempt.cause, attempt.reason) == ("corruption", f"A{what[1:]}.")
@@ -132,60 +138,66 @@ def test_what_the_guards_found_is_told_as_a_sentence(job: Job, told: Told, tick:
 CORRUPT = {**EXCEPTION, "error": "NumericsError: numerics.corruption: at step 30 loss nan, but finite when done again"}
 
 
-def _corrupt(job: Job, told: Told, scheduler_id: str, *, nodes: tuple[str, ...], **found: Any) -> None:
+def _corrupt(
+    job: Job, scheduler: ScriptedScheduler, scheduler_id: str, *, nodes: tuple[str, ...], **found: Any
+) -> None:
     """The newest attempt ends by what its trainer has found."""
-    told.say(scheduler_id, state="running", nodes=nodes)
+    scheduler.update_job(scheduler_id, state="running", nodes=nodes)
     data = {"step": 30, "check": "redo", "ranks": [1], "intact": True, "clean_step": 0, **found}
     Event.objects.create(attempt=newest(), time=timezone.now(), kind="guard.corruption", rank=0, data=data)
     launched(newest(), exit_code=1, cause="failed", first_failure=CORRUPT)
-    told.say(scheduler_id, state="failed", exit_code=1, nodes=nodes)
+    scheduler.update_job(scheduler_id, state="failed", exit_code=1, nodes=nodes)
 
 
-def _nodes(told: Told, *names: str, **more: Any) -> None:
+def _nodes(scheduler: ScriptedScheduler, *names: str, **more: Any) -> None:
     """The cluster's, now and at the next look at it."""
-    told.machines = [replace(DGX_01, name=name, **{"plays_many": False, **more}) for name in names]
+    scheduler.machines = [replace(DGX_01, name=name, **{"plays_many": False, **more}) for name in names]
     Node.objects.all().delete()
     Node.objects.bulk_create(Node(name=name, **more) for name in names)
 
 
-def test_broken_hardware_is_gone_round(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_broken_hardware_is_gone_round(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     """The node that was named is in no later attempt of the day, on whatever scheduler understands that."""
-    _nodes(told, *(f"dgx{number:02}" for number in range(1, 21)))
+    _nodes(scheduler, *(f"dgx{number:02}" for number in range(1, 21)))
     Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
     a_checkpoint(job, 25)
-    _corrupt(job, told, "101", nodes=("dgx01", "dgx02"), node="dgx02")
+    _corrupt(job, scheduler, "101", nodes=("dgx01", "dgx02"), node="dgx02")
     tick()
     assert Attempt.objects.get(number=1).decision == (
         "Results that must be identical differ: some hardware is faulty. "
         "Restarted from step 25 without dgx02 as attempt 2. Restart 1 of 9."
     )
-    assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",)]
+    assert [one.excluded_nodes for one in scheduler.submissions] == [(), ("dgx02",)]
     root = rundir.path_of(Job.objects.get().directory)
     assert "#SBATCH --exclude=dgx02\n" in (root / "portal" / "batch.sh").read_text()
-    told.say("102", state="node_fail", nodes=("dgx01", "dgx03"))
+    scheduler.update_job("102", state="node_fail", nodes=("dgx01", "dgx03"))
     tick()
-    assert told.submissions[2].excluded_nodes == ("dgx02",), "it lasts"
+    assert scheduler.submissions[2].excluded_nodes == ("dgx02",), "it lasts"
     Attempt.objects.filter(number=1).update(ended_at=timezone.now() - timedelta(hours=25))
-    told.say("103", state="preempted")
+    scheduler.update_job("103", state="preempted")
     tick()
-    assert told.submissions[3].excluded_nodes == (), "for a day"
+    assert scheduler.submissions[3].excluded_nodes == (), "for a day"
 
 
-def test_of_a_small_partition_one_node_is_gone_round(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    _nodes(told, "dgx01", "dgx02", "dgx03")
+def test_of_a_small_partition_one_node_is_gone_round(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    _nodes(scheduler, "dgx01", "dgx02", "dgx03")
     Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
     for number, node in enumerate(("dgx02", "dgx03"), 1):
         a_checkpoint(job, number, attempt=newest())
-        _corrupt(job, told, str(100 + number), nodes=("dgx01", node), node=node)
+        _corrupt(job, scheduler, str(100 + number), nodes=("dgx01", node), node=node)
         tick()
-    assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",), ("dgx03",)]
+    assert [one.excluded_nodes for one in scheduler.submissions] == [(), ("dgx02",), ("dgx03",)]
 
 
-def test_weights_that_may_be_wrong_are_not_gone_on_from(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    _nodes(told, "dgx01", "dgx02", "dgx03")
+def test_weights_that_may_be_wrong_are_not_gone_on_from(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    _nodes(scheduler, "dgx01", "dgx02", "dgx03")
     for step in (20, 60):
         a_checkpoint(job, step, attempt=newest())
-    _corrupt(job, told, "101", nodes=("dgx01",), node="dgx01", check="replica", intact=False, clean_step=40)
+    _corrupt(job, scheduler, "101", nodes=("dgx01",), node="dgx01", check="replica", intact=False, clean_step=40)
     tick()
     assert newest().resume_from == Checkpoint.objects.get(step=20)
     hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
@@ -208,26 +220,31 @@ def test_weights_that_may_be_wrong_are_not_gone_on_from(job: Job, told: Told, ti
     ids=["the only node", "the only machine", "not told", "nothing before", "another's node"],
 )
 def test_what_cannot_be_gone_round_is_a_persons_move(
-    job: Job, told: Told, tick: Callable[[], bool], found: dict[str, Any], known: dict[str, Any], says: str
+    job: Job,
+    scheduler: ScriptedScheduler,
+    tick: Callable[[], bool],
+    found: dict[str, Any],
+    known: dict[str, Any],
+    says: str,
 ) -> None:
-    _nodes(told, "dgx02", **known)
-    _corrupt(job, told, "101", nodes=("dgx02",), **found)
+    _nodes(scheduler, "dgx02", **known)
+    _corrupt(job, scheduler, "101", nodes=("dgx02",), **found)
     tick()
     assert says in newest().decision
     assert Attempt.objects.count() == 1
 
 
 def test_a_passing_fault_that_nobody_can_place_is_tried_again_once(
-    job: Job, told: Told, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    _nodes(told, "dgx01", "dgx02", "dgx03")
-    _corrupt(job, told, "101", nodes=("dgx01", "dgx02"), node=None, ranks=[])
+    _nodes(scheduler, "dgx01", "dgx02", "dgx03")
+    _corrupt(job, scheduler, "101", nodes=("dgx01", "dgx02"), node=None, ranks=[])
     tick()
     assert "The faulty node is unknown. Restarted from the beginning as attempt 2." in (
         Attempt.objects.get(number=1).decision
     )
-    assert told.submissions[1].excluded_nodes == ()
-    _corrupt(job, told, "102", nodes=("dgx01", "dgx02"), node=None, ranks=[])
+    assert scheduler.submissions[1].excluded_nodes == ()
+    _corrupt(job, scheduler, "102", nodes=("dgx01", "dgx02"), node=None, ranks=[])
     tick()
     assert "Failed twice for the same reason without saving a checkpoint; not restarted." in newest().decision
     assert Attempt.objects.count() == 2
@@ -237,18 +254,18 @@ DIVERGED = {**EXCEPTION, "error": "NumericsError: numerics.divergence: at step 5
 
 
 def test_what_has_diverged_goes_back_with_half_the_learning_rate(
-    job: Job, told: Told, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     Job.objects.update(spec={**job.spec, "restart": {"max_restarts": 9, "in_place": 0}})
     rate = job.spec["run"]["learning_rate"]
     portal = rundir.path_of(Job.objects.get().directory) / "portal"
     for number, (scheduler_id, factor) in enumerate((("101", 2), ("102", 4)), 1):
-        told.say(scheduler_id, state="running")
+        scheduler.update_job(scheduler_id, state="running")
         launched(newest(), exit_code=1, cause="failed", first_failure=DIVERGED)
         for step in (100, 300, 400):
             a_checkpoint(job, step + number, attempt=newest())
         Attempt.objects.filter(number=number).update(step=505)
-        told.say(scheduler_id, state="failed", exit_code=1)
+        scheduler.update_job(scheduler_id, state="failed", exit_code=1)
         tick()
         ended = Attempt.objects.get(number=number)
         start = 300 + number
@@ -261,38 +278,40 @@ def test_what_has_diverged_goes_back_with_half_the_learning_rate(
         assert tomllib.loads((portal / "run.toml").read_text())["run"]["learning_rate"] == rate / factor
         hint = json.loads((portal / "attempt.json").read_text())
         assert hint == {"number": number + 1, "resume": f"step-{start}"}
-    told.say("103", state="node_fail")
+    scheduler.update_job("103", state="node_fail")
     tick()
     assert tomllib.loads((portal / "run.toml").read_text())["run"]["learning_rate"] == rate / 4
     # Attempt 3 saved nothing, so what it was to go round is still the newest.
     assert json.loads((portal / "attempt.json").read_text()) == {"number": 4, "resume": "step-302"}
 
 
-def test_what_diverged_early_is_not_started_anew(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_what_diverged_early_is_not_started_anew(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     launched(newest(), exit_code=1, cause="failed", first_failure=DIVERGED)
     a_checkpoint(job, 400)
     Attempt.objects.update(step=500)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     assert "no checkpoint that is at least 200 steps older" in newest().decision
     assert Attempt.objects.count() == 1
 
 
-def test_a_requeue_is_an_attempt_of_its_own(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_a_requeue_is_an_attempt_of_its_own(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.update_job("101", state="running")
     launched(newest(), exit_code=75, cause="stopped", first_failure=None)
     tick()
-    told.say("101", state="pending", restart_count=1)
+    scheduler.update_job("101", state="pending", restart_count=1)
     tick()
     first, second = Attempt.objects.order_by("number")
     assert (first.state, first.cause) == ("requeued", "stopped")
     assert (second.origin, second.scheduler_id, second.scheduler_restart_count) == ("requeued", "101", 1)
-    assert len(told.submissions) == 1
+    assert len(scheduler.submissions) == 1
     root = rundir.path_of(second.job.directory)
     token = json.loads((root / "portal" / "token").read_text())
     assert (token["attempt"], token["restart_count"], token["number"]) == (second.pk, 1, 2)
     launched(second)
-    told.say("101", state="completed", restart_count=1, exit_code=0)
+    scheduler.update_job("101", state="completed", restart_count=1, exit_code=0)
     tick()
     second.refresh_from_db()
     assert (second.state, second.directory) == ("completed", "attempt-2")
@@ -300,11 +319,11 @@ def test_a_requeue_is_an_attempt_of_its_own(job: Job, told: Told, tick: Callable
 
 @pytest.mark.parametrize(("before", "why"), [("", "by a person or by the scheduler"), ("preempted", "to another job")])
 def test_a_requeue_by_hand_is_no_preemption(
-    job: Job, told: Told, tick: Callable[[], bool], before: str, why: str
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], before: str, why: str
 ) -> None:
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
-    told.say("101", state="pending", restart_count=1, previous_end=before)
+    scheduler.update_job("101", state="pending", restart_count=1, previous_end=before)
     tick()
     first = Attempt.objects.order_by("number")[0]
     assert (first.state, first.cause) == (before or "requeued", before or "requeued")
@@ -312,45 +331,47 @@ def test_a_requeue_by_hand_is_no_preemption(
     assert first.decision == "Requeued; continues as attempt 2.", "whoever asked for it"
 
 
-def test_requeues_that_no_tick_saw_get_their_rows(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="completed", restart_count=3, exit_code=0)
+def test_requeues_that_no_tick_saw_get_their_rows(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="completed", restart_count=3, exit_code=0)
     tick()
     states = [(attempt.state, attempt.scheduler_restart_count) for attempt in Attempt.objects.order_by("number")]
     assert states == [("requeued", 0), ("requeued", 1), ("requeued", 2), ("completed", 3)]
 
 
 def test_exit_75_without_a_requeue_goes_on_and_counts_as_nothing(
-    job: Job, told: Told, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     for number in (1, 2, 3):
         a_checkpoint(job, 100 * number, attempt=newest())
-        told.say(f"10{number}", state="failed", exit_code=75)
+        scheduler.update_job(f"10{number}", state="failed", exit_code=75)
         tick()
     assert Attempt.objects.count() == 4
     assert newest().state == "pending"
 
 
-def test_one_at_a_time(told: Told) -> None:
+def test_one_at_a_time(scheduler: ScriptedScheduler) -> None:
     held = lease.take("follow")
     assert held is not None
-    assert not follow.tick(told)
+    assert not follow.tick(scheduler)
     held.release()
-    assert follow.tick(told)
+    assert follow.tick(scheduler)
 
 
 def test_a_holder_that_slept_past_its_lease_writes_nothing(
-    job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped between the poll and the write: by then somebody else has the lease."""
-    told.say("101", state="running")
-    status = told.status
+    scheduler.update_job("101", state="running")
+    status = scheduler.status
 
     def slow(ids: list[str]) -> Any:
         Lease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
         assert lease.take("follow", holder="another") is not None
         return status(ids)
 
-    monkeypatch.setattr(told, "status", slow)
+    monkeypatch.setattr(scheduler, "status", slow)
     assert tick()
     assert newest().state == "pending"
     assert Lease.objects.get().holder == "another"
@@ -363,21 +384,25 @@ class TestDeactivated:
     def _left(self, oskar: User, job: Job) -> None:
         User.objects.filter(pk=oskar.pk).update(is_active=False)
 
-    def test_what_runs_is_followed_and_not_started_anew(self, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-        told.say("101", state="running")
+    def test_what_runs_is_followed_and_not_started_anew(
+        self, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+    ) -> None:
+        scheduler.update_job("101", state="running")
         tick()
         assert Attempt.objects.get().state == "running"
-        told.say("101", state="node_fail")
+        scheduler.update_job("101", state="node_fail")
         tick()
         attempt = Attempt.objects.get()
         assert attempt.decision == ("A node failed. Not restarted: the account of oskar is deactivated.")
-        assert len(told.submissions) == 1
+        assert len(scheduler.submissions) == 1
 
-    def test_what_waits_is_not_handed_over(self, oskar: User, told: Told, tick: Callable[[], bool]) -> None:
+    def test_what_waits_is_not_handed_over(
+        self, oskar: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+    ) -> None:
         oskar.is_active = True  # until just now
         made, _ = ask(oskar)
         tick()
         attempt = Attempt.objects.get(job=made)
         assert (attempt.state, attempt.cause) == ("failed", "rejected")
         assert attempt.reason.startswith("The account of oskar is deactivated, so nothing is started in that name")
-        assert len(told.submissions) == 1
+        assert len(scheduler.submissions) == 1

@@ -22,7 +22,7 @@ from jobs.submitting.submit import cancel, resume
 from nodes.schedulers.base import UNKNOWN, SchedulerError, Submission
 from portal.models import Project, User
 from tests.jobs.asking import ENTRIES, ask, coded, its_code, packed, spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -38,14 +38,16 @@ def stalled(job: Job) -> None:
     Attempt.objects.filter(job=job, ended_at=None, scheduler_id="").update(submitting_at=earlier)
 
 
-def overtaken(monkeypatch: pytest.MonkeyPatch, job: Job, told: Told, *, error: OSError | None = None) -> None:
+def overtaken(
+    monkeypatch: pytest.MonkeyPatch, job: Job, scheduler: ScriptedScheduler, *, error: OSError | None = None
+) -> None:
     """While one worker writes the run directory, a second one hands the attempt over."""
     prepare = handover.prepare
 
     def slow(attempt: Attempt) -> Path:
         monkeypatch.setattr(handover, "prepare", prepare)
         stalled(job)
-        handover.hand_over(attempt.pk, told)
+        handover.hand_over(attempt.pk, scheduler)
         if error is not None:
             raise error
         return prepare(attempt)
@@ -53,13 +55,13 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, job: Job, told: Told, *, error: O
     monkeypatch.setattr(handover, "prepare", slow)
 
 
-def test_writes_the_run_directory_and_asks_once(oskar: User, told: Told) -> None:
+def test_writes_the_run_directory_and_asks_once(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar)
     assert job.latest_id is not None
-    handover.hand_over(job.latest_id, told)
-    handover.hand_over(job.latest_id, told)
+    handover.hand_over(job.latest_id, scheduler)
+    handover.hand_over(job.latest_id, scheduler)
     attempt = Attempt.objects.select_related("job").get(pk=job.latest_id)
-    assert (len(told.submissions), attempt.scheduler_id) == (1, "101")
+    assert (len(scheduler.submissions), attempt.scheduler_id) == (1, "101")
     root = rundir.path_of(attempt.job.directory)
     assert root.parent.name == "default"
     assert root.name.startswith(f"{job.pk}-")
@@ -75,71 +77,71 @@ def test_writes_the_run_directory_and_asks_once(oskar: User, told: Told) -> None
     batch = (portal / "batch.sh").read_text()
     assert token["token"] not in batch
     assert "#SBATCH --signal=B:USR1@30" in batch
-    asked = told.submissions[0]
+    asked = scheduler.submissions[0]
     assert (asked.key, asked.time_limit_s, asked.grace_s, asked.cpus_per_node) == (attempt.key, 3600, 30, 1)
 
 
-def test_an_answer_that_was_lost_is_looked_up_not_repeated(oskar: User, told: Told) -> None:
+def test_an_answer_that_was_lost_is_looked_up_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar)
     assert job.latest_id is not None
-    told.loses_answers = True
-    handover.hand_over(job.latest_id, told)
-    told.loses_answers = False
+    scheduler.loses_answers = True
+    handover.hand_over(job.latest_id, scheduler)
+    scheduler.loses_answers = False
     assert handover.due() == []  # not before any request must have ended
-    handover.hand_over(job.latest_id, told)
-    assert len(told.submissions) == 1
+    handover.hand_over(job.latest_id, scheduler)
+    assert len(scheduler.submissions) == 1
     Attempt.objects.update(submitting_at=timezone.now() - timedelta(seconds=31))
     assert handover.due() == [job.latest_id]
-    handover.hand_over(job.latest_id, told)
-    assert len(told.submissions) == 1
+    handover.hand_over(job.latest_id, scheduler)
+    assert len(scheduler.submissions) == 1
     assert Attempt.objects.get().scheduler_id == "101"
 
 
-def test_a_refusal_ends_the_attempt_with_its_words(oskar: User, told: Told) -> None:
+def test_a_refusal_ends_the_attempt_with_its_words(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar)
     assert job.latest_id is not None
-    told.broken = SchedulerError("Account siskin may not use partition h100.", permanent=True)
-    handover.hand_over(job.latest_id, told)
+    scheduler.broken = SchedulerError("Account siskin may not use partition h100.", permanent=True)
+    handover.hand_over(job.latest_id, scheduler)
     attempt = Attempt.objects.get()
-    assert (attempt.state, attempt.cause, attempt.reason) == ("failed", "rejected", str(told.broken))
+    assert (attempt.state, attempt.cause, attempt.reason) == ("failed", "rejected", str(scheduler.broken))
 
 
-def test_no_time_to_stop_is_refused(oskar: User, told: Told) -> None:
+def test_no_time_to_stop_is_refused(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar, spec_of(resources={"time_limit": "00:02:00"}))
     assert job.latest is not None
     now = timezone.now()
     Checkpoint.objects.create(job=job, attempt=job.latest, step=1, generation=1, seconds=50, created_at=now)
-    handover.hand_over(job.latest.pk, told)
-    assert not told.submissions
+    handover.hand_over(job.latest.pk, scheduler)
+    assert not scheduler.submissions
     assert "takes 130 s" in Attempt.objects.get().reason
 
 
-def test_a_silent_scheduler_is_asked_again(oskar: User, told: Told) -> None:
+def test_a_silent_scheduler_is_asked_again(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar)
     assert job.latest_id is not None
-    told.broken = SchedulerError("Slurm did not answer for 10 s.")
-    handover.hand_over(job.latest_id, told)
+    scheduler.broken = SchedulerError("Slurm did not answer for 10 s.")
+    handover.hand_over(job.latest_id, scheduler)
     attempt = Attempt.objects.get()
     assert (attempt.state, attempt.ended_at) == ("pending", None)
     assert "did not answer" in attempt.reason
 
 
-def test_a_full_disk_is_waited_for(oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_waited_for(oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """At three in the morning nobody is there to resume a job that was refused for that."""
     job, _ = ask(oskar)
     with monkeypatch.context() as full:
         full.setattr(handover, "prepare", lambda attempt: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
-        handover.hand_over(newest().pk, told)
+        handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().ended_at) == ("pending", None)
     assert "disk full" in newest().reason
     stalled(job)
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert newest().scheduler_id == "101"
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_an_empty_mount_point_is_waited_for(
-    oskar: User, told: Told, runs: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    oskar: User, scheduler: ScriptedScheduler, runs: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Where the file system belongs lies a folder, in which a new job finds no leave, and an older one not its own."""
     job, _ = ask(oskar)
@@ -149,54 +151,58 @@ def test_an_empty_mount_point_is_waited_for(
 
     with monkeypatch.context() as closed:
         closed.setattr(Path, "mkdir", refuse)
-        handover.hand_over(newest().pk, told)
+        handover.hand_over(newest().pk, scheduler)
     assert (newest().ended_at, newest().scheduler_id) == (None, "")
     Job.objects.filter(pk=job.pk).update(directory="default/1-aaaaaa")
     stalled(job)
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().ended_at, newest().scheduler_id) == (None, "")
     assert "Mount the file system of VIGIL_RUNS" in newest().reason
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
-def test_run_directories_are_nobody_else_s(oskar: User, told: Told, runs: Path) -> None:
+def test_run_directories_are_nobody_else_s(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
     """Where the folder was not made yet, anybody may make it, who can write beside it."""
     ask(oskar)
     os.chown(runs, 65_534, -1)
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().ended_at, newest().scheduler_id) == (None, "")
     assert "VIGIL_RUNS belongs to another user" in newest().reason
     assert list(runs.iterdir()) == []
 
 
-def test_run_directories_that_are_away_are_waited_for(oskar: User, told: Told, runs: Path) -> None:
+def test_run_directories_that_are_away_are_waited_for(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
     """A file system that is not mounted: its folder is not made on the disk below."""
     job, _ = ask(oskar)
     runs.rmdir()
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().ended_at) == ("pending", None)
     assert f"VIGIL_RUNS is missing: mount its file system, or make the folder: '{runs}'" in newest().reason
     assert not runs.exists()
     runs.mkdir()
     stalled(job)
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert newest().scheduler_id == "101"
 
 
-def test_who_the_run_directory_cannot_be_shared_with_is_told(oskar: User, told: Told, settings: Any) -> None:
+def test_who_the_run_directory_cannot_be_shared_with_is_told(
+    oskar: User, scheduler: ScriptedScheduler, settings: Any
+) -> None:
     ask(oskar)
     settings.VIGIL_LOCAL_USER = "nobody-of-this-name"
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().cause) == ("failed", "rejected")
     assert "has no Unix user nobody-of-this-name. Give it" in newest().reason
-    assert not told.submissions
+    assert not scheduler.submissions
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts jobs as somebody else")
-def test_the_run_directory_is_shared_with_the_jobs_user(oskar: User, told: Told, settings: Any) -> None:
+def test_the_run_directory_is_shared_with_the_jobs_user(
+    oskar: User, scheduler: ScriptedScheduler, settings: Any
+) -> None:
     ask(oskar)
     settings.VIGIL_LOCAL_USER = "nobody"
-    handover.hand_over(newest().pk, told)
+    handover.hand_over(newest().pk, scheduler)
     run, uid = rundir.path_of(newest().job.directory), pwd.getpwnam("nobody").pw_uid
     told_of = {name: sharing.parse(os.getxattr(run / name, sharing.ACCESS)) for name in ("", "portal", "job")}
     assert [acl.users[uid] for acl in told_of.values()] == [5, 5, 7]
@@ -205,84 +211,92 @@ def test_the_run_directory_is_shared_with_the_jobs_user(oskar: User, told: Told,
 
 
 @pytest.mark.parametrize("state", ["running", UNKNOWN])
-def test_not_while_the_attempt_before_may_be_alive(oskar: User, told: Told, project: Project, state: str) -> None:
+def test_not_while_the_attempt_before_may_be_alive(
+    oskar: User, scheduler: ScriptedScheduler, project: Project, state: str
+) -> None:
     job, _ = ask(oskar)
     assert job.latest_id is not None
-    handover.hand_over(job.latest_id, told)
-    told.say("101", state=state)
+    handover.hand_over(job.latest_id, scheduler)
+    scheduler.update_job("101", state=state)
     Attempt.objects.update(ended_at=timezone.now(), decided_at=timezone.now(), state="node_fail")
     following = resume(oskar, job)
-    handover.hand_over(following.pk, told)
-    assert len(told.submissions) == 1
-    told.say("101", state="node_fail")
+    handover.hand_over(following.pk, scheduler)
+    assert len(scheduler.submissions) == 1
+    scheduler.update_job("101", state="node_fail")
     assert handover.due() == [], "others are due meanwhile"
     stalled(job)
     assert handover.due() == [following.pk]
-    handover.hand_over(following.pk, told)
-    assert len(told.submissions) == 2
+    handover.hand_over(following.pk, scheduler)
+    assert len(scheduler.submissions) == 2
 
 
 def test_who_wakes_after_a_cancel_leaves_nothing_running(
-    oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
+    oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker stalls in its request; the person cancels, a second finds nothing and ends it; then it arrives."""
     job, _ = ask(oskar)
-    submit_now = told.submit
+    submit_now = scheduler.submit
 
     def slow(submission: Submission) -> str:
         stalled(job)
         cancel(oskar, job)
-        handover.hand_over(newest().pk, told)
+        handover.hand_over(newest().pk, scheduler)
         return submit_now(submission)
 
-    monkeypatch.setattr(told, "submit", slow)
-    handover.hand_over(newest().pk, told)
+    monkeypatch.setattr(scheduler, "submit", slow)
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().scheduler_id) == ("cancelled", "")
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]
 
 
-def test_who_wakes_before_asking_does_not_ask(oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_wakes_before_asking_does_not_ask(
+    oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, _ = ask(oskar)
-    overtaken(monkeypatch, job, told)
-    handover.hand_over(newest().pk, told)
-    assert len(told.submissions) == 1
+    overtaken(monkeypatch, job, scheduler)
+    handover.hand_over(newest().pk, scheduler)
+    assert len(scheduler.submissions) == 1
     assert (newest().state, newest().scheduler_id) == ("pending", "101")
-    assert not told.cancelled
+    assert not scheduler.cancelled
 
 
-def test_who_fails_late_ends_nothing(oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_fails_late_ends_nothing(
+    oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By then a second worker has submitted it."""
     job, _ = ask(oskar)
-    overtaken(monkeypatch, job, told, error=OSError("code: Directory not empty"))
-    handover.hand_over(newest().pk, told)
+    overtaken(monkeypatch, job, scheduler, error=OSError("code: Directory not empty"))
+    handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().scheduler_id, newest().ended_at) == ("pending", "101", None)
     assert newest().reason == ""
 
 
-def test_two_that_were_submitted_leave_one(oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_were_submitted_leave_one(
+    oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second worker does not find the first one's job, which is on its way, and submits; both answers come."""
     job, _ = ask(oskar)
-    submit_now = told.submit
+    submit_now = scheduler.submit
 
     def slow(submission: Submission) -> str:
-        monkeypatch.setattr(told, "submit", submit_now)
+        monkeypatch.setattr(scheduler, "submit", submit_now)
         stalled(job)
-        handover.hand_over(newest().pk, told)
+        handover.hand_over(newest().pk, scheduler)
         return submit_now(submission)
 
-    monkeypatch.setattr(told, "submit", slow)
-    handover.hand_over(newest().pk, told)
+    monkeypatch.setattr(scheduler, "submit", slow)
+    handover.hand_over(newest().pk, scheduler)
     assert newest().scheduler_id == "101"
-    assert told.cancelled == ["102"]
+    assert scheduler.cancelled == ["102"]
 
 
 @pytest.mark.parametrize("table", ENTRIES)
-def test_the_code_lies_in_the_run_directory(told: Told, table: str) -> None:
+def test_the_code_lies_in_the_run_directory(scheduler: ScriptedScheduler, table: str) -> None:
     a_project()
     spec = coded(table, directory=".", entry="src/train.py")
     job, _ = ask(sysadmin(), spec, code=packed(src__train_py="print(1)", README="hello"))
     assert job.latest_id is not None
-    handover.hand_over(job.latest_id, told)
+    handover.hand_over(job.latest_id, scheduler)
     job.refresh_from_db()
     code = rundir.path_of(job.directory) / "job" / "code"
     assert (code / "src" / "train.py").read_text() == "print(1)"
@@ -296,7 +310,7 @@ def test_the_code_lies_in_the_run_directory(told: Told, table: str) -> None:
 
 
 @pytest.mark.parametrize("table", ENTRIES)
-def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(told: Told, table: str) -> None:
+def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(scheduler: ScriptedScheduler, table: str) -> None:
     """Cancelled before it started, and resumed: it is the second attempt that fetches it."""
     a_project()
     sam = sysadmin()
@@ -304,12 +318,12 @@ def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(told: Told, table:
     for job in jobs:
         cancel(sam, job)
         assert job.latest_id is not None
-        handover.hand_over(job.latest_id, told)
+        handover.hand_over(job.latest_id, scheduler)
     Attempt.objects.update(decided_at=timezone.now())
     waits = resume(sam, jobs[0])
     upload.delete_stale(older_than_s=-1, pending=upload.pending_uploads())
     for attempt in (waits, resume(sam, jobs[1])):
-        handover.hand_over(attempt.pk, told)
+        handover.hand_over(attempt.pk, scheduler)
         attempt.refresh_from_db()
     assert waits.scheduler_id
     assert (attempt.cause, attempt.reason) == (

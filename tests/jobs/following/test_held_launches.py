@@ -11,17 +11,19 @@ from jobs.models import Attempt, Job
 from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
 from portal.models import Notice, User
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import bearer, signed_in
 
 pytestmark = pytest.mark.django_db
 REASON = "launch_failed_requeued_held, dgx03"
 
 
-def test_its_owner_and_sysadmins_are_told_once(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.machines = [NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8)]
-    sync.read(told)
-    told.say("101", restart_count=1, reason=REASON, previous_nodes=("dgx03",))
+def test_its_owner_and_sysadmins_are_told_once(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.machines = [NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8)]
+    sync.read(scheduler)
+    scheduler.update_job("101", restart_count=1, reason=REASON, previous_nodes=("dgx03",))
     for _ in range(3):
         tick()
     first, second = Attempt.objects.order_by("number")
@@ -38,18 +40,20 @@ def test_its_owner_and_sysadmins_are_told_once(oskar: User, job: Job, told: Told
         assert f"release it: “Release it” on its page, vigil release {job.pk} or scontrol release 101." in notice.detail
         assert notice.link == f"/jobs/{job.pk}"
     assert "nohold_on_prolog_fail" in notices["job.held.site"].detail
-    told.say("101", reason="Resources")
+    scheduler.update_job("101", reason="Resources")
     tick()
     assert not Notice.objects.standing().exists(), "it was released"
 
 
-def test_its_page_and_why_say_what_to_do(oskar: User, job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.machines = [
+def test_its_page_and_why_say_what_to_do(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.machines = [
         NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8),
         NodeStatus(name="dgx04", state="idle", gpus=8, cpus=8),
     ]
-    sync.read(told)
-    told.say("101", reason=REASON)
+    sync.read(scheduler)
+    scheduler.update_job("101", reason=REASON)
     tick()
     ways = f"release the job: “Release it” on its page, vigil release {job.pk} or scontrol release 101."
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
@@ -62,7 +66,7 @@ def test_its_page_and_why_say_what_to_do(oskar: User, job: Job, told: Told, tick
     assert ways in page
 
 
-def test_a_persons_hold_tells_nobody(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.jobs["101"] = replace(told.jobs["101"], reason="JobHeldUser")
+def test_a_persons_hold_tells_nobody(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.jobs["101"] = replace(scheduler.jobs["101"], reason="JobHeldUser")
     tick()
     assert not Notice.objects.exists()

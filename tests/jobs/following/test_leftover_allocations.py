@@ -12,14 +12,14 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Job
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def running(job: Job, told: Told, tick: Callable[[], bool]) -> Attempt:
-    told.say("101", state="running", started_at=time.time() - 3600)
+def running(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Attempt:
+    scheduler.update_job("101", state="running", started_at=time.time() - 3600)
     tick()
     return newest()
 
@@ -34,16 +34,18 @@ def end(attempt: Attempt, *, ago: float, heard_ago: float | None = None, **resul
 
 @pytest.mark.parametrize(("cause", "code", "state"), [("completed", 0, "completed"), ("failed", 1, "failed")])
 def test_its_nodes_are_given_back_and_the_launchers_word_counts(
-    cause: str, code: int, state: str, running: Attempt, told: Told, tick: Callable[[], bool]
+    cause: str, code: int, state: str, running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     end(running, ago=90, cause=cause, exit_code=code)
     tick()
     ended = Attempt.objects.get(pk=running.pk)
     assert (ended.state, ended.cause, ended.exit_code) == (state, cause, code)
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]
 
 
-def test_stopped_with_a_checkpoint_it_goes_on(running: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_stopped_with_a_checkpoint_it_goes_on(
+    running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     """Nobody was left to ask Slurm for another turn."""
     end(running, ago=90, cause="stopped", exit_code=75)
     tick()
@@ -54,15 +56,15 @@ def test_stopped_with_a_checkpoint_it_goes_on(running: Attempt, told: Told, tick
 
 @pytest.mark.parametrize(("ago", "heard_ago"), [(30, 30), (90, 5), (30, 600)])
 def test_one_that_may_still_be_ending_is_left_alone(
-    ago: float, heard_ago: float, running: Attempt, told: Told, tick: Callable[[], bool]
+    ago: float, heard_ago: float, running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     end(running, ago=ago, heard_ago=heard_ago, cause="completed", exit_code=0)
     tick()
-    assert (newest().state, told.cancelled) == ("running", [])
+    assert (newest().state, scheduler.cancelled) == ("running", [])
 
 
-def test_silence_alone_ends_nothing(running: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_silence_alone_ends_nothing(running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     launched(running)
     Attempt.objects.update(last_report_at=timezone.now() - timedelta(hours=3))
     tick()
-    assert (newest().state, told.cancelled) == ("running", [])
+    assert (newest().state, scheduler.cancelled) == ("running", [])

@@ -20,7 +20,7 @@ from nodes.schedulers.base import JobStatus, SchedulerError
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
 from tests.jobs.following.launchers import newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_job
 
 pytestmark = pytest.mark.django_db
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.django_db
 SILENT = SchedulerError("slurmrestd did not answer in time")
 
 
-def many(count: int, owner: User, project: Project, told: Told, *, state: str = "running", **fields: Any) -> Job:
+def many(
+    count: int, owner: User, project: Project, scheduler: ScriptedScheduler, *, state: str = "running", **fields: Any
+) -> Job:
     """So many attempts that the scheduler has, in step with it; of one job, as rows of attempts are what counts."""
     job = a_job(owner, project, state=state, attempt={"scheduler_id": "1000", "token_digest": "x", **fields})
     first = job.latest
@@ -39,7 +41,7 @@ def many(count: int, owner: User, project: Project, told: Told, *, state: str = 
     Attempt.objects.filter(pk=first.pk).update(**given)
     started = first.started_at.timestamp() if first.started_at else None
     for key, scheduler_id in Attempt.objects.values_list("key", "scheduler_id"):
-        told.jobs[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=state, key=key, started_at=started)
+        scheduler.jobs[scheduler_id] = JobStatus(scheduler_id=scheduler_id, state=state, key=key, started_at=started)
     return job
 
 
@@ -55,7 +57,7 @@ class Clock:
 
 @pytest.mark.lengthy
 def test_what_does_not_change_costs_no_query(
-    oskar: User, project: Project, told: Told, monkeypatch: pytest.MonkeyPatch
+    oskar: User, project: Project, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ticks over 1,500 attempts cost what they cost over 20, and 20 changes what they cost among 20."""
     for module in (follow, poll):  # a part of a tick that is short of time leaves the rest to the next
@@ -63,29 +65,29 @@ def test_what_does_not_change_costs_no_query(
     costs = []
     for count in (20, 1_500):
         Attempt.objects.all().delete()
-        told.jobs.clear()
-        many(count, oskar, project, told)
-        follow.tick(told)
+        scheduler.jobs.clear()
+        many(count, oskar, project, scheduler)
+        follow.tick(scheduler)
         with CaptureQueriesContext(connection) as still:
-            follow.tick(told)
+            follow.tick(scheduler)
         for n in range(20):
-            told.say(str(1000 + n), nodes=("dgx-01",))
+            scheduler.update_job(str(1000 + n), nodes=("dgx-01",))
         with CaptureQueriesContext(connection) as changed:
-            follow.tick(told)
+            follow.tick(scheduler)
         assert Attempt.objects.filter(nodes=["dgx-01"]).count() == 20
         costs.append((len(still), len(changed)))
     for few, thousands in zip(*costs, strict=True):
         assert thousands - few <= 10, "but for a lease that is renewed, say: it goes by the clock"
 
 
-def test_a_change_of_anything_is_seen(oskar: User, project: Project, told: Told) -> None:
-    many(5, oskar, project, told)
-    told.say("1000", state="suspended")
-    told.say("1001", reason="Suspended by root")
-    told.say("1002", nodes=("dgx-02", "dgx-01"))
-    told.say("1003", started_at=1_700_000_000.0)
-    told.say("1004", restart_count=1)
-    follow.tick(told)
+def test_a_change_of_anything_is_seen(oskar: User, project: Project, scheduler: ScriptedScheduler) -> None:
+    many(5, oskar, project, scheduler)
+    scheduler.update_job("1000", state="suspended")
+    scheduler.update_job("1001", reason="Suspended by root")
+    scheduler.update_job("1002", nodes=("dgx-02", "dgx-01"))
+    scheduler.update_job("1003", started_at=1_700_000_000.0)
+    scheduler.update_job("1004", restart_count=1)
+    follow.tick(scheduler)
     rows = {row.scheduler_id: row for row in Attempt.objects.alive()}
     assert (rows["1000"].state, rows["1001"].reason) == ("suspended", "Suspended by root")
     assert rows["1002"].nodes == ["dgx-02", "dgx-01"]
@@ -95,12 +97,12 @@ def test_a_change_of_anything_is_seen(oskar: User, project: Project, told: Told)
 
 
 def test_more_changes_than_a_tick_has_time_for(
-    oskar: User, project: Project, told: Told, monkeypatch: pytest.MonkeyPatch
+    oskar: User, project: Project, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one goes on with the rest."""
-    many(9, oskar, project, told)
+    many(9, oskar, project, scheduler)
     for n in range(9):
-        told.say(str(1000 + n), state="completing")
+        scheduler.update_job(str(1000 + n), state="completing")
     clock = Clock()
     monkeypatch.setattr(poll, "time", clock)
     monkeypatch.setattr(poll, "APPLY_S", 3.0)
@@ -112,15 +114,15 @@ def test_more_changes_than_a_tick_has_time_for(
 
     monkeypatch.setattr(poll.Poll, "apply", slow)
     for done in (4, 8, 9):
-        follow.tick(told)
+        follow.tick(scheduler)
         assert Attempt.objects.filter(state="completing").count() == done
 
 
 def test_a_hundred_cancels_that_time_out_hold_up_nobody(
-    oskar: User, project: Project, told: Told, monkeypatch: pytest.MonkeyPatch
+    oskar: User, project: Project, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes ten seconds; still another job is submitted in the same tick, and one that can be cancelled is."""
-    many(100, oskar, project, told, cancel_asked_at=timezone.now())
+    many(100, oskar, project, scheduler, cancel_asked_at=timezone.now())
     clock = Clock()
     monkeypatch.setattr(cancels, "time", clock)
 
@@ -130,51 +132,51 @@ def test_a_hundred_cancels_that_time_out_hold_up_nobody(
         clock.now += 10.0
         return SILENT
 
-    told.refuses = times_out
+    scheduler.refuses = times_out
     submit(oskar, spec_of(name="other"), spec_toml="")
     began = clock.now
-    follow.tick(told)
+    follow.tick(scheduler)
     assert clock.now - began <= 10.0
-    assert len(told.submissions) == 1
+    assert len(scheduler.submissions) == 1
     for _ in range(2_000):
-        if told.signals:
+        if scheduler.signals:
             break
-        cancels.advance(_round(told))
-    assert told.signals == [("1042", "USR1")]
+        cancels.advance(_round(scheduler))
+    assert scheduler.signals == [("1042", "USR1")]
 
 
-def _round(told: Told) -> follow.Tick:
+def _round(scheduler: ScriptedScheduler) -> follow.Tick:
     held = follow.lease.take("follow")
     assert held is not None
     held.release()
-    return follow.Tick(held, told)
+    return follow.Tick(held, scheduler)
 
 
 def test_ten_minutes_away(
-    oskar: User, job: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call a tick, nothing fails, what is asked for meanwhile waits, and the pages say since when."""
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
     other, _ = submit(oskar, spec_of(name="other"), spec_toml="")
     Attempt.objects.filter(pk=newest().pk).update(cancel_asked_at=timezone.now())
     node = Node.objects.get()
     order = NodeOrder.objects.create(node=node.name, action="drain", reason="fan", asked_by=oskar)
     Reading.objects.update(asked_at=timezone.now() - timedelta(minutes=1))
-    told.broken, told.calls = SILENT, 0
+    scheduler.broken, scheduler.calls = SILENT, 0
     before = list(Attempt.objects.order_by("id").values("state", "reason", "ended_at", "unknown_since", "version"))
     for _ in range(5):
         assert tick()
-    assert told.calls == 5
+    assert scheduler.calls == 5
     assert list(Attempt.objects.order_by("id").values(*before[0])) == before
     reading = Reading.objects.get(part="nodes")
     assert reading.error == str(SILENT)
     assert reading.failing_since is not None
     order.refresh_from_db()
     assert (order.state, order.outcome) == ("asked", str(SILENT))
-    told.broken = None
+    scheduler.broken = None
     NodeOrder.objects.update(tried_at=None)
     tick()
-    assert told.signals == [("101", "USR1")]
+    assert scheduler.signals == [("101", "USR1")]
     assert other.attempts.get().scheduler_id == "102"
-    assert told.drained
+    assert scheduler.drained

@@ -151,11 +151,11 @@ class TestCheckpoints:
         note_checkpoints(attempt, event(100))
         second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
         told = {"incarnation": 0, "nodes": ["dgx01"], "resumed_from": ""}
-        launcher = Spooled(rank=-1).tell("incarnation.started", **told)
+        launcher = Spooled(rank=-1).add_event("incarnation.started", **told)
         reports.ingest(second.pk, post(launcher))
         second.refresh_from_db()
         assert second.resume_from is None, "anew"
-        launcher.tell("incarnation.started", **{**told, "incarnation": 1, "resumed_from": "step-100"})
+        launcher.add_event("incarnation.started", **{**told, "incarnation": 1, "resumed_from": "step-100"})
         reports.ingest(second.pk, post((launcher, 1, 2)))
         second.refresh_from_db()
         assert second.resume_from == Checkpoint.objects.get()
@@ -179,9 +179,9 @@ class TestCheckpoints:
         assert names == {1: "step-200.g1", 2: "step-200"}
 
     def test_one_told_of_after_it_was_pruned_is_gone(self, attempt: Attempt) -> None:
-        pruned = Spooled(incarnation=1).tell("checkpoint.pruned", step=200, generation=1)
-        committed = Spooled().tell("checkpoint.committed", step=200, generation=1, parent_step=100)
-        committed.tell("checkpoint.committed", step=300, generation=1)
+        pruned = Spooled(incarnation=1).add_event("checkpoint.pruned", step=200, generation=1)
+        committed = Spooled().add_event("checkpoint.committed", step=200, generation=1, parent_step=100)
+        committed.add_event("checkpoint.committed", step=300, generation=1)
         reports.ingest(attempt.pk, post(pruned, committed))
         states = dict(Checkpoint.objects.values_list("step", "state"))
         assert states == {200: "pruned", 300: "committed"}

@@ -11,28 +11,30 @@ from django.test import Client
 from jobs.models import Job
 from portal.models import User
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_program_that_just_leaves_is_not_said_to_have_raised(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running")
+def test_a_program_that_just_leaves_is_not_said_to_have_raised(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running")
     left = {"rank": 0, "incarnation": 0, "kind": "exception", "exit_code": 3, "error": ""}
     launched(newest(), exit_code=3, cause="failed", first_failure=left)
-    told.say("101", state="failed", exit_code=3)
+    scheduler.update_job("101", state="failed", exit_code=3)
     tick()
     assert newest().reason == "Rank 0 ended with exit code 3 and printed no error."
 
 
 def test_the_last_output_of_a_script_is_labelled_and_not_its_reason(
-    client: Client, oskar: User, job: Job, told: Told, tick: Callable[[], bool]
+    client: Client, oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     lines = ["epoch 3", "saved to /data/out with --password hunter2", 7, "x" * 9000]
     left = {"rank": 0, "incarnation": 0, "kind": "exception", "exit_code": 3, "error": "", "last_lines": lines}
     launched(newest(), exit_code=3, cause="failed", first_failure=left)
-    told.say("101", state="failed", exit_code=3)
+    scheduler.update_job("101", state="failed", exit_code=3)
     tick()
     said = "Rank 0 ended with exit code 3. Its log names no error and ends with: epoch 3 / saved to /data/out"
     assert newest().reason.startswith(said)

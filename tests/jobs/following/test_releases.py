@@ -15,15 +15,15 @@ from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
 from tests.jobs.following.launchers import newest
 from tests.jobs.pages.reading import text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import bearer, person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def held(job: Job, told: Told, tick: Callable[[], bool]) -> Job:
-    told.say("101", state="pending", reason="JobHeldUser")
+def held(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Job:
+    scheduler.update_job("101", state="pending", reason="JobHeldUser")
     Attempt.objects.update(scheduler_user="oskar-s")
     tick()
     return job
@@ -33,30 +33,34 @@ def ask(user: User, job: Job) -> Any:
     return bearer(user).post(f"/api/v1/jobs/{job.pk}/release")
 
 
-def test_its_owner_releases_it_in_their_own_name(held: Job, told: Told, oskar: User, tick: Callable[[], bool]) -> None:
+def test_its_owner_releases_it_in_their_own_name(
+    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+) -> None:
     assert "Release it" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
     assert ask(oskar, held).status_code == 202
     assert ask(oskar, held).status_code == 202
     assert "Releasing" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
-    assert not told.released, "no scheduler is asked in a request"
+    assert not scheduler.released, "no scheduler is asked in a request"
     tick()
     tick()
-    assert told.released == [("101", "oskar-s")]
+    assert scheduler.released == [("101", "oskar-s")]
     assert newest().release_requested_at is None
 
 
-def test_a_sysadmin_releases_it_in_the_portals_name(held: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_a_sysadmin_releases_it_in_the_portals_name(
+    held: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     """A hold by an administrator is not the owner's to end."""
     signed_in(sysadmin("ops")).post(f"/jobs/{held.pk}/release")
     tick()
-    assert told.released == [("101", "")]
+    assert scheduler.released == [("101", "")]
     assert AuditEntry.objects.get().action == "job.released"
 
 
 def test_what_the_scheduler_says_against_it_is_shown(
-    held: Job, told: Told, oskar: User, tick: Callable[[], bool]
+    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
-    told.broken_parts["release"] = SchedulerError("Access/permission denied", permanent=True)
+    scheduler.broken_parts["release"] = SchedulerError("Access/permission denied", permanent=True)
     ask(oskar, held)
     tick()
     assert newest().release_requested_at is None
@@ -65,9 +69,9 @@ def test_what_the_scheduler_says_against_it_is_shown(
 
 
 def test_a_silent_scheduler_is_asked_again_but_not_for_ever(
-    held: Job, told: Told, oskar: User, tick: Callable[[], bool]
+    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
-    told.broken_parts["release"] = SchedulerError("Slurm did not answer for 10 s.")
+    scheduler.broken_parts["release"] = SchedulerError("Slurm did not answer for 10 s.")
     ask(oskar, held)
     tick()
     assert newest().release_requested_at is not None
@@ -76,13 +80,15 @@ def test_a_silent_scheduler_is_asked_again_but_not_for_ever(
     assert newest().release_requested_at is None
 
 
-def test_only_what_is_held_and_by_whom_it_may(job: Job, told: Told, oskar: User, tick: Callable[[], bool]) -> None:
+def test_only_what_is_held_and_by_whom_it_may(
+    job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+) -> None:
     assert ask(oskar, job).status_code == 409, "it runs"
-    told.say("101", state="pending", reason="Resources")
+    scheduler.update_job("101", state="pending", reason="Resources")
     tick()
     assert ask(oskar, job).status_code == 409
     assert "is not held" in ask(oskar, job).json()["detail"]
-    told.say("101", state="pending", reason="JobHeldAdmin")
+    scheduler.update_job("101", state="pending", reason="JobHeldAdmin")
     tick()
     assert ask(person("stranger"), job).status_code == 404
-    assert not told.released
+    assert not scheduler.released

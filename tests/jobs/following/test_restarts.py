@@ -22,7 +22,7 @@ from nodes.models import Node, NodeOrder
 from nodes.schedulers.base import SchedulerError
 from portal.models import Project, User
 from tests.jobs.following.launchers import EXCEPTION, die, launched, machines, newest, verdict
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_checkpoint, bearer, send, signed_in, sysadmin
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("_verdicts_are_waited_for")]
@@ -34,10 +34,10 @@ def job(job_of_two_nodes: Job) -> Job:
     return job_of_two_nodes
 
 
-def test_it_is_decided_once_it_is_known_why(job: Job, told: Told, tick: Tick) -> None:
+def test_it_is_decided_once_it_is_known_why(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     attempt = newest()
     launched(attempt, exit_code=1, cause="failed", first_failure=EXCEPTION)
-    told.say("101", state="failed", exit_code=1, nodes=("dgx01", "dgx02"))
+    scheduler.update_job("101", state="failed", exit_code=1, nodes=("dgx01", "dgx02"))
     tick()
     attempt.refresh_from_db()
     assert (attempt.cause, attempt.decided_at) == ("exception", None), "waits for the verdict"
@@ -50,12 +50,12 @@ def test_it_is_decided_once_it_is_known_why(job: Job, told: Told, tick: Tick) ->
     )
     assert (attempt.blamed_nodes, attempt.decided_version) == (["dgx02"], 1)
     assert newest().excluded_nodes == ["dgx02"]
-    assert [one.excluded_nodes for one in told.submissions] == [(), ("dgx02",)]
+    assert [one.excluded_nodes for one in scheduler.submissions] == [(), ("dgx02",)]
 
 
-def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, told: Told, tick: Tick) -> None:
+def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     launched(newest(), exit_code=1, cause="failed", first_failure=EXCEPTION)
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     Incident.objects.update(opened_at=timezone.now() - timedelta(seconds=16))
     tick()
@@ -93,100 +93,112 @@ def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, told: Told, ti
     ],
 )
 def test_each_cause_is_followed_by_its_row(
-    job: Job, told: Told, tick: Tick, cause: str, more: dict[str, Any], says: str, without: tuple[str, ...] | None
+    job: Job,
+    scheduler: ScriptedScheduler,
+    tick: Tick,
+    cause: str,
+    more: dict[str, Any],
+    says: str,
+    without: tuple[str, ...] | None,
 ) -> None:
     """None: it stops."""
     a_checkpoint(job, 20, attempt=newest())
-    attempt = die(told, tick, cause, **more)
+    attempt = die(scheduler, tick, cause, **more)
     assert says in attempt.decision
     assert Attempt.objects.count() == (1 if without is None else 2)
     if without is not None:
-        assert told.submissions[-1].excluded_nodes == without
+        assert scheduler.submissions[-1].excluded_nodes == without
     else:
         assert "Not restarted: " in attempt.decision
 
 
 @pytest.mark.parametrize("cause", ["memory.host_oom", "memory.shm", "scheduler.time_limit", "collective.mismatch"])
-def test_what_had_saved_nothing_is_not_begun_again(job: Job, told: Told, tick: Tick, cause: str) -> None:
-    assert "it saved no checkpoint since its start" in die(told, tick, cause).decision
+def test_what_had_saved_nothing_is_not_begun_again(
+    job: Job, scheduler: ScriptedScheduler, tick: Tick, cause: str
+) -> None:
+    assert "it saved no checkpoint since its start" in die(scheduler, tick, cause).decision
     assert Attempt.objects.count() == 1
 
 
-def test_what_a_restart_does_not_mend_has_one(job: Job, told: Told, tick: Tick) -> None:
+def test_what_a_restart_does_not_mend_has_one(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     for step in (20, 40):
         a_checkpoint(job, step, attempt=newest())
-        attempt = die(told, tick, "memory.gpu_oom")
+        attempt = die(scheduler, tick, "memory.gpu_oom")
     assert attempt.number == 2
     assert "Not restarted: it was restarted for the same reason before." in attempt.decision
 
 
-def test_the_second_time_it_goes_round_the_nodes_that_both_had(job: Job, told: Told, tick: Tick) -> None:
+def test_the_second_time_it_goes_round_the_nodes_that_both_had(
+    job: Job, scheduler: ScriptedScheduler, tick: Tick
+) -> None:
     a_checkpoint(job, 20, attempt=newest())
-    die(told, tick, "network.fabric", nodes=("dgx01", "dgx02"))
+    die(scheduler, tick, "network.fabric", nodes=("dgx01", "dgx02"))
     a_checkpoint(job, 40, attempt=newest())
-    second = die(told, tick, "network.fabric", nodes=("dgx02", "dgx03"))
+    second = die(scheduler, tick, "network.fabric", nodes=("dgx02", "dgx03"))
     assert "from step 40 without dgx02 as attempt 3" in second.decision
-    assert [one.excluded_nodes for one in told.submissions] == [(), (), ("dgx02",)]
+    assert [one.excluded_nodes for one in scheduler.submissions] == [(), (), ("dgx02",)]
 
 
-def test_the_same_twice_without_a_checkpoint_stops(job: Job, told: Told, tick: Tick) -> None:
-    die(told, tick, "gpu.off_bus", node="dgx01", fingerprint="same")
-    second = die(told, tick, "gpu.off_bus", node="dgx03", nodes=("dgx03", "dgx04"), fingerprint="same")
+def test_the_same_twice_without_a_checkpoint_stops(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    die(scheduler, tick, "gpu.off_bus", node="dgx01", fingerprint="same")
+    second = die(scheduler, tick, "gpu.off_bus", node="dgx03", nodes=("dgx03", "dgx04"), fingerprint="same")
     assert "Failed twice for the same reason without saving a checkpoint; not restarted." in second.decision
     assert Attempt.objects.count() == 2
 
 
-def test_another_failure_is_not_the_same(job: Job, told: Told, tick: Tick) -> None:
-    die(told, tick, "gpu.off_bus", node="dgx01")
-    second = die(told, tick, "storage.io", nodes=("dgx03", "dgx04"))
+def test_another_failure_is_not_the_same(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    die(scheduler, tick, "gpu.off_bus", node="dgx01")
+    second = die(scheduler, tick, "storage.io", nodes=("dgx03", "dgx04"))
     assert "as attempt 3" in second.decision
 
 
-def test_of_one_machine_no_node_is_left_out(job: Job, told: Told, tick: Tick) -> None:
-    machines(told, "dgx01", "dgx02")
-    attempt = die(told, tick, "gpu.off_bus", node="dgx02")
+def test_of_one_machine_no_node_is_left_out(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    machines(scheduler, "dgx01", "dgx02")
+    attempt = die(scheduler, tick, "gpu.off_bus", node="dgx02")
     assert "Not restarted: it failed on dgx02, and too few nodes are left without it." in attempt.decision
 
 
-def test_a_persons_word_comes_before_the_machines(job: Job, told: Told, tick: Tick) -> None:
-    attempt = die(told, tick, "program.exception", overruled_cause="storage.io")
+def test_a_persons_word_comes_before_the_machines(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    attempt = die(scheduler, tick, "program.exception", overruled_cause="storage.io")
     assert attempt.decision.startswith("File system error (according to somebody). Restarted")
 
 
-def test_what_is_handed_over_stays(job: Job, told: Told, tick: Tick) -> None:
-    first = die(told, tick, "unknown")
+def test_what_is_handed_over_stays(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    first = die(scheduler, tick, "unknown")
     verdict(first, "program.config", version=2)
     tick()
     assert newest().scheduler_id == "102"
     assert newest().is_alive
 
 
-def test_free_ends_are_no_failures_that_came_before(oskar: User, told: Told, tick: Tick) -> None:
+def test_free_ends_are_no_failures_that_came_before(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
     """A job that was preempted has not been started anew for its program's sake."""
-    machines(told, "dgx01", "dgx02", "dgx03")
+    machines(scheduler, "dgx01", "dgx02", "dgx03")
     spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"program.exception": "once"}}})
     submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
-    told.say("101", state="preempted", nodes=("dgx01",))
+    scheduler.update_job("101", state="preempted", nodes=("dgx01",))
     tick()
     assert newest().number == 2
-    assert "as attempt 3" in die(told, tick, "program.exception", nodes=("dgx01",)).decision
+    assert "as attempt 3" in die(scheduler, tick, "program.exception", nodes=("dgx01",)).decision
 
 
-def test_a_fault_between_nodes_is_on_none_of_one(oskar: User, told: Told, tick: Tick) -> None:
-    machines(told, "dgx01")
+def test_a_fault_between_nodes_is_on_none_of_one(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    machines(scheduler, "dgx01")
     spec = JobSpec.parse({"name": "gpt"})
     submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
-    attempt = die(told, tick, "network.fabric", nodes=("dgx01",), node="dgx01")
+    attempt = die(scheduler, tick, "network.fabric", nodes=("dgx01",), node="dgx01")
     assert "Restarted from the beginning as attempt 2" in attempt.decision
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["due", "asked for, and not taken"])
-def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, tick: Tick, claimed: bool) -> None:
-    told.refuses_submissions = SchedulerError("Slurm does not answer")
-    first = die(told, tick, "unknown")
-    told.refuses_submissions = None
+def test_a_later_verdict_takes_back_what_no_scheduler_has(
+    job: Job, scheduler: ScriptedScheduler, tick: Tick, claimed: bool
+) -> None:
+    scheduler.refuses_submissions = SchedulerError("Slurm does not answer")
+    first = die(scheduler, tick, "unknown")
+    scheduler.refuses_submissions = None
     then = None if not claimed else timezone.now() - handover.RETRY_AFTER * 2
     Attempt.objects.filter(number=2).update(submitting_at=then)
     verdict(first, "program.config", version=2)
@@ -201,10 +213,10 @@ def test_a_later_verdict_takes_back_what_no_scheduler_has(job: Job, told: Told, 
     assert not Incident.objects.filter(attempt=second).exists()
 
 
-def test_a_persons_word_takes_it_back_too(job: Job, told: Told, tick: Tick) -> None:
-    told.refuses_submissions = SchedulerError("Slurm does not answer")
-    first = die(told, tick, "unknown")
-    told.refuses_submissions = None
+def test_a_persons_word_takes_it_back_too(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    scheduler.refuses_submissions = SchedulerError("Slurm does not answer")
+    first = die(scheduler, tick, "unknown")
+    scheduler.refuses_submissions = None
     Attempt.objects.filter(number=2).update(submitting_at=None)
     verdict(first, "program.config", overruled_cause="program.config", overruled_at=timezone.now())
     tick()
@@ -212,11 +224,11 @@ def test_a_persons_word_takes_it_back_too(job: Job, told: Told, tick: Tick) -> N
 
 
 def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
-    job: Job, told: Told, tick: Tick, monkeypatch: pytest.MonkeyPatch
+    job: Job, scheduler: ScriptedScheduler, tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row is another's by then: nothing was ended, so nothing is said."""
-    told.refuses_submissions = SchedulerError("Slurm does not answer")
-    first = die(told, tick, "unknown")
+    scheduler.refuses_submissions = SchedulerError("Slurm does not answer")
+    first = die(scheduler, tick, "unknown")
     Attempt.objects.filter(number=2).update(submitting_at=None)
     verdict(first, "program.config", version=2)
     monkeypatch.setattr(handover, "end", lambda *given, **more: False)
@@ -225,15 +237,18 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
     assert "was not started" not in first.decision
 
 
-def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, told: Told, tick: Tick) -> None:
+def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     """With the same clients in the same rounds: what was theirs happens again, what was a machine's may not."""
-    assert "Restarted from the beginning as attempt 2" in die(told, tick, "federated.quorum").decision
+    assert "Restarted from the beginning as attempt 2" in die(scheduler, tick, "federated.quorum").decision
     a_checkpoint(job, 40, attempt=newest())
-    assert "Not restarted: it was restarted for the same reason before." in die(told, tick, "federated.quorum").decision
+    assert (
+        "Not restarted: it was restarted for the same reason before."
+        in die(scheduler, tick, "federated.quorum").decision
+    )
 
 
-def test_a_federation_whose_clients_all_failed_does_not(job: Job, told: Told, tick: Tick) -> None:
-    decision = die(told, tick, "federated.clients").decision
+def test_a_federation_whose_clients_all_failed_does_not(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+    decision = die(scheduler, tick, "federated.clients").decision
     assert decision == ("All clients failed (94 % sure). Not restarted: the same would happen again.")
 
 
@@ -249,44 +264,48 @@ class TestOthers:
         ],
     )
     def test_are_those_that_it_may_run_on(
-        self, oskar: User, told: Told, tick: Tick, asked: dict[str, Any], says: str
+        self, oskar: User, scheduler: ScriptedScheduler, tick: Tick, asked: dict[str, Any], says: str
     ) -> None:
-        machines(told, "dgx01", "dgx02", "dgx03", "dgx04")
-        for number, machine in enumerate(told.machines):
-            told.machines[number] = replace(machine, gpu_type="h100" if number < 2 else "a100")
+        machines(scheduler, "dgx01", "dgx02", "dgx03", "dgx04")
+        for number, machine in enumerate(scheduler.machines):
+            scheduler.machines[number] = replace(machine, gpu_type="h100" if number < 2 else "a100")
         Node.objects.update(gpus=4)
         Node.objects.filter(name__in=["dgx01", "dgx02"]).update(gpu_type="h100")
         Node.objects.filter(name__in=["dgx03", "dgx04"]).update(gpu_type="a100")
         spec = JobSpec.parse({"name": "gpt", "resources": {"nodes": 2, **asked}})
         submit(oskar, spec, spec_toml=write_toml(spec))
         tick()
-        assert says in die(told, tick, "gpu.ecc", node="dgx01").decision
+        assert says in die(scheduler, tick, "gpu.ecc", node="dgx01").decision
 
-    def test_a_node_that_was_put_back_into_service_is_one_again(self, job: Job, told: Told, tick: Tick) -> None:
-        die(told, tick, "gpu.ecc", node="dgx01")
+    def test_a_node_that_was_put_back_into_service_is_one_again(
+        self, job: Job, scheduler: ScriptedScheduler, tick: Tick
+    ) -> None:
+        die(scheduler, tick, "gpu.ecc", node="dgx01")
         assert newest().excluded_nodes == ["dgx01"]
         order = {"node": "dgx01", "action": NodeOrder.Action.UNDRAIN, "state": NodeOrder.State.DONE}
         NodeOrder.objects.create(**order, ended_at=timezone.now())
-        die(told, tick, "storage.io", nodes=("dgx03", "dgx04"))
+        die(scheduler, tick, "storage.io", nodes=("dgx03", "dgx04"))
         assert newest().excluded_nodes == []
 
 
 class TestChangedRows:
-    def test_of_the_job(self, oskar: User, told: Told, tick: Tick) -> None:
-        machines(told, "dgx01", "dgx02", "dgx03")
+    def test_of_the_job(self, oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
+        machines(scheduler, "dgx01", "dgx02", "dgx03")
         spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"program.*": "restart", "gpu.ecc": "stop"}}})
         submit(oskar, spec, spec_toml=write_toml(spec))
         tick()
-        assert "as attempt 2" in die(told, tick, "program.exception", nodes=("dgx01",)).decision
-        attempt = die(told, tick, "gpu.ecc", nodes=("dgx01",), node="dgx01")
+        assert "as attempt 2" in die(scheduler, tick, "program.exception", nodes=("dgx01",)).decision
+        attempt = die(scheduler, tick, "gpu.ecc", nodes=("dgx01",), node="dgx01")
         assert "Not restarted: the same would happen again." in attempt.decision
 
-    def test_nearer_ones_win(self, job: Job, told: Told, tick: Tick, settings: Any, project: Project) -> None:
+    def test_nearer_ones_win(
+        self, job: Job, scheduler: ScriptedScheduler, tick: Tick, settings: Any, project: Project
+    ) -> None:
         settings.VIGIL_RESTART_ON = '"storage.full" = "once"\n"gpu.*" = "stop"\n'
         Project.objects.update(restart_on='"gpu.*" = "restart"')
-        attempt = die(told, tick, "gpu.ecc", node="dgx01")
+        attempt = die(scheduler, tick, "gpu.ecc", node="dgx01")
         assert "Restarted from the beginning as attempt 2" in attempt.decision
-        assert "as attempt 3" in die(told, tick, "storage.full").decision
+        assert "as attempt 3" in die(scheduler, tick, "storage.full").decision
 
     @pytest.mark.parametrize(
         ("on", "says"),
@@ -317,29 +336,31 @@ class TestChangedRows:
 
 class TestSweeps:
     @pytest.fixture
-    def sweep(self, oskar: User, told: Told, tick: Tick) -> Sweep:
+    def sweep(self, oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> Sweep:
         """Six jobs, of which three run at a time."""
         text = 'name = "s"\n[run]\nsteps = 9\n[sweep]\nat_once = 3\n[sweep.over]\n"run.seed" = [1, 2, 3, 4, 5, 6]\n'
         made, _ = sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)
         tick()
         return made
 
-    def kill(self, told: Told, tick: Tick, jobs: range, cause: str, fingerprint: str) -> None:
+    def kill(self, scheduler: ScriptedScheduler, tick: Tick, jobs: range, cause: str, fingerprint: str) -> None:
         for index in jobs:
             attempt = Attempt.objects.get(job__sweep_index=index)
-            told.say(attempt.scheduler_id, state="running", nodes=("dgx-01",))
+            scheduler.update_job(attempt.scheduler_id, state="running", nodes=("dgx-01",))
             tick()
-            told.say(attempt.scheduler_id, state="failed", exit_code=1)
+            scheduler.update_job(attempt.scheduler_id, state="failed", exit_code=1)
             tick()
             verdict(attempt, cause, fingerprint=fingerprint, says="Unhandled exception: KeyError: 'a'.")
             tick()
 
-    def test_stops_when_its_first_jobs_die_of_the_same(self, sweep: Sweep, told: Told, tick: Tick, oskar: User) -> None:
-        self.kill(told, tick, range(2), "program.exception", "same")
+    def test_stops_when_its_first_jobs_die_of_the_same(
+        self, sweep: Sweep, scheduler: ScriptedScheduler, tick: Tick, oskar: User
+    ) -> None:
+        self.kill(scheduler, tick, range(2), "program.exception", "same")
         sweep.refresh_from_db()
         assert not sweep.stopped_why
         assert Attempt.objects.exclude(scheduler_id="").count() == 5, "each that ends makes room for another"
-        self.kill(told, tick, range(2, 3), "program.exception", "same")
+        self.kill(scheduler, tick, range(2, 3), "program.exception", "same")
         sweep.refresh_from_db()
         assert sweep.stopped_why == (
             "Its first 3 jobs failed for the same reason: Unhandled exception: KeyError: 'a'. "
@@ -349,7 +370,7 @@ class TestSweeps:
         waiting = Attempt.objects.get(job__sweep_index=5)
         assert (waiting.state, waiting.scheduler_id) == ("cancelled", "")
         assert waiting.reason.startswith("Its sweep was stopped. Its first 3 jobs failed for the same reason")
-        assert sorted(told.cancelled) == [Attempt.objects.get(job__sweep_index=n).scheduler_id for n in (3, 4)]
+        assert sorted(scheduler.cancelled) == [Attempt.objects.get(job__sweep_index=n).scheduler_id for n in (3, 4)]
         assert bearer(oskar).get(f"/api/v1/sweeps/{sweep.pk}").json()["stopped_why"] == sweep.stopped_why
         assert "failed for the same reason" in signed_in(oskar).get(f"/sweeps/{sweep.pk}").text
 
@@ -358,10 +379,10 @@ class TestSweeps:
         [("program.exception", "aab"), ("gpu.ecc", "aaa"), ("program.exception", ["", "", ""])],
     )
     def test_goes_on_where_they_died_of_something_else(
-        self, sweep: Sweep, told: Told, tick: Tick, cause: str, fingerprints: list[str]
+        self, sweep: Sweep, scheduler: ScriptedScheduler, tick: Tick, cause: str, fingerprints: list[str]
     ) -> None:
         for index, fingerprint in enumerate(fingerprints):
-            self.kill(told, tick, range(index, index + 1), cause, fingerprint)
+            self.kill(scheduler, tick, range(index, index + 1), cause, fingerprint)
         sweep.refresh_from_db()
         assert not sweep.stopped_why
 

@@ -15,7 +15,7 @@ from jobs.spec import JobSpec, write_toml
 from jobs.submitting.submit import submit
 from portal.models import User
 from tests.jobs.following.launchers import EXCEPTION, die, launched, machines, newest, verdict
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_checkpoint
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("_verdicts_are_waited_for")]
@@ -27,38 +27,40 @@ def job(job_of_two_nodes: Job) -> Job:
     return job_of_two_nodes
 
 
-def test_a_broken_checkpoint_is_gone_back_behind(job: Job, told: Told, tick: Tick) -> None:
+def test_a_broken_checkpoint_is_gone_back_behind(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     a_checkpoint(job, 20, attempt=newest())
     a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
-    die(told, tick, "storage.io")
+    die(scheduler, tick, "storage.io")
     assert newest().resume_from == Checkpoint.objects.get(step=40)
-    second = die(told, tick, "checkpoint.corrupt")
+    second = die(scheduler, tick, "checkpoint.corrupt")
     assert "Restarted from step 20 as attempt 3" in second.decision
     hint = json.loads((rundir.path_of(Job.objects.get().directory) / "portal" / "attempt.json").read_text())
     assert hint == {"number": 3, "resume": "step-20"}, "its launchers would find the newest"
 
 
 @pytest.mark.parametrize("cause", ["scheduler.launch", "scheduler.node_fail"])
-def test_where_it_was_to_start_is_kept_until_it_has(job: Job, told: Told, tick: Tick, cause: str) -> None:
+def test_where_it_was_to_start_is_kept_until_it_has(
+    job: Job, scheduler: ScriptedScheduler, tick: Tick, cause: str
+) -> None:
     """Its launchers, which never ran, would have made it their line."""
     a_checkpoint(job, 20, attempt=newest())
     a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
-    die(told, tick, "checkpoint.corrupt")
+    die(scheduler, tick, "checkpoint.corrupt")
     assert (newest().resume_from.step, newest().starts_back) == (20, True)
-    die(told, tick, cause)
+    die(scheduler, tick, cause)
     assert (newest().number, newest().resume_from.step, newest().starts_back) == (3, 20, True)
     a_checkpoint(job, 60, attempt=newest(), generation=2, parent_step=20, parent_generation=1)
-    die(told, tick, "storage.io")
+    die(scheduler, tick, "storage.io")
     assert (newest().resume_from.step, newest().starts_back) == (60, False), "it has a line of its own"
 
 
-def test_requeued_by_slurm_it_starts_where_it_was_to(job: Job, told: Told, tick: Tick) -> None:
+def test_requeued_by_slurm_it_starts_where_it_was_to(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     a_checkpoint(job, 20, attempt=newest())
     a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
-    die(told, tick, "checkpoint.corrupt", nodes=("dgx01", "dgx02"))
-    told.say("102", state="running", nodes=("dgx03", "dgx04"))
+    die(scheduler, tick, "checkpoint.corrupt", nodes=("dgx01", "dgx02"))
+    scheduler.update_job("102", state="running", nodes=("dgx03", "dgx04"))
     tick()
-    told.say("102", state="pending", restart_count=1)
+    scheduler.update_job("102", state="pending", restart_count=1)
     tick()
     tick()
     assert (newest().origin, newest().starts_back, newest().excluded_nodes) == ("requeued", True, [])
@@ -67,31 +69,33 @@ def test_requeued_by_slurm_it_starts_where_it_was_to(job: Job, told: Told, tick:
 
 
 class TestBeforeABrokenCheckpoint:
-    def test_is_the_one_before_its_own_newest(self, job: Job, told: Told, tick: Tick) -> None:
+    def test_is_the_one_before_its_own_newest(self, job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
         """It had gone on from 20, and saved 40 and 60: what it could not read in the end is 60."""
         a_checkpoint(job, 20, attempt=newest())
-        die(told, tick, "storage.io")
+        die(scheduler, tick, "storage.io")
         a_checkpoint(job, 40, generation=2, parent_step=20, parent_generation=1, attempt=newest())
         a_checkpoint(job, 60, generation=2, parent_step=40, parent_generation=2, attempt=newest())
-        assert "Restarted from step 40" in die(told, tick, "checkpoint.corrupt").decision
+        assert "Restarted from step 40" in die(scheduler, tick, "checkpoint.corrupt").decision
 
-    def test_is_what_is_left_where_it_was_found_out_already(self, job: Job, told: Told, tick: Tick) -> None:
+    def test_is_what_is_left_where_it_was_found_out_already(
+        self, job: Job, scheduler: ScriptedScheduler, tick: Tick
+    ) -> None:
         a_checkpoint(job, 20, attempt=newest())
         a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest(), state=Checkpoint.State.CORRUPT)
-        assert "Restarted from step 20" in die(told, tick, "checkpoint.corrupt").decision
+        assert "Restarted from step 20" in die(scheduler, tick, "checkpoint.corrupt").decision
 
 
-def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, told: Told, tick: Tick) -> None:
+def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
     """`restart` in place of `rewind` is what it says."""
-    machines(told, "dgx01", "dgx02", "dgx03")
+    machines(scheduler, "dgx01", "dgx02", "dgx03")
     spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"numerics.divergence": "restart"}}})
     submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
-    told.say("101", state="running", nodes=("dgx01",))
+    scheduler.update_job("101", state="running", nodes=("dgx01",))
     tick()
     error = "NumericsError: numerics.divergence: at step 500 the smoothed loss is 9"
     launched(newest(), exit_code=1, cause="failed", first_failure={**EXCEPTION, "error": error})
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     verdict(Attempt.objects.get(number=1), "numerics.divergence")
     tick()

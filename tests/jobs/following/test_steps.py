@@ -15,7 +15,7 @@ from nodes.schedulers.base import SchedulerError, SlurmStep
 from portal.models import User
 from tests.jobs.following.launchers import newest
 from tests.jobs.pages.reading import text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import bearer, signed_in
 
 pytestmark = pytest.mark.django_db
@@ -26,9 +26,9 @@ FINE = SlurmStep(number="extern", name="extern", state="completed", exit_code=0,
 
 
 @pytest.fixture
-def failed(job: Job, told: Told, tick: Callable[[], bool]) -> Attempt:
+def failed(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Attempt:
     """It has ended, and the accounts know nothing yet."""
-    told.say("101", state="failed", exit_code=1)
+    scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     return newest()
 
@@ -39,75 +39,81 @@ def told_of(attempt: Attempt) -> tuple[list[str], bool]:
     return [step["state"] for step in attempt.slurm_steps], attempt.slurm_steps_at is None
 
 
-def test_they_are_waited_for_and_kept_whole(failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_they_are_waited_for_and_kept_whole(
+    failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     assert told_of(failed) == ([], True)
     running = SlurmStep(number="0", name="python", state="running")
-    told.stepped["101", 0] = (BATCH, running)
+    scheduler.stepped["101", 0] = (BATCH, running)
     tick()
     assert told_of(failed) == ([], True)
-    told.stepped["101", 0] = (BATCH, KILLED)
+    scheduler.stepped["101", 0] = (BATCH, KILLED)
     tick()
     assert told_of(failed) == (["failed", "failed"], False)
     version = failed.version
-    told.stepped.clear()
+    scheduler.stepped.clear()
     tick()
     failed.refresh_from_db()
     assert (len(failed.slurm_steps), failed.version) == (2, version)
 
 
-def test_who_cancelled_it_past_vigil_is_named(job: Job, told: Told, tick: Callable[[], bool], mira: User) -> None:
-    told.say("101", state="cancelled")
+def test_who_cancelled_it_past_vigil_is_named(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], mira: User
+) -> None:
+    scheduler.update_job("101", state="cancelled")
     tick()
     cancelled = newest()
     assert cancelled.reason == "Cancelled outside Vigil, as by scancel."
-    told.stepped["101", 0], told.cancellers["101"] = (FINE,), "ada"
+    scheduler.stepped["101", 0], scheduler.cancellers["101"] = (FINE,), "ada"
     tick()
     cancelled.refresh_from_db()
     assert cancelled.reason == "Cancelled by Slurm user ada, outside Vigil."
     assert "Cancelled by Slurm user ada, outside Vigil." in text(signed_in(mira).get(f"/jobs/{job.pk}"))
 
 
-def test_whom_vigil_cancelled_the_accounts_are_not_asked(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_whom_vigil_cancelled_the_accounts_are_not_asked(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     Attempt.objects.update(cancel_asked_at=timezone.now())
-    told.say("101", state="cancelled")
-    told.stepped["101", 0], told.cancellers["101"] = (FINE,), "vigil"
+    scheduler.update_job("101", state="cancelled")
+    scheduler.stepped["101", 0], scheduler.cancellers["101"] = (FINE,), "vigil"
     tick()
     tick()
     assert newest().reason == "Cancelled."
-    assert "cancelled_by" not in told.asked
+    assert "cancelled_by" not in scheduler.asked
 
 
-def test_two_minutes_are_enough(failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_two_minutes_are_enough(failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     """Then what there is is kept."""
-    told.stepped["101", 0] = (FINE, SlurmStep(number="0", name="python", state="running"))
+    scheduler.stepped["101", 0] = (FINE, SlurmStep(number="0", name="python", state="running"))
     Attempt.objects.update(ended_at=timezone.now() - timedelta(seconds=121))
     tick()
     assert told_of(failed) == (["completed", "running"], False)
 
 
 def test_accounts_that_do_not_answer_are_asked_again(
-    failed: Attempt, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_silent_until", 0.0)
-    told.broken_parts["steps"] = SchedulerError("slurmdbd is away")
+    scheduler.broken_parts["steps"] = SchedulerError("slurmdbd is away")
     Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=5))
     tick()
     assert told_of(failed) == ([], True)
-    told.asked.clear()
+    scheduler.asked.clear()
     tick()
-    assert "steps" not in told.asked  # not in every tick: each such call may take ten seconds
-    del told.broken_parts["steps"]
-    told.stepped["101", 0] = (BATCH,)
+    assert "steps" not in scheduler.asked  # not in every tick: each such call may take ten seconds
+    del scheduler.broken_parts["steps"]
+    scheduler.stepped["101", 0] = (BATCH,)
     monkeypatch.setattr(steps, "_silent_until", 0.0)
     tick()
     assert told_of(failed) == (["failed"], False)
 
 
-def test_each_run_has_its_own(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    told.say("101", state="running", restart_count=1)
-    told.stepped = {("101", 0): (KILLED,), ("101", 1): (FINE,)}
+def test_each_run_has_its_own(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    scheduler.update_job("101", state="running", restart_count=1)
+    scheduler.stepped = {("101", 0): (KILLED,), ("101", 1): (FINE,)}
     tick()
-    told.say("101", state="completed", exit_code=0)
+    scheduler.update_job("101", state="completed", exit_code=0)
     tick()
     kept = [[step["number"] for step in attempt.slurm_steps] for attempt in Attempt.objects.order_by("number")]
     assert kept == [["0"], ["extern"]]
@@ -121,8 +127,10 @@ def test_a_script_with_many_keeps_what_went_wrong() -> None:
     assert kept[-1]["number"] == "450"
 
 
-def test_rest_and_the_page_tell_them(oskar: User, failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
-    told.stepped["101", 0] = (FINE, KILLED, BATCH)
+def test_rest_and_the_page_tell_them(
+    oskar: User, failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.stepped["101", 0] = (FINE, KILLED, BATCH)
     tick()
     (attempt,) = bearer(oskar).get(f"/api/v1/jobs/{failed.job_id}/attempts").json()["items"]
     assert [step["number"] for step in attempt["slurm_steps"]] == ["extern", "0", "batch"]
@@ -135,9 +143,11 @@ def test_rest_and_the_page_tell_them(oskar: User, failed: Attempt, told: Told, t
     assert "the batch script failed, exit 1, on dgx-01" in page
 
 
-def test_a_stop_to_be_resumed_is_no_failure(oskar: User, failed: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_a_stop_to_be_resumed_is_no_failure(
+    oskar: User, failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     launcher = SlurmStep(number="0", name="python", state="failed", exit_code=75, started_at=2.0)
-    told.stepped["101", 0] = (FINE, launcher, replace(BATCH, exit_code=75))
+    scheduler.stepped["101", 0] = (FINE, launcher, replace(BATCH, exit_code=75))
     tick()
     page = text(signed_in(oskar).get(f"/jobs/{failed.job_id}/attempts"))
     assert "<summary>3 Slurm steps, stopped to be resumed</summary>" in page

@@ -15,7 +15,7 @@ from nodes.schedulers.base import JobStatus, SchedulerError, Submission
 from portal.models import User
 from tests.jobs.asking import ask
 from tests.jobs.following.launchers import newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 
@@ -35,39 +35,41 @@ def later(**ago: float) -> None:
     Stray.objects.update(tried_at=moment)
 
 
-def lost(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> Submission:
+def lost(oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Submission:
     """A request whose answer never came and which the scheduler has not got yet; then the person cancels."""
-    told.loses_answers = True
+    scheduler.loses_answers = True
     tick()
-    told.loses_answers = False
-    told.jobs.clear()
+    scheduler.loses_answers = False
+    scheduler.jobs.clear()
     cancel(oskar, asked)
     later(seconds=31)
     tick()
     assert (newest().state, newest().scheduler_id) == ("cancelled", "")
-    return told.submissions[0]
+    return scheduler.submissions[0]
 
 
 def test_one_that_turns_up_after_its_cancel_is_cancelled(
-    oskar: User, asked: Job, told: Told, tick: Callable[[], bool]
+    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    submission = lost(oskar, asked, told, tick)
+    submission = lost(oskar, asked, scheduler, tick)
     tick()
-    assert not told.cancelled
-    told.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
+    assert not scheduler.cancelled
+    scheduler.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
     later(seconds=16)
     tick()
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]
     tick()
-    assert told.cancelled == ["101"]  # it has ten seconds to end
-    told.say("101", state="cancelled")
+    assert scheduler.cancelled == ["101"]  # it has ten seconds to end
+    scheduler.update_job("101", state="cancelled")
     tick()
     assert list(Stray.objects.values_list("scheduler_id", flat=True)) == [""]
-    assert len(told.submissions) == 1
+    assert len(scheduler.submissions) == 1
 
 
-def test_ten_minutes_are_enough(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> None:
-    lost(oskar, asked, told, tick)
+def test_ten_minutes_are_enough(
+    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    lost(oskar, asked, scheduler, tick)
     Stray.objects.update(since=timezone.now() - timedelta(minutes=9))
     later(seconds=16)
     tick()
@@ -78,82 +80,88 @@ def test_ten_minutes_are_enough(oskar: User, asked: Job, told: Told, tick: Calla
     assert Stray.objects.count() == 0
 
 
-def test_looking_is_not_repeated_in_every_tick(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> None:
-    lost(oskar, asked, told, tick)
+def test_looking_is_not_repeated_in_every_tick(
+    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    lost(oskar, asked, scheduler, tick)
     tick()
-    told.calls = 0
+    scheduler.calls = 0
     for _ in range(3):
         tick()
-    assert told.calls == 0  # nodes were just read, nothing else is alive
+    assert scheduler.calls == 0  # nodes were just read, nothing else is alive
 
 
 def test_what_is_refused_after_a_lost_answer_is_looked_out_for(
-    asked: Job, told: Told, tick: Callable[[], bool]
+    asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    told.loses_answers = True
+    scheduler.loses_answers = True
     tick()
-    told.loses_answers = False
-    told.jobs.clear()
+    scheduler.loses_answers = False
+    scheduler.jobs.clear()
     later(seconds=31)
-    told.refuses_submissions = SchedulerError("Its account is closed.", permanent=True)
+    scheduler.refuses_submissions = SchedulerError("Its account is closed.", permanent=True)
     tick()
     assert newest().cause == "rejected"
     assert Stray.objects.get().key == newest().key
 
 
 def test_a_cancel_that_fails_is_repeated_until_it_is_confirmed(
-    oskar: User, asked: Job, told: Told, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker wakes after its attempt was cancelled, and submits; just then the scheduler takes no cancel."""
-    submit_now = told.submit
+    submit_now = scheduler.submit
 
     def slow(submission: Submission) -> str:
         later(seconds=40)
         cancel(oskar, asked)
-        handover.hand_over(newest().pk, told)
+        handover.hand_over(newest().pk, scheduler)
         return submit_now(submission)
 
-    monkeypatch.setattr(told, "submit", slow)
-    told.refuses = lambda what, scheduler_id: SILENT
-    handover.hand_over(newest().pk, told)
-    assert (newest().state, told.cancelled) == ("cancelled", [])
+    monkeypatch.setattr(scheduler, "submit", slow)
+    scheduler.refuses = lambda what, scheduler_id: SILENT
+    handover.hand_over(newest().pk, scheduler)
+    assert (newest().state, scheduler.cancelled) == ("cancelled", [])
     assert Stray.objects.get(scheduler_id="101").tried_at is None
     tick()
-    assert told.cancelled == []
-    told.refuses = None
+    assert scheduler.cancelled == []
+    scheduler.refuses = None
     tick()
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]
     later(seconds=11)
     tick()
-    assert told.cancelled == ["101", "101"]  # it lives on
-    told.jobs.clear()
+    assert scheduler.cancelled == ["101", "101"]  # it lives on
+    scheduler.jobs.clear()
     tick()
     assert not Stray.objects.exclude(scheduler_id="").exists()
 
 
-def test_a_scheduler_that_no_longer_knows_it_confirms(asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_a_scheduler_that_no_longer_knows_it_confirms(
+    asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     Stray.objects.create(key=newest().key, scheduler_id="77")
-    told.refuses = lambda what, scheduler_id: SchedulerError("Invalid job id specified", permanent=True)
+    scheduler.refuses = lambda what, scheduler_id: SchedulerError("Invalid job id specified", permanent=True)
     tick()
     assert Stray.objects.get().tried_at is not None
     tick()
     assert not Stray.objects.exists()
 
 
-def test_anothers_job_of_the_same_id_is_left_alone(asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_anothers_job_of_the_same_id_is_left_alone(
+    asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     Stray.objects.create(key="0123456789abcdef", scheduler_id="77")
-    told.jobs["77"] = JobStatus(scheduler_id="77", state="running", key="anothers")
+    scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="running", key="anothers")
     tick()
-    assert not told.cancelled
+    assert not scheduler.cancelled
     assert not Stray.objects.exists()
 
 
-def test_it_outlives_its_job(oskar: User, asked: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_it_outlives_its_job(oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     """Deleted or not, what still runs of it is to end."""
-    submission = lost(oskar, asked, told, tick)
+    submission = lost(oskar, asked, scheduler, tick)
     tick()
     delete(oskar, Job.objects.get())
-    told.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
+    scheduler.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
     later(seconds=16)
     tick()
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]

@@ -17,7 +17,7 @@ from jobs.models import Attempt, Job
 from portal.models import User
 from tests.jobs.asking import ask
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
 
 pytestmark = [
@@ -47,19 +47,19 @@ def job(root: Path, oskar: User, tick: Callable[[], bool]) -> Job:
     return made
 
 
-def end(told: Told, tick: Callable[[], bool], **said: Any) -> Attempt:
-    told.say("101", **{"state": "failed", "signal": 53, "nodes": ("dgx01",), **said})
+def end(scheduler: ScriptedScheduler, tick: Callable[[], bool], **said: Any) -> Attempt:
+    scheduler.update_job("101", **{"state": "failed", "signal": 53, "nodes": ("dgx01",), **said})
     tick()
     return Attempt.objects.get(number=1)
 
 
 @pytest.mark.parametrize("said", [{}, {"signal": None, "exit_code": 1}])  # alone, and as a task of an array
 def test_a_folder_that_is_closed_is_named_and_not_tried_again(
-    job: Job, root: Path, told: Told, tick: Callable[[], bool], said: dict[str, Any]
+    job: Job, root: Path, scheduler: ScriptedScheduler, tick: Callable[[], bool], said: dict[str, Any]
 ) -> None:
     shutil.chown(root, "root", PORTAL)
     root.chmod(0o2710)
-    attempt = end(told, tick, **said)
+    attempt = end(scheduler, tick, **said)
     assert attempt.cause == "permission"
     assert attempt.reason == (
         f"{ALICE} may not enter {root}: it is open to the group {PORTAL}, and {ALICE} is not in it."
@@ -69,24 +69,30 @@ def test_a_folder_that_is_closed_is_named_and_not_tried_again(
     assert Attempt.objects.count() == 1
 
 
-def test_a_mode_that_lets_no_group_through_is_told(job: Job, root: Path, told: Told, tick: Callable[[], bool]) -> None:
+def test_a_mode_that_lets_no_group_through_is_told(
+    job: Job, root: Path, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     root.chmod(0o2700)
-    attempt = end(told, tick)
+    attempt = end(scheduler, tick)
     assert f"{ALICE} may not enter {root}: its mode is 2700, of root and the group {GROUP}." in attempt.reason
     assert f"chmod g+x {root}" in attempt.reason
 
 
-def test_its_own_folder_is_opened_anew_by_a_resume(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_its_own_folder_is_opened_anew_by_a_resume(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     folder = rundir.path_of(Job.objects.get().directory) / "job"
     folder.chmod(0o2700)  # of a folder with a list these bits are its mask
-    attempt = end(told, tick)
+    attempt = end(scheduler, tick)
     assert attempt.cause == "permission"
     assert f"{ALICE} may not write to {folder}" in attempt.reason
     assert attempt.reason.endswith(f"resume the job, and Vigil grants {ALICE} access again.")
 
 
-def test_where_nothing_is_closed_no_permission_is_claimed(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    attempt = end(told, tick)
+def test_where_nothing_is_closed_no_permission_is_claimed(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    attempt = end(scheduler, tick)
     assert attempt.cause == "launch"
     log = rundir.path_of(Job.objects.get().directory) / "job" / "batch.1.log"
     assert attempt.reason == (
@@ -98,18 +104,18 @@ def test_where_nothing_is_closed_no_permission_is_claimed(job: Job, told: Told, 
 
 @pytest.mark.parametrize("began", ["told", "launcher"])
 def test_a_script_that_died_of_that_signal_itself_was_started(
-    job: Job, root: Path, told: Told, tick: Callable[[], bool], began: str
+    job: Job, root: Path, scheduler: ScriptedScheduler, tick: Callable[[], bool], began: str
 ) -> None:
     if began == "told":
         (rundir.path_of(Job.objects.get().directory) / "job" / "told" / "101.0").mkdir(parents=True)
     else:
         launched(newest())
     root.chmod(0o2700)
-    assert end(told, tick).cause == "lost"
+    assert end(scheduler, tick).cause == "lost"
 
 
-def test_other_failures_stay_what_they_are(job: Job, told: Told, tick: Callable[[], bool]) -> None:
-    assert end(told, tick, signal=None, exit_code=3).cause == "failed"
+def test_other_failures_stay_what_they_are(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    assert end(scheduler, tick, signal=None, exit_code=3).cause == "failed"
 
 
 def test_barriers_follow_the_access_lists_as_the_kernel_does(root: Path) -> None:

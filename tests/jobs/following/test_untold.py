@@ -12,17 +12,17 @@ from jobs.models import Attempt, Job
 from jobs.submitting.submit import cancel
 from portal.models import User
 from tests.jobs.following.launchers import launched, newest
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def untold(job: Job, told: Told, tick: Callable[[], bool]) -> Attempt:
+def untold(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Attempt:
     """It ran, and now nobody knows."""
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
-    told.say("101", state="unknown")
+    scheduler.update_job("101", state="unknown")
     tick()
     return newest()
 
@@ -33,7 +33,7 @@ def long_since(minutes: int = 11) -> None:
 
 @pytest.mark.parametrize(("cause", "code", "state"), [("completed", 0, "completed"), ("failed", 1, "failed")])
 def test_the_launchers_last_word_counts_after_a_while(
-    cause: str, code: int, state: str, untold: Attempt, told: Told, tick: Callable[[], bool]
+    cause: str, code: int, state: str, untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     launched(untold, cause=cause, exit_code=code)
     long_since(9)
@@ -44,7 +44,9 @@ def test_the_launchers_last_word_counts_after_a_while(
     assert (newest().state, newest().cause, newest().exit_code) == (state, cause, code)
 
 
-def test_without_a_last_word_it_stays_and_says_so(untold: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_without_a_last_word_it_stays_and_says_so(
+    untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     launched(untold)
     long_since()
     tick()
@@ -54,25 +56,25 @@ def test_without_a_last_word_it_stays_and_says_so(untold: Attempt, told: Told, t
     version = attempt.version
     tick()
     assert newest().version == version
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
     assert (newest().state, newest().reason, newest().untold_since) == ("running", "", None)
 
 
-def test_one_such_answer_means_nothing(untold: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_one_such_answer_means_nothing(untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     assert untold.untold_since is not None
     assert untold.state == "running"
     since = untold.untold_since
     tick()
     assert newest().untold_since == since
-    told.say("101", state="running")
+    scheduler.update_job("101", state="running")
     tick()
     assert newest().untold_since is None
-    assert not told.cancelled
+    assert not scheduler.cancelled
 
 
 def test_one_that_was_cancelled_is_cancelled(
-    oskar: User, job: Job, untold: Attempt, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     launched(untold, cause="stopped", exit_code=75)
     cancel(oskar, job)
@@ -82,7 +84,7 @@ def test_one_that_was_cancelled_is_cancelled(
 
 
 def test_one_that_was_killed_is_gone_without_a_last_word(
-    oskar: User, job: Job, untold: Attempt, told: Told, tick: Callable[[], bool]
+    oskar: User, job: Job, untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """Else nobody could ever resume or delete it, where the accounts have missed its end."""
     launched(untold)
@@ -93,27 +95,27 @@ def test_one_that_was_killed_is_gone_without_a_last_word(
     Attempt.objects.update(cancel_signalled_at=timezone.now() - timedelta(minutes=5))
     tick()
     tick()
-    assert told.cancelled == ["101"]
+    assert scheduler.cancelled == ["101"]
     assert (newest().state, newest().cause, Attempt.objects.count()) == ("cancelled", "cancelled", 1)
 
 
-def test_not_knowing_is_not_missing(untold: Attempt, told: Told, tick: Callable[[], bool]) -> None:
+def test_not_knowing_is_not_missing(untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     """However long its state could not be told: an answer without the job counts for itself."""
     long_since(60)
-    known = told.jobs.pop("101")
+    known = scheduler.jobs.pop("101")
     tick()
     assert newest().ended_at is None
     assert newest().unknown_since is not None
-    told.jobs["101"] = known
+    scheduler.jobs["101"] = known
     tick()
     assert (newest().ended_at, newest().unknown_since) == (None, None)
 
 
-def test_thousands_are_noted_in_a_few_queries(job: Job, told: Told, tick: Callable[[], bool]) -> None:
+def test_thousands_are_noted_in_a_few_queries(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     more = [Attempt(job=job, number=n, scheduler_id=str(1000 + n), token_digest="x") for n in range(2, 1_000)]
     Attempt.objects.bulk_create(more)
     for attempt in Attempt.objects.all():
-        told.jobs[attempt.scheduler_id] = told.jobs["101"].__class__(
+        scheduler.jobs[attempt.scheduler_id] = scheduler.jobs["101"].__class__(
             scheduler_id=attempt.scheduler_id, state="unknown", key=attempt.key
         )
     tick()

@@ -80,7 +80,7 @@ def test_a_name_that_is_none_is_quarantined() -> None:
 
 def test_a_nul_in_a_text_does_not_lose_the_event() -> None:
     attempt = attempt_of()
-    reports.ingest(attempt.pk, post(Spooled().tell("run.failed", error="a\x00b", nested={"k\x00": ["\x00"]})))
+    reports.ingest(attempt.pk, post(Spooled().add_event("run.failed", error="a\x00b", nested={"k\x00": ["\x00"]})))
     assert Event.objects.get(kind="run.failed").data == {"error": "a\ufffdb", "nested": {"k\ufffd": ["\ufffd"]}}
 
 
@@ -94,20 +94,24 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize("depth", [64, 100, 300, 450])
 def test_a_deep_event_is_quarantined(depth: int) -> None:
     attempt = attempt_of()
-    stream = Spooled().tell("deep", data=nested(depth)).log(5, loss=1.0)
+    stream = Spooled().add_event("deep", data=nested(depth)).log(5, loss=1.0)
     assert send(attempt, frame(stream)).json()["streams"] == {stream.uid: 2}
     assert Event.objects.get().kind == "report.quarantined"
     assert len(stored(attempt)) == 1
 
 
 def test_the_deepest_event_is_kept() -> None:
-    reports.ingest(attempt_of().pk, post(Spooled().tell("deep", data=nested(63))))
+    reports.ingest(attempt_of().pk, post(Spooled().add_event("deep", data=nested(63))))
     assert Event.objects.get().data == {"data": nested(63)}
 
 
 def test_half_a_surrogate_pair_does_not_lose_the_event() -> None:
     attempt = attempt_of()
-    sent = Spooled().tell("run.failed", error=os.fsdecode(b"no file caf\xe9")).tell("note", text="\U0001f600 \\ud800")
+    sent = (
+        Spooled()
+        .add_event("run.failed", error=os.fsdecode(b"no file caf\xe9"))
+        .add_event("note", text="\U0001f600 \\ud800")
+    )
     reports.ingest(attempt.pk, post(sent))
     assert Event.objects.get(kind="run.failed").data == {"error": "no file caf\ufffd"}
     assert Event.objects.get(kind="note").data == {"text": "\U0001f600 \\ud800"}
@@ -115,7 +119,7 @@ def test_half_a_surrogate_pair_does_not_lose_the_event() -> None:
 
 def test_what_the_spool_parser_found_damaged_is_counted() -> None:
     attempt = attempt_of()
-    reports.ingest(attempt.pk, post(Spooled().tell("report.damaged", seq=0, problem="?").log(1, loss=1.0)))
+    reports.ingest(attempt.pk, post(Spooled().add_event("report.damaged", seq=0, problem="?").log(1, loss=1.0)))
     assert Stream.objects.get().quarantined == 1
     assert stored(attempt)
 
@@ -210,7 +214,7 @@ def test_a_stream_that_changes_its_name_is_refused() -> None:
 def test_bytes_that_are_no_utf_8_are_refused(old: bytes, new: bytes) -> None:
     """Each was a 500: msgspec raises an error that is none of its own."""
     attempt = attempt_of()
-    body = json.dumps(frame(Spooled().tell("k").log(1, loss=1.0))).encode()
+    body = json.dumps(frame(Spooled().add_event("k").log(1, loss=1.0))).encode()
     assert old in body
     before = world(attempt)
     response = send(attempt, gzip.compress(body.replace(old, new)))
@@ -222,7 +226,7 @@ def test_bytes_that_are_no_utf_8_are_refused(old: bytes, new: bytes) -> None:
 def test_an_escape_cut_off_before_a_wide_letter_is_refused() -> None:
     """To mend it as half of a surrogate pair would cut the letter in two."""
     attempt = attempt_of()
-    body = json.dumps(frame(Spooled().tell("k"))).encode().replace(b'"k"', '"\\ud8aé"'.encode())
+    body = json.dumps(frame(Spooled().add_event("k"))).encode().replace(b'"k"', '"\\ud8aé"'.encode())
     assert send(attempt, gzip.compress(body)).status_code == 422
 
 

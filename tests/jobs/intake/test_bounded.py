@@ -61,9 +61,9 @@ def test_a_hundred_events_take_as_many_queries_as_two(kind: str, attempt: Attemp
 def test_commits_do_not_search_what_was_removed(attempt: Attempt) -> None:
     """The removals of a job are thousands of events: a commit asks an index, not them."""
     removed = {"step": 7, "generation": 1}
-    reports.ingest(attempt.pk, post(Spooled(rank=1).tell("checkpoint.pruned", **removed)))
+    reports.ingest(attempt.pk, post(Spooled(rank=1).add_event("checkpoint.pruned", **removed)))
     with CaptureQueriesContext(connection) as queries:
-        reports.ingest(attempt.pk, post(Spooled().tell("checkpoint.committed", **removed)))
+        reports.ingest(attempt.pk, post(Spooled().add_event("checkpoint.committed", **removed)))
     assert Checkpoint.objects.get().state == "pruned"
     reads = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
     assert not [sql for sql in reads if "JSON" in sql.upper()]
@@ -177,7 +177,7 @@ def test_a_post_that_there_is_no_time_for_goes_on_where_the_answer_says(
     monkeypatch.setattr(parts, "EVENTS", 2)
     spooled = Spooled()
     for step in range(9):
-        spooled.log(step, loss=1.0 / (step + 1)).tell("custom", number=step)
+        spooled.log(step, loss=1.0 / (step + 1)).add_event("custom", number=step)
     first, posts = 0, 0
     while first < len(spooled.batches):
         first = reports.ingest(attempt.pk, post((spooled, first, len(spooled.batches))), seconds=0).streams[spooled.uid]
@@ -211,7 +211,7 @@ def test_rounds_are_applied_in_short_transactions_and_counted_once(
     """A process that is killed within an event or between two leaves the rest to whoever comes next."""
     spooled = Spooled()
     for first in range(1, 9, 2):
-        spooled.tell("round.clients", step=first, **table(first))
+        spooled.add_event("round.clients", step=first, **table(first))
     with monkeypatch.context() as patch:
         killed_after(patch, transactions=3)
         with pytest.raises(StopIteration):
@@ -238,7 +238,7 @@ def test_many_clients_are_stored_in_short_transactions(
     spooled = Spooled()
     packed: dict[str, Any] = {"clients.split": split.pack(), "clients.named": ClientNames(10, tuple("abcde")).pack()}
     for kind, fields in packed.items():
-        spooled.tell(kind, **fields)
+        spooled.add_event(kind, **fields)
     for take in [partial(reports.ingest, federated.pk, post(spooled)), apply_all, apply_all][:kills]:
         with monkeypatch.context() as patch:
             killed_after(patch, transactions=2)
@@ -266,8 +266,8 @@ def test_an_attempt_with_much_to_apply_takes_no_more(federated: Attempt, monkeyp
     monkeypatch.setattr(rounds, "MOST_PENDING", 2)
     one, other = Spooled(rank=0), Spooled(rank=0, uid="f" * 16)
     for first in range(1, 7, 2):
-        one.tell("round.clients", step=first, **table(first))
-    other.tell("round.clients", step=9, **table(9))
+        one.add_event("round.clients", step=first, **table(first))
+    other.add_event("round.clients", step=9, **table(9))
     assert reports.ingest(federated.pk, post(one), seconds=0).streams == {one.uid: 3}
     answer = reports.ingest(federated.pk, post(other), seconds=0)
     assert (answer.streams, answer.taken) == ({other.uid: 0}, False)

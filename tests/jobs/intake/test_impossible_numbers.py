@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 )
 def test_a_write_cannot_take_longer_than_its_attempt_has_run(seconds: object, grace: int) -> None:
     attempt = attempt_of(started_at=timezone.now() - timedelta(seconds=119, milliseconds=500))
-    told = Spooled().tell("checkpoint.committed", step=100, generation=1, bytes=1, seconds=seconds)
+    told = Spooled().add_event("checkpoint.committed", step=100, generation=1, bytes=1, seconds=seconds)
     reports.ingest(attempt.pk, post(told))
     assert grace_of(attempt) == pytest.approx(grace, abs=2)
 
@@ -36,16 +36,16 @@ def test_a_write_cannot_take_longer_than_its_attempt_has_run(seconds: object, gr
 def test_the_site_caps_the_grace_of_a_job_that_has_run_for_long(settings: Any) -> None:
     settings.VIGIL_MAX_GRACE_SECONDS = 600
     attempt = attempt_of(started_at=timezone.now() - timedelta(days=3))
-    told = Spooled().tell("checkpoint.committed", step=100, generation=1, bytes=1, seconds=1e6)
+    told = Spooled().add_event("checkpoint.committed", step=100, generation=1, bytes=1, seconds=1e6)
     reports.ingest(attempt.pk, post(told))
     assert grace_of(attempt) == 600
 
 
 def test_a_checkpoint_from_the_future_is_not_the_newest_for_ever() -> None:
     attempt = attempt_of(started_at=timezone.now() - timedelta(hours=1))
-    stream = Spooled().tell("checkpoint.committed", time=8e9, step=100, generation=1, bytes=1, seconds=900.0)
+    stream = Spooled().add_event("checkpoint.committed", time=8e9, step=100, generation=1, bytes=1, seconds=900.0)
     reports.ingest(attempt.pk, post(stream))
-    stream.tell("checkpoint.committed", time=time.time() + 5, step=200, generation=1, bytes=1, seconds=10.0)
+    stream.add_event("checkpoint.committed", time=time.time() + 5, step=200, generation=1, bytes=1, seconds=10.0)
     reports.ingest(attempt.pk, post((stream, 1, 2)))
     assert grace_of(attempt) == 50
     now = timezone.now()
@@ -56,10 +56,12 @@ def test_a_checkpoint_from_the_future_is_not_the_newest_for_ever() -> None:
 def test_an_estimate_beyond_all_calendars_is_none() -> None:
     """A step far below an absurd number of steps is no reason for a list of jobs to fail."""
     attempt = attempt_of(job_of(), started_at=timezone.now())
-    stream = Spooled().tell("run.started", steps=2**53 - 1, start_step=0).tell("progress", step=1, steps=2**53 - 1)
+    stream = (
+        Spooled().add_event("run.started", steps=2**53 - 1, start_step=0).add_event("progress", step=1, steps=2**53 - 1)
+    )
     reports.ingest(attempt.pk, post(stream))
     type(attempt).objects.filter(pk=attempt.pk).update(last_report_at=timezone.now() - timedelta(seconds=5))
-    stream.tell("progress", step=2, steps=2**53 - 1)
+    stream.add_event("progress", step=2, steps=2**53 - 1)
     reports.ingest(attempt.pk, post((stream, 2, 3)))
     visitor_of = sysadmin()
     visitor = signed_in(visitor_of)
@@ -77,7 +79,7 @@ def test_rounds_that_took_longer_than_a_year_have_no_time() -> None:
     rounds["round"][:] = clients["round"][:] = 1
     rounds["seconds"][:] = 3e38
     clients["client"][:], clients["seconds"][:] = (0, 1), (3e38, 2.0)
-    told = Spooled().tell("round.clients", **RoundTable(rounds, clients).pack())
+    told = Spooled().add_event("round.clients", **RoundTable(rounds, clients).pack())
     reports.ingest(attempt.pk, post(told))
     assert Round.objects.get().seconds is None
     assert np.isnan(unpack(bytes(Round.objects.get().named))["seconds"][0])

@@ -41,7 +41,7 @@ def test_collecting_takes_what_was_never_posted_and_only_that(tmp_path: Path) ->
     attempt = attempt_of(directory="attempt-1")
     posted, unknown = Spooled(rank=0), Spooled(rank=1)
     for step in range(200):
-        posted.log(step, loss=step / 2).tell("note", number=step)
+        posted.log(step, loss=step / 2).add_event("note", number=step)
         unknown.log(step, loss=step / 4)
     reports.ingest(attempt.pk, post((posted, 0, 150)))
     spool(tmp_path, posted, torn=b'{"seq": 400, "ser')
@@ -88,7 +88,7 @@ def test_collecting_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
     stranger = Spooled(rank=6)
     stranger.batches.append(stranger.log(1, loss=1.0).batches[0])
     spool(tmp_path, stranger).write_text('{"stream": "nonsense"}\n' * 3)
-    spool(tmp_path, Spooled(rank=7).tell("weird", text="\ud800", big=2**70).log(2, loss=2.0))
+    spool(tmp_path, Spooled(rank=7).add_event("weird", text="\ud800", big=2**70).log(2, loss=2.0))
     spools.collect(attempt, tmp_path)
     assert set(stored(attempt)) == {("loss", 0, 0, 1), ("loss", 0, 7, 2)}
     assert Event.objects.get(kind="weird").data == {"text": "\ufffd", "big": 2**70}
@@ -141,7 +141,7 @@ def test_a_closed_attempt_is_not_collected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("depth", [64, 485, 20_000])
 def test_a_deep_event_in_a_spool_is_passed(depth: int, tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
-    path = spool(tmp_path, Spooled(rank=0).tell("deep", data="?").log(5, loss=1.0))
+    path = spool(tmp_path, Spooled(rank=0).add_event("deep", data="?").log(5, loss=1.0))
     path.write_text(path.read_text().replace('"?"', "[" * depth + "]" * depth))
     assert spools.collect(attempt, tmp_path) == 2
     assert Event.objects.get().kind == "report.damaged"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 def test_points_events_and_progress_are_taken() -> None:
     attempt = attempt_of()
     stream = Spooled()
-    stream.tell("run.started", steps=200, start_step=0).tell("phase", phase="step", step=0)
+    stream.add_event("run.started", steps=200, start_step=0).add_event("phase", phase="step", step=0)
     stream.log(1, loss=2.5, step_seconds=0.1).log(2, loss=2.25, step_seconds=0.2)
     answer = reports.ingest(attempt.pk, post(stream))
     assert answer == reports.ReportResponse({stream.uid: 4}, 1, True)
@@ -40,7 +40,7 @@ def test_points_events_and_progress_are_taken() -> None:
 
 def test_the_same_post_again_changes_nothing() -> None:
     attempt = attempt_of()
-    sent = post(Spooled().log(1, loss=1.0).tell("phase", phase="step", step=1))
+    sent = post(Spooled().log(1, loss=1.0).add_event("phase", phase="step", step=1))
     first = reports.ingest(attempt.pk, sent)
     before = world(attempt)
     assert reports.ingest(attempt.pk, sent) == reports.ReportResponse(first.streams, first.version, False)
@@ -81,7 +81,7 @@ def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st
     for incarnation, rank in itertools.product(range(2), range(2)):
         stream = Spooled(rank=rank, incarnation=incarnation)
         for i in range(data.draw(st.integers(1, 6))):
-            stream.log(3 * incarnation + i, loss=rank + i / 8).tell("note", number=i)
+            stream.log(3 * incarnation + i, loss=rank + i / 8).add_event("note", number=i)
         streams.append(stream)
     cursors = {stream.uid: 0 for stream in streams}
     old: list[wire.ReportPost] = []
@@ -166,7 +166,7 @@ def test_a_superseded_incarnation_does_not_move_the_attempt_back() -> None:
 
 def test_a_launcher_has_no_say_in_the_step() -> None:
     attempt = attempt_of()
-    launcher = Spooled(rank=-1).log(1_700_000_000, cpu_cores=3.5).tell("progress", step=9, steps=10)
+    launcher = Spooled(rank=-1).log(1_700_000_000, cpu_cores=3.5).add_event("progress", step=9, steps=10)
     reports.ingest(attempt.pk, post(launcher, Spooled().log(4, loss=1.0)))
     attempt.refresh_from_db()
     assert (attempt.step, attempt.steps, attempt.latest) == (4, None, {"loss": 1.0})
@@ -175,7 +175,7 @@ def test_a_launcher_has_no_say_in_the_step() -> None:
 
 def test_a_committed_checkpoint_is_registered_once() -> None:
     attempt = attempt_of()
-    stream = Spooled().tell("checkpoint.committed", step=100, generation=1, name="step-100", bytes=10, seconds=0.5)
+    stream = Spooled().add_event("checkpoint.committed", step=100, generation=1, name="step-100", bytes=10, seconds=0.5)
     reports.ingest(attempt.pk, post(stream))
     reports.ingest(attempt.pk, post(stream))
     assert list(Checkpoint.objects.values_list("step", "generation", "name")) == [(100, 1, "step-100")]
@@ -198,7 +198,7 @@ def test_too_many_events_are_dropped_with_one_word(monkeypatch: pytest.MonkeyPat
     attempt = attempt_of()
     stream = Spooled()
     for i in range(6):
-        stream.tell("note", number=i)
+        stream.add_event("note", number=i)
     reports.ingest(attempt.pk, post((stream, 0, 5)))
     reports.ingest(attempt.pk, post((stream, 5, 6)))
     assert Event.objects.filter(kind="note").count() == 3
@@ -213,14 +213,14 @@ def test_progress_at_every_step_takes_no_room_from_what_happened(monkeypatch: py
     stream, sent = Spooled(), 0
     for till in range(5, 31, 5):
         for step in range(till - 5, till):
-            stream.tell("progress", step=step, steps=100)
+            stream.add_event("progress", step=step, steps=100)
         reports.ingest(attempt.pk, post((stream, sent, till)))
         sent = till
     stood = Event.objects.filter(kind="progress").values_list("data__step", flat=True)
     assert list(stood) == [4, 9, 14, 19], "the last of each post, as many as there is room for"
     attempt.refresh_from_db()
     assert (attempt.step, attempt.steps) == (29, 100), "it is known all the same"
-    reports.ingest(attempt.pk, post((stream.tell("note", number=1), 30, 31)))
+    reports.ingest(attempt.pk, post((stream.add_event("note", number=1), 30, 31)))
     assert Event.objects.filter(kind="note").exists()
     assert not Event.objects.filter(kind="report.too_many_events").exists()
 
@@ -263,9 +263,9 @@ def test_pace_does_not_count_what_was_done_before(monkeypatch: pytest.MonkeyPatc
     for second in range(4):
         monkeypatch.setattr(timezone, "now", lambda at=now + timedelta(seconds=10 * second): at)
         if second == 0:
-            stream.tell("phase", phase="restore", step=0)
+            stream.add_event("phase", phase="restore", step=0)
         elif second == 1:
-            stream.tell("run.started", steps=2000, start_step=900)
+            stream.add_event("run.started", steps=2000, start_step=900)
         else:
             stream.log(900 + 10 * (second - 1), loss=1.0)
         reports.ingest(attempt.pk, post((stream, second, second + 1)))

@@ -38,7 +38,7 @@ def attempt(mira: User, runs: Path) -> Attempt:
 def tell(attempt: Attempt, *told: dict[str, Any], uid: str = "") -> None:
     launcher = Spooled(rank=-1, uid=uid)
     for one in told:
-        launcher.tell(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **one})
+        launcher.add_event(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **one})
     reports.ingest(attempt.pk, post(launcher))
 
 
@@ -98,9 +98,9 @@ def test_is_told_once_however_often_and_not_without_end(attempt: Attempt) -> Non
 
 
 def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
-    launcher = Spooled(rank=-1).tell(restarts.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True})
+    launcher = Spooled(rank=-1).add_event(restarts.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True})
     reports.ingest(attempt.pk, post(launcher))
-    launcher = Spooled(rank=-1, uid="d" * 16).tell(
+    launcher = Spooled(rank=-1, uid="d" * 16).add_event(
         restarts.ENDED, time=5.0, **{**ENDED, "incarnation": 1, "restarting": True}
     )
     reports.ingest(attempt.pk, post(launcher))

@@ -20,7 +20,7 @@ from jobs.intake import reports, spools, tail
 from jobs.models import Attempt, Event, Stream
 from nodes.schedulers.base import JobStatus
 from tests.jobs.reporting import Spooled, attempt_of, job_of, post, stored
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from training.reporting import spool as spooling
 
 pytestmark = pytest.mark.django_db
@@ -273,13 +273,13 @@ def test_others_are_left_alone(fields: dict[str, Any]) -> None:
     assert steps(attempt) == []
 
 
-def test_its_shippers_are_told(settings: Any, told: Told) -> None:
+def test_its_shippers_are_told(settings: Any, scheduler: ScriptedScheduler) -> None:
     """By the token, in each direction, also while the job runs."""
     settings.VIGIL_REPORTS = "tail"
     attempt, (rank,) = running(tailed=False)
     now = time.time()
-    told.jobs[attempt.scheduler_id] = JobStatus(scheduler_id=attempt.scheduler_id, state="running", started_at=now)
-    follow.tick(told)
+    scheduler.jobs[attempt.scheduler_id] = JobStatus(scheduler_id=attempt.scheduler_id, state="running", started_at=now)
+    follow.tick(scheduler)
     file = rundir.path_of(attempt.job.directory) / "portal" / "token"
     assert json.loads(file.read_text())["reports"] == "tail"
     attempt.refresh_from_db()
@@ -288,8 +288,8 @@ def test_its_shippers_are_told(settings: Any, told: Told) -> None:
     tail.tick()
     assert steps(attempt) == [1]
     settings.VIGIL_REPORTS = "post"
-    follow.tick(told)
+    follow.tick(scheduler)
     assert json.loads(file.read_text())["reports"] == "post"
     before = file.read_text()
-    follow.tick(told)
+    follow.tick(scheduler)
     assert file.read_text() == before

@@ -35,7 +35,7 @@ def job(mira: User, project: Project) -> Job:
     return a_job(mira, project, state="running")
 
 
-def tell(job: Job, kind: str, *, rank: int = 0, **data: Any) -> None:
+def add_event(job: Job, kind: str, *, rank: int = 0, **data: Any) -> None:
     Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, rank=rank, incarnation=0, data=data)
 
 
@@ -44,9 +44,9 @@ def page(client: Client, job: Job) -> str:
 
 
 def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> None:
-    tell(job, "run.verdict", **{**VERDICT, "bound": "compute"})
-    tell(job, "run.verdict", **VERDICT)
-    tell(job, "run.verdict", rank=3, **{**VERDICT, "bound": "host"})  # not rank 0's
+    add_event(job, "run.verdict", **{**VERDICT, "bound": "compute"})
+    add_event(job, "run.verdict", **VERDICT)
+    add_event(job, "run.verdict", rank=3, **{**VERDICT, "bound": "host"})  # not rank 0's
     shown = page(client, job)
     for words in (
         "Bound by input", "32 % of a step is spent waiting for data.", "Put the data elsewhere.", "41.2 %",
@@ -59,7 +59,9 @@ def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> 
 
 
 def test_a_straggler_is_what_holds_it_up(client: Client, job: Job) -> None:
-    tell(job, "run.verdict", **{**VERDICT, "bound": "straggler", "because": "Rank 3 takes 14.0 times the usual time."})
+    add_event(
+        job, "run.verdict", **{**VERDICT, "bound": "straggler", "because": "Rank 3 takes 14.0 times the usual time."}
+    )
     assert "Delayed by one rank" in page(client, job)
     assert "Rank 3 takes 14.0 times" in page(client, job)
 
@@ -67,10 +69,10 @@ def test_a_straggler_is_what_holds_it_up(client: Client, job: Job) -> None:
 def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> None:
     """After an outage streams are posted in any order, and a spool may be read once the next attempt runs."""
     second = attempt_of(job, number=2, started_at=timezone.now())
-    late = Spooled().tell("run.verdict", **{**VERDICT, "bound": "host"})
-    newest = Spooled(incarnation=1).tell("run.verdict", **VERDICT)
+    late = Spooled().add_event("run.verdict", **{**VERDICT, "bound": "host"})
+    newest = Spooled(incarnation=1).add_event("run.verdict", **VERDICT)
     reports.ingest(second.pk, post(newest, late))
-    before = Spooled().tell("run.verdict", **{**VERDICT, "bound": "memory"})
+    before = Spooled().add_event("run.verdict", **{**VERDICT, "bound": "memory"})
     reports.ingest(job.latest.pk, post(before))  # type: ignore[union-attr]
     shown = page(client, job)
     assert "Bound by input" in shown
@@ -78,7 +80,7 @@ def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> No
 
 def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
     assert "The analysis needs 20 steps" in page(client, job)
-    tell(job, "run.verdict", bound=None, because="Not enough measured yet: 6 steps.", remedy="no", split={})
+    add_event(job, "run.verdict", bound=None, because="Not enough measured yet: 6 steps.", remedy="no", split={})
     shown = page(client, job)
     assert "What bounds it" in shown
     assert "Not enough measured yet: 6 steps." in shown
@@ -115,7 +117,7 @@ NONSENSE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("data", NONSENSE)
 def test_what_makes_no_sense_is_left_out(client: Client, job: Job, data: dict[str, Any]) -> None:
-    tell(job, "run.verdict", **data)
+    add_event(job, "run.verdict", **data)
     shown = page(client, job)
     assert "<script>" not in shown
     assert "<b>x" not in shown

@@ -118,7 +118,9 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     )
     told = {attempt: (range(90, 121), ended - timedelta(seconds=30)), following: (range(101, 131), again)}
     for one, (steps, began) in told.items():
-        spooled = Spooled().tell("run.started", (began + timedelta(minutes=1)).timestamp(), start_step=steps[0] - 1)
+        spooled = Spooled().add_event(
+            "run.started", (began + timedelta(minutes=1)).timestamp(), start_step=steps[0] - 1
+        )
         for i, step in enumerate(steps):
             spooled.log(
                 step,

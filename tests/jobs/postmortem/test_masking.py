@@ -67,7 +67,7 @@ def test_what_people_write_is_masked_before_it_is_stored(incident: Incident) -> 
 
 @pytest.mark.parametrize(("kind", "key"), [("run.failed", "error"), ("client.dropped", "traceback")])
 def test_what_an_event_quotes_is_masked_before_it_is_stored(kind: str, key: str) -> None:
-    reports.ingest(attempt_of().pk, post(Spooled().tell(kind, **{key: LOGIN, "client": 1, "step": 1})))
+    reports.ingest(attempt_of().pk, post(Spooled().add_event(kind, **{key: LOGIN, "client": 1, "step": 1})))
     stored = Event.objects.get(kind=kind).data[key]
     assert "wandb login" in stored
     assert KEY not in stored

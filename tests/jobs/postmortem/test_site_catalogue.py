@@ -39,7 +39,7 @@ def of(**changes: Any) -> dict[str, Any]:
     return {**OURS, **changes}
 
 
-def said(trial: EntryTrial, level: str = "error") -> dict[str, str]:
+def messages_of(trial: EntryTrial, level: str = "error") -> dict[str, str]:
     return {finding.field: finding.text for finding in trial.findings if finding.level == level}
 
 
@@ -62,11 +62,11 @@ class TestTrial:
         assert trial.seconds is not None
         assert 0.5 < trial.seconds < 5
         assert trial.megabytes < 5
-        assert f"It took {trial.seconds:.1f} s for {trial.megabytes:.1f} MB" in said(trial)["pattern"]
+        assert f"It took {trial.seconds:.1f} s for {trial.megabytes:.1f} MB" in messages_of(trial)["pattern"]
 
     def test_one_that_would_slow_the_sieve(self) -> None:
         trial = try_entry(of(pattern=r"^\d{1,2}\D", example="7 went", look_alike="seven went"))
-        refusal = said(trial)["pattern"]
+        refusal = messages_of(trial)["pattern"]
         # Slow by itself already, where the machine is.
         assert "It would slow down the reading of every log" in refusal or "It took" in refusal
 
@@ -103,18 +103,18 @@ class TestTrial:
     def test_what_is_refused(self, changes: dict[str, Any], field: str, words: str) -> None:
         trial = try_entry(of(**changes))
         assert not trial.is_fit
-        assert words in said(trial)[field]
+        assert words in messages_of(trial)[field]
 
     def test_one_that_finds_what_healthy_runs_print(self) -> None:
         trial = try_entry(of(pattern=r"went away|lm loss: \d"))
-        assert "lines of healthy runs" in said(trial)["pattern"]
+        assert "lines of healthy runs" in messages_of(trial)["pattern"]
 
     def test_what_is_worth_knowing(self) -> None:
         trial = try_entry(of(pattern=r"went away|step-7\d+/rank3\d"))
-        assert "lines of healthy runs" in said(trial, "warn")["pattern"]
+        assert "lines of healthy runs" in messages_of(trial, "warn")["pattern"]
         shipped = next(entry for entry in shipped_catalogue() if entry.role == "root" and not entry.is_for_tracebacks)
         trial = try_entry(of(name=shipped.name, pattern=f"{OURS['pattern']}|{shipped.pattern}"))
-        assert "Replaces the built-in entry" in said(trial, "warn")["name"]
+        assert "Replaces the built-in entry" in messages_of(trial, "warn")["name"]
 
     def test_of_a_traceback_class_and_message_count(self) -> None:
         raised = of(
@@ -122,8 +122,8 @@ class TestTrial:
             example="ourfs.VolumeGone: volume 7", look_alike="ourfs.VolumeSlow: volume 7",
         )  # fmt: skip
         assert try_entry(raised).is_fit
-        assert "example" in said(try_entry({**raised, "pattern": "cask"}))
-        assert "pattern" in said(try_entry({**raised, "exception": r".{2,1000}.{2,1000}VolumeGone"}))
+        assert "example" in messages_of(try_entry({**raised, "pattern": "cask"}))
+        assert "pattern" in messages_of(try_entry({**raised, "exception": r".{2,1000}.{2,1000}VolumeGone"}))
 
 
 class TestTogether:

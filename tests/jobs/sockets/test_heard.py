@@ -32,7 +32,7 @@ def test_a_page_hears_what_is_reported_after_it_joined(server: Server, ada: User
     client = signed_in(ada)
 
     async def scene() -> None:
-        stream = Spooled().log(1, loss=2.5).log(2, loss=2.25, step_seconds=0.5).tell("phase", phase="save", step=2)
+        stream = Spooled().log(1, loss=2.5).log(2, loss=2.25, step_seconds=0.5).add_event("phase", phase="save", step=2)
         await take(attempt, (stream, 0, 1))
         socket = Socket(f"/ws/jobs/{attempt.job_id}", client)
         assert await socket.connect() is None

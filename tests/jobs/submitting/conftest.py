@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told(has_arrays=True)
+def scheduler() -> ScriptedScheduler:
+    return ScriptedScheduler(has_arrays=True)

@@ -12,7 +12,7 @@ from jobs.models import Attempt, Stray, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
 from portal.models import User
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 TEXT = """\
 # Which rate?
@@ -35,8 +35,8 @@ def make(user: User, text: str = TEXT, **options: Any) -> Sweep:
     return sweeps.submit(user, SweepSpec.parse_toml(text), spec_toml=text, **options)[0]
 
 
-def tick(told: Told) -> None:
-    assert follow.tick(told)
+def tick(scheduler: ScriptedScheduler) -> None:
+    assert follow.tick(scheduler)
 
 
 def later() -> None:

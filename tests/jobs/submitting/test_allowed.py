@@ -27,7 +27,7 @@ from nodes.schedulers.cluster import (
 )
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
-from tests.jobs.schedulers import DGX_01, Told
+from tests.jobs.schedulers import DGX_01, ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 NODES = [
@@ -59,8 +59,10 @@ def read(*queue: QueuedJobInfo, reserved: tuple[ReservationInfo, ...] = (), **fa
         qos=(QosInfo(name="normal"), QosInfo(name="small", limits=SMALL)),
         associations=(AssociationInfo(account="lab"), AssociationInfo(account="vision", parent="lab"), own),
     )
-    told = Told(machines=NODES, divided=partitions, queued=list(queue), reserved=list(reserved), accounted=accounts)
-    sync.read(told)
+    scheduler = ScriptedScheduler(
+        machines=NODES, divided=partitions, queued=list(queue), reserved=list(reserved), accounted=accounts
+    )
+    sync.read(scheduler)
 
 
 def told(user: User, **resources: Any) -> dict[str, str]:
@@ -191,7 +193,7 @@ def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
 def test_where_nothing_is_known_nothing_is_refused(oskar: User) -> None:
     asked = {"qos": "small", "partition": "short", "reservation": "r", "time_limit": "90:00:00"}
     assert told(oskar, **asked) == {}
-    sync.read(Told(broken=SchedulerError("Slurm does not answer")))
+    sync.read(ScriptedScheduler(broken=SchedulerError("Slurm does not answer")))
     assert told(oskar, **asked) == {}
-    sync.read(Told(machines=[DGX_01]))  # one machine that plays all nodes knows no limits
+    sync.read(ScriptedScheduler(machines=[DGX_01]))  # one machine that plays all nodes knows no limits
     assert told(oskar, time_limit="90:00:00") == {}

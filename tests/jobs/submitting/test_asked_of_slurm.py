@@ -22,7 +22,7 @@ from nodes.models import License, Node, Partition, Reading
 from nodes.schedulers.base import Submission
 from portal.models import Project, User
 from tests.jobs.asking import ask, spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -34,12 +34,12 @@ ALL = {
 }  # fmt: skip
 
 
-def handed(job: Job, told: Told) -> Submission:
+def handed(job: Job, scheduler: ScriptedScheduler) -> Submission:
     """What the scheduler was asked for."""
     assert job.latest_id is not None
-    handover.hand_over(job.latest_id, told)
-    assert told.submissions, Attempt.objects.get(pk=job.latest_id).reason
-    return told.submissions[-1]
+    handover.hand_over(job.latest_id, scheduler)
+    assert scheduler.submissions, Attempt.objects.get(pk=job.latest_id).reason
+    return scheduler.submissions[-1]
 
 
 def written(job: Job, name: str) -> str:
@@ -52,10 +52,12 @@ def problems(**changes: Any) -> dict[str, str]:
     return {problem.field: problem.message for problem in caught.value.problems}
 
 
-def test_all_of_it_reaches_the_request_and_the_script(oskar: User, project: Project, told: Told) -> None:
+def test_all_of_it_reaches_the_request_and_the_script(
+    oskar: User, project: Project, scheduler: ScriptedScheduler
+) -> None:
     Project.objects.filter(pk=project.pk).update(slurm_account="siskin")
     job, _ = ask(oskar, spec_of(resources=ALL, run={"global_batch": 64}))
-    asked = handed(job, told)
+    asked = handed(job, scheduler)
     assert (asked.account, asked.partition, asked.qos, asked.reservation) == ("siskin", "batch", "high", "maint")
     assert (asked.gpu_type, asked.constraint, asked.exclusive) == ("h100", "nvlink&(h100|h200)", True)
     assert asked.licenses == "matlab:2,abaqus"
@@ -65,16 +67,16 @@ def test_all_of_it_reaches_the_request_and_the_script(oskar: User, project: Proj
         assert f"#SBATCH {line}\n" in script
 
 
-def test_a_moment_is_made_absolute_when_it_is_submitted(oskar: User, told: Told) -> None:
+def test_a_moment_is_made_absolute_when_it_is_submitted(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar, spec_of(resources={"begin": "+2h"}))
     kept = datetime.fromisoformat(job.spec["resources"]["begin"])
     assert abs(kept - timezone.now() - timedelta(hours=2)) < timedelta(seconds=30)
     assert 'begin = "+2h"' in job.spec_toml, "the text stays as it was written"
-    assert handed(job, told).begin_at == kept.timestamp()
+    assert handed(job, scheduler).begin_at == kept.timestamp()
     Job.objects.filter(pk=job.pk).update(spec={**job.spec, "resources": {"begin": "2020-01-01T00:00:00+00:00"}})
     Attempt.objects.filter(job=job).update(scheduler_id="", submitting_at=None)
-    told.jobs.clear()
-    assert handed(job, told).begin_at is None, "a later attempt does not wait for what has passed"
+    scheduler.jobs.clear()
+    assert handed(job, scheduler).begin_at is None, "a later attempt does not wait for what has passed"
 
 
 @pytest.mark.parametrize(
@@ -161,12 +163,12 @@ def test_names_that_slurm_lacks_are_told_with_the_near_ones(oskar: User) -> None
     [("H100", ["h100"], "h100"), ("h100", ["H100"], "H100"), ("h100", ["H100", "h100"], "h100"), ("h100", [], "h100")],
 )
 def test_a_gpu_type_is_sent_as_the_cluster_spells_it(
-    oskar: User, told: Told, wanted: str, there: list[str], sent: str
+    oskar: User, scheduler: ScriptedScheduler, wanted: str, there: list[str], sent: str
 ) -> None:
     for number, kind in enumerate(there):
         Node.objects.create(name=f"dgx{number}", cpus=128, gpus=8, gpu_type=kind, memory_mib=1_000_000)
     job, _ = ask(oskar, spec_of(resources={"gpus_per_node": 1, "gpu_type": wanted}))
-    assert handed(job, told).gpu_type == sent
+    assert handed(job, scheduler).gpu_type == sent
     assert job.spec["resources"]["gpu_type"] == wanted, "the specification stays as it was written"
 
 
@@ -252,13 +254,15 @@ def test_an_image_is_named_as_its_engine_wants_it(image: str, engine: Any, runs_
     assert (found.runs_in, found.image) == (runs_in, arrives)
 
 
-def test_it_reaches_run_toml_and_the_script(oskar: User, project: Project, told: Told, settings: Any) -> None:
+def test_it_reaches_run_toml_and_the_script(
+    oskar: User, project: Project, scheduler: ScriptedScheduler, settings: Any
+) -> None:
     settings.VIGIL_JOB_ENVIRONMENT = 'modules = ["cuda/12.4"]'
     settings.VIGIL_NCCL_INTERFACE = "ib0"
     settings.VIGIL_LOCAL_TRUST = "everyone"
     Project.objects.filter(pk=project.pk).update(job_environment='container = "/images/torch.sif"\nmounts = ["/data"]')
     job, _ = ask(oskar, spec_of(environment={"env": {"WANDB_MODE": "offline; touch x"}}))
-    handed(job, told)
+    handed(job, scheduler)
     env = tomllib.loads(written(job, "run.toml"))["environment"]["env"]
     assert env == {"NCCL_SOCKET_IFNAME": "ib0", "WANDB_MODE": "offline; touch x"}
     script = written(job, "batch.sh")
@@ -271,10 +275,10 @@ def test_it_reaches_run_toml_and_the_script(oskar: User, project: Project, told:
     assert "WANDB" not in script, "what ranks see goes through no shell"
 
 
-def test_by_default_it_is_the_portals_own(oskar: User, told: Told, settings: Any) -> None:
+def test_by_default_it_is_the_portals_own(oskar: User, scheduler: ScriptedScheduler, settings: Any) -> None:
     settings.VIGIL_JOB_PYTHON = "/shared/vigil/bin/python"
     job, _ = ask(oskar)
-    handed(job, told)
+    handed(job, scheduler)
     assert "\npython=/shared/vigil/bin/python\n" in written(job, "batch.sh")
 
 

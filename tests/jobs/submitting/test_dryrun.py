@@ -13,14 +13,14 @@ from nodes.models import Node
 from nodes.schedulers.cluster import QueuedJobInfo
 from portal.models import Project, User
 from tests.jobs.asking import ENTRIES, coded, spec_of
-from tests.jobs.schedulers import DGX_01, Told
+from tests.jobs.schedulers import DGX_01, ScriptedScheduler
 from tests.lab import a_job, a_project, sysadmin
 
 pytestmark = pytest.mark.django_db
 
 
 def test_says_what_it_would_do(oskar: User) -> None:
-    sync.sync(Told())
+    sync.sync(ScriptedScheduler())
     found = {finding.title: finding for finding in dry_run(oskar, spec_of())}
     assert found["Specification"].level == "ok"
     assert found["Start"].text == "Starts now on dgx-01."
@@ -44,7 +44,7 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
         QueuedJobInfo(scheduler_id="6", name="other", user="lab", state="running", cpus=2),
         QueuedJobInfo(scheduler_id="7", name="waits", user="lab", state="pending", cpus=2),
     ]
-    sync.read(Told(machines=[full], queued=queued))
+    sync.read(ScriptedScheduler(machines=[full], queued=queued))
     a_job(oskar, project, state="pending")  # not handed over yet
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
     assert start.level == "warn"
@@ -56,7 +56,7 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
 
 def test_says_what_would_start_instead(oskar: User) -> None:
     halves = [replace(DGX_01, name=f"n{i}", gpus=8, gpus_used=4, plays_many=False) for i in range(3)]
-    sync.read(Told(machines=halves))
+    sync.read(ScriptedScheduler(machines=halves))
     spec = spec_of(resources={"gpus_per_node": 8, "time_limit": "12:00:00"})
     start = next(finding for finding in dry_run(oskar, spec) if finding.title == "Start")
     said = start.text.replace("\N{NO-BREAK SPACE}", " ")
@@ -65,7 +65,7 @@ def test_says_what_would_start_instead(oskar: User) -> None:
 
 
 def test_nodes_of_the_demonstration_promise_nothing(oskar: User) -> None:
-    sync.sync(Told())
+    sync.sync(ScriptedScheduler())
     Node.objects.update(cpus_used=8)
     Node.objects.create(name="a-made-up-one", is_made_up=True, cpus=224, gpus=8)
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")

@@ -22,7 +22,7 @@ from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
 from portal.models import User
 from tests.jobs.asking import ask, spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, person
 from tests.waiting import until
 
@@ -36,23 +36,23 @@ def mira() -> User:
 
 
 @pytest.fixture
-def slurm() -> Told:
+def slurm() -> ScriptedScheduler:
     """It was read half a minute ago, when it had one partition."""
-    told = Told(machines=[NODE], divided=[PartitionInfo(name="batch", is_default=True)])
-    sync.read(told)
+    scheduler = ScriptedScheduler(machines=[NODE], divided=[PartitionInfo(name="batch", is_default=True)])
+    sync.read(scheduler)
     Reading.objects.update(read_at=timezone.now() - timedelta(seconds=30))
-    return told
+    return scheduler
 
 
 @contextmanager
-def worker(told: Told) -> Iterator[None]:
+def worker(scheduler: ScriptedScheduler) -> Iterator[None]:
     """The follower's look, as soon as somebody hurries it."""
     is_over = threading.Event()
 
     def run() -> None:
         try:
             until(lambda: is_over.is_set() or Reading.objects.filter(asked_at=None).exists())
-            sync.sync(told)
+            sync.sync(scheduler)
         finally:
             connection.close()
 
@@ -63,14 +63,14 @@ def worker(told: Told) -> Iterator[None]:
     thread.join()
 
 
-def test_a_partition_that_was_made_just_now_is_taken(mira: User, slurm: Told) -> None:
+def test_a_partition_that_was_made_just_now_is_taken(mira: User, slurm: ScriptedScheduler) -> None:
     slurm.divided.append(PartitionInfo(name="urgent"))
     with worker(slurm):
         ask(mira, spec_of(resources={"partition": "urgent"}))
     assert Job.objects.count() == 1
 
 
-def test_what_is_not_there_is_refused_as_of_now(mira: User, slurm: Told) -> None:
+def test_what_is_not_there_is_refused_as_of_now(mira: User, slurm: ScriptedScheduler) -> None:
     with worker(slurm), pytest.raises(SpecError) as refused:
         ask(mira, spec_of(resources={"partition": "urgent"}))
     (problem,) = refused.value.problems
@@ -80,13 +80,15 @@ def test_what_is_not_there_is_refused_as_of_now(mira: User, slurm: Told) -> None
     assert timezone.now() - read_at < timedelta(seconds=20)
 
 
-def test_nobody_waits_for_a_worker_that_is_not_there(mira: User, slurm: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_worker_that_is_not_there(
+    mira: User, slurm: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(names, "WAIT_S", 0.05)
     with pytest.raises(SpecError, match=r'no partition "urgent" \(as of '):
         ask(mira, spec_of(resources={"partition": "urgent"}))
 
 
-def test_a_dry_run_waits_for_nothing(mira: User, slurm: Told) -> None:
+def test_a_dry_run_waits_for_nothing(mira: User, slurm: ScriptedScheduler) -> None:
     found = dry_run(mira, spec_of(resources={"partition": "urgent"}))
     assert 'Slurm has no partition "urgent" (as of' in found[0].text
     assert not Reading.objects.filter(asked_at=None).exists()

@@ -11,14 +11,14 @@ from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
 from tests.jobs.asking import spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def cluster() -> Told:
-    told = Told(
+def cluster() -> ScriptedScheduler:
+    scheduler = ScriptedScheduler(
         machines=[
             NodeStatus(
                 name=f"dgx-{n}", state=state, partitions=("gpu",), gpus=8, gpu_type="h100", cpus=128,
@@ -29,8 +29,8 @@ def cluster() -> Told:
         + [NodeStatus(name="old-1", state="idle", partitions=("old",), gpus=4, gpu_type="v100", cpus=64)],
         divided=[PartitionInfo(name="gpu", is_default=True), PartitionInfo(name="old")],
     )  # fmt: skip
-    sync.read(told)
-    return told
+    sync.read(scheduler)
+    return scheduler
 
 
 def told(**resources: Any) -> dict[str, str]:
@@ -38,20 +38,20 @@ def told(**resources: Any) -> dict[str, str]:
     return {problem.field.removeprefix("resources."): problem.message for problem in capacity_problems(spec)}
 
 
-def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: Told) -> None:
+def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: ScriptedScheduler) -> None:
     assert told(nodes=3, gpus_per_node=8) == {}
     assert told(nodes=4, gpus_per_node=8) == {
         "nodes": "4 nodes are more than the 3 that fit the request. Request at most 3."
     }
 
 
-def test_the_partition_decides_which_nodes_count(cluster: Told) -> None:
+def test_the_partition_decides_which_nodes_count(cluster: ScriptedScheduler) -> None:
     assert told(partition="old", gpus_per_node=4) == {}
     assert "the largest eligible node, old-1, has 4" in told(partition="old", gpus_per_node=8)["gpus_per_node"]
     assert told(partition="nowhere") == {}, "that is told as an unknown name"
 
 
-def test_gpu_type_and_features(cluster: Told) -> None:
+def test_gpu_type_and_features(cluster: ScriptedScheduler) -> None:
     assert told(gpu_type="H100", constraint="nvlink&rack1") == {}
     assert told(gpu_type="v100") == {"gpu_type": "No node that the job may use has GPUs of type v100. There are: h100."}
     assert told(partition="old", gpu_type="v100") == {}

@@ -24,7 +24,7 @@ from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 from tests.jobs import reporting
 from tests.jobs.asking import ENTRIES, ask, coded, its_code, spec_of
-from tests.jobs.schedulers import DGX_01, Told
+from tests.jobs.schedulers import DGX_01, ScriptedScheduler
 from tests.lab import a_checkpoint, a_job, a_project, on_disk, person, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -67,7 +67,7 @@ class TestSubmit:
         assert Job.objects.count() == 0
 
     def test_impossible_resources(self, oskar: User) -> None:
-        sync.sync(Told())
+        sync.sync(ScriptedScheduler())
         for resources, field, says in (
             ({"gpus_per_node": 8}, "resources.gpus_per_node", "Request at most 4"),
             ({"ranks_per_node": 16}, "resources.ranks_per_node", "8"),
@@ -79,7 +79,7 @@ class TestSubmit:
                 ask(oskar, spec_of(resources=resources, run={"global_batch": 48}))
             assert error.value.problems[0].field == field
             assert says in error.value.problems[0].message
-        sync.read(Told(machines=[replace(DGX_01, plays_many=False)]))
+        sync.read(ScriptedScheduler(machines=[replace(DGX_01, plays_many=False)]))
         with pytest.raises(SpecError) as error:
             ask(oskar, spec_of(resources={"nodes": 2}))
         assert error.value.problems[0].field == "resources.nodes"
@@ -114,7 +114,9 @@ class TestResume:
         settings.VIGIL_LOCAL_TRUST = "everyone"
         assert resume(oskar, job).number == 2
 
-    def test_from_the_newest_or_the_one_named(self, oskar: User, project: Project, told: Told) -> None:
+    def test_from_the_newest_or_the_one_named(
+        self, oskar: User, project: Project, scheduler: ScriptedScheduler
+    ) -> None:
         job = a_job(oskar, project, state="failed")
         for step in (100, 200):
             a_checkpoint(job, step)
@@ -122,7 +124,7 @@ class TestResume:
         assert (attempt.number, attempt.origin) == (2, "resumed")
         assert attempt.resume_from is not None
         assert attempt.resume_from.step == 100
-        handover.hand_over(attempt.pk, told)
+        handover.hand_over(attempt.pk, scheduler)
         job.refresh_from_db()
         hint = json.loads((rundir.path_of(job.directory) / "portal" / "attempt.json").read_text())
         assert hint == {"number": 2, "resume": "step-100"}
@@ -202,12 +204,12 @@ class TestCancelAndDelete:
         with pytest.raises(Conflict, match="already ended: out of memory"):
             cancel(oskar, a_job(oskar, project, state="out_of_memory"))
 
-    def test_before_it_was_submitted(self, oskar: User, told: Told) -> None:
+    def test_before_it_was_submitted(self, oskar: User, scheduler: ScriptedScheduler) -> None:
         job, _ = ask(oskar)
         cancel(oskar, job)
         assert job.latest_id is not None
-        handover.hand_over(job.latest_id, told)
-        assert not told.submissions
+        handover.hand_over(job.latest_id, scheduler)
+        assert not scheduler.submissions
         attempt = Attempt.objects.get()
         assert (attempt.state, attempt.cause) == ("cancelled", "cancelled")
 
@@ -230,10 +232,10 @@ class TestCancelAndDelete:
         delete(oskar, job)
         assert refused == [("attempt", attempt)]
 
-    def test_delete_takes_the_data_along(self, oskar: User, told: Told) -> None:
+    def test_delete_takes_the_data_along(self, oskar: User, scheduler: ScriptedScheduler) -> None:
         job, _ = ask(oskar, key="k")
         assert job.latest_id is not None
-        handover.hand_over(job.latest_id, told)
+        handover.hand_over(job.latest_id, scheduler)
         with pytest.raises(Conflict, match="cancel it first"):
             delete(oskar, job)
         Attempt.objects.update(ended_at=timezone.now(), decided_at=timezone.now(), state="failed")

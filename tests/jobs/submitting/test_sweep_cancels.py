@@ -15,69 +15,69 @@ from jobs.models import Attempt, Stray, Sweep
 from jobs.submitting import sweeps
 from jobs.submitting.submit import cancel
 from portal.models import Project, User
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.jobs.submitting.sweeping import firsts, later, make, tick
 from tests.lab import a_project, person
 
 pytestmark = pytest.mark.django_db
 
 
-def test_one_that_was_cancelled_before_is_left_out(oskar: User, told: Told) -> None:
+def test_one_that_was_cancelled_before_is_left_out(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     cancel(oskar, sweep.jobs.get(sweep_index=1))
-    tick(told)
-    ((_, tasks, _),) = told.arrays
+    tick(scheduler)
+    ((_, tasks, _),) = scheduler.arrays
     assert tasks == [0, 2, 3, 4, 5]
     assert [one.state for one in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
 
 
-def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, told: Told) -> None:
+def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
-    told.loses_answers = True
-    tick(told)
-    lost, told.jobs, told.loses_answers = told.jobs, {}, False
+    scheduler.loses_answers = True
+    tick(scheduler)
+    lost, scheduler.jobs, scheduler.loses_answers = scheduler.jobs, {}, False
     cancel(oskar, sweep.jobs.get(sweep_index=1))
     later()
-    tick(told)  # the request is not there: 1 has ended, the others are asked for again
-    assert [tasks for _, tasks, _ in told.arrays] == [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5]]
+    tick(scheduler)  # the request is not there: 1 has ended, the others are asked for again
+    assert [tasks for _, tasks, _ in scheduler.arrays] == [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5]]
     stray = Stray.objects.get()
     assert (stray.key, stray.task, stray.scheduler_id) == (sweep.key, 1, "")
-    told.jobs |= lost  # now it arrives
+    scheduler.jobs |= lost  # now it arrives
     later()
-    tick(told)
-    assert told.cancelled == ["501_1"]
-    told.say("501_1", state="cancelled")
+    tick(scheduler)
+    assert scheduler.cancelled == ["501_1"]
+    scheduler.update_job("501_1", state="cancelled")
     later()
-    tick(told)
-    tick(told)
+    tick(scheduler)
+    tick(scheduler)
     assert not Stray.objects.exclude(scheduler_id="").exists()
 
 
-def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, told: Told) -> None:
+def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     rows = firsts(sweep)
     Attempt.objects.filter(pk=rows[2].pk).update(ended_at=timezone.now(), state="cancelled")
     rows[2].job.refresh_from_db()
-    ids = told.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
+    ids = scheduler.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
     for one in rows:
         handover.prepare(one)
-    arrays._record_submissions(sweep, rows[:3], ids, told, time.monotonic() + 5)
-    assert told.cancelled == ["501_2"]
+    arrays._record_submissions(sweep, rows[:3], ids, scheduler, time.monotonic() + 5)
+    assert scheduler.cancelled == ["501_2"]
     assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)
 
 
-def test_cancelling_a_sweep_asks_for_the_end_of_all_that_live(oskar: User, told: Told) -> None:
+def test_cancelling_a_sweep_asks_for_the_end_of_all_that_live(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
-    tick(told)
-    told.say("501_0", state="completed", ended_at=time.time(), nodes=("dgx-01",), exit_code=0)
-    tick(told)
+    tick(scheduler)
+    scheduler.update_job("501_0", state="completed", ended_at=time.time(), nodes=("dgx-01",), exit_code=0)
+    tick(scheduler)
     Attempt.objects.filter(scheduler_id="501_0").update(decided_at=timezone.now())
     assert sweeps.cancel(oskar, sweep) == 5
-    tick(told)
-    assert sorted(told.cancelled) == [f"501_{n}" for n in range(1, 6)]
+    tick(scheduler)
+    assert sorted(scheduler.cancelled) == [f"501_{n}" for n in range(1, 6)]
     for n in range(1, 6):
-        told.say(f"501_{n}", state="cancelled")
-    tick(told)
+        scheduler.update_job(f"501_{n}", state="cancelled")
+    tick(scheduler)
     assert sweep.counts() == {"completed": 1, "cancelled": 5}
     Attempt.objects.update(decided_at=timezone.now())
     with pytest.raises(Conflict):

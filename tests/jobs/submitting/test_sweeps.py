@@ -18,7 +18,7 @@ from jobs.submitting.submit import delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.asking import ENTRIES, ask, its_code, text_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.jobs.submitting.sweeping import TEXT, firsts, later, make, tick
 
 pytestmark = pytest.mark.django_db
@@ -159,15 +159,15 @@ def test_a_repeated_request_makes_one_sweep(oskar: User) -> None:
         make(oskar, TEXT.replace("40", "41"), key="k")
 
 
-def test_all_are_handed_over_as_one_array(oskar: User, told: Told) -> None:
+def test_all_are_handed_over_as_one_array(oskar: User, scheduler: ScriptedScheduler) -> None:
     oskar.slurm_user = "oskar"
     oskar.save()
     sweep = make(oskar)
     assert arrays.due() == [sweep.pk]
-    tick(told)
-    ((asked, tasks, at_once),) = told.arrays
+    tick(scheduler)
+    ((asked, tasks, at_once),) = scheduler.arrays
     assert (asked.key, asked.name, asked.output, asked.user) == (sweep.key, "rates", "/dev/null", "oskar")
-    assert (tasks, at_once, told.submissions) == ([0, 1, 2, 3, 4, 5], 2, [])
+    assert (tasks, at_once, scheduler.submissions) == ([0, 1, 2, 3, 4, 5], 2, [])
     rows = firsts(sweep)
     assert [one.scheduler_id for one in rows] == [f"501_{n}" for n in range(6)]
     assert {one.scheduler_user for one in rows} == {"oskar"}
@@ -178,32 +178,32 @@ def test_all_are_handed_over_as_one_array(oskar: User, told: Told) -> None:
         assert f"{one.job.sweep_index}) run={root} key={one.key} ;;" in script
         assert f"seed = {one.job.spec['run']['seed']}\n" in (root / "portal" / "run.toml").read_text()
     assert "#SBATCH --signal=B:USR1@30" in script
-    tick(told)
-    assert len(told.arrays) == 1
+    tick(scheduler)
+    assert len(scheduler.arrays) == 1
 
 
-def test_they_are_followed_by_the_sweeps_key(oskar: User, told: Told) -> None:
+def test_they_are_followed_by_the_sweeps_key(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
-    tick(told)
-    told.say("501_3", state="running", nodes=("dgx-01",), started_at=time.time())
-    tick(told)
+    tick(scheduler)
+    scheduler.update_job("501_3", state="running", nodes=("dgx-01",), started_at=time.time())
+    tick(scheduler)
     assert [one.state for one in firsts(sweep)] == ["pending"] * 3 + ["running"] + ["pending"] * 2
-    told.say("501_3", key="f" * 16)
-    tick(told)
+    scheduler.update_job("501_3", key="f" * 16)
+    tick(scheduler)
     assert "another one" in firsts(sweep)[3].reason
 
 
-def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, told: Told) -> None:
+def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
-    told.loses_answers = True
-    tick(told)
-    told.loses_answers = False
+    scheduler.loses_answers = True
+    tick(scheduler)
+    scheduler.loses_answers = False
     assert {one.scheduler_id for one in firsts(sweep)} == {""}
     assert "no answer" in firsts(sweep)[5].reason
     assert arrays.due() == []  # not before any request must have ended
     later()
-    tick(told)
-    assert len(told.arrays) == 1
+    tick(scheduler)
+    assert len(scheduler.arrays) == 1
     assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
 
 
@@ -212,7 +212,7 @@ def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, told: Told) -> Non
 )
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_worker_that_died_at_any_step_leaves_what_the_next_tick_finds(
-    step: str, is_done: bool, oskar: User, told: Told, monkeypatch: pytest.MonkeyPatch
+    step: str, is_done: bool, oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before the step, or when it was done and nothing after it: all are handed over, and once."""
     sweep = make(oskar)
@@ -228,83 +228,83 @@ def test_a_worker_that_died_at_any_step_leaves_what_the_next_tick_finds(
     with monkeypatch.context() as patch:
         patch.setattr(module, name, dies)
         with pytest.raises(KeyboardInterrupt):
-            arrays.hand_over(sweep.pk, told, until=time.monotonic() + 5)
+            arrays.hand_over(sweep.pk, scheduler, until=time.monotonic() + 5)
     for _ in range(2):
         later()
-        tick(told)
-    assert len(told.arrays) == 1
+        tick(scheduler)
+    assert len(scheduler.arrays) == 1
     assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
     assert all(one.token_digest for one in firsts(sweep))
-    assert not told.submissions
-    assert not told.cancelled
+    assert not scheduler.submissions
+    assert not scheduler.cancelled
     assert not Stray.objects.exists()
 
 
-def test_a_deactivated_account_starts_no_sweep(oskar: User, told: Told) -> None:
+def test_a_deactivated_account_starts_no_sweep(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     User.objects.filter(pk=oskar.pk).update(is_active=False)
-    tick(told)
-    assert not told.arrays
+    tick(scheduler)
+    assert not scheduler.arrays
     assert {(one.state, one.cause) for one in firsts(sweep)} == {("failed", "rejected")}
 
 
-def test_run_directories_are_written_as_there_is_time(oskar: User, told: Told) -> None:
+def test_run_directories_are_written_as_there_is_time(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     for written in range(1, 6):
-        arrays.hand_over(sweep.pk, told, until=0)
+        arrays.hand_over(sweep.pk, scheduler, until=0)
         sweep.refresh_from_db()
-        assert (sweep.prepared, told.arrays) == (written, [])
-    arrays.hand_over(sweep.pk, told, until=0)
-    assert len(told.arrays) == 1
+        assert (sweep.prepared, scheduler.arrays) == (written, [])
+    arrays.hand_over(sweep.pk, scheduler, until=0)
+    assert len(scheduler.arrays) == 1
     assert not any(one.token_digest for one in firsts(sweep))
-    tick(told)
+    tick(scheduler)
     assert all(one.token_digest for one in firsts(sweep))
 
 
-def test_a_refusal_ends_them_all_with_its_words(oskar: User, told: Told) -> None:
+def test_a_refusal_ends_them_all_with_its_words(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
-    told.refuses_submissions = SchedulerError("Slurm takes no array of 6 jobs.", permanent=True)
-    tick(told)
-    told.refuses_submissions = None
-    tick(told)
+    scheduler.refuses_submissions = SchedulerError("Slurm takes no array of 6 jobs.", permanent=True)
+    tick(scheduler)
+    scheduler.refuses_submissions = None
+    tick(scheduler)
     assert {(one.state, one.cause, one.reason) for one in firsts(sweep)} == {
         ("failed", "rejected", "Slurm takes no array of 6 jobs.")
     }
-    assert told.arrays == []
+    assert scheduler.arrays == []
 
 
-def test_a_restart_is_a_submission_of_its_own(oskar: User, told: Told) -> None:
+def test_a_restart_is_a_submission_of_its_own(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
-    tick(told)
-    told.say("501_4", state="node_fail", started_at=time.time(), ended_at=time.time(), nodes=("dgx-01",))
-    tick(told)
+    tick(scheduler)
+    scheduler.update_job("501_4", state="node_fail", started_at=time.time(), ended_at=time.time(), nodes=("dgx-01",))
+    tick(scheduler)
     Attempt.objects.filter(scheduler_id="501_4").update(collected_at=timezone.now(), collecting_since=timezone.now())
-    tick(told)
+    tick(scheduler)
     job = sweep.jobs.get(sweep_index=4)
     second = job.attempts.get(number=2)
     assert second.scheduler_id == "101"
-    assert told.submissions[0].key == second.key
-    assert told.submissions[0].environment == {"VIGIL_SUBMISSION": second.key}
-    assert len(told.arrays) == 1
+    assert scheduler.submissions[0].key == second.key
+    assert scheduler.submissions[0].environment == {"VIGIL_SUBMISSION": second.key}
+    assert len(scheduler.arrays) == 1
 
 
-def test_it_waits_for_the_jobs_before_it(oskar: User, told: Told) -> None:
+def test_it_waits_for_the_jobs_before_it(oskar: User, scheduler: ScriptedScheduler) -> None:
     before, _ = ask(oskar)
     sweep = make(oskar, f"after = [{before.pk}]\n{TEXT}")
-    tick(told)
-    assert (told.arrays, len(told.submissions)) == ([], 1)
+    tick(scheduler)
+    assert (scheduler.arrays, len(scheduler.submissions)) == ([], 1)
     assert firsts(sweep)[0].reason == f"Waits for #{before.pk} to complete."
     Predecessor.objects.update(met=True)
-    tick(told)
-    assert len(told.arrays) == 1
+    tick(scheduler)
+    assert len(scheduler.arrays) == 1
 
 
 @pytest.mark.parametrize(("table", "over"), [("script", "script.env.RATE"), ("client", "run.client.hidden")])
-def test_each_job_has_the_code(oskar: User, told: Told, settings: Any, table: str, over: str) -> None:
+def test_each_job_has_the_code(oskar: User, scheduler: ScriptedScheduler, settings: Any, table: str, over: str) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
     sweep = make(oskar, f'{text_of(table)}[sweep.over]\n"{over}" = ["1", "2"]\n', code=its_code(table))
     assert upload.pending_uploads() == {sweep.key}
-    tick(told)
+    tick(scheduler)
     for one in firsts(sweep):
         root = rundir.path_of(one.job.directory)
         assert (root / "job" / "code" / ENTRIES[table]).read_text() == "print(1)"
@@ -321,7 +321,7 @@ def test_code_has_the_files_of_every_job(oskar: User, settings: Any) -> None:
     assert [problem.field for problem in error.value.problems] == ["client.algorithm"]
 
 
-def test_the_last_job_that_is_deleted_takes_the_sweep_along(oskar: User, told: Told) -> None:
+def test_the_last_job_that_is_deleted_takes_the_sweep_along(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar, key="k")
     Attempt.objects.update(ended_at=timezone.now(), decided_at=timezone.now(), state="cancelled")
     for job in list(sweep.jobs.all()):
@@ -335,25 +335,25 @@ class TestWithoutArrays:
     """The local scheduler has none: they are submitted one by one, and Vigil counts."""
 
     @pytest.fixture
-    def told(self) -> Told:
-        return Told()
+    def scheduler(self) -> ScriptedScheduler:
+        return ScriptedScheduler()
 
-    def test_so_many_are_under_way_at_once(self, oskar: User, told: Told) -> None:
+    def test_so_many_are_under_way_at_once(self, oskar: User, scheduler: ScriptedScheduler) -> None:
         sweep = make(oskar)
-        tick(told)
+        tick(scheduler)
         assert [one.scheduler_id for one in firsts(sweep)] == ["101", "102", "", "", "", ""]
         assert firsts(sweep)[2].reason == "Waiting for its turn: its sweep runs 2 jobs at once."
-        told.say("101", state="node_fail", ended_at=time.time(), nodes=("here",))
-        tick(told)  # its restart keeps the place
+        scheduler.update_job("101", state="node_fail", ended_at=time.time(), nodes=("here",))
+        tick(scheduler)  # its restart keeps the place
         later()
-        tick(told)
+        tick(scheduler)
         assert [one.scheduler_id for one in firsts(sweep)][2:] == ["", "", "", ""]
         Attempt.objects.filter(job__sweep_index=0).update(ended_at=timezone.now(), decided_at=timezone.now())
-        tick(told)
+        tick(scheduler)
         assert [bool(one.scheduler_id) for one in firsts(sweep)] == [True, True, True, False, False, False]
 
-    def test_without_a_limit_all_are(self, oskar: User, told: Told) -> None:
+    def test_without_a_limit_all_are(self, oskar: User, scheduler: ScriptedScheduler) -> None:
         sweep = make(oskar, TEXT.replace("at_once = 2", ""))
-        tick(told)
+        tick(scheduler)
         assert all(one.scheduler_id for one in firsts(sweep))
-        assert {asked.key for asked in told.submissions} == {one.key for one in firsts(sweep)}
+        assert {asked.key for asked in scheduler.submissions} == {one.key for one in firsts(sweep)}

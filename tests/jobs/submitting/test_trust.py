@@ -18,7 +18,7 @@ from jobs.submitting.dryrun import dry_run, sweep_run
 from jobs.submitting.submit import resume
 from portal.models import Project, User
 from tests.jobs.asking import ENTRIES, ask, coded, its_code, spec_of
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_job, bearer, person, send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -70,7 +70,7 @@ class TestEveryDoor:
         with pytest.raises(SpecError, match=r"environment\.python"):
             resume(lead, job)
 
-    def test_restart_once_trust_was_withdrawn(self, oskar: User, told: Told, settings: Any) -> None:
+    def test_restart_once_trust_was_withdrawn(self, oskar: User, scheduler: ScriptedScheduler, settings: Any) -> None:
         settings.VIGIL_LOCAL_TRUST = "everyone"
         kept, _ = ask(oskar, spec_of(**PYTHON))
         brought = [
@@ -79,11 +79,11 @@ class TestEveryDoor:
         settings.VIGIL_LOCAL_TRUST = "sysadmins"
         for job, says in ((kept, "environment.python"), *brought):
             attempt = Attempt.objects.get(job=job)
-            handover.hand_over(attempt.pk, told)
+            handover.hand_over(attempt.pk, scheduler)
             attempt.refresh_from_db()
             assert (attempt.state, attempt.cause) == ("failed", "rejected")
             assert says in attempt.reason
-        assert not told.submissions
+        assert not scheduler.submissions
 
     def test_no_project_setting_is_a_leads(self, project: Project) -> None:
         """What its jobs run with is set in the administration alone, by sysadmins."""
@@ -122,12 +122,14 @@ class TestWhoseJobs:
             assert ask(oskar, JobSpec.parse_toml(text))[1]
 
 
-def test_the_trainer_is_told_where_it_may_read(oskar: User, told: Told, settings: Any, tmp_path: Path) -> None:
+def test_the_trainer_is_told_where_it_may_read(
+    oskar: User, scheduler: ScriptedScheduler, settings: Any, tmp_path: Path
+) -> None:
     settings.VIGIL_DATA_ROOTS = (tmp_path / "data",)
     spec = spec_of(run={"language": {"source": str(tmp_path / "data" / "texts")}})
     for user, roots in ((oskar, [str(tmp_path / "data")]), (sysadmin(), None)):
         job, _ = ask(user, spec)
-        handover.hand_over(Attempt.objects.get(job=job).pk, told)
+        handover.hand_over(Attempt.objects.get(job=job).pk, scheduler)
         job.refresh_from_db()
         run = tomllib.loads((rundir.path_of(job.directory) / "portal" / "run.toml").read_text())
         assert run["launch"].get("data_roots") == roots

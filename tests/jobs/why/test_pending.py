@@ -27,7 +27,7 @@ from nodes.schedulers.cluster import (
 from portal.models import Project, User
 from tests.jobs.asking import spec_of
 from tests.jobs.pages.reading import text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_job, a_project, bearer, person, signed_in
 from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 
@@ -54,7 +54,7 @@ def queued(scheduler_id: str, **facts: Any) -> QueuedJobInfo:
 
 
 def told(*queue: QueuedJobInfo, **facts: Any) -> None:
-    sync.read(Told(machines=HALVES, divided=[GPU], queued=list(queue), **facts))
+    sync.read(ScriptedScheduler(machines=HALVES, divided=[GPU], queued=list(queue), **facts))
 
 
 def plain(words: str) -> str:
@@ -85,7 +85,7 @@ def test_rest_tells_blocks_and_variants(oskar: User, project: Project) -> None:
 @pytest.mark.django_db
 def test_counts_no_node_that_the_attempt_is_kept_from(oskar: User, project: Project) -> None:
     """dgx-01 would be free, but it was to blame for the end of the attempt before (jobs.blamed_nodes)."""
-    sync.read(Told(machines=[replace(HALVES[0], gpus_used=0), *HALVES[1:]], divided=[GPU]))
+    sync.read(ScriptedScheduler(machines=[replace(HALVES[0], gpus_used=0), *HALVES[1:]], divided=[GPU]))
     job = eight_gpus(oskar, project)
     assert "dgx-01" not in bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()["text"]
     second = job.latest
@@ -158,7 +158,7 @@ def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, proje
 @pytest.mark.django_db
 def test_says_when_the_scheduler_has_fallen_silent(oskar: User, project: Project) -> None:
     told(queued("77"))
-    sync.read(Told(broken=SchedulerError("Slurm did not answer for 10 s.")))
+    sync.read(ScriptedScheduler(broken=SchedulerError("Slurm did not answer for 10 s.")))
     found = bearer(oskar).get(f"/api/v1/jobs/{eight_gpus(oskar, project).pk}/why").json()
     assert found["stale"] == "Slurm did not answer for 10 s."
     assert found["blocks"], "what it said before still stands"
@@ -222,7 +222,7 @@ def test_reads_back_what_was_told() -> None:
     association = AssociationInfo(account="a", user="u", qos=("q",), limits=Limits(max_time_s=60))
     reservation = ReservationInfo(name="r", nodes=("n",), starts_at=1.0, flags=("MAINT",))
     partition = replace(GPU, max_time_s=60, allowed_qos=("q",))
-    source = Told(machines=[node], queued=[job], divided=[partition], reserved=[reservation],
+    source = ScriptedScheduler(machines=[node], queued=[job], divided=[partition], reserved=[reservation],
                   accounted=AccountsInfo(qos=(qos,), associations=(association,)))  # fmt: skip
     sync.read(source)
     found = read.read()

@@ -45,7 +45,7 @@ def counted(agent: Running) -> int:
 class TestWhatItTells:
     def test_every_gpu_by_all_columns_without_a_hole(self, agent: Running, gpus: StandIn) -> None:
         with subprocess.Popen(["sleep", str(PATIENCE_S)]) as job:
-            gpus.say(f"3 process {job.pid} 512", "3 field.138 5+1048576", "2 gpu_percent 17")
+            gpus.set_state(f"3 process {job.pid} 512", "3 field.138 5+1048576", "2 gpu_percent 17")
             agent.start()
             batches = sampled(agent, 4)
             agent.end()
@@ -82,7 +82,7 @@ class TestWhatItTells:
         agent.start()
         until(lambda: len(agent.portal.events("gpu.counters")) == 8)
         # Those are read every 10 s; another child reads them at once.
-        gpus.say("4 remapped_failed 1")
+        gpus.set_state("4 remapped_failed 1")
         agent.reader().kill()
         until(lambda: len(agent.portal.events("gpu.counters")) == 9)
         last = agent.portal.events("gpu.counters")[-1]
@@ -91,22 +91,22 @@ class TestWhatItTells:
     def test_a_lost_gpu_and_its_return(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
         sampled(agent)
-        gpus.say("5 lost 1")
+        gpus.set_state("5 lost 1")
         (lost,) = until(lambda: agent.portal.events("gpu.lost"))
         assert (lost["gpu"], lost["index"], lost["bus"]) == (uuid(5), 5, bus(5))
-        gpus.say("")
+        gpus.set_state("")
         (back,) = until(lambda: agent.portal.events("gpu.back"))
         assert back["gpu"] == uuid(5)
 
     def test_what_ended_while_no_agent_ran_is_told_by_the_next(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
         sampled(agent)
-        gpus.say("5 lost 1")
+        gpus.set_state("5 lost 1")
         until(lambda: agent.portal.events("gpu.lost"))
-        gpus.say("5 lost 1", "* hang 1")
+        gpus.set_state("5 lost 1", "* hang 1")
         (silent,) = until(lambda: agent.portal.events("gpu.silent"))
         agent.kill()
-        gpus.say("")
+        gpus.set_state("")
         agent.start()
         (back,) = until(lambda: agent.portal.events("gpu.back"))
         (answers,) = until(lambda: agent.portal.events("gpu.answers"))
@@ -206,7 +206,7 @@ class TestFaults:
     def test_nvml_that_hangs(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
         sampled(agent)
-        gpus.say("* hang 1")
+        gpus.set_state("* hang 1")
         (silent,) = until(lambda: agent.portal.events("gpu.silent"))
         assert time.time() - silent["since"] < 30
         before = len(agent.portal.batches())
@@ -214,12 +214,12 @@ class TestFaults:
         until(lambda: agent.portal.events("xid"))
         until(lambda: len(agent.portal.batches()) > before + 1)
         assert agent.portal.batches()[-1]["host"]
-        gpus.say("")
+        gpus.set_state("")
         (answers,) = until(lambda: agent.portal.events("gpu.answers"))
         assert answers["since"] == silent["since"]
 
     def test_it_ends_at_once_while_nvml_hangs(self, agent: Running, gpus: StandIn) -> None:
-        gpus.say("* hang 1")
+        gpus.set_state("* hang 1")
         agent.start()
         child = agent.reader()
         assert agent.end() < 10, "within 2 s on a machine that has time"

@@ -41,7 +41,7 @@ class TestCheck:
         assert checked(agent, LD_LIBRARY_PATH="") == (0, "node01 is healthy: no GPU.")
 
     def test_nvml_that_hangs(self, agent: Running, gpus: StandIn) -> None:
-        gpus.say("* hang 1")
+        gpus.set_state("* hang 1")
         assert checked(agent, tries=1) == (1, "NVML did not respond within 1.5 s.")
 
     @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ class TestCheck:
     )
     def test_a_sick_gpu(self, agent: Running, gpus: StandIn, said: str, sentence: str) -> None:
         assert checked(agent)[0] == 0
-        gpus.say(said)
+        gpus.set_state(said)
         code, told = checked(agent)
         assert code == 1
         assert told.startswith(sentence)
 
     def test_rows_that_wait_for_a_reset_at_leisure_stop_nobody(self, agent: Running, gpus: StandIn) -> None:
-        gpus.say("3 remapped_pending 1")
+        gpus.set_state("3 remapped_pending 1")
         assert checked(agent)[0] == 0
 
     def test_a_gpu_that_was_there_and_is_not(self, agent: Running, gpus: StandIn) -> None:
         assert checked(agent)[0] == 0
-        gpus.say("* count 7")
+        gpus.set_state("* count 7")
         code, told = checked(agent)
         assert code == 1
         file = agent.state / "gpus.json"
@@ -80,7 +80,7 @@ class TestCheck:
 
     def test_another_gpu_in_the_slot_is_as_good(self, agent: Running, gpus: StandIn) -> None:
         assert checked(agent)[0] == 0
-        gpus.say("3 uuid GPU-another")
+        gpus.set_state("3 uuid GPU-another")
         assert checked(agent)[0] == 0
 
     def test_a_mount_that_hangs(self, agent: Running, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ class TestOnce:
         assert told["processes"] == []
 
     def test_for_people(self, agent: Running, gpus: StandIn) -> None:
-        gpus.say("3 lost 1")
+        gpus.set_state("3 lost 1")
         done = agent.run("--once")
         assert done.returncode == 0
         assert f"GPU 0 NVIDIA H100 80GB HBM3 {uuid(0)}: 90%, 30720 MiB, 60 °C, 350 W, 1980 MHz" in done.stdout

@@ -27,10 +27,10 @@ def test_agent_and_portal_have_the_same_columns() -> None:
 
 @pytest.mark.slow
 def test_all_that_it_tells_is_well_formed(agent: Running, gpus: StandIn) -> None:
-    gpus.say("3 process 1 512", "5 mig 1", "5 slice 1 20480")
+    gpus.set_state("3 process 1 512", "5 mig 1", "5 slice 1 20480")
     agent.start(VIGIL_AGENT_MOUNTS="/proc")
     until(lambda: [batch for batch in agent.portal.batches() if len(batch["gpus"]) == 8])
-    gpus.say("3 lost 1")
+    gpus.set_state("3 lost 1")
     agent.kmsg.say(
         "NVRM: Xid (PCI:0000:05:00): 43, pid=7, name=\\x1b[31m\\x00 name, Ch 00000008",
         "nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",

@@ -73,7 +73,7 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.save({"model": {"weights": torch.full((1000,), float(step))}}, facts)
 
 
-def spoil(checkpoint: Path) -> None:
+def corrupt(checkpoint: Path) -> None:
     shard = next(checkpoint.glob("*.distcp"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -83,7 +83,7 @@ def spoil(checkpoint: Path) -> None:
 def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, reporter: Watched) -> None:
     def at(kind: str, data: dict[str, Any]) -> None:
         if kind == "checkpoint.committed" and data["step"] in (3, 4):
-            spoil(job / "checkpoints" / data["name"])
+            corrupt(job / "checkpoints" / data["name"])
 
     reporter.at = at
     cadence = Cadence(0, Mtbf(3600, "assumed"))
@@ -162,7 +162,7 @@ def spoil_two_saves() -> None:
         event(reporter, kind, **data)
         if kind == "checkpoint.committed" and data["step"] in todo:
             todo.remove(data["step"])
-            spoil(Path(os.environ["VIGIL_RUN_DIR"]) / "job" / "checkpoints" / data["name"])
+            corrupt(Path(os.environ["VIGIL_RUN_DIR"]) / "job" / "checkpoints" / data["name"])
 
     Reporter.event = spoiling  # type: ignore[method-assign]
 

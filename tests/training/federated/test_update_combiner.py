@@ -47,8 +47,8 @@ def rounds_of(folder: Path, **table: Any) -> Rounds:
     return ready(folder, {**DIGITS, **table})
 
 
-def spoil(rounds: Rounds, *, factor: float, of: tuple[int, ...] = BAD, name: str = "delta") -> None:
-    """These clients send their update so many times, whatever they have learnt."""
+def scale_updates(rounds: Rounds, *, factor: float, of: tuple[int, ...] = BAD, name: str = "delta") -> None:
+    """Let these clients send their update multiplied by a factor."""
     run = rounds.work.run
 
     def spoilt(chunk: Any, *arguments: Any, **options: Any) -> ClientUpdates:
@@ -81,7 +81,7 @@ def did(report: RoundReport, state: int) -> list[int]:
 class TestAnAttack:
     def test_ruins_the_mean(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path)
-        spoil(rounds, factor=FAR)
+        scale_updates(rounds, factor=FAR)
         assert did(train(rounds, 1)[-1], TRAINED) == list(range(10))
         assert not accuracy(rounds) > 0.4
 
@@ -96,7 +96,7 @@ class TestAnAttack:
     )
     def test_is_borne_and_told(self, aggregation: str, options: Any, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, aggregation=aggregation, **{aggregation: options})
-        spoil(rounds, factor=FAR)
+        scale_updates(rounds, factor=FAR)
         reports = train(rounds, 10)
         assert accuracy(rounds) > 0.6
         assert all(set(BAD) <= set(did(report, REJECTED)) for report in reports)
@@ -109,7 +109,7 @@ class TestAnAttack:
 
     def test_of_numbers_that_are_none_never_gets_in(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 2})
-        spoil(rounds, factor=float("nan"))
+        scale_updates(rounds, factor=float("nan"))
         (report,) = train(rounds)
         assert did(report, BROKEN) == list(BAD)
         assert len(did(report, TRAINED)) == 1
@@ -124,7 +124,7 @@ class TestTenTimesTooLarge:
         """Where a round leads, and what each client has learnt, (clients, numbers)."""
         rounds = rounds_of(folder, clients=11, dtype="fp64", **table)
         before, learnt = rounds.server.weights.clone(), watch(rounds)
-        spoil(rounds, factor=10)
+        scale_updates(rounds, factor=10)
         (report,) = train(rounds, 1)
         return rounds.server.weights - before, torch.stack([learnt[client] for client in range(11)]), report
 
@@ -217,7 +217,7 @@ def test_late_updates_are_among_those_that_are_combined(tmp_path: Path) -> None:
 def test_a_robust_round_waits_by_a_deadline_and_tells_of_late_ones(tmp_path: Path) -> None:
     table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 2}, "clients": 20}
     rounds = rounds_of(tmp_path, **table, pace="deadline", deadline={"quantile": 0.6})
-    spoil(rounds, factor=FAR)
+    scale_updates(rounds, factor=FAR)
     reports = train(rounds, 4)
     assert sum(len(did(report, LATE)) for report in reports)
     bad = [client for report in reports for client in did(report, REJECTED)]
@@ -228,7 +228,7 @@ def test_a_robust_round_waits_by_a_deadline_and_tells_of_late_ones(tmp_path: Pat
 
 def test_a_round_with_too_few_updates_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, aggregation="bulyan", per_round=7)
-    spoil(rounds, factor=float("nan"), of=(0, 1, 2, 3))
+    scale_updates(rounds, factor=float("nan"), of=(0, 1, 2, 3))
     before = rounds.server.weights.clone()
     with pytest.raises(QuorumLost, match="round 1 was lost 3 times: . updates are left, at least 7 are needed"):
         train(rounds)
@@ -296,7 +296,7 @@ def _run_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None
     dist.init_process_group("gloo", init_method=f"file://{folder}/store-{size}", rank=rank, world_size=size)
     world = World(rank, size, torch.device("cpu"))
     rounds = ready(folder / f"{size}" / f"rank-{rank}", {**DIGITS, **table}, world=world)
-    spoil(rounds, factor=FAR)
+    scale_updates(rounds, factor=FAR)
     reports = train(rounds, 3)
     state = [rounds.server.weights, rounds.server.statistics, *rounds.server.memory.values()]
     found = {

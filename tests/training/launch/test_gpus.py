@@ -28,7 +28,7 @@ EVERY = 0.1
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """What this test starts finds two GPUs."""
     library = StandIn(tmp_path)
-    library.say("* count 2")
+    library.set_state("* count 2")
     for name, value in library.environment.items():
         monkeypatch.setenv(name, value)
     return library
@@ -86,7 +86,7 @@ def _has_none(gpus: GpuMonitor) -> bool:
 
 
 def test_what_the_gpus_do_together(nvml: StandIn, watch: Any) -> None:
-    nvml.say("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
+    nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
     told = until(watch("0", "1").look)
     assert told == {"gpu_percent": 53.5, "gpu_memory_gib": 60.0, "gpu_watts": 700.0}
 
@@ -103,7 +103,7 @@ def test_what_a_gpu_does_not_tell_is_no_zero(
     nvml: StandIn, watch: Any, names: tuple[str, ...], told: dict[str, float]
 ) -> None:
     """A slice of a GPU (MIG) knows neither its use nor its power."""
-    nvml.say("* count 2", "1 mig 1", "1 slice 4 20480")
+    nvml.set_state("* count 2", "1 mig 1", "1 slice 4 20480")
     assert until(watch(*names).look) == told
 
 
@@ -114,26 +114,26 @@ def test_which_gpus_they_are_is_told_once_and_again_when_they_are_others(nvml: S
     first = {"local_rank": 0, "uuid": uuid(1), "index": 1, "minor": 1, "bus": bus(1), **h100}
     second = {"local_rank": 1, "uuid": uuid(0), "index": 0, "minor": 0, "bus": bus(0), **h100}
     assert watched.told("gpus") == [{"gpus": [first, second]}]
-    nvml.say("* count 2", "* reload 1")
+    nvml.set_state("* count 2", "* reload 1")
     until(lambda: watched.told("gpus") and watched.gpus.machine.reopened)
     assert len(watched.told("gpus")) == 1, "they are the same as before"
-    nvml.say("* count 2", "* reload 2", "1 uuid GPU-another")
+    nvml.set_state("* count 2", "* reload 2", "1 uuid GPU-another")
     assert until(lambda: watched.told("gpus")[1:]) == [{"gpus": [{**first, "uuid": "GPU-another"}, second]}]
 
 
 def test_the_gpu_of_a_slice_is_told_with_it(nvml: StandIn, watch: Any) -> None:
-    nvml.say("* count 2", "1 mig 1", "1 slice 4 20480")
+    nvml.set_state("* count 2", "1 mig 1", "1 slice 4 20480")
     watched = watch(slice_uuid(1, 4))
     ((gpu,),) = [told["gpus"] for told in until(lambda: watched.told("gpus"))]
     assert (gpu["uuid"], gpu["parent"]) == (slice_uuid(1, 4), uuid(1))
 
 
 def test_a_lost_gpu_is_told_once_and_stays_in_the_mean(nvml: StandIn, watch: Any) -> None:
-    nvml.say("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
+    nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
     watched = watch("0", "1")
     until(watched.look)
     assert not watched.told("gpu.lost")
-    nvml.say("* count 2", "0 lost 1", "1 gpu_percent 97")
+    nvml.set_state("* count 2", "0 lost 1", "1 gpu_percent 97")
     (lost,) = until(lambda: watched.told("gpu.lost"))
     assert lost == {
         "gpu": "0",
@@ -144,15 +144,15 @@ def test_a_lost_gpu_is_told_once_and_stays_in_the_mean(nvml: StandIn, watch: Any
         "bus": bus(0),
     }
     assert watched.look() == {"gpu_percent": 48.5, "gpu_memory_gib": 30.0, "gpu_watts": 350.0}
-    nvml.say("* count 2")
+    nvml.set_state("* count 2")
     until(lambda: watched.look()["gpu_percent"] == 90.0)
-    nvml.say("* count 2", "* lost 1")
+    nvml.set_state("* count 2", "* lost 1")
     until(lambda: [lost["gpu"] for lost in watched.told("gpu.lost")] == ["0", "0", "1"])
     assert watched.look() == {"gpu_percent": 0.0}
 
 
 def test_one_that_was_lost_before_is_told_too(nvml: StandIn, watch: Any) -> None:
-    nvml.say("* count 2", "1 lost 1")
+    nvml.set_state("* count 2", "1 lost 1")
     watched = watch("0", "1")
     (lost,) = until(lambda: watched.told("gpu.lost"))
     assert (lost["gpu"], lost.get("uuid")) == ("1", None)
@@ -162,11 +162,11 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: An
     watched = watch("0", "1", silent_seconds=1.0)
     until(watched.look)
     hung = time.time()
-    nvml.say("* hang 1")
+    nvml.set_state("* hang 1")
     (silent,) = until(lambda: watched.told("gpu.silent"))
     assert abs(silent["since"] - hung) < 1.0
     assert watched.look() == {}, "what was known is no answer any more"
-    nvml.say()
+    nvml.set_state()
     (answers,) = until(lambda: watched.told("gpu.answers"))
     assert answers["since"] == silent["since"]
     assert watched.look()["gpu_percent"] == 90.0
@@ -192,7 +192,7 @@ def test_gpus_are_named_as_ranks_see_them() -> None:
 
 @pytest.mark.parametrize(("visible", "names"), [(None, ["H100", "H200"]), ("1", ["H200"]), ("", None)])
 def test_gpus_are_those_that_ranks_see(nvml: StandIn, visible: str | None, names: list[str] | None) -> None:
-    nvml.say("* count 2", "0 name H100", "1 name H200")
+    nvml.set_state("* count 2", "0 name H100", "1 name H200")
     told = machine.gpus(visible)
     assert (told["driver"], told["cuda"]) == ("570.86.15", "12.8")
     assert [gpu["name"] for gpu in told.get("gpus", [])] == (names or [])
@@ -201,7 +201,7 @@ def test_gpus_are_those_that_ranks_see(nvml: StandIn, visible: str | None, names
 
 def test_a_driver_that_hangs_costs_only_its_own_part(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GPU_SECONDS", 0.5)
-    nvml.say("* hang 1")
+    nvml.set_state("* hang 1")
     assert machine.gpus(None) == {}
 
 
@@ -215,7 +215,7 @@ def _readers(launcher: int) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_a_driver_that_hangs_holds_up_no_launcher(run: Run, nvml: StandIn) -> None:
     """A rank that is lost is noticed, and a stop obeyed, while no call into the driver returns."""
-    nvml.say("* hang 1")
+    nvml.set_state("* hang 1")
     run.describe('kind = "distributed"\n[launch]\ngpus_per_node = 2\nsample_seconds = 0.1\n')
     launcher = run.launch(json.dumps({"steps": ENDLESS, "checkpoint_every": 5}), environment=nvml.environment)
     ranks = run.started()
@@ -236,7 +236,7 @@ def test_a_driver_that_hangs_holds_up_no_launcher(run: Run, nvml: StandIn) -> No
 
 @pytest.mark.slow
 def test_a_launcher_loads_no_driver_and_tells_a_lost_gpu(run: Run, nvml: StandIn) -> None:
-    nvml.say("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
+    nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
     run.describe('kind = "distributed"\n[launch]\ngpus_per_node = 2\nsample_seconds = 0.1\n')
     launcher = run.launch(json.dumps({"steps": ENDLESS}), environment=nvml.environment)
     run.started()
@@ -244,7 +244,7 @@ def test_a_launcher_loads_no_driver_and_tells_a_lost_gpu(run: Run, nvml: StandIn
     (told,) = run.events("gpus")
     assert (told["node"], [gpu["uuid"] for gpu in told["gpus"]]) == ("dgx01", [uuid(0), uuid(1)])
     assert LIBRARY not in Path(f"/proc/{launcher.pid}/maps").read_text()
-    nvml.say("* count 2", "0 lost 1", "1 gpu_percent 97")
+    nvml.set_state("* count 2", "0 lost 1", "1 gpu_percent 97")
     (lost,) = until(lambda: run.events("gpu.lost"))
     assert (lost["node"], lost["uuid"]) == ("dgx01", uuid(0))
     until(lambda: 48.5 in run.series("gpu_percent", rank=-1)[0].values())

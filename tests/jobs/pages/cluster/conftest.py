@@ -9,7 +9,7 @@ from nodes.cluster import sync
 from nodes.schedulers.cluster import PartitionInfo
 from portal.models import User
 from tests.jobs.pages.cluster.reading import HOUR_S, node, queued
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_job, a_project, person
 
 
@@ -19,10 +19,10 @@ def mira() -> User:
 
 
 @pytest.fixture
-def scheduler(mira: User) -> Told:
+def scheduler(mira: User) -> ScriptedScheduler:
     """Return a cluster on which mira runs a job of Vigil's (#11), and somebody else another (#12)."""
     a_job(mira, a_project(), name="wren", state="running", attempt={"scheduler_id": "11"})
-    scheduler = Told(
+    scheduler = ScriptedScheduler(
         machines=[
             node("dgx-01", gpus_used=6, gpus_allocated=(0, 1, 2, 3, 4, 5), features=("nvlink",)),
             node("dgx-02", "drained", reason="XID 79", reason_by="ops"),

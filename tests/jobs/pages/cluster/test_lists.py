@@ -10,13 +10,13 @@ from nodes.cluster import sync
 from nodes.schedulers.cluster import AccountsInfo, AssociationInfo, LicenseInfo, Limits, QosInfo
 from portal.models import User
 from tests.jobs.pages.cluster.reading import text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 
 
-def test_lists_of_the_cluster(mira: User, scheduler: Told) -> None:
+def test_lists_of_the_cluster(mira: User, scheduler: ScriptedScheduler) -> None:
     client = signed_in(mira)
     found = client.get("/api/v1/partitions").json()["items"]
     assert [(p["name"], p["is_default"], p["state"]) for p in found] == [("gpu", True, "up"), ("cpu", False, "drain")]
@@ -27,7 +27,7 @@ def test_lists_of_the_cluster(mira: User, scheduler: Told) -> None:
     assert client.get("/api/v1/nodes/dgx-01").json()["takes_jobs"] is False
 
 
-def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: Told) -> None:
+def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: ScriptedScheduler) -> None:
     assert "Licences" not in text(mira, "/queue")
     scheduler.licensed = [
         LicenseInfo(name="abaqus", total=1500, used=3),
@@ -45,7 +45,7 @@ def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, schedule
     assert found["reading"]["unreadable"] == 1
 
 
-def test_accounts_are_everybodys_own(mira: User, scheduler: Told) -> None:
+def test_accounts_are_everybodys_own(mira: User, scheduler: ScriptedScheduler) -> None:
     scheduler.accounted = AccountsInfo(
         qos=(QosInfo(name="small", limits=Limits(user={"gres/gpu": 2})),),
         associations=(

@@ -14,13 +14,13 @@ from nodes.models import Agent, Gpu, Node, NodeOrder, Reading
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.pages.cluster.reading import node, queued, text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 
 
-def test_nodes_by_partition(mira: User, scheduler: Told) -> None:
+def test_nodes_by_partition(mira: User, scheduler: ScriptedScheduler) -> None:
     html = text(mira, "/nodes")
     assert "dgx-02 is drained: XID 79." in html
     assert "Free now: 2 of 16 GPUs." in html
@@ -37,13 +37,15 @@ def test_nodes_by_partition(mira: User, scheduler: Told) -> None:
 
 
 def test_where_there_are_no_gpus_nothing_explains_them(mira: User) -> None:
-    sync.read(Told(machines=[node("cpu-01", "idle", gpus=0)], queued=[queued(11, state="running", gpus=0)]))
+    sync.read(
+        ScriptedScheduler(machines=[node("cpu-01", "idle", gpus=0)], queued=[queued(11, state="running", gpus=0)])
+    )
     html = text(mira, "/nodes")
     assert 'class="gpu"' not in html
     assert "1 <small>job</small>" in html
 
 
-def test_a_broken_gpu_is_marked_and_leads_the_page(mira: User, scheduler: Told) -> None:
+def test_a_broken_gpu_is_marked_and_leads_the_page(mira: User, scheduler: ScriptedScheduler) -> None:
     """The scheduler knows nothing of it: the node is in service, and as many GPUs are free."""
     agent = Agent.objects.create(node="dgx-01")
     Gpu.objects.create(uuid="GPU-a", agent=agent, index=3, fault="could not remap a row of its memory")
@@ -61,14 +63,14 @@ def test_a_broken_gpu_is_marked_and_leads_the_page(mira: User, scheduler: Told) 
     assert '<p class="say">2 GPUs of dgx-01 are lost or broken. <span' in text(mira, "/nodes")
 
 
-def test_nodes_are_filtered_by_the_address(mira: User, scheduler: Told) -> None:
+def test_nodes_are_filtered_by_the_address(mira: User, scheduler: ScriptedScheduler) -> None:
     for query, there in (("partition=cpu", "cpu-01"), ("state=out", "dgx-02"), ("q=nvlink", "dgx-01")):
         html = text(mira, f"/nodes?{query}")
         assert [name for name in ("dgx-01", "dgx-02", "cpu-01") if f'id="node-{name}"' in html] == [there]
     assert "No matching nodes" in text(mira, "/nodes?q=nowhere")
 
 
-def test_only_what_changes_is_sent_again(mira: User, scheduler: Told) -> None:
+def test_only_what_changes_is_sent_again(mira: User, scheduler: ScriptedScheduler) -> None:
     for address in ("/nodes", "/nodes/dgx-01", "/queue"):
         assert "<nav" in text(mira, address)
         fragment = text(mira, address, **{"HX-Request": "true", "HX-Target": "live"})
@@ -76,7 +78,7 @@ def test_only_what_changes_is_sent_again(mira: User, scheduler: Told) -> None:
         assert "say" in fragment
 
 
-def test_one_node(mira: User, scheduler: Told) -> None:
+def test_one_node(mira: User, scheduler: ScriptedScheduler) -> None:
     html = text(mira, "/nodes/dgx-01")
     assert "Schedulable: 2 of 8 GPUs free." in html
     assert "0, 1, 2, 3" in html
@@ -86,7 +88,7 @@ def test_one_node(mira: User, scheduler: Told) -> None:
     assert signed_in(mira).get("/nodes/nowhere").status_code == 404
 
 
-def test_sysadmins_drain_on_the_page(scheduler: Told) -> None:
+def test_sysadmins_drain_on_the_page(scheduler: ScriptedScheduler) -> None:
     ops = sysadmin("ops")
     assert "Drain…" in text(ops, "/nodes/dgx-01")
     assert "Undrain" in text(ops, "/nodes/dgx-02")
@@ -101,7 +103,7 @@ def test_sysadmins_drain_on_the_page(scheduler: Told) -> None:
     assert NodeOrder.objects.count() == 2
 
 
-def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: Told) -> None:
+def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: ScriptedScheduler) -> None:
     """The page says who drained it and why, and what there is to do: a drained node has no button to drain it."""
     eva = sysadmin("eva")
     client = signed_in(eva)
@@ -114,14 +116,14 @@ def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: Told) -> None:
     assert not NodeOrder.objects.exists()
 
 
-def test_others_may_not(mira: User, scheduler: Told) -> None:
+def test_others_may_not(mira: User, scheduler: ScriptedScheduler) -> None:
     assert signed_in(mira).post("/nodes/dgx-01/drain", {"reason": "fan"}).status_code == 403
     assert signed_in(mira).post("/nodes/dgx-02/undrain").status_code == 403
     Node.objects.create(name="made-up", is_made_up=True)
     assert signed_in(sysadmin()).post("/nodes/made-up/drain", {"reason": "fan"}).status_code == 403
 
 
-def test_other_peoples_jobs_lead_nowhere(scheduler: Told) -> None:
+def test_other_peoples_jobs_lead_nowhere(scheduler: ScriptedScheduler) -> None:
     stranger = person("stranger")
     html = text(stranger, "/nodes")
     assert "GPU 3: slurm-11, mira1" in html
@@ -130,7 +132,7 @@ def test_other_peoples_jobs_lead_nowhere(scheduler: Told) -> None:
     assert (item["job"], item["name"], item["user"], item["is_mine"]) == (None, "slurm-11", "mira1", False)
 
 
-def test_silence_is_said(mira: User, scheduler: Told) -> None:
+def test_silence_is_said(mira: User, scheduler: ScriptedScheduler) -> None:
     scheduler.broken = SchedulerError("Slurm did not answer for 10 s.")
     sync.read(scheduler)
     since = timezone.now() - timedelta(minutes=4)
@@ -147,7 +149,7 @@ def test_silence_is_said(mira: User, scheduler: Told) -> None:
 
 
 def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
-    mira: User, scheduler: Told, settings: Any
+    mira: User, scheduler: ScriptedScheduler, settings: Any
 ) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
     for seconds, is_said in ((8, False), (11, True)):
@@ -158,7 +160,7 @@ def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
     assert "has not answered" not in text(mira, "/nodes"), "it answers, if more slowly"
 
 
-def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User, scheduler: Told) -> None:
+def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User, scheduler: ScriptedScheduler) -> None:
     scheduler.unreadable = {"nodes": 2, "queue": 1}
     scheduler.queued = [queued(85, component="85+0"), queued(86, component="85+1")]
     sync.read(scheduler)
@@ -182,7 +184,7 @@ def test_empty_pages_say_what_comes(mira: User) -> None:
 
 
 def test_a_thousand_nodes_come_page_by_page(mira: User) -> None:
-    sync.read(Told(machines=[node(f"n{number:04}") for number in range(1000)]))
+    sync.read(ScriptedScheduler(machines=[node(f"n{number:04}") for number in range(1000)]))
     first = text(mira, "/nodes")
     assert first.count('class="node"') == 120
     assert "1–120 of 1,000 nodes" in first

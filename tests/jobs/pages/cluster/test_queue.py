@@ -12,13 +12,13 @@ from jobs.spec import JobSpec
 from nodes.cluster import sync
 from portal.models import User
 from tests.jobs.pages.cluster.reading import HOUR_S, node, queued, text
-from tests.jobs.schedulers import Told
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 
 
-def test_the_queue_in_plain_words(mira: User, scheduler: Told) -> None:
+def test_the_queue_in_plain_words(mira: User, scheduler: ScriptedScheduler) -> None:
     html = text(mira, "/queue")
     assert "Your slurm-15 is pending, position 1 of 2 in gpu." in html
     assert "Resources: its resources are not free yet." in html
@@ -42,14 +42,16 @@ def test_the_queue_in_plain_words(mira: User, scheduler: Told) -> None:
         ("q=oskar&state=pending", set()),
     ],
 )
-def test_the_queue_is_filtered_alike_on_page_and_api(mira: User, scheduler: Told, query: str, there: set[str]) -> None:
+def test_the_queue_is_filtered_alike_on_page_and_api(
+    mira: User, scheduler: ScriptedScheduler, query: str, there: set[str]
+) -> None:
     items = signed_in(mira).get(f"/api/v1/queue?{query}").json()["items"]
     assert {item["scheduler_id"] for item in items} == there
     html = text(mira, f"/queue?{query}")
     assert {number for number in map(str, range(11, 17)) if f'"under">{number} ·' in html} == there
 
 
-def test_the_queue_over_rest(mira: User, scheduler: Told) -> None:
+def test_the_queue_over_rest(mira: User, scheduler: ScriptedScheduler) -> None:
     client = signed_in(mira)
     first = client.get("/api/v1/queue?limit=4").json()
     rest = client.get(f"/api/v1/queue?limit=4&cursor={first['next']}").json()
@@ -66,7 +68,7 @@ def test_the_queue_over_rest(mira: User, scheduler: Told) -> None:
     assert client.get("/api/v1/queue?cursor=x").status_code == 422
 
 
-def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, scheduler: Told) -> None:
+def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, scheduler: ScriptedScheduler) -> None:
     sweep = Sweep.objects.create(name="rates", key="120f9dbab06497d9", owner=mira, project=a_project())
     theirs = a_job(person("finn"), a_project("siskin"), name="finch", state="running")
     assert theirs.latest is not None
@@ -89,7 +91,7 @@ def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, scheduler: T
     assert (item["sweep"], item["name"], item["user"]) == (None, "rates", "mira1")
 
 
-def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: Told) -> None:
+def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: ScriptedScheduler) -> None:
     """Alike on the pages, over REST and at home, which counts jobs of Vigil's."""
     sweep = Sweep.objects.create(name="rates", key="120f9dbab06497d9", owner=mira, project=a_project())
     for index in range(12):
@@ -117,7 +119,7 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: T
     assert "1 job running, 12 pending." in text(mira, "/")
 
 
-def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: Told) -> None:
+def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: ScriptedScheduler) -> None:
     spec = JobSpec.parse({"name": "heron", "resources": {"time_limit": "2-00:00:00", "partition": "gpu"}})
     facts = {"scheduler_id": "19", "reason": "PartitionTimeLimit"}
     job = a_job(mira, a_project(), name="heron", state="pending", spec=spec.model_dump(mode="json"), attempt=facts)
@@ -129,7 +131,7 @@ def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: Told) -> N
         assert "limits jobs to" in html[html.index("can never start") : html.index("What to do:")]
 
 
-def test_where_everybody_sees_their_own_alone(mira: User, scheduler: Told, settings: Any) -> None:
+def test_where_everybody_sees_their_own_alone(mira: User, scheduler: ScriptedScheduler, settings: Any) -> None:
     settings.VIGIL_QUEUE_VISIBLE = "own"
     items = signed_in(mira).get("/api/v1/queue").json()["items"]
     assert [item["scheduler_id"] for item in items] == ["11", "15"]
@@ -147,7 +149,7 @@ def test_where_everybody_sees_their_own_alone(mira: User, scheduler: Told, setti
 
 
 def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(
-    mira: User, scheduler: Told, settings: Any
+    mira: User, scheduler: ScriptedScheduler, settings: Any
 ) -> None:
     """The attempts go by "17_0" and "17_1"; what still waits of them is the row 17."""
     settings.VIGIL_QUEUE_VISIBLE = "own"
@@ -167,7 +169,7 @@ def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(
 
 
 def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None:
-    sync.read(Told(machines=[node("dgx-01")]))
+    sync.read(ScriptedScheduler(machines=[node("dgx-01")]))
     assert "The queue is empty." in text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
     one = "1 job of yours has not been submitted to the scheduler yet."
@@ -186,7 +188,7 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     assert f"{one} {handed}" in text(mira, "/queue")
     client = signed_in(mira)
     assert client.get("/api/v1/queue").json()["unseen"] == {"kept": 1, "newer": 2, "text": f"{one} {handed}"}
-    sync.read(Told(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
+    sync.read(ScriptedScheduler(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
     assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
     assert f"2 jobs pending and 1 running in total. {one}" in text(mira, "/queue")
     fragment = text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
