@@ -1,4 +1,4 @@
-"""Decide who may do what, in one function for pages, API, sockets and admin."""
+"""Decide who may do what: one function for pages, the API, sockets and the admin."""
 
 from typing import Final, Literal, Protocol
 
@@ -14,14 +14,14 @@ Action = Literal["see", "submit", "change", "kill", "manage"]
 
 
 class Owned(Protocol):
-    """A thing of a project that one person made, as a job."""
+    """A project's object that one person created, such as a job."""
 
     owner_id: int
     project_id: int
 
 
 class Cluster:
-    """Stands for everything that belongs to no project: nodes, partitions, the queue."""
+    """Represents what belongs to no project: nodes, partitions, the queue."""
 
 
 CLUSTER: Final = Cluster()
@@ -29,7 +29,7 @@ NO_CHANGE: Final = Change()
 
 
 def user_of(request: HttpRequest) -> User:
-    """The person who is signed in, behind `login_required`."""
+    """Return the signed-in person; for use behind `login_required`."""
     assert isinstance(request.user, User)
     return request.user
 
@@ -37,8 +37,8 @@ def user_of(request: HttpRequest) -> User:
 def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Cluster) -> bool:
     """Return whether the person may see, submit to, change, kill or manage a project, its contents, or the cluster.
 
-    Members see what their project has and submit to it; its owner and the project's leads change a job and kill it;
-    leads manage the project; everybody sees the cluster; sysadmins do everything.
+    Members see their project's jobs and submit to it. A job's owner and the project's leads may change and kill it.
+    Leads manage the project. Everybody sees the cluster. Sysadmins may do everything.
     """
     if not isinstance(user, User) or not user.is_active:
         return False
@@ -60,7 +60,7 @@ def _as_member(user: User, action: Action, thing: Project | Owned) -> bool:
 
 
 def note(user: User | None, action: str, thing: object, detail: str = "", change: Change = NO_CHANGE) -> None:
-    """Write down what a sysadmin did, from where; `None` is somebody at the server's own command line."""
+    """Write an audit entry of a sysadmin's action and its source address; `None` is the server's own command line."""
     before, after = change.stored()
     AuditEntry.objects.create(
         user=user,
@@ -74,6 +74,6 @@ def note(user: User | None, action: str, thing: object, detail: str = "", change
 
 
 def note_if_sysadmin(user: User, action: str, thing: Owned, detail: str = "", change: Change = NO_CHANGE) -> None:
-    """Write it down if only being a sysadmin allowed it: what people do to their own jobs is nobody's business."""
+    """Write an audit entry if only being a sysadmin allowed the action: work on one's own jobs is not audited."""
     if user.is_sysadmin and not _as_member(user, "change", thing):
         note(user, action, thing, detail, change)

@@ -1,4 +1,4 @@
-"""The records of people and projects."""
+"""Register the admin pages of people and projects."""
 
 import pwd
 from typing import TYPE_CHECKING, Any, cast
@@ -48,16 +48,16 @@ else:
 
 
 class Audited(_ModelAdmin):
-    """Whatever is changed here is in the audit log."""
+    """Write every change made in the admin to the audit log."""
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """A list; where an address or a form asks by what is no number or date, the list without (Django's ?e=1)."""
+        """Show the list; if the query asks for an invalid number or date, show it unfiltered (Django's ?e=1)."""
         try:
             with transaction.atomic():
                 return super().changelist_view(request, extra_context)
         except (ValueError, OverflowError, DataError):
             if ERROR_FLAG in request.GET and request.method == "GET":
-                raise  # it is not what was asked
+                raise  # another cause than the query
             return redirect(f"{request.path}?{ERROR_FLAG}=1")
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
@@ -82,14 +82,14 @@ class Audited(_ModelAdmin):
 
 
 class CappedCount(int):
-    """A number of rows that says where there are more than were counted."""
+    """A number of rows, shown as "n+" if there are more than were counted."""
 
     def __str__(self) -> str:
         return f"{MOST:,}+" if self > MOST else int.__repr__(self)
 
 
 class Bounded(_Paginator):
-    """Pages of the first so many rows: neither counting nor skipping costs more, however many there are."""
+    """Paginate the first so many rows: neither counting nor skipping costs more, however many there are."""
 
     @cached_property
     def count(self) -> int:
@@ -98,7 +98,7 @@ class Bounded(_Paginator):
 
 
 class Newest(ChangeList):
-    """A list that an address sorts by what has an index alone."""
+    """A list that the address can sort only by indexed columns."""
 
     def get_ordering_field(self, field_name: Any) -> Any:
         return super().get_ordering_field(field_name) if field_name in self.sortable_by else None
@@ -121,7 +121,7 @@ class ReadOnly(Audited, ModelAdmin):
 
 
 class History(ReadOnly):
-    """Records of which there may be millions: newest first and in no other order, and searched among the newest."""
+    """Records of which there may be millions: always newest first, and searched only among the newest."""
 
     ordering = ("-id",)
     sortable_by = ("id",)
@@ -146,7 +146,7 @@ class MembershipInline(TabularInline):
 
 
 class PersonForm(UserChangeForm):
-    """Slurm user names are set here and nowhere else, and the last sysadmin stays one."""
+    """The form of a user account. Slurm user names are set only here, and the last sysadmin keeps that right."""
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
@@ -161,14 +161,14 @@ class PersonForm(UserChangeForm):
 
 
 class PasswordForm(RevokesTokens, AdminPasswordChangeForm):
-    """A new password for somebody, set by a sysadmin."""
+    """A form in which a sysadmin sets somebody's password."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.offer_revoking()
         revoke = self.fields["revoke_tokens"]
         revoke.widget = UnfoldBooleanSwitchWidget()
-        # Templates do not escape help texts, and a token's name is its owner's.
+        # Templates do not escape help texts, and a token's name is entered by its owner.
         revoke.help_text = format_html(
             "Tokens keep working after a password change. They have {}: {}.",
             formatting.plural(len(self.tokens), "token"),
@@ -183,14 +183,14 @@ class PasswordForm(RevokesTokens, AdminPasswordChangeForm):
 
 
 def slurm_name(name: str | None) -> str | None:
-    """A Unix user for somebody's jobs; empty is nobody. Root is never anybody's, nor a user of the system's own."""
+    """Validate the Unix user that runs somebody's jobs; empty means none. Root and system users are refused."""
     if not name:
         return None
     if name == "root" or name.isdecimal():
         raise ValidationError("Jobs never run as root or as a numeric user id. Use the person's Unix user name.")
     try:
         belongs_to_system = pwd.getpwnam(name).pw_uid < 1000
-    except KeyError:  # known on the nodes, perhaps, and not here
+    except KeyError:  # may exist on the nodes without existing here
         belongs_to_system = False
     if belongs_to_system and name != settings.VIGIL_SLURM_USER:
         raise ValidationError(f"{name} is a system account here (uid below 1000). Use the person's own Unix user name.")
@@ -217,7 +217,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
     readonly_fields = ("last_login", "date_joined")
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Tell what goes along with people, and refuse where no sysadmin would be left."""
+        """List what is deleted along with these people, and refuse if no sysadmin would be left."""
         deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
         with transaction.atomic():
             if sysadmins.would_be_none([user.pk for user in objs]):
@@ -237,7 +237,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
 
 @admin.register(Token, site=site)
 class TokenAdmin(ReadOnly):
-    """Sysadmins see who has which tokens, and delete those that must die; nobody sees a secret."""
+    """Let sysadmins see who has which tokens and delete tokens; nobody sees a secret."""
 
     list_display = ("name", "user", "hint", "scope", "ends_at", "last_used_at", "revoked_at")
     list_filter = ("scope",)
@@ -263,7 +263,7 @@ class AuditEntryAdmin(History):
 
 @admin.register(AccessAttempt, site=site)
 class AccessAttemptAdmin(History):
-    """Failed sign-ins, by which people are locked out; deleting a row lets them try again."""
+    """Failed sign-ins, which lock people out; deleting a row lets the person try again."""
 
     called = ("failed sign-in", "failed sign-ins")
 

@@ -1,4 +1,4 @@
-"""Provide the ASGI application under its name of before version 0.2, for servers set up by hand."""
+"""Provide the ASGI application under its name from before version 0.2, for servers that were set up with it."""
 
 from importlib import import_module
 

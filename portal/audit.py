@@ -10,7 +10,7 @@ from typing import Any
 from vigil_core.masking import DOTS, masked
 from vigil_core.untrusted import plain
 
-MOST_LETTERS = 2_000  # of a value: enough to see what changed; a runbook may have twenty times as many
+MOST_LETTERS = 2_000  # of a value: enough to see what changed; a runbook may be twenty times as long
 MOST_VALUES = 50  # of a change, and of a list in it
 _SECRET = ("password", "secret", "token", "digest", "salt", "post_data", "get_data")
 _MISSING = object()
@@ -18,7 +18,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Values by name. A new record has none before, a deleted one none after."""
+    """The values before and after a change, by name. A new record has none before, a deleted one none after."""
 
     before: Mapping[str, Any] = field(default_factory=dict)
     after: Mapping[str, Any] = field(default_factory=dict)
@@ -67,6 +67,6 @@ def _storable(name: str, value: object) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return the text, masked before it is cut: half a secret would not be recognised."""
+    """Return the value as text, masked before it is cut: half a secret would not be recognised."""
     text = masked(plain(str(value)))
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"

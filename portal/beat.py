@@ -1,4 +1,4 @@
-"""Beat's scheduler, apart from portal.ticks: workers read the schedule there and do not need Celery's beat."""
+"""Provide beat's scheduler, apart from portal.ticks: workers read the schedule there without loading Celery's beat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler(PersistentScheduler):
-    """Celery's scheduler, which logs one line at each end of an outage of Redis instead of a traceback per tick."""
+    """Celery's scheduler, but an outage of Redis logs one line at each end instead of a traceback per tick."""
 
     _away_since: float | None = None
     _unsent = 0

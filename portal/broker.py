@@ -1,7 +1,8 @@
 """Reconnect workers to a broker that went away.
 
-Celery waits 2, 4, 6 … 30 s between two tries, and no setting changes that: after five minutes without Redis its workers
-are away for up to half a minute longer than Redis is. A try costs one `connect`, so ours come at least every second.
+Celery waits 2, 4, 6 … 30 s between attempts, and no setting changes that: after five minutes without Redis its workers
+are away for up to half a minute longer than Redis is. An attempt costs one `connect`, so this module retries at least
+every second.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ LONGEST_RETRY_S = 1.0
 
 
 class Connection(kombu.Connection):
-    """A connection to the broker that is retried every second instead of ever more rarely.
+    """A connection to the broker that is retried every second instead of at growing intervals.
 
-    Celery logs three lines in its `errback`, which is called for the first failure of an outage alone.
+    Celery logs three lines in its `errback`, which is called only for the first failure of an outage.
     """
 
     def ensure_connection(
@@ -41,6 +42,6 @@ class Connection(kombu.Connection):
 
 
 class Broker(AMQP):
-    """Celery's own broker interface with the connection above."""
+    """Celery's broker interface with the connection above."""
 
     Connection = Connection

@@ -11,18 +11,18 @@ from typing import Any
 from django.db import connection
 from django.db.models import Model
 
-ROWS = 1_000  # of a statement on SQLite
-ARRAY_ROWS = 10_000  # of a statement on PostgreSQL, which gets an array per column
-POST_S = 2.0  # of storing one post, by trainers or agents: what is left by then is sent again
+ROWS = 1_000  # per statement on SQLite
+ARRAY_ROWS = 10_000  # per statement on PostgreSQL, which gets an array per column
+POST_S = 2.0  # for storing one post of trainers or agents: what is left by then is sent again
 REST_S = 0.1  # at most, between two transactions of one request
-PARAMETERS = 30_000  # of a statement on SQLite, which takes 32,766 as it is built by default
+PARAMETERS = 30_000  # per statement on SQLite, whose default build takes 32,766
 
 
 def give_way(since: float) -> None:
-    """Rest for as long as the transaction took that began at that monotonic time, before the next one.
+    """Pause before the next transaction, for as long as the one took that began at `since` (monotonic seconds).
 
-    SQLite has one writer and no queue for it: a connection that waits retries every 100 ms in the end, and would hardly
-    ever hit the gap between transactions that follow each other at once. On PostgreSQL no writer waits for the rows of
+    SQLite has one writer and no queue for it: a waiting connection ends up retrying every 100 ms, and would hardly ever
+    hit the gap between transactions that follow each other immediately. On PostgreSQL no writer waits for the rows of
     another attempt.
     """
     if connection.vendor == "sqlite":
@@ -30,9 +30,9 @@ def give_way(since: float) -> None:
 
 
 def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
-    """Write these fields of the rows as they are now, by `UPDATE … FROM` a table of values.
+    """Write the rows' current values of these fields, by `UPDATE … FROM` a table of values.
 
-    Django's `bulk_update` makes a CASE with a branch for each row of each field: SQLite searches it once a row.
+    Django's `bulk_update` makes a CASE with a branch per row for each field: SQLite searches it once per row.
     """
     if not rows:
         return
@@ -50,7 +50,7 @@ def update_rows(rows: Sequence[Model], fields: Sequence[str]) -> None:
 
 
 class NewRows:
-    """Rows that are prepared before the transaction, so that within it the database is all that takes time.
+    """Rows that are prepared before the transaction, so that within it only the database takes time.
 
     Django's `bulk_create` prepares 1,000 jobs of 35 columns in 0.3 s, while everybody else waits.
     """
@@ -63,9 +63,9 @@ class NewRows:
         self._values = [[_prepared(field, field.pre_save(row, add=True)) for field in self._fields] for row in rows]
 
     def reserve_keys(self) -> bool:
-        """Give the rows their primary keys before the transaction, if the database can; return whether it can.
+        """Assign primary keys before the transaction, if the database supports that; return whether it does.
 
-        Rows that point to each other then need no second statement.
+        Rows that refer to each other then need no second statement.
         """
         if not self.rows or connection.vendor != "postgresql":
             return False
@@ -80,14 +80,14 @@ class NewRows:
         return True
 
     def point_to(self, field: str, targets: Sequence[Model]) -> None:
-        """Let each row's foreign key point to a row that was inserted meanwhile."""
+        """Set each row's foreign key to the matching row of `targets`, inserted in the meantime."""
         place = [model_field.name for model_field in self._fields].index(field)
         for row, values, target in zip(self.rows, self._values, targets, strict=True):
             setattr(row, field, target)
             values[place] = target.pk
 
     def insert(self) -> None:
-        """Insert the rows, in their order, and give them their primary keys."""
+        """Insert the rows in order, and set their primary keys."""
         if not self.rows:
             return
         model, at = type(self.rows[0]), 0
@@ -102,9 +102,9 @@ class NewRows:
 
 
 def insert_rows(model: type[Model], names: Sequence[str], rows: Iterable[Sequence[Any]], then: str = "") -> None:
-    """Insert rows of plain values for these fields, and `then` (ON CONFLICT …) settle conflicts with rows that exist.
+    """Insert rows of plain values for these fields; `then` (ON CONFLICT …) settles conflicts with existing rows.
 
-    No row may meet the same conflict twice.
+    No two rows may have the same conflict.
     """
     fields: list[Any] = [model._meta.get_field(name) for name in names]
     into, rows = _insert_into(model, fields), list(rows)
@@ -125,7 +125,7 @@ def _quote(name: str) -> str:
 def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[Any]]) -> tuple[str, list[Any]]:
     """Return these rows as a table v (column1, column2, …) of a FROM clause, and the statement's parameters.
 
-    PostgreSQL gets an array per column: 30,000 values one by one take both sides several times as long.
+    PostgreSQL gets an array per column: 30,000 single values take both sides several times as long.
     """
     if connection.vendor == "postgresql":
         columns = [_column_of(field, column) for field, column in zip(fields, zip(*rows, strict=True), strict=True)]
@@ -136,14 +136,14 @@ def _table_of(fields: Sequence[Any], rows: Sequence[Sequence[Any]]) -> tuple[str
 
 
 def _column_of(field: Any, values: Sequence[Any]) -> tuple[str, Any]:
-    """Return a function of PostgreSQL that yields a column's values, and its parameter.
+    """Return an SQL expression for PostgreSQL that yields a column's values, and its parameter.
 
-    JSON goes as one JSON array where it can: in an array of PostgreSQL's each of its quotation marks is escaped.
+    JSON is sent as one JSON array where possible: in a PostgreSQL array each of its quotation marks is escaped.
     """
     kind = str(field.rel_db_type(connection) or field.db_type(connection))
     if kind == "jsonb" and None not in values:
         return "jsonb_array_elements(%s::jsonb)", f"[{','.join(values)}]"
-    # Without its length: a cast would cut what is too long, where an assignment fails.
+    # Without the type's length: a cast would cut values that are too long, while an assignment fails.
     return f"unnest(%s::{kind.partition('(')[0]}[])", list(values)
 
 
@@ -154,6 +154,6 @@ def batches(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
 
 
 def _prepared(field: Any, value: Any) -> Any:
-    """Return a value as the database takes it: JSON as text, which psycopg would make only within the transaction."""
+    """Return a value as the database takes it: JSON as text, which psycopg would encode only within the transaction."""
     found = field.get_db_prep_save(value, connection)
     return json.dumps(found.obj, cls=field.encoder) if hasattr(found, "obj") else found

@@ -1,8 +1,8 @@
-"""The Celery application, imported explicitly by asgi.py, manage.py and worker (`portal/__init__.py` stays empty).
+"""Define the Celery application, imported explicitly by asgi.py, manage.py and worker (`portal/__init__.py` is empty).
 
-Without Celery's own fixes for Django: they would run its checks, which load every page, half of the time that a
-worker's start takes, and open the database anew for every task, most of what a tick costs where nothing runs.
-`console.worker` sets Django up and keeps the connections.
+Celery's own fixes for Django are left out: they would run its checks, which load every page (half of a worker's
+start-up time), and reopen the database for every task (most of an idle tick's cost). `console.worker` sets up Django
+and keeps the connections.
 """
 
 import os

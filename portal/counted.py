@@ -1,4 +1,4 @@
-"""Count what this process has done, for /metrics: an addition under a lock. No Django."""
+"""Count what this process has done, for /metrics: an addition under a lock. Imports no Django."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add(name: str, *labels: str, by: float = 1) -> None:
 
 
 def request(method: str, status: int, seconds: float) -> None:
-    """A request was answered."""
+    """Count a request that was answered."""
     labels = (method if method in METHODS else "other", f"{status // 100}xx")
     with _lock:
         _counts["vigil_http_requests_total"][labels] += 1
@@ -36,7 +36,7 @@ def request(method: str, status: int, seconds: float) -> None:
 
 @contextmanager
 def posting(kind: str) -> Iterator[None]:
-    """Counts what becomes of a post: refused, where an error below 500 says so."""
+    """Count the result of a post; an exception with a status below 500 counts as refused."""
     try:
         yield
     except Exception as error:
@@ -47,14 +47,14 @@ def posting(kind: str) -> Iterator[None]:
 
 
 def taken(kind: str, batches: int, values: int) -> None:
-    """A post has brought something new."""
+    """Count a post that brought something new."""
     with _lock:
         _counts["vigil_intake_batches_total"][(kind,)] += batches
         _counts["vigil_intake_values_total"][(kind,)] += values
 
 
 def families(process: str) -> Iterator[Family]:
-    """Yield all counters; the label `process` tells processes apart."""
+    """Yield all counters; the label `process` distinguishes processes."""
     with _lock:
         counts = {name: list(found.items()) for name, found in _counts.items()}
     for name, (labels, description) in _FAMILIES.items():

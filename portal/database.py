@@ -1,6 +1,6 @@
-"""Handle a database that does not answer now: locked by another writer, restarting, or out of connections.
+"""Handle a database that does not respond at the moment: locked by another writer, restarting, or out of connections.
 
-That passes. HTTP requests are answered 503 with `Retry-After`, and tasks are retried.
+That is temporary. HTTP requests are answered 503 with `Retry-After`, and tasks are retried.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _Result = TypeVar("_Result")
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Return whether an exception was caused by a database that did not answer, whatever it was turned into since.
+    """Return whether an exception was caused by a database that did not respond, however it was wrapped since.
 
-    Django's session store turns a locked database into "the session was deleted", for one.
+    Django's session store, for one, turns a locked database into "the session was deleted".
     """
     return any(isinstance(cause, ERRORS) for cause in _chain(error))
 
@@ -37,7 +37,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 class RetriedTask(Task):
-    """A task that is retried where the database did not answer: after 1, 2, 4, 8 and 16 s, each spread at random.
+    """A task that is retried if the database did not respond: after 1, 2, 4, 8 and 16 s, each with random jitter.
 
     A tick whose time is over by then is dropped as it expires: the next one does its work.
     """
@@ -53,9 +53,9 @@ class RetriedTask(Task):
 
 
 def retried(work: Callable[[], _Result], *, waits_s: tuple[float, ...] = (0.5, 2.0)) -> _Result:
-    """Do something short that must not be lost, such as noting that a message has left; try again after each wait.
+    """Run short work that must not be lost, such as recording that a message was sent; retry after each wait.
 
-    Raises OperationalError or InterfaceError where the last try fails, too. Not for use in a transaction.
+    Raises OperationalError or InterfaceError if the last attempt fails as well. Not for use in a transaction.
     """
     for wait_s in waits_s:
         try:

@@ -1,7 +1,7 @@
-"""Live fan-out: one Redis subscriber a web process, a bounded queue a listener (protocols.md §3).
+"""Fan out live messages: one Redis subscriber per web process, one bounded queue per listener (protocols.md §3).
 
-A listener that does not keep up loses what waits for it and is told so: it reads again. It never slows another. What
-arrives on a topic goes through the topic's `Relay` once, whatever the number of listeners.
+A listener that does not keep up loses its queue and is told to read again. It never slows down another. What arrives on
+a topic goes through the topic's `Relay` once, whatever the number of listeners.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Item = tuple[str, bytes]  # (audience, message): "" is everyone on the topic
 
 
 class Relay(Protocol):
-    """Makes of what is published on one topic what its listeners get."""
+    """Converts what is published on one topic into its listeners' messages."""
 
     async def open(self) -> None:
-        """Called once, after the subscription stands and before the first listener has joined."""
+        """Prepare the relay; called once, after subscribing and before the first listener has joined."""
 
     def feed(self, message: bytes, audiences: set[str]) -> Iterable[Item]: ...
 
     def tick(self) -> Iterable[Item]:
-        """Called every second."""
+        """Return messages that are due; called every second."""
         ...
 
 
 class Plain:
-    """Passes on what comes."""
+    """A relay that passes messages on unchanged."""
 
     async def open(self) -> None: ...
 
@@ -61,7 +61,7 @@ class Plain:
 class Listener:
     """A socket's end. A message is sent at once if that needs no waiting; otherwise it joins a bounded queue.
 
-    A task that is woken for each message would cost a third of a delivery.
+    Waking a task for each message would cost a third of a delivery.
     """
 
     def __init__(self, topic: str, audience: str, send: Send, write: Write | None) -> None:
@@ -72,7 +72,7 @@ class Listener:
         self._is_gone = False
 
     def put(self, message: bytes, packed: bytes) -> None:
-        """A message, and the same as a websocket frame."""
+        """Deliver a message, given also as a websocket frame."""
         if self._sending is None:
             if self._write is None or not self._write(packed):
                 self._begin(message)
@@ -82,7 +82,7 @@ class Listener:
             self.miss()
 
     def miss(self) -> None:
-        """Something was lost; what still waits is no good without it."""
+        """Drop the queue, which is useless once a message was lost, and report the loss to the listener."""
         self._queue.clear()
         if self._sending is None:
             self._begin(None)
@@ -95,7 +95,7 @@ class Listener:
             self._sending.cancel()
 
     def _begin(self, message: bytes | None) -> None:
-        """Run the sending up to where it has to wait, which it seldom has; only then make a task of it."""
+        """Run the sending until it has to wait, which is rare; only then create a task for the rest."""
         if self._is_gone:
             return
         sending = self._send(message)
@@ -120,7 +120,7 @@ class Listener:
 
 
 def frame(message: bytes) -> bytes:
-    """A whole, binary, unmasked websocket frame (RFC 6455, 5.2): the same bytes for every listener."""
+    """Return a complete, binary, unmasked websocket frame (RFC 6455, 5.2): the same bytes for every listener."""
     length = len(message)
     if length < 126:
         head = struct.pack("!BB", 0x82, length)
@@ -133,10 +133,10 @@ def frame(message: bytes) -> bytes:
 
 @types.coroutine
 def _rest(coroutine: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
-    """The rest of a coroutine that has begun and waits for something, to be awaited by a task."""
+    """Return the rest of a coroutine that has started and waits for something, to be awaited by a task."""
     while True:
         try:
-            # Handed to the task as it came: it may be a future, or the None of sleep(0), which nothing can await anew.
+            # Passed to the task unchanged: it may be a future, or the None of sleep(0), which cannot be awaited again.
             # A cancellation (`close`) comes back here as an error, and ends the coroutine where it waits.
             sent = yield waits_for
         except BaseException as error:
@@ -167,20 +167,23 @@ class _Topic:
 
 
 class Hub:
-    """Use it within one event loop. It connects with the first listener, and again whenever Redis comes back."""
+    """Deliver published messages to listeners. Use it within one event loop.
+
+    It connects with the first listener, and reconnects whenever Redis comes back.
+    """
 
     def __init__(self, url: str, relay: Callable[[str], Relay] = lambda topic: Plain()) -> None:
         self._url, self._relay = url, relay
         self._topics: dict[str, _Topic] = {}
         self._pubsub: redis.asyncio.client.PubSub | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._subscribing = asyncio.Lock()  # so that leaving and joining a topic reach Redis in their order
+        self._subscribing = asyncio.Lock()  # so that Redis sees joins and leaves of a topic in order
 
     async def join(self, topic: str, send: Send, *, audience: str = "", write: Write | None = None) -> Listener:
-        """A listener that misses nothing published from now on; without Redis it will hear when Redis is back.
+        """Return a listener that misses nothing published from now on; without Redis it is notified when Redis is back.
 
-        `send` gets message after message, one at a time; None where some were lost. `write`, where there is one, puts a
-        finished frame on the wire at once, or answers False: then it is sent.
+        `send` gets message after message, one at a time, and None if some were lost. `write`, if given, puts a finished
+        frame on the wire at once, or returns False: then `send` is used.
         """
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._tick())]
@@ -188,11 +191,11 @@ class Hub:
         listener = Listener(topic, audience, send, write)
         if entry is None:
             entry = self._topics[topic] = _Topic(self._relay(topic))
-        # Before Redis is asked: who joins and leaves meanwhile must not be the last, and take the topic away.
+        # Added before the subscription: if others join and leave meanwhile, none of them is the last and unsubscribes.
         entry.listeners.add(listener)
         entry.audiences.add(audience)
         try:
-            if not entry.subscribed.is_set():  # perhaps by somebody who was cancelled before that was sent
+            if not entry.subscribed.is_set():  # perhaps by a caller that was cancelled before subscribing
                 await self._subscribe(topic)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(entry.subscribed.wait(), _ACK_S)
@@ -200,7 +203,7 @@ class Hub:
                 if not entry.is_open:
                     await entry.relay.open()
                     entry.is_open = True
-        except BaseException:  # nobody gets this listener, so nobody else can make it leave
+        except BaseException:  # the caller never gets this listener, so nobody else can remove it
             await self.leave(listener)
             raise
         return listener
@@ -233,7 +236,7 @@ class Hub:
                     await self._pubsub.subscribe(*topics)
 
     async def _read(self) -> None:
-        """Read for as long as the process lives, over as many connections as it takes."""
+        """Read for as long as the process lives, reconnecting as often as needed."""
         failures = 0
         while True:
             client = redis.asyncio.Redis.from_url(self._url, socket_connect_timeout=2.0, health_check_interval=15)
@@ -242,16 +245,16 @@ class Hub:
                 topics = set(self._topics)
                 await pubsub.subscribe(_CONTROL, *topics)
                 self._pubsub = pubsub
-                # Who joined while Redis was asked had no connection to subscribe on.
+                # Listeners that joined during the connection attempt had no connection to subscribe on.
                 await self._subscribe(*(self._topics.keys() - topics))
                 if failures:
                     logger.info("Live updates continue: Redis is back")
-                    # Only now: who read again before would not hear of what was published in between.
+                    # Only now: a listener that had read earlier would miss what was published in between.
                     self._miss_all()
                 failures = 0
                 while True:
                     self._take(await pubsub.get_message(timeout=5.0))
-            except Exception as error:  # whatever it is: without this loop nobody would hear anything any more
+            except Exception as error:  # any error: without this loop no listener would receive anything
                 is_connection_error = isinstance(error, RedisError | OSError)
                 if not is_connection_error:
                     logger.exception("Live updates pause")
@@ -284,7 +287,7 @@ class Hub:
                 logger.exception("A message on %s could not be passed on", channel)
 
     def _miss_all(self) -> None:
-        """Tell every listener that it may have missed messages while the connection was down."""
+        """Notify every listener that it may have missed messages while the connection was down."""
         for entry in self._topics.values():
             for listener in entry.listeners:
                 listener.miss()
@@ -303,7 +306,7 @@ _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
 def of_this_process(url: str, relay: Callable[[str], Relay]) -> Hub:
-    """The one hub of the running event loop."""
+    """Return the one hub of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _hubs:
         _hubs[loop] = Hub(url, relay)

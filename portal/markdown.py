@@ -1,4 +1,4 @@
-"""Markdown as people write it, made into HTML that is safe on a page: their own HTML is text, and nothing is loaded."""
+"""Render people's Markdown as HTML that is safe to embed: their own HTML is shown as text, and nothing is loaded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 def render(text: str, *, deeper: int = 1, link: Callable[[str], str] | None = None) -> SafeString:
-    """The HTML. Headings are `deeper` than written and never the page's own, the first; `link` rewrites addresses.
+    """Return the HTML. Headings are `deeper` levels down, so never the page's own <h1>; `link` rewrites addresses.
 
-    Raw HTML, pictures and addresses but of the web, of mail and of this site come out as the text that they were.
+    Raw HTML, pictures, and addresses other than web, e-mail and this site come out as the original text.
     """
     parser = _parser()
     tokens = parser.parse(text[:MOST])
@@ -31,7 +31,7 @@ def render(text: str, *, deeper: int = 1, link: Callable[[str], str] | None = No
 
 
 def render_document(text: str, *, link: Callable[[str], str]) -> SafeString:
-    """Return a document of Vigil's own as HTML: of any length, with pictures, its headings as anchors.
+    """Return one of Vigil's own documents as HTML: of any length, with pictures, its headings as anchors.
 
     `link` rewrites the addresses of links and pictures. A link for which it returns "" is shown as plain text.
     """
@@ -53,7 +53,7 @@ def anchor(heading: str) -> str:
 
 
 def _unlink(tokens: Sequence[Token], link: Callable[[str], str]) -> None:
-    """Rewrite the links of a line, and hide the tags of those that lead nowhere."""
+    """Rewrite the links of a line, and hide the tags of those whose rewritten address is empty."""
     is_dead = False
     for token in tokens:
         if token.type == "link_open":

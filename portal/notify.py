@@ -53,10 +53,11 @@ def raise_notice(
     edition: str = "",
     settle: timedelta = timedelta(),
 ) -> bool:
-    """Tell them; whether it stands anew. While it stands only its words change; once withdrawn it is news again.
+    """Raise a notice for a person or the sysadmins, and return whether it is new.
 
-    `project`: its channels are told, too. `edition`: with another one it is news again, though it stands. `settle`: how
-    long messages wait for what more becomes known; from then on a change of words is sent to nobody.
+    While it stands, raising it again only updates its text; once withdrawn, it is new again. `project`: its channels
+    are notified as well. `edition`: a different one makes a standing notice new again. `settle`: how long messages wait
+    for further details; later changes of the text are not sent.
     """
     now = timezone.now()
     words = _words(title, detail, link) | {"tone": tone, "facts": _facts(facts), "last_raised_at": now}
@@ -69,14 +70,14 @@ def raise_notice(
         if rows.exclude(withdrawn_at=None, edition=news["edition"]).update(**values):
             NoticeRead.objects.filter(notice__key=key).delete()
         elif not Notice.objects.get_or_create(key=key, defaults=values)[1]:
-            return False  # somebody else has just raised it
+            return False  # another process has just raised it
         fill(rows.get(), project=project, settle=settle)
         transaction.on_commit(partial(_publish_notices, key))
     return True
 
 
 def withdraw(key: str) -> bool:
-    """It is so no longer; whether it stood until now."""
+    """Withdraw a notice because its reason has ended; return whether it stood until now."""
     return bool(Notice.objects.standing().filter(key=key).update(withdrawn_at=timezone.now()))
 
 
@@ -93,7 +94,7 @@ def rename(old: str, new: str) -> None:
 
 
 def withdraw_missing(kind: str, keys: Collection[str]) -> int:
-    """Withdraw all of a kind but these, the keys of whatever is still so; how many."""
+    """Withdraw all notices of a kind except these keys, whose reason persists; return how many were withdrawn."""
     gone = Notice.objects.standing().filter(kind=kind).exclude(key__in=keys)
     return gone.update(withdrawn_at=timezone.now())
 
@@ -109,14 +110,14 @@ def withdraw_stale(kind: str, since: timedelta) -> int:
 
 
 def mark_read(notice: Notice, user: User) -> None:
-    """Twice is once."""
+    """Mark a notice as read; repeating it is harmless."""
     NoticeRead.objects.bulk_create(
         [NoticeRead(notice=notice, user=user, read_at=timezone.now())], ignore_conflicts=True
     )
 
 
 def remove_old(kinds: Collection[str] = ()) -> None:
-    """Remove those that were withdrawn long ago; and of kinds that are never withdrawn those not raised since."""
+    """Remove notices withdrawn long ago; of `kinds` that are never withdrawn, those not raised for as long."""
     long_ago = timezone.now() - WITHDRAWN_RETENTION
     Notice.objects.filter(Q(withdrawn_at__lt=long_ago) | Q(kind__in=kinds, last_raised_at__lt=long_ago)).delete()
 

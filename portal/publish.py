@@ -1,4 +1,4 @@
-"""Telling sockets: one message a topic on Redis, where each web process's hub listens. It may as well be lost."""
+"""Publish messages to sockets: one per topic on Redis, where each web process's hub listens. Losing one is harmless."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _silent_until = 0.0
 
 @cache
 def connection() -> redis.Redis:
-    """Redis, for what may as well be lost."""
+    """Return a connection to Redis for messages that may be lost."""
     return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
 
 def publish(messages: Mapping[str, bytes]) -> None:
-    """Publish, if Redis is there. Without it sockets go stale and read again by their heartbeat; nothing is lost."""
+    """Publish, if Redis is available. Without it sockets go stale and reload at their heartbeat; nothing is lost."""
     global _silent_until
     if time.monotonic() < _silent_until:
         return

@@ -1,4 +1,4 @@
-"""Read changes from the forms of the administration: values before and after, for the audit log."""
+"""Read changes from the admin's forms: values before and after, for the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records: Django's admin as the rest of Vigil looks and speaks. It holds every app's, for sysadmins only."""
+"""Configure the admin ("records"), with Vigil's appearance and wording. It holds every app's, for sysadmins only."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,11 +14,11 @@ from unfold.sites import UnfoldAdminSite
 from portal.models import User
 
 BACK = (("home", "Home", "home"), ("jobs", "Jobs", "list"), ("nodes", "Nodes", "dns"), ("me", "You", "person"))
-APPS = {"axes": "portal"}  # where records of apps that are not ours belong
+APPS = {"axes": "portal"}  # the section for records of third-party apps
 
 
 class Records(UnfoldAdminSite):
-    """Django's admin, for superusers alone: being staff is not enough."""
+    """Django's admin, restricted to superusers: staff status is not enough."""
 
     index_title = "Records"
 
@@ -26,7 +26,7 @@ class Records(UnfoldAdminSite):
         return isinstance(request.user, User) and request.user.is_sysadmin
 
     def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Callable[..., Any]:
-        """Answer 403 to people who are signed in and may not enter; Django would redirect them in a circle."""
+        """Answer 403 to signed-in people without access; Django would redirect them in a circle."""
         inner = super().admin_view(view, cacheable)
 
         @wraps(inner)
@@ -38,9 +38,9 @@ class Records(UnfoldAdminSite):
         return guarded
 
     def register(self, models: Any, admin_class: Any = None, **options: Any) -> None:
-        """Registers as Django does; `called` of the class is what people read: one and many.
+        """Register as Django does; the class's `called` sets the displayed names, singular and plural.
 
-        No table knows it, so no migration.
+        The names are not stored in the models' Meta, so changing them needs no migration.
         """
         super().register(models, admin_class, **options)
         if called := getattr(admin_class, "called", None):
@@ -70,14 +70,14 @@ class Records(UnfoldAdminSite):
             "site_icon": icon,
             "site_favicons": [{"rel": "icon", "href": icon, "type": "image/svg+xml"}],
             "styles": [static("css/tokens.css"), static("css/records.css")],
-            "colors": None,  # static/css/records.css has them
+            "colors": None,  # set in static/css/records.css
             "theme": theme if theme in {"light", "dark"} else None,
             "sidebar_navigation": self._navigation(request) if self.has_permission(request) else [],
         }
         return {**super().each_context(request), **appearance}
 
     def _navigation(self, request: HttpRequest) -> list[dict[str, Any]]:
-        """Back to the pages first, then every record."""
+        """Return the navigation: first the link back to the pages, then all records."""
         back: list[dict[str, Any]] = [
             {"title": title, "icon": icon, "link": reverse(name), "active": False} for name, title, icon in BACK
         ]

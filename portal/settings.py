@@ -1,4 +1,4 @@
-"""Settings of the site, all from the environment; a secret also from the file that NAME_FILE names."""
+"""Define the site's settings, all from the environment; a secret also from the file that NAME_FILE names."""
 
 import os
 import re
@@ -15,41 +15,41 @@ from vigil_core.environment import amount, env, flag
 BASE_DIR = installation.ROOT
 
 
-# Vigil's own
+# Vigil's own settings
 VIGIL_HOME = Path(env("VIGIL_HOME", str(installation.default_home()))).resolve()
 VIGIL_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
-# Where jobs import our trainer from. Beside a wheel lie packages of the site's Python, which jobs must not import: they
-# get a folder with links to ours alone (console.site.job_code).
+# Where jobs import our trainer from. The wheel's folder also has packages of the site's Python, which jobs must not
+# import: they get a folder with links to ours alone (console.site.job_code).
 JOB_CODE = BASE_DIR if installation.IS_CHECKOUT else VIGIL_HOME / "job-code"
 VIGIL_PORT = int(env("VIGIL_PORT", "8000"))
 VIGIL_RUNS = Path(env("VIGIL_RUNS", str(VIGIL_HOME / "runs"))).resolve()
 VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rstrip("/")
 # Where the shippers of jobs post: nodes may know the portal by another name than browsers do.
 VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
-# How reports travel: "post" to that address; or "tail", where nodes cannot reach it: the worker reads the spools.
+# How reports travel: "post" to that address; or "tail" if nodes cannot reach it: the worker reads the spools.
 VIGIL_REPORTS = env("VIGIL_REPORTS", "post")
 if VIGIL_REPORTS not in {"post", "tail"}:
     raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not valid: use post or tail.")
-# The longest that a cancelled job may take to save and stop, whatever it reports of its own writes. Slurm's own
-# warning before a time limit (--signal) takes at most 65,535 s.
+# The longest grace period for a cancelled job to save and stop, whatever its reported checkpoint times suggest. Slurm's
+# own warning before a time limit (--signal) takes at most 65,535 s.
 VIGIL_MAX_GRACE_SECONDS = int(env("VIGIL_MAX_GRACE_SECONDS", "900"))
 if not 30 <= VIGIL_MAX_GRACE_SECONDS <= 65_535:
     raise SystemExit(f"VIGIL_MAX_GRACE_SECONDS={VIGIL_MAX_GRACE_SECONDS} is out of range: use 30 to 65535.")
-VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # kept after an attempt has closed
+VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # retention after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
-VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: as where Slurm has PrivateData=jobs
+VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: for sites where Slurm has PrivateData=jobs
 VIGIL_SLURM_URL = env("VIGIL_SLURM_URL")  # http(s)://host:6820 or unix:/path of slurmrestd
 VIGIL_SLURM_KEY_FILE = env("VIGIL_SLURM_KEY_FILE")  # slurmctld's jwt_hs256.key; the worker alone opens it
 VIGIL_SLURM_TOKEN_COMMAND = env("VIGIL_SLURM_TOKEN_COMMAND")  # instead of the key: prints a token for {user}
-VIGIL_SLURM_CA_FILE = env("VIGIL_SLURM_CA_FILE")  # authorities of an https:// address, where not the system's
+VIGIL_SLURM_CA_FILE = env("VIGIL_SLURM_CA_FILE")  # certificate authorities of an https:// address, if not the system's
 VIGIL_SLURM_USER = env("VIGIL_SLURM_USER")  # also the first sysadmin's Slurm user, until changed
-VIGIL_PUSH_SECRET = env("VIGIL_PUSH_SECRET")  # with which Slurm's hooks may wake the follower; empty: they may not
+VIGIL_PUSH_SECRET = env("VIGIL_PUSH_SECRET")  # secret with which Slurm's hooks wake the follower; empty: disabled
 if 0 < len(VIGIL_PUSH_SECRET) < 16:
     raise SystemExit("VIGIL_PUSH_SECRET is too short: use 16 characters or more (openssl rand -hex 32).")
-VIGIL_METRICS_TOKEN = env("VIGIL_METRICS_TOKEN")  # with which Prometheus may read /metrics; empty: there is none
+VIGIL_METRICS_TOKEN = env("VIGIL_METRICS_TOKEN")  # token with which Prometheus reads /metrics; empty: disabled
 if 0 < len(VIGIL_METRICS_TOKEN) < 16:
     raise SystemExit("VIGIL_METRICS_TOKEN is too short: use 16 characters or more (openssl rand -hex 32).")
-VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # of several web processes each needs its own name
+VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # with several web processes, each needs its own name
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
 # Folders that jobs may read if they run as the portal's Unix user and their owner is no sysadmin
@@ -69,13 +69,14 @@ VIGIL_LOCAL_GPUS = env("VIGIL_LOCAL_GPUS")  # indices such as 0,1; "none"; empty
 VIGIL_LOCAL_ENVIRONMENT = env("VIGIL_LOCAL_ENVIRONMENT")  # names of further variables that jobs inherit
 # Defaults for jobs, unless their project or specification sets something else.
 VIGIL_JOB_PYTHON = env("VIGIL_JOB_PYTHON", sys.executable)
-VIGIL_JOB_ENVIRONMENT = env("VIGIL_JOB_ENVIRONMENT")  # TOML, as [environment] in a job's spec; mostly by its _FILE
-VIGIL_RESTART_ON = env("VIGIL_RESTART_ON")  # TOML, as [restart.on] in a job's spec; mostly by its _FILE
-VIGIL_NCCL_INTERFACE = env("VIGIL_NCCL_INTERFACE")  # "ib0", "^lo,docker": as NCCL_SOCKET_IFNAME
+VIGIL_JOB_ENVIRONMENT = env("VIGIL_JOB_ENVIRONMENT")  # TOML, as [environment] in a job's spec; usually by its _FILE
+VIGIL_RESTART_ON = env("VIGIL_RESTART_ON")  # TOML, as [restart.on] in a job's spec; usually by its _FILE
+VIGIL_NCCL_INTERFACE = env("VIGIL_NCCL_INTERFACE")  # "ib0", "^lo,docker": passed on as NCCL_SOCKET_IFNAME
 VIGIL_GLOO_INTERFACE = env("VIGIL_GLOO_INTERFACE")
-VIGIL_AGENT = flag("VIGIL_AGENT", True)  # `vigil up` starts one for its machine
-VIGIL_AGENT_HOME = VIGIL_HOME / "agent"  # its token and its buffer
-VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")  # node=http://host:9400/metrics,… or @FILE: asked for want of agents
+VIGIL_AGENT = flag("VIGIL_AGENT", True)  # `vigil up` starts an agent for its machine
+VIGIL_AGENT_HOME = VIGIL_HOME / "agent"  # the agent's token and buffer
+# node=http://host:9400/metrics,… or @FILE: polled on nodes without agents
+VIGIL_DCGM_EXPORTERS = env("VIGIL_DCGM_EXPORTERS")
 # Internal addresses that webhooks may use: networks and host names, separated by commas.
 VIGIL_WEBHOOK_ALLOW = env("VIGIL_WEBHOOK_ALLOW")
 for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(","))):
@@ -86,11 +87,11 @@ for _word in filter(None, (word.strip() for word in VIGIL_WEBHOOK_ALLOW.split(",
             raise SystemExit(
                 f"VIGIL_WEBHOOK_ALLOW: {_word} is neither a network such as 10.0.0.0/8 nor a host name."
             ) from None
-VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's own is not used
+VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; the environment's proxy is not used
 # Price of a GPU-hour, to show what failures cost; empty: only hours are shown.
 VIGIL_GPU_HOUR_PRICE = amount("VIGIL_GPU_HOUR_PRICE")
 VIGIL_CURRENCY = env("VIGIL_CURRENCY", "€").strip()[:8]  # a sign before the amount, or a word after it
-VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the longest life of a person's API token
+VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the maximum lifetime of a person's API token
 if not 1 <= VIGIL_TOKEN_MAX_DAYS <= 3650:
     raise SystemExit(f"VIGIL_TOKEN_MAX_DAYS={VIGIL_TOKEN_MAX_DAYS} is out of range: use 1 to 3650.")
 # A process of the portal that does not respond for this long is killed and restarted.
@@ -101,15 +102,15 @@ if VIGIL_UNRESPONSIVE_SECONDS < 5:
     )
 # Maximum age of the newest `vigil backup`; empty: backups are made in another way and not monitored.
 VIGIL_BACKUP_HOURS = amount("VIGIL_BACKUP_HOURS")
-VIGIL_FEDERATED_LEAST_SHARE = float(env("VIGIL_FEDERATED_LEAST_SHARE", "0"))  # of samples that must have counted
+VIGIL_FEDERATED_LEAST_SHARE = float(env("VIGIL_FEDERATED_LEAST_SHARE", "0"))  # of samples that must be included
 if not 0 <= VIGIL_FEDERATED_LEAST_SHARE <= 1:
     raise SystemExit(f"VIGIL_FEDERATED_LEAST_SHARE={VIGIL_FEDERATED_LEAST_SHARE} is out of range: use 0 to 1.")
-VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, person and web process
-VIGIL_SOCKETS = int(env("VIGIL_SOCKETS", "200"))  # open at once, person and web process; a token: half of it
+VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, per person and web process
+VIGIL_SOCKETS = int(env("VIGIL_SOCKETS", "200"))  # open at once, per person and web process; a token: half of it
 
 
 def _secret_key() -> str:
-    """The configured key, else one made on first start and kept beside the data."""
+    """Return the configured key, else one that is created at the first start and stored in VIGIL_HOME."""
     if key := env("SECRET_KEY"):
         return key
     path = VIGIL_HOME / "secret_key"
@@ -122,7 +123,7 @@ def _secret_key() -> str:
 
 
 def _database(url: str) -> dict[str, object]:
-    """A DATABASES entry from sqlite:////absolute/path?timeout=20 or postgresql://user:password@host:port/name?options."""
+    """Parse sqlite:////absolute/path?timeout=20 or postgresql://user:password@host:port/name?options for DATABASES."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return {
@@ -154,7 +155,7 @@ def _database(url: str) -> dict[str, object]:
 
 
 def _email(url: str) -> dict[str, object]:
-    """Django's settings of a mail server: smtp://host:25, smtp+tls://user:password@host:587, smtps://…:465."""
+    """Return Django's mail settings from smtp://host:25, smtp+tls://user:password@host:587 or smtps://…:465."""
     parts = urlsplit(url)
     ports = {"smtp": 25, "smtp+tls": 587, "smtps": 465}
     if parts.scheme not in ports or not parts.hostname:
@@ -170,7 +171,7 @@ def _email(url: str) -> dict[str, object]:
 
 
 def _static_of(package: str) -> list[Path]:
-    """The static files of a package that is none of the applications, which every process has to load."""
+    """Return the static files of a package that is not installed as an application, which every process would load."""
     spec = find_spec(package)
     return [Path(place) / "static" for place in (spec and spec.submodule_search_locations) or ()]
 
@@ -191,7 +192,7 @@ ROOT_URLCONF = "console.urls"
 ASGI_APPLICATION = "console.asgi.application"
 AUTH_USER_MODEL = "portal.User"
 INSTALLED_APPS = [
-    # Neither looks for records by itself: only the web process, whose console.urls does, has to load all of that.
+    # Neither autodiscovers admin modules: only the web process loads them, by console.urls.
     "unfold.apps.BasicAppConfig",
     "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
@@ -246,7 +247,7 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = env("TZ", "UTC")
 USE_TZ = True
 USE_I18N = False
-FORMAT_MODULE_PATH = "console.site.formats"  # dates in the records
+FORMAT_MODULE_PATH = "console.site.formats"  # date formats of the admin
 
 STATIC_URL = "/static/"
 STATIC_ROOT = VIGIL_HOME / "static"
@@ -258,7 +259,7 @@ STORAGES = {
 WHITENOISE_USE_FINDERS = DEBUG
 WHITENOISE_SKIP_COMPRESS_EXTENSIONS = ["gz", "jpg", "map", "png", "woff", "woff2"]
 
-# Signing in
+# Sign-in
 AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "allauth.account.auth_backends.AuthenticationBackend",
@@ -275,7 +276,7 @@ ACCOUNT_FORMS = {
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_LOGOUT_REDIRECT_URL = "account_login"
-ACCOUNT_RATE_LIMITS = {"login": None, "login_failed": None}  # guessing is axes' business: one mechanism, one message
+ACCOUNT_RATE_LIMITS = {"login": None, "login_failed": None}  # axes limits sign-in attempts: one mechanism, one message
 AXES_FAILURE_LIMIT = 8
 AXES_COOLOFF_TIME = 0.25  # hours
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
@@ -317,7 +318,7 @@ CONTENT_SECURITY_POLICY = {  # a little wider for /admin: portal.http.middleware
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 
-# E-mail, where notices are wanted so; without EMAIL_URL none is sent.
+# E-mail for notifications; without EMAIL_URL none is sent.
 EMAIL_HOST = ""
 EMAIL_TIMEOUT = 10
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = env("VIGIL_MAIL_FROM", f"Vigil <vigil@{_public.hostname or 'localhost'}>")
@@ -327,17 +328,17 @@ if _mail := env("EMAIL_URL"):
 # Celery: short idempotent tasks; the database is the truth, a lost message only delays.
 CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
-CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # for ever: by default a worker ends after a hundred tries
-# A request that queues while Redis is down must not wait for it (it took 6 s): the tick finds what was not queued.
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # forever: by default a worker ends after a hundred attempts
+# A request that queues a task while Redis is down must not wait for it (it took 6 s): the next tick does the work.
 CELERY_BROKER_TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "max_retries": 1,
     "interval_start": 0,
     "interval_step": 0.1,
-    # How long a worker's wait for a task lasts before it is begun anew. A task ends it at once, whatever this says.
+    # How long a worker's blocking wait for a task lasts before it is repeated. A task ends it at once regardless.
     "polling_interval": 20,
     # A Redis that is stopped or unreachable accepts a command and never answers it: requests, ticks and workers would
-    # wait for ever. A worker's wait for its next task is not limited by this.
+    # wait forever. A worker's wait for its next task is not limited by this.
     "socket_timeout": 2.0,
     "socket_connect_timeout": 2.0,
 }
@@ -346,7 +347,7 @@ CELERY_TASK_ACKS_LATE = True
 CELERY_TASK_REJECT_ON_WORKER_LOST = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
-CELERY_WORKER_ENABLE_REMOTE_CONTROL = False  # a connection more, and code to load, for commands that nobody gives
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False  # costs a connection and code to load, for commands that nobody uses
 CELERY_TASK_DEFAULT_QUEUE = "work"
 CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "follow"} for name in ("submit", "follow", "wake")},
@@ -367,9 +368,9 @@ LOGGING = {
     "loggers": {
         "axes": {"level": "WARNING"},
         "httpx": {"level": "WARNING"},
-        "django.request": {"level": "ERROR"},  # what people got wrong they were told; only our faults are news
+        "django.request": {"level": "ERROR"},  # client errors were answered; only server errors are logged
         "django.security.DisallowedHost": {"level": "CRITICAL"},
-        # Two lines a task would bury the one line a transition that is worth reading.
+        # Two lines per task would bury the one line per transition that is worth reading.
         "celery.worker.strategy": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},
         "django.channels.server": {"level": "WARNING"},
@@ -379,5 +380,5 @@ LOGGING = {
 TESTING = "pytest" in sys.modules
 if TESTING:  # a real hash takes a quarter of a second, a hundred times over
     PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    CELERY_BROKER_URL = "memory://"  # nobody listens; waiting for a broker that is not there takes 6 s
-UNFOLD = {"SITE_URL": "/"}  # all else about how the records look: portal.records
+    CELERY_BROKER_URL = "memory://"  # not consumed; waiting for a missing broker takes 6 s
+UNFOLD = {"SITE_URL": "/"}  # all other settings of the admin's appearance: portal.records

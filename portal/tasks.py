@@ -1,4 +1,4 @@
-"""Celery's side of the portal's own records."""
+"""Define the Celery tasks for the portal's own records."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from portal.outbox import kinds
 from portal.outbox.filling import trouble_of
 from portal.outbox.pruning import remove_old as remove_old_deliveries
 
-SIGN_INS_DAYS = 90  # how long one can look up who signed in, or tried to, and from where
+SIGN_INS_DAYS = 90  # retention of sign-ins and attempts with their addresses
 
 
 @shared_task(name="portal.tasks.tidy", expires=24 * 3600)
 def tidy() -> None:
-    """Remove what has run out: sessions, sign-in links, keys of requests that nobody repeats, sign-ins, notices,
-    messages."""
+    """Remove expired sessions, sign-in links, idempotency keys, records of sign-ins, notices and messages."""
     now = timezone.now()
     call_command("clearsessions")
     LoginLink.objects.filter(expires_at__lt=now - timedelta(days=1)).delete()
@@ -37,7 +36,7 @@ def tidy() -> None:
 
 @shared_task(name="portal.tasks.send", expires=5)
 def send() -> None:
-    """Send what is due from the outbox, for a few seconds at most."""
+    """Send due messages from the outbox, for a few seconds at most."""
     from portal.sending.due import send_due
 
     send_due(budget_s=8.0)

@@ -1,10 +1,10 @@
-"""The times at which things are done: beat's own small application.
+"""Run beat as its own small application, which sends periodic tasks.
 
     python -m portal.ticks beat --schedule FILE
 
-It only sends the names of tasks at their times, so it loads neither Django's applications nor our code: half the memory
-and half a second less at each start; nor Celery's command line. A tick that waited too long is dropped: the next finds
-what there is to do.
+It only sends the names of tasks at their times, so it loads neither Django's applications, nor our code, nor Celery's
+command line: half the memory and half a second less at each start. A tick that waited too long is dropped: the next one
+does its work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start a worker by the name that it had before version 0.2, for supervisors and unit files of then."""
+"""Start a worker by its module name from before version 0.2, for existing unit files."""
 
 import runpy
 

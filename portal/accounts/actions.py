@@ -1,4 +1,4 @@
-"""Accounts: signing in, the first start, one-time links, API tokens. Its pages are in portal/accounts/views.py."""
+"""Manage accounts: sign-in, the first start, one-time links, API tokens. The pages are in portal/accounts/views.py."""
 
 import contextlib
 import getpass
@@ -29,17 +29,17 @@ CLI_TOKEN, CLI_TOKEN_DAYS = "cli.toml", 365
 
 
 class Adapter(DefaultAccountAdapter):
-    """Accounts are made by sysadmins; nobody signs up by themselves."""
+    """Disable sign-up: only sysadmins create accounts."""
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
 
 
-# Guessing
+# Failed sign-ins
 
 
 def guessed_username(request: HttpRequest, credentials: dict[str, str] | None = None) -> str | None:
-    """The name that is guessed at, spelled as allauth compares it: or each capital were a fresh set of tries."""
+    """Return the user name, normalised as allauth does: otherwise each spelling would get a fresh set of attempts."""
     name = (credentials or {}).get("username") or request.POST.get("login") or request.POST.get("username")
     return name.strip().lower() if name else None
 
@@ -47,7 +47,7 @@ def guessed_username(request: HttpRequest, credentials: dict[str, str] | None = 
 def locked_out(
     request: HttpRequest, response: HttpResponse, credentials: dict[str, str] | None = None, *args: object
 ) -> HttpResponse:
-    """The page that a guesser sees."""
+    """Return the page shown after too many failed sign-ins."""
     minutes = round(settings.AXES_COOLOFF_TIME * 60)
     answer = render(request, "account/locked.html", {"minutes": minutes}, status=429)
     answer.headers["Retry-After"] = str(minutes * 60)
@@ -58,18 +58,18 @@ def locked_out(
 
 
 def make_link(user: User, *, at: str = "") -> str:
-    """The address of a new link that signs this person in once, on the portal `at`; older ones of theirs die."""
+    """Return the address of a new one-time sign-in link on the portal `at`; the person's older links stop working."""
     secret = secrets.token_urlsafe(32)
     now = timezone.now()
     with transaction.atomic():
         user.login_links.filter(used_at=None).update(used_at=now)
         LoginLink.objects.create(user=user, digest=digest(secret), expires_at=now + LINK_LIFE)
-    # Not by reverse(), which loads every page there is: half a second of each start.
+    # Not by reverse(), which loads every page: half a second of each start.
     return f"{at or settings.VIGIL_PUBLIC_URL}/accounts/link/{secret}/"
 
 
 def last_address() -> str:
-    """The address of this home's portal: as this process was told, else where it was started last."""
+    """Return the address of this installation's portal: this process's own, or the one it was last started with."""
     if not os.environ.get("VIGIL_PUBLIC_URL") and not os.environ.get("VIGIL_PORT"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             return str(tomllib.loads((Path(settings.VIGIL_HOME) / "cli.toml").read_text())["url"])
@@ -82,9 +82,9 @@ def living_link(secret: str) -> LoginLink | None:
 
 
 def consume_link(secret: str) -> User | None:
-    """The person whom the link signs in, the first time that it is used."""
+    """Mark the link used and return the person whom it signs in; None if it is invalid or was used before."""
     link = living_link(secret)
-    # Of two who press the button at once, one wins the row.
+    # If two requests use the link at once, the conditional update lets one of them win.
     if link is None or not LoginLink.objects.filter(pk=link.pk, used_at=None).update(used_at=timezone.now()):
         return None
     return link.user
@@ -99,7 +99,7 @@ def tokens_of(user: User) -> TokenQuerySet:
 
 
 class TokenRefused(ValueError):
-    """A token that may not be made, and the field that is to blame."""
+    """Raised for a token that may not be created; names the invalid field."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field = field
@@ -107,7 +107,7 @@ class TokenRefused(ValueError):
 
 
 def make_token(user: User, name: str, scope: str, days: int | None = None) -> tuple[Token, str]:
-    """Return a new token and its secret. Raises TokenRefused."""
+    """Create a token; return it and its secret. Raises TokenRefused."""
     most = settings.VIGIL_TOKEN_MAX_DAYS
     days = min(TOKEN_DAYS, most) if days is None else days
     if scope == Token.Scope.ADMIN and not user.is_sysadmin:
@@ -122,9 +122,9 @@ def make_token(user: User, name: str, scope: str, days: int | None = None) -> tu
 
 
 def revoke_all_tokens(user: User) -> int:
-    """Revoke every token of a person, as after their password has changed. Return how many there were.
+    """Revoke every token of a person, as after a change of password. Return how many there were.
 
-    The one in cli.toml on this machine is replaced by another, so that `vigil` goes on working here.
+    The token in this machine's cli.toml is replaced, so that `vigil` keeps working here.
     """
     has_file = tokens_of(user).filter(name=CLI_TOKEN).exists()
     revoked = tokens_of(user).update(revoked_at=timezone.now())
@@ -142,9 +142,9 @@ def revoke_token(user: User, token_id: int) -> bool:
 
 
 def first_start() -> str | None:
-    """Make the first sysadmin with a project and the CLI's token; a link, until somebody has signed in.
+    """Create the first sysadmin with a project and the CLI's token; return a sign-in link until somebody has signed in.
 
-    Safe to call at every start: it makes only what is missing.
+    Safe to call at every start: it creates only what is missing.
     """
     with transaction.atomic():
         sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
@@ -163,7 +163,7 @@ def _first_sysadmin() -> User:
     if User.objects.filter(username=name).exists():
         name = f"{name}-admin"
     fields = {"is_superuser": True, "is_staff": True, "slurm_user": _slurm_user(name), "password": make_password(None)}
-    # Two that start at once make one: the second finds the first's.
+    # If two processes start at once, the second finds the first one's row.
     user, made = User.objects.get_or_create(username=name, defaults=fields)
     if made:
         note(None, "sysadmin.made", user.username, "first start")
@@ -180,21 +180,21 @@ def _who_starts() -> str:
 
 
 def _slurm_user(name: str) -> str | None:
-    """The first sysadmin's Slurm user: the one that polls, until somebody changes it."""
+    """Return the first sysadmin's Slurm user: the one that polls, until somebody changes it."""
     wanted = settings.VIGIL_SLURM_USER
     taken = User.objects.filter(slurm_user=wanted).exists()
     return wanted if wanted and wanted != "root" and not taken else None
 
 
 def _leave_cli_token(user: User) -> None:
-    """`$VIGIL_HOME/cli.toml` with this address and a token that lives: `vigil` on this machine just works."""
+    """Write `$VIGIL_HOME/cli.toml` with this address and a valid token, so that `vigil` works on this machine."""
     path = Path(settings.VIGIL_HOME) / CLI_TOKEN
     secret = _living_secret(path)
     if secret is None:
         user.tokens.filter(name=CLI_TOKEN, revoked_at=None).update(revoked_at=timezone.now())
         scope = Token.Scope.ADMIN if user.is_sysadmin else Token.Scope.WRITE
         _, secret = Token.issue(user, CLI_TOKEN, scope=scope, days=CLI_TOKEN_DAYS)
-    # JSON's strings are TOML's too.
+    # JSON strings are valid TOML strings.
     text = f"url = {json.dumps(settings.VIGIL_PUBLIC_URL)}\ntoken = {json.dumps(secret)}\n"
     if not path.exists() or path.read_text() != text:
         _write_private(path, text)
@@ -209,7 +209,7 @@ def _living_secret(path: Path) -> str | None:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """0600 from its first moment, and never half written."""
+    """Write a file with mode 0600 from the start, atomically."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""REST: who I am, my projects, my tokens."""
+"""REST endpoints for the current user, their projects and their tokens."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -70,7 +70,7 @@ class TokenRequest(Schema):
 
 @router.get("/me", response=Me, summary="The signed-in person")
 def me(request: ApiRequest) -> dict[str, object]:
-    """Tells who the token or the session belongs to, and what it may do. A first request to try a token with."""
+    """Return who the token or session belongs to, and what it may do. A good first request to test a token."""
     user = request.auth
     return {
         "username": user.username,
@@ -82,7 +82,7 @@ def me(request: ApiRequest) -> dict[str, object]:
 
 @router.get("/projects", response=Projects, summary="Projects you can see")
 def projects(request: ApiRequest) -> dict[str, object]:
-    """List the projects that you are a member of; sysadmins see all, those of others without a role."""
+    """List the projects that you are a member of. Sysadmins see all projects; those of others have no role."""
     role = Membership.objects.filter(user=request.auth, project=OuterRef("pk")).values("role")
     found = Project.objects.visible_to(request.auth).annotate(role=Subquery(role))
     return {"items": list(found.values("slug", "title", "role", "slurm_account", "keep_checkpoints_days"))}
@@ -90,7 +90,7 @@ def projects(request: ApiRequest) -> dict[str, object]:
 
 @router.get("/tokens", response=Tokens, summary="Your tokens")
 def tokens(request: ApiRequest) -> dict[str, object]:
-    """Answers them without their secrets, which nobody can read again; revoked ones are left out."""
+    """List your API tokens, without secrets, which are shown only once. Revoked tokens are left out."""
     return {"items": [_shape(token) for token in actions.tokens_of(request.auth)]}
 
 
@@ -101,7 +101,7 @@ def tokens(request: ApiRequest) -> dict[str, object]:
     openapi_extra=described(errors={403: "The token cannot create one with this scope, or is read-only."}),
 )
 def make_token(request: ApiRequest, body: TokenRequest) -> Status[dict[str, object]]:
-    """The secret is in this answer and in no other. A token cannot make one that may do more than itself."""
+    """Create an API token. Only this response has its secret. A token cannot create one with a wider scope."""
     scopes = Token.Scope.values
     if request.token_scope is not None and scopes.index(body.scope) > scopes.index(request.token_scope):
         raise Problem(
@@ -121,7 +121,7 @@ def make_token(request: ApiRequest, body: TokenRequest) -> Status[dict[str, obje
     openapi_extra=described(errors={404: "You have no such token."}),
 )
 def revoke_token(request: ApiRequest, token_id: int) -> Status[None]:
-    """It stops working at once."""
+    """Revoke an API token. It stops working at once."""
     if not actions.revoke_token(request.auth, token_id):
         raise Problem(404, f"You have no token {token_id}.")
     return Status(204, None)

@@ -32,10 +32,10 @@ _FIXES = {
 
 
 class RewordedErrors(forms.BaseForm):
-    """A form whose complaints are ours: by their code, with the name that the page gives the field."""
+    """A form whose error messages are Vigil's own, chosen by error code and using the field's label on the page."""
 
     names: ClassVar[dict[str, str]]
-    fixes: ClassVar[dict[str, str]] = {}  # of this form alone: {"field.code" or "code": sentence}
+    fixes: ClassVar[dict[str, str]] = {}  # of this form: {"field.code" or "code": sentence}
 
     def add_error(self, field: str | None, error: Any) -> None:
         error = error if isinstance(error, ValidationError) else ValidationError(error)
@@ -68,9 +68,9 @@ MOST_NAMED = 8
 
 
 class RevokesTokens(forms.Form):
-    """A form of a new password that offers to revoke the person's API tokens; on by default for sysadmins.
+    """A new-password form that offers to revoke the person's API tokens; on by default for sysadmins.
 
-    Sessions of other browsers end with the password by themselves; tokens do not.
+    Sessions of other browsers end automatically when the password changes; tokens do not.
     """
 
     user: Any
@@ -78,7 +78,7 @@ class RevokesTokens(forms.Form):
     revoked = 0
 
     def offer_revoking(self) -> None:
-        """Look up the tokens that the choice is about. A first password gives no reason to revoke any."""
+        """Look up the tokens that the choice is about. Setting a first password is no reason to revoke any."""
         alive = Token.objects.alive().filter(user=self.user)
         self.tokens = [*alive] if self.user.has_usable_password() else []
         self.fields["revoke_tokens"].initial = self.user.is_sysadmin
@@ -96,7 +96,7 @@ class RevokesTokens(forms.Form):
 
     @property
     def revoked_text(self) -> str:
-        """A sentence that goes after others; "" where none was revoked."""
+        """Return a sentence to append to a message: how many tokens were revoked; "" if none."""
         return f" {formatting.plural(self.revoked, 'API token')} revoked." if self.revoked else ""
 
 
@@ -112,7 +112,7 @@ class ChangePasswordForm(RewordedErrors, RevokesTokens, allauth.ChangePasswordFo
     }
     fixes: ClassVar = {
         "password2.required": "Enter the new password again.",
-        "password2.": _FIXES["password_mismatch"],  # allauth's has no code
+        "password2.": _FIXES["password_mismatch"],  # allauth's error has no code
     }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -8,11 +8,11 @@ from portal.models import Project
 
 
 class NoSuccessor(Exception):
-    """The default project is to be deleted, and no successor is named."""
+    """Raised when the default project would be deleted and no successor was named."""
 
 
 def delete(project: Project, successor: Project | None = None) -> None:
-    """Delete a project; `successor` takes the place of a default project. Raises NoSuccessor.
+    """Delete a project; `successor` becomes the default project if this one was. Raises NoSuccessor.
 
     All projects are locked, so that nobody deletes the successor at the same moment.
     """

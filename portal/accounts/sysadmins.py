@@ -12,7 +12,8 @@ LAST = "is the last sysadmin: nobody could manage Vigil any more. Make somebody 
 def would_be_none(leaving: Collection[int]) -> bool:
     """Return whether no active sysadmin would be left without these people. Call it in the transaction of the change.
 
-    All sysadmins are locked until its end: of two who take the right from each other, the second sees that it is gone.
+    All sysadmins are locked until the transaction ends: if two remove each other's right at once, the second waits and
+    then sees that the first is no longer a sysadmin.
     """
     active = User.objects.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk")
     ids = list(active.values_list("pk", flat=True))

@@ -1,4 +1,4 @@
-"""A person's own pages: one-time link, password, tokens, projects."""
+"""Render a person's own pages: one-time link, password, tokens, projects."""
 
 from typing import ClassVar, cast
 
@@ -19,7 +19,7 @@ from portal.accounts.forms import NewPasswordForm, RewordedErrors
 from portal.models import Membership, Token, User
 from portal.notices import channels
 
-# Set by a one-time link: for this session the old password need not be known.
+# Set by a one-time link: in this session a new password can be set without the old one.
 MAY_SET = "may_set_password"
 
 
@@ -53,7 +53,7 @@ class TokenForm(RewordedErrors, forms.Form):
 @sensitive_post_parameters()
 @require_http_methods(["GET", "POST"])
 def login_link(request: HttpRequest, secret: str) -> HttpResponse:
-    """GET shows a button, so that no preview or scanner spends the link; POST spends it and signs in."""
+    """Show a button on GET, so that no preview or scanner uses up the link; POST uses it and signs in."""
     if request.method == "POST":
         user = actions.consume_link(secret)
         if user is not None:
@@ -69,7 +69,7 @@ def login_link(request: HttpRequest, secret: str) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def set_password(request: HttpRequest) -> HttpResponse:
-    """Asks for a password for next time, after a one-time link. Others change theirs, knowing the old one."""
+    """Offer to set a password after signing in by a one-time link. Others change theirs and must enter the old one."""
     user = user_of(request)
     if not request.session.get(MAY_SET) and user.has_usable_password():
         return redirect("account_change_password")
@@ -92,7 +92,7 @@ def me(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def make_token(request: HttpRequest) -> HttpResponse:
-    """Answers with the page itself, not a redirect: the secret is shown this once and kept nowhere."""
+    """Respond with the page itself, not a redirect: the secret is shown only this once and is not stored."""
     user = _user(request)
     form = TokenForm(user, request.POST)
     if not form.is_valid():
@@ -140,7 +140,7 @@ def _user(request: HttpRequest) -> User:
 
 
 def _unreferred(response: HttpResponse) -> HttpResponse:
-    """The address holds a secret: it goes along to nowhere.
+    """Keep the page's address, which holds a secret, out of Referer headers.
 
     Not "no-referrer": browsers then send the form with `Origin: null`, which the CSRF check refuses.
     """

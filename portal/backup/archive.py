@@ -1,4 +1,4 @@
-"""A backup's archive: a gzipped tar of plain files, the manifest first. It is read as if a stranger had made it."""
+"""Read and write a backup's archive: a gzipped tar of plain files, manifest first. Reading treats it as untrusted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DATABASES = {"sqlite": "database.sqlite3", "postgresql": "database.pgdump"}
 MANIFEST_LIMIT = 1 << 20
 PIECE = 1 << 20
 _BLOCK = 512
-_RECORD = 20 * _BLOCK  # tar fills its end up to whole records
+_RECORD = 20 * _BLOCK  # tar pads its end to whole records
 
 Kind = Literal["sqlite", "postgresql"]
 Version = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z.+-]{1,64}\Z")]
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 
 class ArchiveMember(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
 
 
 def describe(path: Path, progress: Progress) -> ArchiveMember:
-    """A file as the manifest tells of it: by its own name, its size and its digest."""
+    """Return the manifest's entry for a file: its name, size and digest."""
     size, done, digest = path.stat().st_size, 0, hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(PIECE):
@@ -69,10 +69,10 @@ def describe(path: Path, progress: Progress) -> ArchiveMember:
 
 
 def write(file: IO[bytes], manifest: BackupManifest, folder: Path, progress: Progress) -> None:
-    """Put the manifest and its members, which lie in `folder`, into an open file."""
+    """Write the manifest and its members, which lie in `folder`, to an open file."""
     text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
     done = 0
-    # Level 1: a database shrinks to a third in a quarter of the time that level 9 takes for little more.
+    # Level 1 compresses a database to a third in a quarter of the time that level 9 takes for little more.
     with gzip.GzipFile("", "wb", compresslevel=1, fileobj=file) as stream:
         stream.write(_header(MANIFEST, len(text), manifest.made_at))
         stream.write(text + _padding(len(text)))
@@ -94,7 +94,7 @@ def write(file: IO[bytes], manifest: BackupManifest, folder: Path, progress: Pro
 def _header(name: str, size: int, made_at: datetime) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o600, int(made_at.timestamp())
-    return info.tobuf(tarfile.GNU_FORMAT)  # the one format that tells sizes beyond 8 GiB without a further header
+    return info.tobuf(tarfile.GNU_FORMAT)  # the one format that stores sizes above 8 GiB without an extra header
 
 
 def _padding(size: int) -> bytes:
@@ -103,7 +103,7 @@ def _padding(size: int) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Reader]:
-    """An archive, its manifest read; whatever is wrong with it, then or later, is Refused in a sentence."""
+    """Open an archive and read its manifest; any defect, now or later, raises Refused with a sentence."""
     try:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
             yield Reader(path, stream)
@@ -116,9 +116,9 @@ def opened(path: Path) -> Iterator[Reader]:
 
 
 class Reader:
-    """Takes only what `write` writes: these names, each once, in the manifest's order; plain files; sizes as told.
+    """Read only what `write` writes: these names, each once, in the manifest's order; plain files; the stated sizes.
 
-    Headers are read block by block instead of by tarfile, which would follow links and believe extended headers.
+    Headers are read block by block instead of by tarfile, which would follow links and trust extended headers.
     """
 
     def __init__(self, path: Path, stream: gzip.GzipFile) -> None:
@@ -146,7 +146,7 @@ class Reader:
         return manifest
 
     def unpack(self, folder: Path, progress: Progress) -> None:
-        """Write the members into an empty folder and compare every digest; nothing else is touched."""
+        """Extract the members into an empty folder and compare every digest; nothing else is touched."""
         done = 0
         for member in self.manifest.members:
             name, size = self._next()
@@ -170,7 +170,7 @@ class Reader:
             self._exactly(-size % _BLOCK)
         if not _is_key(folder / SECRET_KEY):
             raise self._foreign("its key is invalid")
-        # To the very end: there gzip compares its own sum.
+        # Read to the very end: only there does gzip check its checksum.
         rest = self.stream.read(2 * _RECORD)
         if rest.strip(b"\0") or len(rest) >= 2 * _RECORD:
             raise self._foreign("it contains more than its manifest lists")
@@ -178,7 +178,7 @@ class Reader:
             raise EOFError
 
     def _next(self) -> tuple[str, int]:
-        """Name and size of the next member, which must be a plain file."""
+        """Return the name and size of the next member, which must be a plain file."""
         block = self._exactly(_BLOCK)
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
@@ -207,7 +207,7 @@ def _is_key(path: Path) -> bool:
 
 
 def room_for(size: int, folder: Path) -> None:
-    """Refuse what would fill the disk."""
+    """Refuse an archive that would fill the disk."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise StartRefused(

@@ -1,4 +1,4 @@
-"""Folders and files that a killed backup may leave, and that the next one clears: whoever works holds their lock."""
+"""Create folders and files that the next backup removes if this one is killed: a running process holds their lock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRESS_EVERY_S = 5.0
 
 
 class ProgressMessages:
-    """Progress on standard error, once something has taken a while."""
+    """Print progress on standard error once something takes a while."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -36,7 +36,7 @@ class ProgressMessages:
 
 @contextlib.contextmanager
 def scratch(home: Path, purpose: Literal["backup", "restore"]) -> Iterator[Path]:
-    """A folder of one's own in the home, gone afterwards; those whose owner was killed go first."""
+    """Create a private folder in the home and delete it afterwards; first delete those left by killed processes."""
     for old in (*home.glob(".backup-*"), *home.glob(".restore-*")):
         with contextlib.suppress(OSError), _locked(old):
             shutil.rmtree(old)
@@ -60,7 +60,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
-    """A file that appears whole under its name, or not at all. FileExistsError where it must not be replaced."""
+    """Write a file that appears complete under its name or not at all. Raises FileExistsError unless `replace`."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError), _locked(old):
             old.unlink()
@@ -84,7 +84,7 @@ def written(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
 
 
 def _name(part: Path, path: Path) -> None:
-    """Give the file its name, unless another has it by now; some file systems know no links."""
+    """Give the file its final name, unless another has it by now; some file systems do not support links."""
     try:
         os.link(part, path)
     except FileExistsError:
@@ -96,7 +96,7 @@ def _name(part: Path, path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Make names that changed in a folder last."""
+    """Make renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

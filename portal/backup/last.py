@@ -20,7 +20,7 @@ class Last(msgspec.Struct, frozen=True):
 
 
 def note(home: Path, file: Path) -> None:
-    """Record a finished backup; a home that cannot be written must not make the backup fail."""
+    """Record a finished backup. If the home cannot be written, the backup still succeeds."""
     part = home / f".{NAME}.{os.getpid()}"
     with suppress(OSError):
         part.write_bytes(msgspec.json.encode(Last(time.time(), str(file))))

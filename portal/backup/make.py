@@ -20,7 +20,7 @@ from vigil_core import installation
 
 @dataclass(frozen=True)
 class BackupResult:
-    """A backup that was made."""
+    """Describes a finished backup."""
 
     path: Path
     bytes: int
@@ -29,7 +29,7 @@ class BackupResult:
 
 
 def backup(settings: ModuleType, path: Path, *, force: bool = False) -> BackupResult:
-    """Write the archive; Refused in a sentence if that cannot be."""
+    """Write the archive. Raises Refused with a sentence if that is impossible."""
     began = time.monotonic()
     path = path.absolute()
     _refuse_target(path, force)
@@ -70,7 +70,7 @@ def kind_of(settings: ModuleType) -> Kind:
 
 
 def _collect(settings: ModuleType, folder: Path) -> BackupManifest:
-    """Put what is backed up into a folder, and describe it."""
+    """Collect what is backed up in a folder, and return its manifest."""
     kind, database = kind_of(settings), settings.DATABASES["default"]
     target = folder / archive.DATABASES[kind]
     progress = files.ProgressMessages("Copying the database")
@@ -114,12 +114,12 @@ def give_to_owner(path: Path, home: Path) -> None:
 
 
 def give_home_to_owner(settings: ModuleType) -> None:
-    """Gives the home's owner what root made there: or the portal, which does not run as root, would not start again."""
+    """Give the home's owner the files that root created: the portal does not run as root and could not start."""
     home: Path = settings.VIGIL_HOME
     for path in (home / "up.lock", home / "secret_key", home / "runs", home / last.NAME):
         with contextlib.suppress(OSError):
             found = path.lstat()
-            # The home is its owner's to fill: no link of theirs makes something else theirs, too.
+            # The owner controls the home's contents: no link placed there may change the owner of a file elsewhere.
             is_single = stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
             if found.st_uid == 0 and is_single:
                 give_to_owner(path, home)

@@ -1,4 +1,4 @@
-"""PostgreSQL's side of backup and restore: pg_dump of one snapshot, and one transaction that takes it back."""
+"""Back up and restore PostgreSQL: pg_dump of one snapshot, and a restore in one transaction."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from portal.backup.archive import Progress
 from portal.backup.sqlite import by_app
 from portal.run.preflight import StartRefused
 
-ASIDE = "before_restore_"  # begins the names of schemas that hold what was there before a restore
+ASIDE = "before_restore_"  # prefix of the schemas that hold the tables from before a restore
 _GET = "install postgresql-client-{0}, or put the folder of its programs first on PATH"
 
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A connection, and how others get one: everything but the password, which is nobody else's to read."""
+    """A connection, and the options with which programs connect: all but the password, which others could read."""
 
     connection: psycopg.Connection[tuple[Any, ...]]
     address: str
@@ -37,7 +37,7 @@ class PostgresServer:
         return self.connection.info.server_version // 10_000
 
     def query(self, query: LiteralString) -> list[tuple[Any, ...]]:
-        """The rows, with nothing left open: no lock of ours stands in the way of what follows."""
+        """Return the rows and leave nothing open, so that no lock of ours blocks what follows."""
         rows = self.connection.execute(query).fetchall()
         self.connection.rollback()
         return rows
@@ -45,7 +45,7 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def connected(database: Mapping[str, Any]) -> Iterator[PostgresServer]:
-    """A server as DATABASE_URL describes it."""
+    """Connect to the server that DATABASE_URL describes."""
     wanted = {
         "dbname": database["NAME"], "user": database["USER"], "password": database["PASSWORD"],
         "host": database["HOST"], "port": database["PORT"], **database["OPTIONS"],
@@ -63,7 +63,7 @@ def connected(database: Mapping[str, Any]) -> Iterator[PostgresServer]:
 def dump(server: PostgresServer, target: Path, progress: Progress) -> tuple[dict[str, list[str]], int]:
     """Dump into a file of pg_dump's custom format.
 
-    Answers the migrations applied in the very same snapshot, and pg_dump's version.
+    Return the migrations that are applied in the same snapshot, and pg_dump's version.
     """
     version = _version("pg_dump")
     if version < server.major:
@@ -93,7 +93,7 @@ def dump(server: PostgresServer, target: Path, progress: Progress) -> tuple[dict
 
 
 def refuse_version(dumped_by: int) -> None:
-    """pg_restore must know the dump's format."""
+    """Refuse a dump whose format this pg_restore does not know."""
     version = _version("pg_restore")
     if version < dumped_by:
         needed = _GET.format(dumped_by)
@@ -103,7 +103,7 @@ def refuse_version(dumped_by: int) -> None:
 
 
 def refuse_others(server: PostgresServer) -> None:
-    """A portal elsewhere, too, may be using the database: its lock is not in this home."""
+    """Refuse if other connections use the database: a portal on another machine has its lock elsewhere."""
     ((others,),) = server.query(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         " AND backend_type = 'client backend'"
@@ -120,9 +120,9 @@ def tables(server: PostgresServer) -> int:
 
 
 def restore(server: PostgresServer, dumped: Path, stamp: str, progress: Progress) -> str:
-    """Take a dump in, all in one transaction; answers the schema in which the old tables stay, or "".
+    """Restore a dump in one transaction; return the schema in which the old tables stay, or "".
 
-    The last word is said here, and only after pg_restore ended well: a script cut short anywhere is rolled back.
+    The commit is sent from here, and only after pg_restore succeeded: a script that is cut short is rolled back.
     """
     schema, moves = _moves(server, stamp)
     unpacking = _Program(["pg_restore", "--no-owner", "--no-privileges", "--file=-", str(dumped)], server)
@@ -134,7 +134,7 @@ def restore(server: PostgresServer, dumped: Path, stamp: str, progress: Progress
         try:
             sink.write(f"BEGIN;\n{moves}\n".encode())
             head = source.read(1 << 16)
-            if server.major < 17:  # newer programs set what older servers do not know
+            if server.major < 17:  # newer programs set options that older servers do not know
                 head = head.replace(b"\nSET transaction_timeout = 0;\n", b"\n", 1)
             sink.write(head)
             done = len(head)
@@ -152,14 +152,14 @@ def restore(server: PostgresServer, dumped: Path, stamp: str, progress: Progress
 
 
 def _moves(server: PostgresServer, stamp: str) -> tuple[str, str]:
-    """A schema for what is there, and the SQL that moves it there: at once, however much it is.
+    """Return a schema for the existing tables, and the SQL that moves them there, immediate whatever their size.
 
-    The functions of triggers go along: the dump brings its own, of the same names.
+    Trigger functions move too: the dump brings its own with the same names.
     """
     rows = server.query(
         "SELECT relkind, relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE nspname = current_schema() AND relkind IN ('r', 'p', 'v', 'm', 'S') AND NOT EXISTS"
-        # A serial's sequence goes along with its table.
+        # A serial column's sequence moves with its table.
         " (SELECT 1 FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i', 'e')) ORDER BY relname"
     )
     rows += server.query(
@@ -200,7 +200,7 @@ class _Program:
         )
 
     def finish(self) -> None:
-        """Wait for its end; Refused, in its own words, if that was a bad one."""
+        """Wait for the program to end; on failure raise Refused with its own message."""
         if self.process.wait():
             self.errors.seek(0)
             raise StartRefused(f"{self.name} failed: {_last_line(self.errors.read().decode(errors='replace'))}.")
@@ -219,7 +219,7 @@ class _Program:
 
 
 def _version(program: str) -> int:
-    """The major version of one of PostgreSQL's programs on PATH."""
+    """Return the major version of one of PostgreSQL's programs on PATH."""
     path = shutil.which(program)
     if path is None:
         raise StartRefused(f"{program} is not on PATH: install postgresql-client of the server's version.")
@@ -231,7 +231,7 @@ def _version(program: str) -> int:
 
 
 def _last_line(output: str) -> str:
-    """The first line that tells of an error, else the last one."""
+    """Return the first line that reports an error, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     wrong = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
     return (wrong or lines[-1:] or ["no reason given"])[0].rstrip(".")[:400]

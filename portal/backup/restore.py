@@ -1,4 +1,4 @@
-"""`vigil restore`: a backup becomes the portal's database and key, or nothing changes. Imports no Django."""
+"""`vigil restore`: replace the portal's database and key by a backup, or change nothing. Imports no Django."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RestoreResult:
 
 
 def restore(settings: ModuleType, path: Path, *, force: bool = False) -> RestoreResult:
-    """Put the backup in place; Refused in a sentence if that cannot be."""
+    """Restore the backup. Raises Refused with a sentence if that is impossible."""
     home: Path = settings.VIGIL_HOME
     try:
         with lock_home(home, STOP_IT):
@@ -64,7 +64,7 @@ def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Resto
         with files.scratch(home, "restore") as folder:
             archive.room_for(manifest.bytes, folder)
             reader.unpack(folder, files.ProgressMessages("Unpacking and checking"))
-            # To the microsecond: one that is killed and begun again within a second has a name of its own.
+            # To the microsecond: a restore that is killed and repeated within a second gets a stamp of its own.
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
             set_aside = place.take(folder, stamp)
             notes = _take_key(settings, folder / archive.SECRET_KEY, set_aside, stamp)
@@ -80,11 +80,11 @@ def _refuse_other_kind(settings: ModuleType, manifest: BackupManifest) -> None:
         raise StartRefused(f"a backup of {there} cannot be restored into {here}: {remedy} to run Vigil on it.")
 
 
-# What is newer than us
+# Backups from newer versions
 
 
 def _refuse_newer(manifest: BackupManifest, path: Path, code_migrations: Mapping[str, list[str]]) -> None:
-    """A database from the future has tables that this code does not know."""
+    """Refuse a database of a newer version: it has tables that this code does not know."""
     theirs, ours = _numbers(manifest.vigil), _numbers(installation.version())
     if theirs > ours or (theirs == ours and _has_unknown(manifest.migrations, code_migrations)):
         versions = f"a newer Vigil ({manifest.vigil}) than this one ({installation.version()})"
@@ -124,12 +124,12 @@ def _migrate(environment: Mapping[str, str]) -> None:
 
 
 class _Sqlite:
-    """The backup is migrated before it takes the old one's place: what fails, fails beside it."""
+    """Migrate the backup in a copy before it replaces the old database, which a failure leaves untouched."""
 
     def __init__(self, settings: ModuleType, manifest: BackupManifest, *, is_behind: bool) -> None:
         self.is_behind = is_behind
         self.home: Path = settings.VIGIL_HOME
-        # Resolved: a link to a larger disk stays one, and it is there that the new database belongs.
+        # Resolved: a link to a larger disk stays a link, and the new database belongs where it points.
         self.database = Path(settings.DATABASES["default"]["NAME"]).resolve()
 
     def __enter__(self) -> Self:
@@ -157,7 +157,7 @@ class _Sqlite:
 
 
 class _Postgres:
-    """The backup goes in by one transaction, in which the old tables also move aside; migrations follow."""
+    """Restore the backup in one transaction, which also moves the old tables aside; migrations follow."""
 
     def __init__(self, settings: ModuleType, manifest: BackupManifest, *, is_behind: bool) -> None:
         self.settings, self.manifest, self.is_behind = settings, manifest, is_behind
@@ -194,7 +194,7 @@ class _Postgres:
 
 
 def _take_key(settings: ModuleType, staged: Path, set_aside: list[str], stamp: str) -> list[str]:
-    """The key that signed the backup's sessions; what the environment says goes before a file."""
+    """Restore the key that signed the backup's sessions; a key in the environment takes precedence over a file."""
     key = settings.VIGIL_HOME / "secret_key"
     if env("SECRET_KEY"):
         if staged.read_text() == settings.SECRET_KEY:
@@ -211,7 +211,7 @@ def _take_key(settings: ModuleType, staged: Path, set_aside: list[str], stamp: s
 
 
 def _about_runs(settings: ModuleType, manifest: BackupManifest) -> list[str]:
-    """Logs and checkpoints were never in the backup: they are where they were, or they are not."""
+    """Explain that logs and checkpoints are not part of a backup, and name those that are missing."""
     if manifest.runs != str(settings.VIGIL_RUNS):
         return [f"Run directories were in {manifest.runs}; this site expects them in {settings.VIGIL_RUNS}."]
     if not settings.VIGIL_RUNS.is_dir():

@@ -1,4 +1,4 @@
-"""SQLite's side of backup and restore: copied by its own online interface, put in place by a rename."""
+"""Back up and restore SQLite: copied by its online backup API, put in place by a rename."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PAGES = 2_000  # copied at a time
 
 
 def copy(database: Path, target: Path, progress: Progress) -> None:
-    """A consistent copy as of now, the write-ahead log included, while others write on."""
+    """Copy the database consistently as of now, including the write-ahead log, while others keep writing."""
     if not database.exists():
         raise StartRefused(f"no such database: {database}: set VIGIL_HOME to the portal's, or start it once.")
     room_for(database.stat().st_size, target.parent)
     with closing(_open(database)) as source, closing(sqlite3.connect(target)) as copied:
         os.chmod(target, 0o600)
         size = source.execute("PRAGMA page_size").fetchone()[0]
-        # One read transaction around all of it: or every write of another process would start the copy anew.
+        # One read transaction around the whole copy: otherwise every write by another process would restart it.
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_master").fetchone()
         source.backup(
@@ -36,7 +36,7 @@ def copy(database: Path, target: Path, progress: Progress) -> None:
 
 
 def migrations(database: Path) -> dict[str, list[str]]:
-    """The migrations that are applied, by app."""
+    """Return the applied migrations, by app."""
     with closing(_open(database)) as connection:
         return by_app(connection.execute("SELECT app, name FROM django_migrations ORDER BY id").fetchall())
 
@@ -49,21 +49,22 @@ def by_app(rows: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _open(database: Path) -> sqlite3.Connection:
-    """Opens a database that is there; never makes one."""
+    """Open an existing database; never create one."""
     return sqlite3.connect(f"file:{quote(str(database))}?mode=rw", uri=True, timeout=20, isolation_level=None)
 
 
 def put_in_place(staged: Path, database: Path, stamp: str) -> Path | None:
-    """Let the staged database be the database; answers under which name the old one stays, if there was one.
+    """Replace the database by the staged one; return the path at which the old one was set aside, if there was one.
 
-    Until the last rename the old one is there whole, after it the new one. Nobody else may have it open.
+    Until the last rename the old database is in place and complete, after it the new one. No other process may have it
+    open.
     """
     aside = database.with_name(f"{database.name}.before-{stamp}")
     was_there = database.exists()
     if was_there:
         fold_log(database)
         os.link(database, aside)
-    # What a broken or a removed database left of its log: it would be replayed into the new one.
+    # Log files left by a broken or removed database would be replayed into the new one.
     for end in ("-wal", "-shm", "-journal"):
         log = database.with_name(database.name + end)
         if log.exists():
@@ -75,18 +76,18 @@ def put_in_place(staged: Path, database: Path, stamp: str) -> Path | None:
 
 
 def fold_log(database: Path) -> None:
-    """Bring the write-ahead log into the database, so that one file holds all of it."""
+    """Merge the write-ahead log into the database, so that a single file holds everything."""
     try:
         with closing(_open(database)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE").fetchone()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             raise StartRefused(f"another program has {database} open: stop it first.") from None
-        # Broken, then: it is kept as it is.
+        # The database is broken: leave it as it is.
 
 
 def staging_path(staged: Path, database: Path) -> Path:
-    """A copy on the database's own file system, where a rename can put it in place."""
+    """Return a path on the database's own file system, from where a rename can put the copy in place."""
     target = database.with_name(f"{database.name}.restoring")
     target.unlink(missing_ok=True)
     with closing(_open(staged)) as source, closing(sqlite3.connect(target)) as copied:

@@ -1,4 +1,4 @@
-"""The API's ground: who asks, how errors are told, what every list and answer shares. Endpoints live in the apps."""
+"""Define the API's base: authentication, error responses, and what all lists share. Endpoints live in the apps."""
 
 import json
 import logging
@@ -37,9 +37,9 @@ from vigil_core import bounded
 
 log = logging.getLogger(__name__)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-MOST_ERRORS = 100  # told of one request: a body of 60,000 unknown fields was answered by 4 MB
+MOST_ERRORS = 100  # listed for one request: a body of 60,000 unknown fields was answered by 4 MB
 
-# What a person may write into a field or a filter: PostgreSQL keeps no NUL.
+# Text that people may write into a field or a filter: PostgreSQL stores no NUL characters.
 Piece = TypeVar("Piece", str, bytes)
 Text = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
 Words = TypeVar("Words", str, list[str])
@@ -60,17 +60,17 @@ Limit = Annotated[int, Field(50, ge=1, le=200, description="Items a page.")]
 
 
 class WantedPage(Schema):
-    """A page of a list: how long, and after which one."""
+    """The page of a list to return: its length, and the cursor to start after."""
 
     limit: Limit
     cursor: Cursor
 
 
 class ApiRequest(HttpRequest):
-    """A request whose sender is known: what every endpoint gets."""
+    """An authenticated request, as every endpoint receives it."""
 
     auth: User
-    token_scope: str | None  # None: a session, which may do all that its person may
+    token_scope: str | None  # None: a session, which may do all that its user may
 
 
 _EXAMPLE: dict[str, Any] = {
@@ -93,7 +93,7 @@ class ProblemField(Schema):
 
 
 class ProblemDocument(Schema):
-    """An error, as RFC 9457 has it; `errors` names fields by their dotted path."""
+    """An RFC 9457 problem document; `errors` names fields by their dotted path."""
 
     model_config = {"json_schema_extra": {"example": _EXAMPLE}}
     type: str = Field(description="urn:vigil:problem:KIND, for programs to tell kinds apart; else about:blank.")
@@ -104,7 +104,7 @@ class ProblemDocument(Schema):
 
 
 class Bearer(HttpBearer):
-    """A person's token in the Authorization header."""
+    """Authenticate by a person's token in the Authorization header."""
 
     def authenticate(self, request: HttpRequest, token: str) -> User:
         found = Token.objects.alive().select_related("user").filter(digest=digest(token)).first()
@@ -119,7 +119,7 @@ class Bearer(HttpBearer):
 
 
 class Session(APIKeyCookie):
-    """The browser's session, with its CSRF token for everything but reading."""
+    """Authenticate by the browser's session; requests other than reads need its CSRF token."""
 
     param_name = settings.SESSION_COOKIE_NAME
 
@@ -132,11 +132,11 @@ class Session(APIKeyCookie):
         return request.user
 
     def authenticate(self, request: HttpRequest, key: str | None) -> None:
-        """Never reached: the session itself says who it is."""
+        """Not reached: `__call__` authenticates by the session itself."""
 
 
 class PerPerson(BaseThrottle):
-    """Lets each person send so many requests a minute, counted in each web process."""
+    """Limit the requests a minute of each person, counted per web process."""
 
     def allow_request(self, request: HttpRequest) -> bool:
         key = f"rate:{cast(ApiRequest, request).auth.pk}:{int(time.time() // 60)}"
@@ -151,7 +151,7 @@ class PerPerson(BaseThrottle):
 
 
 class _Reader(Parser):
-    """Strict JSON: no NaN, no lone surrogates, as deep and as long as a request may be."""
+    """Parse strict JSON: no NaN, no lone surrogates, bounded in depth and length."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         bounded.check_json(request.body)
@@ -162,7 +162,7 @@ class _Reader(Parser):
 
 
 class _Writer(BaseRenderer):
-    """JSON in which NaN and infinities are null."""
+    """Write JSON in which NaN and infinities are null."""
 
     media_type = "application/json"
 
@@ -171,12 +171,12 @@ class _Writer(BaseRenderer):
 
 
 class Api(NinjaAPI):
-    """ninja's, with problem documents instead of its own errors, also in the schema."""
+    """A NinjaAPI that answers errors with problem documents, and describes them in its schema."""
 
     _schema: OpenAPISchema | None = None
 
     def get_openapi_schema(self, **kwargs: Any) -> OpenAPISchema:
-        """Return the schema, made once: it takes most of a second, and anybody may ask for it."""
+        """Return the schema, computed once: it takes most of a second, and anybody may request it."""
         if self._schema is None:
             self._schema = self._described(**kwargs)
         return self._schema
@@ -207,7 +207,7 @@ class Api(NinjaAPI):
 
 
 class _Docs(Swagger):
-    """Swagger's page from our own server, under our own policy: no inline script, nothing from outside."""
+    """Serve Swagger's page from our own server and under our own policy: no inline script, nothing from outside."""
 
     def render_page(self, request: HttpRequest, api: NinjaAPI, **kwargs: Any) -> HttpResponse:
         page = {**self.settings, "url": self.get_openapi_url(api, kwargs)}
@@ -215,7 +215,7 @@ class _Docs(Swagger):
 
 
 def make_api() -> Api:
-    """The API without endpoints; console.urls adds what the apps have."""
+    """Return the API without endpoints; console.urls adds those of the apps."""
     api = Api(
         title="Vigil",
         version="1",
@@ -232,12 +232,15 @@ def make_api() -> Api:
 
 
 def answer(data: object) -> HttpResponse:
-    """JSON as it is: a list of 200 is through pydantic half of its time; tests hold such answers to the schema."""
+    """Return the data as JSON, bypassing pydantic, which takes half the time of a list of 200.
+
+    Tests validate such responses against the schema.
+    """
     return HttpResponse(msgspec.json.encode(data, enc_hook=_encode), content_type="application/json; charset=utf-8")
 
 
 def stream(request: HttpRequest, pieces: Iterator[Piece], content_type: str) -> StreamingHttpResponse:
-    """A long answer piece by piece; each piece is made in a thread, so that sockets and other requests go on."""
+    """Stream a long response; each piece is made in a thread, so that sockets and other requests are not blocked."""
     if not isinstance(request, ASGIRequest):
         return StreamingHttpResponse(pieces, content_type=content_type)
 
@@ -258,7 +261,7 @@ def bad_field(field: str, message: str) -> Problem:
 
 
 def among(choices: Collection[str], what: str) -> AfterValidator:
-    """Takes a word of those, or a list of them, and refuses any other in a sentence that names them all."""
+    """Return a validator that accepts one of these words, or a list of them; its error names all of them."""
 
     def check(given: Words) -> Words:
         for word in [given] if isinstance(given, str) else given:
@@ -284,7 +287,7 @@ def _note_use(token: Token) -> None:
 
 
 def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    if isinstance(error.__cause__, RequestDataTooBig):  # ninja hides what reading the body met
+    if isinstance(error.__cause__, RequestDataTooBig):  # ninja hides errors raised while the body is read
         return too_large().response()
     if error.status_code == 400:
         cause = f" {error.__cause__}" if error.__cause__ else ""
@@ -299,7 +302,10 @@ def _validation_error(request: HttpRequest, error: ValidationError) -> HttpRespo
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """("body", "asked", "tags", 0) → "tags.0": where it was and our argument's name mean nothing to the sender."""
+    """Return a field's dotted path: ("body", "asked", "tags", 0) → "tags.0".
+
+    The location and the name of our argument mean nothing to the sender.
+    """
     parts = place[1:]
     if place[0] == "body" or (place[0] == "query" and len(parts) > 1 and isinstance(parts[1], str)):
         parts = parts[1:]
@@ -310,7 +316,7 @@ def _unexpected(request: HttpRequest, error: Exception) -> HttpResponse:
     if database.is_busy(error):
         log.error("%s %s: the database did not answer: %s", request.method, request.path, error)
         return problems.plain(503, {"Retry-After": str(database.RETRY_AFTER_S)})
-    raise error  # Django logs it; the middleware tells it
+    raise error  # Django logs it; the middleware answers it
 
 
 def _encode(value: Any) -> Any:

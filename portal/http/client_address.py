@@ -1,6 +1,6 @@
 """Remember the address that the current request comes from, for the audit log.
 
-It is the connection's address. With VIGIL_BEHIND_PROXY the server replaces it by the client's, if the proxy is trusted
+It is the connection's address. With VIGIL_BEHIND_PROXY the server replaces it by the client's if the proxy is trusted
 (uvicorn's --forwarded-allow-ips, console.web); no header is read here.
 """
 
@@ -29,7 +29,7 @@ def current() -> str | None:
 def remember(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
-    """Remember the address while the request is answered. Threads that answer parts of it see it, too."""
+    """Remember the address while the request is answered, also for the threads that answer parts of it."""
     if iscoroutinefunction(get_response):
 
         async def answer_async(request: HttpRequest) -> HttpResponseBase:

@@ -1,12 +1,12 @@
-"""Close connections whose request does not arrive, or whose answer is not read: each costs memory.
+"""Close connections whose request does not arrive, or whose response is not read: each costs memory.
 
-uvicorn closes a connection that is idle between two requests, and waits for ever for the first request, for the rest
-of one, for a body, and for a client that does not read. Here
+uvicorn closes a connection that is idle between two requests, but waits forever for the first request, for the rest of
+one, for a body, and for a client that does not read. Here
 
-- a request's headers have 10 s from the connection's first moment, or from their own first byte, and 64 kB;
+- a request's headers have 10 s from the start of the connection, or from their own first byte, and 64 kB;
 - a body may pause for no more than 10 s, and after its first 10 s must average 1 kB a second or more. While the
-  application does not read what has arrived, the clock stands still;
-- a client must read at least 10 kB every 10 s of an answer that is waiting for it.
+  application does not read what has arrived, the clock stops;
+- a client must read at least 10 kB every 10 s of a pending response.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 WAIT_S = 10.0
 LEAST_BYTES_S = 1_000  # a post of 1 MB may take 17 minutes, a request of 2 kB 12 s
-# Nobody's cookies, query and token are longer; httptools would collect any number. In chunks of a byte a body has five
-# bytes of framing for each of its own.
+# No legitimate cookies, query and token are longer; httptools would collect any amount. In one-byte chunks, a body has
+# five bytes of framing for each byte of content.
 HEAD_BYTES, FRAMING = 64 * 1024, 8
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, with bounds on how long a request may take to arrive, on its head, and on a slow reader.
+    """uvicorn's HTTP protocol with limits on the time a request takes to arrive, on its headers, and on slow readers.
 
-    One timer per connection: it checks the deadline when it fires, so that a quick request only changes a number.
+    Each connection has one timer, which checks the deadline when it fires, so that a quick request only changes a
+    number.
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _deadline = 0.0  # by the loop's clock; 0: nothing is awaited
+    _deadline = 0.0  # on the loop's clock; 0: nothing is awaited
     _body_began = 0.0  # 0: no body is being received
     _body_bytes = 0
-    _head_bytes = 0  # all that came of this request and is not of its body
+    _head_bytes = 0  # received of this request outside of its body
     _reader_timer: asyncio.TimerHandle | None = None
     _unread = 0
-    _answering: RequestResponseCycle | None = None  # of pipelined requests `cycle` is the last that came
+    _answering: RequestResponseCycle | None = None  # of pipelined requests, `cycle` is the last one received
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -1,4 +1,4 @@
-"""Counting requests where they come in and go out: sockets aside, all of them, also those that never reach Django."""
+"""Count HTTP requests at the outermost layer, including those that never reach Django. Sockets are not counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from portal.http.limits import Application, Message, Receive, Scope, Send
 
 
 class Counted:
-    """Wraps the ASGI application for HTTP."""
+    """An ASGI wrapper that counts HTTP requests."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -28,5 +28,5 @@ class Counted:
         except Exception:
             counted.request(scope["method"], status or 500, time.perf_counter() - began)
             raise
-        if status:  # else the sender has gone, and nobody was answered
+        if status:  # else the client disconnected before a response
             counted.request(scope["method"], status, time.perf_counter() - began)

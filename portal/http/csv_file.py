@@ -1,4 +1,4 @@
-"""A table as a CSV file that people open in a spreadsheet: how an operation describes it, and how it is answered."""
+"""Describe and send a table as a CSV file for spreadsheets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vigil_core import csv_text
 
 
 def description(header: Sequence[str], *, most: int) -> dict[str, Any]:
-    """A part of `described`."""
+    """Return the part of `described` that documents the CSV response."""
     text = f"{','.join(header)}: {most:,} rows at most."
     return {"responses": {200: {"description": text, "content": {"text/csv": {"schema": {"type": "string"}}}}}}
 
@@ -20,7 +20,7 @@ def description(header: Sequence[str], *, most: int) -> dict[str, Any]:
 def answer(
     request: HttpRequest, name: str, header: Sequence[str], rows: Callable[[], Iterable[Sequence[object]]]
 ) -> StreamingHttpResponse:
-    """The file; `rows` is called where the database may be asked."""
+    """Return the CSV file; `rows` is called in a thread where the database may be queried."""
 
     def text() -> Iterator[str]:
         yield csv_text.write([header, *rows()])

@@ -1,6 +1,6 @@
 """Answer exceptions that nobody caught, in any middleware, view or admin page.
 
-Django calls these handlers for every such exception, outside of the API and in it (console.urls names them).
+Django calls these handlers for every such exception, in the API and elsewhere (console.urls names them).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    """Answer 400, or 503 if the database did not answer: Django calls a session that it cannot save deleted."""
+    """Answer 400, or 503 if the database did not respond: Django reports a session that it cannot save as deleted."""
     return busy(request, exception) if database.is_busy(exception) else defaults.bad_request(request, exception)
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
-    """Answer 500, or 503 if the database did not answer."""
+    """Answer 500, or 503 if the database did not respond."""
     error = sys.exc_info()[1]
     return busy(request, error) if database.is_busy(error) else defaults.server_error(request)
 

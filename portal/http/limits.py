@@ -1,7 +1,6 @@
-"""Bounds on request bodies, kept before Django spools them: a body of 10 GB must not fill the disk.
+"""Enforce limits on request bodies before Django spools them: a body of 10 GB must not fill the disk.
 
-A body of more than a form's size is read only of somebody who is known: 300 posts of 1 MB, sent by nobody in
-particular, took 290 MB.
+A body larger than a form is read only from authenticated senders: 300 anonymous posts of 1 MB took 290 MB.
 """
 
 from collections import Counter
@@ -23,15 +22,15 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MIB = 1024 * 1024
-UPLOAD = 52 * MIB  # somebody's own code (50 MB packed) with its spec
+UPLOAD = 52 * MIB  # a user's own code (50 MB packed) with its spec
 ORDINARY = 2 * MIB
-ANONYMOUS = 16 * 1024  # the form to sign in, an enrolment, a hook of Slurm's: none has more than 1 kB
-LARGE_AT_ONCE = 16  # of a person, in one web process: 2 MiB each in memory, uploads on disk
-UPLOADS = ("/api/v1/jobs", "/api/v1/sweeps", "/submit")  # where code may be sent to
+ANONYMOUS = 16 * 1024  # the sign-in form, an enrolment, a Slurm hook: none exceeds 1 kB
+LARGE_AT_ONCE = 16  # per person, in one web process: 2 MiB each in memory, uploads on disk
+UPLOADS = ("/api/v1/jobs", "/api/v1/sweeps", "/submit")  # where code may be uploaded
 
 
 class _Refused(Exception):
-    """The body is read no further; `response` says why."""
+    """Raised to stop reading the body; `response` gives the reason."""
 
     def __init__(self, response: HttpResponse) -> None:
         super().__init__(response.status_code)
@@ -39,15 +38,15 @@ class _Refused(Exception):
 
 
 class BodyLimit:
-    """Wraps the ASGI application; answers 413 as soon as a body is, or says it will be, too large.
+    """An ASGI wrapper that answers 413 as soon as a body is too large, or declares that it will be.
 
-    Where more than a form comes from a stranger it answers 401, or leads to the form to sign in; 429 where somebody
-    sends many large ones at once.
+    An anonymous sender of more than a form gets 401 or the sign-in form; a person who sends many large bodies at once
+    gets 429.
     """
 
     def __init__(self, application: Application) -> None:
         self.application = application
-        self.large: Counter[int] = Counter()  # requests with more than a form in hand, by person
+        self.large: Counter[int] = Counter()  # requests larger than a form in progress, by person
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,7 +79,7 @@ class _Body:
     def __init__(self, scope: Scope, receive: Receive, large: Counter[int]) -> None:
         self.scope, self._receive, self._large = scope, receive, large
         self.limit, self.received = _limit(scope), 0
-        self.sender: int | None = None  # known only where that matters
+        self.sender: int | None = None  # set only for large bodies
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -89,7 +88,7 @@ class _Body:
         return message
 
     async def admit(self, length: int) -> None:
-        """Refuse, by _Refused, a body of this length from whoever sends it."""
+        """Raise _Refused unless a body of this length is accepted from its sender."""
         if length > self.limit:
             raise _Refused(_too_large(self.limit))
         if length <= ANONYMOUS or self.sender is not None:
@@ -110,7 +109,7 @@ class _Body:
 
 
 def declared_length(scope: Scope) -> int:
-    """Return the Content-Length; 0 where there is none."""
+    """Return the Content-Length; 0 if there is none."""
     length = header(scope, b"content-length")
     return int(length) if length.isdigit() and len(length) < 20 else 0
 
@@ -120,7 +119,7 @@ def header(scope: Scope, name: bytes) -> bytes:
 
 
 async def respond(send: Send, response: HttpResponse) -> None:
-    """Send an answer that was made outside of Django's middleware; after a refusal the rest of the body is not read."""
+    """Send a response made outside of Django's middleware; after a refusal the rest of the body is not read."""
     headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in response.items()]
     headers.append((b"cache-control", problems.PRIVATE.encode()))
     headers.append((b"content-length", str(len(response.content)).encode()))

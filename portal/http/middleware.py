@@ -1,4 +1,4 @@
-"""The site's own middleware."""
+"""Provide the site's own middleware."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -16,12 +16,12 @@ from whitenoise.middleware import WhiteNoiseMiddleware
 
 from portal.http import problems
 
-# unfold evaluates expressions in the page and styles in place; only sysadmins reach it.
+# unfold evaluates expressions in the page and sets styles inline; only sysadmins reach it.
 _RECORDS = {"script-src": ["'unsafe-eval'", "'unsafe-inline'"], "style-src": ["'unsafe-inline'"]}
 
 
 class ContentSecurityPolicy(CSPMiddleware):
-    """django-csp's, a little wider for /admin alone."""
+    """django-csp's middleware, with a slightly wider policy for /admin alone."""
 
     def get_policy_parts(
         self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
@@ -33,9 +33,9 @@ class ContentSecurityPolicy(CSPMiddleware):
 
 
 class Slashes(CommonMiddleware):
-    """Django's, sending a page's address with a slash too many or too few on to the one that there is; nothing else.
+    """Redirect a page's address with a missing or surplus slash to the one that exists; nothing else.
 
-    Only who reads is sent on: what is posted to a wrong address is not found. Below /api console.urls does it.
+    Only reads are redirected: a POST to a wrong address gets 404. Below /api, console.urls does the same.
     """
 
     def should_redirect_with_slash(self, request: HttpRequest) -> bool:
@@ -54,7 +54,7 @@ class Slashes(CommonMiddleware):
 
 
 class StaticFiles(WhiteNoiseMiddleware):
-    """whitenoise's, answering a file whole: under ASGI Django reads its iterator in one go anyway, and complains."""
+    """whitenoise's middleware, sending each file in one piece: under ASGI Django reads it at once anyway, and warns."""
 
     @staticmethod
     def serve(static_file: Any, request: HttpRequest) -> HttpResponse:
@@ -74,9 +74,9 @@ class StaticFiles(WhiteNoiseMiddleware):
 def private(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
-    """No proxy and no browser keeps what Vigil answers: it is for whoever asked, as things stand now.
+    """Forbid caching of responses by proxies and browsers: each is for one person at one moment.
 
-    Static files are answered further out, and keep theirs.
+    Static files are answered further out, and keep their own headers.
     """
     if iscoroutinefunction(get_response):
 
@@ -100,7 +100,7 @@ def _uncached(response: HttpResponseBase) -> HttpResponseBase:
 def problem_documents(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase] | Callable[[HttpRequest], Awaitable[HttpResponseBase]]:
-    """Whatever goes wrong below /api/ is told as a problem document, also what never reached an endpoint."""
+    """Answer every error below /api/ with a problem document, even if the request never reached an endpoint."""
     if iscoroutinefunction(get_response):
 
         async def answer_async(request: HttpRequest) -> HttpResponseBase:

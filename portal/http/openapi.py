@@ -34,12 +34,12 @@ _HEADERS = {
 
 
 def deprecated(replacement: str) -> Any:
-    """Return the field of a schema that another one replaces; its value stays for clients of earlier releases."""
+    """Return the schema field for a value that another field replaces; clients of earlier releases still read it."""
     return Field(description=f"Deprecated: use `{replacement}`.", json_schema_extra={"deprecated": True})
 
 
 def described(*parts: Mapping[str, Any], errors: Mapping[int, str] | None = None) -> dict[str, Any]:
-    """`openapi_extra` of an operation: the parts put together, and what these errors mean at its address."""
+    """Return an operation's `openapi_extra`: the parts merged, and what these errors mean for this operation."""
     operation: dict[str, Any] = {}
     responses: dict[int, Any] = {}
     for part in parts:
@@ -50,7 +50,7 @@ def described(*parts: Mapping[str, Any], errors: Mapping[int, str] | None = None
 
 
 def error(status: int, meaning: str) -> dict[str, Any]:
-    """The response of that status."""
+    """Return the response object of that status."""
     answer: dict[str, Any] = {
         "description": meaning,
         "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
@@ -59,7 +59,7 @@ def error(status: int, meaning: str) -> dict[str, Any]:
 
 
 def complete(method: str, operation: dict[str, Any]) -> None:
-    """Add the errors that follow from what the operation is."""
+    """Add the errors that follow from the operation's properties."""
     responses = operation["responses"]
     for status in sorted(_usual(method, operation) - set(responses)):
         responses[status] = error(status, USUAL[status])
@@ -67,8 +67,8 @@ def complete(method: str, operation: dict[str, Any]) -> None:
 
 
 def _usual(method: str, operation: dict[str, Any]) -> set[int]:
-    found = {422, 500, 503}  # 422: a query parameter that it does not have
-    if {"Session": []} not in operation["security"]:  # not a person's door: it says itself what it refuses
+    found = {422, 500, 503}  # 422: an unknown query parameter
+    if {"Session": []} not in operation["security"]:  # not for users: it documents its own refusals
         return found
     found |= {401, 429} | (set() if method in SAFE else {403})
     places = {parameter["in"] for parameter in operation.get("parameters", ())}

@@ -1,4 +1,4 @@
-"""Answers as Parquet, piece by piece; pyarrow writes it where it is installed (docs/decisions/0025)."""
+"""Stream responses as Parquet, written by pyarrow if it is installed (docs/decisions/0025)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from portal.http.problems import Problem
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
 NOT_INSTALLED = "pyarrow is not installed where the portal runs."
-ROWS = 1_000_000  # of a row group: what readers read at once
+ROWS = 1_000_000  # per row group, the unit that readers read at once
 Kind = Literal["text", "whole", "number"]
-Column = NDArray[Any] | str | int | None  # a value stands for all rows of the piece; None: not told
+Column = NDArray[Any] | str | int | None  # a scalar applies to all rows of the piece; None: unknown
 
 
 def openapi(columns: Mapping[str, Kind], errors: Mapping[int, str] | None = None) -> dict[str, Any]:
-    """`openapi_extra` of an operation that answers so."""
+    """Return the `openapi_extra` of an operation that can respond with Parquet."""
     content = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
     operation = {"responses": {200: {"description": f"Columns {', '.join(columns)}.", "content": content}}}
     return described(operation, errors={**(errors or {}), 501: NOT_INSTALLED})
 
 
 def pieces(columns: Mapping[str, Kind], rows: Iterator[Mapping[str, Column]]) -> Iterator[bytes]:
-    """The file in pieces, of rows that come as columns. Raises Problem at once where nothing can write it."""
+    """Yield the file in pieces, from rows given as columns. Raises Problem immediately if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -74,7 +74,7 @@ def _column(pyarrow: Any, column: Column, kind: Any, length: int) -> Any:
 
 
 class _Sink:
-    """A file object for pyarrow that buffers what was written until it is taken."""
+    """A file object for pyarrow that buffers written data until it is taken."""
 
     closed = False
 

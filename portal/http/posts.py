@@ -1,7 +1,7 @@
-"""The short way for what machines post all day: past Django, with the same answers.
+"""Receive what machines post continuously, bypassing Django, with the same responses.
 
-In the web process `Intake` is an ASGI application of its own before Django's middleware, which would cost as much as
-taking a post and would open a database connection for each. What a post holds is its door's business.
+In the web process `Intake` is an ASGI application in front of Django's middleware, which would cost as much as storing
+a post and would open a database connection for each. Each endpoint interprets its own posts.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
 """What a door says to (whose post, Authorization, Content-Encoding, the body in pieces). It may raise Problem."""
 
-# What msgspec raises for a text that it cannot read: bytes that are not UTF-8 come as Python's UnicodeDecodeError.
+# What msgspec raises for text that it cannot read; for bytes that are not UTF-8 Python's UnicodeDecodeError.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
-LARGE_AT_ONCE = 64  # of one attempt, whose every node has a shipper, or of one machine: 64 MB
-WAITING = 256  # posts in hand at most; who is turned away comes again
+LARGE_AT_ONCE = 64  # per attempt, each of whose nodes has a shipper, or per machine: 64 MB
+WAITING = 256  # posts in progress at most; a sender that is turned away retries
 
 
 class Malformed(Exception):
-    """The post is no frame of ours; nothing was taken. Status 422; 413: too large, 400: not UTF-8."""
+    """Raised for a malformed post, of which nothing was stored. Status 422; 413: too large, 400: not UTF-8."""
 
     def __init__(self, field: str, message: str, *, status: int = 422) -> None:
         super().__init__(f"{field}: {message}")
@@ -58,9 +58,9 @@ Admit = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class ReportEndpoint:
-    """An address that machines post to; its pattern's only group says whose the post is.
+    """An address that machines post to; the only group of its pattern identifies the sender.
 
-    `admit` is asked before anything but a small body is read, `answer` decides again once it has the body.
+    `admit` is called before anything but a small body is read; `answer` checks again once it has the body.
     """
 
     path: re.Pattern[str]
@@ -69,17 +69,17 @@ class ReportEndpoint:
 
 
 class Intake:
-    """Answers posts at its doors, and hands everything else on."""
+    """An ASGI application that answers posts to its endpoints, and passes everything else on."""
 
     def __init__(
         self, application: Application, doors: Sequence[ReportEndpoint], *, threads: int | None = None
     ) -> None:
         self.application, self.doors = application, doors
-        # SQLite has one writer; on PostgreSQL senders don't wait for each other.
+        # SQLite has one writer; on PostgreSQL senders do not wait for each other.
         self.threads = threads or (1 if connection.vendor == "sqlite" else 4)
         self.pool: ThreadPoolExecutor | None = None
         self.waiting = 0
-        self.large: Counter[tuple[str, str]] = Counter()  # posts of more than a form's size in hand, by sender
+        self.large: Counter[tuple[str, str]] = Counter()  # large posts in progress, by sender
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door, sender = self._door(scope)
@@ -97,7 +97,7 @@ class Intake:
                     await respond(send, refusal)
                     return
             chunks = await _read(receive)
-            if chunks is not None:  # else the sender has gone
+            if chunks is not None:  # else the client disconnected
                 answer = await self._in_turn(
                     _in_thread, response_of, door.answer, sender, authorization, encoding, chunks
                 )
@@ -105,7 +105,7 @@ class Intake:
 
     @contextmanager
     def _take_slot(self, door: ReportEndpoint, sender: str) -> Iterator[bool]:
-        """Hold a place for one large post; False where its sender has too many in hand."""
+        """Reserve a slot for one large post; yield False if its sender has too many in progress."""
         key = (door.path.pattern, sender)
         if self.large[key] >= LARGE_AT_ONCE:
             yield False
@@ -119,7 +119,7 @@ class Intake:
                 del self.large[key]
 
     async def _in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what the work answers, in a thread; 503 where too many wait for one."""
+        """Run the work in a thread and return its result; return 503 if too many are waiting for a thread."""
         if self.waiting >= WAITING:
             return problems.plain(503, {"Retry-After": "1"})
         self.pool = self.pool or ThreadPoolExecutor(self.threads, "intake")
@@ -140,7 +140,7 @@ class Intake:
 def response_of(
     answer: Answer, sender: str, authorization: str, encoding: str, chunks: Iterable[bytes]
 ) -> HttpResponse:
-    """Return the endpoint's response, problems included."""
+    """Return the endpoint's response; a Problem becomes its document."""
     try:
         return answer(sender, authorization, encoding, chunks)
     except Problem as problem:
@@ -148,7 +148,7 @@ def response_of(
 
 
 def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
-    """The body of a post, gzipped or plain; stops reading as soon as it is over a limit."""
+    """Return the body of a post, gzipped or plain; stop reading as soon as it exceeds a limit."""
     if encoding not in {"", "identity", "gzip"}:
         raise Malformed("Content-Encoding", "send gzip, or nothing", status=415)
     body, received = bytearray(), 0
@@ -172,7 +172,7 @@ def inflate(chunks: Iterable[bytes], encoding: str) -> bytes:
 
 
 def check_text(body: bytes, bounds: Bounds) -> None:
-    """Refuse a body that is not UTF-8, or holds more than a post may, before it is parsed. Raises Malformed."""
+    """Refuse a body that is not UTF-8, or exceeds a post's limits, before it is parsed. Raises Malformed."""
     try:
         if not body.isascii():
             body.decode()
@@ -188,7 +188,7 @@ def _too_much(what: str) -> Malformed:
 
 
 def _is_small(scope: Scope) -> bool:
-    """Return whether a body says that it is no larger than what is read of anybody; one of unknown length is not."""
+    """Return whether a body declares a length that is accepted from anybody; an unknown length counts as large."""
     return 0 < declared_length(scope) <= ANONYMOUS
 
 
@@ -202,7 +202,7 @@ def _admission_refusal(admit: Admit, sender: str, authorization: str) -> HttpRes
 
 
 def _in_thread(work: Callable[..., HttpResponse | None], door: Any, sender: str, *others: Any) -> HttpResponse | None:
-    """Work on a connection that lives as long as the thread; a broken one is replaced at the next post."""
+    """Run the work on a connection that lives as long as the thread; a broken one is replaced at the next post."""
     connection.close_if_unusable_or_obsolete()
     try:
         return work(door, sender, *others)
@@ -216,7 +216,7 @@ def _in_thread(work: Callable[..., HttpResponse | None], door: Any, sender: str,
 
 
 async def _read(receive: Receive) -> list[bytes] | None:
-    """The body, read no further than just over the limit; None if the sender went away."""
+    """Read the body, stopping just above the limit; return None if the client disconnected."""
     chunks, size = [], 0
     while size <= COMPRESSED_BYTES:
         message = await receive()

@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457): how the API says what went wrong and what to do about it."""
+"""Build problem documents (RFC 9457): how the API reports what went wrong and what to do about it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ class FieldError(TypedDict):
 
 
 class Problem(Exception):
-    """Raise it anywhere below an API endpoint; it becomes the answer."""
+    """Raise it anywhere below an API endpoint; it becomes the response."""
 
     def __init__(
         self,
@@ -75,5 +75,5 @@ DETAILS = {
 
 
 def plain(status: int, headers: Mapping[str, str] | None = None) -> HttpResponse:
-    """The document for an error that nothing more is known of."""
+    """Return the document of an error about which only its status is known."""
     return Problem(status, DETAILS.get(status, HTTPStatus(status).phrase + "."), headers=headers).response()

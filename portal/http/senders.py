@@ -13,7 +13,7 @@ from portal.models import Token, User, digest
 
 
 def writer_of(authorization: str, cookies: str) -> int | None:
-    """Return the primary key of the person whose session or write token comes with the request; None for a stranger.
+    """Return the primary key of the person whose session or write token comes with the request; None if anonymous.
 
     Whether they are authorised is decided by the view.
     """
@@ -34,7 +34,7 @@ def user_of_token(token_digest: str, *, but: str = "") -> User | AnonymousUser:
 
 
 def user_of_session(key: str | None) -> User | AnonymousUser:
-    """Return the person who is signed in with this session, by the database."""
+    """Return the person who is signed in with this session, according to the database."""
     request = HttpRequest()
     request.session = import_module(settings.SESSION_ENGINE).SessionStore(key)
     user = get_user(request)

@@ -1,11 +1,11 @@
-"""Addresses that people type or guess, and where they lead. Whoever only reads is sent on; nothing is taken at them."""
+"""Redirect addresses that people type or guess. Only reads are redirected; posts are refused."""
 
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
-# Not permanent: a browser that has once been told so would never ask again, even when there is a page of that name.
+# Temporary redirects: a browser caches a permanent one, even after a page of that name is added.
 LEADS = {
     "account_login": ("login", "login/", "signin", "signin/", "sign-in"),
     "account_logout": ("logout", "logout/", "signout", "signout/", "sign-out"),
@@ -25,7 +25,7 @@ DETAIL_ROUTES = {"job": "job/<int:job_id>", "sweep": "sweep/<int:sweep_id>", "no
 
 
 def _leads_to(name: str, route: str) -> URLPattern:
-    @csrf_exempt  # who posts is told that nothing is taken here, not that a token is missing
+    @csrf_exempt  # a POST should learn that nothing is accepted here, not that a token is missing
     @require_safe
     def lead(request: HttpRequest, **named: int | str) -> HttpResponse:
         there = reverse(name, kwargs=named)

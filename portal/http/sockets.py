@@ -1,4 +1,4 @@
-"""The door of every websocket: whose page it comes from, and who opens it."""
+"""Authenticate every websocket: check which page opens it, and for whom."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ TOO_MANY = 4429
 
 
 class SocketLimits:
-    """Counts the sockets that each person and each token has open in this web process (VIGIL_SOCKETS).
+    """Count the sockets that each person and each token has open in this web process (VIGIL_SOCKETS).
 
-    A token may take half of its person's, so that a script that leaks sockets leaves some for the person's pages.
+    A token may use half of its owner's limit, so that a script that leaks sockets leaves some for the owner's pages.
     """
 
     def __init__(self) -> None:
         self.taken: Counter[tuple[str, object]] = Counter()
 
     def take(self, scope: Scope) -> str:
-        """Count this socket; return why there is no room for it, or ""."""
+        """Count this socket; return "" or the reason why it exceeds a limit."""
         most = settings.VIGIL_SOCKETS
         for key, limit in _limits(scope, most).items():
             if self.taken[key] >= limit:
@@ -60,20 +60,20 @@ class SocketLimits:
 
 
 def _limits(scope: Scope, most: int) -> dict[tuple[str, object], int]:
-    """Return the counts that a socket stands in, with the limit of each."""
+    """Return the counters that a socket belongs to, with the limit of each."""
     found: dict[tuple[str, object], int] = {("person", scope["user"].pk): most}
     return {("token", scope["token"]): max(1, most // 2), **found} if "token" in scope else found
 
 
 class Gone(ConnectionError):
-    """The socket's other end is there no more, or was told that it is over: no fault, and nothing left to say."""
+    """Raised when the socket's other end is gone or has been closed: no error, and nothing left to send."""
 
 
 class SocketGate:
-    """Refuses (403, before anything is accepted) other sites' pages, and cookies that come from no page at all.
+    """Refuse (403, before anything is accepted) pages of other sites, and cookies sent without an origin.
 
-    A browser always says which page opens a socket; a script says nothing and must bring a token, in its header: one
-    in the query would end up in logs.
+    A browser always sends the origin of the page that opens a socket; a script sends none and must use a token, in its
+    header: one in the query would end up in logs.
     """
 
     def __init__(self, application: Application) -> None:
@@ -81,7 +81,7 @@ class SocketGate:
         self.with_session: Application = AuthMiddlewareStack(application)
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        # The server's own, past Channels' session, which would look at every frame that goes out.
+        # The server's own `send`, bypassing Channels' session, which would inspect every outgoing frame.
         scope["send"], scope["write"] = frame_sender(send), writer_of(send)
         handshake = _Handshake(scope["send"])
         with contextlib.suppress(Gone):
@@ -106,7 +106,7 @@ class SocketGate:
 
 
 class _Handshake:
-    """Answers the handshake of a socket; like all answers it must not be cached."""
+    """Send the response to a socket's handshake, marked as not cacheable like all responses."""
 
     def __init__(self, send: Send) -> None:
         self._send, self._is_accepted = send, False
@@ -118,7 +118,7 @@ class _Handshake:
         await self._send(message)
 
     async def refuse_for_now(self, scope: Scope) -> None:
-        """Refuse the handshake with 503 where the server can say so; close a socket that is open."""
+        """Refuse the handshake with 503 if the server supports it; close a socket that is already open."""
         if self._is_accepted or "websocket.http.response" not in scope.get("extensions", {}):
             await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER})
             return
@@ -129,11 +129,11 @@ class _Handshake:
 
 
 def frame_sender(send: Send) -> Send:
-    """`send` that raises Gone, and nothing else, where the server says in one of its ways that the socket is over."""
+    """Return a `send` that raises only Gone in all the cases where the server reports that the socket is closed."""
     protocol = _protocol_of(send)
 
     async def send_frame(message: Any) -> None:
-        # Between a peer's reset and uvicorn's learning of it, asyncio takes what is written, and complains.
+        # After a peer's reset, until uvicorn notices it, asyncio accepts writes and logs warnings.
         if protocol is not None and protocol.handshake_complete and _is_over(protocol):
             raise Gone
         try:
@@ -142,7 +142,7 @@ def frame_sender(send: Send) -> Send:
             raise Gone from error
         except RuntimeError as error:
             if protocol is None or not _is_over(protocol):
-                raise  # said at a wrong time, by us
+                raise  # sent at the wrong time: our bug
             raise Gone from error
 
     return send_frame
@@ -161,8 +161,8 @@ def _is_over(protocol: WebSocketsSansIOProtocol) -> bool:
 def writer_of(send: Any) -> Callable[[bytes], bool] | None:
     """Return a function that writes a finished frame directly; uvicorn's `send` would encode it again for each socket.
 
-    The function returns False while the peer is slow to read or the socket is not open: then the frame must be sent the
-    usual way, and waited for. None under another server, or with compressed frames.
+    The function returns False while the peer is slow to read or the socket is not open: then the frame must be sent
+    with `send` and awaited. None under another server, or with compressed frames.
     """
     protocol = _protocol_of(send)
     if protocol is None or protocol.conn.extensions:
@@ -188,8 +188,8 @@ def is_ours(origin: str | None, host: str) -> bool:
 
 
 def still(scope: Scope) -> User | AnonymousUser:
-    """The person whom this socket belongs to now: nobody, once signed out, deactivated, or the token has died."""
+    """Return the person who owns this socket now: anonymous after sign-out, deactivation, or the token's end."""
     if "token" in scope:
         return user_of_token(scope["token"])
-    # What the socket's scope holds is the session as it was when the socket opened.
+    # The scope holds the session as it was when the socket was opened.
     return user_of_session(scope["session"].session_key)

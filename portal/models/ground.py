@@ -1,4 +1,4 @@
-"""The ground floor's records: people, projects, tokens, notices, leases, and the chunks of every series."""
+"""Define the basic records: people, projects, tokens, notices, leases, and the chunks of every series."""
 
 import secrets
 from datetime import datetime, timedelta
@@ -22,7 +22,7 @@ DEFAULT_PROJECT = "default"
 
 
 def digest(secret: str) -> str:
-    """Return what is stored of a secret that a person or a job has. Secrets are random, so a plain hash suffices."""
+    """Return what is stored of a person's or job's secret. Secrets are random, so a plain hash suffices."""
     return sha256(secret.encode()).hexdigest()
 
 
@@ -46,7 +46,7 @@ class ProjectQuerySet(models.QuerySet["Project"]):
         return self if user.is_sysadmin else self.filter(memberships__user=user)
 
     def named(self, slug: str) -> Self:
-        """Return the project of this name. Where none is called "default", that word means the site's default one."""
+        """Return the project of this name. If none is called "default", that name means the site's default project."""
         if slug == DEFAULT_PROJECT and not Project.objects.filter(slug=slug).exists():
             return self.filter(is_default=True)
         return self.filter(slug=slug)
@@ -117,7 +117,7 @@ class TokenQuerySet(models.QuerySet["Token"]):
 
 
 class Token(models.Model):
-    """A person's API token. The secret is shown once; only its digest is kept."""
+    """A person's API token. The secret is shown once; only its digest is stored."""
 
     class Scope(models.TextChoices):
         READ = "read"
@@ -144,7 +144,7 @@ class Token(models.Model):
 
     @property
     def ends_at(self) -> datetime:
-        """Return when it expires: as created, or earlier if the site has shortened the life of tokens since."""
+        """Return when it expires: as created, or earlier if the site has shortened the lifetime of tokens since."""
         return min(self.expires_at, self.created_at + _longest_life())
 
     @property
@@ -153,7 +153,7 @@ class Token(models.Model):
 
     @classmethod
     def issue(cls, user: User, name: str, *, scope: str = Scope.WRITE, days: int = 90) -> tuple["Token", str]:
-        """A new token and its secret, which nobody can read again."""
+        """Create a token and return it with its secret, which cannot be read again."""
         secret = f"vgl_{secrets.token_urlsafe(32)}"
         expires_at = timezone.now() + min(timedelta(days=days), _longest_life())
         token = cls.objects.create(
@@ -195,7 +195,7 @@ class IdempotencyKey(models.Model):
 
 
 class Lease(models.Model):
-    """A right to act, and who has it now. `fence` rises with each new holder; every write of the holder checks it."""
+    """A right to act and its current holder. `fence` rises with each new holder, whose every write checks it."""
 
     name = models.CharField(max_length=64, primary_key=True)
     holder = models.CharField(max_length=100)
@@ -207,7 +207,7 @@ class Lease(models.Model):
 
 
 class AuditEntry(models.Model):
-    """Something that a person did to somebody or to the cluster.
+    """An action by a person on somebody else's objects or on the cluster.
 
     `before` and `after` have the values that changed, without secrets (portal.audit).
     """
@@ -240,13 +240,13 @@ class NoticeQuerySet(models.QuerySet["Notice"]):
         return self.exclude(Exists(NoticeRead.objects.filter(notice=OuterRef("pk"), user=user)))
 
     def with_read_at(self, user: User) -> Self:
-        """Annotates `read_at`: when this person read it, or None."""
+        """Annotate `read_at`: when this person read the notice, or None."""
         read = NoticeRead.objects.filter(notice=OuterRef("pk"), user=user)
         return self.annotate(read_at=Subquery(read.values("read_at")[:1]))
 
 
 class Notice(models.Model):
-    """Something that a person is told at home (portal.notify): it stands until what it says is so no longer."""
+    """A notification on somebody's home page (portal.notify), shown until its reason ends."""
 
     class Audience(models.TextChoices):
         PERSON = "person"
@@ -288,7 +288,7 @@ class Notice(models.Model):
 
 
 class NoticeRead(models.Model):
-    """A person has read a notice, as it stands now."""
+    """Records that a person has read a notice in its current edition."""
 
     notice = models.ForeignKey(Notice, models.CASCADE, related_name="reads")
     user = models.ForeignKey(User, models.CASCADE, related_name="+")
@@ -331,8 +331,8 @@ class Chunk(models.Model):
     """Points of one series and incarnation (portal.series.codec); `data` comes last: an outline never reads it.
 
     Loose, as reports bring them: ranks `rank`..`rank_last` × steps. Gathered: many loose ones in one, not enough yet to
-    merge. Merged: 1,024 points of one rank (fewer at the end). A loose point wins over a gathered one of the same step,
-    that over a merged one, and among their like the later chunk wins.
+    merge. Merged: 1,024 points of one rank (fewer at the end). A loose point takes precedence over a gathered one of
+    the same step, a gathered one over a merged one, and among chunks of the same kind the later one wins.
     """
 
     class Kind(models.IntegerChoices):

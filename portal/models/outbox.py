@@ -1,4 +1,4 @@
-"""Notices that leave the house: where people want them, and each that was or will be sent (portal.outbox)."""
+"""Store where people want to be notified outside of Vigil, and each message sent or to be sent (portal.outbox)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _new_salt() -> str:
 
 class ChannelQuerySet(models.QuerySet["Channel"]):
     def visible_to(self, user: User) -> Self:
-        """A person's own, and those of projects that they lead; of a sysadmin's sight of others there is the outbox."""
+        """Select a person's own channels and those of projects they lead; sysadmins see others' in the outbox."""
         led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
         manageable = Q(user=user) | Q(project__in=led)
         return self.filter(manageable | Q(user=None) if user.is_sysadmin else manageable)
 
 
 class Channel(models.Model):
-    """A place outside where a person, or a project, wants to be told: what, and when."""
+    """An outside address where a person or a project is notified, of what, and when."""
 
     class Kind(models.TextChoices):
         EMAIL = "email", "E-mail"

@@ -1,4 +1,4 @@
-"""A site's own runbook for a cause of failures, shown instead of Vigil's."""
+"""Store a site's own runbook for a cause of failures, shown instead of Vigil's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.utils import timezone
 
 
 class SiteRunbook(models.Model):
-    """The site's page of one cause, in Markdown. Without one, Vigil's own is shown."""
+    """The site's page on one cause, in Markdown. Without one, Vigil's own is shown."""
 
     MOST = 20_000  # characters
 

@@ -1,4 +1,4 @@
-"""REST: what I am told at home."""
+"""REST endpoints for the signed-in person's notifications."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -18,7 +18,7 @@ NEWEST = SortOrder("raised_at", descending=True)
 
 
 class NoticeShape(Schema):
-    """A notification, which lasts as long as its reason does."""
+    """A notification, active as long as its reason lasts."""
 
     id: int
     kind: str = Field(description="A short word for programs, such as gpu.idle.")
@@ -44,7 +44,7 @@ class WantedNotices(WantedPage):
 
 @router.get("", response=Notices, summary="Your notifications, newest first")
 def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]:
-    """Answers the notices that stand: your own and, for sysadmins, those to all of them. Nobody else's are shown."""
+    """List active notifications: your own and, for sysadmins, those to all sysadmins."""
     user = request.auth
     rows = Notice.objects.visible_to(user).standing().with_read_at(user)
     found = page(rows.unread_by(user) if wanted.unread else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit)
@@ -58,7 +58,7 @@ def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]
     openapi_extra=described(errors={404: "You have no such notice."}),
 )
 def read(request: ApiRequest, notice_id: int) -> Notice:
-    """It is gone from your home page; other sysadmins still see it. Twice is once. Raised anew, it is unread again."""
+    """Mark a notification as read, for you alone. Repeating is harmless. If raised again, it is unread."""
     visible = Notice.objects.visible_to(request.auth).filter(pk=notice_id)
     notice = visible.first()
     if notice is None:

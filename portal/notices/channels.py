@@ -1,4 +1,4 @@
-"""Channels: where a person or a project is told outside of these pages, made and changed by those whose they are."""
+"""Create, change and list the channels by which a person or a project is notified outside of Vigil."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from portal.models import Channel, Delivery, Project, User
 from portal.outbox import filling, pruning
 from portal.sending import webhook
 
-MOST = 10  # of a person, or of a project
+MOST = 10  # per person, or per project
 
 
 class TooMany(Exception):
-    """There are as many channels as there may be."""
+    """Raised when the limit of channels is reached."""
 
 
 class NotSent(Exception):
-    """There is nothing to send; the sentence says why."""
+    """Raised when there is nothing to send; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def of_person(user: User) -> list[ChannelRow]:
 
 
 def of_projects(user: User) -> list[ChannelRow]:
-    """Return the channels of projects that they lead; of all projects for sysadmins."""
+    """Return the channels of projects that the person leads; of all projects for sysadmins."""
     return shown(Channel.objects.visible_to(user).exclude(project=None).select_related("project"))
 
 
@@ -56,7 +56,7 @@ def may_make(user: User, project: Project | None) -> bool:
 
 
 def make(user: User, project: Project | None, kind: str, fields: dict[str, Any]) -> Channel:
-    """A new channel of the person, or of the project."""
+    """Create a channel of the person, or of the project."""
     owner: dict[str, Any] = {"project": project} if project else {"user": user}
     if Channel.objects.filter(**owner).count() >= MOST:
         raise TooMany(f"You can have at most {MOST} channels. Remove one first.")
@@ -80,7 +80,7 @@ def change(user: User, channel: Channel, fields: dict[str, Any]) -> None:
 
 
 def renew_secret(user: User, channel: Channel) -> str:
-    """A new signing secret, shown this once; the one before signs nothing any more."""
+    """Replace the signing secret and return the new one, shown only this once; the previous one becomes invalid."""
     channel.salt = secrets.token_hex(16)
     Channel.objects.filter(pk=channel.pk).update(salt=channel.salt)
     if channel.project:
@@ -96,7 +96,7 @@ def remove(user: User, channel: Channel) -> None:
 
 
 def _values(channel: Channel) -> dict[str, Any]:
-    """Return what the audit log tells of it. Of an address only what may be shown."""
+    """Return what the audit log stores of a channel. Of an address only what may be shown."""
     names = ("kind", "where", "left_out", "digest", "quiet_from", "quiet_until", "time_zone", "is_paused")
     return {("sent together" if name == "digest" else name): getattr(channel, name) for name in names}
 
@@ -109,7 +109,10 @@ def try_it(user: User, channel: Channel) -> Delivery:
 
 
 def resend(delivery: Delivery) -> None:
-    """Try it once more, at once and from the beginning: as it was sent, or else if it is still so. Else NotSent."""
+    """Queue a message to be sent again at once, with the content of its first attempt.
+
+    Without such an attempt its notice must still be active. Raises NotSent if there is nothing to send.
+    """
     if delivery.channel.is_paused:
         raise NotSent("This channel is paused: nothing is sent to it. Resume it first.")
     again = {Delivery.State.GIVEN_UP, Delivery.State.SENT, Delivery.State.WAITING, Delivery.State.HELD}
@@ -121,6 +124,6 @@ def resend(delivery: Delivery) -> None:
 
 
 def give_up(delivery: Delivery, by: str) -> bool:
-    """Leave it unsent; whether it was."""
+    """Give up on an unsent message; return whether it was unsent."""
     rows = Delivery.objects.unsent().filter(pk=delivery.pk)
     return bool(rows.update(state=Delivery.State.GIVEN_UP, error=f"Given up by {by}."[:300]))

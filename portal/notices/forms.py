@@ -1,4 +1,4 @@
-"""The form of a channel: where to, what, and when."""
+"""Validate the form of a channel: its address, what it receives, and when."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ChannelForm(forms.Form):
         return given
 
     def fields_of(self) -> dict[str, Any]:
-        """The channel's fields. What is left out is kept, so a kind that is new some day is sent."""
+        """Return the channel's fields. Excluded kinds are stored, so that kinds added in the future are sent."""
         given = dict(self.cleaned_data)
         wanted = set(given.pop("kinds"))
         return {**given, "left_out": [code for code, _ in self.offered if code not in wanted]}

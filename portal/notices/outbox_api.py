@@ -1,4 +1,4 @@
-"""REST: the outbox, message by message."""
+"""REST endpoints for the outbox: list, resend and give up messages."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class WantedDeliveries(WantedPage):
 
 @router.get("", response=Deliveries, summary="Messages to external channels, newest first")
 def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, Any]:
-    """Answers what was sent, or will be, to your channels and those of projects that you lead; to sysadmins all of it.
+    """List messages, sent or not, to your channels and those of projects that you lead; sysadmins see all.
 
-    Rows are kept for 30 days.
+    Rows are deleted after 30 days.
     """
     rows = Delivery.objects.visible_to(request.auth).select_related("channel__user", "channel__project")
     found = page(
@@ -73,7 +73,7 @@ def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, An
     ),
 )
 def resend(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
-    """It is tried within seconds, as if for the first time, under the same id."""
+    """Send a message again within seconds, as if for the first time, with the same id."""
     delivery = _delivery(request, delivery_id)
     try:
         channels.resend(delivery)
@@ -89,7 +89,7 @@ def resend(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
     openapi_extra=described(errors={**UNKNOWN, 409: "It is no longer waiting."}),
 )
 def give_up(request: ApiRequest, delivery_id: int) -> dict[str, Any]:
-    """It is not tried again, unless somebody sends it again."""
+    """Give up on a message: it is not retried, unless somebody resends it."""
     delivery = _delivery(request, delivery_id)
     if not channels.give_up(delivery, request.auth.username):
         raise Problem(409, f"Message {delivery_id} is {delivery.get_state_display()}, so it is not waiting.")

@@ -1,4 +1,4 @@
-"""The pages of channels and of what was sent: one's own, and for sysadmins everybody's."""
+"""Render the pages of channels and messages: a person's own, and everybody's for sysadmins."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = 50
 @login_required
 @require_http_methods(["GET", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
-    """?kind=email|slack|webhook, and &project=… for a project's."""
+    """Show or save the form of a new channel: ?kind=email|slack|webhook, and &project=… for a project's."""
     user, kind = user_of(request), request.GET.get("kind", "")
     if kind not in Channel.Kind.values:
         raise Http404
@@ -80,7 +80,7 @@ def try_it(request: HttpRequest, channel_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def new_secret(request: HttpRequest, channel_id: int) -> HttpResponse:
-    """Answers with the page itself: the secret is shown this once."""
+    """Respond with the page itself: the secret is shown only this once."""
     user = user_of(request)
     channel = _channel(user, channel_id)
     if channel.kind != Channel.Kind.WEBHOOK:
@@ -110,7 +110,7 @@ def sent(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_safe
 def outbox(request: HttpRequest) -> HttpResponse:
-    """Everybody's, for sysadmins."""
+    """Show everybody's messages to sysadmins."""
     user = user_of(request)
     if not user.is_sysadmin:
         raise PermissionDenied("Only sysadmins can see this. Your own messages are at /me/sent.")

@@ -18,10 +18,10 @@ HELD, WAITING, DROPPED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.S
 
 
 def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = timedelta()) -> int:
-    """A row for each channel of whoever is told, and of the project; how many.
+    """Create a delivery for each channel of the recipients and of the project; return how many.
 
-    `settle`: for so long more may become known, which then is in the message. Twice is once: the key is unique. What
-    still waits since it was raised before says the same, and is not sent beside it.
+    `settle`: how long messages wait for further details, which they then include. Calling it twice creates no
+    duplicates, because the key is unique. Unsent messages from an earlier raise are dropped as superseded.
     """
     stamp = f"{notice.key}@{notice.raised_at.timestamp():.6f}"
     now = timezone.now()
@@ -36,7 +36,7 @@ def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = 
 
 
 def drop_duplicates(notice: Notice, other: Notice) -> int:
-    """Drop what waits of a notice for the channels that were sent another, which told the same; how many."""
+    """Drop a notice's unsent messages to channels that already got the same news by `other`; return how many."""
     reached_channels = other.deliveries.filter(state__in=[Delivery.State.SENT, Delivery.State.GATHERED]).values(
         "channel"
     )
@@ -48,12 +48,12 @@ def drop_duplicates(notice: Notice, other: Notice) -> int:
 
 
 def trouble_of(channel_id: int) -> str:
-    """The key of the notice that a channel does not work; that one does not go there itself."""
+    """Return the key of the notice that a channel does not work; that notice is not sent to the channel itself."""
     return f"channel:{channel_id}"
 
 
 def test(channel: Channel, by: str) -> Delivery:
-    """A message to try the channel with: at once, whatever its hours are."""
+    """Create a test message to the channel, sent immediately whatever its quiet hours are."""
     title = f"A test message, requested by {by}. If you can read it, the channel works."
     facts = [["Channel", str(channel)]]
     content = {**_plain(kinds.TEST, title), "facts": facts, "link": f"{settings.VIGIL_PUBLIC_URL}/me/"}
@@ -65,7 +65,7 @@ def test(channel: Channel, by: str) -> Delivery:
 
 
 def content_of(notice: Notice) -> dict[str, Any]:
-    """The notice as it goes out: what it says now."""
+    """Return the current content of the notice, as it is sent."""
     link = f"{settings.VIGIL_PUBLIC_URL}{notice.link}" if notice.link else ""
     return {
         **_plain(notice.kind, notice.title),

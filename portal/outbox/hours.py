@@ -1,4 +1,4 @@
-"""Compute when a message may be sent: quiet hours and digests, in the channel's time zone. Pure."""
+"""Compute when a message may be sent: quiet hours and digests, in the channel's time zone. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import cache
 from zoneinfo import ZoneInfo, available_timezones
 
-MORNING = time(8)  # when a daily digest comes
+MORNING = time(8)  # when a daily digest is sent
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryHours:
-    """A channel's choice. `quiet` is (from, until), over midnight if the first is later."""
+    """A channel's delivery hours. `quiet` is (from, until), across midnight if the first is later."""
 
     zone: str = "UTC"
     quiet: tuple[time, time] | None = None
@@ -26,7 +26,7 @@ class DeliveryHours:
         return due, due > at
 
     def quiet_until(self, at: datetime) -> datetime | None:
-        """The end of the quiet hours that a moment lies in; None: it lies in none."""
+        """Return the end of the quiet hours around a moment; None if there are none at that moment."""
         if self.quiet is None or self.quiet[0] == self.quiet[1]:
             return None
         start, end = self.quiet
@@ -60,7 +60,7 @@ class DeliveryHours:
 
 @cache
 def zone_of(name: str) -> ZoneInfo:
-    """UTC where this machine knows no such zone, or no longer."""
+    """Return the time zone of this name; UTC if this machine does not know it, or no longer does."""
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, LookupError):
@@ -69,6 +69,6 @@ def zone_of(name: str) -> ZoneInfo:
 
 @cache
 def zones() -> list[str]:
-    """The names that people choose from: UTC, and what is named after a place."""
+    """Return the names that people choose from: UTC, and zones named after a place."""
     places = {"Africa", "America", "Antarctica", "Asia", "Atlantic", "Australia", "Europe", "Indian", "Pacific"}
     return ["UTC", *sorted(name for name in available_timezones() if name.partition("/")[0] in places)]

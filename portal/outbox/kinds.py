@@ -1,4 +1,4 @@
-"""The kinds of notices, as people choose among them. One that is not here is sent, and chosen by nobody."""
+"""List the kinds of notices that people choose among. A kind that is not listed is always sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NoticeKind:
     title: str
     is_for_sysadmins: bool = False
     is_for_projects: bool = False
-    is_event: bool = False  # it has happened: only another verdict withdraws it, and age ends it
+    is_event: bool = False  # it has happened: only a changed verdict or age withdraws it
 
 
 KINDS = (

@@ -9,11 +9,11 @@ from django.utils import timezone
 from portal.models import Channel, Delivery
 
 RETENTION = timedelta(days=30)
-MOST = 5_000  # rows at once: nobody waits for the database meanwhile
+MOST = 5_000  # rows at once, so that nobody waits long for the database
 
 
 def remove_old() -> int:
-    """Remove what was made long ago, whatever became of it; how many rows."""
+    """Remove messages made long ago, whatever their outcome; return how many rows."""
     count = 0
     while True:
         old = Delivery.objects.filter(created_at__lt=timezone.now() - RETENTION).order_by("created_at")

@@ -18,12 +18,12 @@ from pathlib import Path
 from portal.run.heartbeat import FILE, STACKS, Watch
 
 BACK_OFF_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-# A child that lived this long was well: its next death starts at the shortest wait again.
+# A child that ran this long was healthy: after its next death the shortest wait applies again.
 WELL_AFTER_S = 30.0
 LOG_LIMIT_BYTES = 32 * 1024 * 1024
-# How long a process that hangs may write its stacks before it is killed.
+# The time that a hung process has to write its stacks before it is killed.
 STACKS_S = 1.0
-# Worth a person's eye; the rest stays in the log.
+# Lines that are also shown in the terminal; the rest stays in the log.
 IMPORTANT = re.compile(r" (WARNING|ERROR|CRITICAL) |^[\w.]*(Error|Exception): ")
 _PR_SET_PDEATHSIG = 1
 
@@ -33,20 +33,20 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the request
         os.kill(os.getpid(), number)
 
 
 def step_back(niceness: int) -> None:
-    """Give way to others by so much, whatever session they are in."""
+    """Lower this process's priority by `niceness`, also relative to other sessions."""
     os.nice(niceness)
-    with suppress(OSError):  # no such scheduling here; else a niceness counts only within the session
+    with suppress(OSError):  # no autogroups here; then a niceness counts only within the session
         Path("/proc/self/autogroup").write_text(str(niceness))
 
 
 @dataclass
 class Child:
-    """A process to be kept alive. `ready` is looked for in its log (without it, running is ready)."""
+    """A process to keep alive. It is ready once `ready` appears in its log (without it, once it runs)."""
 
     name: str
     command: Sequence[str]
@@ -57,8 +57,8 @@ class Child:
     important: re.Pattern[str] | None = IMPORTANT
     pass_fds: Sequence[int] = ()
     niceness: int = 0
-    watch: Watch | None = None  # how its signs of life are seen; None: nobody looks
-    longest_wait_s: float = BACK_OFF_S[-1]  # before it is started again, however often it dies
+    watch: Watch | None = None  # checks its heartbeat; None: not monitored
+    longest_wait_s: float = BACK_OFF_S[-1]  # maximum before it is started again, however often it dies
     process: subprocess.Popen[bytes] | None = None
     is_ready: bool = False
     deaths: int = 0
@@ -66,7 +66,7 @@ class Child:
     start_again_at: float = 0.0
     _read_to: int = 0
     _size: int = 0
-    _killed_at: float = 0.0  # when it was told to write its stacks; SIGKILL follows at the next look
+    _killed_at: float = 0.0  # when it was told to write its stacks; SIGKILL follows at the next check
 
     @property
     def pid(self) -> int | None:
@@ -77,7 +77,7 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start it. Call from the main thread only: the death signal follows the thread that forked."""
+        """Start the process. Call from the main thread only: the death signal follows the thread that forked."""
         parent = os.getpid()
         self._rotate()
         # A file and not a pipe: a child must not block or die because its reader is slow, stopped or gone.
@@ -106,14 +106,14 @@ class Child:
             step_back(self.niceness)
 
     def read_log(self) -> list[str]:
-        """The important lines since the last look; notices the line that says it is ready."""
+        """Return the important lines since the last check; sets `is_ready` when the ready line appears."""
         lines = self._new_lines()
         if self.ready and not self.is_ready:
             self.is_ready = any(self.ready.search(line) for line in lines)
         return [line for line in lines if self.important and self.important.search(line)]
 
     def log_tail(self, lines: int = 15) -> str:
-        """The end of what it wrote, for saying why it died."""
+        """Return the last lines of its log, to report why it died."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - 16_384))
@@ -122,7 +122,7 @@ class Child:
             return ""
 
     def note_death(self) -> float:
-        """Count one death; answers in how many seconds it may start again."""
+        """Count one death; return the seconds until it may start again."""
         lived = time.monotonic() - self.started_at
         self.deaths = 1 if lived > WELL_AFTER_S else self.deaths + 1
         wait = min(BACK_OFF_S[min(self.deaths, len(BACK_OFF_S)) - 1], self.longest_wait_s)
@@ -136,15 +136,15 @@ class Child:
         return f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     def send(self, number: int) -> None:
-        """A signal to the process alone, so that it can end what it started in order."""
+        """Send a signal to the process alone, so that it can stop its own children in order."""
         if self.is_running:
             assert self.process
             self.process.send_signal(number)
 
     def end_if_hung(self) -> bool:
-        """Kill it if it shows no sign of life, its stacks written first; return whether that was just begun.
+        """Start killing it if it has no heartbeat, its stacks written first; return whether that has just begun.
 
-        Nobody waits for its end: a process in a file system that hangs dies when that answers again.
+        Nobody waits for its end: a process that hangs in a file system dies when the file system responds again.
         """
         if self.process is None or self.watch is None:
             return False
@@ -156,12 +156,12 @@ class Child:
         if not self.watch.is_over():
             return False
         self._killed_at = time.monotonic()
-        if self.watch.path is not None:  # Redis knows nothing of that signal
+        if self.watch.path is not None:  # Redis does not handle that signal
             self.send(STACKS)
         return True
 
     def kill(self) -> None:
-        """SIGKILL to everything in its session's first process group, and reap it."""
+        """Send SIGKILL to its session's first process group, and reap it."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -191,7 +191,7 @@ class Child:
             self.log.replace(self.log.with_suffix(".log.1"))
 
     def shorten_log(self) -> None:
-        """Set a log aside that was long at the last look, while its writer goes on appending to the emptied file."""
+        """Set the log aside if it was long at the last check, while its writer continues in the emptied file."""
         if self._size > LOG_LIMIT_BYTES and self.log.exists():
             shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
             os.truncate(self.log, 0)
@@ -199,7 +199,7 @@ class Child:
 
 
 def stop(children: Sequence[Child], patience_s: float) -> list[str]:
-    """TERM to all of these at once, KILL to what has not ended in time; answers whom it had to kill."""
+    """Send SIGTERM to all, then SIGKILL to those still running after `patience_s`; return the names of the killed."""
     for child in children:
         child.send(signal.SIGTERM)
     deadline = time.monotonic() + patience_s

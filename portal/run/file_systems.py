@@ -1,4 +1,4 @@
-"""The kind of file system that holds a path, by the kernel's own list of mounts."""
+"""Detect the kind of file system that holds a path, from the kernel's list of mounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds this path, as the kernel calls it; empty where it does not say."""
+    """Return the kernel's name for the type of the file system that holds this path; "" if unknown."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -19,7 +19,7 @@ def file_system(path: Path) -> str:
     for line in lines:
         before, _, after = line.partition(" - ")
         mount = before.split()[4].replace("\\040", " ")
-        # Later mounts cover earlier ones at the same place.
+        # Later mounts cover earlier ones at the same path.
         if len(mount) >= longest and path.resolve().is_relative_to(mount):
             kind, longest = after.split()[0], len(mount)
     return kind

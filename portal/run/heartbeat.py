@@ -1,11 +1,11 @@
-"""Heartbeats by file: a process touches a file as long as it works, and its supervisor restarts it when that stops.
+"""Detect hung processes by file: a process touches a file as long as it works; its supervisor restarts it otherwise.
 
 The supervisor (`vigil up`, or `python -m portal.run.watched` around one service) names the file in
 VIGIL_HEARTBEAT_FILE. A thread touches it, so that a worker in a task that takes minutes does not count as hung; but
 only while the main thread runs, so that a hung one does. A stopped process (SIGSTOP, frozen container) runs no thread.
 
-The supervisor measures by its own monotonic clock when the file last changed, so that setting a clock changes nothing.
-Imports no Django.
+The supervisor measures with its own monotonic clock when the file last changed, so that setting a clock changes
+nothing. Imports no Django.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 
 FILE = "VIGIL_HEARTBEAT_FILE"
 INTERVAL_S = 1.0
-# Even where nothing is to be done the main thread wakes up this often: a worker's wait for a task lasts 20 s.
+# Even when idle, the main thread wakes up this often: a worker's wait for a task lasts 20 s.
 IDLE_S = 30.0
-# A task may wait in one call for this long, such as one statement that removes a night's worth of old rows.
+# A task may wait in one call for this long, for example in a statement that removes a night's worth of old rows.
 CALL_S = 300.0
-# No task is longer: verifying the largest checkpoint that is read here (20 GB) takes 17 minutes at 20 MB/s.
+# No task takes longer: verifying the largest checkpoint that is read here (20 GB) takes 17 minutes at 20 MB/s.
 TASK_S = 1800.0
-# A process that is just starting on a busy machine has shown no sign yet.
+# A process that is just starting on a busy machine has no heartbeat yet.
 START_S = 120.0
 # A supervisor that was itself paused for longer than this does not count that time.
 PAUSED_S = 5.0
@@ -49,16 +49,16 @@ class Pulse(threading.Thread):
         faulthandler.register(STACKS, all_threads=True)
 
     def begin(self, task: str) -> None:
-        """Note that a task begins; called by the main thread."""
+        """Record that a task starts; called by the main thread."""
         self._task = (task, time.monotonic())
 
     def end(self) -> None:
-        """Note that the task has ended."""
+        """Record that the task has ended."""
         self._task = None
 
     @property
     def task(self) -> tuple[str, float]:
-        """The running task and its seconds so far; "" if none runs."""
+        """Return the running task and its seconds so far; "" if none runs."""
         task = self._task
         return (task[0], time.monotonic() - task[1]) if task else ("", 0.0)
 
@@ -69,7 +69,7 @@ class Pulse(threading.Thread):
             time.sleep(INTERVAL_S)
 
     def is_alive_by_progress(self) -> bool:
-        """Return whether the main thread has run lately: every wake-up uses CPU time."""
+        """Return whether the main thread has run recently: every wake-up uses CPU time."""
         now, cpu = time.monotonic(), time.clock_gettime(self._main)
         if cpu != self._cpu:
             self._cpu, self._ran_at = cpu, now
@@ -86,12 +86,12 @@ def touch(path: str) -> None:
 
 @dataclass
 class Watch:
-    """Measures for how long a process has shown no sign of life."""
+    """Measures for how long a process has had no heartbeat."""
 
     limit_s: float
     path: Path | None = None
     answers: Callable[[], bool] | None = None  # instead of the file: pings a server that is not ours (Redis)
-    every_s: float = 0.0  # how often it is pinged
+    every_s: float = 0.0  # interval of these pings
     _last_mark: object = None
     _alive_at: float = 0.0
     _checked_at: float = 0.0
@@ -99,12 +99,12 @@ class Watch:
     _has_beaten: bool = field(default=False)
 
     def restart(self) -> None:
-        """Start again for a new process."""
+        """Reset for a new process."""
         self._alive_at = self._checked_at = time.monotonic()
         self._last_mark, self._has_beaten = self._mark(), False
 
     def silent_s(self) -> float:
-        """Check once; return for how many seconds there has been no sign of life."""
+        """Check once; return for how many seconds there has been no heartbeat."""
         now = time.monotonic()
         if now - self._checked_at > PAUSED_S:  # the watcher itself was stopped or suspended
             self._alive_at += now - self._checked_at

@@ -17,19 +17,19 @@ import psutil
 
 from vigil_core import installation
 
-# How long a web process may take to die whose supervisor was killed, on a busy machine.
+# The time that a web process whose supervisor was killed may take to exit on a busy machine.
 DYING_S = 5.0
-# How the web process and its supervisor are started; before version 0.2 both were modules of `portal`.
+# Modules by which the web process and its supervisor are started; before version 0.2 both were in `portal`.
 WEB = {"console.web", "portal.web"}
 SUPERVISORS = {"console.up", "portal.up"}
 
 
 class StartRefused(Exception):
-    """Vigil cannot start here. The message is one sentence with its remedy."""
+    """Raised if Vigil cannot start here. The message is one sentence with its remedy."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The web's socket, held by the supervisor: while a new web process loads, connections wait, none is refused."""
+    """Return the web's listening socket, owned by the supervisor: while a new web process loads, connections wait."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     give_up_at = time.monotonic() + DYING_S
@@ -48,14 +48,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _bind(listener: socket.socket, host: str, port: int) -> bool:
-    """Bind the port and return whether that worked. Raises Refused if retrying would not help."""
+    """Bind the port and return whether that worked. Raises StartRefused if retrying would not help."""
     try:
         listener.bind((host, port))
     except PermissionError:
         raise StartRefused(
             f"port {port} is reserved for root: choose one above 1023, such as VIGIL_PORT=8000."
         ) from None
-    except (OSError, UnicodeError) as error:  # the name of a host can be none
+    except (OSError, UnicodeError) as error:  # the host name may be invalid
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return False
         listener.close()
@@ -66,7 +66,7 @@ def _bind(listener: socket.socket, host: str, port: int) -> bool:
 
 
 def _listener_on(port: int) -> psutil.Process | None:
-    """The process that listens there, as far as this user may know."""
+    """Return the process that listens there, if this user may see it."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             here = getattr(connection.laddr, "port", None) == port
@@ -76,7 +76,7 @@ def _listener_on(port: int) -> psutil.Process | None:
 
 
 def _name_of(holder: psutil.Process | None) -> str:
-    with suppress(psutil.Error):  # it may end between two looks
+    with suppress(psutil.Error):  # it may end between two calls
         if holder is not None:
             return f"process {holder.pid} ({holder.name()})"
     return "another program"
@@ -84,7 +84,7 @@ def _name_of(holder: psutil.Process | None) -> str:
 
 def _may_be_dying(holder: psutil.Process | None) -> bool:
     """Return whether the port may belong to a web process that outlived its supervisor: killed, but not yet gone."""
-    if holder is None:  # it is gone, or has already let go of what tells whose the port was
+    if holder is None:  # it has exited, or has already released what would identify it
         return True
     try:
         words, parent = holder.cmdline(), holder.parent()
@@ -109,7 +109,7 @@ def _free_port(host: str, start: int) -> int:
 def lock_home(
     home: Path, remedy: str = "stop it there, or use another VIGIL_HOME and VIGIL_PORT here."
 ) -> Iterator[None]:
-    """Hold the home's lock, which the kernel lets go of however this process ends."""
+    """Take the home's lock, which the kernel releases however this process ends."""
     try:
         lock = os.open(home / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
@@ -131,7 +131,7 @@ def note_owner(home: Path, url: str) -> None:
 
 
 def load_settings(port: int) -> ModuleType:
-    """portal.settings reads only the environment, no Django: one truth for supervisor and site."""
+    """Load portal.settings, which reads only the environment, so that supervisor and site use the same settings."""
     os.environ["VIGIL_PORT"] = str(port)
     try:
         from portal import settings
@@ -145,7 +145,7 @@ def load_settings(port: int) -> ModuleType:
 
 
 def fingerprint(settings: ModuleType) -> str:
-    """Return what the database and static files are prepared from; if it is unchanged, there is nothing to prepare."""
+    """Return a fingerprint of the inputs of database and static files; if unchanged, there is nothing to prepare."""
     parts = [str(settings.DATABASES["default"]["NAME"]), str(settings.STATIC_ROOT)]
     code, static = installation.ROOT, installation.site_files("static")
     for folder, pattern in ((code, "*/migrations/*.py"), (static, "**/*"), (code, "requirements.lock")):

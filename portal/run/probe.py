@@ -37,7 +37,7 @@ class Probe:
         except OSError:
             data = b""
         self.answered = data.startswith(b"HTTP/")
-        if not self.answered:  # the process that had taken the connection died
+        if not self.answered:  # the process that had accepted the connection died
             self.socket.close()
             self._connect()
 

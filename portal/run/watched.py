@@ -1,10 +1,10 @@
-"""Run one service under a watcher, for systemd units and containers, which restart only what has ended.
+"""Run one service under a watcher, for systemd units and containers, which restart only processes that have ended.
 
     python -m portal.run.watched python -m console.worker follow
 
-Signals are passed on, and it exits as its service does. A service without a sign of life for VIGIL_UNRESPONSIVE_SECONDS
-is killed, and this exits with 1, for systemd (`Restart=always`) or the container engine to start it again. As a
-container's first process it also reaps orphaned processes. Imports no Django.
+Signals are passed on, and it exits as its service does. A service without a heartbeat for VIGIL_UNRESPONSIVE_SECONDS is
+killed, and this exits with 1, so that systemd (`Restart=always`) or the container engine restarts it. As a container's
+first process it also reaps orphaned processes. Imports no Django.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from portal.run.child import die_with
 from portal.run.heartbeat import FILE, INTERVAL_S, STACKS, Watch
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-STACKS_S = 1.0  # how long it may write its stacks before it is killed
+STACKS_S = 1.0  # time to write its stacks before it is killed
 
 
 def main(command: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def main(command: Sequence[str]) -> int:
 def _watch(command: Sequence[str], watch: Watch) -> int:
     parent = os.getpid()
     environment = {**os.environ, FILE: str(watch.path)}
-    # Blocked first, so that none arrives between the start and the handlers.
+    # Blocked first, so that no signal arrives between the start and the handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, [*PASSED_ON, signal.SIGCHLD])
     service = subprocess.Popen(command, env=environment, preexec_fn=lambda: _prepare(parent))
     watch.restart()
@@ -64,7 +64,7 @@ def _prepare(parent: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """Reap whatever has ended; return the service's exit code, negative for a signal, once it has."""
+    """Reap all ended processes; return the service's exit code, negative for a signal, once it has ended."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == pid:

@@ -1,8 +1,8 @@
-"""The outbox, emptied: what is due is taken, sent, and noted, one message a channel at a time.
+"""Send the outbox: take due messages, send them, and record the outcome, one message per channel at a time.
 
-A row is taken by a conditional update that puts it off for LEASE: whoever dies between sending and noting has it sent
-once more after that, under the same id, by which receivers tell. A channel that fails rests, ever longer, so one that
-hangs costs a few seconds now and then. Sending happens outside of any transaction.
+A row is taken by a conditional update that postpones it by LEASE: if the process dies between sending and recording,
+the message is sent again after that, with the same id, by which receivers recognise it. A failing channel pauses for
+growing intervals, so one that hangs costs only a few seconds now and then. Sending happens outside of any transaction.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from vigil_core.untrusted import line
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 16  # channels that are sent to side by side
+AT_ONCE = 16  # channels that are sent to concurrently
 LEASE = timedelta(minutes=2)
 MOST_TRIES = 12
-FIRST_S, LONGEST_S = 30.0, 7200.0  # between tries: doubled each time; all of them take some eight hours
+FIRST_S, LONGEST_S = 30.0, 7200.0  # between attempts: doubled each time; all of them take some eight hours
 SENT, WAITING, GIVEN_UP, DROPPED = (Delivery.State[name] for name in ("SENT", "WAITING", "GIVEN_UP", "DROPPED"))
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFailure:
-    """Why it was not taken. `is_for_good`: trying again is no use."""
+    """Why a message was not delivered. `is_for_good`: retrying would not help."""
 
     words: str
     is_for_good: bool = False
@@ -46,7 +46,7 @@ class DeliveryFailure:
 
 
 def send_due(budget_s: float) -> int:
-    """Send what is due, for so long; how many were tried."""
+    """Send due messages for at most `budget_s` seconds; return how many were tried."""
     until, count = time.monotonic() + budget_s, 0
     gathering.let_go(timezone.now())
     with asyncio.Runner() as runner:
@@ -56,13 +56,13 @@ def send_due(budget_s: float) -> int:
             going = {loop.create_task(_send(delivery)): delivery for delivery in taken}
             while going:
                 done, _ = runner.run(asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED))
-                for task in done:  # noted as soon as it is known: what is not noted is sent again
+                for task in done:  # recorded immediately: an unrecorded message is sent again
                     database.retried(partial(_note, going.pop(task), task.result()))
     return count
 
 
 def _take(now: datetime) -> list[Delivery]:
-    """The oldest due message of each channel that does not rest, as they are now ours to send."""
+    """Take and return the oldest due message of each channel that is not pausing after a failure."""
     awake = Q(channel__rests_until=None) | Q(channel__rests_until__lte=now)
     due = Delivery.objects.filter(awake, state=WAITING, due_at__lte=now, channel__is_paused=False)
     oldest = due.order_by().values("channel").annotate(oldest=Min("pk")).values_list("oldest", flat=True)[:AT_ONCE]
@@ -71,7 +71,7 @@ def _take(now: datetime) -> list[Delivery]:
 
 
 def _is_ours(delivery: Delivery, now: datetime) -> bool:
-    """Claim the message and return whether this process got it; its content is fixed at the first try."""
+    """Claim the message and return whether this process got it; its content is fixed at the first attempt."""
     ours = Delivery.objects.filter(pk=delivery.pk, state=WAITING, due_at=delivery.due_at)
     if delivery.content is None and (notice := delivery.notice) is not None and notice.withdrawn_at is None:
         delivery.content = content_of(notice)
@@ -91,7 +91,7 @@ def _may_get(channel: Channel) -> bool:
 
 
 async def _send(delivery: Delivery) -> DeliveryFailure | None:
-    """None: it was taken."""
+    """Send the message; return None if it was accepted."""
     channel = delivery.channel
     try:
         if channel.kind == Channel.Kind.EMAIL:
@@ -134,7 +134,7 @@ def _judge(answer: outside.Answer, channel: Channel) -> DeliveryFailure | None:
 
 
 def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
-    """Store the outcome of a try. At worst another process has sent it too, and either outcome is true."""
+    """Store the outcome of an attempt. At worst another process has sent it too; then either outcome is true."""
     now, rows = timezone.now(), Delivery.objects.filter(pk=delivery.pk, state=WAITING)
     channel = Channel.objects.filter(pk=delivery.channel_id)
     if failure is None:
@@ -146,7 +146,7 @@ def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
         return
     is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
     again_at = _awake(delivery, now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s)))
-    # Only where nobody else has it by now: a time-out may be told late.
+    # Only if no other process has it by now: a time-out may be recorded late.
     ours = rows.filter(due_at=delivery.due_at)
     if not ours.update(error=failure.words[:300], **({"state": GIVEN_UP} if is_last else {"due_at": again_at})):
         return
@@ -157,21 +157,22 @@ def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
 
 
 def _awake(delivery: Delivery, at: datetime) -> datetime:
-    """Then, or at the end of quiet hours; a test is for whoever waits for it."""
+    """Return `at`, or the end of quiet hours around it; a test message is never delayed."""
     until = None if delivery.kind == kinds.TEST else hours_of(delivery.channel).quiet_until(at)
     return until or at
 
 
 def wait_s(tries: int, retry_after_s: float | None = None) -> float:
-    """Until the next try: doubled each time, spread by a half either way, not before the receiver wants it."""
+    """Return the seconds until the next attempt: doubled each time, ± 50 % jitter, no earlier than Retry-After."""
     doubled: float = FIRST_S * 2 ** (tries - 1)
     return max(min(doubled, LONGEST_S) * random.uniform(0.5, 1.5), min(retry_after_s or 0.0, LONGEST_S))
 
 
 def _notify_failure(delivery: Delivery, failure: DeliveryFailure) -> None:
-    """Say at home that a channel does not work, to the person whose it is; of a project's to sysadmins."""
+    """Notify the owner of a channel that does not work; for a project's channel, the sysadmins."""
     channel = delivery.channel
-    if delivery.kind in {"channel", "test"}:  # seen where it was asked for; and no rounds from channel to channel
+    # a test's result is shown on its page, and a notice about one channel must not cause another
+    if delivery.kind in {"channel", "test"}:
         return
     where = str(channel) if channel.user else f"{channel} of {channel.project}"
     title = f"Messages to {where} cannot be delivered."

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 _MARKS = re.compile(r"[*`~\[\]@]|^#|(?<!\w)_|_(?!\w)|:(?=//)")
-_BREAK = "\u200b"  # no width: the eye reads the same
+_BREAK = "\u200b"  # zero width, so the text looks the same
 
 
 def for_slack(text: str) -> str:
-    """Slack's three characters, and those of the Markdown that others who take its webhooks read."""
+    """Escape Slack's three special characters, and the Markdown of other services that accept its webhooks."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _MARKS.sub(lambda found: f"{found[0]}{_BREAK}", text)

@@ -1,4 +1,4 @@
-"""Held messages let go: one by itself, several as one. So do many at once. What is no longer so goes never."""
+"""Release held messages: one by itself, several as a digest. Floods are also sent as one; outdated messages never."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from portal.outbox.filling import content_of
 from vigil_core import formatting
 
 HELD, WAITING, GATHERED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.State.GATHERED
-FLOOD = 5  # more than so many that wait for one channel go as one
-MOST = 100  # notices in one digest; the rest is counted
+FLOOD = 5  # if more than this many wait for one channel, they are sent as one
+MOST = 100  # notices in one digest; the rest are only counted
 
 
 def let_go(now: datetime) -> None:
-    """Whatever is due of what was held, and floods. Two workers at once make one digest."""
+    """Release held messages that are due, and gather floods. Two concurrent workers make only one digest."""
     due = Delivery.objects.unsent().filter(due_at__lte=now)
     due.filter(content__isnull=True, notice__withdrawn_at__isnull=False).update(state=Delivery.State.DROPPED)
     for channel, many in _by_channel(due.filter(state=HELD)):
@@ -40,7 +40,7 @@ def _by_channel(rows: QuerySet[Delivery]) -> list[tuple[int, int]]:
 
 @transaction.atomic
 def _gather(channel_id: int, rows: QuerySet[Delivery], now: datetime) -> None:
-    # Whoever wants to gather or send them, too, waits here, and finds nothing then.
+    # A concurrent worker waits here for the lock, and then finds nothing left.
     left = list(rows.select_for_update(of=("self",)).select_related("notice").order_by("pk"))
     if len(left) < 2:
         Delivery.objects.filter(pk__in=[row.pk for row in left]).update(state=WAITING)

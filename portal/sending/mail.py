@@ -1,4 +1,4 @@
-"""Messages as e-mail: plain text, and simple HTML beside it, by Django's e-mail settings."""
+"""Send messages as e-mail: plain text with an HTML alternative, using Django's e-mail settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_set_up() -> bool:
 
 
 def send(delivery: Delivery) -> None:
-    """Hand it to the mail server; OSError or SMTPException where it does not take it."""
+    """Hand the message to the mail server. Raises OSError or SMTPException if it is not accepted."""
     content = delivery.content or {}
     about = {"content": content, "notices": content.get("notices") or [content], "site": settings.VIGIL_PUBLIC_URL}
     about["is_digest"] = bool(content.get("notices"))
@@ -29,16 +29,16 @@ def send(delivery: Delivery) -> None:
         subject, render_to_string("mail/notice.txt", about), settings.DEFAULT_FROM_EMAIL, [delivery.channel.address]
     )
     domain = parseaddr(settings.DEFAULT_FROM_EMAIL)[1].partition("@")[2] or "localhost"
-    # The same at each try: mail programs show a letter that came twice once.
+    # The same id at each attempt: mail programs show duplicates only once.
     letter.extra_headers = {"Message-ID": f"<{delivery.uid}@{domain}>", "Auto-Submitted": "auto-generated"}
     letter.attach_alternative(render_to_string("mail/notice.html", about), "text/html")
     letter.send()
 
 
 def is_for_good(error: Exception) -> bool:
-    """Return whether the mail server refused for good: a code of 500 or more.
+    """Return whether the mail server refused permanently: a code of 500 or more.
 
-    Codes 530 to 538 are about how the site signs in, which a sysadmin can fix.
+    Codes 530 to 538 are about the site's credentials, which a sysadmin can fix.
     """
     if isinstance(error, SMTPRecipientsRefused):
         codes = [code for code, _ in error.recipients.values()]

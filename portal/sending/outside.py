@@ -1,8 +1,8 @@
-"""A POST to an address that a person gave: to the world outside, and to nothing inside that the site has not allowed.
+"""POST to an address that a user entered: public addresses, and only those internal ones that the site allows.
 
-The name is resolved once, every address that it has is looked at, and the connection goes to one of those: a name that
-answers otherwise a moment later changes nothing. TLS is still asked for the name. No redirect is followed, no proxy of
-the environment is used, and time and answer are bounded.
+The name is resolved once, each of its addresses is checked, and the connection goes to one of those: a different answer
+of DNS a moment later changes nothing. TLS still verifies the name. Redirects and the environment's proxies are ignored,
+and time and response size are limited.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import httpx
 from django.conf import settings
 
 TOTAL_S, STEP_S = 8.0, 5.0
-MOST_ANSWER = 16 * 1024  # bytes of an answer that are read at most
-MOST_TRIED = 3  # addresses of one name
+MOST_ANSWER = 16 * 1024  # bytes of a response that are read at most
+MOST_TRIED = 3  # addresses tried per name
 Address = IPv4Address | IPv6Address
 _NAT64 = IPv6Network("64:ff9b::/96")
 
@@ -40,7 +40,10 @@ class Answer:
 
 
 async def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-    """The answer of whoever is there. Refused; httpx.HTTPError, TimeoutError or OSError where nobody answers."""
+    """POST and return the response.
+
+    Raises AddressRefused, and httpx.HTTPError, TimeoutError or OSError if there is no response.
+    """
     host, port, is_https = checked(url)
     async with asyncio.timeout(TOTAL_S):
         if proxy := settings.VIGIL_WEBHOOK_PROXY:
@@ -74,7 +77,7 @@ async def _send(
 
 
 def checked(url: str) -> tuple[str, int, bool]:
-    """(host, port, whether it is https) of an address that may be one to send to, before anybody is asked for it."""
+    """Validate an address before DNS is queried; return (host, port, whether it is https)."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -108,9 +111,9 @@ async def resolve(host: str, port: int, is_https: bool) -> list[Address]:
 
 
 def _resolve_in_thread(name: str, port: int) -> Future[list[str]]:
-    """Resolve a name in a thread of its own that nobody joins: getaddrinfo has no time limit.
+    """Resolve a name in a separate thread that nobody joins: getaddrinfo has no time limit.
 
-    Asyncio's own threads are few and joined at the end, so they are left to e-mail.
+    Asyncio's own threads are few and are joined at exit, so they are left to e-mail.
     """
     answer: Future[list[str]] = Future()
     answer.set_running_or_notify_cancel()
@@ -138,14 +141,14 @@ def is_outside(address: Address) -> bool:
             within = IPv4Address(int(address) & 0xFFFF_FFFF)
         if within is not None:
             return is_outside(within)
-        if address.is_site_local or int(address) < 2**32:  # ::a.b.c.d, which nobody routes
+        if address.is_site_local or int(address) < 2**32:  # ::a.b.c.d, which is not routed
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 @cache
 def _allowed(setting: str) -> tuple[frozenset[str], tuple[object, ...]]:
-    """Names and networks of VIGIL_WEBHOOK_ALLOW; portal.settings has looked at them."""
+    """Return the names and networks of VIGIL_WEBHOOK_ALLOW, which portal.settings has validated."""
     names, networks = set(), []
     for word in filter(None, (part.strip().lower() for part in setting.split(","))):
         try:
@@ -185,7 +188,7 @@ def _retry_after(response: httpx.Response) -> float | None:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """The world's certificate authorities, and those that the machine knows beside them."""
+    """Return a TLS context with the public certificate authorities and those installed on this machine."""
     context = httpx.create_ssl_context(trust_env=False)
     context.load_default_certs()
     return context

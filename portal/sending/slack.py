@@ -1,4 +1,4 @@
-"""Messages for Slack's incoming webhooks, and for Mattermost and others that read the same `text`."""
+"""Format messages for Slack's incoming webhooks, and for Mattermost and others that read the same `text`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from portal.models import Delivery
 from portal.sending.escaping import for_slack
 
-MOST_NOTICES = 20  # of a digest: Slack takes 50 blocks and 3,000 characters in one
+MOST_NOTICES = 20  # of a digest: Slack accepts 50 blocks of at most 3,000 characters
 MOST_TEXT = 2_800
 
 
 def message(delivery: Delivery) -> tuple[bytes, dict[str, str]]:
-    """Body and headers."""
+    """Return the body and headers."""
     content = delivery.content or {}
     notices = content.get("notices") or []
     blocks = [_plain(content["title"])] if notices else _blocks(content)
@@ -29,7 +29,7 @@ def message(delivery: Delivery) -> tuple[bytes, dict[str, str]]:
 
 
 def _blocks(notice: dict[str, Any], *, short: bool = False) -> list[dict[str, Any]]:
-    """Everything but our own link as plain text, which Slack shows as it is."""
+    """Return the blocks; everything but our own link is plain text, which Slack shows unchanged."""
     words = notice["title"] if short or not notice["detail"] else f"{notice['title']}\n{notice['detail']}"
     block = _plain(words)
     if notice["facts"] and not short:

@@ -1,4 +1,4 @@
-"""Messages as JSON, signed as Standard Webhooks has it (standardwebhooks.com): libraries of every language check it."""
+"""Format messages as JSON, signed as in Standard Webhooks (standardwebhooks.com), which many languages can verify."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def secret_of(channel: Channel) -> str:
 
 
 def message(delivery: Delivery, at: float | None = None) -> tuple[bytes, dict[str, str]]:
-    """Body and headers. `webhook-id` is the same at each try."""
+    """Return the body and headers. `webhook-id` is the same at each attempt."""
     stamp, content = str(int(at or time.time())), delivery.content or {}
     body = json.dumps(
         {"type": f"notice.{delivery.kind}", "timestamp": content.get("raised_at"), "data": content}, sort_keys=True

@@ -1,7 +1,7 @@
-"""Bands: how a value lies across ranks at each step (min, median, max, and which rank is worst).
+"""Compute bands: a value's distribution across ranks at each step (min, median, max, and the worst rank).
 
-Worst is the rank with the largest value, and a rank whose value is NaN before all others. Min, median and max are over
-the other ranks' values; where every rank has NaN, they are NaN.
+The worst rank is the one with the largest value; a rank whose value is NaN takes precedence. Min, median and max are
+over the other ranks' values; if every rank has NaN, they are NaN.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from portal.series.codec import Floats, Integers
 
-PATIENCE_S = 10.0  # a step that some rank has not reported by then gets its band from the others
+PATIENCE_S = 10.0  # seconds after which a step gets its band even if some ranks have not reported it
 WINDOW = 512  # steps that wait, or may still be revised
 RANKS = 8_192
 
 
 @dataclass(frozen=True)
 class Band:
-    """Columns of equal length, steps rising."""
+    """Columns of equal length, in rising order of step."""
 
     step: Integers
     min: Floats
@@ -35,10 +35,10 @@ class Band:
 
 
 def across(values: Floats, there: NDArray[np.bool_], ranks: Integers) -> tuple[Floats, Floats, Floats, Integers]:
-    """Min, median, max and worst rank of each row of steps × ranks; `there` says who has reported."""
+    """Return min, median, max and worst rank of each row of `values` (steps × ranks); `there` masks reported values."""
     present = np.where(there, values, np.nan)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows of nothing but NaN
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows that contain only NaN
         low, middle, high = (np.nanmin(present, 1), np.nanmedian(present, 1), np.nanmax(present, 1))
     badness = np.where(there, np.where(np.isnan(values), np.inf, values), -np.inf)
     lost = there & np.isnan(values)
@@ -48,10 +48,10 @@ def across(values: Floats, there: NDArray[np.bool_], ranks: Integers) -> tuple[F
 
 @dataclass
 class Gathering:
-    """The ranks' values of one series and incarnation as they come in, and the bands that they make.
+    """Collects the ranks' values of one series and incarnation as they arrive, and computes their bands.
 
-    A step's band is due when all ranks seen so far have reported it, or `PATIENCE_S` after the first did; a rank that
-    comes later revises it.
+    A step's band is due when all ranks seen so far have reported it, or `PATIENCE_S` after the first did; ranks that
+    report later revise it.
     """
 
     _columns: dict[int, int] = field(default_factory=dict)  # rank → column
@@ -67,7 +67,7 @@ class Gathering:
 
     @property
     def columns(self) -> int:
-        """Return how many columns of WINDOW values it takes."""
+        """Return how many columns of WINDOW values it uses."""
         return int(self._values.shape[1])
 
     def add(self, rank: int, step: Integers, value: Floats, now: float) -> None:
@@ -83,7 +83,7 @@ class Gathering:
         self._there[rows, column] = True
 
     def complete(self, steps: Iterable[int]) -> Band | None:
-        """The bands of those of these steps that all ranks have reported, or that had one already."""
+        """Return the bands of those of these steps that all ranks have reported, or that had one already."""
         if self.ranks < 2:
             return None
         count = self._there.sum(1)
@@ -91,8 +91,8 @@ class Gathering:
         return self._band(ready)
 
     def overdue(self, now: float) -> Band | None:
-        """The bands of steps that have waited long enough."""
-        used = len(self._rows)  # the first so many rows have a step
+        """Return the bands of steps that have waited for PATIENCE_S."""
+        used = len(self._rows)  # the rows that have a step
         waits = ~self._done[:used] & (self._since[:used] <= now - PATIENCE_S)
         if self.ranks < 2 or not waits.any():
             return None
@@ -111,7 +111,7 @@ class Gathering:
         return Band(np.array(steps, np.int64), *across(self._values[rows, width], self._there[rows, width], ranks))
 
     def _row(self, step: int, now: float) -> int:
-        """The step's row; a new step takes the place of the one that came first."""
+        """Return the step's row; a new step replaces the oldest one."""
         if (row := self._rows.get(step)) is not None:
             return row
         row = len(self._rows) if len(self._rows) < WINDOW else self._rows.pop(next(iter(self._rows)))
@@ -120,7 +120,7 @@ class Gathering:
         return row
 
     def _widen(self) -> None:
-        """Room for more ranks: doubled, so that a thousand ranks cost ten copies."""
+        """Double the number of columns, so that a thousand ranks cost ten copies."""
         have = self._values.shape[1]
         if self.ranks > have:
             more = max(8, have)

@@ -1,7 +1,7 @@
-"""Bands from the database: stored ones for the long past, made on the spot of what came since.
+"""Read bands from the database: stored ones for the past, computed ones for recent points.
 
-A band's columns are series of their own (`Series.Column`), written by the compaction; points that are still loose have
-not been looked at by it, so the steps that they touch are done anew at each read.
+A band's columns are series of their own (`Series.Column`), written by the compaction; it has not processed points that
+are still loose, so the bands of their steps are computed at each read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from portal.series.read import SeriesReading, Source, gaps, ids_of, retry_if_mov
 from portal.series.store import Owner
 
 COLUMNS = (Series.Column.MIN, Series.Column.MEDIAN, Series.Column.MAX, Series.Column.WORST)
-UNKNOWN = -1  # the worst rank of a stretch seen from afar
+UNKNOWN = -1  # the worst rank of a stretch of an outline
 _SYNTHETIC = 2**62  # ids of rows that are in no table, and newer than all that are
 
 Interval = tuple[int, int]
@@ -45,7 +45,7 @@ class Bands:
 
 @dataclass(frozen=True)
 class ComputedBands:
-    """A band made of one series and incarnation, with the newest Unix time of each step."""
+    """A band computed from one series and incarnation, with the newest Unix time of each step."""
 
     series_id: int
     incarnation: int
@@ -62,13 +62,13 @@ def band(
     points: int | None = 1_000,
     now: float | None = None,
 ) -> Bands:
-    """The band of the line of record: per step, over the ranks of the newest incarnation that has it."""
+    """Return the band of the line of record: per step, over the ranks of the newest incarnation that has it."""
     reading = _BandReading(owners, name, start, end, clock.time() if now is None else now)
     return retry_if_moved(lambda: reading.bands(points))
 
 
 class _BandReading:
-    """Four curves that belong together."""
+    """A consistent reading of a band's four curves."""
 
     def __init__(self, owners: Sequence[Owner], name: str, start: int | None, end: int | None, now: float) -> None:
         self.owners, self.name, self.now = owners, name, now
@@ -111,7 +111,7 @@ class _BandReading:
         found = rows.of_rank(every, 0, self.readings[0].start, self.readings[0].end) if every else rows.as_array([])
         for column, reading in zip(COLUMNS, self.readings, strict=True):
             stored_rows = found[np.isin(found["series_id"], list(self.stored[column]))]
-            # Loose points have no stored series yet when the first of them have just come.
+            # Recent loose points may have no stored band series yet.
             reading.places = self.stored[column] | {-1 - made_of: place for made_of, place in self.series_ids.items()}
             reading.extra = {}
             synthetic = []
@@ -137,7 +137,7 @@ class _BandReading:
 
 
 def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) -> list[ComputedBands]:
-    """The bands of all steps that loose points touch; without those that still wait for ranks, unless now is None."""
+    """Return the bands of steps with loose points; steps that still wait for ranks only if `now` is None."""
     there = Chunk.objects.filter(first_step__lte=end, last_step__gte=start, rank_last__gte=0)
     loose = there.filter(series_id__in=list(series_ids), kind=Chunk.Kind.LOOSE)
     touched: dict[tuple[int, int], list[Interval]] = {}
@@ -148,7 +148,7 @@ def fresh(series_ids: Sequence[int], start: int, end: int, now: float | None) ->
 
 
 def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float | None) -> ComputedBands | None:
-    """The band over these steps, of every rank's points wherever they are stored."""
+    """Return the band over these steps, of every rank's points wherever they are stored."""
     ranks = _rank_count(series_id)
     if ranks < 2:
         return None
@@ -163,7 +163,7 @@ def make(series_id: int, incarnation: int, spans: Sequence[Interval], now: float
         for part in decode_loose(bytes(data))
         if part[0] >= 0
     ]
-    # Looked at second: what a compaction merges in between is seen twice, not lost.
+    # Read after the loose rows: points that a compaction merges in between are read twice, not lost.
     merged = there.filter(kind=Chunk.Kind.MERGED, rank__gte=0).order_by("id").values_list("rank", "data")
     parts = [(rank, decode_merged(bytes(data))) for rank, data in merged] + parts
     return _made(series_id, incarnation, parts, spans, ranks, now)
@@ -177,7 +177,7 @@ def _made(
     ranks: int,
     now: float | None,
 ) -> ComputedBands | None:
-    """The band of points in order of precedence, the last winning."""
+    """Return the band of points in order of precedence; the last takes precedence."""
     rank = np.repeat([rank for rank, _ in parts], [len(points) for _, points in parts])
     step = np.concatenate([points.step for _, points in parts])
     inside = np.zeros(len(step), np.bool_)
@@ -204,7 +204,7 @@ def _made(
 def _rank_count(series_id: int) -> int:
     """Return how many ranks report this series: 0 to the highest that ever did."""
     with connection.cursor() as cursor:
-        # Two aggregates, because each is quick by an index of its own.
+        # Two aggregates, because each uses its own index.
         cursor.execute(
             "SELECT MAX(rank) FROM portal_chunk WHERE series_id = %s AND kind = 2"
             " UNION ALL SELECT MAX(rank_last) FROM portal_chunk WHERE series_id = %s AND kind < 2",
@@ -214,7 +214,7 @@ def _rank_count(series_id: int) -> int:
 
 
 def _joined(spans: Sequence[Interval]) -> list[Interval]:
-    """Overlapping and neighbouring intervals made one, in rising order."""
+    """Merge overlapping and adjacent intervals; return them in rising order."""
     joined: list[Interval] = []
     for first, last in sorted(spans):
         if joined and first <= joined[-1][1] + 1:
@@ -232,14 +232,14 @@ def column_of(made: ComputedBands, column: str) -> Points:
 
 
 def _row(row_id: int, series_id: int, incarnation: int, points: Points) -> tuple[object, ...]:
-    """A row that is in no table, as rows.as_array has it."""
+    """Return a row that is in no table, in the format of rows.as_array."""
     first, last = int(points.step[0]), int(points.step[-1])
     times = (float(points.time[0]), float(points.time[-1]))
     return (row_id, series_id, incarnation, Chunk.Kind.LOOSE, first, last, len(points), 0, *times, None, None, 0.0, 0)
 
 
 def _worst(high: Points, worst: Points, starts: NDArray[np.intp]) -> Integers:
-    """The worst rank of each stretch: the one at its largest value, a NaN before all."""
+    """Return the worst rank of each stretch: the one at its largest value; NaN takes precedence."""
     badness = np.where(np.isnan(high.value), np.inf, high.value)
     ends = np.append(starts[1:], len(badness))
     at = [start + int(np.argmax(badness[start:end])) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

@@ -1,6 +1,6 @@
-"""The bytes of a chunk. Loose: many ranks, quick to write. Merged: one rank, byte-shuffled and deflated.
+"""Encode and decode chunks. Loose: many ranks, quick to write. Merged: one rank, byte-shuffled and deflated.
 
-Everything is little-endian. The first byte says which, and in which version:
+Everything is little-endian. The first byte gives the kind and version:
 
 - loose (1): u32 runs; per run i32 rank, u32 n, f64 time; then all steps i64, then all values f64.
 - merged (2): u32 n, i64 first step, i64 stride, u32 × 3 lengths; then steps (deltas, only where the stride is 0),
@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 LOOSE, MERGED = 1, 2
 POINTS = 1024  # of a full merged chunk
-# Fast deflate: half of the work of the default for a few per cent of space.
+# Fast deflate: half the work of the default level for a few per cent more space.
 LEVEL = 3
 
 _LOOSE = struct.Struct("<BI")
@@ -44,7 +44,7 @@ class Points:
         return len(self.step)
 
     def take(self, which: Any) -> Points:
-        """The points that an index, slice or mask picks."""
+        """Return the points that an index, slice or mask selects."""
         return Points(self.step[which], self.time[which], self.value[which])
 
 
@@ -66,7 +66,7 @@ class Summary:
 
 
 def summarise(step: Integers, value: Floats) -> Summary:
-    """Sums up at least one point; steps in any order."""
+    """Summarise at least one point; steps in any order."""
     finite = value[np.isfinite(value)]
     low, high, total = None, None, 0.0
     if len(finite):
@@ -88,12 +88,12 @@ def summarise(step: Integers, value: Floats) -> Summary:
 
 
 def bounded(total: Any) -> Any:
-    """Sums that left float64 on the way, brought back: a mean has bounds anyway."""
+    """Clip a sum that overflowed float64, so that a mean stays within bounds."""
     return np.nan_to_num(total, nan=0.0, posinf=1.7e308, neginf=-1.7e308)
 
 
 def _stride(step: Integers) -> int:
-    """The one distance between neighbours, where they rise by it; 1 for a single point; else 0."""
+    """Return the constant distance between rising steps; 1 for a single point, 0 if the distance varies."""
     if len(step) < 2:
         return 1
     distance = int(step[1] - step[0])
@@ -101,7 +101,7 @@ def _stride(step: Integers) -> int:
 
 
 def encode_loose(runs: list[tuple[int, float, int]], step: Integers, value: Floats) -> bytes:
-    """`runs` cut the columns: (rank, Unix time, number of points) each."""
+    """Encode a loose chunk. `runs` split the columns: (rank, Unix time, number of points) each."""
     head = np.array([(rank, n, time) for rank, time, n in runs], _RUN)
     return b"".join(
         (_LOOSE.pack(LOOSE, len(runs)), head.tobytes(), step.astype("<i8").tobytes(), value.astype("<f8").tobytes())
@@ -109,7 +109,7 @@ def encode_loose(runs: list[tuple[int, float, int]], step: Integers, value: Floa
 
 
 def decode_loose(data: bytes) -> list[tuple[int, Points]]:
-    """(rank, points) in order of arrival; a rank may come more than once."""
+    """Return (rank, points) in order of arrival; a rank may occur more than once."""
     head, step, value = _open_loose(data)
     ends = np.cumsum(head["n"], dtype=np.int64)
     return [
@@ -152,14 +152,14 @@ def encode_merged(points: Points) -> bytes:
 
 
 def decode_merged(data: bytes, *, times: bool = True) -> Points:
-    """The points of a merged chunk; without times (left NaN) it is quicker."""
+    """Return the points of a merged chunk; without times (then NaN) it is quicker."""
     n, first, stride, at_times, at_values = _open_merged(data)
     time = _times(data[at_times:at_values]) if times else np.full(n, np.nan)
     return Points(_steps(data, n, first, stride, at_times), time, _inflate(data[at_values:], "<f8"))
 
 
 def concatenated(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, Integers, Floats]]:
-    """Yield each series' number with the steps and values of all its merged chunks, one chunk after the other.
+    """Yield each series' number with the steps and values of all its merged chunks, concatenated.
 
     The yielded arrays are overwritten by the next: new memory for each would cost as much as decoding them.
     """
@@ -198,7 +198,7 @@ def _times(data: bytes) -> Floats:
 
 
 def _deflate(column: NDArray[Any]) -> bytes:
-    """Bytes of equal weight beside each other: the high ones hardly differ, and shrink to nothing."""
+    """Group bytes of equal significance, then deflate: the high ones hardly differ, and compress to almost nothing."""
     shuffled = column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
     return zlib.compress(shuffled, LEVEL)
 
@@ -212,5 +212,5 @@ def _unshuffle(data: bytes, dtype: str) -> NDArray[Any]:
 
 
 def _planes(data: bytes, size: int) -> NDArray[np.uint8]:
-    """The bytes of each value, a value a row."""
+    """Return the bytes of each value, one value per row."""
     return np.frombuffer(data, np.uint8).reshape(size, -1).T

@@ -1,8 +1,8 @@
-"""Merging in the background: loose chunks become full ones of one rank, and stored bands where ranks are many.
+"""Merge chunks in the background: loose chunks into full ones of one rank, and bands for series of many ranks.
 
 For a few chunks at a time everything is read and encoded first; the transaction that then swaps old rows for new takes
-milliseconds, because on SQLite reports wait for it. It happens only if every old row is still there, so two compactions
-at once, or one killed anywhere, do no harm.
+milliseconds, because on SQLite reports wait for it. It happens only if every old row still exists, so two compactions
+at once, or one killed at any point, do no harm.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from portal.series.codec import POINTS, Points, decode_loose, encode_loose, summ
 from portal.series.rows import merge
 from portal.series.store import Fresh, Owner
 
-ROWS = 512  # unmerged rows of one series and incarnation: as many are quickly read, more are gathered
-BATCH = 2_048  # rows looked at together
-# Of one transaction, so that it holds SQLite's lock for some ten milliseconds only, and never for 100.
+ROWS = 512  # unmerged rows of one series and incarnation: as many are read quickly, more are gathered
+BATCH = 2_048  # rows read together
+# Per transaction, so that it holds SQLite's lock for some ten milliseconds only, and never for 100.
 RANKS = 32
 SWAPPED = 64 * POINTS
 _REST_S = 0.005  # between transactions, so that waiting writers get their turn
@@ -40,7 +40,7 @@ class _Ripe:
 
 
 class _Row(NamedTuple):
-    """An unmerged row, but for its data."""
+    """An unmerged row without its data."""
 
     id: int
     kind: int
@@ -61,17 +61,17 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Swap:
-    """Rows to go, and rows to come in their place."""
+    """Rows to delete, and the rows that replace them."""
 
     ids: Sequence[int]
     rows: Sequence[tuple[Any, ...]]
 
 
 def compact(budget_s: float = 30.0, *, quiet: Callable[[Set[Owner]], Set[Owner]]) -> int:
-    """Merge what is ripe, for about so long; answers how many rows went.
+    """Merge series that are due, for about `budget_s` seconds; return how many rows were removed.
 
-    `quiet` tells which of some owners report no more: what they have gets merged, full or not. The times in the
-    chunks don't tell, for they come from nodes' clocks.
+    `quiet` returns which of some owners no longer report: their rows are merged even into chunks that are not full. The
+    times in the chunks cannot show that, because they come from nodes' clocks.
     """
     deadline = time.monotonic() + budget_s
     gone = 0
@@ -105,7 +105,7 @@ def _ripe(quiet: Callable[[Set[Owner]], Set[Owner]]) -> list[_Ripe]:
 
 
 def _compact_series(ripe: _Ripe, deadline: float) -> int:
-    """Round after round until nothing is left that is worth it: a transaction holds only so much."""
+    """Merge in rounds until nothing worth merging is left; a transaction holds only a limited number of rows."""
     gone = 0
     while True:
         unmerged = Chunk.objects.filter(series_id=ripe.series_id, incarnation=ripe.incarnation).order_by("id")
@@ -122,7 +122,7 @@ def _compact_series(ripe: _Ripe, deadline: float) -> int:
 
 
 def _store_bands(ripe: _Ripe, rows: Sequence[_Row]) -> None:
-    """Bands before their points stop being loose: a crash in between only means that they are stored twice."""
+    """Store bands before their points stop being loose: a crash in between only means that they are stored twice."""
     loose = (row for row in rows if row.kind == Chunk.Kind.LOOSE and row.rank_last >= 0)
     spans = [(row.first_step, row.last_step) for row in loose]
     series = Series.objects.get(pk=ripe.series_id)
@@ -141,10 +141,10 @@ def _store_bands(ripe: _Ripe, rows: Sequence[_Row]) -> None:
 
 
 def _plan(gathered: Sequence[_Row], loose: Sequence[_Row], *, is_idle: bool) -> tuple[list[_Plan], bool]:
-    """Plans which rows to swap in this round, and tells whether that is all. Both are in order of id.
+    """Return which rows to swap in this round, and whether that is all. Both inputs are in order of id.
 
-    Always the oldest loose rows go, and only where no rank has two gathered rows: so that whatever is gathered is
-    older than what is loose, and of two gathered rows the one with the lower id is the older.
+    Always the oldest loose rows are merged, and only if no rank has two gathered rows: so gathered rows are always
+    older than loose ones, and of two gathered rows the one with the lower id is the older.
     """
     if twice := [group for group in _sharing_ranks(gathered) if len(group) > 1]:
         return [_Plan(group, cut=False) for group in twice], False
@@ -160,13 +160,13 @@ def _plan(gathered: Sequence[_Row], loose: Sequence[_Row], *, is_idle: bool) -> 
 
 
 def _first_part(rows: Sequence[_Row]) -> list[_Row]:
-    """The first rows with a bounded number of points together, but at least two rows."""
+    """Return the first rows with a bounded number of points together, but at least two rows."""
     points = np.cumsum([row.n for row in rows])
     return list(rows[: max(2, int(np.searchsorted(points, SWAPPED, side="right")))])
 
 
 def _sharing_ranks(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Groups of rows whose ranges of ranks touch (a node's ranks come and go together), each in the given order."""
+    """Group rows whose ranges of ranks overlap (a node's ranks report together), each group in the given order."""
     place = {row.id: i for i, row in enumerate(rows)}
     groups: list[list[_Row]] = []
     reach = 0
@@ -181,11 +181,11 @@ def _sharing_ranks(rows: Sequence[_Row]) -> list[list[_Row]]:
 
 
 def _swap(ripe: _Ripe, plan: _Plan) -> _Swap | None:
-    """Full chunks of each rank, and one gathered row with what is left over; or narrow rows for wide ones."""
+    """Return full chunks of each rank and one gathered row for the remainder; or narrow rows for wide ones."""
     ids = [row.id for row in plan.rows]
     data = dict(Chunk.objects.filter(id__in=ids).values_list("id", "data"))
     if len(data) < len(ids):
-        return None  # another compaction was here
+        return None  # another compaction has replaced these rows
     parts: dict[int, list[Points]] = {}
     for chunk_id in ids:
         for rank, points in decode_loose(bytes(data[chunk_id])):
@@ -230,14 +230,14 @@ def _gathered(ripe: _Ripe, ranks: dict[int, Points]) -> tuple[Any, ...]:
 
 
 def _runs(rank: int, points: Points) -> list[tuple[int, float, int]]:
-    """Return one rank's points, cut where their time changes."""
+    """Return one rank's points, split where their time changes."""
     starts = np.flatnonzero(np.diff(points.time, prepend=np.nan))
     counts = np.diff(starts, append=len(points))
     return [(rank, float(points.time[at]), int(n)) for at, n in zip(starts, counts, strict=True)]
 
 
 def _write(swap: _Swap) -> int:
-    """Swap rows in one transaction, unless one of them has gone already."""
+    """Swap rows in one transaction, unless one of them has been removed already."""
     with transaction.atomic():
         gone, _ = Chunk.objects.filter(id__in=list(swap.ids), kind__lt=Chunk.Kind.MERGED).delete()
         if gone != len(swap.ids):

@@ -1,4 +1,4 @@
-"""Curves from afar: stretches of points with their min, max and sum, and joining stretches into fewer."""
+"""Outline long curves: stretches of points with their min, max and sum, and joining stretches into fewer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from portal.series.codec import Floats, Integers, Points, bounded
 
 @dataclass(frozen=True)
 class Outline:
-    """Stretches in rising order of their first step. min and max are NaN where nothing is finite."""
+    """Stretches in rising order of their first step. min and max are NaN if nothing is finite."""
 
     first: Integers
     last: Integers
     time: Floats  # of the first point
     n: Integers
-    finite: Integers  # how many values are; `sum` is over them
+    finite: Integers  # how many values are finite; `sum` is over them
     min: Floats
     max: Floats
     sum: Floats
@@ -31,7 +31,7 @@ class Outline:
 
 
 def of_rows(rows: NDArray[np.void], source: Integers) -> Outline:
-    """A stretch a chunk."""
+    """Return an outline with one stretch per chunk."""
     return Outline(
         first=rows["first_step"],
         last=rows["last_step"],
@@ -46,7 +46,7 @@ def of_rows(rows: NDArray[np.void], source: Integers) -> Outline:
 
 
 def of_points(points: Points, source: Integers) -> Outline:
-    """A stretch a point."""
+    """Return an outline with one stretch per point."""
     finite = np.isfinite(points.value)
     value = np.where(finite, points.value, np.nan)
     return Outline(
@@ -71,7 +71,7 @@ def concatenate(pieces: Sequence[Outline]) -> Outline:
 
 
 def thin(outline: Outline, stretches: int) -> Outline:
-    """Neighbours joined into at most so many stretches of about as many points each."""
+    """Join neighbours into at most `stretches` stretches of about equal numbers of points."""
     if len(outline.first) <= stretches:
         return outline
     through = np.cumsum(outline.n)

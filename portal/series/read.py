@@ -1,7 +1,7 @@
-"""Reading curves: exact where they are short, from the outline that chunk rows give where they are long.
+"""Read curves: exact if they are short, else from the outline that chunk rows give.
 
-Owners come in order of time (a job's attempts). The line of record is, per step, the value of the newest owner and
-incarnation that has the step; what it supersedes are ghosts.
+Owners are in order of time (a job's attempts). The line of record is, per step, the value of the newest owner and
+incarnation that has the step; the values it supersedes are drawn as ghosts.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ T = TypeVar("T")
 class Curve:
     """A line: either `value`, or `min`, `max` and `mean` of about `points` stretches, named by their first step.
 
-    `count` is how many points it represents, `last_step` the last of their steps (None if there are none).
-    `source` are indices into `sources`; `gaps` are stretches (from, to, word) without any finite value; `superseded`
-    are stretches (from, to) that a newer source has repeated, as far as the rows alone show it.
+    `count` is how many points it represents, `last_step` the last of their steps (None if there are none). `source` are
+    indices into `sources`; `gaps` are stretches (from, to, word) without any finite value; `superseded` are stretches
+    (from, to) that a newer source has repeated, as far as the rows alone show it.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Curve:
 
     @property
     def breaks(self) -> list[int]:
-        """The steps at which another attempt or incarnation takes over."""
+        """Return the steps at which another attempt or incarnation takes over."""
         return [int(step) for step in self.step[1:][np.diff(self.source) != 0]]
 
 
@@ -66,7 +66,7 @@ def curve(
     end: int | None = None,
     points: int | None = 1_000,
 ) -> Curve:
-    """The line of record, in at most about `points` points; None: every one."""
+    """Return the line of record, in at most about `points` points; None: every point."""
     return SeriesReading(owners, name, ids_of(owners, name), rank=rank, start=start, end=end).curve(points)
 
 
@@ -87,7 +87,7 @@ def incarnation_curves(
 def stretches(
     owners: Sequence[Owner], name: str, *, rank: int = 0, points: int = 1_000
 ) -> tuple[Outline, list[Source]]:
-    """The line of record in stretches of one source, with their sums: a point each where it is short, else a row."""
+    """Return the line of record in stretches of one source, with their sums: per point if it is short, else per row."""
     reading = SeriesReading(owners, name, ids_of(owners, name), rank=rank)
 
     def read_once() -> tuple[Outline, list[Source]]:
@@ -107,7 +107,7 @@ def outline_of(
     end: int | None = None,
     points: int = 1_000,
 ) -> Outline:
-    """Return what one incarnation reported, in stretches of a chunk each where it is long, else point by point."""
+    """Return what one incarnation reported, in stretches: one per chunk if it is long, else one per point."""
     reading = SeriesReading([owner], name, ids_of([owner], name), rank=rank, start=start, end=end)
 
     def read_once() -> Outline:
@@ -120,15 +120,15 @@ def outline_of(
 
 
 def ids_of(owners: Sequence[Owner], name: str, column: str = "") -> dict[int, int]:
-    """Series id → place of its owner."""
+    """Return a mapping of series ids to their owner's index."""
     places = {owner: place for place, owner in enumerate(owners)}
     if not places:
         return {}
     numbers: dict[str, list[int]] = {}
     for kind, number in places:
         numbers.setdefault(kind, []).append(number)
-    # By hand: building this query costs the ORM more than the database needs to answer it. By kind, and not as pairs:
-    # for a list of pairs SQLite reads through every series that there is.
+    # Raw SQL: building this query costs the ORM more time than the database needs to answer it. One condition per kind
+    # instead of pairs: for a list of pairs SQLite scans every series.
     kinds = " OR ".join(f"owner_kind = %s AND owner_id IN ({', '.join(['%s'] * len(of))})" for of in numbers.values())
     query = f'SELECT id, owner_kind, owner_id FROM portal_series WHERE "column" = %s AND name = %s AND ({kinds})'
     parameters: list[str | int] = [column, name]
@@ -153,7 +153,7 @@ class SeriesReading:
         end: int | None = None,
         times: bool = True,
     ) -> None:
-        """`times`: whether anybody wants to know when each point was told; where a step is its time, nobody does."""
+        """Prepare the reading. `times`: whether report times are needed; not for series whose step is its time."""
         self.owners, self.name, self.places, self.rank, self.times = owners, name, places, rank, times
         self.start = max(0, start or 0)
         self.end = LAST_STEP if end is None else min(end, LAST_STEP)
@@ -170,7 +170,7 @@ class SeriesReading:
         place = np.array([self.places[i] for i in self.rows["series_id"].tolist()], np.int64)
         keys, self.source = np.unique(place << 32 | self.rows["incarnation"], return_inverse=True)
         self.sources = [(self.owners[key >> 32], key & 0xFFFFFFFF) for key in keys.tolist()]
-        # What wins among points of a step comes last: the newest source, then loose before merged, then the later.
+        # Of several points at a step the last one wins: the newest source, then loose before merged, then the later id.
         order = np.lexsort((self.rows["id"], -self.rows["kind"], self.source))
         self.rows, self.source = self.rows[order], self.source[order]
         return self.sources
@@ -191,7 +191,7 @@ class SeriesReading:
         return self._whole(exact, source)
 
     def superseded(self) -> list[tuple[int, int]]:
-        """The stretches in which a source meets a newer one, within the range; those that touch are one."""
+        """Return the stretches within the range where a source overlaps a newer one; adjacent ones are joined."""
         n = len(self.sources)
         if n < 2:
             return []
@@ -214,7 +214,7 @@ class SeriesReading:
         return int(np.count_nonzero(self.rows["kind"] == Chunk.Kind.MERGED)) >= max(2, points // 2)
 
     def exact(self, which: NDArray[np.int64] | None = None) -> tuple[Points, Integers]:
-        """The line of record that these rows (all of them) make, within the range, and the source of each point."""
+        """Return the line of record from these rows (default: all), within the range, and the source of each point."""
         which = np.arange(len(self.rows)) if which is None else which
         ids = [i for i in self.rows["id"][which].tolist() if i not in self.extra]
         opened = self.extra | chunk_rows.open_rank(ids, self.rank, times=self.times)
@@ -226,7 +226,7 @@ class SeriesReading:
         return points, source
 
     def outline(self) -> Outline:
-        """The curve's outline, by the rows alone where one chunk is all there is for its steps, else by the points."""
+        """Return the curve's outline: from the rows where one chunk alone covers its steps, else from the points."""
         rows, remaining = self.rows, ~_superseded(self.rows, self.source)
         alone = remaining & _alone(rows, remaining) & (rows["kind"] == Chunk.Kind.MERGED)
         alone &= (rows["first_step"] >= self.start) & (rows["last_step"] <= self.end)
@@ -281,7 +281,7 @@ def retry_if_moved(read: Callable[[], T]) -> T:
 
 
 def gaps(first: Integers, last: Integers, value: Floats) -> list[tuple[int, int, str]]:
-    """Stretches of values that cannot be drawn, with the word of their first."""
+    """Return the stretches of values that cannot be drawn, with the word of their first."""
     odd = np.concatenate(([False], ~np.isfinite(value), [False]))
     edges = np.flatnonzero(np.diff(odd)).reshape(-1, 2)
     return [(int(first[a]), int(last[b - 1]), word(float(value[a]))) for a, b in edges.tolist()]
@@ -293,7 +293,7 @@ def word(value: float) -> str:
 
 
 def _alone(rows: NDArray[np.void], remaining: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Select rows whose range of steps no other remaining row touches."""
+    """Select rows whose range of steps does not overlap any other remaining row."""
     alone = np.zeros(len(rows), np.bool_)
     which = np.flatnonzero(remaining)
     which = which[np.argsort(rows["first_step"][which], kind="stable")]
@@ -304,9 +304,9 @@ def _alone(rows: NDArray[np.void], remaining: NDArray[np.bool_]) -> NDArray[np.b
 
 
 def _superseded(rows: NDArray[np.void], source: Integers) -> NDArray[np.bool_]:
-    """Rows all of whose steps newer sources have, as can be told from evenly spaced chunks without opening any.
+    """Select rows all of whose steps newer sources have, judged from evenly spaced chunks without decoding any.
 
-    A job that began anew has every step twice; opening all that only to drop it would cost a second.
+    A job that restarted from the beginning has every step twice; decoding all that only to drop it would cost a second.
     """
     gone = np.zeros(len(rows), np.bool_)
     cover: list[tuple[int, int, int]] = []  # (first, last, stride) of newer sources
@@ -324,7 +324,7 @@ def _superseded(rows: NDArray[np.void], source: Integers) -> NDArray[np.bool_]:
 
 
 def _stretches(rows: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Evenly spaced chunks that follow each other, joined."""
+    """Return the ranges of evenly spaced chunks, consecutive ones joined."""
     rows = rows[(rows["kind"] == Chunk.Kind.MERGED) & (rows["stride"] > 0)]
     rows = np.sort(rows, order="first_step")
     if not len(rows):

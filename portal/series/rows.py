@@ -1,4 +1,4 @@
-"""Chunk rows as numpy columns: what a read looks at before it decides which data to open."""
+"""Load chunk rows as numpy columns, from which a read decides which data to decode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DATA = (
     "SELECT series_id, first_step, data FROM portal_chunk WHERE series_id IN ({}) AND kind = 2 AND rank = %s"
     " AND first_step <= %s AND last_step >= %s"
 )
-# Loose rows hold several ranks; their numbers are of all of them together.
+# Loose rows hold several ranks; their statistics are over all of them.
 _UNMERGED = (
     f"SELECT {', '.join(_FIELDS)} FROM portal_chunk WHERE series_id IN ({{}}) AND kind < 2 AND rank <= %s"
     " AND rank_last >= %s AND first_step <= %s AND last_step >= %s"
@@ -39,11 +39,11 @@ _UNMERGED = (
 
 
 class ChunksMoved(Exception):
-    """Rows went between looking at them and opening them: a compaction came in between. Look again."""
+    """Raised if rows disappeared between selecting and decoding them because of a compaction. Retry."""
 
 
 def of_rank(series_ids: Sequence[int], rank: int, start: int, end: int) -> NDArray[np.void]:
-    """The rows with points of this rank in start..end, in order of id."""
+    """Return the rows with points of this rank in start..end, in order of id."""
     marks = ", ".join(["%s"] * len(series_ids))
     # One statement, so one snapshot: a row that is being merged is seen before or after, never twice or not at all.
     query = f"{_MERGED.format(marks)} UNION ALL {_UNMERGED.format(marks)} ORDER BY 1"
@@ -53,7 +53,7 @@ def of_rank(series_ids: Sequence[int], rank: int, start: int, end: int) -> NDArr
 
 
 def as_array(rows: Iterable[tuple[Any, ...]]) -> NDArray[np.void]:
-    """Rows of `_FIELDS`; a minimum that is missing becomes NaN."""
+    """Return rows of `_FIELDS` as an array; a missing minimum becomes NaN."""
     columns = list(zip(*rows, strict=True))
     array = np.empty(len(columns[0]) if columns else 0, _DTYPE)
     for name, column in zip(_FIELDS, columns, strict=False):
@@ -73,7 +73,7 @@ def open_rank(ids: Sequence[int], rank: int, *, times: bool = True) -> dict[int,
 
 
 def data_of(ids: Sequence[int]) -> list[tuple[int, int, bytes]]:
-    """(id, kind, data) of these chunks. Raises Moved if one is gone."""
+    """Return (id, kind, data) of these chunks. Raises ChunksMoved if one is gone."""
     found: list[tuple[int, int, bytes]] = []
     with connection.cursor() as cursor:
         for at in range(0, len(ids), 1_000):
@@ -93,14 +93,14 @@ def merged_of(series_ids: Sequence[int], rank: int, start: int, end: int) -> Ite
         found: dict[int, list[bytes]] = {}
         with connection.cursor() as cursor:
             cursor.execute(_DATA.format(", ".join(["%s"] * len(part))), [*part, rank, end, start])
-            # In order here: a database would carry the data through its sorting.
+            # Sorted here: a database would carry the data through its sorting.
             for series_id, _, data in sorted(cursor.fetchall(), key=itemgetter(1)):
                 found.setdefault(series_id, []).append(bytes(data))
         yield from found.items()
 
 
 def merge(parts: Sequence[tuple[Points, int]]) -> tuple[Points, NDArray[np.int64]]:
-    """Points in rising order of step, each step once: the last of it in the order of the parts. And their sources.
+    """Return points in rising order of step, and their sources; for repeated steps, the last in the order of parts.
 
     A part is (points in order of arrival, source).
     """

@@ -1,4 +1,4 @@
-"""Writing series: named curves of an owner, appended as loose chunks inside the caller's transaction."""
+"""Write series: named curves of an owner, appended as loose chunks inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INSERT = f"INSERT INTO portal_chunk ({', '.join(_COLUMNS)}) VALUES ({', '.join(
 
 @dataclass(frozen=True)
 class Fresh:
-    """New points of one series and incarnation. `runs` cut the columns: (rank, Unix time, number of points) each."""
+    """New points of one series and incarnation. `runs` split the columns: (rank, Unix time, number of points) each."""
 
     name: str
     incarnation: int
@@ -47,13 +47,13 @@ def find(owner: Owner, names: Iterable[str], *, column: str = "") -> dict[str, i
 
 
 def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int | None = None) -> dict[str, int]:
-    """The ids of these series, made where they are new, as long as the owner has fewer than `limit`.
+    """Return the ids of these series, creating missing ones while the owner has fewer than `limit`.
 
-    What goes beyond the limit is missing from the answer. The caller holds the owner's row lock.
+    Series beyond the limit are missing from the result. The caller holds the owner's row lock.
     """
     kind, owner_id = owner
     there = Series.objects.filter(owner_kind=kind, owner_id=owner_id, column=column)
-    if limit is not None and len(names) > limit:  # the owner has fewer: compare with all that it has
+    if limit is not None and len(names) > limit:  # the owner has at most `limit` series: load them all
         existing = dict(there.values_list("name", "id"))
         ids = {name: existing[name] for name in names if name in existing}
     else:
@@ -94,7 +94,7 @@ def _row(series_id: int, fresh: Fresh) -> tuple[Any, ...]:
 
 
 def merged_row(series_id: int, incarnation: int, rank: int, points: Points) -> tuple[Any, ...]:
-    """The row of a merged chunk, in the order of `_COLUMNS`: one rank's points, steps rising."""
+    """Return the row of a merged chunk, in the order of `_COLUMNS`: one rank's points, steps rising."""
     about = summarise(points.step, points.value)
     # fmt: off
     return (
@@ -115,7 +115,7 @@ def names(owners: Iterable[Owner]) -> list[str]:
 
 
 def recent(owner: Owner, *, seconds: float) -> list[tuple[str, int, int, Points]]:
-    """(name, incarnation, rank, points) of what came last: not older than the newest by more than `seconds`."""
+    """Return (name, incarnation, rank, points) of the latest points: those within `seconds` of the newest."""
     kind, owner_id = owner
     loose = Chunk.objects.filter(
         series__owner_kind=kind,
@@ -135,7 +135,7 @@ def recent(owner: Owner, *, seconds: float) -> list[tuple[str, int, int, Points]
 
 
 def drop(owner: Owner) -> None:
-    """Forget everything that the owner has; part of the caller's transaction."""
+    """Delete all series of the owner; part of the caller's transaction."""
     kind, owner_id = owner
     owned = Series.objects.filter(owner_kind=kind, owner_id=owner_id)
     Chunk.objects.filter(series__in=owned).delete()

@@ -24,16 +24,16 @@ for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", 
 
 @register.filter
 def plural(number: int, forms: str) -> str:
-    """`{{ n|plural:"job" }}`, `{{ n|plural:"entry,entries" }}`."""
+    """Return the number with its noun: `{{ n|plural:"job" }}`, `{{ n|plural:"entry,entries" }}`."""
     singular, _, many = forms.partition(",")
     return formatting.plural(number, singular, many)
 
 
 @register.filter
 def code(text: str) -> SafeString:
-    """A sentence with what stands in `backticks` set as code, as a terminal would show it."""
+    """Return a sentence as HTML, with text in `backticks` set as code."""
     parts = str(text).split("`")
-    if len(parts) % 2 == 0:  # one is left over: none of ours
+    if len(parts) % 2 == 0:  # an unpaired backtick
         return escape(text)
     return format_html_join(
         "", "{}", ((format_html("<code>{}</code>", p) if i % 2 else p,) for i, p in enumerate(parts))
@@ -97,20 +97,20 @@ def elapsed(then: datetime | None) -> str:
 
 @register.simple_tag
 def icon(name: str) -> SafeString:
-    """A line icon of the sprite; it is decoration, the word beside it speaks."""
+    """Return a line icon of the sprite; it is decorative, the text next to it has the meaning."""
     return format_html('<svg class="i" aria-hidden="true"><use href="#i-{}"/></svg>', name)
 
 
 @register.simple_tag
 def glyph(state: str) -> SafeString:
-    """A state's glyph alone, where its word stands in the sentence beside it."""
+    """Return a state's glyph alone, for use next to a text that names the state."""
     name = formatting.family(state)
     return format_html('<svg class="glyph" data-state="{}" aria-hidden="true"><use href="#s-{}"/></svg>', name, name)
 
 
 @register.simple_tag
 def state(name: str, *, pill: bool = False, quiet: bool = False) -> SafeString:
-    """Glyph and word: never colour alone. `quiet` keeps the word for screen readers only."""
+    """Return glyph and word, never colour alone. `quiet` shows the word only to screen readers."""
     return format_html(
         '<span class="state{}" data-state="{}">{}{}</span>',
         " pill" if pill else "",
@@ -122,7 +122,7 @@ def state(name: str, *, pill: bool = False, quiet: bool = False) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def query(context: Context, **changes: object) -> str:
-    """This page's address with some of its parameters changed; None takes one out."""
+    """Return this page's address with some of its parameters changed; None removes one."""
     params = context["request"].GET.copy()
     for name, value in changes.items():
         params.pop(name, None)
@@ -134,7 +134,7 @@ def query(context: Context, **changes: object) -> str:
 
 @register.simple_tag(takes_context=True)
 def sorter(context: Context, name: str, title: str, classes: str = "") -> SafeString:
-    """A column's head that sorts by it. `sort` is the address's parameter, `-name` is descending."""
+    """Return a column header that sorts by it. `sort` is the address's parameter, `-name` is descending."""
     now = context["search"].sort
     direction = {name: "ascending", f"-{name}": "descending"}.get(now)
     wanted = f"-{name}" if (direction == "ascending" or (direction is None and name == "created")) else name
@@ -149,5 +149,5 @@ def sorter(context: Context, name: str, title: str, classes: str = "") -> SafeSt
 
 @register.filter
 def at(things: dict[object, object], key: object) -> object:
-    """A dictionary's entry by a key that is a variable."""
+    """Return a dictionary's entry by a key that is a variable."""
     return things.get(key)
