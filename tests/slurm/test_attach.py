@@ -36,8 +36,8 @@ pathlib.Path(f"done.{os.environ['SLURM_PROCID']}").write_text(str(step))
 """
 
 
-class Desk:
-    """Alice at a login node: a folder of hers that all nodes see, sbatch, and `vigil` with her token."""
+class LoginNode:
+    """Alice's shell on a login node: a folder that all nodes share, sbatch, and `vigil` with her token."""
 
     def __init__(self, portal: Portal, slurm: Cluster, folder: Path) -> None:
         self.portal, self.slurm, self.folder = portal, slurm, folder
@@ -78,8 +78,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(portal: Portal, slurm: Cluster) -> Iterator[Desk]:
-    made = Desk(portal, slurm, slurm.layout.scratch / f"desk-{secrets.token_hex(6)}")
+def login_node(portal: Portal, slurm: Cluster) -> Iterator[LoginNode]:
+    made = LoginNode(portal, slurm, slurm.layout.scratch / f"login_node-{secrets.token_hex(6)}")
     yield made
     slurm.run("scancel", f"--user={ALICE}")
 
@@ -102,9 +102,9 @@ def steps_of(person: Person, job_id: int, rank: int) -> list[int]:
     return list(items[0]["step"]) if items else []
 
 
-def test_it_shows_live_with_what_all_its_ranks_report(desk: Desk, alice: Person) -> None:
+def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, alice: Person) -> None:
     options = ("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2", "--job-name=plain")
-    slurm_id = desk.sbatch(f"{VIGIL} attach --tag mine -- srun {sys.executable} train.py", *options)
+    slurm_id = login_node.sbatch(f"{VIGIL} attach --tag mine -- srun {sys.executable} train.py", *options)
     job_id = attached(alice, slurm_id)
     live = alice.wait_for_step(job_id, 20)
     assert live["state"] == "running"
@@ -112,41 +112,41 @@ def test_it_shows_live_with_what_all_its_ranks_report(desk: Desk, alice: Person)
     told = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
     assert (told["nodes"], told["gpus_per_node"], told["partition"], told["time_limit"]) == (2, 2, "batch", "00:05:00")
     assert (alice.job(job_id)["name"], live["tags"], live["project"]) == ("plain", ["mine"], "vision")
-    desk.go()
+    login_node.go()
     done = alice.wait(job_id)
     assert (done["state"], done["attempt"]["cause"], done["attempt"]["exit_code"]) == ("completed", "completed", 0)
     for rank in (0, 1):
-        last = int((desk.folder / f"done.{rank}").read_text())
+        last = int((login_node.folder / f"done.{rank}").read_text())
         assert steps_of(alice, job_id, rank) == list(range(1, last + 1))
-    out = (desk.folder / f"out.{slurm_id}").read_text()
+    out = (login_node.folder / f"out.{slurm_id}").read_text()
     assert out == f"vigil: this run is #{job_id}: {done['url']}\n"
     wait_for(lambda: alice.attempts(job_id)[0]["slurm_steps"], "how its steps ended", 30)
 
 
-def test_a_failure_is_the_command_s_own(desk: Desk, alice: Person) -> None:
-    slurm_id = desk.sbatch(f"exec {VIGIL} attach -- srun {sys.executable} -c 'raise SystemExit(3)'")
+def test_a_failure_is_the_command_s_own(login_node: LoginNode, alice: Person) -> None:
+    slurm_id = login_node.sbatch(f"exec {VIGIL} attach -- srun {sys.executable} -c 'raise SystemExit(3)'")
     done = alice.wait(attached(alice, slurm_id))
     assert (done["state"], done["attempt"]["exit_code"]) == ("failed", 3)
     assert "Vigil did not submit it" in wait_for(lambda: alice.job(done["id"])["attempt"]["decision"], "the decision")
 
 
-def test_cancelled_in_vigil_it_is_cancelled_in_slurm(desk: Desk, alice: Person) -> None:
-    slurm_id = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
+def test_cancelled_in_vigil_it_is_cancelled_in_slurm(login_node: LoginNode, alice: Person) -> None:
+    slurm_id = login_node.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
     job_id = attached(alice, slurm_id)
     alice.wait_for_step(job_id, 5)
     alice.cancel(job_id)
     done = alice.wait(job_id)
-    assert (done["state"], desk.slurm.state(slurm_id)) == ("cancelled", "CANCELLED")
+    assert (done["state"], login_node.slurm.state(slurm_id)) == ("cancelled", "CANCELLED")
 
 
-def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: Person) -> None:
+def test_a_job_that_runs_or_waits_is_attached_by_its_number(login_node: LoginNode, alice: Person) -> None:
     for options, state in ((("--job-name=late",), "running"), (("--begin=now+1hour",), "pending")):
-        slurm_id = desk.sbatch(f"srun {sys.executable} train.py", *options)
-        done = desk.vigil("attach", slurm_id)
+        slurm_id = login_node.sbatch(f"srun {sys.executable} train.py", *options)
+        done = login_node.vigil("attach", slurm_id)
         assert (done.returncode, done.stderr) == (0, "")
         job_id = attached(alice, slurm_id)
         assert done.stdout.startswith(f"Slurm job {slurm_id} is now tracked as #{job_id} ")
-        assert desk.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
+        assert login_node.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
         alice.wait(job_id, state)
     assert "BeginTime" in wait_for(lambda: alice.job(job_id)["reason"], "the reason")
     assert "cheduled to start" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
@@ -154,62 +154,64 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(desk: Desk, alice: P
     assert alice.wait(job_id)["state"] == "cancelled"
 
 
-def test_tasks_of_an_array_are_jobs_of_their_own(desk: Desk, alice: Person) -> None:
+def test_tasks_of_an_array_are_jobs_of_their_own(login_node: LoginNode, alice: Person) -> None:
     """The last one to start gets the array's own number from Slurm."""
-    array = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--array=0-1")
+    array = login_node.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--array=0-1")
     jobs = [attached(alice, f"{array}_{task}") for task in (0, 1)]
     for job_id in jobs:
         alice.wait_for_step(job_id, 10)
-    desk.slurm.run("scancel", f"{array}_1", user=ALICE)  # behind our back; past 22.05's REST only root may here
+    login_node.slurm.run("scancel", f"{array}_1", user=ALICE)  # behind our back; past 22.05's REST only root may here
     assert alice.wait(jobs[1])["state"] == "cancelled"
     assert alice.job(jobs[0])["state"] == "running"
-    desk.go()
+    login_node.go()
     assert alice.wait(jobs[0])["state"] == "completed"
 
 
-def test_vigil_s_own_are_not_attached(desk: Desk, alice: Person) -> None:
+def test_vigil_s_own_are_not_attached(login_node: LoginNode, alice: Person) -> None:
     resources = {"nodes": 1, "begin": "+2h", "time_limit": "00:05:00"}
     job_id = alice.submit({"name": "own", "project": "vision", "resources": resources, "run": {"recipe": "language"}})
     slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
-    done = desk.vigil("attach", slurm_id)
+    done = login_node.vigil("attach", slurm_id)
     assert (done.returncode, f"{slurm_id} was submitted by Vigil as #{job_id}" in done.stderr) == (1, True)
     alice.cancel(job_id)
     alice.wait(job_id)
 
 
-def test_nobody_attaches_another_s(desk: Desk, bob: Person) -> None:
-    slurm_id = desk.sbatch("sleep 60")
+def test_nobody_attaches_another_s(login_node: LoginNode, bob: Person) -> None:
+    slurm_id = login_node.sbatch("sleep 60")
     for number in (slurm_id, "999999"):
-        done = desk.vigil("attach", number, name="bob")
+        done = login_node.vigil("attach", number, name="bob")
         assert done.returncode == 1
         assert f"Slurm has no job {number} of yours." in done.stderr
-    assert desk.slurm.state(slurm_id) in {"RUNNING", "PENDING"}
+    assert login_node.slurm.state(slurm_id) in {"RUNNING", "PENDING"}
     assert all(job["state"] == "failed" for job in bob.client.get("/jobs", params={"owner": "bob"}).json()["items"])
-    assert desk.slurm.run("squeue", "--noheader", f"--user={BOB}").strip() == ""
+    assert login_node.slurm.run("squeue", "--noheader", f"--user={BOB}").strip() == ""
 
 
-def test_requeued_by_slurm_it_is_the_next_attempt(desk: Desk, alice: Person) -> None:
-    slurm_id = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--requeue")
+def test_requeued_by_slurm_it_is_the_next_attempt(login_node: LoginNode, alice: Person) -> None:
+    slurm_id = login_node.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--requeue")
     job_id = attached(alice, slurm_id)
     alice.wait_for_step(job_id, 10)
-    desk.slurm.run("scontrol", "requeue", slurm_id, user=ALICE)
+    login_node.slurm.run("scontrol", "requeue", slurm_id, user=ALICE)
     wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 60)
-    desk.slurm.run("scontrol", "update", f"JobId={slurm_id}", "StartTime=now", user=ALICE)
-    desk.go()
+    login_node.slurm.run("scontrol", "update", f"JobId={slurm_id}", "StartTime=now", user=ALICE)
+    login_node.go()
     alice.wait(job_id, "completed")
     first, second = alice.attempts(job_id)
     assert (second["number"], second["scheduler_id"], first["state"]) == (2, first["scheduler_id"], "requeued")
-    assert [(desk.folder / f"from.{count}").read_text() for count in (0, 1)] == ["0", "5"], "from its own checkpoint"
+    assert [(login_node.folder / f"from.{count}").read_text() for count in (0, 1)] == ["0", "5"], (
+        "from its own checkpoint"
+    )
     assert (first["step"] >= 10, second["step"]) == (True, 10)
     assert steps_of(alice, job_id, 0)[:10] == list(range(1, 11))
     assert alice.checkpoints(job_id) == [], "Vigil does not look after them"
 
 
-def test_a_portal_that_is_away_hears_all_of_it_later(desk: Desk, portal: Portal, alice: Person) -> None:
+def test_a_portal_that_is_away_hears_all_of_it_later(login_node: LoginNode, portal: Portal, alice: Person) -> None:
     portal.stop()
     try:
-        slurm_id = desk.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
-        spools = desk.folder / ".vigil" / slurm_id / "job" / "attempt-1" / "spool"
+        slurm_id = login_node.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
+        spools = login_node.folder / ".vigil" / slurm_id / "job" / "attempt-1" / "spool"
         wait_for(
             lambda: spools.is_dir() and any(spool.stat().st_size > 2000 for spool in spools.iterdir()), "reports", 60
         )
@@ -217,9 +219,9 @@ def test_a_portal_that_is_away_hears_all_of_it_later(desk: Desk, portal: Portal,
         portal.start()
     job_id = attached(alice, slurm_id)
     alice.wait_for_step(job_id, 20)
-    desk.go()
+    login_node.go()
     done = alice.wait(job_id)
     assert done["state"] == "completed"
-    last = int((desk.folder / "done.0").read_text())
+    last = int((login_node.folder / "done.0").read_text())
     wait_for(lambda: steps_of(alice, job_id, 0) == list(range(1, last + 1)), "all of it")
-    assert "is attached once the portal answers" in (desk.folder / f"out.{slurm_id}").read_text()
+    assert "is attached once the portal answers" in (login_node.folder / f"out.{slurm_id}").read_text()

@@ -28,8 +28,8 @@ SHARED, CROSSED = "dgx01", "dgx02"
 GPUS = 8
 
 
-class Cellar:
-    """Slurm's nodes that have agents, and what the portal says of their GPUs."""
+class GpuNodes:
+    """The Slurm nodes that run agents, and what the portal shows of their GPUs."""
 
     def __init__(self, portal: Portal, slurm: Cluster) -> None:
         self.portal, self.slurm = portal, slurm
@@ -41,7 +41,7 @@ class Cellar:
         self.crossed = Machine(portal, self.folder, CROSSED, range(GPUS - 1, -1, -1))
 
     def open(self) -> None:
-        """One agent has a token of its own, the other gets its by a secret."""
+        """Start the agents: one with its own token, the other with a shared secret."""
         self.shared.start(self._post(f"nodes/{SHARED}/token")["token"])
         self.crossed.start(self._post("agents/secret")["secret"])
         self.portal.sign_in(self.browser)
@@ -70,7 +70,7 @@ class Cellar:
             gpu["uuid"]: [one["scheduler_id"] for one in gpu["holders"]] for gpu in self.gpus(node) if gpu["holders"]
         }
 
-    def told(self, machine: Machine, minor: int) -> tuple[int | None, str, str]:
+    def assignment(self, machine: Machine, minor: int) -> tuple[int | None, str, str]:
         """Whose a GPU is, and by whose word."""
         (gpu,) = (gpu for gpu in self.gpus(machine.node) if gpu["uuid"] == machine.uuid(minor))
         (one,) = gpu["holders"]
@@ -117,8 +117,8 @@ def portal(slurm: Cluster) -> Iterator[Portal]:
 
 
 @pytest.fixture(scope="module")
-def cellar(portal: Portal, slurm: Cluster) -> Iterator[Cellar]:
-    made = Cellar(portal, slurm)
+def gpu_nodes(portal: Portal, slurm: Cluster) -> Iterator[GpuNodes]:
+    made = GpuNodes(portal, slurm)
     try:
         made.open()
         wait_for(lambda: all(len(made.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
@@ -128,7 +128,7 @@ def cellar(portal: Portal, slurm: Cluster) -> Iterator[Cellar]:
 
 
 @pytest.fixture(autouse=True)
-def idle(slurm: Cluster, cellar: Cellar) -> Iterator[None]:
+def idle(slurm: Cluster, gpu_nodes: GpuNodes) -> Iterator[None]:
     """Nothing runs before a test, nor after it."""
     yield
     for user in (ALICE, BOB):
@@ -163,35 +163,37 @@ def own(machine: Machine, attempt: int, *minors: int) -> dict[tuple[int, str], s
     return {(attempt, machine.uuid(minor)): {float(machine.percent(minor))} for minor in minors}
 
 
-def test_whose_gpus_are_whose(cellar: Cellar, slurm: Cluster, alice: Person, bob: Person) -> None:
-    shared, crossed = cellar.shared, cellar.crossed
+def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person, bob: Person) -> None:
+    shared, crossed = gpu_nodes.shared, gpu_nodes.crossed
     # Alice's launcher asks NVML itself; bob's finds none, as in many containers.
     first, first_id = submitted(alice, "vision", python=shared.python())
     second, second_id = submitted(bob, "speech")
-    foreign = cellar.started(BOB, SHARED, "--gres=gpu:1")
-    plain = cellar.started(ALICE, CROSSED, "--gres=gpu:2")
-    on_both = cellar.started(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
-    array = cellar.sbatch(BOB, CROSSED, "--gres=gpu:1", "--array=0-1")
+    foreign = gpu_nodes.started(BOB, SHARED, "--gres=gpu:1")
+    plain = gpu_nodes.started(ALICE, CROSSED, "--gres=gpu:2")
+    on_both = gpu_nodes.started(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
+    array = gpu_nodes.sbatch(BOB, CROSSED, "--gres=gpu:1", "--array=0-1")
     process = task_of(array, "0")
     crossed.say(f"{crossed.minors.index(3)} process {process.pid} 512")
     on_shared = {first_id: [0, 1], second_id: [2, 3], foreign: [4], on_both: [5]}
     on_crossed = {plain: [0, 1], on_both: [2], f"{array}_0": [3], f"{array}_1": [4]}
-    cellar.wait_for(shared, on_shared)
-    cellar.wait_for(crossed, on_crossed)
+    gpu_nodes.wait_for(shared, on_shared)
+    gpu_nodes.wait_for(crossed, on_crossed)
 
     wait_for(lambda: rows(alice, first) == own(shared, 1, 0, 1), "alice's GPUs")
     wait_for(lambda: rows(bob, second) == own(shared, 1, 2, 3), "bob's GPUs")
     assert bob.client.get(f"/jobs/{first}/gpus").status_code == 404
-    assert cellar.page(first) == {(SHARED, 0), (SHARED, 1)}
-    assert cellar.page(second) == {(SHARED, 2), (SHARED, 3)}
-    wait_for(lambda: cellar.told(shared, 0) == (first, "alice", "launcher"), "the launcher's word")
-    assert cellar.told(shared, 2) == (second, "bob", "scheduler")
-    assert cellar.told(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"
-    newest = {gpu["uuid"]: gpu["newest"]["gpu_percent"] for gpu in cellar.gpus(CROSSED)}
+    assert gpu_nodes.page(first) == {(SHARED, 0), (SHARED, 1)}
+    assert gpu_nodes.page(second) == {(SHARED, 2), (SHARED, 3)}
+    wait_for(lambda: gpu_nodes.assignment(shared, 0) == (first, "alice", "launcher"), "the launcher's word")
+    assert gpu_nodes.assignment(shared, 2) == (second, "bob", "scheduler")
+    assert gpu_nodes.assignment(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"
+    newest = {gpu["uuid"]: gpu["newest"]["gpu_percent"] for gpu in gpu_nodes.gpus(CROSSED)}
     assert [newest[crossed.uuid(minor)] for minor in (0, 7)] == [80, 10], "the last of NVML's is Slurm's first"
     # A user is a number until the agent knows the name, and no number's word of its job is believed.
     whose = [(BOB, process.environ()["SLURM_JOB_ID"])]
-    wait_for(lambda: [(one["user"], one["job"]) for one in cellar.processes(crossed, 3)] == whose, "the task's process")
+    wait_for(
+        lambda: [(one["user"], one["job"]) for one in gpu_nodes.processes(crossed, 3)] == whose, "the task's process"
+    )
     assert whose != [(BOB, f"{array}_0")], "a number that the queue does not have"
 
     # One that is suspended holds, one that is queued again holds anew, those that end give back.
@@ -200,18 +202,18 @@ def test_whose_gpus_are_whose(cellar: Cellar, slurm: Cluster, alice: Person, bob
     slurm.run("scancel", plain, on_both)
     alice.cancel(first)
     wait_for(lambda: len(bob.attempts(second)) == 2, "bob's second attempt", 60)
-    wait_for(lambda: runs_again(cellar.queued(second_id)), "where it runs now", 60)
-    (minors,) = cellar.queued(second_id)["gpu_indices"].values()
-    cellar.wait_for(shared, {second_id: minors, foreign: [4]})
-    cellar.wait_for(crossed, {f"{array}_0": [3], f"{array}_1": [4]})
-    assert cellar.queued(foreign)["state"] == "suspended"
+    wait_for(lambda: runs_again(gpu_nodes.queued(second_id)), "where it runs now", 60)
+    (minors,) = gpu_nodes.queued(second_id)["gpu_indices"].values()
+    gpu_nodes.wait_for(shared, {second_id: minors, foreign: [4]})
+    gpu_nodes.wait_for(crossed, {f"{array}_0": [3], f"{array}_1": [4]})
+    assert gpu_nodes.queued(foreign)["state"] == "suspended"
     both = own(shared, 1, 2, 3) | own(shared, 2, *minors)
     wait_for(lambda: rows(bob, second) == both, "the GPUs of both attempts")
     assert rows(alice, first) == own(shared, 1, 0, 1), "they are told still"
     bob.cancel(second)
     slurm.run("scancel", foreign, array)
-    cellar.wait_for(shared, {})
-    cellar.wait_for(crossed, {})
+    gpu_nodes.wait_for(shared, {})
+    gpu_nodes.wait_for(crossed, {})
 
 
 def task_of(array: str, task: str) -> psutil.Process:
@@ -241,9 +243,9 @@ def documented(environment: Path, agent: Path) -> str:
     return re.sub("|".join(here), lambda match: str(here[match[0]]), found)
 
 
-def test_the_check_as_health_check_program(cellar: Cellar, slurm: Cluster) -> None:
+def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) -> None:
     """It drains nothing while all is well, and a node whose GPU is lost, once; others' reasons stay."""
-    machine = Machine(cellar.portal, cellar.folder, "dgx03", range(GPUS))
+    machine = Machine(gpu_nodes.portal, gpu_nodes.folder, "dgx03", range(GPUS))
     environment, program = machine.folder / "environment", machine.folder / "check"
     known = {**machine.environment, "SLURM_CONF": slurm.layout.slurm_conf, "PATH": "/usr/bin:/bin"}
     environment.write_text("".join(f"{name}={value}\n" for name, value in known.items()))

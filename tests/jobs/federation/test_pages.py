@@ -213,7 +213,7 @@ class TestRounds:
         html = text(client.get(f"/jobs/{job.pk}/clients"))
         assert rows_of(html, "h-clients") == ["client 1", "client 0"]
         assert '<th scope="col" class="num" aria-sort="descending"><a href="?sort=-loss">Loss' in html
-        assert "A round</" not in html, "they are computed together"
+        assert "Per round</" not in html, "they are computed together"
 
     def test_who_has_a_name_is_called_by_it_and_nothing_of_it_is_markup(self, client: Client, job: Job) -> None:
         ingest(job, Spooled(uid="cd" * 8).add_event("clients.named", **names("ada", "", "", "<b>dora</b>", "eve")[0]))
@@ -234,7 +234,7 @@ class TestClients:
         assert 'aria-sort="ascending"><a href="?sort=-worst">Accuracy' in html
         html = text(client.get(f"/jobs/{job.pk}/clients?sort=seconds"))
         assert rows_of(html, "h-clients")[0] == "client 4"
-        assert 'aria-sort="descending"><a href="?sort=-seconds">A round' in html
+        assert 'aria-sort="descending"><a href="?sort=-seconds">Per round' in html
         for odd in ("sort=beauty", "after=nonsense", "sort=-late&after=%00"):
             assert client.get(f"/jobs/{job.pk}/clients?{odd}").status_code == 200
 
