@@ -7,7 +7,7 @@ The unit is the room: a package or module two levels down (`jobs.why`, `training
 changed itself, or if a room changed that
 
 - it is named after (tests/jobs/why tests jobs.why),
-- it imports, directly or through helpers under tests/, or
+- it imports, directly or through helpers under tests/, or runs in processes that such a helper starts, or
 - one of those rooms imports.
 
 Changes that may affect anything (settings, dependencies, fixtures of all tests) affect every file. Of the files that
@@ -51,6 +51,15 @@ OTHER = {
     "tests/nvml/": ("gpus", "nodes.agent"),
 }
 """Rooms that read what is no Python, by the beginnings of its paths."""
+PORTAL = ("console.up", "console.web", "console.worker", "console.asgi", "console.site", "portal.run", "nodes.agent")
+TRAINER = ("training.__main__", "training.trainer", "training.server_trainer", "training.loop", "training.launch")
+STARTED = {
+    "tests/stack.py": PORTAL,
+    "tests/slurm/portal.py": PORTAL,
+    "tests/training/launching.py": TRAINER,
+    "tests/training/ranks.py": TRAINER,
+}
+"""Rooms that run in processes which these helpers start, and which no import of a test leads to."""
 
 
 def room_of(module: str) -> str:
@@ -118,7 +127,9 @@ def _used(path: str, helpers: Mapping[str, str]) -> set[str]:
     """Return the rooms that a test file imports itself or through helpers, and the room that it is named after."""
     rooms, seen, todo = _namesakes(path), {path}, [path]
     while todo:
-        for name in _imported(todo.pop()):
+        path = todo.pop()
+        rooms.update(STARTED.get(path, ()))
+        for name in _imported(path):
             if _is_ours(name):
                 rooms.add(room_of(name))
             for module in (name, name.rpartition(".")[0]):

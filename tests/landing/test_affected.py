@@ -35,6 +35,13 @@ def test_the_trainer_affects_the_site_only_where_the_site_imports_it() -> None:
     assert has(files("training/config/read.py"), "tests/jobs/spec/")
 
 
+def test_processes_that_a_test_starts_affect_it() -> None:
+    assert "tests/portal/test_up_kill.py" in files("console/worker.py")
+    assert "tests/portal/test_up_kill.py" in files("portal/run/heartbeat.py")
+    assert "tests/slurm/test_end_to_end.py" in files("console/site/prepare.py")
+    assert "tests/training/checkpoint/test_faults.py" in files("training/trainer.py")
+
+
 def test_what_is_no_python_affects_who_reads_it() -> None:
     assert has(files("templates/jobs/job.html"), "tests/jobs/pages/")
     assert has(files("static/js/chart.js"), "tests/browser/")
