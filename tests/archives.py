@@ -1,4 +1,4 @@
-"""Archives taken apart and put together by tar itself, for tests that spoil them."""
+"""Unpack and pack archives with tar, for tests that damage them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def unpacked(path: Path) -> dict[str, bytes]:
-    """An archive's members, as tar itself sees them."""
+    """Return an archive's members as tar itself unpacks them."""
     with tarfile.open(path) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
@@ -23,7 +23,7 @@ def packed(path: Path, members: dict[str, bytes]) -> Path:
 
 
 def folder(**files: str) -> bytes:
-    """A folder as people upload it, a tar.gz; names with a slash as `src__model.py`."""
+    """Return a folder as people upload it, a tar.gz; `src__model.py` stands for a name with a slash."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, text in files.items():

@@ -1,4 +1,4 @@
-"""Fixtures for every test: `portal_up` is a real portal that slow tests share, `make_stack` makes one to break."""
+"""Fixtures for every test: `portal_up` is a real portal shared by slow tests, `make_stack` makes portals to break."""
 
 import fcntl
 import gc
@@ -44,7 +44,7 @@ def _may_use_database(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files without tests of this stage: to import them all takes each worker ten CPU seconds and more."""
+    """Skip files without tests of this stage: importing them all takes each worker ten CPU seconds and more."""
     selection = config.option.markexpr
     if collection_path.suffix != ".py" or not selection.startswith(("slow", "database")):
         return None
@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that use the database, and run files with many slow tests first: what remains at the end is quick."""
+    """Mark tests that use the database, and run files with many slow tests first, so that quick ones fill the end."""
     landing.leave_out(config, items)
     database = set[Path]()
     for item in items:
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
-    """What a test ignores or handles, every process that a later test starts would inherit."""
+    """Restore signal handlers, because processes started by later tests would inherit ignored or handled signals."""
     watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
     before = {number: signal.getsignal(number) for number in watched}
     yield
@@ -94,7 +94,7 @@ def _signals_as_before() -> Iterator[None]:
 def django_db_modify_db_settings(
     django_db_modify_db_settings: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Workers share what one of them has migrated."""
+    """Share one worker's migrated database with the other workers."""
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ:
             migrated.share(tmp_path_factory.getbasetemp().parent, patch)
@@ -103,7 +103,7 @@ def django_db_modify_db_settings(
 
 @pytest.fixture(scope="session")
 def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home after a first start, to copy, one for all workers: to migrate takes longer than everything else."""
+    """Return a home after a first start, to copy. All workers share it: migrating takes longer than everything else."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
@@ -122,7 +122,7 @@ def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def portal_up(prepared_home: Path) -> Iterator[Stack]:
-    """A running `vigil up`. Shared: leave it up, and look only at what your test made."""
+    """Return a running `vigil up`. It is shared: leave it running, and look only at what your test created."""
     stack = Stack(prepared_home, VIGIL_LOCAL_TRUST="everyone")
     try:
         stack.start()
@@ -133,7 +133,7 @@ def portal_up(prepared_home: Path) -> Iterator[Stack]:
 
 @pytest.fixture
 def make_stack(request: pytest.FixtureRequest) -> Iterator[Callable[..., Stack]]:
-    """Makes portals of one's own, not started yet; environment variables by name."""
+    """Return a function that makes separate portals, not yet started; keyword arguments are environment variables."""
     made: list[Stack] = []
 
     def make(*, fresh: bool = False, **environment: str) -> Stack:

@@ -1,4 +1,4 @@
-"""How the attempts of a portal ended, as its database has it: what was found out and decided, and when.
+"""Read from a portal's database how its attempts ended: what was diagnosed and decided, and when.
 
 python -m tests.endings      prints all of them as JSON, for a portal of another process (VIGIL_HOME)
 """
@@ -23,7 +23,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Incident:
-    """Oldest verdict first; cause, rank and node by the newest."""
+    """An incident with its verdicts, oldest first; cause, rank and node are those of the newest."""
 
     incarnation: int | None
     cause: str
@@ -36,7 +36,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Ending:
-    """Of one attempt."""
+    """How one attempt ended."""
 
     job: int
     number: int
@@ -54,7 +54,7 @@ Endings = dict[tuple[int, int], Ending]
 
 
 def endings_of(stack: Stack) -> Endings:
-    """By job and number of the attempt; read by a process of its own with that portal's settings."""
+    """Return endings by job and attempt number, read by a separate process with that portal's settings."""
     environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
     done = subprocess.run(
         stack.command("-m", "tests.endings"), cwd=REPOSITORY, env=environment, capture_output=True, text=True,

@@ -1,6 +1,7 @@
-"""Loaded before Django (see `-p` in pyproject.toml): every test process gets a home of its own.
+"""Give every test process a home of its own; loaded before Django (see `-p` in pyproject.toml).
 
-TEST_DATABASE=postgres runs on a private PostgreSQL; TEST_DATABASE_URL names one that exists."""
+TEST_DATABASE=postgres runs on a private PostgreSQL; TEST_DATABASE_URL names an existing one.
+"""
 
 import atexit
 import os

@@ -1,6 +1,6 @@
-"""How many examples of hypothesis a property is tried on: a quarter at every landing, all of them in `make test-all`.
+"""Set how many hypothesis examples a property is tried on: a quarter at every landing, all of them in `make test-all`.
 
-They are derived from the test alone, so a landing would try again what the one before it has.
+The examples are derived from the test alone, so every landing would otherwise repeat the previous one's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small lab for tests: people, a project, jobs in any state, and clients that are signed in."""
+"""A small lab for tests: people, a project, jobs in any state, and signed-in clients."""
 
 import re
 from datetime import timedelta
@@ -19,7 +19,7 @@ SPEC = {"name": "wren", "run": {"recipe": "language", "steps": 200}}
 
 
 def person(name: str, project: Project | None = None, *, role: str = "researcher", **fields: Any) -> User:
-    """Somebody with a password, in the project."""
+    """Create a person with a password, as a member of the project."""
     user = User.objects.create_user(name, password=PASSWORD, **fields)
     if project is not None:
         Membership.objects.create(user=user, project=project, role=role)
@@ -35,7 +35,7 @@ def a_project(slug: str = "default") -> Project:
 
 
 def a_job(owner: User, project: Project, *, state: str = "completed", tags: tuple[str, ...] = (), **fields: Any) -> Job:
-    """A job with one attempt in that state, its times and decision as they would be."""
+    """Create a job with one attempt in the given state, with matching times and decision."""
     attempt = fields.pop("attempt", {})
     spec = JobSpec.parse({**SPEC, "name": fields.get("name", "wren"), "project": project.slug})
     given = {"name": spec.name, "kind": spec.kind, "spec": spec.model_dump(mode="json"), "spec_toml": "# as written\n"}
@@ -51,21 +51,21 @@ def a_job(owner: User, project: Project, *, state: str = "completed", tags: tupl
 
 
 def on_disk(job: Job) -> Path:
-    """The job's run directory, made."""
+    """Create the job's run directory."""
     job.directory = rundir.make(job.project.slug, job.pk)
     job.save(update_fields=["directory"])
     return rundir.path_of(job.directory)
 
 
 def a_checkpoint(job: Job, step: int, **fields: Any) -> Checkpoint:
-    """A checkpoint that the job's latest attempt committed."""
+    """Create a checkpoint that the job's latest attempt committed."""
     given = {"attempt": job.latest, "name": f"step-{step}", "generation": 1, "created_at": timezone.now()}
     return Checkpoint.objects.create(job=job, step=step, **{**given, **fields})
 
 
 @cache
 def documented() -> dict[tuple[str, str], set[int]]:
-    """Which statuses the API's own description has for (method, route)."""
+    """Return the statuses that the OpenAPI description has for (method, route)."""
     paths = Client().get("/api/openapi.json").json()["paths"]
     return {
         (method.upper(), path.lstrip("/")): set(map(int, operation["responses"]))
@@ -75,7 +75,7 @@ def documented() -> dict[tuple[str, str], set[int]]:
 
 
 class Documented(Client):
-    """A client that takes from the API no answer that its description does not have."""
+    """A client that rejects API answers whose status the OpenAPI description lacks."""
 
     def request(self, **request: Any) -> Any:
         answer: Any = super().request(**request)
@@ -87,20 +87,20 @@ class Documented(Client):
 
 
 def bearer(user: User, scope: str = "write", **options: Any) -> Client:
-    """A client that sends a token of this person."""
+    """Return a client that sends a token of this person."""
     _, secret = Token.issue(user, "test", scope=scope)
     return Documented(headers={"Authorization": f"Bearer {secret}"}, **options)
 
 
 def signed_in(user: User, **options: Any) -> Client:
-    """A browser with this person's session."""
+    """Return a browser client with this person's session."""
     client = Client(**options)
     client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")
     return client
 
 
 def send(client: Client, method: str, path: str, body: Any = None, **headers: str) -> Any:
-    """A request with a JSON body; the response."""
+    """Send a request with a JSON body and return the response."""
     given = {"content_type": "application/json"} if method != "get" else {}
     given |= {} if body is None else {"data": body}
     return getattr(client, method)(path, headers={k.replace("_", "-"): v for k, v in headers.items()}, **given)

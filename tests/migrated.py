@@ -1,4 +1,4 @@
-"""The tests' database, migrated once per run: the other workers copy it, as migrating takes ten CPU seconds."""
+"""Migrate the tests' database once per run; other workers copy it, as migrating takes ten CPU seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = "migrated_template"
 
 
 def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Let the first worker that comes migrate and leave a copy in `folder` (or its server), which the others use."""
+    """Let the first worker migrate and leave a copy in `folder` (or on its server) for the other workers."""
     if os.environ.get("TEST_DATABASE") == "postgres":
         _share_postgres(folder, patch)
     else:
@@ -42,7 +42,7 @@ def _share_sqlite(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def _share_postgres(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """The template goes with the private cluster, which the run starts and removes."""
+    """Share by a template database, which disappears with the private cluster that the run starts and removes."""
     done, migrate = folder / "migrated.postgres", BaseDatabaseCreation.create_test_db
 
     def create(creation: BaseDatabaseCreation, *arguments: Any, **options: Any) -> str:
@@ -70,7 +70,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _copy(creation: DatabaseCreation, copy_path: Path) -> str:
-    """Do what Django's own does, with a copy instead of migrations."""
+    """Replace Django's own setup: copy a database instead of migrating."""
     connection: Any = creation.connection
     name = str(creation._get_test_db_name())  # type: ignore[attr-defined]
     connection.close()

@@ -1,7 +1,7 @@
-"""Fail a test during which a template reads an attribute that an object of ours does not have.
+"""Fail a test during which a template reads an attribute that one of our objects lacks.
 
-Django prints nothing for such an attribute and takes it as false, so that a page silently loses a sentence when a field
-is renamed and its template is not.
+Django renders such an attribute as empty and treats it as false, so that a page silently loses a sentence when a field
+is renamed but its template is not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Failures to plant in a whole Vigil: one small program that goes wrong as it is told, and what is to be found out.
+"""Failures to inject into a complete Vigil: one small program that fails as instructed, and the expected diagnosis.
 
-Where a message is the evidence it is written as the software writes it; whatever needs no GPU really happens.
+Where a message is the evidence, it is worded as the real software words it; whatever needs no GPU really happens.
 """
 
 from __future__ import annotations
@@ -224,11 +224,11 @@ vigil_report.finished()
 
 @dataclass(frozen=True)
 class Planted:
-    """One failure.
+    """One injected failure.
 
-    `what`: a function of PROGRAM. `cause`: what is to be found out; "": nothing went wrong. `follows`: how Vigil's
-    decision reads. `rank`: whose fault it is, where that can be told. `again`: how often its ranks are started again in
-    place. `lingers_s`: from what the scheduler calls its end until the last process has gone.
+    `what`: a function of PROGRAM. `cause`: the expected cause; "": nothing went wrong. `follows`: the text of Vigil's
+    decision. `rank`: the failing rank, where it can be determined. `again`: how often its ranks are restarted in place.
+    `lingers_s`: time from the end that the scheduler reports until the last process has exited.
     """
 
     what: str
@@ -252,7 +252,7 @@ class Planted:
         }
 
     def check(self, ended: Ending) -> None:
-        """The cause, the rank and the decision are right, each was there in time, and there is one of each."""
+        """Check that cause, rank and decision are right, arrived in time, and exist exactly once."""
         of_attempt = [one for one in ended.incidents if one.incarnation is None]
         assert len(of_attempt) == (1 if self.cause else 0), ended
         in_place = [one.incarnation for one in ended.incidents if one.incarnation is not None]
@@ -308,7 +308,7 @@ HUNG = ("collective.timeout", r"Restarted from .* as attempt 2")
 
 
 def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What httpx posts to submit it."""
+    """Return what httpx posts to submit it."""
     from jobs.spec import JobSpec, write_toml
 
     code = ("code.tar.gz", packed(train_py=PROGRAM), "application/gzip")
@@ -316,7 +316,7 @@ def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_patience(run_directory: Path) -> None:
-    """How long its launcher is to wait for a rank, whatever that is at, written into its run.toml before it begins."""
+    """Write into the attempt's run.toml, before it starts, how long its launcher waits for a rank in any phase."""
     told = "".join(f"{phase} = {seconds}\n" for phase, seconds in PATIENCE.items())
     path = run_directory / "portal" / "run.toml"
     wait_for(path.exists, "its run.toml")
@@ -325,7 +325,7 @@ def set_patience(run_directory: Path) -> None:
 
 
 def rank_of(run_directory: Path, rank: int) -> psutil.Process:
-    """Its process, on whichever node of this machine; not a child of it, which has the same variables."""
+    """Return the rank's process on any simulated node; not its child processes, which have the same variables."""
     mine = {"RANK": str(rank), "VIGIL_RUN_DIR": str(run_directory)}
     found = {}
     for process in psutil.process_iter():
@@ -338,7 +338,7 @@ def rank_of(run_directory: Path, rank: int) -> psutil.Process:
 
 
 def tell_xid(kernel_log: Path) -> None:
-    """The kernel's record of the stand-in's first GPU having gone."""
+    """Write the kernel's record that the stand-in's first GPU has fallen off the bus."""
     now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
     address = bus(0).removeprefix("0000").lower().rpartition(".")[0]
     with kernel_log.open("a") as log:

@@ -1,4 +1,4 @@
-"""Every point that a job has, on disk and in the database: what exactly-once means is that these are equal.
+"""Collect every point of a job, on disk and in the database: exactly-once delivery means that both are equal.
 
 python -m tests.points JOB_ID      prints both as JSON, for a portal of another process (VIGIL_HOME)
 """
@@ -21,7 +21,7 @@ Identity = tuple[int, int, int, str, int]
 
 @dataclass(frozen=True)
 class Points:
-    """`spooled` and `stored` count every identity. `closed`: no more is taken in."""
+    """A job's points. `spooled` and `stored` count every identity; `closed`: nothing more is accepted."""
 
     spooled: Counter[Identity]
     stored: Counter[Identity]
@@ -35,12 +35,12 @@ class Points:
         assert not made_up, f"never reported: {sorted(made_up)[:5]} and {len(made_up)} in all"
 
     def record(self, series: str = "loss", rank: int = 0) -> list[int]:
-        """The steps of the line of record: of each step the newest attempt's and incarnation's point."""
+        """Return the steps of the line of record: for each step the point of the newest attempt and incarnation."""
         return sorted({step for _, _, of, name, step in self.stored if (of, name) == (rank, series)})
 
 
 def points_of(stack: Stack, job_id: int) -> Points:
-    """Both sides, read by a process of its own with that portal's settings."""
+    """Return both sides, read by a separate process with that portal's settings."""
     environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
     command = [sys.executable, "-m", "tests.points", str(job_id)]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A real `vigil up` for tests: its own home and port, its processes by name, its first sysadmin's client."""
+"""A real `vigil up` for tests: a private home and port, its processes by name, its first sysadmin's client."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0, at_
 
 
 class Stack:
-    """One supervised portal. `start` and `stop` may be called again and again: the home stays until `close`."""
+    """One supervised portal. `start` and `stop` may be called repeatedly: the home stays until `close`."""
 
     def __init__(self, prepared: Path | None = None, *, checkout: Path = REPOSITORY, **environment: str) -> None:
-        """`checkout`: whose code it runs."""
+        """`checkout`: the tree whose code it runs."""
         self.checkout = checkout
         # Short: a unix socket's path holds about 100 characters.
         self.home = Path(tempfile.mkdtemp(prefix="vigil-up-"))

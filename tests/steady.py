@@ -1,6 +1,6 @@
-"""A job for tests of what is around jobs: it steps in lockstep, reports, saves, stops as it should, computes nothing.
+"""A job for tests of everything around jobs: it steps in lockstep, reports, saves and stops, but computes nothing.
 
-What trains is another's concern (tests/training), and would take the processor from what is tested.
+Training itself is tested in tests/training, and would take CPU time from what is tested.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ for step in range(int(resumed.read_text()) + 1 if resumed else 1, STEPS + 1):
 
 
 def spec(steps: int, *, seconds: float = 0.01, every: int = 100, **more: Any) -> dict[str, Any]:
-    """So many steps of so many seconds, saving every so often, on two ranks. `more`: further tables."""
+    """Return a spec: so many steps of so many seconds on two ranks, saving at intervals. `more`: further tables."""
     return {
         "name": "steady",
         "kind": "script",
@@ -74,7 +74,7 @@ def spec(steps: int, *, seconds: float = 0.01, every: int = 100, **more: Any) ->
 
 
 def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What httpx posts to submit it: with its program, if it is one of these."""
+    """Return what httpx posts to submit it, with its program if it is one of these."""
     if spec.get("kind") != "script":
         return {"json": {"spec": dict(spec)}}
     code = ("code.tar.gz", packed(train_py=PROGRAM), "application/gzip")

@@ -1,4 +1,4 @@
-"""A real Chromium before a real portal; whatever the console or the policy complains about fails the test."""
+"""Fixtures for a real Chromium and a real portal; any console error or policy violation fails the test."""
 
 import shutil
 import subprocess
@@ -36,21 +36,21 @@ new PerformanceObserver((list) => {
 
 @dataclass
 class Watched:
-    """A page, and everything that went wrong in it."""
+    """A page that records everything that goes wrong in it."""
 
     page: Page
     url: str
     complaints: list[str] = field(default_factory=list)
 
     def open(self, path: str) -> int:
-        """Go there; the status."""
+        """Open a path and return the HTTP status."""
         response = self.page.goto(self.url + path)
         assert response
         return response.status
 
 
 def drag(figure: Locator, start: float, end: float) -> None:
-    """Over so much of a chart, which is drawn anew for what comes in, and then has no place for a moment."""
+    """Drag over a share of a chart, as soon as it has a position: it has none while it is redrawn for new data."""
 
     def look() -> FloatRect | None:
         return figure.locator(".u-over").bounding_box()
@@ -64,7 +64,7 @@ def drag(figure: Locator, start: float, end: float) -> None:
 
 
 def sign_in_link(stack: Stack) -> str:
-    """A new one-time link of the first sysadmin."""
+    """Return a new one-time link of the first sysadmin."""
     command = [sys.executable, "manage.py", "login_link"]
     environment = {**stack.environment, "VIGIL_PORT": str(stack.port), "VIGIL_PUBLIC_URL": stack.url}
     said = subprocess.run(
@@ -75,7 +75,7 @@ def sign_in_link(stack: Stack) -> str:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A module's own: Playwright leaves a loop running in the thread, under which Django's ORM refuses to work."""
+    """Start a browser per module: Playwright leaves a loop running in its thread, where Django's ORM then fails."""
     # The headless shell is the same engine without a browser around it: a seventh of the work for the same pages.
     names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     path = next((found for name in names if (found := shutil.which(name))), None)
@@ -88,14 +88,14 @@ def chromium() -> Iterator[Browser]:
 
 
 def _step_back(process: psutil.Process) -> None:
-    """Let others have the processor: it, and the session that it leads, which Linux may count as one."""
+    """Lower the priority of a process and of its session, which Linux may schedule as one group."""
     with suppress(psutil.NoSuchProcess, OSError):
         process.nice(19)
         Path(f"/proc/{process.pid}/autogroup").write_text("19")
 
 
 def _is_rank(process: psutil.Process) -> bool:
-    """Not one that ends just now."""
+    """Return whether the process is a rank; false if it is exiting."""
     with suppress(psutil.NoSuchProcess):
         return "RANK" in process.environ()
     return False
@@ -103,7 +103,7 @@ def _is_rank(process: psutil.Process) -> bool:
 
 @pytest.fixture(scope="session")
 def lab_up(prepared_home: Path) -> Iterator[Stack]:
-    """A portal with the demonstration lab: jobs in every state to look at."""
+    """Start a portal with the demonstration lab, which has jobs in every state."""
     stack = Stack(prepared_home)
     try:
         stack.start("--demo", timeout_s=120)
@@ -118,7 +118,7 @@ def lab_up(prepared_home: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def signed_in_states() -> dict[str, Any]:
-    """Sessions by portal: one sign-in each."""
+    """Return the cache of browser sessions by portal, so that each portal needs one sign-in."""
     return {}
 
 
@@ -127,7 +127,7 @@ OPENED = pytest.StashKey[list[tuple[BrowserContext, Watched]]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What the pages of a failed test showed: a locator that was waited for in vain says nothing of it."""
+    """Attach what the pages of a failed test showed: a locator's timeout alone does not tell."""
     report = yield
     if report.when == "call" and report.failed:
         for _, watched in item.stash.get(OPENED, []):
@@ -141,7 +141,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def browse(
     request: pytest.FixtureRequest, chromium: Browser, signed_in_states: dict[str, Any]
 ) -> Iterator[Callable[..., Watched]]:
-    """Opens a signed-in page of a portal, at a size and in a theme; afterwards there must be nothing to complain of."""
+    """Open signed-in pages of a portal, at a given size and theme; fail the test if one recorded an error."""
     opened = request.node.stash[OPENED] = []
 
     def look(stack: Stack, *, width: int = 1280, height: int = 900, theme: str = "light", **options: Any) -> Watched:
@@ -175,7 +175,7 @@ def watch(page: Page, url: str) -> Watched:
 
 
 def sign_in(browser: Browser, stack: Stack) -> Any:
-    """By one-time link, button and new password; the session to go on with."""
+    """Sign in by one-time link, button and new password; return the session's state."""
     context = browser.new_context()
     context.add_init_script(WATCH)
     watched = watch(context.new_page(), stack.url)

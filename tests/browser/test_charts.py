@@ -1,4 +1,4 @@
-"""Charts of a job's page: what a person chose is in the address, smoothing, and what was done twice."""
+"""Test charts of a job's page: choices in the address, smoothing, and repeated steps."""
 
 import json
 import re
@@ -24,7 +24,7 @@ CHANGED = "(picture) => document.querySelector('[data-chart=loss] canvas').toDat
 
 @pytest.fixture(scope="module")
 def jobs(lab_up: Stack) -> dict[str, int]:
-    """The lab's jobs by name."""
+    """Return the lab's jobs by name."""
     with lab_up.client() as client:
         return {job["name"]: job["id"] for job in client.get("/api/v1/jobs?limit=200").json()["items"]}
 
@@ -36,7 +36,7 @@ def figure_of(page: Page, name: str) -> Locator:
 
 
 def opened(watched: Watched, path: str) -> Locator:
-    """The lead chart of a page whose curves have all come."""
+    """Open a page and return its lead chart once all curves have loaded."""
     watched.open(path)
     figure = figure_of(watched.page, "loss")
     watched.page.wait_for_load_state("networkidle")
@@ -44,7 +44,7 @@ def opened(watched: Watched, path: str) -> Locator:
 
 
 def looks_like(figure: Locator, picture: str) -> None:
-    """The drawing becomes this one."""
+    """Wait until the drawing equals the given one."""
     becomes = "(picture) => document.querySelector('[data-chart=loss] canvas').toDataURL() === picture"
     figure.page.wait_for_function(becomes, arg=picture)
 
@@ -217,7 +217,7 @@ def test_what_was_done_again_stays_as_a_ghost(
 
 
 def painted(figure: Locator, bare: Locator, part: str, around: tuple[int, int], stretch: tuple[int, int]) -> int:
-    """How many pixels of the plot differ in the columns of those steps (and 4 px about them), or outside of them."""
+    """Count the pixels of the plot that differ in the columns of those steps (± 4 px), or outside of them."""
     look = """(canvas) => {
         const over = canvas.parentElement.querySelector(".u-over");
         const [x, y, w, h] = [over.offsetLeft, over.offsetTop, over.clientWidth, over.clientHeight];

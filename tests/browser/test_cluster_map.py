@@ -1,4 +1,4 @@
-"""The map of the cluster in a browser: switched without a request, walked by keys, kept true by agents' posts."""
+"""Test the map of the cluster: switching views without a request, keyboard navigation, updates from agents' posts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(" ".join(made.uuids["dgx-001"]))
 
 
 class Posting:
-    """The agent of dgx-001, whose GPUs a test moves."""
+    """The agent of dgx-001, whose GPU values a test changes."""
 
     def __init__(self, stack: Stack, token: str, uuids: list[str]) -> None:
         self.stack, self.token, self.uuids, self.next = stack, token, uuids, 0
@@ -55,7 +55,7 @@ class Posting:
 
 @pytest.fixture(scope="module")
 def cluster_up(prepared_home: Path) -> Iterator[Posting]:
-    """A portal beside whose own machine there are 300 nodes with 2,400 GPUs."""
+    """Start a portal that shows 300 nodes with 2,400 GPUs in addition to its own machine."""
     stack = Stack(prepared_home, VIGIL_AGENT="no")
     try:
         stack.start(timeout_s=120)
@@ -74,7 +74,7 @@ def cell(page: Page, index: int) -> Any:
 
 
 def shown(page: Page, index: int) -> str:
-    """The text in a cell, which CSS puts there."""
+    """Return the text in a cell, which CSS generates."""
     text = cell(page, index).evaluate("e => getComputedStyle(e, '::after').content")
     return str(text).strip('"')
 

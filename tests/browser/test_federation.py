@@ -1,4 +1,4 @@
-"""A federation in the browser: its page follows it round by round, and can be read by keys and without a script."""
+"""Test a federation in the browser: live updates round by round, keyboard use, and the page without scripts."""
 
 import json
 import re
@@ -26,7 +26,7 @@ MATRIX = "(script) => script.textContent"
 
 @pytest.fixture
 def nothing_left(portal_up: Stack) -> Iterator[None]:
-    """What a test submits ends with it."""
+    """End every job that the test submitted."""
     yield
     with portal_up.client() as client:
         for job in client.get("/api/v1/jobs", params={"state": "alive"}).json()["items"]:
@@ -36,7 +36,7 @@ def nothing_left(portal_up: Stack) -> Iterator[None]:
 
 @pytest.fixture
 def running(portal_up: Stack) -> Iterator[int]:
-    """A federation that goes on until the test has ended."""
+    """Run a federation until the test ends."""
     with portal_up.client() as client:
         job_id = int(client.post("/api/v1/jobs", json={"spec": SPEC}).raise_for_status().json()["id"])
         at = f"/api/v1/jobs/{job_id}"

@@ -1,4 +1,4 @@
-"""static/js/live.js in a real browser before a socket of our own making and a clock that we move."""
+"""Test static/js/live.js in a real browser with a fake socket and a controlled clock."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Scene:
         self.page.clock.run_for(milliseconds)
 
     def heard(self) -> list[Any]:
-        """What the page heard since it was last asked."""
+        """Return what the page has received since the last call."""
         heard: list[Any] = self.page.evaluate("() => heard.splice(0)")
         return heard
 

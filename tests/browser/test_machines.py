@@ -1,4 +1,4 @@
-"""A machine's page and a job's GPUs in the browser: live samples, a choice of time, a row of the map."""
+"""Test a node's page and a job's GPUs in the browser: live samples, a chosen time range, a row of the map."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UUIDS = [f"GPU-b0b0{i:04x}-0000-0000-0000-000000000000" for i in range(2)]
 
 @dataclass
 class Machine:
-    """An agent of its own, posting to a real portal."""
+    """A simulated agent that posts to a real portal."""
 
     stack: Stack
     token: str = ""
@@ -58,7 +58,7 @@ class Machine:
         self.post({"at": at, "n": 0, "events": [{"kind": "facts", "at": at, "gpus": gpus}]})
 
     def batch(self, at: int, percent: int) -> dict[str, Any]:
-        """Ten seconds, after those before."""
+        """Return the next ten seconds of samples."""
         at = max(at, self.until)
         self.until = at + 10
         rows = {"gpu_percent": percent, "memory_mib": 20_480, "temperature_c": 61, "watts": 300}
@@ -68,7 +68,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(portal_up: Stack) -> Machine:
-    """With ten minutes behind it."""
+    """Return a machine that has reported for ten minutes."""
     one, now = Machine(portal_up), int(time.time())
     one.enrol()
     one.facts()
@@ -142,7 +142,7 @@ def test_without_a_script_there_are_words_and_numbers(portal_up: Stack, machine:
 
 @pytest.fixture(scope="module")
 def job(lab_up: Stack) -> int:
-    """One of the demonstration's whose GPUs its machines told of."""
+    """Return one of the demonstration's jobs for whose GPUs there are agent reports."""
     with lab_up.client() as client:
         for one in client.get("/api/v1/jobs?limit=200").json()["items"]:
             heat = client.get(f"/api/v1/jobs/{one['id']}/gpus?columns=10").json()

@@ -1,4 +1,4 @@
-"""The main job in the browser: sign in, submit, watch the chart move, see a checkpoint land, cancel, resume."""
+"""Test the main workflow in the browser: sign in, submit, watch the chart move, see a checkpoint, cancel, resume."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ START_MS = 180_000  # ranks start beside other tests' ranks
 
 @pytest.fixture
 def empty_portal(portal_up: Stack) -> Iterator[Stack]:
-    """It holds no job's processes afterwards, whatever has failed: the next job would wait for their place."""
+    """Start a portal, and end all job processes afterwards, even on failure: they would occupy the next job's slots."""
     yield portal_up
     with portal_up.client() as client:
         for job in client.get("/api/v1/jobs", params={"state": "alive"}).json()["items"]:

@@ -1,4 +1,4 @@
-"""How well a job runs, in the browser: the verdict and its bar, and a profile asked for by a click, then downloaded."""
+"""Test a job's efficiency in the browser: the verdict and its bar, and requesting and downloading a profile."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ EDGES = "(all) => all.map((e) => e.getBoundingClientRect()).map((box) => [box.x,
 
 @pytest.fixture(scope="module")
 def jobs(lab_up: Stack) -> dict[str, int]:
-    """The lab's jobs by name."""
+    """Return the lab's jobs by name."""
     with lab_up.client() as client:
         return {job["name"]: job["id"] for job in client.get("/api/v1/jobs?limit=200").json()["items"]}
 
@@ -59,7 +59,7 @@ SPEC = {
 
 @pytest.fixture
 def running(portal_up: Stack) -> Iterator[int]:
-    """A job of its own that takes steps until the test has ended."""
+    """Run a job that takes steps until the test ends."""
     with portal_up.client() as client:
         job_id = int(client.post("/api/v1/jobs", json={"spec": SPEC}).raise_for_status().json()["id"])
         at = f"/api/v1/jobs/{job_id}"

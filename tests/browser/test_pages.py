@@ -1,4 +1,4 @@
-"""Every page in a real browser, both widths, both themes: nothing to complain of, nothing cut off, nothing nameless."""
+"""Test every page in a real browser, in both widths and themes: no errors, nothing cut off, every control named."""
 
 from collections.abc import Callable
 
@@ -61,7 +61,7 @@ Browse = Callable[..., Watched]
 
 @pytest.fixture(scope="module")
 def jobs(lab_up: Stack) -> dict[str, int]:
-    """One job of the lab in each state that there is."""
+    """Return one job of the lab in each state."""
     with lab_up.client() as client:
         items = client.get("/api/v1/jobs?limit=200").json()["items"]
     return {job["state"]: job["id"] for job in items}

@@ -1,4 +1,4 @@
-"""A post-mortem in a real browser: on the screen, on a phone, on paper, and the verdict that comes to an open page."""
+"""Test a post-mortem in a real browser: on screen, on a phone, on paper, and a verdict that arrives on an open page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Stream.objects.bulk_create(
 
 @pytest.fixture(scope="module")
 def address(lab_up: Stack) -> str:
-    """The lab's richest: it has been restarted, and people have written of it."""
+    """Return the address of the lab's richest post-mortem: the job was restarted, and people commented on it."""
     with lab_up.client() as client:
         items = client.get("/api/v1/postmortems?cause=gpu.off_bus").json()["items"]
     return str(items[0]["url"]).removeprefix(lab_up.url)

@@ -1,4 +1,4 @@
-"""Using the pages: keys, charts, the list, the form and its text."""
+"""Test using the pages: keyboard shortcuts, charts, the list, the form and its text."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ TWICE = """async (plot) => {
 
 @pytest.fixture(scope="module")
 def long_job(lab_up: Stack) -> int:
-    """A finished job of the lab that has a curve."""
+    """Return a finished job of the lab that has a curve."""
     with lab_up.client() as client:
         for job in client.get("/api/v1/jobs?state=completed&kind=distributed&limit=50").json()["items"]:
             series = client.get(f"/api/v1/jobs/{job['id']}/series?name=loss").json()["items"]

@@ -1,4 +1,4 @@
-"""NVML to read, and readers that are ended whatever comes."""
+"""Fixtures with an NVML stand-in, and readers that are always stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """What this test starts finds eight GPUs."""
+    """Let processes that this test starts find eight GPUs."""
     return stand_in(StandIn(tmp_path), monkeypatch)
 
 
@@ -33,7 +33,7 @@ def stand_in(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 class Watched:
-    """A reader as whoever uses it tends it, and what it has told."""
+    """A GPU reader, used like a client uses it, and the messages it has sent."""
 
     def __init__(self, names: list[str] | None = None, *, every: float = EVERY, **more: Any) -> None:
         options = {"everything": True, "retry_seconds": (0.05, 0.1), **more}
@@ -48,18 +48,18 @@ class Watched:
         return until(lambda: self.all(kind))[0]
 
     def next(self, kind: type[T]) -> T:
-        """One that is told from now on."""
+        """Return the next message sent from now on."""
         self.all(kind)
         self.told.clear()
         return self.first(kind)
 
     def looks(self) -> GpuSamples:
-        """Of what holds now: the next but one, as a look may have been taken meanwhile."""
+        """Return a sample of the current state: the one after the next, as a sample may be in progress."""
         self.next(GpuSamples)
         return self.next(GpuSamples)
 
 
-# What the stand-in's GPUs do unless it is told otherwise.
+# The stand-in's default values.
 STEADY = {
     "gpu_percent": 90,
     "memory_mib": 30720,

@@ -1,6 +1,6 @@
-"""Build the images and try them: `make test-image`, or with pytest's options `python -m tests.image -k proxy`.
+"""Build the images and test them: `make test-image`, or with pytest's options `python -m tests.image -k proxy`.
 
-All of it happens in namespaces of its own: no process and no mount outlives it, however it ends.
+Everything runs in separate namespaces: no process and no mount outlives the run, however it ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The images of docker/Dockerfile, really built, without a container engine: by buildah, each step in a chroot.
+"""Build the images of docker/Dockerfile without a container engine: with buildah, each step in a chroot.
 
-No registry is asked: what the Dockerfile and the compose file take from one is made of Debian's packages
-(standins/Dockerfile), over a Debian that debootstrap makes once. Everything lies in var/image.
+No registry is used: base images are built from Debian packages (standins/Dockerfile) on a Debian that debootstrap
+creates once. Everything is stored in var/image.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEBIAN = "debian-made-here:latest"
 
 
 def build() -> None:
-    """Every image that the site needs; each step only where something has changed since the last time."""
+    """Build every image that the site needs; repeat a step only if something has changed since the last time."""
     if DEBIAN not in images():
         _timed("Debian 12, once", make_debian)
     for image in sorted(bases()):
@@ -43,14 +43,14 @@ def _timed(what: str, step: Callable[[], None]) -> None:
 
 
 def bases() -> set[str]:
-    """What comes from a registry, where there is one."""
+    """Return the images that would come from a registry."""
     text = DOCKERFILE.read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE))
     return {*re.findall(r"^FROM (\S+)", text, re.MULTILINE), *compose.images()} - stages
 
 
 def make_debian() -> None:
-    """From the mirror that debootstrap knows, or DEBOOTSTRAP_MIRROR; in memory, for dpkg waits for each file's disk."""
+    """Create a Debian from debootstrap's mirror or DEBOOTSTRAP_MIRROR, in memory, as dpkg syncs each file to disk."""
     mirror = [word for word in [os.environ.get("DEBOOTSTRAP_MIRROR", "")] if word]
     with tempfile.TemporaryDirectory(dir=RUN) as folder:
         root = Path(folder, "root")
@@ -62,7 +62,7 @@ def make_debian() -> None:
 
 
 def commit(root: Path, image: str) -> None:
-    """Make an image of one layer out of a folder."""
+    """Make an image with one layer out of a folder."""
     container = buildah("from", "scratch").strip()
     try:
         buildah("copy", "--quiet", container, str(root), "/")

@@ -1,4 +1,4 @@
-"""docker/compose.yaml, read as an engine would: what each service is made of and what must be before it."""
+"""Read docker/compose.yaml as a container engine would: what each service consists of and depends on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 @dataclass(frozen=True)
 class Service:
-    """One service, its short forms written out."""
+    """One service, with its short forms expanded."""
 
     name: str
     image: str
@@ -40,7 +40,7 @@ class Service:
 
 
 def read(environment: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """Every service, in an order in which they can be started."""
+    """Return every service, in an order in which they can be started."""
     text = (DOCKER / "compose.yaml").read_text()
     filled = _VARIABLE.sub(lambda found: (environment or {}).get(found[1]) or found[2] or "", text)
     services = {name: _service(name, said) for name, said in yaml.safe_load(filled)["services"].items()}
@@ -48,7 +48,7 @@ def read(environment: Mapping[str, str] | None = None) -> dict[str, Service]:
 
 
 def images() -> set[str]:
-    """Images that the compose file takes from elsewhere."""
+    """Return the images that the compose file pulls."""
     return {service.image for service in read().values() if service.target is None}
 
 
@@ -91,5 +91,5 @@ def _ordered(services: Mapping[str, Service]) -> list[str]:
 
 
 def secrets(folder: Path) -> dict[str, Path]:
-    """The files of the site's secrets, by name, in a copy of docker/ whose secrets.sh was run."""
+    """Return the site's secret files by name, from a copy of docker/ in which secrets.sh was run."""
     return {path.name: path for path in (folder / "secrets").iterdir()}

@@ -1,4 +1,4 @@
-"""These tests look into built images: `make test-image` builds them and sets TEST_IMAGE; `make test` skips them."""
+"""Fixtures for tests of built images: `make test-image` builds them and sets TEST_IMAGE; `make test` skips them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ collect_ignore_glob = [] if os.environ.get("TEST_IMAGE") else ["test_*.py"]
 
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> str:
-    """One of the images that docker/Dockerfile makes."""
+    """Return one of the build targets of docker/Dockerfile."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def root(target: str) -> Iterator[Path]:
-    """Its files."""
+    """Return the image's root folder."""
     with mounted(f"vigil:{target}") as root:
         yield root
 
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
-    """The compose file's site, all of it up. Shared: what a test stops it starts again."""
+    """Start the whole site of the compose file. It is shared: a test that stops a service starts it again."""
     with tempfile.TemporaryDirectory(prefix="vigil-image-") as folder:
         site = Site(Path(folder))
         try:
@@ -45,6 +45,6 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> Iterator[httpx.Client]:
-    """The first sysadmin's, through the proxy."""
+    """Return the first sysadmin's client, which goes through the proxy."""
     with site.client() as client:
         yield client

@@ -1,4 +1,4 @@
-"""One running container: an image's files, seen by processes in namespaces of their own."""
+"""One running container: an image's files, seen by processes in their own namespaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPACES = ("--mount", "--pid", "--net", "--uts", "--ipc")
 
 @dataclass(frozen=True)
 class Image:
-    """What an image says of how it is run."""
+    """An image's run configuration."""
 
     entrypoint: list[str]
     command: list[str]
@@ -48,7 +48,7 @@ def inspect(name: str) -> Image:
 
 @dataclass(frozen=True)
 class Furniture:
-    """What an engine is told besides the command (enter.py makes it so)."""
+    """The container's options besides the command, which enter.py applies."""
 
     environment: dict[str, str] = field(default_factory=dict)
     mounts: Sequence[tuple[str, str, bool]] = ()
@@ -60,7 +60,7 @@ class Furniture:
 
 
 class Container:
-    """A container from its making until `close`; it may be stopped and started again meanwhile."""
+    """A container from its creation until `close`; it may be stopped and started again in between."""
 
     def __init__(self, name: str, image: str, log: Path) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class Container:
         self.pid = 0
 
     def start(self, command: Sequence[str] | None, furniture: Furniture) -> None:
-        """Start the command, or the image's own, as the first process of a small machine."""
+        """Start the command, or the image's default, as the container's first process."""
         self.environment = {"HOME": self._home(), **self.image.environment, **furniture.environment}
         asked = {
             **asdict(furniture),
@@ -99,26 +99,26 @@ class Container:
         return next(fields[5] for fields in people if fields[0] == (self.image.user or "root"))
 
     def go(self) -> None:
-        """Let it run, once everything around it, such as its network, is there."""
+        """Let the command run, once everything around it, such as its network, is ready."""
         assert self.process
         assert self.process.stdin
         self.process.stdin.write(self._description)
         self.process.stdin.close()
 
     def _first(self) -> int:
-        """The process that is number 1 in there."""
+        """Return the process with pid 1 in the container."""
         assert self.process
         children = psutil.Process(self.process.pid).children()
         return int(children[0].pid) if children else 0
 
     @property
     def ended(self) -> int | None:
-        """Its exit status, once it has ended."""
+        """Return the exit status, once the container has ended."""
         assert self.process
         return self.process.poll()
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in it, as `docker exec` would: as the image's user, with the container's environment."""
+        """Run a command in the container like `docker exec`: as the image's user, with the container's environment."""
         enter = ["nsenter", f"--target={self.pid}", *SPACES, "--root", "--wd", *self._identity(), "--"]
         return subprocess.run(
             [*enter, *command], env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -131,7 +131,7 @@ class Container:
         return [f"--setuid={numbers['Uid:']}", f"--setgid={numbers['Gid:']}"]
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """Ask its first process to end, as `docker stop` does; answers its exit status."""
+        """Terminate the first process like `docker stop`, and return its exit status."""
         assert self.process
         if self.ended is None:
             os.kill(self.pid, signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""The inside of a container, made by its first process, which then becomes what was asked for. Standard library only.
+"""Set up the inside of a container as its first process, then execute the command. Standard library only.
 
     unshare --mount --pid … python -I enter.py      with the container's description as JSON on standard input
 
-An engine does the same: the image's files as the root, its own /proc, /dev and /tmp, volumes and secrets where
-the compose file says, and then neither root nor a way to become it.
+Like an engine, it mounts the image's files as the root, a separate /proc, /dev and /tmp, and volumes and secrets where
+the compose file says, and then drops root without a way back.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def drop_capabilities() -> None:
 
 
 def become(user: str) -> None:
-    """The image's user, by a name of its own /etc/passwd."""
+    """Switch to the image's user, by its name in the image's /etc/passwd."""
     if not user:
         return
     fields = next(

@@ -1,4 +1,4 @@
-"""The site's own network: a bridge in a namespace of its own, and one port of this machine that leads there."""
+"""The site's private network: a bridge in its own namespace, and one port of this machine that leads there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "10.88.0"
 
 
 class Network:
-    """A bridge, the containers on it by name, and the files in which they find each other."""
+    """A bridge, the containers on it by name, and the files by which they resolve each other."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.addresses = {name: f"{PREFIX}.{number}" for number, name in enumerate(names, start=2)}
@@ -31,7 +31,7 @@ class Network:
         self.published: list[subprocess.Popen[bytes]] = []
 
     def join(self, name: str, pid: int) -> None:
-        """Give a container its place on the bridge; it goes when the container does."""
+        """Connect a container to the bridge; the connection ends with the container."""
         here = self.addresses[name].replace(".", "-")
         # The same one after a restart, as an engine's: others remember it.
         mac = "02:42:0a:58:00:{:02x}".format(int(self.addresses[name].rpartition(".")[2]))
@@ -45,7 +45,7 @@ class Network:
             run(*there, "link", "set", device, "up")
 
     def publish(self, name: str, port: int, on: str) -> None:
-        """Let an address of this machine lead to a container's port."""
+        """Forward an address of this machine to a container's port."""
         address, _, own_port = on.rpartition(":")
         words = [sys.executable, "-I", str(PUBLISH), address, own_port, f"/proc/{self.keeper.pid}/ns/net"]
         relay = _start([*words, self.addresses[name], str(port)])

@@ -1,4 +1,4 @@
-"""How pip reaches its packages on this machine, lent to a build as a secret and mounts; no image keeps any of it."""
+"""Pass this machine's pip configuration to a build as a secret and mounts; no image keeps any of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCOPES = ("global", "install", ":env:")
 
 
 def settings() -> dict[str, str]:
-    """What pip's files and variables say here, by option."""
+    """Return the options in pip's files and environment variables on this machine."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     found: dict[str, str] = {}
@@ -30,14 +30,14 @@ def settings() -> dict[str, str]:
 
 
 def sources() -> set[str]:
-    """Addresses and folders that packages come from, as far as this machine has any of its own."""
+    """Return the addresses and folders from which packages come, if this machine has its own."""
     options = ("index-url", "extra-index-url", "find-links")
     return {word for option in options for word in settings().get(option, "").split()}
 
 
 @contextmanager
 def configuration() -> Iterator[list[str]]:
-    """Arguments for buildah that lend a build this machine's way to packages."""
+    """Return arguments for buildah that give a build this machine's access to packages."""
     own = settings()
     # Under names that say nothing: a layer keeps the empty folders that things were mounted on.
     lent = {path: f"/run/lent/{number}" for number, path in enumerate(sorted(_paths(own.values())))}
@@ -53,7 +53,7 @@ def configuration() -> Iterator[list[str]]:
 
 
 def _paths(values: Iterable[str]) -> set[str]:
-    """Files and folders of this machine that the settings name."""
+    """Return files and folders of this machine that the settings name."""
     words = re.findall(r"(?:^|\s|file://)(/[^\s:]+)", "\n".join(values))
     found = [Path(word) for word in words if Path(word).exists()]
     # An index is full of links into folders beside it.

@@ -1,6 +1,6 @@
-"""A port of this machine that leads into a network namespace, as an engine's proxy does. Standard library only.
+"""Forward a port of this machine into a network namespace, like an engine's proxy. Standard library only.
 
-python -I publish.py ADDRESS PORT NAMESPACE THERE THERE_PORT
+python -I publish.py ADDRESS PORT NAMESPACE TARGET TARGET_PORT
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every service of docker/compose.yaml, started by what the file says of it, over volumes of its own."""
+"""Run every service of docker/compose.yaml as the file describes it, on private volumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import until
 
 
 class Site:
-    """The whole site; `services` as written, `containers` as running."""
+    """The whole site: `services` as written, `containers` as running."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Site:
         subprocess.run(["sh", self.docker / "secrets.sh"], check=True)
 
     def start(self) -> None:
-        """Start each service once what it comes after is as far as the file asks."""
+        """Start each service once its dependencies have reached the condition that the file requires."""
         for service in self.services.values():
             for other, condition in service.after.items():
                 self.wait(other, condition)
@@ -44,7 +44,7 @@ class Site:
 
     @property
     def running(self) -> list[str]:
-        """Services that stay; the others end when they have done their work."""
+        """Return the services that keep running; the others exit when their work is done."""
         awaited = {
             other for service in self.services.values() for other, how in service.after.items() if "completed" in how
         }
@@ -64,7 +64,7 @@ class Site:
             self.network.publish(service.name, int(port), on)
 
     def wait(self, name: str, condition: str) -> None:
-        """Wait until a service is as far as another one wants it."""
+        """Wait until a service has reached the condition that another one requires."""
         look = {
             "service_started": lambda: True,
             "service_healthy": lambda: self._is_healthy(name),
@@ -96,7 +96,7 @@ class Site:
         )
 
     def _source(self, source: str, place: Path) -> str:
-        """A file beside the compose file, or a volume: which at first is what the image has at that place."""
+        """Return a file next to the compose file, or a volume, which initially has the image's content at that path."""
         if source.startswith("."):
             return str(self.docker / source)
         volume = self.folder / "volumes" / source
@@ -107,7 +107,7 @@ class Site:
 
     @property
     def token(self) -> str:
-        """The first sysadmin's, which `prepare` left in the home."""
+        """Return the first sysadmin's token, which `prepare` left in the home."""
         return str(tomllib.loads((self.folder / "volumes/home/cli.toml").read_text())["token"])
 
     def client(self) -> httpx.Client:

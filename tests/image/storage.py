@@ -1,4 +1,4 @@
-"""buildah, with a store of its own in var/image: the machine's images are none of ours."""
+"""Run buildah with a private store in var/image, separate from the machine's images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN = FOLDER / "run"
 
 
 class Failed(Exception):
-    """A program that builds did not do it; the message is the end of what it said."""
+    """A build program failed; the message is the end of its output."""
 
 
 def run(*command: str) -> str:
@@ -37,7 +37,7 @@ def images() -> set[str]:
 
 @contextmanager
 def mounted(image: str) -> Iterator[Path]:
-    """What a new container of the image sees as its root; what is written there goes with it."""
+    """Mount the root of a new container of the image; anything written there is discarded."""
     container = buildah("from", "--pull=never", image).strip()
     try:
         yield Path(buildah("mount", container).strip())

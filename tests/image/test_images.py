@@ -1,4 +1,4 @@
-"""What the images hold, and what they don't."""
+"""Test what the images contain, and what they must not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PORTAL_LIMIT_MB = 600
 
 
 def said(*command: str) -> str:
-    """What a program prints that may find nothing."""
+    """Return the output of a program that may find nothing."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 

@@ -1,4 +1,4 @@
-"""Every role of the compose file in its image: a job goes through all of them."""
+"""Test every role of the compose file in its image: one job passes through all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = [name for name, service in compose.read().items() if service.target]
 
 
 def spec(**run: Any) -> str:
-    """The README's first job, shorter."""
+    """Return a shortened version of the README's first job."""
     asked = tomlkit.parse((REPOSITORY / "examples/language.toml").read_text())
     asked["run"].update({"steps": STEPS, "warmup_steps": 2, "validate_every": 10, "checkpoint_every": 10, **run})
     return tomlkit.dumps(asked)

@@ -1,4 +1,4 @@
-"""What people ask of the portal in tests: a spec, a submission, a packed folder."""
+"""Requests for tests: a spec, a submission, a packed folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spec_of(**changes: Any) -> JobSpec:
 
 
 def coded(table: str, **told: Any) -> JobSpec:
-    """A job that brings code, a directory unless something else is told of it."""
+    """Return a spec that brings code, as a directory by default."""
     return JobSpec.parse_toml(text_of(table, **told))
 
 

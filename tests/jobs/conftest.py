@@ -1,4 +1,4 @@
-"""What the tests of jobs share: run directories, a project, two researchers in it, a scheduler that is to be told."""
+"""Shared fixtures of the tests of jobs: run directories, a project, two researchers in it, a scripted scheduler."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ PARTS = ("FOLDERS", "SUBMIT", "ARRAY", "SETTLE", "COLLECT")  # of a tick, each w
 
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, settings: Any) -> Path:
-    """Where run directories are made."""
+    """Return the folder in which run directories are made."""
     settings.VIGIL_RUNS = tmp_path / "runs"
     settings.VIGIL_RUNS.mkdir()
     return tmp_path / "runs"
@@ -40,24 +40,24 @@ def oskar(project: Project) -> User:
 
 @pytest.fixture(autouse=True)
 def _ticks_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine they would leave work to the next."""
+    """Give each part of a tick 60 seconds: on a busy machine it would otherwise leave work to the next tick."""
     for module, budget in (*((follow, f"{part}_S") for part in PARTS), (poll, "APPLY_S")):
         monkeypatch.setattr(module, budget, 60.0)
 
 
 @pytest.fixture
 def scheduler() -> ScriptedScheduler:
-    """A scheduler that tells what it is told."""
+    """Return a scheduler that reports what the test sets."""
     return ScriptedScheduler()
 
 
 @pytest.fixture(autouse=True)
 def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker diagnoses here, so none is waited for: what follows is decided by how an attempt ended."""
+    """Do not wait for a verdict, as no worker diagnoses here: decide by how an attempt ended."""
     monkeypatch.setattr(end_reason, "VERDICT_WITHIN", timedelta(0))
 
 
 @pytest.fixture(autouse=True)
 def _failures_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test has seen of its nodes is nothing to the next."""
+    """Disable the cache of node failures, which would carry over between tests."""
     monkeypatch.setattr(mttf, "CACHE_S", 1e-9)

@@ -1,4 +1,4 @@
-"""Posts as a shipper would send them, and what became of them."""
+"""Create posts as a shipper would send them, and read what was stored of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def attempt_of(job: Job | None = None, *, number: int = 1, secret: str = SECRET, **fields: Any) -> Attempt:
-    """A running attempt that takes reports with `secret`."""
+    """Return a running attempt that accepts reports with `secret`."""
     job = job or job_of()
     fields = {"state": "running", "token_digest": digest(secret)} | fields
     attempt = Attempt.objects.create(job=job, number=number, **fields)
@@ -66,7 +66,7 @@ class Spooled:
 
 
 def frame(*cuts: Spooled | tuple[Spooled, int, int]) -> dict[str, Any]:
-    """The post of whole streams, or of (stream, first, stop) cuts of them."""
+    """Return the body of a post of whole streams, or of (stream, first, stop) cuts of them."""
     streams: list[dict[str, Any]] = []
     series: dict[str, dict[str, list[Any]]] = {}
     events: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def packed(body: dict[str, Any] | bytes) -> bytes:
 
 
 def send(attempt: Attempt, body: Any, *, secret: str = SECRET, encoding: str = "gzip") -> Any:
-    """The answer to a post over HTTP."""
+    """Post over HTTP and return the response."""
     data = body if isinstance(body, bytes) else packed(body)
     headers = {"Authorization": f"Bearer {secret}"} | ({"Content-Encoding": encoding} if encoding else {})
     return Client().post(
@@ -114,7 +114,7 @@ def send(attempt: Attempt, body: Any, *, secret: str = SECRET, encoding: str = "
 
 
 def stored(attempt: Attempt) -> dict[tuple[str, int, int, int], list[float]]:
-    """Every value in the database by identity: more than one in a list is a point stored twice."""
+    """Return every value in the database by identity; a list of more than one value is a point stored twice."""
     found: dict[tuple[str, int, int, int], list[float]] = {}
     rows = Chunk.objects.filter(series__owner_id=attempt.pk, series__column="", kind=Chunk.Kind.LOOSE)
     for name, incarnation, data in rows.order_by("id").values_list("series__name", "incarnation", "data"):
@@ -125,7 +125,7 @@ def stored(attempt: Attempt) -> dict[tuple[str, int, int, int], list[float]]:
 
 
 def world(attempt: Attempt) -> tuple[Any, ...]:
-    """All that an intake may change."""
+    """Return everything that an intake may change."""
     attempt.refresh_from_db()
     row = {k: v for k, v in vars(attempt).items() if not k.startswith("_")}
     streams = list(Stream.objects.order_by("id").values())
@@ -133,6 +133,6 @@ def world(attempt: Attempt) -> tuple[Any, ...]:
 
 
 def note_checkpoints(attempt: Attempt, *events: dict[str, Any]) -> None:
-    """What the intake does with events about checkpoints, without their post."""
+    """Apply events about checkpoints like the intake, without a post."""
     with transaction.atomic():
         checkpoint_events.apply(attempt, events)

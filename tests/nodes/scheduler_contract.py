@@ -1,6 +1,6 @@
-"""What any scheduler must do: subclass it and give a `scheduler` fixture and a `work` folder that its jobs can reach.
+"""The contract of every scheduler: subclass it and provide a `scheduler` fixture and a `work` folder that jobs reach.
 
-The batch scripts here are plain bash; what they leave in the folder tells what happened.
+The batch scripts here are plain bash; what they leave in the folder shows what happened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNSAID = {"", "None", "Starting"}  # of one that waits: nobody has looked at it 
 
 
 class SchedulerContract:
-    """Tests that hold for Slurm and for this machine alike."""
+    """Tests that apply to Slurm and to the local scheduler alike."""
 
     user = ""  # whose jobs these are
     patience_s = 20.0  # Slurm lets a requeued job wait
@@ -54,7 +54,7 @@ class SchedulerContract:
         return scheduler.status([scheduler_id])[scheduler_id]
 
     def state(self, scheduler: Scheduler, scheduler_id: str, *wanted: str) -> JobStatus:
-        """The status, once the state is one of these."""
+        """Wait for one of these states and return the status."""
 
         def look() -> JobStatus | None:
             status = self.status(scheduler, scheduler_id)

@@ -1,4 +1,4 @@
-"""A stand-in for NVIDIA's library, built from nvml.c, that real processes load by the library's own name."""
+"""A stand-in for NVIDIA's library, built from nvml.c, which real processes load by the library's real name."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LEARNED_LATE = (
 
 
 class StandIn:
-    """Eight GPUs, or what `say` says of them (nvml.c has the words).
+    """Eight stand-in GPUs, or those that `set_state` describes (in the syntax of nvml.c).
 
-    Processes that are started with `environment` find them, whatever they are; what is said holds at once.
+    Every process that is started with `environment` finds them; changes by `set_state` take effect immediately.
     """
 
     def __init__(self, folder: Path, *, without: Sequence[str] = ()) -> None:
-        """`folder` takes what is said; `without`: symbols that the library lacks, as an old driver's does."""
+        """Keep the description in `folder`; `without` names symbols that the library lacks, as an old driver's does."""
         self.library = _built(tuple(without))
         self._state = folder / "nvml-state"
         self._lines: list[str] = []
@@ -53,7 +53,7 @@ class StandIn:
         self._write()
 
     def event(self, gpu: int, data: int, *, kind: int = XID) -> None:
-        """Told to whoever listens now."""
+        """Send an event to current listeners."""
         self._events.append(f"{gpu} event {len(self._events) + 1} {kind} {data}")
         self._write()
 
@@ -64,7 +64,7 @@ class StandIn:
 
 
 def uuid(gpu: int) -> str:
-    """What each is called where nothing else is said."""
+    """Return the default UUID of a GPU."""
     return f"GPU-57a4d100-0000-4000-8000-{gpu:012d}"
 
 
@@ -77,7 +77,7 @@ def bus(gpu: int) -> str:
 
 
 def _built(without: tuple[str, ...]) -> Path:
-    """The library, once a source: a compiler would cost every session of tests a second."""
+    """Build the library once per version of its source: a compiler run costs a second of every test session."""
     if shutil.which("cc") is None:
         pytest.skip("there is no cc to build the stand-in of NVML with")
     digest = hashlib.sha256(SOURCE.read_bytes() + repr(without).encode()).hexdigest()[:16]
@@ -89,7 +89,7 @@ def _built(without: tuple[str, ...]) -> Path:
 
 
 def _compile(folder: Path, without: tuple[str, ...]) -> None:
-    """Beside, then renamed: other workers may look for it at the same time."""
+    """Compile next to the target and rename: other workers may look for it at the same time."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         hidden = "".join(f"{name};" for name in without)
         script, made = Path(place) / "symbols", Path(place) / LIBRARY

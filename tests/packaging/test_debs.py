@@ -1,4 +1,4 @@
-"""The Debian packages, installed below a folder and removed; the systemd units of the site and of a node's agent."""
+"""Test the Debian packages, installed below a folder and removed, and the systemd units of the site and the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*words: str | Path, **variables: str) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder that dpkg takes for the root of a system on which nothing is installed."""
+    """Return a folder that dpkg treats as the root of a system without packages."""
     root = tmp_path / "root"
     (root / "var/lib/dpkg/info").mkdir(parents=True)
     (root / "var/lib/dpkg/status").touch()

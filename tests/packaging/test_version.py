@@ -1,4 +1,4 @@
-"""The site, the client and the agent are released together, under one version, and the changelog describes it."""
+"""Test that the site, the client and the agent share one version, which the changelog describes."""
 
 from __future__ import annotations
 

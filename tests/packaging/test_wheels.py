@@ -1,4 +1,4 @@
-"""The two wheels, built from this tree and run where no checkout is: the site, and the command line alone."""
+"""Test the two wheels, built from this tree and run without a checkout: the site, and the command line alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ except CliError as error:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of what git has: a build writes beside its sources."""
+    """Return a copy of the files in git: a build writes next to its sources."""
     copy = tmp_path_factory.mktemp("source")
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".", ":!tests"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
@@ -61,7 +61,7 @@ def build(source: Path, project: str, folder: Path) -> Path:
 
 
 class Installed:
-    """A wheel unpacked into a folder of its own, with this environment's other packages beside it."""
+    """A wheel unpacked into a separate folder, with this environment's other packages available."""
 
     def __init__(self, wheel: Path, folder: Path) -> None:
         self.packages, self.home, self.folder = folder / "packages", folder / "home", folder

@@ -1,4 +1,4 @@
-"""Series as tests write them: loose chunks, in a hand's turn."""
+"""Write series in the short form that tests use: loose chunks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(
     incarnation: int = 0,
     time: float = 1_000.0,
 ) -> None:
-    """One loose chunk: (rank, [(step, value), …]) runs."""
+    """Write one loose chunk of (rank, [(step, value), …]) runs."""
     step = np.array([s for _, points in runs for s, _ in points], np.int64)
     values = np.array([v for _, points in runs for _, v in points], np.float64)
     ids = store.declare(owner, [name])
@@ -43,6 +43,6 @@ def ramp(start: int, stop: int, stride: int = 1, rank: int = 0) -> tuple[int, li
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds so small that a few points meet them all."""
+    """Set all bounds so low that a few points reach them."""
     for name, bound in {"ROWS": 2, "POINTS": 4, "RANKS": 2, "SWAPPED": 6, "_REST_S": 0}.items():
         monkeypatch.setattr(compact, name, bound)

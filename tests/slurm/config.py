@@ -1,4 +1,4 @@
-"""The configuration of a private Slurm cluster whose nodes all live on this machine."""
+"""Configure a private Slurm cluster whose nodes are all on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a cluster keeps its files, on which ports it listens, and how many nodes it plays."""
+    """Where a cluster keeps its files, on which ports it listens, and how many nodes it simulates."""
 
     folder: Path
     port: int  # the first of a range that nobody else uses
@@ -49,12 +49,12 @@ class Layout:
 
     @property
     def scratch(self) -> Path:
-        """A folder for everybody, as /tmp is: pytest's own is closed to other users."""
+        """Return a folder open to every user, like /tmp: pytest's folder is closed to others."""
         return self.folder / "scratch"
 
     @property
     def bin(self) -> Path:
-        """Slurm's commands for whoever is outside of the room."""
+        """Return the folder with Slurm's commands for use outside the room."""
         return self.folder / "bin"
 
     @property
@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def job_ended_hook(self) -> Path:
-        """A program that, where it exists, slurmctld runs as root for every job that ended (jobcomp/script)."""
+        """Return the program that slurmctld, if it exists, runs as root for every job that ended (jobcomp/script)."""
         return self.folder / "etc" / "jobcomp.d"
 
     @property
@@ -83,12 +83,12 @@ class Layout:
 
 
 def failing_prolog(layout: Layout, node: str) -> Path:
-    """While this file is there, the prolog of every job fails on the node."""
+    """Return a file whose existence makes the prolog of every job fail on the node."""
     return layout.folder / "etc" / f"prolog-fails-on-{node}"
 
 
 def write(layout: Layout, release: Release) -> None:
-    """Make the folders, keys and configuration files."""
+    """Write the folders, keys and configuration files."""
     folder, etc = layout.folder, layout.folder / "etc"
     for name in ("bin", "etc", "run", "log", "state", "spool", "mysql", "mysql-tmp", "rest", "scratch"):
         (folder / name).mkdir(mode=0o755, exist_ok=True)
@@ -107,7 +107,7 @@ def write(layout: Layout, release: Release) -> None:
 
 
 def write_commands(layout: Layout, enter: str) -> None:
-    """Slurm's commands, for root outside: each enters the room. A job must not inherit the way to them."""
+    """Write wrappers of Slurm's commands that enter the room, for root outside it. Jobs must not inherit their path."""
     for command in COMMANDS:
         environment = f"export SLURM_CONF={layout.slurm_conf} PATH=/usr/bin:/bin:${{PATH#{layout.bin}:}}"
         _program(layout.bin / command, f'{environment}\nexec {enter} /usr/bin/{command} "$@"')

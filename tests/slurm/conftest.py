@@ -1,4 +1,4 @@
-"""These tests start whole Slurms: `make test-slurm` and `.ci/run` run them, `make test` leaves them out.
+"""Fixtures for tests with a complete Slurm: `make test-slurm` and `.ci/run` run them, `make test` leaves them out.
 
 TEST_SLURM=1 runs each test on all releases, TEST_SLURM=24.11 on that one alone.
 """
@@ -28,7 +28,7 @@ collect_ignore_glob = [] if CHOSEN else ["test_*.py"]
 
 
 class ByRelease(LoadScopeScheduling):  # type: ignore[misc]
-    """Three shares of each release, a cluster for each: two of whole lives of jobs, which mostly wait, and all else."""
+    """Split each release into three shares with a cluster each: two of whole jobs, which mostly wait, and the rest."""
 
     def _split_scope(self, nodeid: str) -> str:
         parameters = re.split(r"[\[\]-]", nodeid)
@@ -45,27 +45,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.fixture(scope="session", params=NAMES)
 def release(request: pytest.FixtureRequest) -> str:
-    """The release of Slurm that this test runs on."""
+    """Return the Slurm release on which this test runs."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def slurm(release: str) -> Iterator[Cluster]:
-    """A cluster of that release, up since its first test. Shared: leave it as it was (`slurm.without("slurmctld")`)."""
+    """Return a running cluster of that release. It is shared: leave it as it was (`slurm.without("slurmctld")`)."""
     with cluster(release) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def portal(slurm: Cluster) -> Iterator[Portal]:
-    """One portal for a module. Jobs of one test are no concern of another's."""
+    """Return one portal per module. A test must ignore the jobs of other tests."""
     with portal_on(slurm) as made:
         yield made
 
 
 @pytest.fixture
 def alice(portal: Portal) -> Iterator[Person]:
-    """A researcher of the project vision, over REST."""
+    """Return a researcher of the project vision, as a REST client."""
     person = portal.as_person("alice")
     yield person
     person.client.close()
@@ -73,7 +73,7 @@ def alice(portal: Portal) -> Iterator[Person]:
 
 @pytest.fixture
 def bob(portal: Portal) -> Iterator[Person]:
-    """Of the project speech."""
+    """Return a researcher of the project speech, as a REST client."""
     person = portal.as_person("bob")
     yield person
     person.client.close()

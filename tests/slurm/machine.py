@@ -1,4 +1,4 @@
-"""One of Slurm's nodes with GPUs of its own, and a real agent on it."""
+"""A Slurm node with GPUs, and a real agent on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stack import REPOSITORY, Stack
 
 
 class Machine:
-    """One of Slurm's nodes with GPUs: number i of NVML's is used 10 × (i + 1) %, and has /dev/nvidia<minors[i]>."""
+    """A Slurm node with GPUs: NVML's GPU i is used 10 × (i + 1) % and is /dev/nvidia<minors[i]>."""
 
     def __init__(self, portal: Stack, folder: Path, node: str, minors: range) -> None:
         self.portal, self.folder, self.node, self.minors = portal, folder / node, node, minors
@@ -53,7 +53,7 @@ class Machine:
         }
 
     def python(self) -> str:
-        """One whose programs find this machine's GPUs: what people say for their jobs is for ranks, not launchers."""
+        """Return a Python whose programs find this machine's GPUs: a job's variables reach ranks, not launchers."""
         path, known = self.folder / "python", " ".join(f"{name}={value}" for name, value in self.of_nvml.items())
         path.write_text(f'#!/bin/sh\nexec env {known} {sys.executable} "$@"\n')
         path.chmod(0o755)

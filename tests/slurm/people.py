@@ -1,6 +1,6 @@
 """Three unprivileged Unix users for tests: the portal's and two people of the lab, all in one group.
 
-Made where they are missing, as root, and left there: two test runs at once share them.
+Created as root if they are missing, and never removed: concurrent test runs share them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Person:
 
 
 class People:
-    """The portal's user and two people, whom `Person` describes; `group` is the number of the group of all three."""
+    """The portal's user and two people, whom `Person` describes; `group` is the id of their common group."""
 
     def __init__(self) -> None:
         with (Path(tempfile.gettempdir()) / "vigil-people.lock").open("w") as lock:
@@ -40,7 +40,7 @@ class People:
         self.group = grp.getgrnam(GROUP).gr_gid
 
     def as_user(self, name: str, *command: str | Path) -> list[str]:
-        """The command line that runs a command on this machine as one of them, reaching the checkout and its Python."""
+        """Return the command line that runs a command as one of them, with access to the checkout and its Python."""
         return [sys.executable, "-I", room.__file__, "as", name, *map(str, command)]
 
 

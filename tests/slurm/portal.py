@@ -1,4 +1,4 @@
-"""A whole Vigil in front of a private Slurm: the portal an unprivileged Unix user, alice and bob two others."""
+"""A complete Vigil on a private Slurm: the portal runs as an unprivileged Unix user, alice and bob are two others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(json.dumps(secrets))
 
 
 class Portal(Stack):
-    """`vigil up` as the portal's Unix user. `alice` computes for the project vision, `bob` for speech."""
+    """`vigil up` as the portal's Unix user. `alice` works in the project vision, `bob` in speech."""
 
     def __init__(self, slurm: Cluster, **environment: str) -> None:
         self.slurm, self.people = slurm, People()
@@ -72,7 +72,7 @@ class Portal(Stack):
         shutil.rmtree(self.key.parent, ignore_errors=True)
 
     def make_people(self) -> None:
-        """Alice and bob with tokens of their own; the portal's own user may use every project."""
+        """Create alice and bob with tokens; the portal's own user may use every project."""
         accounts = json.dumps({"alice": "vision", "bob": "speech"})
         program = f"import django; django.setup()\n{_MAKE_PEOPLE}"
         done = subprocess.run(
@@ -82,7 +82,7 @@ class Portal(Stack):
         self._secrets = json.loads(done.stdout)
 
     def secret_of(self, name: str) -> str:
-        """Their API token."""
+        """Return the person's API token."""
         return self._secrets[name]
 
     def as_person(self, name: str) -> Person:
@@ -94,7 +94,7 @@ class Portal(Stack):
 
 
 class Person:
-    """Somebody who uses the portal over REST."""
+    """A person who uses the portal over REST."""
 
     def __init__(self, portal: Portal, client: httpx.Client) -> None:
         self.portal, self.client = portal, client
@@ -113,7 +113,7 @@ class Person:
         return list(self.client.get(f"/jobs/{job_id}/attempts").json()["items"])
 
     def wait(self, job_id: int, *states: str, timeout_s: float = 120.0) -> dict[str, Any]:
-        """The job, once it is in one of these states (default: once it has ended)."""
+        """Wait until the job is in one of these states (default: until it has ended), and return it."""
         wanted = frozenset(states) or ENDED
 
         def look() -> dict[str, Any] | None:
@@ -129,14 +129,14 @@ class Person:
         return found
 
     def said(self, job_id: int) -> str:
-        """What its launchers, ranks and shippers have written, to see why it does not go on."""
+        """Return what the job's launchers, ranks and shippers wrote, to see why it does not proceed."""
         logs = sorted(self.portal.runs.glob(f"*/{job_id}-*/job/attempt-*/logs/*.log"))
         return "\n".join(
             f"{log.parent.parent.name}/{log.name}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs
         )
 
     def wait_for_step(self, job_id: int, step: int, timeout_s: float = 90.0) -> dict[str, Any]:
-        """The job, once it has reported this step."""
+        """Wait until the job has reported this step, and return it."""
 
         def look() -> dict[str, Any] | None:
             found = self.job(job_id)
@@ -148,7 +148,7 @@ class Person:
         return found
 
     def losses(self, job_id: int) -> dict[int, float]:
-        """The line of record of rank 0."""
+        """Return the line of record of rank 0."""
         answer = self.client.get(f"/jobs/{job_id}/series", params={"name": "loss", "points": 20_000}).json()
         item = answer["items"][0]
         return dict(zip(item["step"], item["value"], strict=True))
@@ -163,7 +163,7 @@ class Person:
 
 @contextmanager
 def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
-    """A portal that is up, with its people."""
+    """Start a portal with its people."""
     made = Portal(slurm, **environment)
     try:
         made.start()
@@ -174,13 +174,13 @@ def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
 
 
 def script(steps: int, *, seconds: float = 0.05, every: int = 100, **resources: Any) -> dict[str, Any]:
-    """Two ranks on one node that compute nothing, for what is around a job."""
+    """Return a spec of two ranks on one node that compute nothing, for tests of everything around a job."""
     asked = {"time_limit": "00:05:00", **resources}
     return steady.spec(steps, seconds=seconds, every=every, project="vision", resources=asked)
 
 
 def federated(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:
-    """The example: two ranks on one node."""
+    """Return the federated example on two ranks of one node."""
     return {
         **FEDERATED,
         "tags": [],
@@ -192,7 +192,7 @@ def federated(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict
 
 
 def language(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:
-    """The example, smaller: two ranks on one node."""
+    """Return a smaller language example on two ranks of one node."""
     return {
         **LANGUAGE,
         "tags": [],

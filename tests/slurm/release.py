@@ -1,10 +1,10 @@
-"""Where a private Slurm comes from: Debian's packages of one release, unpacked under var/slurm and never installed.
+"""Provide a private Slurm: Debian's packages of one release, unpacked under var/slurm and never installed.
 
-    python -m tests.slurm.release [22.05 …]     makes them ready; nothing to do where they are
-    python -m tests.slurm.release --turn        names the one whose turn it is: `.ci/run` tests on one, and alternates
+    python -m tests.slurm.release [22.05 …]     prepares them; does nothing if they are ready
+    python -m tests.slurm.release --turn        prints the release whose turn it is: `.ci/run` alternates between them
 
-Nothing of the machine changes: the daemons find themselves in a room (tests/slurm/room.py) where the unpacked
-folder is /usr. Packages come from the mirror that this machine's apt uses, with its signatures checked.
+The machine itself is not changed: the daemons run in a room (tests/slurm/room.py) where the unpacked folder is /usr.
+Packages come from the mirror that this machine's apt uses, with their signatures checked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NoSlurm(Exception):
 
 @dataclass(frozen=True)
 class Release:
-    """One release of Slurm, as one of Debian's suites packs it."""
+    """One release of Slurm, as one Debian suite packages it."""
 
     name: str
     suite: str
@@ -97,7 +97,7 @@ OLDER_CLIENT = "bookworm"
 
 
 def find(name: str) -> Release:
-    """The release of that name, unpacked."""
+    """Return the unpacked release of that name."""
     releases = {release.name: release for release in RELEASES}
     if name not in releases:
         raise NoSlurm(f"there is no release {name}: {', '.join(releases)}")
@@ -109,12 +109,12 @@ def find(name: str) -> Release:
 
 
 def whose_turn() -> Release:
-    """One release a landing, the next one after the next commit."""
+    """Return the release to test: each commit moves on to the next one."""
     return RELEASES[turn(len(RELEASES))]
 
 
 def prepare(release: Release) -> None:
-    """Unpack aside, then put into its place: whoever looks sees all of it or nothing."""
+    """Unpack into a temporary folder and rename it: others see either all of it or nothing."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once take turns
@@ -133,7 +133,7 @@ def prepare(release: Release) -> None:
 
 
 def _is_in_use(folder: Path) -> bool:
-    """Whether a cluster that is up has it as its /usr, wherever it has been moved since."""
+    """Return whether a running cluster has it as its /usr, even if it was moved since."""
     for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
         with suppress(OSError):
             if f"{folder}/" in mounts.read_text():
@@ -162,7 +162,7 @@ def _unpack(release: Release, aside: Path) -> None:
 
 
 class Apt:
-    """apt of its own in a folder: another suite than the machine's, nothing installed, the same mirror and keys."""
+    """A private apt in a folder: another suite than the machine's, nothing installed, the same mirror and keys."""
 
     def __init__(self, folder: Path, suite: str) -> None:
         self.folder = folder
@@ -180,14 +180,14 @@ class Apt:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def download(self, packages: Sequence[str]) -> list[Path]:
-        """The packages and whatever they depend on, each checked against the signed list."""
+        """Download the packages and their dependencies, each checked against the signed list."""
         plan = self._run("install", "--simulate", "--no-install-recommends", *packages)
         names = [line.split()[1] for line in plan.splitlines() if line.startswith("Inst ")]
         self._run("download", *(name for name in names if not UNUSED.match(name)))
         return list((self.folder / "archives").glob("*.deb"))
 
     def alone(self, package: str) -> list[Path]:
-        """One package without what it depends on."""
+        """Download one package without its dependencies."""
         self._run("download", package)
         return list((self.folder / "archives").glob("*.deb"))
 
@@ -204,7 +204,7 @@ class Apt:
 
 
 def _mirror() -> str:
-    """Where this machine gets its own suite from, in whichever form its sources are written."""
+    """Return the mirror of this machine's own suite, in whichever form its sources are written."""
     own = _os_release().get("VERSION_CODENAME", "")
     if _os_release().get("ID") != "debian" or not shutil.which("apt-get"):
         raise NoSlurm("Slurm's packages are unpacked from Debian's mirror: run these tests on a Debian machine")
@@ -232,7 +232,7 @@ def _extract(packages: Sequence[Path], root: Path) -> None:
 
 
 def _link(usr: Path) -> None:
-    """What the packages' own scripts would have done."""
+    """Create the links that the packages' own scripts would create."""
     for folder in (usr / "bin", usr / "sbin"):
         for program in folder.glob("slurm*-wlm"):
             (folder / program.name.removesuffix("-wlm")).symlink_to(program.name)
@@ -243,7 +243,7 @@ def _link(usr: Path) -> None:
 
 
 def _make_ld_cache(root: Path, cache: Path) -> None:
-    """Where the loader finds libraries. The machine's configuration holds: it names those of a Python in /usr/local."""
+    """Write the loader's cache of libraries, by the machine's configuration, which may name a Python in /usr/local."""
     (root / "etc").mkdir(exist_ok=True)
     shutil.copy("/etc/ld.so.conf", root / "etc" / "ld.so.conf")
     shutil.copytree("/etc/ld.so.conf.d", root / "etc" / "ld.so.conf.d", dirs_exist_ok=True)
@@ -268,7 +268,7 @@ def _debian() -> int:
 
 
 def _recipe() -> str:
-    """Changes with whatever the unpacked folder depends on."""
+    """Return a digest that changes with everything on which the unpacked folder depends."""
     parts = (LAYOUT, SLURM, BASE, LIBRARIES, UNUSED.pattern, NOT_UNPACKED, _debian())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -1,8 +1,8 @@
-"""A room: this machine with another folder as its /usr, seen only by the processes that were let in.
+"""A room: this machine with another folder as its /usr, visible only to the processes that entered it.
 
 Everything else (the checkout, temporary files, users, devices, the network) is the machine's own, at its own path. Run
-as a program, this file is the room's keeper: it lives as long as its standard input is open, and takes everybody in the
-room with it, however they daemonised: jobs, too, so that nothing outlives a killed test. Standard library only.
+as a program, this file is the room's keeper: it lives as long as its standard input is open, and on exit kills every
+process in the room, even daemons and jobs, so that nothing outlives a killed test. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 
 
 class Room:
-    """A room and its keeper. `enter(command)` is the command line that runs a command in it."""
+    """A room and its keeper. `enter(command)` returns the command line that runs a command in it."""
 
     def __init__(self, usr: Path, ld_cache: Path, *, visible: Sequence[Path] = ()) -> None:
         self.keeper = subprocess.Popen(
@@ -41,19 +41,19 @@ class Room:
 
     @property
     def command_prefix(self) -> str:
-        """The same for a shell's command line, staying in its folder."""
+        """Return the same as a shell command line that stays in its folder."""
         return f'nsenter --mount=/proc/{self.keeper.pid}/ns/mnt --wdns="$PWD" --'
 
     def members(self) -> list[int]:
         return members(self.mark, besides=self.keeper.pid)
 
     def close(self) -> None:
-        """End everybody in it."""
+        """End every process in it."""
         self.keeper.communicate()
 
 
 def members(mark: str, besides: int = 0) -> list[int]:
-    """The processes of the room with that mark."""
+    """Return the room's processes with that mark."""
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [pid for pid in everybody if pid != besides and _namespace(pid) == mark]
 
@@ -97,7 +97,7 @@ def _furnish(usr: Path, ld_cache: Path, visible: Sequence[Path]) -> None:
 
 
 def _bring_python(usr: Path) -> None:
-    """The machine's own Python, which would be hidden."""
+    """Mount the machine's own Python, which the other /usr would hide."""
     library = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}")
     _bind("/usr" / library, usr / library)
     program = Path(os.path.realpath(sys.executable))
@@ -106,7 +106,7 @@ def _bring_python(usr: Path) -> None:
 
 
 def _open_ways(visible: Sequence[Path]) -> None:
-    """Let every user reach these paths: a closed folder above (often /root) is covered by one with the way alone."""
+    """Let every user reach these paths: cover a closed parent folder (often /root) with one that has only this path."""
     ways: dict[Path, list[Path]] = {}
     for path in dict.fromkeys(visible):
         if closed := next((p for p in reversed(path.parents) if not p.stat().st_mode & stat.S_IXOTH), None):
@@ -135,7 +135,7 @@ def _call(function: str, *arguments: object) -> None:
 
 
 def _become(name: str, command: Sequence[str]) -> None:
-    """Run a command as another user who can reach our Python; on the machine's own /usr."""
+    """Run a command as another user who can reach our Python, with the machine's own /usr."""
     _call("unshare", _CLONE_NEWNS)
     _call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
     here = os.getcwd()
@@ -146,7 +146,7 @@ def _become(name: str, command: Sequence[str]) -> None:
 
 
 def as_user(name: str, *command: str | Path) -> list[str]:
-    """The command line that gives up root for one of this machine's users. `keep`: a change of user forgets it."""
+    """Return the command line that switches from root to a user. `keep`: the switch would clear the death signal."""
     gid = pwd.getpwnam(name).pw_gid
     identity = [f"--reuid={name}", f"--regid={gid}", "--init-groups", "--inh-caps=-all", "--pdeathsig=keep"]
     return ["setpriv", *identity, "--", *map(str, command)]

@@ -1,4 +1,4 @@
-"""A proxy with TLS before a slurmrestd, which has none of its own."""
+"""A TLS proxy in front of a slurmrestd, which has no TLS itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextmanager
 def tls_before(port: int, folder: Path) -> Iterator[str]:
-    """A proxy with a certificate of its own, folder/proxy.pem, before a port of this machine."""
+    """Run a proxy with a self-signed certificate, folder/proxy.pem, in front of a port of this machine."""
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-keyout", str(folder / "proxy.key"), "-out", str(folder / "proxy.pem"), "-subj", "/CN=slurm.test",

@@ -1,4 +1,4 @@
-"""Connection to slurmrestd with faults on it: answers that are dropped, requests that arrive late."""
+"""A connection to slurmrestd with faults: answers that are dropped, requests that arrive late."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 
 
 class Wire:
-    """Passes TCP connections on, one request each way. `cut` and `late` act on the next POST and then forget it.
+    """Forwards TCP connections, one request each way. `cut` and `late` apply to the next POST only.
 
-    `cut`: it is passed on, and the connection is closed before the answer. `late`: it lies here until `let_through()`,
-    while its sender hears nothing.
+    `cut`: the request is forwarded, and the connection is closed before the answer. `late`: the request is kept until
+    `let_through()`, while its sender gets no answer.
     """
 
     def __init__(self, port: int) -> None:
@@ -25,7 +25,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def let_through(self) -> None:
-        """What was late arrives; whoever sent it has gone."""
+        """Deliver the late request; its sender has gone."""
         for request in self._held:
             self._pass_on(request)
         self._held.clear()
@@ -76,7 +76,7 @@ def wire(port: int) -> Iterator[Wire]:
 
 
 def _message(connection: socket.socket) -> bytes:
-    """One HTTP message by its Content-Length; empty where the other side is done."""
+    """Read one HTTP message by its Content-Length; empty if the other side has closed."""
     data = b""
     while b"\r\n\r\n" not in data:
         more = connection.recv(65_536)

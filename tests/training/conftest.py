@@ -1,4 +1,4 @@
-"""What the tests of the trainer share: the recipes' data, made once, and a run directory to launch in."""
+"""Shared fixtures of the trainer's tests: the recipes' data, made once, and a run directory to launch in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """A run directory; whatever was launched in it ends with the test."""
+    """Return a run directory; everything launched in it ends with the test."""
     run = Run(tmp_path / "run")
     yield run
     run.end()

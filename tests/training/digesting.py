@@ -1,4 +1,4 @@
-"""Looks into the ranks of a run: what the whole tensors are once a checkpoint is read, and at the end."""
+"""Inspect the ranks of a run: digests of the full tensors after a checkpoint is read, and at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Leaves digests.<restored|ended>.<rank>.json in the attempt's folder: by name, the sha256 of the whole tensor."""
+    """Leave digests.<restored|ended>.<rank>.json in the attempt's folder: by name, the sha256 of the full tensor."""
     from training.trainer import Trainer
 
     begin, finish = Trainer._begin, Trainer._finish
@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def digests(attempt_dir: Path, when: str) -> dict[str, str]:
-    """Of all ranks: a pipeline's have names of their own, the others must agree."""
+    """Return the digests of all ranks: names differ between pipeline stages, and equal names must agree."""
     found: dict[str, str] = {}
     for path in sorted(attempt_dir.glob(f"digests.{when}.*.json")):
         for name, digest in json.loads(path.read_text()).items():

@@ -1,4 +1,4 @@
-"""The launcher with fake ranks in the trainer's place: python fake_launch.py RUN_DIR 'what fake_rank.py is told'."""
+"""Run the launcher with fake ranks instead of the trainer: python fake_launch.py RUN_DIR 'options of fake_rank.py'."""
 
 from __future__ import annotations
 

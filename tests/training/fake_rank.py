@@ -1,9 +1,9 @@
-"""A rank as the launcher sees one, without torch: heartbeat, reports, steps in lockstep, commits, and accidents.
+"""A fake rank without torch: heartbeat, reports, steps in lockstep, commits, and accidents.
 
     python fake_rank.py '{"steps": 50, "accidents": [{"rank": 1, "step": 9, "do": "kill"}]}'
 
 An accident happens in incarnation 0 unless it names another. Ranks wait for each other at every step, as in a
-collective; one whose peer has gone raises what gloo would.
+collective; if a peer has gone, a rank raises the exception that gloo would.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def do(accident: dict[str, Any], heartbeat: Heartbeat) -> None:
 
 
 def meet(step: int) -> None:
-    """Everybody is at this step, or somebody has gone."""
+    """Wait until every rank is at this step, or one has gone."""
     SYNC.mkdir(exist_ok=True)
     mine = SYNC / f"{INCARNATION}.{RANK}"
     temporary = mine.with_name(f".{mine.name}")
@@ -104,7 +104,7 @@ def meet(step: int) -> None:
 
 
 def wait_for(rank: int, has_done: Callable[[], bool]) -> None:
-    """Until this rank has done something, or has gone without doing it: one that ended well did it first."""
+    """Wait until this rank has done something; raise like gloo if it has exited without doing it."""
     while not has_done():
         is_gone = (place := where_is(rank)) is not None and not alive(place[1])
         if is_gone and not has_done():
@@ -128,7 +128,7 @@ def alive(pid: int) -> bool:
 
 
 def decide(step: int) -> bool:
-    """Rank 0 looks for the request to stop; all do the same at the same step."""
+    """Let rank 0 check for the request to stop, so that all ranks stop at the same step."""
     word = SYNC / f"{INCARNATION}.stop.{step}"
     if RANK == 0:
         temporary = word.with_name(f".{word.name}")

@@ -17,7 +17,7 @@ Identity = tuple[str, int, int, str, int]  # stream, incarnation, rank, series, 
 
 @dataclass
 class Intake:
-    """What was taken. `statuses`: answered instead of taking, one a post; `forget`: take, but hang up unanswered."""
+    """The accepted reports. `statuses`: returned instead, one per post; `forget`: accept, but hang up unanswered."""
 
     cursors: dict[str, int] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Intake:
 
 
 class Server:
-    """The intake on a port of its own, which can go away and come back."""
+    """The intake on a separate port, which can go away and come back."""
 
     def __init__(self) -> None:
         self.intake = Intake()

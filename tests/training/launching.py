@@ -1,4 +1,4 @@
-"""Starting launchers in tests and looking at what they left."""
+"""Start launchers in tests and inspect what they leave."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ KILLS = int(os.environ.get("TEST_KILLS", "1"))  # of each kind, all in one job; 
 
 
 def accident(rank: int, step: object, do: str, **more: Any) -> dict[str, Any]:
-    """What a fake rank shall meet with at a step (fake_rank.py)."""
+    """Describe what happens to a fake rank at a step (fake_rank.py)."""
     return {"rank": rank, "step": step, "do": do, **more}
 
 
 @dataclass
 class Run:
-    """A run directory, and the launchers started in it. Nothing is left running when a test ends."""
+    """A run directory, and the launchers started in it. All of them end with the test."""
 
     path: Path
 
@@ -52,7 +52,7 @@ class Run:
         nodes: int = 1,
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """`training.launch`, or with arguments the one with fake ranks."""
+        """Start `training.launch`, or, with arguments, the one with fake ranks."""
         known = {
             "SLURM_JOB_ID": job,
             "SLURM_RESTART_COUNT": str(restart),
@@ -74,12 +74,12 @@ class Run:
         return process
 
     def fake(self, *, ranks: int = 2, launch: str = "", **told: Any) -> subprocess.Popen[bytes]:
-        """One launcher with fake ranks. `launch`: further lines of [launch]."""
+        """Start one launcher with fake ranks. `launch`: further lines of [launch]."""
         self.describe(f'kind = "distributed"\n[launch]\nranks_per_node = {ranks}\nsample_seconds = 0.2\n{launch}')
         return self.launch(json.dumps(told))
 
     def script(self, source: str, *, ranks: int = 1, launch: str = "", script: str = "") -> subprocess.Popen[bytes]:
-        """One launcher with a script of somebody's."""
+        """Start one launcher with a user's script."""
         code = self.path / "job" / "code"
         code.mkdir(exist_ok=True)
         (code / "train.py").write_text(source)
@@ -105,11 +105,11 @@ class Run:
         return sorted(found, key=lambda event: float(event["time"]))
 
     def losses(self, number: int = 1, rank: int = 0) -> dict[int, dict[int, float]]:
-        """incarnation → step → loss."""
+        """Return incarnation → step → loss."""
         return self.series("loss", number, rank)
 
     def series(self, name: str, number: int = 1, rank: int = 0) -> dict[int, dict[int, float]]:
-        """incarnation → step → value."""
+        """Return incarnation → step → value."""
         found: dict[int, dict[int, float]] = {}
         for path in (self.attempt(number) / "spool").glob(f"*.{rank}.*.jsonl"):
             for batch in read_spool(path)[1]:
@@ -120,7 +120,7 @@ class Run:
         return (self.path / "batch.log").read_text()
 
     def rank_log(self) -> str:
-        """What rank 0 of the first incarnation has said so far."""
+        """Return the log of rank 0 of the first incarnation so far."""
         path = self.attempt() / "logs" / "0.0.log"
         return path.read_text() if path.exists() else ""
 

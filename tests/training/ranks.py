@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Sabotage:
-    """What befalls a rank at the n-th call of `target` ("module:name" or "module:Class.name")."""
+    """A fault injected into a rank at the n-th call of `target` ("module:name" or "module:Class.name")."""
 
     target: str
     call: int = 1
@@ -59,14 +59,14 @@ class Sabotage:
 
 @dataclass
 class Incarnation:
-    """Ranks that run, or ran."""
+    """The ranks of one incarnation, running or ended."""
 
     attempt_dir: Path
     processes: list[BaseProcess]
     generation: int
 
     def wait(self, seconds: float = SECONDS) -> list[int | None]:
-        """Exit codes by rank, -n for a signal."""
+        """Return exit codes by rank, -n for a signal."""
         deadline = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -125,7 +125,7 @@ class Run:
     def start(
         self, world: int, *, resume: str = "", sabotage: Sabotage | None = None, patient: bool = True
     ) -> Incarnation:
-        """A new attempt of so many ranks. Patient ones end each save before the next step: none is ever skipped."""
+        """Start a new attempt of so many ranks. Patient ones finish each save before the next step: none is skipped."""
         attempt_dir, generation = self.attempt(resume)
         shared = {
             "WORLD_SIZE": str(world),
@@ -153,7 +153,7 @@ class Run:
         return Incarnation(attempt_dir, processes, generation)
 
     def attempt(self, resume: str = "") -> tuple[Path, int]:
-        """A new one's folder and generation."""
+        """Create a new attempt and return its folder and generation."""
         self.attempts += 1
         attempt_dir = self.job_dir / f"attempt-{self.attempts}"
         for part in ("spool", "logs", "stacks", "heartbeat", "members"):
@@ -161,14 +161,14 @@ class Run:
         return attempt_dir, raise_generation(self.job_dir, previous=None, resume=resume)
 
     def finish(self, world: int, *, resume: str = "") -> Incarnation:
-        """A whole attempt that must succeed."""
+        """Run a whole attempt that must succeed."""
         incarnation = self.start(world, resume=resume)
         codes = incarnation.wait()
         assert codes == [0] * world, incarnation.output()
         return incarnation
 
     def series(self, name: str = "loss", rank: int = 0) -> dict[int, float]:
-        """The line of record: per step the value of the newest attempt, and of its newest incarnation."""
+        """Return the line of record: per step the value of the newest attempt, and of its newest incarnation."""
         found: dict[int, float] = {}
         for attempt in range(1, self.attempts + 1):
             for batch in self._batches(attempt, rank):
@@ -194,7 +194,7 @@ class Run:
 
 
 def fork(act: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """Runs a function in a process of its own, torch already imported."""
+    """Run a function in a separate process with torch already imported."""
     process = _context.Process(target=act, args=arguments, daemon=True)
     process.start()
     return process
@@ -203,7 +203,7 @@ def fork(act: Callable[..., Any], *arguments: Any) -> BaseProcess:
 def _rank(
     environment: Mapping[str, str], arguments: list[str], log: Path, sabotage: Sabotage | None, patient: bool
 ) -> None:
-    """In the new process: what `python -m training …` would do in this environment."""
+    """Do in the new process what `python -m training …` would do in this environment."""
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
@@ -226,7 +226,7 @@ def _rank(
 
 
 def add_choices(folder: Path) -> None:
-    """Lists and imports the modules of this folder's recipes/ and parallel/ like our own."""
+    """List and import the modules of this folder's recipes/ and parallel/ like the built-in ones."""
     for kind in ("recipes", "parallel"):
         importlib.import_module(f"training.{kind}").__path__.append(str(folder / kind))
 

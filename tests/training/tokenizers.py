@@ -12,7 +12,7 @@ WORDS = ("the", "siskin", "sings", "at", "dawn")
 
 
 def write_tokenizer(path: Path, *words: str, end: str = "</s>") -> Path:
-    """One token a word. It was once used with texts cut to 2 tokens, which must not matter any more."""
+    """Write a tokenizer with one token per word. It was saved with truncation to 2 tokens, which must be ignored."""
     vocabulary = {word: number for number, word in enumerate(("<unk>", *(words or WORDS)))}
     added = [{"id": len(vocabulary), "content": end, "special": True, **dict.fromkeys(FLAGS, False)}] if end else []
     about: dict[str, Any] = {
@@ -35,7 +35,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 class _Tokenizer:
-    """As much of tokenizers.Tokenizer as is used, for a file as above."""
+    """The part of tokenizers.Tokenizer that is used, for a file as above."""
 
     def __init__(self, about: dict[str, Any]) -> None:
         self._words = about["model"]["vocab"]

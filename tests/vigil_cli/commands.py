@@ -1,4 +1,4 @@
-"""The `vigil` command in this process, and a portal that gives it canned answers."""
+"""Run the `vigil` command in this process, with a portal that returns canned answers."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ JOB = {
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path, monkeypatch):
-    """No portal is known."""
+    """Configure no portal."""
     for name in ("VIGIL_URL", "VIGIL_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VIGIL_HOME", str(tmp_path / "home"))
@@ -29,7 +29,7 @@ def nowhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def portal(monkeypatch):
-    """A portal that answers from a list of functions or of JSON, and remembers what it was asked."""
+    """Provide a portal that answers from a list of functions or JSON values, and records the requests."""
     monkeypatch.setenv("VIGIL_URL", "http://portal")
     monkeypatch.setenv("VIGIL_TOKEN", "secret")
     monkeypatch.setattr(client, "RETRY_S", 0)

@@ -1,4 +1,4 @@
-"""What the tests of the API share: a researcher's token."""
+"""Shared fixtures of the API tests: a researcher's token."""
 
 import pytest
 from django.test import Client

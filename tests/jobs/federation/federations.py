@@ -1,4 +1,4 @@
-"""Federated jobs for tests, and what their rank 0 tells."""
+"""Federated jobs for tests, and what their rank 0 reports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Did = tuple[int, str, float, float, float]
 
 
 def spec_of(**run: Any) -> JobSpec:
-    """None leaves out."""
+    """Return a spec; a field that is None is left out."""
     options = {name: value for name, value in (RUN | run).items() if value is not None}
     return JobSpec.parse({"name": "heron", "kind": "federated", "run": options})
 
 
 def a_federation(owner: User, project: Project, *, run: dict[str, Any] | None = None, **fields: Any) -> Job:
-    """A federated job with one attempt, as `a_job` makes others."""
+    """Create a federated job with one attempt, like `a_job`."""
     spec = spec_of(**(run or {}))
     given = {"name": spec.name, "kind": spec.kind, "spec": spec.model_dump(mode="json"), "spec_toml": write_toml(spec)}
     fields["attempt"] = {"steps": spec.run.length if spec.run else None} | fields.pop("attempt", {})
@@ -35,12 +35,12 @@ def a_federation(owner: User, project: Project, *, run: dict[str, Any] | None = 
 
 
 def everybody(clients: int, *, accuracy: float = 0.8) -> list[Did]:
-    """All of them trained; of higher numbers the accuracy is higher."""
+    """Return clients that all trained; the higher the number, the higher the accuracy."""
     return [(number, "trained", 0.5, accuracy + number / 1000, 1.0) for number in range(clients)]
 
 
 def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
-    """The fields of a `round.clients` event: who did what in these rounds. `columns`: of all rounds alike."""
+    """Return the fields of a `round.clients` event for these rounds; `columns` holds values common to all rounds."""
     told: dict[str, list[Any]] = {name: [] for name in ROUND_COLUMNS}
     each: dict[str, list[Any]] = {name: [] for name in CLIENT_COLUMNS}
     for number, did in rounds.items():
@@ -61,13 +61,13 @@ def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
 def split(
     counts: list[list[int]], labels: tuple[str, ...] = ("no", "yes"), *, evaluated: list[int] | None = None
 ) -> list[dict[str, object]]:
-    """The fields of `clients.split` events."""
+    """Return the fields of `clients.split` events."""
     parts = split_events(np.array(counts), labels, None if evaluated is None else np.array(evaluated))
     return [part.pack() for part in parts]
 
 
 def names(*called: str) -> list[dict[str, object]]:
-    """The fields of `clients.named` events."""
+    """Return the fields of `clients.named` events."""
     return [part.pack() for part in name_events(called)]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the follower share: a tick, and a job that the scheduler has. Sweeps have tests of their own."""
+"""Shared fixtures of the follower's tests: a tick, and a job that the scheduler has. Sweeps have separate tests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tick(scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], bool]]:
-    """A round of the follower; what it lived through but should not have met fails the test."""
+    """Run one round of the follower; an exception that it had to tolerate fails the test."""
     yield lambda: follow.tick(scheduler)
     assert not [record.getMessage() for record in caplog.records if record.exc_info]
 
 
 @pytest.fixture
 def job(oskar: User, tick: Callable[[], bool]) -> Job:
-    """A job that the scheduler has, pending."""
+    """Return a pending job that the scheduler has."""
     spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 1}})
     made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
@@ -47,7 +47,7 @@ def _verdicts_are_waited_for(_no_verdict: None, monkeypatch: pytest.MonkeyPatch)
 def job_of_two_nodes(
     _verdicts_are_waited_for: None, oskar: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> Job:
-    """A job on two of twenty nodes, running."""
+    """Return a running job on two of twenty nodes."""
     machines(scheduler, *(f"dgx{number:02}" for number in range(1, 21)))
     spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 5}, "resources": {"nodes": 2}})
     made, _ = submit(oskar, spec, spec_toml=write_toml(spec))

@@ -1,4 +1,4 @@
-"""Attempts as far as the follower sees them: what their launchers leave behind, and how they die."""
+"""Attempts as the follower sees them: what their launchers leave behind, and how they fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def newest() -> Attempt:
 
 
 def launched(attempt: Attempt, **result: Any) -> Path:
-    """What a launcher leaves behind: its folder, and its last word if there is one."""
+    """Create what a launcher leaves behind: its folder, and its final report if there is one."""
     folder = rundir.path_of(attempt.job.directory) / "job" / f"attempt-{attempt.number}"
     for part in ("spool", "logs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def machines(scheduler: ScriptedScheduler, *names: str) -> None:
 def die(
     scheduler: ScriptedScheduler, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any
 ) -> Attempt:
-    """The newest attempt ends badly, and a worker finds out of what, as `cause` and `more` say; then it is decided."""
+    """Fail the newest attempt, have it diagnosed as `cause` and `more` say, and let the follower decide."""
     attempt = newest()
     scheduler.update_job(attempt.scheduler_id, state="running", nodes=nodes)
     tick()

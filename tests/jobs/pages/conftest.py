@@ -1,4 +1,4 @@
-"""What the tests of the pages share: a researcher's browser."""
+"""Shared fixtures of the page tests: a researcher's browser."""
 
 import pytest
 from django.test import Client

@@ -1,4 +1,4 @@
-"""Reading a page as a test wants it."""
+"""Read pages in the form that tests need."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from tests.lab import a_checkpoint
 
 
 def text(response: Any) -> str:
-    """The page on one line, with plain spaces."""
+    """Return the page's text on one line, with plain spaces."""
     return " ".join(response.content.decode().replace("\N{NO-BREAK SPACE}", " ").split())
 
 
 def save(job: Job, step: int, **fields: Any) -> Checkpoint:
-    """A checkpoint of the job's latest attempt, looked through."""
+    """Create a verified checkpoint of the job's latest attempt."""
     return a_checkpoint(job, step, **{"state": "verified", **fields})

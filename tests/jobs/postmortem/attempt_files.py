@@ -1,4 +1,4 @@
-"""What an attempt left in its folder, as a test says, and the verdict on its end."""
+"""Create what an attempt leaves in its folder, and return the verdict on its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ XID = "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen of
 
 @dataclass
 class Left:
-    """An attempt on two nodes, and what its ranks and launchers leave in its folder."""
+    """An attempt on two nodes, and the files that its ranks and launchers leave."""
 
     attempt: Attempt
     folder: Path
@@ -34,7 +34,7 @@ class Left:
         path.write_text(told if isinstance(told, str) else json.dumps(told))
 
     def ends(self, node: int = 0, *, incarnation: int = 0, **ranks: tuple[int | None, int | None, float]) -> None:
-        """r3=(exit code, signal, seconds before now)."""
+        """Write how ranks ended: r3=(exit code, signal, seconds before now)."""
         now = timezone.now().timestamp()
         told = [
             {

@@ -1,4 +1,4 @@
-"""An attempt on two nodes, of whose ranks the second was killed."""
+"""Provide an attempt on two nodes whose second rank was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts that end badly, with the logs that they leave."""
+"""Create attempts that fail, with the logs that they leave."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILED = {"cause": "failed", "first_failure": {"rank": 1, "kind": "exception", "
 
 
 def running(owner: User, runs: Path, *, project: str = "default", **fields: Any) -> Attempt:
-    """An attempt on two nodes that has run for ten minutes, with its folder on disk."""
+    """Return an attempt on two nodes that has run for ten minutes, with its folder on disk."""
     job = a_job(owner, a_project(project), state="running")
     directory = f"{project}/{job.pk}-abcdef"
     Job.objects.filter(pk=job.pk).update(directory=directory)
@@ -43,7 +43,7 @@ def write(attempt: Attempt, runs: Path, name: str, text: str) -> None:
 
 
 def dead(owner: User, runs: Path, text: str = RAISED, **options: Any) -> Incident:
-    """The incident of an attempt that has ended badly, diagnosed by what its second rank wrote last."""
+    """Return the incident of a failed attempt, diagnosed by the last output of its second rank."""
     attempt = running(owner, runs, **options)
     write(attempt, runs, "0.0.log", GONE)
     write(attempt, runs, "0.1.log", text)

@@ -1,4 +1,4 @@
-"""Runs that are over, and what went wrong in them, as the follower and the diagnosis would have left them."""
+"""Create finished runs and their failures, as the follower and the diagnosis would have left them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ran(
     job: Job | None = None,
     **incident: Any,
 ) -> Attempt:
-    """An attempt that began `ago` hours before now, and closed; with the cause of its bad end, if it has one."""
+    """Create a closed attempt that began `ago` hours before now; with the cause of its failure, if it failed."""
     began = NOW - timedelta(hours=ago)
     ended = began + timedelta(hours=hours)
     if job is None:
@@ -57,7 +57,7 @@ def failed(attempt: Attempt, cause: str, *, at: datetime | None = None, **fields
 
 
 def trains(attempt: Attempt, after_s: float, *, incarnation: int = 0) -> Event:
-    """Its ranks begin to train so long after its start."""
+    """Let the attempt's ranks begin to train so long after its start."""
     assert attempt.started_at is not None
     at = attempt.started_at + timedelta(seconds=after_s)
     return Event.objects.create(
@@ -66,7 +66,7 @@ def trains(attempt: Attempt, after_s: float, *, incarnation: int = 0) -> Event:
 
 
 def count() -> None:
-    """Until nothing is left to be counted."""
+    """Count until nothing is left to count."""
     while counting.count():
         pass
 

@@ -1,4 +1,4 @@
-"""What the tests of sockets share: a Redis of their own, and ada, who may see the default project."""
+"""Shared fixtures of the socket tests: a private Redis, and ada, who may see the default project."""
 
 from __future__ import annotations
 

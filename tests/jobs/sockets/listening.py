@@ -1,4 +1,4 @@
-"""A socket's other end: what a page or a script hears."""
+"""Act as the client of a websocket: receive what a page or a script receives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORIGIN = "http://127.0.0.1:8000"
 
 
 class Socket(ApplicationCommunicator):
-    """A browser's or (without a client) a script's end of a websocket."""
+    """The client end of a websocket: a browser's, or (without a client) a script's."""
 
     def __init__(self, path: str, client: Client | None = None, **headers: str) -> None:
         told = {"host": "127.0.0.1:8000"}
@@ -44,7 +44,7 @@ class Socket(ApplicationCommunicator):
         super().__init__(application, scope)
 
     async def connect(self) -> int | None:
-        """None once accepted, else the code with which it was closed."""
+        """Connect; return None if accepted, or else the close code."""
         await self.send_input({"type": "websocket.connect"})
         answer = await self.receive_output(10)
         self.answered = dict(answer.get("headers", ()))
@@ -55,7 +55,7 @@ class Socket(ApplicationCommunicator):
         await self.wait(10)
 
     async def hear(self, kind: str = "", timeout: float = 10) -> Any:
-        """The next JSON text of this kind, or the next frame's header with its columns."""
+        """Return the next JSON message of this kind, or the next frame's header with its columns."""
         while True:
             event = await self.receive_output(timeout)
             if event["type"] == "websocket.close":

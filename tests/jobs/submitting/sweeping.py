@@ -1,4 +1,4 @@
-"""A sweep of six, followed tick by tick."""
+"""A sweep of six jobs, followed tick by tick."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tick(scheduler: ScriptedScheduler) -> None:
 
 
 def later() -> None:
-    """Longer than any request takes."""
+    """Move the clock further than any request takes."""
     moment = timezone.now() - timedelta(seconds=31)
     Attempt.objects.filter(ended_at=None, scheduler_id="").exclude(submitting_at=None).update(submitting_at=moment)
     Stray.objects.update(tried_at=moment)

@@ -1,4 +1,4 @@
-"""A machine with jobs that hold its GPUs, for tests of waste: reports as agents send them, a queue as it is read."""
+"""A machine with jobs that hold its GPUs, for tests of waste: agents' reports and a queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def moment(second: float) -> datetime:
 
 
 def machine(gpus: int = 2, *, node: str = "dgx-01", **columns: Any) -> Machine:
-    """A machine that has just told of itself."""
+    """Return a machine that has just reported."""
     made = Machine(node=node, gpus=tuple(f"{node}-{uuid}" for uuid in UUIDS[:gpus]))
     made.post(made.facts(time.time()))
     works(made, columns.get("gpu_percent", 0))
@@ -29,13 +29,13 @@ def machine(gpus: int = 2, *, node: str = "dgx-01", **columns: Any) -> Machine:
 
 
 def works(made: Machine, percent: Any, *, ago_s: float = 10) -> None:
-    """Its GPUs' newest ten seconds: of all alike, or a number each."""
+    """Report ten seconds of utilisation: one number for all GPUs, or a number for each."""
     rows = percent if isinstance(percent, int) else [[one] * 10 for one in percent]
     assert made.post(made.batch(int(time.time() - ago_s), gpu_percent=rows)).status_code == 200
 
 
 def held(scheduler_id: str, indices: list[int], *, node: str = "dgx-01", hours: float = 14, **more: Any) -> QueuedJob:
-    """A job in the queue that holds these GPUs, for so long."""
+    """Add a job to the queue that has held these GPUs for so long."""
     fields = {
         "name": f"job-{scheduler_id}", "user": "mira", "state": "running", "nodes": [node], "gpus": len(indices),
         "gpu_indices": {node: indices}, "started_at": moment(time.time() - hours * HOUR_S),
@@ -46,7 +46,7 @@ def held(scheduler_id: str, indices: list[int], *, node: str = "dgx-01", hours: 
 
 
 def idle_for(made: Machine, hours: float, *gpus: int) -> None:
-    """As if its agent had told nothing but zeros for so long, of these GPUs or of all."""
+    """Pretend that the agent has reported only zeros for so long, for these GPUs or for all."""
     agent = Agent.objects.get(pk=made.agent.pk)
     since = time.time() - hours * HOUR_S
     for place in gpus or range(len(made.gpus)):
@@ -55,7 +55,7 @@ def idle_for(made: Machine, hours: float, *gpus: int) -> None:
 
 
 def vigils(owner: User, scheduler_id: str, **fields: Any) -> Job:
-    """A job of Vigil's that runs as the scheduler's job of this number."""
+    """Create a running job of Vigil's with this scheduler id."""
     return a_job(
         owner,
         a_project(fields.pop("project", "default")),
@@ -71,7 +71,7 @@ def vigils(owner: User, scheduler_id: str, **fields: Any) -> Job:
 
 
 def ends(scheduler_id: str) -> None:
-    """The scheduler names the job no more."""
+    """Remove the job from the scheduler's queue."""
     QueuedJob.objects.filter(scheduler_id=scheduler_id).delete()
     holdings.update()
     assert not Holding.objects.filter(scheduler_id=scheduler_id, until=None).exists()

@@ -1,4 +1,4 @@
-"""Clusters, queues and jobs to ask about, and what is answered."""
+"""Clusters, queues and jobs for tests of explanations, and the resulting text."""
 
 from __future__ import annotations
 

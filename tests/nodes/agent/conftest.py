@@ -1,4 +1,4 @@
-"""A portal to tell, eight GPUs to read, and agents that run."""
+"""Provide a portal stand-in, eight stand-in GPUs, and running agents."""
 
 from __future__ import annotations
 

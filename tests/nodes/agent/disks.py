@@ -1,4 +1,4 @@
-"""A disk without room."""
+"""Fill a disk, for tests without free space."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def occupy(disk: Path) -> Path:
-    """Take all the room that there is."""
+    """Occupy all free space."""
     filler = disk / "filler"
     file = os.open(filler, os.O_WRONLY | os.O_CREAT)
     for size in (65_536, 4_096, 256, 1):

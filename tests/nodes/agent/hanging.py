@@ -1,4 +1,4 @@
-"""A file system that hangs as long as a test wants: FUSE, whose server is the test and answers nothing."""
+"""Mount a file system that hangs as long as a test wants: FUSE, whose server is the test and does not answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANSWERS = {
 
 @dataclass
 class FileSystem:
-    """Answers only while `well` is set; what was asked meanwhile is answered then."""
+    """A file system that answers only while `well` is set; requests received meanwhile are answered then."""
 
     path: Path
     well: threading.Event = field(default_factory=threading.Event)
@@ -61,12 +61,12 @@ class FileSystem:
 
 
 class NoFuse(Exception):
-    """There can be no such file system here."""
+    """FUSE is not available on this machine."""
 
 
 @contextmanager
 def hanging(path: Path) -> Iterator[FileSystem]:
-    """Mounted at a new folder. Raises NoFuse."""
+    """Mount it at a new folder. Raises NoFuse."""
     path.mkdir()
     try:
         file = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)

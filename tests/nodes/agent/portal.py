@@ -1,4 +1,4 @@
-"""A portal as agents know it: a small HTTP server that keeps a cursor a stream, as protocols.md §11 says."""
+"""A stand-in portal for agents: a small HTTP server that keeps a cursor per stream, as protocols.md §11 describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reply = tuple[int, dict[str, Any]]
 
 @dataclass
 class Taken:
-    """A batch that was taken, and when."""
+    """A batch that was accepted, and when."""
 
     number: int
     batch: dict[str, Any]
@@ -27,7 +27,7 @@ class Taken:
 
 @dataclass
 class PortalStandIn:
-    """`refuse` may answer a post in the portal's stead; `hold` keeps answers back while it is set."""
+    """A stand-in portal. `refuse` may answer a post instead of it; `hold` delays answers while it is set."""
 
     cursors: dict[str, int] = field(default_factory=dict)
     taken: list[Taken] = field(default_factory=list)
@@ -48,7 +48,7 @@ class PortalStandIn:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Again on the port that it had."""
+        """Start, or start again on the same port."""
         portal = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ class PortalStandIn:
         return [event for event in told if not kinds or event["kind"] in kinds]
 
     def batches(self) -> list[dict[str, Any]]:
-        """Those with samples."""
+        """Return the batches with samples."""
         with self._guard:
             return [one.batch for one in self.taken if one.batch["n"]]
 

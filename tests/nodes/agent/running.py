@@ -1,4 +1,4 @@
-"""The agent as a real process, over planted files and the stand-in of NVML."""
+"""Run the agent as a real process, on prepared files and the stand-in of NVML."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PERIOD_S = 0.1
 
 
 class Kmsg:
-    """A plain file in the place of /dev/kmsg."""
+    """A plain file instead of /dev/kmsg."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.seq = path, 0
         path.touch()
 
     def say(self, *texts: str, priority: int = 3) -> list[int]:
-        """Records that the kernel wrote just now; answers their numbers."""
+        """Append records as if the kernel had just written them; return their numbers."""
         now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
         numbers = [self.seq + place for place in range(len(texts))]
         lines = [f"{priority},{number},{now},-;{text}\n" for number, text in zip(numbers, texts, strict=True)]
@@ -38,7 +38,7 @@ class Kmsg:
 
 
 class Running:
-    """Agents on one node's folder, one after another."""
+    """Agents that use one node's folder, one after another."""
 
     def __init__(self, folder: Path, portal: PortalStandIn, environment: dict[str, str]) -> None:
         self.portal, self.state = portal, folder / "state"
@@ -70,7 +70,7 @@ class Running:
         return self.process
 
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """One of its other commands, to its end."""
+        """Run one of the agent's other commands to its end."""
         return subprocess.run(
             [sys.executable, "-P", "-m", "nodes.agent", *words],
             cwd=ROOT,
@@ -87,7 +87,7 @@ class Running:
         self.process.wait()
 
     def end(self) -> float:
-        """SIGTERM; how long it took."""
+        """Send SIGTERM and return how long the agent took to end."""
         assert self.process is not None
         began = time.monotonic()
         self.process.terminate()
@@ -105,7 +105,7 @@ class Running:
         return []
 
     def reader(self) -> psutil.Process:
-        """The child that talks to NVML."""
+        """Return the child process that reads NVML."""
         return until(lambda: [one for one in self.children if "gpus.nvml" in " ".join(_command(one))])[0]
 
     def close(self) -> None:

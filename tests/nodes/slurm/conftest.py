@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeats without the wait before them."""
+    """Retry without delay."""
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.0)

@@ -1,4 +1,4 @@
-"""A small slurmctld, slurmdbd and slurmrestd behind httpx.MockTransport, whose truth is known at every moment."""
+"""A small model of slurmctld, slurmdbd and slurmrestd behind httpx.MockTransport, whose true state is always known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLD, NEW = "v0.0.38", "v0.0.42"
 
 @dataclass
 class Run:
-    """One row of the accounts."""
+    """One row of the accounting database."""
 
     submitted: float
     restart: int
@@ -52,7 +52,7 @@ class Job:
 
 
 class Model:
-    """`now` is everybody's clock; `skew` is how far Slurm's own is ahead."""
+    """The modelled cluster. `now` is the common clock; `skew` is how far Slurm's clock is ahead."""
 
     def __init__(self, version: str = NEW, skew: float = 0.0) -> None:
         self.version, self.skew = version, skew
@@ -116,7 +116,7 @@ class Model:
                 run.is_told = True
 
     def _split(self, job: Job) -> Job:
-        """The first waiting task gets an id of its own; the last one keeps the array's."""
+        """Give the first waiting task its own id; the last one keeps the array's."""
         first, *rest = job.waiting
         if rest:
             job.waiting = tuple(rest)

@@ -1,4 +1,4 @@
-"""A slurmrestd that is not there: recorded answers, or made-up ones, behind httpx.MockTransport."""
+"""A simulated slurmrestd: recorded or made-up answers behind httpx.MockTransport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class OneToken:
-    """Always the same, and who was not believed."""
+    """A token source that always returns the same token, and records rejections."""
 
     def __init__(self) -> None:
         self.forgotten: list[str] = []
@@ -34,7 +34,7 @@ class OneToken:
 
 
 def load(version: str, name: str) -> httpx.Response:
-    """A recorded answer: "busy/slurm-jobs"."""
+    """Load a recorded answer: "busy/slurm-jobs"."""
     told = json.loads((RECORDED / version / f"{name}.json").read_text())
     if isinstance(told["body"], str):
         return httpx.Response(told["status"], text=told["body"], headers={"Content-Type": told["type"]})
@@ -47,13 +47,13 @@ def body(version: str, name: str) -> dict[str, Any]:
 
 
 def paths(version: str) -> httpx.Response:
-    """What a slurmrestd of this version alone would say that it serves."""
+    """Return the OpenAPI paths of a slurmrestd that serves only this version."""
     found = body(version, "openapi")["paths"]
     return httpx.Response(200, json={"paths": {path: found[path] for path in found if f"/{version}/" in path}})
 
 
 class Played:
-    """Answers with what was recorded of one version at one moment; `answers` go first, by the end of a path."""
+    """Replays what was recorded of one version at one moment; `answers` take precedence, by the end of a path."""
 
     def __init__(self, version: str, moment: str = "busy", **options: Any) -> None:
         self.version, self.moment = version, moment

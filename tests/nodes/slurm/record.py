@@ -1,9 +1,9 @@
-"""Record what real slurmrestds answer, for the tests beside this file: every REST version of all releases.
+"""Record what real slurmrestds answer, for the tests in this folder: every REST version of all releases.
 
     python -m tests.nodes.slurm.record [22.05 24.11 26.05]      as root, some three minutes each; writes recorded/
 
-Each file is one answer: {"status", "type", "body"}, in recorded/<version>/<moment>/<path>.json. Jobs are known by
-their names. No request is kept, so no token either; the machine's own name reads "head".
+Each file is one answer: {"status", "type", "body"}, in recorded/<version>/<moment>/<path>.json. Jobs are identified by
+their names. No request is stored, and so no token; the machine's own name is replaced by "head".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FOR_SOME = {  # of WHOLE alone: they are long, and the same in between
 
 
 class Recorder:
-    """Writes down what one cluster answers, in every version that it serves."""
+    """Records what one cluster answers, in every version that it serves."""
 
     def __init__(self, slurm: Cluster) -> None:
         self.slurm, self.ids = slurm, dict[str, str]()
@@ -77,7 +77,7 @@ class Recorder:
         self, moment: str, path: str, *, name: str = "", method: str = "GET", token: str = "", query: str = "",
         body: Callable[[tuple[int, int, int]], object] | None = None, headers: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """One request to every version that has such a path."""
+        """Send one request to every version that has this path."""
         service, _, rest = path.partition("/")
         filled = rest.format(**self.ids)
         for version in self.versions:
@@ -136,7 +136,7 @@ def record(name: str) -> None:
 
 
 def _nothing(tell: Recorder) -> None:
-    """Before the first job."""
+    """Record the cluster before the first job."""
     for path in ("slurm/jobs", "slurm/jobs/state", "slurm/nodes", "slurm/reservations", "slurmdb/jobs"):
         tell.ask("nothing", path)
 
@@ -188,7 +188,7 @@ def _limits(slurm: Cluster) -> None:
 
 
 def _busy(tell: Recorder) -> None:
-    """Jobs in every state that can be had, most of them staying there."""
+    """Create jobs in every state that can be reached, most of which they keep, and record the answers."""
     batch, wait, control = tell.batch, tell.wait, tell.control
     batch("gpus", "-N2", "-w", "dgx01,dgx03", "--ntasks-per-node=1", "--gres=gpu:h100:3", "-t", "90", "-L", "matlab")
     batch("completed", script="#!/bin/sh\nexit 0\n")
@@ -294,7 +294,7 @@ def _number(version: str) -> tuple[int, int, int]:
 
 
 def _lines(answer: dict[str, Any]) -> str:
-    """Compact, but with every job or node on a line of its own: what changes between recordings can be read."""
+    """Format compactly, but with each job or node on a separate line, so that diffs between recordings are readable."""
     body = answer["body"]
     if not isinstance(body, dict):
         return json.dumps(answer) + "\n"

@@ -1,4 +1,4 @@
-"""A dcgm-exporter for tests: a real HTTP server that answers in its format, well or badly."""
+"""A dcgm-exporter for tests: a real HTTP server that answers in its format, correctly or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUES = {
 
 
 def text(*, gpus: int = 2, model: str = "NVIDIA H100 80GB HBM3", **changed: str) -> str:
-    """What one answers: each of a GPU's values, and a slice's as well, which is not the GPU's."""
+    """Return an exporter's text: each of a GPU's values, and those of a MIG slice, which are not the GPU's."""
     lines = []
     for name, (told, value) in VALUES.items():
         lines += [f"# HELP {name} {told}", f"# TYPE {name} gauge"]
@@ -41,7 +41,7 @@ def text(*, gpus: int = 2, model: str = "NVIDIA H100 80GB HBM3", **changed: str)
 
 @dataclass
 class Exporter:
-    """What it answers with: replace it as the test goes on."""
+    """The exporter's current answer, which tests may replace at any time."""
 
     url: str = ""
     body: bytes = field(default_factory=lambda: text().encode())
@@ -51,7 +51,7 @@ class Exporter:
     asked: int = 0
 
     def drip(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
-        """A byte now and then, without an end."""
+        """Send a byte at intervals, endlessly."""
         while True:
             handler.wfile.write(body[:1])
             handler.wfile.flush()

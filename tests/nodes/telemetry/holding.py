@@ -1,4 +1,4 @@
-"""Machines, queued jobs and processes to tell who holds which GPU."""
+"""Machines, queued jobs and processes, for tests of which job holds which GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent as the contract has it (docs/reference/protocols.md §11), for tests of the portal's side."""
+"""A simulated agent that follows docs/reference/protocols.md §11, for tests of the portal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START = 1_763_000_000  # a Unix second
 
 @dataclass
 class Machine:
-    """One machine's agent: it numbers its batches, and posts what it is told to."""
+    """One machine's agent: it numbers its batches and posts those that a test gives it."""
 
     node: str = "dgx-01"
     gpus: tuple[str, ...] = UUIDS[:2]
@@ -37,7 +37,7 @@ class Machine:
         return Agent.objects.get(node=self.node)
 
     def batch(self, at: int, *, n: int = 10, host: dict[str, Any] | None = None, **columns: Any) -> dict[str, Any]:
-        """Ten seconds: of each column a number (all GPUs alike), or a list of rows."""
+        """Return ten seconds of samples: for each column one number (the same for all GPUs) or a list of rows."""
         rows = {
             name: value if isinstance(value, list) else [[value] * n for _ in self.gpus]
             for name, value in columns.items()
@@ -45,7 +45,7 @@ class Machine:
         return {"at": at, "period": 1, "n": n, "gpus": list(self.gpus), "columns": rows, "host": host or {}}
 
     def event(self, kind: str, at: float, **more: Any) -> dict[str, Any]:
-        """A batch that brings this event alone."""
+        """Return a batch with only this event."""
         return {"at": int(at), "n": 0, "events": [{"kind": kind, "at": at, **more}]}
 
     def facts(self, at: float, **more: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Machine:
         return self.event("facts", at, **{"driver": "570.86.15", "gpus": gpus, **more})
 
     def post(self, *batches: dict[str, Any], first: int | None = None, **frame: Any) -> Any:
-        """The portal's answer to these batches, which go on where the stream stands unless `first` says otherwise."""
+        """Post these batches at the end of the stream, or at `first`, and return the response."""
         body = {
             "version": 1,
             "stream": self.stream,
@@ -85,7 +85,7 @@ class Machine:
         return answer
 
     def fill(self, start: int, end: int, **columns: Any) -> None:
-        """Post whole batches of 10 s from `start` on, before `end`, 60 a post."""
+        """Post batches of 10 s from `start` until `end`, 60 per post."""
         batches = [self.batch(at, **columns) for at in range(start, end, 10)]
         for at in range(0, len(batches), 60):
             assert self.post(*batches[at : at + 60]).status_code == 200

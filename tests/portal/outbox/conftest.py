@@ -1,4 +1,4 @@
-"""Somebody who is told, and receivers that the site has allowed."""
+"""Provide a person to notify, and receivers that the site has allowed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def web(settings: Any) -> Iterator[receiving.Web]:
 
 @pytest.fixture
 def channel(oskar: User, web: receiving.Web) -> Callable[..., Channel]:
-    """Makes a channel of Oskar's, a webhook to `web` unless said otherwise."""
+    """Return a function that makes a channel of Oskar's, by default a webhook to `web`."""
 
     def make(**fields: Any) -> Channel:
         given = {"kind": "webhook", "address": web.url}

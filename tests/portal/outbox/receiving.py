@@ -1,4 +1,4 @@
-"""Receivers of messages, real ones on this machine: a web server that answers as it is told, a mail server."""
+"""Real receivers of messages on this machine: a web server with scripted answers, and a mail server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 def status(code: int, body: bytes = b"", **headers: str) -> Answer:
-    """An answer with that status."""
+    """Return an answer with that status."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(code)
@@ -43,7 +43,7 @@ class Post:
 
 @dataclass
 class Web:
-    """What came, and what is answered: the next of `answers`, else 200."""
+    """The requests received, and the answers: the next of `answers`, or else 200."""
 
     port: int = 0
     got: list[Post] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Web:
 
 @contextmanager
 def web(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
-    """A web server on a free port."""
+    """Run a web server on a free port."""
     state = Web()
 
     class Handler(BaseHTTPRequestHandler):
@@ -96,7 +96,7 @@ class Mail:
 
 @contextmanager
 def mail() -> Iterator[Mail]:
-    """A mail server that speaks as much SMTP as a letter takes."""
+    """Run a mail server with as much SMTP as one message needs."""
     state = Mail()
 
     class Handler(socketserver.StreamRequestHandler):

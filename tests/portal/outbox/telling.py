@@ -1,4 +1,4 @@
-"""A notice, and the outbox after it."""
+"""Create a notice and run the outbox."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def only() -> Delivery:
 
 
 def is_due(**fields: Any) -> None:
-    """What waits for its time is due now."""
+    """Make everything that waits for its time due now."""
     Channel.objects.update(rests_until=None)
     Delivery.objects.unsent().update(due_at=timezone.now(), **fields)

@@ -1,4 +1,4 @@
-"""A committed checkpoint of any tensors, made in this very process."""
+"""Write a committed checkpoint of any tensors, in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.manifest import Manifest
 
 
 def save(folder: Path, state: dict[str, Any], **facts: Any) -> Path:
-    """`step-<n>` in this folder."""
+    """Write `step-<n>` in this folder."""
     about: dict[str, Any] = {
         "step": 1, "generation": 1, "consumed_samples": 0, "world_size": 1, "layout": {}, "config_hash": "",
         "created": 1.0, **facts,

@@ -1,4 +1,4 @@
-"""A run that fails now and then, simulated: what it loses as Cadence decides, and what the best interval would."""
+"""Simulate a run with occasional failures: what it loses with Cadence's decisions, and with the best fixed interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP = 1.0
 
 
 def least_loss(cost: float, tau: float) -> float:
-    """The smallest part of its work that a run loses with any constant interval: exact, no simulation.
+    """Return the smallest part of its work that a run loses with any constant interval: exact, no simulation.
 
     Saving each T seconds, T + C of time must pass without a failure; where failures come at random, one each τ, that
     takes τ(e^((T+C)/τ) − 1) seconds in the mean.
@@ -25,9 +25,9 @@ def least_loss(cost: float, tau: float) -> float:
 
 
 def lost(cost: float, tau: float, *, failures: int, seed: int = 0) -> float:
-    """The part of its work that a run loses which saves as Cadence decides, until it has failed so often.
+    """Simulate a run that saves as Cadence decides, until it has failed so often; return the share of work lost.
 
-    Its first minute, before anything is measured, counts. Half of what a save costs is stall, half slower steps.
+    Its first minute, before anything is measured, counts. Half of a save's cost is a stall, half slower steps.
     """
     numbers = random.Random(seed)
     # As many as of each length as there should be: so that luck with them does not hide what is looked for.

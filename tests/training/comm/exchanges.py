@@ -15,7 +15,7 @@ STEPS = 5
 
 
 def rank(folder: Path, world: int, rank: int, names: list[str]) -> None:
-    """In a process of its own: the functions of these names, and what each found in `name.world.rank.json`."""
+    """Run the functions of these names in a separate process; each writes its result to `name.world.rank.json`."""
     import torch
     import torch.distributed as dist
 
@@ -33,7 +33,7 @@ def rank(folder: Path, world: int, rank: int, names: list[str]) -> None:
 
 
 class Side:
-    """One rank's model, how it exchanges, and what all ranks' own gradients are."""
+    """One rank's model, its way of exchanging, and the local gradients of all ranks."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ def flat(gradients: dict[str, Any]) -> Any:
 
 
 def apart(one: Any, other: Any) -> float:
-    """The largest difference, by the largest number."""
+    """Return the largest difference, relative to the largest number."""
     return float((one - other).abs().max() / other.abs().max())
 
 

@@ -1,4 +1,4 @@
-"""Texts as people have them, and what became of them."""
+"""Text files in the formats that people use, and the shards made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is to choose without a file of somebody's own."""
+"""The built-in choices, which need no custom file."""
 
 from __future__ import annotations
 

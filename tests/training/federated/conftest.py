@@ -1,4 +1,4 @@
-"""One rank alone is a world, too: checkpoints are written by a process group of one. What a run loads goes with it."""
+"""Shared fixtures: a process group of one rank, which checkpoints need, and a clean-up of what a run imports."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def _world() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _paths_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run's own code is found by, no later test's process must look through."""
+    """Restore the module search path: processes of later tests must not search a run's code folder."""
     monkeypatch.setattr(sys, "path", [*sys.path])

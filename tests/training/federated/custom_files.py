@@ -1,4 +1,4 @@
-"""Files of somebody's own, and runs of them in this process."""
+"""Custom files of users, and runs of them in this process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def started(
     world: World | None = None,
     **run: Any,
 ) -> Rounds:
-    """The next attempt of a run in this folder, with these files and `files` by name."""
+    """Start the next attempt of a run in this folder, with these files and `files` by name."""
     code = folder / "code"
     code.mkdir(parents=True, exist_ok=True)
     for name, text in {"client.py": client, "algorithm.py": algorithm, **files}.items():

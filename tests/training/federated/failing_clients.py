@@ -1,4 +1,4 @@
-"""A federation whose clients fail as told: a recipe that raises, or gives no numbers, for the data of some of them."""
+"""A federation with failing clients: a recipe that raises, or returns non-finite numbers, for some clients' data."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ RUN: dict[str, Any] = {
 
 
 def planted_clients(folder: Path, planted: dict[str, Any], **settings: Any) -> Run:
-    """A federation in which these options of the recipe say who fails."""
+    """Configure a federation in which these options of the recipe say which clients fail."""
     recipes = folder / "added" / "recipes"
     recipes.mkdir(parents=True)
     (recipes / "planted_clients.py").write_text(RECIPE)

@@ -1,4 +1,4 @@
-"""A federation in the test's own process, as rank 0 alone would run it: to its end, or round by round."""
+"""Run a federation in the test's own process, like rank 0 alone: to its end, or round by round."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def start(
     code: Path | None = None,
     where: Workspace | None = None,
 ) -> Rounds:
-    """The next attempt of a run in this folder: once it runs, from its newest checkpoint, if it has one.
+    """Start the next attempt of a run in this folder, from its newest checkpoint, if it has one.
 
-    `where`: as one of several ranks has made it for all of them.
+    `where`: the place that one of several ranks has made for all of them.
     """
     where = where or workspace.create_standalone(folder)
     return Rounds(
@@ -94,21 +94,21 @@ def run(
     reporter: AnyReporter | None = None,
     where: Workspace | None = None,
 ) -> Rounds:
-    """To its end."""
+    """Run to the end."""
     rounds = start(folder, table, world=world, reporter=reporter, where=where)
     assert rounds.run()
     return rounds
 
 
 def ready(folder: Path, run: dict[str, Any], *, world: World | None = None) -> Rounds:
-    """For its first round."""
+    """Prepare for the first round."""
     rounds = start(folder, run, world=world)
     rounds._prepare(None)
     return rounds
 
 
 def train(rounds: Rounds, count: int = 1) -> list[RoundReport]:
-    """So many more rounds, of which nothing is saved."""
+    """Train so many more rounds without saving."""
     reports = []
     for _ in range(count):
         reports.append(rounds._round(rounds.step + 1))
@@ -123,7 +123,7 @@ def accuracy(rounds: Rounds) -> float:
 
 
 def accuracies(rounds: Rounds, count: int) -> list[float]:
-    """Before the first of so many rounds, and after each."""
+    """Return the accuracies before the first of so many rounds, and after each."""
     found = [accuracy(rounds)]
     for _ in range(count):
         train(rounds)
@@ -132,7 +132,7 @@ def accuracies(rounds: Rounds, count: int) -> list[float]:
 
 
 class Federation:
-    """Of one algorithm, and ready for its first round."""
+    """A federation with one algorithm, ready for its first round."""
 
     def __init__(self, folder: Path, algorithm: str, run: dict[str, Any], **more: Any) -> None:
         """`more`: fields of [run]; `options`: those of the algorithm."""
@@ -142,7 +142,7 @@ class Federation:
         self.server, self.work, self.divided = self.loop.server, self.loop.work, self.loop.federation.divided
 
     def go(self, rounds: int = 1) -> Tensor:
-        """The model after so many more rounds."""
+        """Train so many more rounds and return the model."""
         train(self.loop, rounds)
         return self.model
 
@@ -151,16 +151,16 @@ class Federation:
 
     @property
     def messages(self) -> MessagePair:
-        """Of the question that trains, and of its answer."""
+        """Return the training request and its response."""
         return self.work.messages_of(self.work.training_task, self.server)
 
     @property
     def model(self) -> Tensor:
-        """A copy, in float64."""
+        """Return a copy of the model in float64."""
         return self.server.weights.double().clone()
 
     def put(self, model: Tensor) -> None:
-        """What everybody begins with instead of what the seed gives."""
+        """Set the initial model instead of the one from the seed."""
         self.server.weights.copy_(model)
 
     def accuracy(self) -> float:
@@ -168,7 +168,7 @@ class Federation:
 
 
 class RecordingReporter(NullReporter):
-    """Keeps what it is told."""
+    """A reporter that records what is reported."""
 
     def __init__(self) -> None:
         self.series: dict[str, dict[int, float]] = {}
@@ -186,7 +186,7 @@ class RecordingReporter(NullReporter):
 
 
 def resumed(folder: Path, run: dict[str, Any]) -> tuple[Rounds, Rounds]:
-    """Four rounds at a stretch, and four of which another takes over after the second what a checkpoint would hold."""
+    """Run four rounds in one go, and four where a second attempt takes over a checkpoint's content after the second."""
     whole, first, second = (ready(folder / name, run) for name in ("whole", "first", "second"))
     train(whole, 4)
     train(first, 2)
@@ -200,7 +200,7 @@ def resumed(folder: Path, run: dict[str, Any]) -> tuple[Rounds, Rounds]:
 
 
 def assert_same_state(first: Rounds, other: Rounds) -> None:
-    """Bit for bit, whatever a checkpoint holds."""
+    """Check that everything a checkpoint holds is equal bit for bit."""
     parts = first.server.state(), other.server.state()
     assert parts[0].keys() == parts[1].keys()
     for part, tensors in parts[0].items():
@@ -210,7 +210,7 @@ def assert_same_state(first: Rounds, other: Rounds) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Of every tensor in the newest checkpoint: the same bits, the same text."""
+    """Return a text of every tensor in the newest checkpoint: equal texts mean equal bits."""
     newest = committed(folder / "job" / "checkpoints")[-1]
     where = folder / "job" / "checkpoints" / newest.name
     stored = storage.stored_tensors(where)

@@ -1,4 +1,4 @@
-"""The losses of a linear regression's clients as the quadratics that they are, computed by hand."""
+"""Express the losses of a linear regression's clients as quadratics, computed by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.federated.in_process import Federation
 
 @dataclass(frozen=True)
 class Quadratic:
-    """F(w) = wᵀ A w / 2 − b w + c, of one client or of several together."""
+    """F(w) = wᵀ A w / 2 − b w + c, of one client or of several combined."""
 
     a: Tensor
     b: Tensor
@@ -39,7 +39,7 @@ class Quadratic:
 
 
 def quadratics(federation: Federation) -> list[Quadratic]:
-    """The loss of each client of a linear regression."""
+    """Return the loss of each client of a linear regression."""
     found = []
     for ids in federation.divided.train:
         rows, targets = federation.loop.federation.model.task.batch("train", ids)
@@ -51,7 +51,7 @@ def quadratics(federation: Federation) -> list[Quadratic]:
 
 
 def together(parts: Sequence[Quadratic], weights: Sequence[float] | np.ndarray[Any, Any]) -> Quadratic:
-    """Their mean, by weights that need not add up to 1."""
+    """Return their mean, by weights that need not add up to 1."""
     return Quadratic(*(mean([getattr(part, name) for part in parts], weights) for name in ("a", "b", "c")))
 
 

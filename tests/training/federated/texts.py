@@ -27,7 +27,7 @@ WORDS = {
 
 
 def write_texts(folder: Path) -> Path:
-    """Four packages, each with words of its own."""
+    """Write four packages, each with its own vocabulary."""
     draw = random.Random(3)
     for name, words in WORDS.items():
         (folder / name).mkdir(parents=True)
@@ -38,7 +38,7 @@ def write_texts(folder: Path) -> Path:
 
 
 def write_weights(folder: Path) -> Path:
-    """A Llama's folder; 32,000 numbers, those of its networks large enough for these to matter."""
+    """Write a Llama folder with 32,000 parameters, whose networks have weights large enough to matter."""
     origins.write(folder)
     found = {name: value * (4 if ".mlp." in name else 1) for name, value in origins.tensors().items()}
     origins.write_file(folder / "model.safetensors", found)
@@ -46,7 +46,7 @@ def write_weights(folder: Path) -> Path:
 
 
 def table(texts: Path, **more: Any) -> dict[str, Any]:
-    """[run]: four clients by package; options of the recipe by `language`."""
+    """Return [run]: four clients by package; options of the recipe by `language`."""
     language = {"context": 16, "source": str(texts), "validation_percent": 20.0, **more.pop("language", {})}
     if language.get("from_weights") is None:
         language = {"layers": 2, "heads": 2, "head_width": 8, "hidden": 32, **language}
@@ -55,18 +55,18 @@ def table(texts: Path, **more: Any) -> dict[str, Any]:
 
 
 def rounds_of(folder: Path, run: dict[str, Any]) -> Rounds:
-    """Ready for its first round; what the portal would refuse fails."""
+    """Return a federation ready for its first round; fail on what the portal would refuse."""
     assert not [str(problem) for problem in config_checks.problems(parse(run), 1)]
     return ready(folder, run)
 
 
 def mean_losses(rounds: Rounds, count: int) -> list[float]:
-    """The mean ones of so many more rounds."""
+    """Return the mean losses of so many more rounds."""
     return [report.loss for report in train(rounds, count)]
 
 
 class Federation(ranks.Run):
-    """Of real ranks."""
+    """A federation of real ranks."""
 
     def write(self, **changes: Any) -> None:
         self.config.update(changes)
@@ -75,11 +75,11 @@ class Federation(ranks.Run):
 
 
 def stored(checkpoint: Path) -> dict[str, str]:
-    """The model of a checkpoint, by name, in hexadecimal."""
+    """Return a checkpoint's model by name, in hexadecimal."""
     model = CheckpointModel(checkpoint, manifest.verify(checkpoint))
     return {entry.name: model.read(entry.name).numpy().tobytes().hex() for entry in model.entries}
 
 
 def cache() -> Path:
-    """Where shards lie."""
+    """Return the folder of the shards."""
     return Path(os.environ["VIGIL_CACHE"])

@@ -1,4 +1,4 @@
-"""A run of a recipe whose samples, ranks and weights go wrong as told."""
+"""A run of a recipe with faults injected into its samples, ranks and weights."""
 
 from __future__ import annotations
 
@@ -116,6 +116,6 @@ def planted_run(folder: Path, planted: dict[str, Any], **settings: Any) -> Run:
 
 
 def sample_at(step: int, place: int) -> int:
-    """The sample at this place of this step's batch."""
+    """Return the sample at this position of this step's batch."""
     order = Order(SAMPLES, derive_seed(0, 1))
     return int(order.ids(np.array([(step - 1) * BATCH + place]))[0])

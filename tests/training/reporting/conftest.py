@@ -1,4 +1,4 @@
-"""What the tests of shippers share: a portal that takes reports, and an attempt that has some to tell."""
+"""Shared fixtures of the shipper's tests: a portal that takes reports, and an attempt that has some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on their way: who writes them, and what of them has come."""
+"""Write reports, and read which of them have arrived."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def reporter_of(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str
 
 
 def losses(server: Server) -> list[tuple[int, int, float]]:
-    """(rank, step, value) of every loss taken, in order."""
+    """Return (rank, step, value) of every loss received, in order."""
     return sorted((rank, step, value) for (_, _, rank, name, step), value in server.intake.points if name == "loss")

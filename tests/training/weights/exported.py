@@ -1,4 +1,4 @@
-"""A checkpoint of a model that nobody has trained, and a tokenizer that its data was made with."""
+"""A checkpoint of an untrained model, and a tokenizer with which its data was made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES = "stdlib+bytes+0123456789"
 
 
 def checkpoint_of(folder: Path, data: str = BYTES, **options: Any) -> tuple[Path, Llama]:
-    """A committed one of a model that nobody has trained, and the model."""
+    """Return a committed checkpoint of an untrained model, and the model."""
     sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8, "hidden": 48, "context": 32, **options}
     config = parse({"recipe": "language", "language": sizes})
     dims = llama_dims(**{"vocabulary": 256, **config.recipe_options(), **{k: v for k, v in sizes.items() if v}})
@@ -34,7 +34,7 @@ def checkpoint_of(folder: Path, data: str = BYTES, **options: Any) -> tuple[Path
 
 
 def tokenizer_of(folder: Path, **files: Any) -> tuple[Path, str]:
-    """A tokenizer.json with other files beside it; and what a run calls its data."""
+    """Return a tokenizer.json next to other files, and the text with which a run identifies its data."""
     path = made_up.write_tokenizer(folder / "tokenizer.json", end=files.pop("end", "</s>"))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Small weights to start from: a Llama's folder as Hugging Face has it, written without its library."""
+"""Small weights to start from: a Llama folder in Hugging Face's format, written without its library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def tensors(dtype: torch.dtype = torch.float32, *, tied: bool = False) -> dict[str, Tensor]:
-    """By the names that Hugging Face's library gives them."""
+    """Return tensors by the names that Hugging Face's library gives them."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (256, 32), "model.norm.weight": (32,)}
     if not tied:
         shapes["lm_head.weight"] = (256, 32)
@@ -65,7 +65,7 @@ def tensors(dtype: torch.dtype = torch.float32, *, tied: bool = False) -> dict[s
 def write(
     folder: Path, *, files: int = 1, dtype: torch.dtype = torch.float32, config: Mapping[str, Any] | None = None
 ) -> Path:
-    """A model's folder, in so many files."""
+    """Write a model's folder, in so many files."""
     folder.mkdir(parents=True)
     said = {**CONFIG, **(config or {})}
     (folder / "config.json").write_text(json.dumps(said))
@@ -84,7 +84,7 @@ def write(
 
 
 def write_export(path: Path, *, data: str = "", vocabulary: int = 256) -> Path:
-    """The same as `python -m training export` would write it, from a run on `data`."""
+    """Write the same as `python -m training export` would, from a run on `data`."""
     sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "head_width": 8, "hidden": 48, "context": 16}
     sizes["vocabulary"] = vocabulary
     found = {name: torch.zeros(shape) for name, shape in shapes({**sizes, "tied": False}).items()}
@@ -94,7 +94,7 @@ def write_export(path: Path, *, data: str = "", vocabulary: int = 256) -> Path:
 def write_file(
     path: Path, found: Mapping[str, Tensor], *, padding: int = 0, about: Mapping[str, str] | None = None
 ) -> Path:
-    """One file of the format; `padding`: of its header, 8 - n: data that lies where no view could."""
+    """Write one file of the format; `padding`, of its header, puts data at an offset that no view may have."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(about or {})}}
     end = 0
     for name, tensor in found.items():

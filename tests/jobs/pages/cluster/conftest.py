@@ -1,4 +1,4 @@
-"""A small cluster with a queue, for the tests of its pages."""
+"""Provide a small cluster with a queue for the tests of its pages."""
 
 from __future__ import annotations
 

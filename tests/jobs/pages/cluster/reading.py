@@ -1,4 +1,4 @@
-"""Rows of a cluster, and its pages as one line of text."""
+"""Read rows of a cluster, and its pages as one line of text."""
 
 from __future__ import annotations
 
