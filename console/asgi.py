@@ -1,4 +1,4 @@
-"""The ASGI application: a fast path for reports, Django for other requests, Channels for sockets."""
+"""Define the ASGI application: a fast path for reports, Django for other requests, Channels for sockets."""
 
 import gc
 import os

@@ -43,7 +43,7 @@ MAX_START_DEATHS = 4
 # Redis starts in milliseconds and everything waits for it: it is never left down for longer than this.
 REDIS_BACK_OFF_S = 1.0
 REDIS_PING_S = 2.0
-# More than the cores, for the demonstration lab's own job: visitors want to run something, too.
+# More than the cores, because visitors want to run something besides the demonstration lab's own job.
 DEMO_SLOTS = 2
 # Processes that may know where Slurm's key is: `follow` uses it; `web` checks its mode at start and then forgets it.
 NEED_KEYS = frozenset({"follow", "web"})
@@ -177,7 +177,7 @@ class Up:
     def _start_background(self) -> None:
         """Start the processes that nobody waits for; their work queues up until they run."""
         self._start_worker("work", niceness=10)  # merging and verifying must not slow what people wait for
-        self._start_worker("diagnose", niceness=5)  # reads logs, gigabytes of them where there are so many
+        self._start_worker("diagnose", niceness=5)  # reads logs, sometimes gigabytes of them
         if self.settings.VIGIL_REPORTS == "tail":
             self._start_worker("tail")
         if self.settings.VIGIL_DCGM_EXPORTERS:

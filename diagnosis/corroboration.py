@@ -1,7 +1,7 @@
-"""Weigh a sign against facts: hardware that the job did not have, or of which its machines and scheduler know nothing.
+"""Weigh a sign against facts: hardware that the job did not have, or that its machines and scheduler do not report.
 
 A program may print any line, or write it to its folder in the launcher's place. A line that names broken hardware is
-believed less if the job had no such hardware, if whoever watches it saw nothing, or if nobody watched.
+less credible if the job had no such hardware, if monitoring of it reported nothing, or if nothing monitored it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from diagnosis.case import Case
 from diagnosis.signs.sign import PRINTED, Sign
 
 # Facts about an attempt, in `Case.available_sources`.
-ATTEMPT = "an attempt's own logs"  # and nothing that somebody gathered by hand
+ATTEMPT = "an attempt's own logs"  # and not logs that somebody collected manually
 NO_GPUS = "no GPUs allocated"
 GPUS_WATCHED = "an agent on each node since the end"
 _SCHEDULER_CAUSES = frozenset({"scheduler.node_fail", "scheduler.launch"})

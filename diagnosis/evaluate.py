@@ -145,7 +145,7 @@ class Score:
 
 
 def read_cases(path: Path) -> Iterator[LabelledCase]:
-    """Yield the cases of a folder or of a file of JSON lines. Raises Unreadable where it is neither."""
+    """Yield the cases of a folder or of a file of JSON lines. Raises Unreadable if it is neither."""
     if path.is_dir():
         for folder in sorted(path_inside for path_inside in path.iterdir() if (path_inside / CASE).is_file()):
             yield _case_of_folder(folder)

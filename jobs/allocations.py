@@ -58,7 +58,7 @@ def _uuids(data: dict[str, object]) -> list[str]:
 
 
 def allocated_to(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:
-    """Return each attempt's GPU allocations. The scheduler may reuse an id, so the time counts, too."""
+    """Return each attempt's GPU allocations. The scheduler may reuse an id, so the time is compared as well."""
     rows = {attempt.pk: attempt for attempt in attempts if attempt.scheduler_id and attempt.started_at}
     by_id: dict[str, list[Attempt]] = {}
     for attempt in rows.values():

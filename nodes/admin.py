@@ -1,4 +1,4 @@
-"""The records of the cluster, read-only: the scheduler and the agents write them."""
+"""Register the cluster's records in the admin, read-only: the scheduler and the agents write them."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ class NodeEventAdmin(History):
 
 @admin.register(EnrolmentSecret, site=site)
 class EnrolmentSecretAdmin(ReadOnly):
-    """Made on the page of agents or by `vigil agent enroll --many`, and shown once; who deletes one ends it."""
+    """Secrets made on the page of agents or by `vigil agent enroll --many`, shown once; deleting one revokes it."""
 
     called = ("enrolment secret", "enrolment secrets")
     list_display = ("hint", "made_by", "made_at", "expires_at", "revoked_at")

@@ -1,4 +1,4 @@
-"""Celery's side of nodes: thin. What is due stands in the database, so a lost message only delays."""
+"""Define the Celery tasks for nodes. What is due is in the database, so a lost message only delays it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from celery import shared_task
 
 @shared_task(name="nodes.tasks.merge", expires=15)
 def merge() -> None:
-    """Turn the frames of machines into chunks of series, for a few seconds at most."""
+    """Merge machines' frames into chunks of series, for a few seconds at most."""
     from nodes.telemetry.merge import merge
 
     merge(budget_s=10.0)
@@ -15,7 +15,7 @@ def merge() -> None:
 
 @shared_task(name="nodes.tasks.alert", expires=15)
 def alert() -> None:
-    """Notify sysadmins of hardware that needs them."""
+    """Notify sysadmins of hardware that needs repair."""
     from nodes.telemetry.hardware_alerts import notify_sysadmins
 
     notify_sysadmins()
@@ -23,7 +23,7 @@ def alert() -> None:
 
 @shared_task(name="nodes.tasks.pull", expires=10)
 def pull() -> None:
-    """Ask the dcgm-exporters that the site names, in place of agents."""
+    """Poll the dcgm-exporters that the site configures for machines without agents."""
     from nodes.telemetry.dcgm import poll
 
     poll()
@@ -31,7 +31,7 @@ def pull() -> None:
 
 @shared_task(name="nodes.tasks.thin", expires=600)
 def thin() -> None:
-    """Keep less of what has become old."""
+    """Downsample old samples."""
     from nodes.telemetry.thin import thin
 
     thin(budget_s=20.0)
@@ -39,7 +39,7 @@ def thin() -> None:
 
 @shared_task(name="nodes.tasks.forget", expires=24 * 3600)
 def forget() -> None:
-    """Remove what is too old to be kept at all."""
+    """Delete data beyond retention."""
     from nodes.telemetry.thin import forget
 
     forget()

@@ -14,7 +14,7 @@ from nodes.schedulers.base import NodeStatus
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 GPUS = 8
-# Ids that no scheduler of a demonstration comes to.
+# Ids beyond those that a demonstration's scheduler reaches.
 _RUNNING = (
     # id, name, person, nodes with the GPUs held there, hours since its start, hours at most
     (910_101, "gpt-3b-pretrain", "ada.lindqvist", {"dgx-07": range(8), "dgx-08": range(8)}, 31.0, 48),
@@ -27,7 +27,7 @@ _RUNNING = (
 
 
 class _PendingJob(NamedTuple):
-    """A made-up job that waits."""
+    """A made-up pending job."""
 
     number: int
     name: str

@@ -23,7 +23,7 @@ def make(new: Sequence[Story], past: Iterable[Attempt]) -> None:
     for attempt in past:
         if attempt.job.name not in written:
             continue
-        with transaction.atomic():  # a worker that is asked to hurry finds nothing left to do
+        with transaction.atomic():  # a worker that runs at the same time finds nothing left to do
             opened = _open_incidents(attempt)
             for incident in opened:
                 incidents.diagnose(incident.pk)

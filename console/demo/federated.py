@@ -1,4 +1,4 @@
-"""Make up the reports of a federation that never ran: rounds, client states, and how the data are split."""
+"""Generate the reports of a federation that never ran: rounds, client states, and how the data are split."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A believable lab to look around in: people, projects, nodes, jobs that ended well and badly, and one that runs.
+"""Create a believable demonstration lab: people, projects, nodes, jobs that ended well and badly, and a running one.
 
-The past is told through the intake that real jobs report to; what runs is a real job of this machine's scheduler.
+The past is reported through the intake that real jobs use; the running job is a real job of this machine's scheduler.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jobs.submitting import submit
 from nodes.schedulers import choose
 from portal.models import Membership, Project, User
 
-TAG = "demo"  # on everything that was made up
+TAG = "demo"  # tag of everything that is made up
 
 
 def make() -> list[str]:
-    """Make what is missing; answers what was made, in words. Safe to call at every start."""
+    """Create what is missing and return a description of it. Safe to call at every start."""
     people = _people()
     cluster.make(NODES)
     sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
@@ -53,7 +53,7 @@ def _people() -> dict[str, User]:
     people = {}
     for username, (first, last, roles) in PEOPLE.items():
         user, made = User.objects.get_or_create(username=username, defaults={"first_name": first, "last_name": last})
-        if made:  # nobody signs in as them but by a link that a sysadmin makes
+        if made:  # they can only sign in by a link that a sysadmin creates
             user.set_unusable_password()
             user.save(update_fields=["password"])
         for slug, role in roles.items():
@@ -75,12 +75,12 @@ def _create_job(story: Story, owner: User) -> None:
         for number, chapter in enumerate(story.tries, 1):
             _create_attempt(job, story, chapter, number)
         _write_logs(job, story)
-    # Whoever looks for something to verify finds nothing: the bytes of these checkpoints never existed.
+    # Nothing is left to verify: the files of these checkpoints never existed.
     Checkpoint.objects.filter(job=job, state=Checkpoint.State.COMMITTED).update(state=Checkpoint.State.VERIFIED)
 
 
 def _ago(chapter: DemoAttempt) -> datetime:
-    """The time at which the attempt was submitted."""
+    """Return the time at which the attempt was submitted."""
     return timezone.now() - timedelta(hours=chapter.hours_ago)
 
 
@@ -108,7 +108,7 @@ def _create_attempt(job: Job, story: Story, chapter: DemoAttempt, number: int) -
 
 
 def _write_logs(job: Job, story: Story) -> None:
-    """A run directory with what its ranks would have printed."""
+    """Create a run directory with what its ranks would have printed."""
     relative = f"{story.project}/{job.pk}-{TAG}00"
     directory = Path(settings.VIGIL_RUNS) / relative
     old = os.umask(0o007)
@@ -153,7 +153,7 @@ def _last_words(chapter: DemoAttempt, rank: int, ended: datetime) -> str:
 
 def _start_job(user: User, text: str, existing: set[str]) -> str:
     cpus = len(os.sched_getaffinity(0))
-    # Half of the machine at most: whoever looks around wants the other half.
+    # Half of the machine at most: visitors want to use the other half.
     for name, number in (("{ranks}", min(2, max(1, cpus // 2))), ("{cpus}", cpus), ("{batch}", 16 * cpus)):
         text = text.replace(name, str(number))
     spec = JobSpec.parse_toml(text)
@@ -164,7 +164,7 @@ def _start_job(user: User, text: str, existing: set[str]) -> str:
 
 
 def spec_text(story: Story) -> str:
-    """The spec as the person would have written it."""
+    """Return the spec as the person would have written it."""
     tags = ", ".join(f'"{tag}"' for tag in (TAG, *story.tags))
     return f"""\
 name = "{story.name}"

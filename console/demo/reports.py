@@ -1,4 +1,4 @@
-"""Make up reports of jobs that never ran: the same posts as from real ranks, through the same intake."""
+"""Generate reports of jobs that never ran: the same posts as from real ranks, through the same intake."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jobs.models import Attempt
 
 STEPS_A_BATCH = 10
 BATCHES_A_POST = 20
-# Only rank 0 tells these; the others every rank does.
+# Only rank 0 reports these; every rank reports the others.
 FIRST_RANK_ONLY = (
     "learning_rate", "tokens_per_second", "samples_per_second", "data_seconds", "forward_seconds", "backward_seconds",
     "optimizer_seconds", "mfu",
 )  # fmt: skip
-SILENT_S = 52.0  # from the last step of ranks that fail to their end
-SAMPLED = 60  # steps from one that is looked at from inside to the next
+SILENT_S = 52.0  # between the last step of failing ranks and their end
+SAMPLED = 60  # steps between two profiled ones
 PEAK = 989.5e12  # of an H100, FLOP/s
 TOKENS_A_SAMPLE = 2048
 
@@ -65,7 +65,7 @@ def post_reports(
 
 @dataclass
 class Incarnation:
-    """Make up what the ranks of one start report."""
+    """Generates what the ranks of one start report."""
 
     attempt: Attempt
     story: Story
@@ -127,7 +127,7 @@ class Incarnation:
                 self.event("stop.requested", reason="time_limit" if self.chapter.cause == "stopped" else "cancel")
             )
             events.append(self.event("stop.saved", step=self.last))
-        elif self.chapter.cause != "node_fail":  # then nobody is left to tell
+        elif self.chapter.cause != "node_fail":  # after a node failure no launcher is left to report
             launcher = _RankStream(-1, 0, self.chapter.nodes[0])
             streams.append(launcher.part([self.now], end=True))
             failure = self.chapter.failure or {"rank": 1, "exit_code": None, "signal": 9, "kind": "signal", "error": ""}
@@ -204,7 +204,7 @@ class Incarnation:
         )  # fmt: skip
 
     def _mfu(self, step_s: float) -> float | None:
-        """Return the MFU of a decoder with so many parameters, ignoring attention; None for other recipes."""
+        """Return the MFU of a decoder with this number of parameters, ignoring attention; None for other recipes."""
         if self.story.recipe != "language":
             return None
         tokens = self.story.global_batch * TOKENS_A_SAMPLE / step_s
@@ -275,7 +275,7 @@ class Incarnation:
 
 
 def _learning_rate(step: Floats, steps: int) -> Floats:
-    """3e-4 after a warm-up of 200 steps, then down along a cosine."""
+    """Return the learning rate: 3e-4 after a warm-up of 200 steps, then a cosine decay."""
     cosine = 0.1 + 0.45 * (1 + np.cos(np.pi * np.minimum(1, step / steps)))
     result: Floats = 3e-4 * np.minimum(step / 200, cosine)
     return result

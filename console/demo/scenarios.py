@@ -1,4 +1,4 @@
-"""The demonstration lab's past as data: each job and how it ended."""
+"""Define the demonstration lab's past as data: each job and how it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DemoAttempt:
     failure: dict[str, Any] = field(default_factory=dict)
     decision: str = ""
     log: str = ""  # last lines of the failing rank
-    echo: str = ""  # and of the others
+    echo: str = ""  # of the other ranks
 
     @property
     def last_step(self) -> int:
@@ -108,7 +108,7 @@ class Story:
     """A job of the past. `floor` and `start` bound its loss, `step_s` is seconds a step."""
 
     name: str
-    owner: str  # "" is the first sysadmin, who so finds something on the home page
+    owner: str  # "" is the first sysadmin, whose home page then has jobs
     project: str
     recipe: str
     steps: int
@@ -122,7 +122,7 @@ class Story:
     checkpoint_every: int = 200
     start: float = 5.6
     floor: float = 1.9
-    spike: tuple[int, float] | None = None  # from this step on the loss grows by this factor a step
+    spike: tuple[int, float] | None = None  # from this step on the loss is multiplied by this factor at each step
     straggler: int | None = None  # a rank that is slower than the others
     tags: tuple[str, ...] = ()
     notes: str = ""
@@ -268,7 +268,7 @@ STORIES = (
     ),
 )  # fmt: skip
 
-# name, state, GPUs in use, reason; of a partition of its own, eight GPUs each.
+# (name, state, GPUs in use, reason); in a partition of their own, with eight GPUs each.
 NODES = (
     ("dgx-01", "allocated", 8, ""),
     ("dgx-02", "mixed", 5, ""),
@@ -280,7 +280,7 @@ NODES = (
     ("dgx-08", "allocated", 8, ""),
 )
 
-# Real jobs of this machine's own scheduler: one runs, the next waits for its place.
+# Real jobs of this machine's own scheduler: one runs, the next waits for its resources.
 LIVE = (
     """\
 name = "gpt-on-the-standard-library"

@@ -1,4 +1,4 @@
-"""Make up three weeks of telemetry of the demonstration lab's machines, and continue it while the demo runs.
+"""Generate three weeks of telemetry of the demonstration lab's machines, and continue it while the demo runs.
 
 Values are a function of GPU and second, so that the past and the samples added every ten seconds fit together.
 """
@@ -29,26 +29,27 @@ from portal.series.store import Owner
 
 DAY_S, HOUR_S = 86_400, 3600
 WEEKS_S = 21 * DAY_S
-SECONDS_S = 2 * WINDOW_S  # told second by second; before that by minutes, and by ten minutes before two days
+# stored by the second; earlier samples by the minute, and those older than two days by ten minutes
+SECONDS_S = 2 * WINDOW_S
 PERIOD_S = 10
-IDLE = ("dgx-02", 6)  # a notebook that somebody forgot
+IDLE = ("dgx-02", 6)  # a forgotten notebook
 LOST = ("dgx-03", 5)
-HOT = ("dgx-07", "dgx-08")  # of one rack, whose air comes in warm
+HOT = ("dgx-07", "dgx-08")  # in one rack with warm inlet air
 RACKS = {"A1": ("dgx-01", "dgx-02", "dgx-03"), "A2": ("dgx-04", "dgx-05", "dgx-06"), "A3": HOT}
-LOST_HOURS = 10.02  # just before the attempt that it took with it ended (console.demo.scenarios)
+LOST_HOURS = 10.02  # just before the end of the attempt that failed with it (console.demo.scenarios)
 MODEL, MEMORY_MIB, CAP_WATTS, SLOWDOWN_C = "NVIDIA H100 80GB HBM3", 81_559, 700, 87
 _STREAM = "de300000000000de"
 
 
 @dataclass(frozen=True)
 class GpuActivity:
-    """Make up one GPU's values: fields × seconds."""
+    """Generates one GPU's values: fields × seconds."""
 
     node: str
     index: int
 
     def values(self, second: Integers, is_allocated: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Busy with a dip at each save where it is held, else asleep."""
+        """Return values of a busy GPU with a dip at each save while it is allocated, else of an idle one."""
         busy = is_allocated & ((self.node, self.index) != IDLE)
         noise = _noise(second, zlib.crc32(f"{self.node}/{self.index}".encode()))
         saving = (second + 37 * self.index) % 900 < 14
@@ -70,9 +71,9 @@ class GpuActivity:
 
 
 def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
-    """Their machines, GPUs, holdings, events and three weeks of samples, where they are missing.
+    """Create the machines, GPUs, allocations, events and three weeks of samples that are missing.
 
-    `past`: attempts that ended, on whose GPUs it is seen.
+    `past`: attempts that ended, whose GPUs show their use.
     """
     now = time.time() if now is None else now
     names = [name for name, *_ in NODES]
@@ -101,7 +102,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
 
 
 def report_now(now: float | None = None) -> None:
-    """Ten more seconds of each machine, by the way that agents' posts take."""
+    """Add ten more seconds of samples for each machine, through the intake of agents' posts."""
     now = time.time() if now is None else now
     at = int(now) // PERIOD_S * PERIOD_S - PERIOD_S
     allocate_gpus(now)
@@ -118,7 +119,7 @@ def report_now(now: float | None = None) -> None:
 
 
 def allocate_gpus(now: float) -> None:
-    """Record which made-up jobs hold which GPUs."""
+    """Record which made-up jobs have which GPUs allocated."""
     gpus = {
         (gpu.agent.node, gpu.index): gpu for gpu in Gpu.objects.filter(agent__is_made_up=True).select_related("agent")
     }
@@ -138,7 +139,7 @@ def _allocate(gpu: Gpu, job: QueuedJob) -> None:
 
 
 def _past_holdings(attempt: Attempt) -> Iterator[Holding]:
-    """Yield the GPUs that an ended attempt held, on those of its nodes that are made up."""
+    """Yield the GPU allocations of an ended attempt, on those of its nodes that are made up."""
     spec, started = attempt.job.spec, attempt.started_at or attempt.created_at
     many = int((spec.get("resources") or {}).get("gpus_per_node") or 0)
     for gpu in Gpu.objects.filter(agent__node__in=attempt.nodes, agent__is_made_up=True, index__lt=many):
@@ -229,7 +230,7 @@ def _gpu_values(agent: Agent, gpu: Gpu, second: Integers) -> NDArray[np.int32]:
     for holding in gpu.holdings.all():
         until = holding.until.timestamp() if holding.until else np.inf
         allocated |= (second >= holding.since.timestamp()) & (second < until)
-    # Before the jobs that run now others did, of whom nothing is told any more: nights and weekends are quiet.
+    # Earlier jobs, of which no records remain, used the GPU before the present ones: nights and weekends are quiet.
     began = min((holding.since.timestamp() for holding in gpu.holdings.all()), default=np.inf)
     earlier = (second < began) & (agent.node != "dgx-04") & (((second // 20_000 + gpu.index // 4) % 5) > 0)
     values = GpuActivity(agent.node, gpu.index).values(

@@ -14,7 +14,7 @@ from console.health.notifier import Notifier
 logger = logging.getLogger(__name__)
 
 EVERY_S = heartbeats.INTERVAL_S
-GRACE_S = 60.0  # after a start: the other processes are starting, too
+GRACE_S = 60.0  # after a start, while the other processes are starting as well
 
 
 class Watcher(threading.Thread):

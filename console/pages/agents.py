@@ -1,4 +1,4 @@
-"""The page of agents: each node's agent, worst first; for sysadmins also enrolment secrets."""
+"""Render the page of agents: each node's agent, worst first; for sysadmins also enrolment secrets."""
 
 from __future__ import annotations
 

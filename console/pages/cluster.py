@@ -1,4 +1,4 @@
-"""Shared by the pages of nodes and of the queue: how fresh their data is, in words."""
+"""Report how fresh the data is on the pages of nodes and of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that are lost or broken, as agents report them; the scheduler's list of nodes does not know."""
+"""Find GPUs that agents report as lost or broken; the scheduler's list of nodes does not show them."""
 
 from __future__ import annotations
 

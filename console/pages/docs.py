@@ -1,4 +1,4 @@
-"""Documentation pages of the running version: docs/README.md is the index, each file of a division is a page."""
+"""Serve the documentation of the running version: docs/README.md is the index, each file below it a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The home page: recent events, running and pending jobs, notifications, free GPUs."""
+"""Render the home page: recent events, running and pending jobs, notifications, free GPUs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EndedAttempt:
     job: Job
     why: str
     after: str  # what Vigil did
-    move: str  # what the person is asked to do; "" where nothing
+    move: str  # the action required of the person; "" if there is none
     checkpoint: int | None
     has_postmortem: bool = False
     others: int = 0  # further jobs of its sweep that ended in the same state
@@ -146,7 +146,7 @@ def read_notice(request: HttpRequest, notice_id: int) -> HttpResponse:
 def _news(user: User, since: datetime) -> list[EndedAttempt]:
     """Return attempts of the person's own jobs that ended, newest first."""
     owned_job = Job.objects.visible_to(user).filter(pk=OuterRef("job_id"), owner=user)
-    # Of those that ended of late, newest first, it is asked whose they are; not which of all their jobs have ended.
+    # Check the owners of recently ended attempts, newest first, instead of finding all ended jobs of the person.
     ended = Attempt.objects.filter(Exists(owned_job), ended_at__gt=since).order_by("-ended_at")
     first = _first_of_each(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MOST_ENDED])
     keys = list(first)[:MOST_NEWS]

@@ -55,10 +55,10 @@ class MapGpu(msgspec.Struct, gc=False):
     index: int
     pk: int | None = None
     is_lost: bool = False
-    is_broken: bool = False  # it answers, and its counters say that it must not (gpus.health)
+    is_broken: bool = False  # it responds, but its counters show a fault (gpus.health)
     is_allocated: bool = False
     is_hidden: bool = False
-    is_wasted: bool = False  # held, and has done nothing for a while
+    is_wasted: bool = False  # allocated, but idle for a while
     percent: int | None = None
     memory_mib: int | None = None
     temperature_c: int | None = None
@@ -81,9 +81,9 @@ class MapNode:
     takes_jobs: bool = True
     cpus: int = 0
     cpus_used: int = 0
-    gpus: int = 0  # that the scheduler gives out; 0 where it knows of none, whatever the agent sees
+    gpus: int = 0  # that the scheduler allocates; 0 if it knows of none, whatever the agent reports
     gpus_used: int = 0
-    free_by_type: dict[str, int] = field(default_factory=dict)  # where it has several types of GPU
+    free_by_type: dict[str, int] = field(default_factory=dict)  # if it has several types of GPU
     silent_since: datetime | None = None  # when its agent was last heard, if that is too long ago
     rack: str = ""
     slot: int = 0
@@ -155,10 +155,10 @@ def _load_agents(user: User, now: datetime, names: Iterable[str] | None) -> _Age
         gpus[row[0]].append(row)
     is_long = ExpressionWrapper(Q(since__lte=now - IDLE_AFTER), BooleanField())
     visible = None if sees_all(user) else set(visible_holdings(user).filter(until=None).values_list("pk", flat=True))
-    # In order here: that is a third of what a database takes to sort them.
+    # Sorted here: that takes a third of a database's time to sort them.
     rows = sorted(holdings_now.annotate(is_long=is_long).order_by().values_list(*_HOLDING), key=itemgetter(1))
     holdings = {row[0]: row for row in rows}
-    if visible is not None:  # what several jobs share is hidden from whoever may not know of one
+    if visible is not None:  # GPUs that several jobs share are hidden from people who may not see one of the jobs
         holdings |= {row[0]: row for row in rows if row[1] not in visible}
     return _AgentData(by_node, gpus, holdings, visible)
 

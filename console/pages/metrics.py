@@ -23,7 +23,7 @@ QUEUES = ("follow", "work", "diagnose", "tail", "pull")
 
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
-    """Serve all metrics, or with `?only=cluster` or `?only=process` a part: each web process counts for itself."""
+    """Serve all metrics, or with `?only=cluster` or `?only=process` a part: each web process has its own counts."""
     if not settings.VIGIL_METRICS_TOKEN:
         raise Http404
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -60,7 +60,7 @@ def _health() -> Iterator[Family]:
 
 
 def _background() -> Iterator[Family]:
-    """Yield metrics of other processes that are kept in Redis; only vigil_redis_up if it does not answer."""
+    """Yield metrics of other processes that are stored in Redis; only vigil_redis_up if it does not respond."""
     try:
         with connection().pipeline(transaction=False) as pipe:
             for queue in QUEUES:

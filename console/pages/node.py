@@ -1,4 +1,4 @@
-"""The page of one node: the scheduler's and the agent's view of it; draining and notes, for sysadmins."""
+"""Render the page of one node: the scheduler's and the agent's view of it; draining and notes for sysadmins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of nodes: their hardware, who uses it, and what is out of service."""
+"""Render the list of nodes: their hardware, who uses it, and what is out of service."""
 
 from __future__ import annotations
 

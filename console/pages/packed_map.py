@@ -19,7 +19,7 @@ LETTERS = {
 MOST_OWNERS = 255
 NOTHING = "--"
 HEX: dict[int | None, str] = {value: f"{value:02x}" for value in range(256)} | {None: NOTHING}
-FULL = HEX[255]  # what is beyond the scale, too
+FULL = HEX[255]  # also for values beyond the scale
 
 
 def packed(drawn: RackMap) -> dict[str, Any]:

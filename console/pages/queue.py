@@ -1,4 +1,4 @@
-"""The page of the scheduler's queue: everybody's pending and running jobs, including Vigil's."""
+"""Render the page of the scheduler's queue: everybody's pending and running jobs, including Vigil's."""
 
 from __future__ import annotations
 

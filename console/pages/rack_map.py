@@ -15,11 +15,11 @@ from nodes.cluster.racks import natural
 from nodes.health import temperature
 from vigil_core import formatting
 
-BUSY_PERCENT = 50  # racks are compared by GPUs that work, for idle ones are cooler anyway
+BUSY_PERCENT = 50  # racks are compared by busy GPUs, because idle ones are cooler anyway
 WARM_C = 2.0
 LOW_C, HIGH_C = 30, 86
-FOLDS_AT, CANVAS_AT = 64, 256  # from so many nodes details fold, and cells are painted on a canvas
-TALLEST = {"full": 12, "folded": 32, "canvas": 40}  # rows of a column of nodes that have no rack
+FOLDS_AT, CANVAS_AT = 64, 256  # from this number of nodes details fold, and cells are painted on a canvas
+TALLEST = {"full": 12, "folded": 32, "canvas": 40}  # maximum rows per column of nodes without a rack
 COLOURS = 8
 MARKS = {"busy": "", "wasted": "z", "idle": "", "drained": "–", "lost": "×", "broken": "!", "hot": "▲", "stray": "?"}
 WORDS = {
@@ -192,7 +192,7 @@ class MapColumn:
     is_rack: bool
     rows: list[MapRow]
     part: str = ""  # "2 of 3" of a partition that is too tall for one column
-    off_c: float | None = None  # warmer than its neighbours by so much
+    off_c: float | None = None  # °C above its neighbours
 
     @cached_property
     def devices(self) -> list[MapGpu]:

@@ -1,4 +1,4 @@
-"""The page of racks: which node is in which rack; sysadmins place nodes one by one, or all by CSV."""
+"""Render the page of racks: which node is in which rack; sysadmins place nodes one by one, or all by CSV."""
 
 from __future__ import annotations
 

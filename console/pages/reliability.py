@@ -1,4 +1,4 @@
-"""The page of reliability: how often nodes and programs fail, what it costs, and a forecast for a future run."""
+"""Render the page of reliability: how often nodes and programs fail, what it costs, and a forecast for a future run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def wanted_of(params: QueryDict) -> FailureFilter:
 
 
 def _line(row: FailureRow, wanted: FailureFilter) -> dict[str, object]:
-    """A row's cells."""
+    """Return a row's cells."""
     return {
         "row": row,
         "name": f"{formatting.NBSP}".join((f"{row.since.day}", f"{row.since:%b}")) if row.since else row.name,

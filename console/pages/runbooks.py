@@ -1,4 +1,4 @@
-"""The pages of runbooks: what to do about each cause, in Vigil's words or the site's."""
+"""Render the pages of runbooks: what to do about each cause, by Vigil or by the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of waste: GPU-hours allocated, used and idle, and who has idle GPUs now."""
+"""Render the page of waste: GPU-hours allocated, used and idle, and who has idle GPUs now."""
 
 from __future__ import annotations
 

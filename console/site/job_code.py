@@ -1,4 +1,4 @@
-"""The folder that jobs import our trainer from where Vigil is installed as a wheel.
+"""Manage the folder that jobs import our trainer from if Vigil is installed as a wheel.
 
 A job runs with a Python of its own. With site-packages on its path it would import the site's numpy and torch instead
 of its own, so it gets a folder that has links to our packages and nothing else.

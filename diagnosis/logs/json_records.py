@@ -117,7 +117,7 @@ def _text_of(data: bytes, depth: int = MOST_DEPTH) -> str | None:
 
 
 def _with_envelope(prefix: str, message: str, depth: int) -> str:
-    """Return a message with its envelope's prefix on each line; a record inside it is converted, too."""
+    """Return a message with its envelope's prefix on each line; a record inside it is converted as well."""
     message = message.rstrip("\r\n")
     if depth > 1 and message.startswith("{"):
         message = _text_of(message.encode(errors="replace"), depth - 1) or message
@@ -156,7 +156,7 @@ def _journal_prefix(record: Mapping[str, Any]) -> str:
 
 
 def _text_of_logger(record: Mapping[str, Any]) -> str | None:
-    """Return time, level and message on one line, then the traceback; None where it has no message."""
+    """Return time, level and message on one line, then the traceback; None if it has no message."""
     inner = record.get("record")
     if isinstance(record.get("text"), str) and isinstance(inner, dict):
         return _text_of_loguru(record["text"], inner)

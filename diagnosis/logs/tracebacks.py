@@ -221,7 +221,7 @@ class TracebackReader:
             elif self._link == "during":
                 ended.handled = before
             elif _WRAPPERS.search(before.text) and before in self.found:
-                # What a wrapper passes on follows it: the outer one is what came of it.
+                # A wrapper's exception follows the one that it wraps: the outer one is the consequence.
                 before.wraps = ended
                 self.found.remove(before)
                 self.found.append(before)

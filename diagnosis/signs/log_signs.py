@@ -98,7 +98,7 @@ def _sign_of_loss(scanned: ScannedLog) -> Sign | None:
         return None
     cause = "numerics.nan" if outcome.kind == "nan" else "numerics.divergence"
     prefix = next((prefix for mark, prefix in scanned.marks if mark.line == outcome.line), Prefix())
-    prefix = replace(prefix, level="")  # that a line tells a loss as news is no word on what the loss is
+    prefix = replace(prefix, level="")  # the level with which a logger reports a loss says nothing about the loss
     return Sign(scanned.name, outcome.line, outcome.text, cause, "root", prefix, source_kind="course")
 
 
@@ -132,7 +132,7 @@ def sign_of_traceback(name: str, traceback: Traceback, prefix: Prefix, catalogue
 def _root_of_chain(
     judged: list[tuple[Traceback, Entry | None, str, str, tuple[str, ...]]],
 ) -> tuple[Traceback, Entry | None, str, str, tuple[str, ...]]:
-    """Return the first link of a chain with a cause of its own; of a wrapper what it wraps, if that has a name."""
+    """Return the first link of a chain that has a cause of its own; for a wrapper, the wrapped one, if it is named."""
     if judged[0][3] == "echo" and judged[-1][0].wraps is None:  # raised while a peer's loss was dealt with
         return judged[0]
     specific = [

@@ -10,7 +10,7 @@ from diagnosis.logs.progress import StepMark
 from diagnosis.scanned_log import ScannedLog
 from diagnosis.signs.sign import Sign, exit_code_of
 
-STEPS_AFTER = 2  # with so many, a run has gone on
+STEPS_AFTER = 2  # after this many, a run has continued
 MIN_ORDINARY_LINES = 6  # of a stream, after which a program has gone on
 RESTART_LINES = 25  # lines after a scheduler's end that belong to the next attempt
 STEPS_ELSEWHERE = 10  # in another log, whose clock may differ

@@ -39,8 +39,8 @@ PREFILTER_FACTOR, PREFILTER_EXTRA_S = 2.0, 0.02  # how much the prefilter may sl
 CPU_SECONDS = 10  # after which the kernel ends the process
 ADDRESS_SPACE_BYTES = 2 << 30  # bytes of memory that it may allocate
 MOST_HEALTHY_SHARE = 0.02  # of the lines of a healthy log, that an entry may find at most
-RARE = 1_000  # of so many lines of a healthy log fewer than one
-SLICE_BYTES = 16 << 10  # of the reference between two looks at the clock
+RARE = 1_000  # a pattern is rare if it matches fewer than one in this many lines of a healthy log
+SLICE_BYTES = 16 << 10  # of the reference between two checks of the time
 LONGEST = {
     "name": 64, "cause": 32, "source": 300, "pattern": 1000, "unless": 500, "exception": 300, "frame": 300,
     "advice": 1000, "example": 1000, "look_alike": 1000,

@@ -52,7 +52,7 @@ class Barrier:
 def barrier(path: Path, user: str, *, write: bool = False) -> Barrier | None:
     """Return the first folder on the way to `path`, or `path` itself, that keeps the user out; None if none is known.
 
-    With `write` the user must be able to create files in it, too.
+    With `write` the user must also be able to create files in it.
     """
     try:
         entry = pwd.getpwnam(user)

@@ -223,5 +223,5 @@ def _unpack_code(job: Job, root: Path) -> None:
         raise Refused(reason, "Submit it again, with its code.") from None
     rundir.write(root / "portal" / "code.json", json.dumps(asdict(uploaded)))
     upload.unpack(key, target)
-    if job.sweep is None:  # the others of a sweep need it, too: it is forgotten once all have it (tasks.empty_trash)
+    if job.sweep is None:  # the sweep's other jobs need it as well: it is deleted once all have it (tasks.empty_trash)
         upload.delete(key)

@@ -132,7 +132,7 @@ def _retained(job: Job) -> set[int]:
 
 
 def _is_on_disk(job: Job, checkpoint: Checkpoint) -> bool:
-    """Return whether the folder is where its row has it: somebody may have moved or removed it by hand."""
+    """Return whether the folder is where its row says: somebody may have moved or removed it manually."""
     try:
         return rundir.has_checkpoint(job.directory, checkpoint.name)
     except OSError:

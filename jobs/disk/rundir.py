@@ -126,7 +126,7 @@ def folder_under(root: Path, relative: str) -> Iterator[int]:
         for part in parts_of(relative):
             try:
                 inner = os.open(part, OPEN_FOLDER, dir_fd=descriptor)
-            except NotADirectoryError:  # a link, too
+            except NotADirectoryError:  # also for a link
                 raise UnsafePath(f"{part!r} is not a folder") from None
             os.close(descriptor)
             descriptor = inner

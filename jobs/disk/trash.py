@@ -110,7 +110,7 @@ def _lift(name: str, top: int) -> None:
     """Delete an entry of `top`; if it is a folder, move its content up into `top` first."""
     try:
         folder = os.open(name, OPEN_FOLDER, dir_fd=top)
-    except NotADirectoryError:  # a link, too
+    except NotADirectoryError:  # also for a link
         os.unlink(name, dir_fd=top)
         return
     try:

@@ -111,7 +111,7 @@ def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -
 
 
 def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | None, None, None]:
-    """Yield the status of everything below a folder; None where it is deeper than DEEPEST."""
+    """Yield the status of everything below a folder; None for folders deeper than DEEPEST."""
     with os.scandir(folder) as names:
         for name in names:
             try:

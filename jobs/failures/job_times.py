@@ -1,4 +1,4 @@
-"""Calculate a job's time after it has ended: queued, allocated, and the part of that whose work was kept."""
+"""Calculate a job's time after it has ended: queued, allocated, and the part of that whose results were not lost."""
 
 from __future__ import annotations
 

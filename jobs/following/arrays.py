@@ -123,9 +123,9 @@ def _submit(sweep: Sweep, rows: list[Attempt], claim: datetime, scheduler: Sched
 
 
 def _record_submissions(sweep: Sweep, rows: list[Attempt], ids: list[str], scheduler: Scheduler, until: float) -> None:
-    """Store the attempts' scheduler ids in one transaction, whoever holds the claim, and leave their tokens.
+    """Store the attempts' scheduler ids in one transaction, whoever has the claim, and write their tokens.
 
-    Where time runs out, a later tick leaves the remaining tokens.
+    If time runs out, a later tick writes the remaining tokens.
     """
     late = []
     with transaction.atomic():

@@ -59,7 +59,7 @@ def is_waiting(job_id: int) -> bool:
 def advance() -> None:
     """Mark predecessors that have completed, end jobs whose predecessors cannot, and update why the others wait."""
     # Open attempts are read first and passed by id: with one combined query SQLite would scan every attempt that has
-    # ever completed, or every job that has ever waited in vain.
+    # ever completed, or every job whose predecessors have ever failed.
     unmet = Predecessor.objects.filter(met=False)
     opened = list(Attempt.objects.open().only("job", "state", "ended_at", "scheduler_id", "cancel_asked_at"))
     for batch in _batches([attempt.job_id for attempt in opened if attempt.state == Attempt.State.COMPLETED]):

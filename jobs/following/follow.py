@@ -170,7 +170,7 @@ class Tick(TickContext):
             attached.describe(self)
 
     def sync_cluster(self) -> bool:
-        """Read the cluster's state where it is due. Return whether anything was read."""
+        """Read the cluster's state if it is due. Return whether anything was read."""
         if has_orders():
             drain.carry_out(self.scheduler)
         is_new = sync.sync(self.scheduler)

@@ -172,7 +172,7 @@ def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
         status.state not in ENDED and is_same_job(attempt, status) for status in source.status(ids).values()
     ):
         rows = Attempt.objects.filter(claimed_at(claim), pk=attempt.pk)
-        again = timezone.now() - RETRY_AFTER + WAIT  # not at once: others are due, too
+        again = timezone.now() - RETRY_AFTER + WAIT  # not immediately: others are due as well
         rows.update(submitting_at=again, reason="Waiting for the previous attempt to end.")
         return False
     return True

@@ -176,8 +176,8 @@ class Poll:
     def handle_unknown_state(self, attempt: Attempt) -> None:
         """Handle a job of unknown state, as when slurmctld has forgotten it and slurmdbd is unreachable.
 
-        Once that has lasted its launcher's result counts; without one it may well be running, unless we had it killed.
-        (Accounting that missed an end never reports it, until somebody repairs it by hand.)
+        Once that has lasted, its launcher's result counts; without one it may still be running, unless we had it
+        killed. (Accounting that missed an end never reports it, until somebody repairs it manually.)
         """
         if attempt.untold_since is None or timezone.now() - attempt.untold_since <= UNKNOWN_STATE_FOR:
             return

@@ -60,7 +60,7 @@ def _federation(job: Job) -> ComparedFederation:
 
 
 def _setup(job: Job) -> object:
-    """Return the [run] table without the seed; None if custom code is part of the setup, too."""
+    """Return the [run] table without the seed; None if custom code is part of the setup."""
     run = job.spec.get("run") or {}
     return None if job.spec.get(CLIENT_CODE) else {name: value for name, value in run.items() if name != "seed"}
 

@@ -68,7 +68,7 @@ class JobLife:
 
     @property
     def first_due(self) -> int | None:
-        """Return the step at which the next checkpoint is due, if the trainer saves every so many steps."""
+        """Return the step at which the next checkpoint is due, if the trainer saves at a fixed interval of steps."""
         every = self._saves_every
         return ((self.progress.step or 0) // every + 1) * every if isinstance(every, int) and every else None
 

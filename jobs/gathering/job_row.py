@@ -77,7 +77,7 @@ class JobRow:
             return ""
         starts_at = datetime.fromisoformat(begin)
         if starts_at <= self.now:
-            return ""  # the scheduler restarts a requeued job after a pause of its own, for the same reason
+            return ""  # the scheduler restarts a requeued job after its own delay, for the same reason
         return f"Scheduled to start at {formatting.clock(starts_at, self.now)}."
 
     @property

@@ -109,7 +109,7 @@ def summary_of(event: Event) -> dict[str, Any]:
 
 
 def _apply(attempt: Attempt, event: Event, done: int) -> bool:
-    """Store the next part of an event, after so many; return whether it was the last. The attempt's row is locked."""
+    """Store an event's next part, after the first `done`; return whether it was the last. The attempt is locked."""
     assert event.incarnation is not None
     if event.kind == STARTED:
         return _drop_repeated(attempt, event.incarnation, event.data.get("start_step"))

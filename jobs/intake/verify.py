@@ -74,7 +74,7 @@ def _verify_folder(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
     """
     root = rundir.path_of(checkpoint.job.directory)
     with rundir.folder_under(root, "job/checkpoints"):
-        pass  # if this folder is missing, too, the file system is not mounted, and nothing is known of the checkpoint
+        pass  # if this folder is also missing, the file system is not mounted and the checkpoint's state is unknown
     try:
         with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
             try:

@@ -126,7 +126,7 @@ class JobTime(models.Model):
 
 
 class CadenceOrder(models.Model):
-    """A request that a job saves every so many steps from its next attempt on, whatever its spec says."""
+    """A request that a job saves at this interval of steps from its next attempt on, whatever its spec says."""
 
     job = models.OneToOneField(Job, models.CASCADE, related_name="cadence_order")
     every = models.PositiveIntegerField()

@@ -120,7 +120,7 @@ def overrule(user: User, incident: Incident, *, cause: str, why: str) -> None:
 
 
 def withdraw(user: User, incident: Incident) -> None:
-    """Withdraw an overruled cause: the newest diagnosis applies again and is revised with what came in meanwhile."""
+    """Withdraw a corrected cause: the newest diagnosis applies again, revised with evidence received since then."""
     _may_write(user, incident)
     newest = Diagnosis.objects.filter(incident=incident).order_by("-version").first()
     changes = {"overruled_cause": "", "overruled_by": None, "overruled_at": None, "overruled_why": ""}

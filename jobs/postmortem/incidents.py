@@ -46,7 +46,7 @@ NOT_FAILURES = frozenset(
     {"", "completed", "stopped", "preempted", "requeued", "cancelled", "rejected", "unmet", "fenced", "withdrawn"}
 )
 RETRY_AFTER = timedelta(seconds=60)  # for late evidence: kernel logs, accounting
-RETRY_IN_PLACE = timedelta(minutes=11)  # once more where the attempt continues: agents have reported by then
+RETRY_IN_PLACE = timedelta(minutes=11)  # again if the attempt continues: agents have reported by then
 FINAL_AFTER = timedelta(minutes=30)
 LOCK_TIME = timedelta(minutes=2)  # from an incident during whose diagnosis a worker may have been killed
 MOST_TRIES = 5  # without a verdict; then it gives up

@@ -13,7 +13,7 @@ from vigil_core.kinds import JobKind
 LAUNCHER = -1  # the stream of the first node's launcher
 PLAIN_COMMUNICATION = "plain"
 MAX_FIGURES = 24
-# Launcher metrics of a node's use by the job: title, unit and colour; the first is drawn beside the loss.
+# Launcher metrics of a node's use by the job: title, unit and colour; the first is drawn next to the loss.
 USAGE = {
     "gpu_percent": ("GPUs", "%, mean over the node’s GPUs", 3),
     "cpu_cores": ("CPU", "cores in use", 7),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from jobs.disk.captured import CapturedEnvironment, EnvironmentChange, EnvironmentDiff, cpu_of, gpus_of
 from vigil_core import formatting
 
-MAX_NAMED = 6  # changes named beside the attempt; its link shows all
+MAX_NAMED = 6  # changes named next to the attempt; its link shows all
 SHORT = 12  # characters of a commit or digest
 _HEX = frozenset("0123456789abcdef")
 

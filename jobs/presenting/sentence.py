@@ -203,7 +203,7 @@ def _ended(facts: SentenceFacts) -> Sentence:
     if facts.state == "cancelled":
         by = f" by {facts.killed_by or facts.cancelled_by}" if facts.killed_by or facts.cancelled_by else ""
         lead = f"{'Killed' if facts.killed_by else 'Cancelled'}{by}{_at_step(facts)}."
-        # The reason tells more if nobody in Vigil requested it: scancel, or a failed dependency.
+        # The reason is informative if nobody in Vigil requested it: scancel, or a failed dependency.
         more = "" if by else _as_sentence(facts.reason)
         rest = _resumable(facts)
         return Sentence(lead, rest) if more in {"", "Cancelled."} else Sentence(more, rest)

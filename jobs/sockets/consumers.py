@@ -91,9 +91,9 @@ class Socket(AsyncWebsocketConsumer):
         self.tasks += [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _guard(self, work: Awaitable[None]) -> None:
-        """Do some of the socket's work; a peer that has gone ends it without noise.
+        """Do some of the socket's work; end quietly if the peer has disconnected.
 
-        Any other error closes the socket, too: one that is no longer rechecked must not go on sending.
+        Any other error closes the socket, because one that is no longer rechecked must not go on sending.
         """
         try:
             await work

@@ -97,7 +97,7 @@ class Environment(SpecTable):
 
     @classmethod
     def parse_toml(cls, text: str) -> Environment:
-        """Parse a table of its own, as a site's file and a project have it. Raises SpecError if it is invalid."""
+        """Parse a separate table, as a site's file and a project have it. Raises SpecError if it is invalid."""
         data = read_toml(text)
         try:
             return cls.model_validate(data)

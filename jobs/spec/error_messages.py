@@ -61,7 +61,7 @@ def _model_of(model: type[BaseModel], field: str, kind: object) -> type[BaseMode
 
 
 def has_field(model: type[BaseModel], path: str, kind: object) -> bool:
-    """Return whether the model has such a field for this kind of job; anything in a free table counts, too."""
+    """Return whether the model has such a field for this kind of job; anything in a free table counts as one."""
     inside: type[BaseModel] | None = model
     for part in path.split("."):
         if inside is None:

@@ -86,7 +86,7 @@ def _field(problem: Problem) -> str:
 
 
 def _without(data: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return a copy without the value at a path, if there is one: a default can be invalid, too."""
+    """Return a copy without the value at a path, if there is one: even a default can be invalid."""
     key, _, inside = path.partition(".")
     others = {name: value for name, value in data.items() if name != key}
     if inside and key in data:

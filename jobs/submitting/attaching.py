@@ -101,7 +101,7 @@ def _existing_attempt(user: User, claim: AttachClaim) -> Attempt | None:
     is_late = last.ended_at < timezone.now() - REQUEUED_WITHIN
     if restart_count is None or restart_count <= last.scheduler_restart_count or last.submitted_at is None or is_late:
         return None
-    following = next_attempt(last, Attempt.Origin.REQUEUED)  # requeued by hand after its end
+    following = next_attempt(last, Attempt.Origin.REQUEUED)  # requeued manually after its end
     following.scheduler_id, following.scheduler_user = last.scheduler_id, last.scheduler_user
     following.scheduler_restart_count = restart_count
     following.submitting_at = timezone.now()

@@ -17,7 +17,7 @@ MOST = 10**9
 
 
 def set_cadence(user: User, job: Job, every: int | None) -> None:
-    """Save every so many steps from the next attempt on; None: as the specification has it.
+    """Save every `every` steps from the next attempt on; None: as in the specification.
 
     Raises Refused, Conflict if it is not a run of our trainer, or SpecError.
     """

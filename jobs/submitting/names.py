@@ -76,9 +76,10 @@ def _licenses(requested: str) -> Iterator[Problem]:
 
 
 def refresh(fields: Iterable[str]) -> bool:
-    """Have the worker read anew what these fields are checked against; return whether it has within WAIT_S.
+    """Have the worker re-read what these fields are checked against; return whether it has within WAIT_S.
 
-    A partition that was made a moment ago is there. Only whoever would be refused waits, and for one reading at most.
+    This finds a partition that was created a moment ago. Only requests that would be refused wait, for one reading at
+    most.
     """
     wanted = {PARTS[name] for field in fields if (name := field.removeprefix("resources.")) in PARTS}
     now = timezone.now()

@@ -68,7 +68,7 @@ def shortfalls(spec: JobSpec, room: FreeCapacity, *, times: int, where: str) -> 
 
 
 def room_of(spec: JobSpec, node: Node) -> FreeCapacity:
-    """Return what the node has for this job: its GPUs of the type that is asked for, or all if that is unknown."""
+    """Return what the node has for this job: its GPUs of the requested type, or all if the type is unknown."""
     wanted = spec.resources.gpu_type
     gpus = gpu_types.of(gpu_types.there(node), wanted if gpu_types.has(node, wanted) else "")
     return FreeCapacity(node.cpus, gpus, node.memory_mib)

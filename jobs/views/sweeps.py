@@ -201,7 +201,7 @@ def _summary(
 
 
 def _drawing(rows: list[SweepJobRow]) -> LossDrawing | None:
-    """Draw the losses of as many jobs as can be told apart, the best on top."""
+    """Draw the losses of as many jobs as can be distinguished, the best on top."""
     reporting = [row for row in rows if number(row.attempt.latest, "loss") is not None]
     best = [row for row in reporting if row.is_best][:MOST_LINES]
     chosen = [row for row in reporting if not row.is_best][: MOST_LINES - len(best)] + best

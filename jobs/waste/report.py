@@ -88,7 +88,7 @@ class WasteReport:
 
 
 def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: int = 0) -> WasteReport:
-    """Return the rows from `skip` on. Daily sums are used, except for jobs, which are summed up anew."""
+    """Return the rows from `skip` on. Daily sums are used, except for jobs, which are summed at each request."""
     since = wanted.since(now)
     groups = _groups(user, since)
     total = sum((hours for _, _, _, hours in groups), AllocatedHours())

@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueAhead:
-    """The jobs ahead of it that wait for resources, too. `named`: at most five that the reader may see."""
+    """The jobs ahead of it that also wait for resources. `named`: at most five that the reader may see."""
 
     jobs: int
     gpus: int

@@ -97,7 +97,7 @@ def submit_check(request: Request, cluster: ClusterCapacity, *, unseen: int = 0,
 def _limits_submitted(source: _LimitSource) -> bool:
     """Return whether the source limits submissions.
 
-    Of accounts only a person's own counts: it has inherited values, too.
+    Of accounts only a person's own counts: it includes inherited values.
     """
     return source.limits.user_submitted is not None and (source.prefix == "QOS" or bool(source.user))
 

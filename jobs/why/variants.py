@@ -138,7 +138,7 @@ def _fewer_ranks(spec: JobSpec, request: Request) -> Iterator[_Candidate]:
 
 
 def _shaped(spec: JobSpec, request: Request, nodes: int, local: int, *, tier: int, cost: float) -> _Candidate:
-    """Return the request for so many nodes, plus spares, with so many ranks each; memory scales with the ranks."""
+    """Return the request for `nodes` nodes, plus spares, with `local` ranks each; memory scales with the ranks."""
     resources = spec.resources
     unit = "GPU" if resources.gpus_per_node else "rank"
     changes: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def _is_allowed(plain: dict[str, Any], changes: dict[str, Any]) -> bool:
 
 
 def _divides(spec: JobSpec, ranks: int) -> bool:
-    """Return whether the run can be divided among so many ranks."""
+    """Return whether the run can be divided among this number of ranks."""
     return not isinstance(spec.run, RunConfig) or checking.can_work(spec.run, ranks)
 
 

@@ -51,7 +51,7 @@ def parse(line: bytes) -> tuple[bool, KernelRecord] | None:
 
 @dataclass
 class KernelLog:
-    """Reads on from where it stopped, without waiting."""
+    """Reads the kernel log without blocking, continuing where the last call stopped."""
 
     path: Path
     reported_seq: int = -1

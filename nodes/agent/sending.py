@@ -78,7 +78,7 @@ class BatchSender(threading.Thread):
             self._portal.interrupt()
 
     def finish(self, seconds: float) -> None:
-        """Try once more, for at most so many seconds."""
+        """Try once more, for at most `seconds`."""
         self.notify(is_urgent=True)
         self.is_idle.wait(seconds)
         self._is_ending = True

@@ -184,7 +184,7 @@ DOOR = ReportEndpoint(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemet
     ),
 )
 def make_token(request: HttpRequest, name: str) -> dict[str, str]:
-    """The node's previous token stops working. An enrolment secret as bearer token enrols each name only once."""
+    """Issue a token for a node's agent, replacing the previous one. An enrolment secret enrols each name only once."""
     auth: Any = request.auth  # type: ignore[attr-defined]
     if isinstance(auth, str):
         return {"node": name, "token": enrolment.enroll_by_secret(name, auth)}
@@ -199,7 +199,7 @@ def make_token(request: HttpRequest, name: str) -> dict[str, str]:
     openapi_extra=described(errors={403: "Only for sysadmins, with a token of scope admin."}),
 )
 def make_secret(request: ApiRequest) -> Status[dict[str, Any]]:
-    """Put it into the nodes' image: agents use it to get their own tokens. It is valid for 30 days."""
+    """Create an enrolment secret for the nodes' image, with which agents get their tokens. It is valid for 30 days."""
     only_sysadmins(request, "enrol nodes")
     row, secret = enrolment.make_secret(request.auth)
     return Status(201, {"secret": secret, "expires_at": row.expires_at})
@@ -207,7 +207,7 @@ def make_secret(request: ApiRequest) -> Status[dict[str, Any]]:
 
 @router.get("", response=Agents, summary="All agents: version, last report, gaps, clock")
 def agents(request: ApiRequest) -> dict[str, Any]:
-    """Return every node that has or had an agent, sorted by name."""
+    """List every node that has or had an agent, sorted by name."""
     return {"items": [agent_shape(agent) for agent in Agent.objects.described()]}
 
 

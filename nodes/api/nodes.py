@@ -247,7 +247,7 @@ class Undrain(Schema):
 
 @router.get("", response=Nodes, summary="All nodes")
 def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
-    """Return the nodes as the scheduler last described them; `reading` says when that was."""
+    """List the nodes as the scheduler last reported them; `reading` says when that was."""
     found = Node.objects.filter(state=wanted.state) if wanted.state else Node.objects.all()
     items = [node for node in found if not wanted.partition or wanted.partition in node.partitions]
     return {"items": items, "reading": sync.readings()[Part.NODES]}
@@ -277,7 +277,7 @@ def node(request: ApiRequest, name: str) -> NodeDetail:
     openapi_extra=described(errors=NO_NODE),
 )
 def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> dict[str, object]:
-    """Return drain and undrain orders with requester, reason and the scheduler's response."""
+    """List drain and undrain orders with requester, reason and the scheduler's response."""
     rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
     found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [order_shape(order) for order in found.items], "next": found.next}
@@ -315,31 +315,31 @@ def undrain(request: ApiRequest, name: str, order_request: Undrain | None = None
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
 def partitions(request: ApiRequest) -> dict[str, object]:
-    """Return partitions with their limits and who may use them, according to the scheduler's last answer."""
+    """List partitions with their limits and who may use them, according to the scheduler's last answer."""
     return {"items": list(Partition.objects.all()), "reading": sync.readings()[Part.PARTITIONS]}
 
 
 @cluster.get("/qos", response=QosList, summary="QOS with their limits")
 def qos(request: ApiRequest) -> dict[str, object]:
-    """Return QOS with their limits. Empty if the scheduler has no accounting."""
+    """List QOS with their limits. Empty if the scheduler has no accounting."""
     return {"items": list(Qos.objects.all()), "reading": sync.readings()[Part.ACCOUNTS]}
 
 
 @cluster.get("/reservations", response=Reservations, summary="Reservations, the next one first")
 def reservations(request: ApiRequest) -> dict[str, object]:
-    """Return current and future reservations; ended ones are left out, as by the scheduler."""
+    """List current and future reservations; ended ones are left out, as by the scheduler."""
     return {"items": list(Reservation.objects.all()), "reading": sync.readings()[Part.RESERVATIONS]}
 
 
 @cluster.get("/licenses", response=Licenses, summary="Licences and how many are in use")
 def licenses(request: ApiRequest) -> dict[str, object]:
-    """Return how many of each are in use, according to the scheduler's last answer. Empty if it manages none."""
+    """List licences and how many of each are in use, as last reported. Empty if the scheduler manages none."""
     return {"items": list(License.objects.all()), "reading": sync.readings()[Part.LICENSES]}
 
 
 @cluster.get("/accounts", response=Accounts, summary="Your own accounts and shares; sysadmins see everybody's")
 def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object]:
-    """Return them with fair share and limits. Empty if the scheduler has no accounting."""
+    """List accounts with fair share and limits. Empty if the scheduler has no accounting."""
     rows = Association.objects.visible_to(request.auth)
     found = page(rows, SortOrder("id"), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": found.items, "next": found.next, "reading": sync.readings()[Part.ACCOUNTS]}

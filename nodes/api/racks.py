@@ -70,7 +70,7 @@ class _RackBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @router.get("", response=RackPlaces, summary="Racks: the position of each node")
 def places(request: ApiRequest) -> Any:
-    """Return every node that has a position, by rack and from the top; as CSV with `Accept: text/csv`."""
+    """List every node that has a position, by rack and from the top; as CSV with `Accept: text/csv`."""
     rows = RackPlace.objects.all()
     if "text/csv" in request.headers.get("Accept", ""):
         return HttpResponse(racks.as_csv(rows), content_type="text/csv; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Draining nodes and taking that back: a sysadmin asks, the next tick carries it out and says what came of it."""
+"""Drain and undrain nodes: a sysadmin creates an order, and the next tick carries it out and records the result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
 
-AGAIN = timedelta(seconds=10)  # after a scheduler that did not answer
-GIVE_UP = timedelta(minutes=10)  # nobody wants a node drained by what they asked for an hour ago
-BUDGET_S = 2.0  # a tick
+AGAIN = timedelta(seconds=10)  # before a retry, if the scheduler did not respond
+GIVE_UP = timedelta(minutes=10)  # an order that is an hour old may no longer be wanted
+BUDGET_S = 2.0  # per tick
 MOST_REASON = 200
 DRAINED = frozenset({"drain", "drained", "draining", "drng"})
 
 
 class DrainedByAnother(Exception):
-    """Somebody else has drained the node, for a reason that the order would write over or end."""
+    """Raised if somebody else has drained the node, for a reason that the order would overwrite or end."""
 
     def __init__(self, node: Node) -> None:
         by = f" by {node.reason_by}" if node.reason_by else ""
@@ -40,13 +40,13 @@ class DrainedByAnother(Exception):
 def request_order(
     user: User, node: Node, action: NodeOrder.Action, reason: str = "", *, replaces: str | None = None
 ) -> NodeOrder:
-    """Have it done. Asking again for what is asked for already is one order; anything else replaces that.
+    """Create an order for the node. Repeating an open order returns it; a different one replaces it.
 
-    Slurm lets a drain write over another's reason, and an undrain end it. `replaces` is the reason that the sysadmin
-    has seen and means to replace. Raises DrainedByAnother where another one stands.
+    In Slurm a drain overwrites another's reason, and an undrain ends it. `replaces` is the reason that the sysadmin has
+    seen and means to replace. Raises DrainedByAnother if the node has a different one by somebody else.
     """
     with transaction.atomic():
-        # One at a time for a node: whoever comes second finds the first one's order.
+        # The row lock serialises orders for a node: the second request finds the first one's order.
         node = Node.objects.select_for_update().get(pk=node.pk)
         if node.reason != replaces and is_drained_by_another(node, user):
             raise DrainedByAnother(node)
@@ -72,10 +72,10 @@ def is_drained_by_another(node: Node, user: User) -> bool:
 
 
 def carry_out(scheduler: Scheduler) -> None:
-    """Whatever is asked for and due; oldest first, within a tick's budget."""
+    """Carry out open orders that are due, oldest first, within a tick's budget."""
     until = time.monotonic() + BUDGET_S
     due = list(_due())
-    if due:  # somebody may have drained a node by hand since it was last looked at
+    if due:  # somebody may have drained a node with scontrol since the last reading
         sync.read(scheduler, Reading.Part.NODES)
     for order in due:
         if time.monotonic() > until:
@@ -84,7 +84,7 @@ def carry_out(scheduler: Scheduler) -> None:
 
 
 def put_off(error: SchedulerError) -> None:
-    """The scheduler has just not answered something else: they are as if it had been asked."""
+    """Record a failed attempt for the orders that are due: the scheduler has just not answered another request."""
     for order in _due():
         _note_failure(order, error)
 

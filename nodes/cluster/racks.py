@@ -18,9 +18,9 @@ from portal.audit import Change
 from portal.models import User
 from vigil_core import csv_text
 
-MOST = 10_000  # lines
+MOST = 10_000  # lines of input
 MOST_BYTES = 1_000_000
-MAX_REPORTED_MISTAKES = 20  # mistakes that are told at once
+MAX_REPORTED_MISTAKES = 20  # listed in one response
 COLUMNS = ("node", "rack", "slot", "order")
 NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 _WHOLE = re.compile(r"-?[0-9]{1,5}")
@@ -29,7 +29,7 @@ _UNITS = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class RackPosition:
-    """A node's place, as somebody gave it."""
+    """A node's position as entered."""
 
     node: str
     rack: str
@@ -46,7 +46,7 @@ class Mistake:
 
 
 class WrongPlaces(ValueError):
-    """Racks that can't be taken as they are; says of each line why."""
+    """Raised for invalid rack positions; has the reason for each line."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = list(mistakes)
@@ -55,14 +55,14 @@ class WrongPlaces(ValueError):
 
 @dataclass
 class _RackReader:
-    """Lines on their way to places; mistakes are collected, so that one look finds them all."""
+    """Converts lines to positions, collecting mistakes, so that all of them are reported together."""
 
     mistakes: list[Mistake] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
-    orders: dict[str, tuple[int, int]] = field(default_factory=dict)  # by rack: what it is, and on which line
+    orders: dict[str, tuple[int, int]] = field(default_factory=dict)  # by rack: its order, and the line that sets it
 
     def take(self, line: int, cells: Sequence[str]) -> RackPosition | None:
-        """A line's place, or None with the mistake noted."""
+        """Return a line's position, or None after recording the mistake."""
         given = dict(zip(COLUMNS, [*(cell.strip() for cell in cells), "", "", "", ""], strict=False))
         message = self._problem(given, len(cells))
         if not message:
@@ -98,7 +98,7 @@ class _RackReader:
 
 
 def of_csv(text: str) -> list[RackPosition]:
-    """The places of a CSV text: node, rack, and if wanted slot and order; a first line with these words is a head.
+    """Parse the positions in a CSV text: node, rack, optional slot and order; a header line is optional.
 
     Separated by commas, semicolons or tabs, as its first line is. Raises WrongPlaces.
     """
@@ -115,19 +115,19 @@ def of_csv(text: str) -> list[RackPosition]:
 
 
 def of_cells(rows: Iterable[Sequence[str]]) -> list[RackPosition]:
-    """Places that came as data, looked through like lines: the first is line 1. Raises WrongPlaces."""
+    """Parse positions given as rows of cells, the first of which is line 1. Raises WrongPlaces."""
     return _of_lines(enumerate(rows, 1))
 
 
 def as_csv(places: Iterable[RackPosition | RackPlace]) -> str:
-    """The places as `of_csv` reads them."""
+    """Return the positions as CSV that `of_csv` reads."""
     return csv_text.write(
         [COLUMNS, *((place_row.node, place_row.rack, place_row.slot, place_row.order) for place_row in places)]
     )
 
 
 def replace(user: User, places: Sequence[RackPosition]) -> int:
-    """Let these be all places that there are; answers how many changed, came or went."""
+    """Replace all positions by these; return how many were changed, added or removed."""
     wanted = {place.node: place for place in _agreed(places)}
     after = _shown_places(wanted.values())
     with transaction.atomic():
@@ -155,7 +155,7 @@ def replace(user: User, places: Sequence[RackPosition]) -> int:
 
 
 def put(user: User, node: str, rack: str, slot: str) -> RackPosition:
-    """Give one node its place; the rack keeps the order that it has. Raises WrongPlaces."""
+    """Set one node's position; its rack keeps its order. Raises WrongPlaces."""
     (place,) = of_cells([(node, rack, slot)])
     with transaction.atomic():
         known = RackPlace.objects.filter(rack=place.rack).values_list("order", flat=True).first()
@@ -168,7 +168,7 @@ def put(user: User, node: str, rack: str, slot: str) -> RackPosition:
 
 
 def take_out(user: User, node: str) -> bool:
-    """Let a node stand in no rack."""
+    """Remove a node from its rack."""
     with transaction.atomic():
         before = _shown_places(RackPlace.objects.filter(node=node))
         gone, _ = RackPlace.objects.filter(node=node).delete()
@@ -179,7 +179,7 @@ def take_out(user: User, node: str) -> bool:
 
 @lru_cache(maxsize=16_384)
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Sorts rack 2 before rack 10."""
+    """Return a sort key by which rack 2 comes before rack 10."""
     parts = [part for part in _UNITS.split(name.lower()) if part]
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
 
@@ -208,7 +208,7 @@ def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[RackPosition]:
 
 
 def _split(text: str) -> Iterator[tuple[int, list[str]]]:
-    """(number of the line, its cells); empty lines and a head are left out."""
+    """Yield (line number, cells); empty lines and a header are left out."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(first))
     is_first = True
@@ -228,7 +228,7 @@ def _delimiter(line: str) -> str:
 
 
 def _shown_places(places: Iterable[RackPosition | RackPlace]) -> dict[str, str]:
-    """Return each node's place in words, as the audit log keeps it."""
+    """Return each node's position as text for the audit log."""
     return {place.node: f"{place.rack}, slot {place.slot}" for place in places}
 
 

@@ -1,4 +1,4 @@
-"""The cluster's rows as the dataclasses that the scheduler answered: one query each, and no scheduler is asked."""
+"""Read the cluster's rows as the scheduler's dataclasses: one query each, without contacting the scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDICES = "gpu_indices"
 
 
 def read(now: datetime | None = None) -> ClusterCapacity:
-    """Everything that the scheduler last told; from memory what has not been read anew since."""
+    """Return everything that the scheduler last reported; rows come from a cache until they are read again."""
     read_at = dict(models.Reading.objects.values_list("part", "read_at"))
     part = models.Reading.Part
     return ClusterCapacity(
@@ -44,7 +44,7 @@ _last: dict[type[models.Fact], tuple[datetime, tuple[Any, ...]]] = {}
 
 
 def _cached(model: type[models.Fact], kind: type[Reported], read_at: datetime | None) -> tuple[Reported, ...]:
-    """Reads rows, from memory if that is of the same reading: they change with none but theirs, in its transaction."""
+    """Return the rows, cached per reading: they change only with their reading, in its transaction."""
     known = _last.get(model)
     if known is not None and known[0] == read_at:
         return known[1]

@@ -1,4 +1,4 @@
-"""Puts what a scheduler says into rows. Only what changed is written, in short transactions."""
+"""Store what a scheduler reports in rows. Only changes are written, in short transactions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from django.db import transaction
 
 from nodes.models import Association, Fact, License, Node, Partition, Qos, QueuedJob, Reservation
 
-AT_ONCE = 1000  # rows a transaction, when there are many: a first look at a large cluster
-BATCH = 200  # rows a statement; a driver may allow but so many values
+AT_ONCE = 1000  # rows per transaction, for example at the first reading of a large cluster
+BATCH = 200  # rows per statement: drivers limit the number of values
 _BOUNDS = {"IntegerField": (-(2**31), 2**31 - 1), "BigIntegerField": (-(2**63), 2**63 - 1)}
-FORM = "1"  # raised when the same words are to be written otherwise: then every row is
+FORM = "1"  # increased when the same data is to be stored differently: then every row is rewritten
 
 
 class ReportedRecord(Protocol):
@@ -28,7 +28,7 @@ class ReportedRecord(Protocol):
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of row, and the columns that tell its rows apart."""
+    """A kind of row, and the columns that identify its rows."""
 
     model: type[Fact]
     key: tuple[str, ...]
@@ -50,16 +50,16 @@ class Difference:
     kind: RowKind
     changed: list[Fact]
     gone: list[int]
-    unreadable: int = 0  # that no column can hold, such as a priority of 2^64: left out
+    unreadable: int = 0  # records that no column can hold, such as a priority of 2^64: left out
 
     def pieces(self) -> Iterator[Difference]:
-        """Yields the difference in parts of AT_ONCE rows; what is gone goes with the first."""
+        """Yield the difference in parts of AT_ONCE rows; deletions are in the first."""
         yield Difference(self.kind, self.changed[:AT_ONCE], self.gone)
         for start in range(AT_ONCE, len(self.changed), AT_ONCE):
             yield Difference(self.kind, self.changed[start : start + AT_ONCE], [])
 
     def write(self) -> None:
-        """Inside the caller's transaction."""
+        """Write the changes; part of the caller's transaction."""
         objects = self.kind.model._default_manager
         if self.changed:
             columns = [field.name for field in self.kind.model._meta.concrete_fields if not field.primary_key]
@@ -75,7 +75,7 @@ class Difference:
 
 
 def differences(kind: RowKind, reported: Iterable[ReportedRecord], *, made_up: bool = False) -> Difference:
-    """Compares what is told with the rows; made-up ones stay, but for those that turn out to be real."""
+    """Compare reported records with the rows; made-up rows stay, except those that a scheduler reports as real."""
     rows = kind.model._default_manager.filter(is_made_up=made_up)
     columns = ("pk", "digest", *kind.key)
     known = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
@@ -119,7 +119,7 @@ def columns_of(record: ReportedRecord, model: type[Fact]) -> dict[str, Any]:
 
 def _column(name: str, value: Any, most: int | None) -> Any:
     if isinstance(value, str):
-        return value.replace("\0", "")[:most]  # no database keeps one, nor more than the column's length
+        return value.replace("\0", "")[:most]  # databases store no NUL, and no more than the column's length
     if name.endswith("_at"):
         return None if value is None else datetime.fromtimestamp(value, UTC)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Open the site's scheduler, and keep its cluster as rows: pages and checks read those instead of the scheduler."""
+"""Open the site's scheduler, and store its cluster in rows, which pages and checks read instead of the scheduler."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ def note_outage(error: SchedulerError) -> None:
 
 
 def hurry(part: Part) -> None:
-    """Something was done to it: let the next tick look, whenever it looked last."""
+    """Make a part due for the next tick, because an action has changed it."""
     Reading.objects.filter(part=part).update(asked_at=None)
 
 
 def readings() -> dict[str, Reading]:
-    """The readings by part; one that was never made is there, too."""
+    """Return the readings by part, including parts that have never been read."""
     known = Reading.objects.in_bulk()
     return {part.value: known.get(part.value) or Reading(part=part.value) for part in Part}
 
@@ -133,7 +133,7 @@ def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
             since[part] = now - timedelta(days=1)
             continue
         due = reading.asked_at + (max(every, RETRY_AFTER) if reading.error else every)
-        if due <= now or reading.asked_at > now:  # a clock that was set back
+        if due <= now or reading.asked_at > now:  # the clock was set back
             since[part] = due
     return sorted(since, key=lambda part: since[part])
 
@@ -176,7 +176,7 @@ def _nodes(source: Scheduler) -> PartRead:
 
 
 def _calmed(node: NodeStatus) -> NodeStatus:
-    """Rounds its load, which would change by a hair at every look."""
+    """Round the node's load, which would otherwise change slightly at every reading."""
     return node if node.load is None else replace(node, load=round(node.load, 1))
 
 

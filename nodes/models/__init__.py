@@ -1,4 +1,4 @@
-"""The models of this app: Django looks for them here."""
+"""Export the models of this app, where Django looks for them."""
 
 from nodes.models.facts import (
     Association,

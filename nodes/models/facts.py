@@ -1,7 +1,7 @@
-"""The cluster as the scheduler last described it: nodes, partitions, limits, shares, reservations, licences, queue.
+"""Store the cluster as the scheduler last reported it: nodes, partitions, limits, shares, licences, queue.
 
-A row's columns are the fields of the dataclass that it is a row of (nodes.schedulers.base and .cluster), with tuples
-as lists and times as datetimes; `nodes.cluster.rows` goes from one to the other.
+A row's columns are the fields of its dataclass (nodes.schedulers.base and .cluster), with tuples as lists and times as
+datetimes; `nodes.cluster.rows` converts between them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from portal.models import User
 from vigil_core import formatting
 
 Row = TypeVar("Row", bound="Fact", covariant=True)
-Names = models.JSONField  # a list of strings, unless said otherwise
+Names = models.JSONField  # a list of strings, unless stated otherwise
 
 
 class FactQuerySet(models.QuerySet[Row]):
@@ -158,14 +158,14 @@ class Qos(Fact):
 
 class AssociationQuerySet(FactQuerySet["Association"]):
     def visible_to(self, user: User) -> Self:
-        """A person's own; sysadmins see all."""
+        """Select a person's own; sysadmins see all."""
         if user.is_sysadmin:
             return self
         return self.filter(user=user.slurm_user) if user.slurm_user else self.none()
 
 
 class Association(Fact):
-    """An account (`user` empty), or a person in it."""
+    """An account (`user` empty), or a person's membership of it."""
 
     account = models.CharField(max_length=255)
     user = models.CharField(max_length=255, blank=True)
@@ -209,7 +209,7 @@ class Reservation(Fact):
 
 
 class License(Fact):
-    """A licence that jobs take while they run."""
+    """A licence that jobs occupy while they run."""
 
     name = models.CharField(max_length=255, unique=True)
     total = models.BigIntegerField(default=0)
@@ -231,7 +231,7 @@ class License(Fact):
 
 
 class QueuedJob(Fact):
-    """A job of the scheduler that waits or runs, whoever's it is."""
+    """A pending or running job of any user of the scheduler."""
 
     scheduler_id = models.CharField(max_length=64, unique=True)
     component = models.CharField(max_length=64, blank=True, help_text="85+1: a component of heterogeneous job 85.")
@@ -273,12 +273,12 @@ class QueuedJob(Fact):
 
     @property
     def gpu_text(self) -> str:
-        """Return the type of GPU that it asks for; "1 a100, 2 1g.10gb" where it asks for several types."""
+        """Return the type of GPU that it requests; "1 a100, 2 1g.10gb" if it requests several types."""
         return ", ".join(f"{count} {kind}" for kind, count in self.gpus_by_type.items()) or self.gpu_type
 
 
 class Reading(models.Model):
-    """The last time that a part of the cluster was read, and what went wrong if that failed."""
+    """The last time that a part of the cluster was read, and the error if that failed."""
 
     class Part(models.TextChoices):
         NODES = "nodes"
@@ -371,5 +371,5 @@ class NodeOrder(models.Model):
 
     @property
     def reason_with_requester(self) -> str:
-        """Return the reason for the scheduler, with the requester, whom it would not know otherwise."""
+        """Return the reason with the requester appended, whom the scheduler does not know."""
         return f"{self.reason} (vigil: {self.asked_by.username if self.asked_by else 'unknown'})"

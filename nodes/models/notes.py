@@ -7,7 +7,7 @@ from django.db import models
 
 
 class NodeNote(models.Model):
-    """A note about a node; it outlives the node's row, as machines come back."""
+    """A note about a node; it outlives the node's row, because machines come back."""
 
     MOST = 1_000  # characters
 

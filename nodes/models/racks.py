@@ -6,7 +6,7 @@ from django.db import models
 
 
 class RackPlace(models.Model):
-    """A node's place. The node need not be known: a rack may be written down before its machines are switched on."""
+    """A node's position. The node need not exist yet: a rack may be entered before its machines are switched on."""
 
     node = models.CharField(max_length=255, unique=True)
     rack = models.CharField(max_length=64)

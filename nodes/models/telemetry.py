@@ -15,7 +15,7 @@ from django.db.models import Count, OuterRef, Q, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-SILENT = timedelta(seconds=45)  # three batches and a little
+SILENT = timedelta(seconds=45)  # three batches and some slack
 
 
 class AgentQuerySet(models.QuerySet["Agent"]):
@@ -46,7 +46,7 @@ class Agent(models.Model):
     stream = models.CharField(max_length=16, blank=True, help_text="Stream of the last report.")
     heard_at = models.DateTimeField(null=True, blank=True, help_text="Last report, by the portal's clock.")
     sampled_at = models.BigIntegerField(null=True, blank=True, help_text="Unix second of the newest sample.")
-    # Unix seconds, all that comes before which is …
+    # Progress markers: samples before these Unix seconds have been processed.
     merged_to = models.BigIntegerField(
         default=0, help_text="Unix second up to which samples are merged into chunks; 0: none yet."
     )
@@ -104,7 +104,7 @@ class EnrolmentSecret(models.Model):
 
 
 class Gpu(models.Model):
-    """A GPU, known by its UUID; the place is where it was last seen."""
+    """A GPU, identified by its UUID; its slot is where it was last seen."""
 
     uuid = models.CharField(max_length=96, unique=True)
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="gpus")
@@ -133,7 +133,7 @@ class Gpu(models.Model):
 
 
 class GpuPlace(models.Model):
-    """The slot a GPU was in, and until when."""
+    """The slot that a GPU was in, and until when."""
 
     gpu = models.ForeignKey(Gpu, models.CASCADE, related_name="places")
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="+")
@@ -156,7 +156,7 @@ class HoldingQuerySet(models.QuerySet["Holding"]):
 
 
 class Holding(models.Model):
-    """A GPU in the hands of one of the scheduler's jobs, Vigil's or not, from when until when."""
+    """A period in which one of the scheduler's jobs, Vigil's or not, has a GPU allocated."""
 
     class Source(models.TextChoices):
         """Where the claim comes from; a later one is more reliable."""
@@ -193,7 +193,7 @@ class Holding(models.Model):
 
 
 class GpuUse(models.Model):
-    """What the GPUs of one job did on one day (UTC), in sampled GPU-seconds."""
+    """The use of one job's GPUs on one day (UTC), in sampled GPU-seconds."""
 
     day = models.DateField()
     scheduler_id = models.CharField(max_length=64)
@@ -202,7 +202,7 @@ class GpuUse(models.Model):
     used_s = models.FloatField(default=0, help_text="Allocated GPU-seconds times utilisation.")
     idle_s = models.FloatField(default=0, help_text="Allocated GPU-seconds without any activity.")
     is_made_up = models.BooleanField(default=False, help_text="Created by `vigil up --demo`.")
-    # Whose it is, as somebody adds it up who knows jobs and people (jobs.waste.aggregation).
+    # Set by jobs.waste.aggregation, which knows jobs and people.
     job = models.BigIntegerField(null=True, blank=True, help_text="Vigil's job number; null: not a Vigil job.")
     project = models.ForeignKey(
         "portal.Project", models.SET_NULL, null=True, blank=True, related_name="+", db_index=False
@@ -225,7 +225,7 @@ class GpuUse(models.Model):
 
 
 class Frame(models.Model):
-    """A batch of samples as it came (`nodes.telemetry.frames`), until it is merged into chunks of each series."""
+    """A batch of samples as received (`nodes.telemetry.frames`), until it is merged into chunks of each series."""
 
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="frames", db_index=False)
     at = models.BigIntegerField(help_text="Unix second of the first sample.")
@@ -240,7 +240,7 @@ class Frame(models.Model):
 
 
 class NodeEvent(models.Model):
-    """Something that happened to a machine: an Xid, a lost GPU, a slow mount. Equal ones that are near are one row."""
+    """An event of a machine: an Xid, a lost GPU, a slow mount. Equal events close in time are one row."""
 
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="events", db_index=False)
     gpu = models.ForeignKey(Gpu, models.SET_NULL, null=True, blank=True, related_name="events", db_index=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from vigil_core import formatting, untrusted
 
-# What NVIDIA's numbers stand for, of those that one meets.
+# The meaning of NVIDIA's Xid numbers that occur in practice.
 XIDS = {
     13: "kernel error in a program",
     31: "invalid memory access by a program",
@@ -31,7 +31,7 @@ XIDS = {
     140: "unrecovered memory error",
     154: "the required recovery action changed",
 }
-ECHO = 45  # beside another Xid it only cleans up after it
+ECHO = 45  # next to another Xid it only reports the clean-up after it
 
 _TITLES = {
     "gpu.lost": "GPU lost",

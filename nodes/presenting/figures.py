@@ -10,7 +10,7 @@ from vigil_core import formatting
 
 GIB = 1 / 1024  # of MiB
 MOST_LINES = 5
-MARGIN_C = 5  # above the slowdown temperature, so that its line is seen
+MARGIN_C = 5  # above the slowdown temperature, so that its line is visible
 COOL_C = 20
 
 
@@ -26,7 +26,7 @@ class GpuField:
     digits: int = 0
 
     def text(self, value: float | None) -> str:
-        """A value as its row writes it."""
+        """Return a value as shown in its row."""
         if value is None:
             return formatting.MISSING
         return f"{value * self.factor:.{self.digits}f}" if self.digits else formatting.count(round(value))
@@ -44,7 +44,7 @@ def of_gpu(
     uuid: str, index: int, *, key: str = "", memory_mib: int | None = None, slowdown_c: int | None = None,
     cap_watts: int | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The small charts of one GPU, all on the same axis of time; `key` tells two of the same slot apart."""
+    """Return the small charts of one GPU, on a common time axis; `key` distinguishes two GPUs of the same slot."""
     ranges: dict[str, list[float]] = {"gpu_percent": [0, 100], "watts": [0, cap_watts or 1]}
     ranges["memory_mib"] = [0, round(memory_mib * GIB, 1) if memory_mib else 1]
     ranges["temperature_c"] = [COOL_C, slowdown_c + MARGIN_C if slowdown_c else COOL_C + 40]
@@ -67,7 +67,7 @@ def of_gpu(
 
 
 def of_host(names: Sequence[str], *, cpus: int | None, memory_mib: float | None) -> list[dict[str, Any]]:
-    """The charts of the machine itself: those of which it tells anything."""
+    """Return the charts of the machine itself, for the values that it reports."""
     found = [
         _figure("cpu", "CPU", f"% of {cpus} cores" if cpus else "%", [("cpu_percent", "busy")], names, y=[0, 100]),
         _figure(
@@ -87,7 +87,7 @@ _MOUNTS = {"mount_ms": ""}
 
 
 def _labelled(names: Sequence[str], kinds: dict[str, str]) -> list[tuple[str, str]]:
-    """Series of many of a kind, each with its label: "eth0 in"; the first kinds first."""
+    """Return labelled series of these kinds, such as "eth0 in", in the order of `kinds`."""
     order = list(kinds)
     found = []
     for name in names:

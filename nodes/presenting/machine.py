@@ -11,7 +11,7 @@ from nodes.health import temperature
 from nodes.presenting.events import ECHO, meaning
 from vigil_core import formatting
 
-XID_WINDOW = timedelta(hours=6)  # an older Xid is history
+XID_WINDOW = timedelta(hours=6)  # older Xids are history
 MAX_FURTHER = 2  # sentences after the first
 NBSP = formatting.NBSP
 
@@ -26,7 +26,7 @@ class GpuState:
     slowdown_c: int | None = None
     throttle: int = 0
     lost_at: datetime | None = None
-    fault: str = ""  # gpus.health: the worst that is broken about it, as the end of a sentence
+    fault: str = ""  # gpus.health: its worst fault, as the end of a sentence
     is_hidden: bool = False
 
     @property
@@ -43,7 +43,7 @@ class DriverError:
     at: datetime
     count: int = 1
     kind: str = "xid"  # or sxid
-    is_fatal: bool = False  # an SXid's own word
+    is_fatal: bool = False  # as the SXid itself states
 
     @property
     def severity(self) -> Severity:
@@ -58,7 +58,7 @@ class DriverError:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeHeadline:
-    """The facts that the sentence is made of."""
+    """The facts from which the sentence is composed."""
 
     now: datetime
     has_agent: bool = False  # by an agent
@@ -67,9 +67,9 @@ class NodeHeadline:
     driver_silent_at: datetime | None = None
     gpus: Sequence[GpuState] = ()
     xids: Sequence[DriverError] = ()  # of the last hours
-    hanging: Sequence[tuple[str, datetime]] = ()  # mounts that are slow, and since when
+    hanging: Sequence[tuple[str, datetime]] = ()  # slow mounts, and since when
     cpu_percent: float | None = None
-    state: str = ""  # the scheduler's word; "": it knows nothing of the machine
+    state: str = ""  # the scheduler's state; "" if it does not know the machine
     takes_jobs: bool = True
     reason: str = ""
     reason_by: str = ""
@@ -78,7 +78,7 @@ class NodeHeadline:
 
 
 def lead_text(facts: NodeHeadline) -> tuple[str, str]:
-    """The lead, and what else there is: set in ink, and muted after it."""
+    """Return the leading text, and further sentences, which are shown muted."""
     wrong = [*_wrong(facts)]
     sentences = wrong or [*_works(facts)]
     if facts.takes_jobs and facts.state and facts.free:
@@ -94,7 +94,7 @@ def _room(free: str) -> str:
 
 
 def _wrong(facts: NodeHeadline) -> Iterator[str]:
-    """Everything that is not as it should be, worst first."""
+    """Yield every problem, worst first."""
     if facts.is_silent:
         yield _silent(facts)
     elif facts.driver_silent_at:
@@ -129,7 +129,7 @@ def _lost(facts: NodeHeadline) -> Iterator[str]:
 
 
 def _faulty(facts: NodeHeadline) -> Iterator[str]:
-    """Yield the GPUs that answer but are broken; lost ones are named elsewhere."""
+    """Yield the GPUs that respond but are faulty; lost ones are named elsewhere."""
     faulty = [gpu for gpu in facts.gpus if gpu.fault and not gpu.lost_at]
     if not faulty:
         return

@@ -1,4 +1,4 @@
-"""Compute what pending jobs ahead leave free: each starts if it fits, and the others block their planned start.
+"""Compute what pending jobs ahead leave free: each starts if it fits, else it blocks its planned start.
 
 Pure, like capacity.py: dataclasses in, dataclasses out, no Django.
 """
@@ -17,20 +17,20 @@ from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, close
 
 @dataclass(frozen=True, kw_only=True)
 class JobsAhead:
-    """What is left once every job ahead that fits has started, and until when it is free."""
+    """What remains once every job ahead that fits has started, and until when it is free."""
 
     left: Mapping[str, FreeCapacity]
-    waiting: tuple[QueuedJobInfo, ...] = ()  # ahead, and no room for them yet; highest priority first
+    waiting: tuple[QueuedJobInfo, ...] = ()  # ahead, without room yet; highest priority first
     until: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # by partition: the first planned start
 
 
-MOST_PLACED = 100  # jobs ahead that fit what is free: a scheduler starts those within seconds
+MOST_PLACED = 100  # jobs ahead that fit the free resources: a scheduler starts those within seconds
 
 
 def after(ahead: Sequence[QueuedJobInfo], cluster: ClusterCapacity) -> JobsAhead:
-    """Give jobs what is free, in this order. Those that find no room keep theirs from when they are planned to start.
+    """Allocate free resources to jobs in this order; jobs without room block theirs from their planned start.
 
-    A plan names no nodes, so all of a partition count as planned for: what ends by then delays nobody.
+    A plan names no nodes, so it blocks all nodes of its partition: what ends by then delays nobody.
     """
     left = {node.name: free(node) for node in cluster.nodes if not closed(node.state)}
     by_partition: dict[str, list[NodeStatus]] = {}
@@ -76,7 +76,7 @@ def _need(job: QueuedJobInfo) -> FreeCapacity:
 
 
 def _shape(job: QueuedJobInfo) -> tuple[object, ...]:
-    """Jobs of one shape find room alike: what is no use to one is none to the next."""
+    """Return what determines where a job fits: if one job of a shape finds no room, neither does the next."""
     each = _need(job)
     types = tuple(sorted(each.types.items()))
     kind = (job.partition, types, job.features, job.reservation, job.node_count)
@@ -90,7 +90,7 @@ def _place(
     left: dict[str, FreeCapacity],
     cluster: ClusterCapacity,
 ) -> bool:
-    """Take its room out of `left`, if there is enough."""
+    """Allocate the job's need from `left`, if there is enough."""
     ways = features.read(job.features)
     every = ways[0].every if ways is not None and len(ways) == 1 else features.ANY
     chosen: list[tuple[str, int]] = []
@@ -112,13 +112,13 @@ def _place(
 
 
 def _copies_by_type(need: FreeCapacity, room: FreeCapacity) -> int:
-    """Return how often the GPUs that it names by type are there."""
+    """Return how often the GPUs that it requests by type are available."""
     return min(
         (gpu_types.of(room.types, kind) // each for kind, each in need.types.items() if kind and each), default=2**31
     )
 
 
 def _as_named(need: FreeCapacity, room: FreeCapacity) -> FreeCapacity:
-    """Return the need with types spelt as the node spells them; those it names none of may be any."""
+    """Return the need with types spelt as the node spells them; a request without a type matches any."""
     spelt = {kind.lower(): kind for kind in room.types}
     return replace(need, types={spelt.get(kind.lower(), kind): each for kind, each in need.types.items() if kind})

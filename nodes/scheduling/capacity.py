@@ -27,7 +27,7 @@ from nodes.schedulers.cluster import (
 )
 from nodes.scheduling import features, gpu_types
 
-# Slurm's word for a node's state, as sinfo or the REST API write it: why nothing new starts there.
+# Node states in which no new job starts, as sinfo or the REST API write them, and why.
 OUT = {
     "down": "down", "drain": "drained", "drained": "drained", "drng": "draining", "draining": "draining",
     "fail": "failing", "failg": "failing", "failing": "failing", "error": "failing", "unknown": "unknown to Slurm",
@@ -41,7 +41,7 @@ PASSING = {
     "powering_down": "powering down", "power_up": "powering up", "powering_up": "powering up", "pow_up": "powering up",
 }  # fmt: skip
 CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
-WINDOW = "window"  # why not: somebody else's time begins before it would be over
+WINDOW = "window"  # reason: another's reservation or planned start begins before the job would end
 MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
 
 
@@ -59,9 +59,9 @@ class FreeCapacity:
         return replace(self, gpus=gpu_types.of(self.types, wanted)) if wanted else self
 
     def less(self, taken: FreeCapacity, times: int = 1) -> FreeCapacity:
-        """Return what is left once `taken` is gone from it so many times.
+        """Return what remains after `taken` is subtracted `times` times.
 
-        GPUs of no type in particular come from the types in the node's order, as Slurm was seen to give them.
+        GPUs of no particular type come from the types in the node's order, as observed with Slurm.
         """
         types = dict(self.types)
         for kind, count in taken.types.items():
@@ -81,17 +81,17 @@ class FreeCapacity:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An allocation that somebody asks for. CPUs, GPUs and memory are those on each node."""
+    """A requested allocation. CPUs, GPUs and memory are per node."""
 
     min_nodes: int = 1
     max_nodes: int = 1
     cpus: int = 1
     gpus: int = 0
     gpu_type: str = ""  # "": any
-    memory_mib: int = 0  # 0: the scheduler's default, which we don't know
+    memory_mib: int = 0  # 0: the scheduler's default, which is unknown here
     time_limit_s: int = 3600
     exclusive: bool = False
-    partition: str = ""  # "": the default one; several with commas between
+    partition: str = ""  # "": the default one; several separated by commas
     constraint: str = ""
     reservation: str = ""
     licenses: str = ""  # "matlab:2,abaqus"
@@ -100,7 +100,7 @@ class Request:
     user: str = ""
     account: str = ""
     qos: str = ""
-    begin_at: float | None = None  # Unix seconds; not before
+    begin_at: float | None = None  # Unix seconds; earliest start
 
     @property
     def room(self) -> FreeCapacity:
@@ -109,7 +109,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterCapacity:
-    """Everything that the scheduler last told."""
+    """Everything that the scheduler last reported."""
 
     now: float  # Unix seconds
     nodes: Sequence[NodeStatus] = ()
@@ -126,7 +126,7 @@ class ClusterCapacity:
         return bool(self.nodes) and self.nodes[0].plays_many
 
     def partition(self, name: str) -> PartitionInfo | None:
-        """The one of that name; the default one for "". Of several the first that is known."""
+        """Return the partition of that name, or the default one for ""; of several names the first that exists."""
         wanted = name.split(",") if name else []
         partitions = (p for p in self.partitions if (p.name in wanted if wanted else p.is_default))
         return next(partitions, None)
@@ -134,24 +134,24 @@ class ClusterCapacity:
 
 @dataclass(frozen=True)
 class Seat:
-    """A node as one request may use it. `why` not, in a word, or ""; `until` when somebody else's time begins."""
+    """A node as one request may use it. `why` is the obstacle or ""; `until` is when others' reserved time begins."""
 
     node: NodeStatus
     room: FreeCapacity  # free now
     why: str = ""
     until: float = inf
-    taken_by: str = ""  # whose that time is
-    lasting: bool = False  # it will not do for this request, however long it waits
-    size: FreeCapacity = field(default_factory=FreeCapacity)  # what it has at all, of the type that is asked for
+    taken_by: str = ""  # for whom that time is reserved
+    lasting: bool = False  # waiting does not help this request
+    size: FreeCapacity = field(default_factory=FreeCapacity)  # its total of the requested type
 
 
 class Step(IntEnum):
     """How close a node is to accepting a request."""
 
-    NEVER = 0  # too small, or not what is asked for
-    EVER = 1  # it would do, but is out of service
-    ABLE = 2  # it is in service
-    CLEAR = 3  # and nobody else's for long enough
+    NEVER = 0  # too small, or does not match the request
+    EVER = 1  # suitable, but out of service
+    ABLE = 2  # in service
+    CLEAR = 3  # and not reserved for others during the job
     NOW = 4  # and enough of it is free
 
 
@@ -161,17 +161,17 @@ class Fit:
 
     starts: bool
     nodes: tuple[str, ...]  # with room for it now
-    able: int  # that would do if nobody else had anything on them
-    could: bool  # enough of those, so that waiting helps
-    ever: bool  # enough of the cluster, with all that is out of service now
-    others: tuple[tuple[str, int], ...]  # why not the others, most first: ("drained", 2), ("room:gpus", 5)
-    free_gpus: Mapping[int, int] = field(default_factory=dict)  # of the able ones: GPUs free → nodes
-    until: float = inf  # the first moment at which time that belongs to somebody else is in the way
-    is_sure: bool = True  # False: features that we can't read
+    able: int  # suitable if they were empty
+    could: bool  # there are enough of those, so that waiting helps
+    ever: bool  # there are enough, including those out of service now
+    others: tuple[tuple[str, int], ...]  # obstacles by number of nodes, most first: ("drained", 2), ("room:gpus", 5)
+    free_gpus: Mapping[int, int] = field(default_factory=dict)  # of the suitable nodes: free GPUs → nodes
+    until: float = inf  # the earliest time at which a reservation of others is in the way
+    is_sure: bool = True  # False: the features could not be parsed
 
 
 def words_of(state: str) -> list[str]:
-    """The parts of a state: "idle+drain" and "down*" are two."""
+    """Split a node's state into its parts: "idle+drain" and "down*" have two."""
     parts = state.lower().replace("+", " ").split()
     found = []
     for part in parts:
@@ -182,7 +182,7 @@ def words_of(state: str) -> list[str]:
 
 @lru_cache(maxsize=512)
 def closed(state: str) -> str:
-    """Why nothing new starts on a node in this state, in a word; "" where it may."""
+    """Return the one-word reason why no new job starts on a node in this state; "" if one may."""
     words = words_of(state)
     for table in (OUT, PASSING, CLOSED):
         for word in words:
@@ -281,7 +281,7 @@ def assess(request: Request, seats: Sequence[Seat], cluster: ClusterCapacity) ->
 
 
 def starts(request: Request, seats: Iterable[Seat], cluster: ClusterCapacity) -> bool:
-    """`look(…).starts` alone, and quicker: for who tries many requests."""
+    """Return only whether `assess` would find that it starts; quicker, for trying many requests."""
     end, need = cluster.now + request.time_limit_s, request.room
     ways = features.read(request.constraint)
     now_on = [
@@ -297,7 +297,7 @@ def starts(request: Request, seats: Iterable[Seat], cluster: ClusterCapacity) ->
 
 
 def of_partition(name: str, cluster: ClusterCapacity) -> list[NodeStatus]:
-    """The nodes of it; of the default one for "", and all where none is known to be that."""
+    """Return the partition's nodes; the default one's for "", or all nodes if the default is unknown."""
     names = set(name.split(",")) if name else {p.name for p in cluster.partitions if p.is_default}
     if not names:
         return list(cluster.nodes)
@@ -347,7 +347,7 @@ def _claims(request: Request, cluster: ClusterCapacity) -> dict[str, tuple[float
 
 
 def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[ReservationInfo] | None) -> str:
-    """Why a node will not do for this request, however long it waits."""
+    """Return why a node can never satisfy this request, however long it waits."""
     if node.name in request.excluded_nodes:
         return "excluded"
     if node.name not in request.required_nodes and 0 < request.max_nodes <= len(set(request.required_nodes)):

@@ -1,8 +1,9 @@
-"""Slurm's expressions of node features: "h100&nvlink", "a|b", "[rack1|rack2]", "graphics*4". Pure.
+"""Parse Slurm's expressions of node features: "h100&nvlink", "a|b", "[rack1|rack2]", "graphics*4". Pure.
 
-As Slurm 22.05 was seen to read them: from left to right, without precedence of "&" over "|"; in brackets "|" means all
-nodes the same. A counted feature ("graphics*4") is needed on so many of the nodes, a plain one on each; counted ones in
-brackets are all that there may be. Plain and counted ones together we don't read: Slurm then leaves the plain ones out.
+As observed with Slurm 22.05: from left to right, without precedence of "&" over "|"; in brackets "|" means the same
+feature on all nodes. A counted feature ("graphics*4") is needed on that many nodes, a plain one on each; with counted
+ones in brackets every node must have one of them. Plain and counted ones together are not parsed: Slurm then ignores
+the plain ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-Test = frozenset[frozenset[str]]  # any of these sets of features, whole
+Test = frozenset[frozenset[str]]  # any of these sets of features, all of its members
 ANY: Test = frozenset({frozenset()})
 MOST_WAYS = 32
 _TOKEN = re.compile(r"\s*([&|*()\[\]]|[^\s&|*()\[\],]+)")
@@ -29,7 +30,7 @@ class FeatureSet:
 
 @lru_cache(maxsize=512)
 def read(expression: str) -> tuple[FeatureSet, ...] | None:
-    """The ways to satisfy it, one for an empty expression; None: not one that we understand."""
+    """Return the ways to satisfy the expression, one for an empty expression; None if it cannot be parsed."""
     if not expression.strip():
         return (FeatureSet(),)
     tokens = _TOKEN.findall(expression)
@@ -73,13 +74,13 @@ def _served(way: FeatureSet, nodes: list[tuple[str, ...]]) -> int:
 def _bound(
     way: FeatureSet, some: set[int], able: Mapping[tuple[str, ...], set[int]], kinds: Mapping[tuple[str, ...], int]
 ) -> int:
-    """No more than every node that serves one of `some`, and the places of all others."""
+    """Return an upper bound: every node that serves one of `some`, plus the places of all others."""
     nodes = sum(number for kind, number in kinds.items() if able[kind] & some)
     return nodes + sum(count for i, (_, count) in enumerate(way.counted) if i not in some)
 
 
 def _series(tokens: list[str], closing: str) -> tuple[tuple[FeatureSet, ...], list[str]]:
-    """Parts joined by & and |, up to the closing bracket or the end."""
+    """Parse parts joined by & and |, up to the closing bracket or the end."""
     ways, rest = _part(tokens)
     joined: set[str] = set()
     while rest and rest[0] != closing:
@@ -95,7 +96,7 @@ def _series(tokens: list[str], closing: str) -> tuple[tuple[FeatureSet, ...], li
 
 
 def _part(tokens: list[str]) -> tuple[tuple[FeatureSet, ...], list[str]]:
-    """A name, a group in parentheses, or one in brackets, perhaps counted."""
+    """Parse a name, a group in parentheses, or one in brackets, perhaps counted."""
     token, rest = tokens[0], tokens[1:]
     if token == "[":
         ways, rest = _series(rest, "]")
@@ -134,7 +135,7 @@ def _join(
 
 
 def _only(way: FeatureSet) -> FeatureSet:
-    """Counted features in brackets: every node has one of them."""
+    """Return the way for counted features in brackets: every node has one of them."""
     return FeatureSet(frozenset().union(*(test for test, _ in way.counted)), way.counted) if way.counted else way
 
 

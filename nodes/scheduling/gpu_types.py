@@ -2,8 +2,8 @@
 
 A node may have several types at once: `Gres=gpu:a100:1,gpu:1g.10gb:7`; "" is the type of GPUs that have none.
 
-Types are compared without regard to case. Slurm itself writes them in lower case in TRES (accounting, limits, what a
-job asks for), and takes `gpu:H100:1` only where a node is configured as `H100`: a submission has the node's spelling.
+Types are compared without regard to case. Slurm itself writes them in lower case in TRES (accounting, limits, a job's
+request), and accepts `gpu:H100:1` only if a node is configured as `H100`: submissions use the node's spelling.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def names(nodes: Iterable[HasGpus]) -> list[str]:
 
 
 def spelling(wanted: str, known: Iterable[str]) -> str:
-    """Return the known type that is meant, as the scheduler spells it: "h100" for "H100"; "" where there is none."""
+    """Return the matching known type as the scheduler spells it: "h100" for "H100"; "" if there is none."""
     alike = sorted(name for name in known if name.lower() == wanted.lower())
     return wanted if wanted in alike else next(iter(alike), "")
 
 
 def text(node: HasGpus) -> str:
-    """Return the type of its GPUs; "1 a100, 7 1g.10gb" where it has several."""
+    """Return the type of its GPUs; "1 a100, 7 1g.10gb" if it has several."""
     counts = there(node)
     if len(counts) < 2:
         return "".join(counts)

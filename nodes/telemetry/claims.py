@@ -71,7 +71,7 @@ class Running(NamedTuple):
 class ReportingMachine:
     """A machine with an agent.
 
-    `told` is its number of GPUs according to the scheduler; None if the scheduler does not know the machine.
+    `scheduler_gpus` is its number of GPUs according to the scheduler; None if the scheduler does not know the machine.
     """
 
     pk: int

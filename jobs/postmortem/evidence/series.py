@@ -250,7 +250,7 @@ def _rate_signs(curve: ReportedCurve) -> Iterator[Sign]:
 
 
 def _memory_signs(incident: Incident, reader: _SeriesReader) -> list[Sign]:
-    """Return that a node's memory grew to what the job asked for, as its launcher measured it."""
+    """Return that a node's memory grew to what the job requested, as its launcher measured it."""
     limit = (incident.attempt.job.spec.get("resources") or {}).get("memory_gib")
     if "memory_gib" not in reader.names or not isinstance(limit, int | float) or not limit > 0:
         return []

@@ -26,7 +26,7 @@ class Deadline(httpcore.NetworkBackend):
         self._inner = httpcore.SyncBackend()
 
     def left(self, timeout: float | None, error_type: type[Exception]) -> float | None:
-        """Return the timeout for a single read or write; raise `problem` once the deadline has passed."""
+        """Return the timeout for a single read or write; raise `error_type` once the deadline has passed."""
         left = self.until - time.monotonic()
         if left <= 0:
             raise error_type("not complete in time")

@@ -165,7 +165,7 @@ class SlurmRest:
         self._end(job_id, user, {})
 
     def signal(self, job_id: str, name: str, *, user: str) -> None:
-        """Signal the batch script; up to v0.0.39 everything that it started, too."""
+        """Signal the batch script; up to v0.0.39 also everything that it started."""
         flags = {"flags": "BATCH_JOB"} if self.version >= BATCH_SIGNALS else {}
         self._end(job_id, user, {"signal": name, **flags})
 
@@ -288,7 +288,7 @@ def _sort_key(record: JobRecord) -> tuple[str, float, int, float]:
 
 
 def _is_same(record: JobRecord, other: JobRecord) -> bool:
-    """Return whether both records are of one job: a Slurm installed anew reuses ids."""
+    """Return whether both records are of one job: a reinstalled Slurm reuses ids."""
     keys, other_keys = record.status.keys, other.status.keys
     return record.job_id == other.job_id and (keys == other_keys or not keys.isdisjoint(other_keys))
 

@@ -187,7 +187,7 @@ def steps(raw: Raw) -> tuple[SlurmStep, ...]:
 
 
 def queued(raw: Raw, record: JobRecord) -> QueuedJobInfo:
-    """Parse a job of /jobs as queue entry; `told` is its parsed record."""
+    """Parse a job of /jobs as queue entry; `record` is its parsed record."""
     resources = tres(raw.get("tres_alloc_str")) or tres(raw.get("tres_req_str"))
     count, kind = gpus_of_tres(resources)
     by_type = gpu_types_of_tres(resources)

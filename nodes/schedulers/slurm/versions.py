@@ -17,5 +17,5 @@ ACCOUNTS_BY_USER: Version = (0, 0, 39)  # accounting can be filtered by user
 SCRIPT_IN_JOB: Version = (0, 0, 40)  # inside the submission's `job`, no longer next to it
 CANCEL_BY_TASK: Version = (0, 0, 40)  # cancels "17_3", one array task; before, by scancel
 RELEASE_BY_UPDATE: Version = (0, 0, 40)  # releases a hold by a job update; before, by scontrol
-BATCH_SIGNALS: Version = (0, 0, 40)  # to the batch script alone; before, to everything that it started, too
+BATCH_SIGNALS: Version = (0, 0, 40)  # to the batch script alone; before, also to everything that it started
 COMPLETE_API: Version = (0, 0, 40)  # Slurm 23.11; needs no Slurm commands on the worker's machine

@@ -1,4 +1,4 @@
-"""Write dates and times of the records: Django's own are American, and leave the seconds out."""
+"""Define date and time formats of the admin: Django's own are American and omit the seconds."""
 
 DATETIME_FORMAT = "Y-m-d H:i:s"
 DATE_FORMAT = "Y-m-d"
