@@ -15,7 +15,7 @@ from diagnosis.signatures.entry import Entry
 
 HITS_STORED = 5  # first and last lines of an entry in one log
 Stream = tuple[int | None, int | None, str]
-"""Whose words: rank, rank on its node, node."""
+"""The source of a line: rank, local rank, node."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class ScannedLog:
         default_factory=LineExpansions
     )  # from its lines, as they were read, to the log's own
     is_from_job: bool = False
-    """Whether a job wrote it, which may print whatever it likes: nothing in it is the word of a kernel."""
+    """Whether a job wrote it, which may print anything, so kernel lines in it are not trusted."""
     is_from_job_folder: bool = False
     """Whether the launcher copied it into the job's folder, where the job can replace it."""
 

@@ -68,7 +68,7 @@ class Verdict:
     entry: str = ""
     heading: str = ""  # more specific than the cause's title
     source: Witness = "program"
-    """Whose word the cause is; program: nothing of the machine or the scheduler supports what its log says."""
+    """Source of the evidence; program: neither machine nor scheduler supports what its log says."""
     doubts: list[str] = field(default_factory=list)
 
     @property

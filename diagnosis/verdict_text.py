@@ -16,7 +16,7 @@ _DETAILS = {
     "federated.clients": re.compile(r"client \d+ so: [^\n]+"),
 }
 CLAIMED = {"program": "According to its own log", "launcher": "According to its launcher"}
-"""How a verdict begins that only the job's own log or folder supports, by its source."""
+"""The beginning of a verdict that only the job's own log or folder supports, by source."""
 
 
 def sentence(verdict: Verdict, *, is_claim: bool) -> str:

@@ -182,7 +182,7 @@ class GpuReader:
 
 
 def command(seconds: float, names: Sequence[str] | None, *, everything: bool = False) -> list[str]:
-    """Return the command for a sample every so many seconds; 0: exit after the first line."""
+    """Return the command that samples at this interval in seconds; 0: exit after the first line."""
     return [
         *(sys.executable, "-P", "-m", "gpus.nvml", f"{seconds:g}"),
         *(["--all"] if everything else []),

@@ -30,9 +30,9 @@ SUCCESSOR = "successor"
 """Query parameter of a deletion: the project that takes the default one's place."""
 BEFORE_DELETION = "Delete them on their pages first, or keep the project and rename it."
 FOUND = 200
-"""Jobs that a search gives."""
+"""Maximum number of jobs found by a search."""
 MOST_NAMED = 8
-"""Projects that one message names."""
+"""Maximum number of projects named in a message."""
 
 if TYPE_CHECKING:  # generic only for the type checker
     _ProjectForm = forms.ModelForm[Project]

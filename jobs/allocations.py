@@ -19,7 +19,7 @@ GPUS_EVENT = "gpus"  # the launcher's event
 AT_ONCE = 500
 _EventKey = tuple[int, datetime]  # the number of an event, and its time
 _gpus_by_event: dict[_EventKey, list[str]] = {}
-"""What was read of events before: they never change."""
+"""Cache of values read from events, which never change."""
 
 
 def update() -> None:

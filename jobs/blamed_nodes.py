@@ -21,7 +21,7 @@ from nodes.models import Node, NodeOrder
 CAUSE, EVENT = "corruption", "guard.corruption"
 EXCLUDED_FOR = timedelta(hours=24)
 FRACTION = 10
-"""At most one in so many of the partition's nodes is kept from a job, and at least one."""
+"""At most one in this many of the partition's nodes is excluded from a job, but at least one."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CorruptionFinding:
     """The content of the newest corruption event."""
 
     node: str
-    """ "": which one cannot be told."""
+    """ "": unknown."""
     is_intact: bool
     """The weights were still right, so the newest checkpoint is."""
     clean_step: int

@@ -26,7 +26,7 @@ from portal.series import read
 SERIES = "step_seconds"
 MOST_STARTS = 1_000
 EXACT = 64
-"""Points are looked at one by one until half as many full chunks are there, some 30,000 steps: pages ask often."""
+"""Points are read individually until half as many full chunks exist (some 30,000 steps): pages ask often."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jobs.models import Attempt, Checkpoint, Event, Incident
 from portal.series import read
 
 SERIES = ("step_seconds", "loss")
-"""Of which the newest point tells when there was progress last."""
+"""The series whose newest points show when there was progress last."""
 MOST_STARTS = 1_000
 _AGAIN = (Attempt.Origin.RESTARTED, Attempt.Origin.REQUEUED)
 
@@ -28,21 +28,21 @@ class IncidentTimes:
     """The times around a bad end. None: it did not happen, or is unknown."""
 
     began_at: datetime
-    """The attempt."""
+    """When the attempt began."""
     before_at: datetime | None
-    """The bad end before it, in the same attempt."""
+    """When the previous failure in the same attempt was."""
     trained_at: datetime | None
-    """The ranks that failed."""
+    """When the failed ranks began to train."""
     resumed_checkpoint_at: datetime | None
-    """The checkpoint that was kept."""
+    """When the checkpoint was saved from which it resumed."""
     stepped_at: datetime | None
     noticed_at: datetime
     allocated_at: datetime | None
-    """The nodes for what went on: at once, or from the start of the next attempt."""
+    """Since when nodes were allocated again: at once, or from the start of the next attempt."""
     again_at: datetime | None
-    """Ranks trained."""
+    """When ranks trained again."""
     next_at: datetime | None
-    """The bad end after it."""
+    """When the next failure was."""
 
     @property
     def work_s(self) -> float:

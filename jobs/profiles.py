@@ -20,7 +20,7 @@ class Profile:
 
     id: str
     attempt: int
-    """Its number."""
+    """The attempt's number."""
     rank: int
     asked_at: datetime | None = None
     saved_at: datetime | None = None
@@ -30,7 +30,7 @@ class Profile:
     bytes: int = 0
     problem: str = ""
     waits: bool = False
-    """Asked for, and its attempt can still write it."""
+    """Whether it was requested and its attempt can still write it."""
 
 
 def profiles(attempts: Iterable[Attempt]) -> list[Profile]:

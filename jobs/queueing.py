@@ -34,7 +34,7 @@ EXPIRES_S: Mapping[TaskName, float] = {
 """A worker drops a message older than this: by then a tick has done the work."""
 
 RETRY_S = 2.0
-"""After a failure the broker is left alone for this long: while Redis hangs, one request waits for it and not all."""
+"""Seconds without contacting the broker after a failure: while Redis hangs, only one request waits for it."""
 _retry_at = 0.0
 
 

@@ -17,12 +17,12 @@ from portal.series.store import Owner
 
 MOST_STARTS = 1_000
 NAMED = np.dtype([("client", "<u4"), ("state", "<u1"), ("loss", "<f4"), ("accuracy", "<f4"), ("seconds", "<f4")])
-"""A client in a round; NaN: not known."""
+"""A client in a round; NaN: unknown."""
 SENT = ("mib_up", "mib_down")
 MOST_BY_NUMBER = 500
-"""Clients that are asked for by their numbers; of more all names are read."""
+"""Maximum number of clients queried by number; beyond that all names are read."""
 EXACT = 64
-"""Points are added one by one up to so many; from there on by whole rows."""
+"""Up to this many rows, points are added individually; beyond that by whole rows."""
 
 
 @dataclass(frozen=True)

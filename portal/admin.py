@@ -32,11 +32,11 @@ from portal.records import site
 from vigil_core import formatting
 
 MOST = 10_000
-"""Rows of a list that are counted and can be paged through."""
+"""Maximum number of rows that are counted and can be paged through."""
 AMONG = 20_000
-"""The newest rows, among which a word is looked for: no index knows it."""
+"""Number of newest rows that are searched for a word: no index helps."""
 MOST_SHOWN = 300
-"""Letters of a change in the list of the audit log; its page has all."""
+"""Characters of a change shown in the audit log's list; its page shows all."""
 _CHANGE = "vigil.change"
 
 if TYPE_CHECKING:  # generic only for the type checker
@@ -89,7 +89,7 @@ class CappedCount(int):
 
 
 class Bounded(_Paginator):
-    """Paginate the first so many rows: neither counting nor skipping costs more, however many there are."""
+    """Paginate only the first MOST rows, so that counting and skipping have a bounded cost."""
 
     @cached_property
     def count(self) -> int:

@@ -46,7 +46,7 @@ if settings.VIGIL_DCGM_EXPORTERS:
     SCHEDULE["pull"] = {"task": "nodes.tasks.pull", "schedule": 10.0, "options": {"expires": 10}}
 
 TICK = "vigil_tick"
-"""A header of every scheduled message: a worker that takes one knows that beat and Redis work."""
+"""Header of every scheduled message: a worker that receives one knows that beat and Redis work."""
 for _entry in SCHEDULE.values():
     _entry["options"]["headers"] = {TICK: "1"}
 

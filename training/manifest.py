@@ -5,7 +5,7 @@
     checkpoints/step-400/DAMAGED         it was found not to be what was written, and no longer counts
     checkpoints/.step-500.3/             being written by generation 3; not a checkpoint yet
 
-A checkpoint is *committed* when its manifest is there and the sizes are right, *verified* when the digests are, too.
+A checkpoint is *committed* when its manifest is there and the sizes are right, *verified* when the digests are as well.
 The trainer, `python -m training verify` and the portal share these functions.
 """
 
@@ -95,7 +95,7 @@ class Manifest:
         return self.step, self.generation
 
     def share(self, rank: int, size: int) -> tuple[CheckpointFile, ...]:
-        """Return the files that this rank of so many processes, where each processes a part."""
+        """Return this rank's part of the files, if `size` ranks process a part each."""
         return self.files[rank::size]
 
     def dump(self) -> str:
@@ -166,7 +166,7 @@ def verify(
 def committed(checkpoints: Path, *, patience: float = 0.0) -> list[Manifest]:
     """Return every committed checkpoint under this folder by step and generation; broken ones are left out.
 
-    Those that cannot be read just now are retried for `patience` seconds in total, and then left out, too.
+    Those that cannot be read just now are retried for `patience` seconds in total, and then also left out.
     """
     until = time.monotonic() + patience
     found = []

@@ -13,7 +13,7 @@ from training.federation import tables
 from training.federation.tables import STATES
 
 VALIDATED = 5
-"""Rounds from one validation to the next."""
+"""Rounds between two validations."""
 VALIDATION_SHARE = 0.05  # of each client's text: the default of recipe language
 UPDATE_MIB = 0.172  # of the model's numbers, in fp32
 TRAINED, LATE, DROPPED, REJECTED = range(4)

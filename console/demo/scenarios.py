@@ -129,7 +129,7 @@ class Story:
     time_limit: str = "12:00:00"
     written: PostmortemNotes | None = None
     owners: tuple[DemoClient, ...] = ()
-    """Of a federation; its steps are rounds."""
+    """The clients of a federation, whose steps are rounds."""
 
     @property
     def world(self) -> int:

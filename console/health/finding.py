@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["unchecked", "warning", "error"]
-"""`error`: the portal does not work. `warning`: it works, but may soon not. `unchecked`: nobody here sees it."""
+"""`error`: the portal does not work. `warning`: it may soon fail. `unchecked`: it cannot be checked from here."""
 
 
 @dataclass(frozen=True)

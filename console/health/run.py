@@ -27,7 +27,7 @@ SERVES = ("database",)
 """What this one web process needs to answer requests: for a load balancer (`/readyz?only=web`)."""
 PATIENCE_S = 5.0  # for a check that hangs, such as a database server that cannot be reached
 IMPLIED = {"redis": "beat"}
-"""Findings that another finding explains: beat is seen only through tasks that come through Redis."""
+"""Findings that another finding explains: beat is only observable through tasks sent over Redis."""
 FRESH_S = 5.0  # /readyz is public: however often it is read, the checks run this often at most
 
 

@@ -10,7 +10,7 @@ from nodes.models import Gpu, Node
 from vigil_core import formatting
 
 Damage = Mapping[int, str]
-"""By index of the GPU, "lost" or "broken"."""
+""""lost" or "broken" by GPU index."""
 MARKS = {"lost": "×", "broken": "!"}
 
 

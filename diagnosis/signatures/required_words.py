@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 Words = frozenset[tuple[str, bool]]
-"""Each word, and whether in any case."""
+"""Each word, and whether its case is ignored."""
 MIN_RARE_LETTERS = 6  # shorter ones are on every other line
 MAX_LETTERS = 24
 COMMON_WORDS = frozenset(

@@ -53,14 +53,14 @@ class NodeSnapshot:
     peak_mib: int | None = None
     limit_mib: int | None = None
     has_others: bool = False
-    """Whether the group had processes of others, too."""
+    """Whether the group also had other processes than the launcher's."""
     shm_total_mib: int | None = None
     shm_peak_mib: int | None = None
     free_mib: int | None = None
     inodes: int | None = None
     inodes_free: int | None = None
     problem: str = ""
-    """The error that writing a small file ran into, as ENOSPC."""
+    """The error of writing a small test file, such as ENOSPC."""
     kernel: list[tuple[float, str]] = field(default_factory=list)
     nvidia_smi: str = ""
     buses: frozenset[str] = frozenset()

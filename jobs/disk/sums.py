@@ -13,7 +13,7 @@ from jobs.models import Checkpoint, DiskSum, Job
 from portal.models import Project
 
 FEW_JOBS = 10_000
-"""Up to so many jobs are added up at each request."""
+"""Up to this many jobs are summed at each request."""
 MAX_AGE = timedelta(hours=1)  # sums are renewed even without new measurements, because jobs are deleted
 PAUSE_FACTOR = 200  # times the duration of adding up, before it is repeated
 

@@ -29,7 +29,7 @@ ROUNDS_AT_ONCE = 2_000  # that are dropped by one transaction
 CLIENTS_AT_ONCE = 1_500  # of a split or of names that one transaction writes: 35 ms of processor time on PostgreSQL
 MOST_PENDING = 100  # of an attempt: what is beyond waits in its spool
 MOST_ROUNDS = 1_000_000
-"""Of a federation, as its configuration has it; and clients:"""
+"""Limit of rounds of a federation, as in its configuration; and of clients:"""
 MOST_CLIENTS = 100_000
 MOST_PARTS = 2_000
 """Rows of a job's split: 100,000 clients of 64 labels take 1,076."""
@@ -157,7 +157,7 @@ def _store_names(attempt: Attempt, event: Event, done: int) -> dict[str, int] | 
 
 
 _STORES = {ROUNDS: _store_rounds, SPLIT: _store_split, NAMED: _store_names}
-"""By kind: stores a part of an event, after so many parts, and returns counts by field with the last one, else None."""
+"""By kind: stores an event's next part, given the parts done; returns counts by field with the last, else None."""
 
 
 def _drop_repeated(attempt: Attempt, incarnation: int, start: object) -> bool:

@@ -34,7 +34,7 @@ from training.federation.config import FederationConfig, with_custom_recipe
 from training.planning import checking
 
 RUNS: dict[str, type[BaseRunConfig]] = {model.KIND: model for model in (RunConfig, FederationConfig)}
-"""What [run] is, by kind of job."""
+"""The model of [run], by kind of job."""
 MAX_DEPTH = 8  # tables in tables
 
 

@@ -71,7 +71,7 @@ HARMLESS = frozenset({
     "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_BLOCKING_WAIT", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
 })  # fmt: skip
-"""Variables that name no file, no program and no device. (NCCL_DEBUG_FILE, say, would write one.)"""
+"""Variables that name no file, program or device (NCCL_DEBUG_FILE, for example, would write a file)."""
 REMEDY = "Remove it, or ask a sysadmin: the project's environment, or VIGIL_LOCAL_USER with another Unix user for jobs."
 
 

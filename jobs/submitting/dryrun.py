@@ -38,7 +38,7 @@ from training.federation.outline import DataOutline, outline
 from vigil_core import formatting
 
 NEWEST = 200
-"""Jobs of a project among which one alike is looked for."""
+"""Number of a project's newest jobs that are searched for a similar one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DryRunFinding:
     title: str
     text: str
     split: DataOutline | None = None
-    """Of a federation: who would have how much."""
+    """For a federation: how the data would be divided among clients."""
 
 
 def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> list[DryRunFinding]:

@@ -26,7 +26,7 @@ Key = tuple[Owner, str]
 
 @dataclass(frozen=True)
 class TelemetryCurve:
-    """A series between two moments, in about so many stretches at most; see Outline for their content."""
+    """A series between two moments, in a limited number of stretches; see Outline for their content."""
 
     name: str
     outline: Outline

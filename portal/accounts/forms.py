@@ -64,7 +64,7 @@ class ReauthenticateForm(RewordedErrors, allauth.ReauthenticateForm):
 
 
 MOST_NAMED = 8
-"""Tokens that a form of a new password names."""
+"""Maximum number of tokens that the new-password form names."""
 
 
 class RevokesTokens(forms.Form):

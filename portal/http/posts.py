@@ -30,7 +30,7 @@ from vigil_core.bounded import Bounds
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
-"""What a door says to (whose post, Authorization, Content-Encoding, the body in pieces). It may raise Problem."""
+"""Answers (sender, Authorization header, Content-Encoding, body chunks) with a response. It may raise Problem."""
 
 # What msgspec raises for text that it cannot read; for bytes that are not UTF-8 Python's UnicodeDecodeError.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -53,7 +53,7 @@ class Malformed(Exception):
 
 
 Admit = Callable[[str, str], None]
-"""Raises Problem where (whose post, Authorization) do not belong together."""
+"""Raises Problem if the Authorization header is not the sender's."""
 
 
 @dataclass(frozen=True)

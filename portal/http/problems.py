@@ -10,11 +10,11 @@ from django.http import HttpResponse
 
 MEDIA_TYPE = "application/problem+json"
 PRIVATE = "private, no-store"
-"""Cache-Control of everything but static files."""
+"""Cache-Control header of all responses except static files."""
 
 
 MOST_DETAIL, MOST_ERROR = 20_000, 2_000
-"""Letters of a text in a document: a request's own words, such as a key of 500 kB, are quoted no further."""
+"""Maximum characters of quoted request text in a document, which may be, for example, a key of 500 kB."""
 
 
 class FieldError(TypedDict):

@@ -18,7 +18,7 @@ SLUG = RegexValidator(
 
 
 DEFAULT_PROJECT = "default"
-"""What a specification that names no project says."""
+"""The project of specifications that name none."""
 
 
 def digest(secret: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DIGEST, TEST = "digest", "test"
-"""Of messages that are no notice: several together, and one to try a channel with."""
+"""Kinds of messages that are not notices: a digest of several, and a channel's test message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ START_S = 120.0
 # A supervisor that was itself paused for longer than this does not count that time.
 PAUSED_S = 5.0
 STACKS = signal.SIGUSR2
-"""On this signal a process writes the stacks of all its threads to its log: it is sent before SIGKILL."""
+"""Signal on which a process writes the stacks of all its threads to its log; sent before SIGKILL."""
 
 
 class Pulse(threading.Thread):

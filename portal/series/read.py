@@ -210,7 +210,7 @@ class SeriesReading:
         return found
 
     def is_long(self, points: int) -> bool:
-        """Return whether the rows alone suffice for a picture of so many points."""
+        """Return whether the rows alone suffice for a picture of `points` points."""
         return int(np.count_nonzero(self.rows["kind"] == Chunk.Kind.MERGED)) >= max(2, points // 2)
 
     def exact(self, which: NDArray[np.int64] | None = None) -> tuple[Points, Integers]:

@@ -155,7 +155,7 @@ class CheckpointWriter:
         staging.mkdir()
 
     def _report_files(self, files: list[CheckpointFile]) -> list[CheckpointFile]:
-        """Return what this rank wrote, once its metrics up to here are on disk, too."""
+        """Return what this rank wrote, once its metrics up to here are on disk as well."""
         self._reporter.flush(wait=events.REPORT_SECONDS)
         return files
 

@@ -73,9 +73,7 @@ class Exchange:
         """
 
     def communicated(self, micro_batches: int) -> float | None:
-        """Return the bytes that this rank has sent since the last call, for one step of so many passes; None:
-        unknown.
-        """
+        """Return the bytes sent since the last call, for a step of `micro_batches` passes; None if unknown."""
         return None
 
     def state(self) -> State:
@@ -133,12 +131,12 @@ class HookExchange(Exchange):
 
 
 def all_reduced(sent: float, ranks: int) -> float:
-    """Return the bytes that each rank sends in an all-reduce of so many bytes."""
+    """Return the bytes that each rank sends in an all-reduce of `sent` bytes."""
     return 2 * (ranks - 1) / ranks * sent
 
 
 def gathered(sent: float, ranks: int) -> float:
-    """Return the bytes that each rank sends in an all-gather with so many bytes from each."""
+    """Return the bytes that each rank sends in an all-gather with `sent` bytes from each."""
     return (ranks - 1) * sent
 
 

@@ -1,4 +1,4 @@
-"""Replicas that take independent steps, and synchronise every so many.
+"""Replicas that take independent steps, and synchronise at intervals of `every` steps.
 
 Every `every` steps, and after the last, each replica's movement since then, averaged over all, is a gradient along
 which an outer optimizer takes a step from the common starting point (SGD with Nesterov's momentum). With a learning

@@ -1,4 +1,4 @@
-"""Replicas take independent steps and average their parameters every so many (local SGD; Stich, arXiv 1805.09767)."""
+"""Replicas average their parameters after every few independent steps (local SGD; Stich, arXiv 1805.09767)."""
 
 from __future__ import annotations
 

@@ -209,9 +209,7 @@ class _ShardBuilder:
 
 
 def _cut(text: str, letters: int) -> Iterator[str]:
-    """Yield parts of at least so many characters, ending at a line's end or a blank or, failing both, at twice as
-    many.
-    """
+    """Yield parts of at least `letters` characters, ending at a line's end or a blank, else of twice that length."""
     start = 0
     while start < len(text):
         end = -1

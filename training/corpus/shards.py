@@ -87,7 +87,7 @@ class ShardIndex:
 
 
 def has_index(folder: Path) -> bool:
-    """Return whether a folder has an index. If it cannot be accessed: False, as whoever reads it next reports why."""
+    """Return whether a folder has an index. False if it cannot be accessed: the next read reports why."""
     return data_roots.is_file(folder / INDEX)
 
 

@@ -74,7 +74,7 @@ class Sgd:
         return not self.momentum and not self.weight_decay
 
     def normalizer(self, steps: int) -> float:
-        """Return the sum of the weights of all gradients in an update of so many steps: `steps` if the steps are plain.
+        """Return the sum of the weights of all gradients in an update of `steps` steps: `steps` if the steps are plain.
 
         It is ‖a‖₁ of FedNova's paper (Wang et al., 2020, arXiv 2007.07481).
         """

@@ -75,7 +75,7 @@ class ClientState(Mapping[str, Tensor]):
             self[name] = value.expand(len(self.home), *value.shape).clone()
 
     def initial_rows(self, clients: int) -> dict[str, Tensor]:
-        """Return what so many clients begin with, (clients, …) by name."""
+        """Return the initial state of this number of clients, (clients, …) by name."""
         return {name: value.expand(clients, *value.shape).clone() for name, value in self._initial.items()}
 
     def home_rows(self, clients: Ids) -> dict[str, Tensor]:

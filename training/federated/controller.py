@@ -235,7 +235,7 @@ class Controller:
         return self._exchange.gather_rows(local, [0] * last + [1], like)["late"][0]
 
     def _traffic(self, task: ClientTask, outcomes: ClientOutcomes) -> Traffic:
-        """Return the bytes of a task. Clients that were given up were sent the model, too; non-finite updates count."""
+        """Return the bytes of a task. The model sent to clients that were given up, and non-finite updates, count."""
         given_up = self.plan.too_slow if task.is_training else self.plan.too_slow[:0]
         clients = np.concatenate([outcomes.clients, given_up])
         silent = [*outcomes.failed, *given_up.tolist()]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 def apportioned_owners(samples: int, parts: NDArray[np.float64], *, at_least: int = 0) -> NDArray[np.int64]:
     """Return the owner of each sample (samples,), ascending, by the shares `parts`, which sum to 1.
 
-    Each has `at_least` so many samples, if there are enough.
+    Each has `at_least` that many samples, if there are enough.
     """
     return np.repeat(np.arange(len(parts)), apportion(samples, parts, at_least=at_least))
 

@@ -248,7 +248,7 @@ def empty(columns: Mapping[str, str]) -> Columns:
 
 
 def most_notable(clients: Columns, most: int = NAMED) -> Columns:
-    """Return at most so many rows: clients with problems first, then those of the newest round."""
+    """Return at most `most` rows: clients with problems first, then those of the newest round."""
     if len(clients["round"]) <= most:
         return clients
     order = np.lexsort((clients["client"], -clients["round"].astype(np.int64), clients["state"] == 0))[:most]

@@ -30,7 +30,7 @@ from vigil_report import boot_id
 
 REFRESH_SECONDS = 1.0
 REREAD_SECONDS = 0.2  # between two readings of the same file of another launcher
-LIST_SECONDS = 1.0  # between two listings of the folder once there is an incarnation, as every launcher lists it
+LIST_SECONDS = 1.0  # between two listings of the folder once there is an incarnation, because every launcher lists it
 # A launcher that has not refreshed its file for so long is dead, unless a lifeline proved it sooner; attributes on
 # shared file systems lag by seconds.
 DEAD_SECONDS = 20.0

@@ -1,6 +1,6 @@
 """Sample a step now and then: when it computed, when it communicated, and when it did neither.
 
-Every so many seconds one step runs under torch's own recorder (kineto): on a GPU it lists the kernels, on a CPU the
+At intervals, one step runs under torch's own recorder (kineto): on a GPU it lists the kernels, on a CPU the
 operations and the work of gloo's threads. Exposed communication is the time in which something was sent and nothing
 computed; it includes waiting for slower ranks. The recorder costs a few microseconds per operation, so its time is
 excluded from the step's, and the next sample waits until this one cost less than 0.5 % of the time.

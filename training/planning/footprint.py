@@ -182,7 +182,7 @@ def _block(dims: Dims, shape: Shape, settings: MemorySettings) -> float:
     gathered = 0.0
     if shape["tp"] > 1:  # inputs of attention and network, gathered from parts of the sequence
         gathered = 2 * dims.width
-    if shape["cp"] > 1:  # keys and values of the whole context, and once more for each head
+    if shape["cp"] > 1:  # keys and values of the whole context, and a further copy for each head
         gathered += 2 * dims.head_width * (dims.heads + dims.kv_heads) / shape["tp"] * shape["cp"]
     rest = bytes_each * (attention + mixed + network + gathered)
     return 4 * _stream(dims, shape, settings) + normed + rest + FLOAT * turned

@@ -154,7 +154,7 @@ def _sizes(rows: int, held_out: int) -> dict[Split, int]:
 
 
 def _order(rows: int, held_out: int) -> Ids:
-    """Return a file's rows in order of use: those for training, then those for validation, one of so many."""
+    """Return a file's rows in order of use: those for training, then those for validation, one in `held_out`."""
     numbers = np.arange(rows)
     is_validation = numbers % held_out == 0 if held_out else np.zeros(rows, dtype=bool)
     return np.concatenate([numbers[~is_validation], numbers[is_validation]])

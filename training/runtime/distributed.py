@@ -25,7 +25,7 @@ TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ranks. A single rank is a world, too, so that all code paths are the same."""
+    """This process among the ranks. Even a single rank is a world, so that all code paths are the same."""
 
     rank: int
     size: int

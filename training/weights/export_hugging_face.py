@@ -141,7 +141,7 @@ def _entries(source: ModelSource, dims: Dims, dtype: torch.dtype) -> list[Tensor
 
 
 def _parts(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[TensorEntry]]:
-    """Yield the tensors of each file, at most so many bytes; a larger tensor has a file of its own."""
+    """Yield the tensors of each file, at most `max_bytes` each; a larger tensor gets a separate file."""
     part: list[TensorEntry] = []
     for entry in entries:
         if part and sum(other.bytes for other in part) + entry.bytes > max_bytes:

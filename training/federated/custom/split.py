@@ -51,7 +51,7 @@ def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
 
 
 class DivisionRecord:
-    """Refuses a checkpoint that was trained with another division: in a run by hand the file may have changed."""
+    """Refuses a checkpoint that was trained with another division: the file may have changed since."""
 
     def __init__(self, file: str, owners: Ids) -> None:
         """`owners`: the client of each training sample."""

@@ -1,4 +1,4 @@
-"""Available clients: each comes and goes at times of its own, like phones that charge at night."""
+"""Select among available clients: each follows its own daily times, like phones that charge at night."""
 
 from __future__ import annotations
 

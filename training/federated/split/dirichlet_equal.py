@@ -26,7 +26,7 @@ def divide(
     mixtures = _mixtures(left / len(of), clients, alpha, draw)
     counts = np.zeros((len(classes), clients), dtype=np.int64)
     sizes = np.full(clients, len(of) // clients) + (np.arange(clients) < len(of) % clients)
-    for client in draw.permutation(clients).tolist():  # whoever comes last has what is left over
+    for client in draw.permutation(clients).tolist():  # the last client gets the remainder
         counts[:, client] = _taken(int(sizes[client]), mixtures[client], left, draw)
         left -= counts[:, client]
     owners = np.empty(len(of), dtype=np.int64)
@@ -49,7 +49,7 @@ def _mixtures(
 def _taken(
     many: int, mixture: NDArray[np.float64], left: NDArray[np.int64], draw: np.random.RandomState
 ) -> NDArray[np.int64]:
-    """Draw so many samples by the mixture, of no class more than are left. Return their counts (classes,)."""
+    """Draw samples by the mixture, of no class more than remain. Return their counts (classes,)."""
     taken = np.zeros_like(left)
     while missing := many - int(taken.sum()):
         rest = left - taken
