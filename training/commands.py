@@ -81,8 +81,9 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _print_error(message: str) -> None:
-    """Print one line to stderr. It may contain text from a checkpoint, so characters that affect a terminal are
-    escaped.
+    """Print one line to stderr.
+
+    It may contain text from a checkpoint, so characters that affect a terminal are escaped.
     """
     line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message[:MAX_MESSAGE_LENGTH])
     print(line[:MAX_MESSAGE_LENGTH] + "…" * (max(len(line), len(message)) > MAX_MESSAGE_LENGTH), file=sys.stderr)

@@ -49,8 +49,9 @@ class RunFile:
     """The user's own files of a federation."""
 
     def trainer_config(self, *, what: str) -> RunConfig:
-        """Return the configuration of a distributed run. Raises ConfigError for other kinds; `what` is only for
-        these.
+        """Return the configuration of a distributed run.
+
+        Raises ConfigError for other kinds; `what` is only for these.
         """
         if isinstance(self.config, RunConfig):
             return self.config

@@ -75,8 +75,9 @@ class Shipper:
         self._last_message = ""
 
     def work(self) -> bool:
-        """Do one round: scan for new data, and post it if it is time. Returns True if there may be more to do at
-        once.
+        """Do one round: scan for new data, and post it if it is time.
+
+        Returns True if there may be more to do at once.
         """
         has_portal = self._find_portal()
         if self._is_tailed:

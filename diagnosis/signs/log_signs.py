@@ -43,8 +43,9 @@ class LineClock:
         self._stamps = [stamp for _, stamp in stamps]
 
     def at(self, line: int) -> float | None:
-        """Return when the line was written in Unix seconds, by the last stamp before it, or the first of all; None
-        without any.
+        """Return when the line was written in Unix seconds, by the last stamp before it, or the first of all.
+
+        None without any.
         """
         index = bisect.bisect_right(self._lines, line) - 1
         if index >= 0:

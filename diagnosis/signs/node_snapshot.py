@@ -127,8 +127,9 @@ def signs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> list[
 
 
 def _memory_signs(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Iterator[Sign]:
-    """Yield a root for kills that the kernel counted; if others share the control group, only where a rank was killed
-    too.
+    """Yield a root for kills that the kernel counted.
+
+    If others share the control group, only if a rank was also killed.
     """
     killed = [end for end in failures(ends) if end.signal == SIGKILL]
     if snapshot.oom_kills:

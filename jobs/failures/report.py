@@ -212,8 +212,9 @@ class _FailureQuery:
         return min(1.0, max(0.0, sums["kept"] / whole)) if whole > SOME_S else None
 
     def offenders(self) -> list[Offender]:
-        """Return nodes that fail too often. Computed twice, since the number of programs is only queried for
-        candidates.
+        """Return nodes that fail too often.
+
+        Computed twice, since the number of programs is only queried for candidates.
         """
         nodes = {name: counts for name, counts in self._by_node().items() if name}
         programs = self._programs([offender.counts.node for offender in self._offenders_among(nodes, {})])

@@ -67,8 +67,9 @@ def _resources(life: JobLife) -> dict[str, Any]:
 
 
 def _nodes(life: JobLife) -> tuple[list[str], int]:
-    """Return the nodes of the newest attempt that had any, and their number; before the first, the most that it may
-    get.
+    """Return the nodes of the newest attempt that had any, and their number.
+
+    Before the first, the most that it may get.
     """
     names: list[str] = next((attempt.nodes for attempt in reversed(life.attempts) if attempt.nodes), [])
     return names, len(names) or max(1, whole(str(_resources(life).get("nodes", 1)).split(":")[-1]))

@@ -41,8 +41,9 @@ class SlowMountSpan:
 
 
 def find(life: JobLife) -> list[SlowMountSpan]:
-    """Return slow mounts of all attempts, oldest first; the same mount at the same time on several nodes counts
-    once.
+    """Return slow mounts of all attempts, oldest first.
+
+    The same mount at the same time on several nodes counts once.
     """
     ran = [attempt for attempt in life.attempts if attempt.started_at and attempt.nodes]
     rows = _rows(life, ran) if ran else []

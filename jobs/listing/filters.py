@@ -47,8 +47,9 @@ class SearchWord:
 
     @property
     def source(self) -> Sql | None:
-        """Return SQL for the ids of all matching jobs, possibly repeated, using indexes only; None if the word is too
-        short.
+        """Return SQL for the ids of all matching jobs, possibly repeated, using indexes only.
+
+        None if the word is too short.
         """
         if len(self.text) < _SHORTEST:
             return None

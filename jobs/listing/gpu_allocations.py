@@ -18,8 +18,9 @@ NEWEST_ATTEMPTS = 2_000  # newest attempts searched for jobs without GPUs, which
 
 @dataclass(frozen=True)
 class AllocationSpan:
-    """A GPU allocated to a job for some time. `scheduler_id` and names are empty if the user may not see whose it
-    is.
+    """A GPU allocated to a job for some time.
+
+    `scheduler_id` and names are empty if the user may not see whose it is.
     """
 
     gpu_id: int | None  # None: a job without GPUs

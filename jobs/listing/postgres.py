@@ -71,8 +71,9 @@ def lock_tables(cursor: Any) -> None:
 
 
 def index_names(cursor: Any) -> None:
-    """Create the index on names. The extension is trusted since PostgreSQL 13: creating tables suffices as a
-    privilege.
+    """Create the index on names.
+
+    The extension is trusted since PostgreSQL 13: creating tables suffices as a privilege.
     """
     cursor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
     cursor.execute("CREATE INDEX IF NOT EXISTS listing_names ON jobs_listing USING gin (name gin_trgm_ops)")

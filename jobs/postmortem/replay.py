@@ -166,8 +166,9 @@ class _CataloguePair:
         return _ReplayedIncident(verdict.entry == self.name, self._change(incident, last, verdict))
 
     def _diagnosed(self, incident: Incident, last: Diagnosis, catalogue: Catalogue) -> Verdict | None:
-        """Return the verdict by a catalogue; if the logs of a judged incident are gone, by the evidence stored with
-        its verdict.
+        """Return the verdict by a catalogue.
+
+        If the logs of a judged incident are gone, by the evidence stored with its verdict.
         """
         verdict, has_logs = incidents.diagnose_with(incident, catalogue)
         if has_logs:
@@ -176,8 +177,9 @@ class _CataloguePair:
         return offline.diagnose_logs(offline.logs_from_texts(logs), catalogue) if logs else None
 
     def _change(self, incident: Incident, last: Diagnosis, verdict: Verdict) -> dict[str, Any] | None:
-        """Return how the entry changes the diagnosed cause; None if it does not, or if it changes without the entry
-        too.
+        """Return how the entry changes the diagnosed cause.
+
+        None if it does not, or if it also changes without the entry.
         """
         if verdict.cause == last.cause:
             return None

@@ -225,8 +225,9 @@ def _federation_figures(names: list[str]) -> list[dict[str, Any]]:
 
 
 def _attached_figures(spec: dict[str, Any], names: list[str], *, is_alive: bool) -> list[dict[str, Any]]:
-    """Return charts of the reported series; an empty loss chart only if values are expected (`vigil attach --
-    command`).
+    """Return charts of the reported series.
+
+    An empty loss chart only if values are expected (`vigil attach -- command`).
     """
     drawn = _reported_figures(names)
     return drawn or ([LOSS] if is_alive and spec.get("command") else [])

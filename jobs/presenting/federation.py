@@ -1,5 +1,6 @@
-"""Present the rounds and clients of a federation: matrix, fairness, stragglers. Pure; facts in, words and drawings
-out.
+"""Present the rounds and clients of a federation: matrix, fairness, stragglers.
+
+Pure; facts in, words and drawings out.
 """
 
 from __future__ import annotations
@@ -99,8 +100,9 @@ class Fairness:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowClient:
-    """A straggler. `times` is its mean round time relative to the median client; `width` relative to the slowest, in
-    per cent.
+    """A straggler.
+
+    `times` is its mean round time relative to the median client; `width` relative to the slowest, in per cent.
     """
 
     client: ClientFacts

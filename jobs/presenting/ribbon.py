@@ -20,8 +20,9 @@ _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 *
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpan:
-    """An attempt as the ribbon needs it. Times are aware; `lost_from` is the time of the state that it fell back
-    to.
+    """An attempt as the ribbon needs it.
+
+    Times are aware; `lost_from` is the time of the state that it fell back to.
     """
 
     number: int

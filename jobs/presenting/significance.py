@@ -33,8 +33,9 @@ def chance_margin(
 
 
 def _sampling(share: float, many: float | None) -> float:
-    """Return the variance of a proportion over this many samples; 0 if it is not a proportion or the number is
-    unknown.
+    """Return the variance of a proportion over this many samples.
+
+    0 if it is not a proportion or the number is unknown.
     """
     return share * (1 - share) / many if many and 0 < share < 1 else 0.0
 

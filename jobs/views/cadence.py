@@ -24,8 +24,9 @@ from vigil_core.untrusted import whole
 
 @dataclass(frozen=True)
 class SavesSection:
-    """The section on the checkpoints tab. `offer` is the number of steps that the button proposes; None: nothing to
-    gain.
+    """The section on the checkpoints tab.
+
+    `offer` is the number of steps that the button proposes; None: nothing to gain.
     """
 
     cadence: SaveCadence
@@ -46,8 +47,9 @@ def saves_section(life: JobLife) -> SavesSection | None:
 @login_required
 @require_POST
 def order(request: HttpRequest, job_id: int) -> HttpResponse:
-    """Set how many steps lie between saves, for attempts submitted from now on; empty restores the specification's
-    value.
+    """Set how many steps lie between saves, for attempts submitted from now on.
+
+    Empty restores the specification's value.
     """
     user = user_of(request)
     job = get_object_or_404(Job.objects.visible_to(user).with_latest_attempt(), pk=job_id)

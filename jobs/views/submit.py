@@ -166,8 +166,9 @@ def draft(user: User, text: str) -> SpecDraft:
 
 
 def _sweep_draft(user: User, text: str, data: dict[str, Any]) -> SpecDraft:
-    """Return the draft of a text with [sweep]. A combination's problem names path and value; the form shows the
-    rest.
+    """Return the draft of a text with [sweep].
+
+    A combination's problem names path and value; the form shows the rest.
     """
     try:
         sweep = SweepSpec.parse(data, text)

@@ -148,8 +148,10 @@ class BySecret(HttpBearer):
     ),
 )
 def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
-    """Store an agent's batches, each once. The bearer token is valid for this node only. A post that does not continue
-    where its stream ended changes nothing; continue with the returned number, even if it is lower.
+    """Store an agent's batches, each once.
+
+    The bearer token is valid for this node only. A post that does not continue where its stream ended changes nothing;
+    continue with the returned number, even if it is lower.
     """
     chunks = iter(lambda: request.read(65_536), b"")
     headers = request.headers

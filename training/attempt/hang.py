@@ -22,8 +22,9 @@ DUMP = b"d"
 
 
 def install(attempt_dir: Path, *, rank: int, incarnation: int) -> None:
-    """Install once per process. SIGUSR2 writes stacks/<incarnation>.<rank>.txt, a DUMP byte
-    flight/<incarnation>.<rank>.json.
+    """Install once per process.
+
+    SIGUSR2 writes stacks/<incarnation>.<rank>.txt, a DUMP byte flight/<incarnation>.<rank>.json.
     """
     (attempt_dir / "stacks").mkdir(parents=True, exist_ok=True)
     # A bare descriptor, as faulthandler writes to it for the life of the process.

@@ -21,8 +21,9 @@ POLL_SECONDS = 0.05
 
 
 class StopRequest:
-    """Whether this rank was asked to stop. Checked at every step, but the file system is polled only 20 times per
-    second.
+    """Whether this rank was asked to stop.
+
+    Checked at every step, but the file system is polled only 20 times per second.
     """
 
     def __init__(self) -> None:
@@ -31,8 +32,9 @@ class StopRequest:
         self._poll_at = 0.0
 
     def listen(self, *, launched: bool) -> None:
-        """Install the signal handlers. Call before torch is imported: a signal during the import must not kill the
-        rank.
+        """Install the signal handlers.
+
+        Call before torch is imported: a signal during the import must not kill the rank.
         """
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN if launched else self._on_signal)

@@ -50,8 +50,9 @@ def from_launcher(environment: Mapping[str, str] = os.environ) -> Workspace | No
 
 
 def create_standalone(run_dir: Path, *, resume: str = NEWEST) -> Workspace:
-    """Create the next attempt in a run directory that no launcher manages. One process calls it and informs the
-    others.
+    """Create the next attempt in a run directory that no launcher manages.
+
+    One process calls it and informs the others.
     """
     job_dir = run_dir / "job"
     job_dir.mkdir(parents=True, exist_ok=True)

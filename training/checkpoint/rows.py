@@ -37,8 +37,9 @@ class Rows:
     """This rank's rows of a tensor (rows of all ranks, …), on the CPU or a GPU."""
 
     def __init__(self, tensor: Tensor, *, first: int = 0, total: int | None = None) -> None:
-        """`tensor` (rows, …): this rank's rows; `first`: the global index of its first row; `total`: rows of all
-        ranks.
+        """Track this rank's rows, `tensor` (rows, …).
+
+        `first`: the global index of its first row; `total`: rows of all ranks.
         """
         self.tensor, self.first = tensor, first
         self.shape = torch.Size((len(tensor) if total is None else total, *tensor.shape[1:]))

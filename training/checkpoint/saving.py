@@ -73,6 +73,7 @@ class Checkpoints:
         counts: str = "step",
     ) -> None:
         """`is_hurried` returns whether this rank was asked to stop and so has little time; called on any thread.
+
         `forget` gets the state of a save that failed or is damaged. `counts`: the run's unit of progress.
         """
         self.folder = job_dir / "checkpoints"

@@ -94,8 +94,9 @@ class Exchange:
 
 
 class HookExchange(Exchange):
-    """Sends each bucket of gradients in its own way (a hook of DistributedDataParallel). A single replica sends
-    nothing.
+    """Sends each bucket of gradients in its own way (a hook of DistributedDataParallel).
+
+    A single replica sends nothing.
     """
 
     def __init__(self, peers: Peers) -> None:

@@ -81,8 +81,9 @@ class LowRank(HookExchange):
         self._errors_before = None
 
     def state(self) -> State:
-        """Return right factors, equal on all ranks, and what this rank has not sent, by parameter; {} for a single
-        replica.
+        """Return right factors, equal on all ranks, and what this rank has not sent, by parameter.
+
+        {} for a single replica.
         """
         if self.peers.count == 1:
             return {}

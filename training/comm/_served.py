@@ -42,8 +42,9 @@ class ParameterServer:
         model: Callable[[], list[Tensor]],
         apply: Callable[[int, Sequence[Tensor]], None],
     ) -> None:
-        """`model` returns a copy to send; `apply` updates it with a step's gradients. Only one of them runs at a
-        time.
+        """`model` returns a copy to send; `apply` updates it with a step's gradients.
+
+        Only one of them runs at a time.
         """
         self._staleness, self._model, self._apply = staleness, model, apply
         self._changed = threading.Condition()
@@ -88,8 +89,9 @@ class ParameterServer:
             self._changed.notify_all()
 
     def progress(self, seconds: float) -> tuple[int, bool, dict[int, float]]:
-        """Wait for progress, at most so long; return steps finished by all, whether that is the end, and new mean
-        losses.
+        """Wait for progress, up to the time limit.
+
+        Return steps finished by all, whether that is the end, and new mean losses.
         """
         with self._changed:
             self._changed.wait(seconds)

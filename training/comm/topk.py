@@ -14,8 +14,9 @@ SENDS = "(n−1) · 8 · density · N"
 
 
 def check(shape: Shape, **options: object) -> None:
-    """Accept any number of replicas; from 1/density on it sends more than plain does, which `communicated_mib`
-    shows.
+    """Accept any number of replicas.
+
+    From 1/density on it sends more than plain does, which `communicated_mib` shows.
     """
 
 

@@ -1,5 +1,6 @@
-"""Parse what is to be compared: a run's configuration and each candidate's changes to it. Checked before anything
-starts.
+"""Parse what is to be compared: a run's configuration and each candidate's changes to it.
+
+Checked before anything starts.
 
 --with fsdp=parallelism=fsdp,fsdp.reshard=never      a name, then settings of [run] with their values
 --with wide=parallelism=fsdp,mesh.shard=             no value: the setting is removed

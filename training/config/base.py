@@ -57,8 +57,9 @@ def schema_enum(folder: str, *more: str, kind: str = "") -> Callable[[dict[str, 
 
 
 def check_choice(folder: str, name: str, *, kind: str = "") -> str:
-    """Return `name` if it is a module of the folder for this kind of job; else raise ValueError with the nearest
-    name.
+    """Return `name` if it is a module of the folder for this kind of job.
+
+    Else raise ValueError with the nearest name.
     """
     available = choices.names(folder, kind=kind)
     if name not in available:

@@ -21,8 +21,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Dims:
-    """The sizes of a Llama-like decoder. Recipes whose model can be split along axes other than the data's report
-    them.
+    """The sizes of a Llama-like decoder.
+
+    Recipes whose model can be split along axes other than the data's report them.
     """
 
     layers: int

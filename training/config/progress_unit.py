@@ -1,5 +1,6 @@
-"""The unit in which a run counts its progress, by kind of job; code below the user interface calls it a step. No
-torch.
+"""The unit in which a run counts its progress, by kind of job; code below the user interface calls it a step.
+
+No torch.
 """
 
 UNITS = {"federated": "round"}

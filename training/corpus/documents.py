@@ -124,8 +124,9 @@ def standard_library() -> TextSource:
 def find(
     path: Path, *, suffixes: tuple[str, ...], text_field: str, on_progress: Callable[[], None] = lambda: None
 ) -> TextSource:
-    """Return the texts and JSON lines at a path: a file, or all files in a folder and below. Raises DataError if
-    there are none.
+    """Return the texts and JSON lines at a path: a file, or all files in a folder and below.
+
+    Raises DataError if there are none.
     """
     try:
         kind = data_roots.stat(path).st_mode

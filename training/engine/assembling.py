@@ -85,8 +85,9 @@ def assemble(
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
 ) -> Assembly:
-    """Assemble a run: weights and order from its seed, or the weights that it names. A checkpoint is read into it
-    later.
+    """Assemble a run: weights and order from its seed, or the weights that it names.
+
+    A checkpoint is read into it later.
     """
     recipe = contracts.recipe(config.recipe)
     prepared = supply.prepare(
@@ -207,8 +208,9 @@ def _check_same_model(config: RunConfig, start: Manifest, remedy: str) -> None:
 
 
 def _share(config: RunConfig, model: ComposedModel, start: Manifest | None, *, full: int) -> Share:
-    """Return this rank's share. With missing ranks the micro-batch stays as it was: accumulation grows, memory
-    does not.
+    """Return this rank's share.
+
+    With missing ranks the micro-batch stays as it was: accumulation grows, memory does not.
     """
     index, count = meshes.coordinate(model.mesh)
     before = start.layout.get("micro_batch") if start and not model.is_piped else None

@@ -93,8 +93,9 @@ class OptimizerStep:
         return loss
 
     def differentiate(self, consumed: int, finished: int, *, whole: bool) -> Tensor:
-        """Return the loss of the step that follows `finished` steps, leaving its gradient in the parameters; nothing is
-        updated.
+        """Return the loss of the step that follows `finished` steps, leaving its gradient in the parameters.
+
+        Nothing is updated.
 
         For its first micro-batch, or the `whole` batch. Gradients are not averaged over ranks where the layout allows
         that.

@@ -16,8 +16,9 @@ from training.runtime.distributed import World, broadcast, sum_over_ranks
 
 
 class Validations:
-    """Decides when validations are due, and records their results. A stop may cut one short; the next start then
-    repeats it.
+    """Decides when validations are due, and records their results.
+
+    A stop may cut one short; the next start then repeats it.
     """
 
     def __init__(self, config: BaseRunConfig, world: World) -> None:

@@ -236,8 +236,10 @@ def _fixed_values(
 
 
 def _personal_tensors(config: FederationConfig, algorithm: Algorithm, task: Task) -> frozenset[str]:
-    """Return the names of the tensors that stay with each client; ConfigError if the model lacks what the algorithm
-    needs."""
+    """Return the names of the tensors that stay with each client.
+
+    ConfigError if the model lacks what the algorithm needs.
+    """
     missing = "no head" if algorithm.HEAD and not task.head else ""
     personal = () if missing else algorithm.personal(task.model, head=task.head, **config.options_of(config.algorithm))
     if not personal and algorithm.OWNS:

@@ -58,8 +58,10 @@ class ClientWork:
         unstacked_reason: str,
         split: Split = "train",
     ) -> None:
-        """`unstacked_reason`: why clients are computed one by one; "" if they are stacked. `split`: their samples'
-        split."""
+        """`unstacked_reason`: why clients are computed one by one; "" if they are stacked.
+
+        `split`: their samples' split.
+        """
         self._config, self._model, self._divided, self._split = config, model, divided, split
         self._filters, self.unstacked_reason = filters, unstacked_reason
         self.attack = AttackSimulation(config)

@@ -66,8 +66,10 @@ class Rounds(Loop):
         program: Program | None = None,
         least_share: float = 0.0,
     ) -> None:
-        """`program`: the user's files, if the configuration needs them. `least_share`: the share of all samples that
-        must have counted in some round for the run to complete."""
+        """`program`: the user's files, if the configuration needs them.
+
+        `least_share`: the share of all samples that must have counted in some round for the run to complete.
+        """
         self.validations = Validations(config, world)
         super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
         self.config = config

@@ -78,8 +78,9 @@ def shares(chunks: Sequence[ClientChunk], ranks: int) -> list[range]:
 def batches(
     chunk: ClientChunk, owned: Sequence[Ids], batch: int, *, seed: int, round_: int
 ) -> tuple[Ids, NDArray[np.bool_]]:
-    """Return ids of samples (clients, steps, width), and which of these are samples; padding repeats the client's
-    first.
+    """Return ids of samples (clients, steps, width), and which of these are samples.
+
+    Padding repeats the client's first.
 
     In each epoch a client iterates over all its samples once, in another order, in batches of `batch`.
     """
@@ -144,8 +145,10 @@ def _derived(seeds: NDArray[np.uint64] | np.uint64, part: NDArray[np.uint64] | n
 
 
 def _splitmix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return SplitMix64's output function (Steele, Lea & Flood, 2014, doi 10.1145/2660193.2660195); overflow is
-    intended."""
+    """Return SplitMix64's output function (Steele, Lea & Flood, 2014, doi 10.1145/2660193.2660195).
+
+    Overflow is intended.
+    """
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return value ^ value >> np.uint64(31)

@@ -1,5 +1,6 @@
-"""Pack what clients did in rounds, and which data they have, into events; unpack events without trusting them. No
-torch.
+"""Pack what clients did in rounds, and which data they have, into events; unpack events without trusting them.
+
+No torch.
 
 An attempt may send 50,000 events of 32 KiB, and a federation may have rounds of 50 ms with thousands of clients. So an
 event covers all rounds since the last one: exact totals of each round, and what at most NAMED single clients did, those

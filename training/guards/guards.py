@@ -99,8 +99,9 @@ class Guards:
             self._stragglers.begin(self._own_time)
 
     def end(self, step: int, consumed: int, guarded: GuardDecision, *, data_seconds: float, waited: float) -> None:
-        """End the step. `waited`: seconds spent waiting for other ranks. The decisions stay on the device until
-        fetched.
+        """End the step.
+
+        `waited`: seconds spent waiting for other ranks. The decisions stay on the device until fetched.
         """
         self._step, self._consumed = step, consumed
         self._waiting.append((step, guarded))
@@ -204,8 +205,9 @@ class Guards:
     # The end.
 
     def stop(self) -> NoReturn:
-        """End the run because some rank has found a reason. All ranks call, with their metrics fetched. Raises
-        NumericsError.
+        """End the run because some rank has found a reason.
+
+        All ranks call, with their metrics fetched. Raises NumericsError.
         """
         troubles = [trouble for trouble in gather(self._world, self._trouble) if trouble is not None]
         first = min(troubles, key=lambda trouble: (trouble.step, trouble.cause != "nonfinite"))
@@ -216,8 +218,9 @@ class Guards:
         self._end(NumericsError("divergence", f"at step {first.step:,}, {first.what}"))
 
     def _stop_nonfinite(self, trouble: Trouble, troubles: Sequence[Trouble]) -> NoReturn:
-        """End the run because of a non-finite step. `troubles`: what each rank found; the report is about the one
-        at the origin.
+        """End the run because of a non-finite step.
+
+        `troubles`: what each rank found; the report is about the one at the origin.
         """
         consumed = self._consumed_before(trouble.step)
         diagnoses = self._redo(trouble.step, consumed)
@@ -265,8 +268,9 @@ class Guards:
     def _stop_transient(
         self, trouble: Trouble, troubles: Sequence[Trouble], diagnoses: Sequence[nonfinite.RankDiagnosis]
     ) -> NoReturn:
-        """End the run because the step was finite when repeated. The checks may find the faulty rank, else the
-        loss does.
+        """End the run because the step was finite when repeated.
+
+        The checks may find the faulty rank, else the loss does.
         """
         consumed = self._consumed_before(trouble.step)
         if self._world.leads:

@@ -34,8 +34,9 @@ def did_not_recur(diagnoses: Sequence[RankDiagnosis]) -> bool:
 
 
 def judge(troubles: Sequence[Trouble], *, shares: Sequence[int]) -> Corruption:
-    """Return the corruption. `troubles`: what the ranks found in that step; `shares`: by rank, its part of the
-    batch.
+    """Return the corruption.
+
+    `troubles`: what the ranks found in that step; `shares`: by rank, its part of the batch.
     """
     among = _suspects(troubles, shares)
     first = min(troubles, key=lambda trouble: (not trouble.is_local, trouble.rank))

@@ -20,8 +20,9 @@ SUBFOLDERS = ("spool", "logs", "flight", "stacks", "members", "heartbeat")
 
 @dataclass(frozen=True)
 class Attempt:
-    """The folder of one (scheduler id, restart count). `resume`: the checkpoint a person chose for this attempt,
-    or "".
+    """The folder of one (scheduler id, restart count).
+
+    `resume`: the checkpoint a person chose for this attempt, or "".
     """
 
     folder: Path

@@ -31,8 +31,9 @@ class Memory:
 
 
 def read() -> Memory | None:
-    """Return the memory group of this process, or None where there is none. Tests set VIGIL_CGROUPS to a tree of their
-    own.
+    """Return the memory group of this process, or None where there is none.
+
+    Tests set VIGIL_CGROUPS to a tree of their own.
     """
     root, path, is_second = _hierarchy()
     count = "memory.events" if is_second else "memory.oom_control"
@@ -97,8 +98,9 @@ def _upwards(root: Path, path: str) -> Iterator[Path]:
 
 
 def _tightest(root: Path, group: Path, limit: str, peak: str) -> tuple[int | None, int | None]:
-    """Return the lowest limit among the group and its ancestors with the peak at that level; else the group's own
-    peak.
+    """Return the lowest limit among the group and its ancestors with the peak at that level.
+
+    Else the group's own peak.
     """
     found: tuple[int | None, int | None] = (None, _mib(group / peak))
     for level in _upwards(root, str(group.relative_to(root))):

@@ -150,8 +150,9 @@ class Launcher:
     # Watching.
 
     def _supervise(self, incarnation: Incarnation, node_index: int) -> list[RankFailure]:
-        """Start the ranks, wait until all have ended or end them; return the failures that this launcher did not
-        cause.
+        """Start the ranks, wait until all have ended or end them.
+
+        Return the failures that this launcher did not cause.
         """
         try:
             ranks = self._start(incarnation, node_index)
@@ -369,8 +370,9 @@ class Launcher:
             self._reporter.log(second, **self._meter.sample(processes), **self._gpus.sample())
 
     def _pass_on_term(self, ranks: list[Rank]) -> None:
-        """Forward SIGTERM to a script. One that handles it runs its handler, one that calls vigil_report.stopping()
-        ignores SIGTERM, any other ends.
+        """Forward SIGTERM to a script.
+
+        One that handles it runs its handler, one that calls vigil_report.stopping() ignores SIGTERM, any other ends.
         """
         for rank in ranks:
             if self._plan.script is not None and not rank.ignores(signal.SIGTERM):

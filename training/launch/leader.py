@@ -72,8 +72,9 @@ class Leader:
         self._has_recorded_choice = False
 
     def decide(self, last: Incarnation | None) -> None:
-        """Decide what follows `last`, if that can be decided yet. Members.decision tells whether this decision
-        counted.
+        """Decide what follows `last`, if that can be decided yet.
+
+        Members.decision tells whether this decision counted.
         """
         number = last.number + 1 if last else 0
         try:
@@ -144,8 +145,9 @@ class Leader:
         return None
 
     def _gather_failures(self, last: Incarnation) -> list[RankFailure] | None:
-        """Return the failures that the launchers reported, with one per lost launcher; None while some have yet to
-        report.
+        """Return the failures that the launchers reported, with one per lost launcher.
+
+        None while some have yet to report.
         """
         failures, lost = [], []
         for index, member in enumerate(last.members):

@@ -123,8 +123,9 @@ class Members:
         )
 
     def forget(self, member: Member) -> None:
-        """Remove a lost launcher's file, so that nobody counts on it. If it lives after all, it writes the file
-        again.
+        """Remove a lost launcher's file, so that nobody counts on it.
+
+        If it lives after all, it writes the file again.
         """
         with suppress(OSError):
             (self._folder / f"node-{member.node}.{member.id}").unlink()
@@ -134,8 +135,9 @@ class Members:
         return self._lifelines is not None and self._lifelines.is_proven_dead(member.id)
 
     def live(self) -> list[Member]:
-        """Return every live launcher, including standbys, lowest node first. Reads one file each: for the leader
-        only.
+        """Return every live launcher, including standbys, lowest node first.
+
+        Reads one file each: for the leader only.
         """
         found = [Member(node, self._name(node, id_), id_) for node, id_ in sorted(self._latest().items())]
         return [member for member in found if self.is_live(member)]

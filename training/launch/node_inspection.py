@@ -73,8 +73,9 @@ class NodeInspection:
         self._measured = measured
 
     def start(self, incarnation: Incarnation, buses: list[str]) -> None:
-        """Start the report after `measure`, unless the previous one still runs. `buses`: PCI bus ids of the job's
-        GPUs.
+        """Start the report after `measure`, unless the previous one still runs.
+
+        `buses`: PCI bus ids of the job's GPUs.
         """
         measured, self._measured = self._measured, None
         if measured is None or self.pid is not None:

@@ -101,8 +101,9 @@ class Rank:
         return self.exit
 
     def _collect(self) -> tuple[int | None, int | None] | None:
-        """Return exit code (negative: the signal) and peak memory in MiB once it has ended; Popen's wait drops the
-        second.
+        """Return exit code (negative: the signal) and peak memory in MiB once it has ended.
+
+        Popen's wait drops the second.
         """
         try:
             pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)

@@ -16,8 +16,9 @@ from training.attempt.files import read_json
 
 @dataclass(frozen=True)
 class ScriptProgress:
-    """How far a script was. `is_done`: all steps done, or reported finished. `has_saved`: this attempt saved a
-    checkpoint.
+    """How far a script was.
+
+    `is_done`: all steps done, or reported finished. `has_saved`: this attempt saved a checkpoint.
     """
 
     is_done: bool = False

@@ -23,8 +23,9 @@ def most_nodes(plan: LaunchPlan, available: int) -> int:
 
 @functools.cache
 def _fits(path: Path, world_size: int) -> bool:
-    """Return whether the run's own check accepts this world size. If it cannot be checked, try: the ranks report
-    errors.
+    """Return whether the run's own check accepts this world size.
+
+    If it cannot be checked, try: the ranks report errors.
     """
     # Imported here, as only elastic jobs need it: it takes a tenth of a second.
     from training import run_file

@@ -79,8 +79,9 @@ class _WatchedRank:
 
 @dataclass(frozen=True)
 class Hang:
-    """The ranks that are stuck, out of how many, in which phase and for how long. Fields are those of
-    `broken-<i>.json`.
+    """The ranks that are stuck, out of how many, in which phase and for how long.
+
+    Fields are those of `broken-<i>.json`.
     """
 
     ranks: list[int]
@@ -110,8 +111,9 @@ class Watchdog:
         limits: Mapping[str, float] | None = None,
         counts: str = "step",
     ) -> None:
-        """`limits`: seconds by phase, over the defaults. `counts`: the run's unit of progress (step or round), for
-        messages.
+        """`limits`: seconds by phase, over the defaults.
+
+        `counts`: the run's unit of progress (step or round), for messages.
         """
         self._limits, self._counts = {**LIMITS, **(limits or {})}, counts
         now = time.monotonic()
@@ -194,8 +196,9 @@ def behind_in_collectives(flight: Path, *, incarnation: int, ranks: list[int]) -
 
 
 def _collectives(path: Path) -> dict[str, int] | None:
-    """Return how many collectives a rank has begun in each of its groups, from torch's flight recorder; None if
-    unreadable.
+    """Return how many collectives a rank has begun in each of its groups, from torch's flight recorder.
+
+    None if unreadable.
 
     NCCL and gloo count the same group separately.
     """

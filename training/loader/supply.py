@@ -109,8 +109,9 @@ class LeaderWork:
         self._next_event = time.monotonic() + EVENT_SECONDS
 
     def run(self, make: Callable[[Callable[..., None]], T]) -> T:
-        """Return what rank 0 makes, on every rank; if it fails, all raise. `make` gets a callback to call in the
-        meantime.
+        """Return what rank 0 makes, on every rank; if it fails, all raise.
+
+        `make` gets a callback to call in the meantime.
         """
         if not self._world.leads:
             return cast(T, self._wait_for_result())

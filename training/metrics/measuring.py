@@ -98,8 +98,9 @@ class Measuring:
         self._watch.begin()
 
     def end(self, step: int) -> tuple[Marks, float]:
-        """End a step, which a GPU may only have queued; return the marks to read later, and the seconds that
-        measuring took.
+        """End a step, which a GPU may only have queued.
+
+        Return the marks to read later, and the seconds that measuring took.
         """
         self._watch.mark(OPTIMIZER)
         marks = self._watch.end()
@@ -115,8 +116,9 @@ class Measuring:
 
     @contextmanager
     def exchanging(self, marks: Marks) -> Iterator[None]:
-        """Time what infrequently synchronised replicas exchange after the step with these marks; samples do not
-        cover it.
+        """Time what infrequently synchronised replicas exchange after the step with these marks.
+
+        Samples do not cover it.
         """
         if not self._assembly.model.exchange.is_apart:
             yield

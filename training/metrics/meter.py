@@ -47,8 +47,9 @@ class StepReader(Protocol):
 
 
 class Meter:
-    """Collects, and reports every `flush_steps` steps or `flush_seconds`, whichever comes first; the first step at
-    once.
+    """Collects, and reports every `flush_steps` steps or `flush_seconds`, whichever comes first.
+
+    The first step at once.
     """
 
     def __init__(

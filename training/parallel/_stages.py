@@ -17,8 +17,9 @@ from training.step.arithmetic import MicroBatch, seed_model
 
 
 def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]:
-    """Return the stages with these numbers, of `count` in total; blocks are divided evenly, the first stages get
-    the rest.
+    """Return the stages with these numbers, of `count` in total.
+
+    Blocks are divided evenly, the first stages get the rest.
     """
     blocks = len(model.blocks)  # type: ignore[arg-type]
     edges = [number * (blocks // count) + min(number, blocks % count) for number in range(count + 1)]
@@ -31,8 +32,9 @@ def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]
 
 
 class Pipeline(nn.Module):
-    """A rank's stages of the model. Its parts are replaced in place by parallelisms that are applied after the
-    split.
+    """A rank's stages of the model.
+
+    Its parts are replaced in place by parallelisms that are applied after the split.
     """
 
     def __init__(
@@ -57,8 +59,9 @@ class Pipeline(nn.Module):
         self._hooks: list[_Seeding] = []
 
     def forward_backward(self, task: Task, micro_batches: Sequence[MicroBatch]) -> Tensor:
-        """Compute gradients in the parts' parameters; return the mean loss of this pipeline's samples, on all of
-        its ranks.
+        """Compute gradients in the parts' parameters.
+
+        Return the mean loss of this pipeline's samples, on all of its ranks.
         """
         schedule = self._schedule(len(micro_batches), micro_batches[0].batch[0].device)
         self._task, self._micro_batches, self._losses = task, micro_batches, []
@@ -112,8 +115,9 @@ class Pipeline(nn.Module):
         return received
 
     def _schedule(self, micro_batches: int, device: torch.device) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        """Return the schedule. `device`: of the micro-batches; with offload, parameters are elsewhere until they
-        are gathered.
+        """Return the schedule.
+
+        `device`: of the micro-batches; with offload, parameters are elsewhere until they are gathered.
         """
         if micro_batches not in self._schedules:
             self._hooks = [_Seeding(number) for number in self._numbers]

@@ -75,8 +75,9 @@ def _unreduced(model: Any) -> Iterator[None]:
 
 
 def _shards(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh for sharding: replicas outermost; ranks along the context have other tokens, so they share
-    the shards.
+    """Return the mesh for sharding: replicas outermost.
+
+    Ranks along the context have other tokens, so they share the shards.
     """
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -79,8 +79,9 @@ def apply(
 def forward_backward(
     task: Task, model: Pipeline, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
 ) -> Tensor:
-    """Leave the gradient of the global batch's mean loss, as step.arithmetic's does; return this pipeline's mean
-    loss.
+    """Leave the gradient of the global batch's mean loss, as step.arithmetic's does.
+
+    Return this pipeline's mean loss.
     """
     return model.forward_backward(task, micro_batches)
 

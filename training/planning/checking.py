@@ -1,5 +1,6 @@
-"""Check, before allocation, whether a run can work on a number of ranks, with a given or an automatic layout; no
-torch.
+"""Check, before allocation, whether a run can work on a number of ranks, with a given or an automatic layout.
+
+No torch.
 """
 
 from __future__ import annotations

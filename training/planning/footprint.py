@@ -134,8 +134,9 @@ def _gathered(parameters: int, block: int, dims: Dims, shape: Shape, settings: M
 
 
 def _unreduced(block: int, dims: Dims, shape: Shape, settings: MemorySettings) -> int:
-    """Return the size of one block's gradients, or both ends'; where blocks stay gathered, the ends' go with the
-    others'.
+    """Return the size of one block's gradients, or both ends'.
+
+    Where blocks stay gathered, the ends' go with the others'.
     """
     if settings.parallelism != "fsdp":
         return 0
@@ -157,8 +158,9 @@ def _bytes_each(settings: MemorySettings) -> int:
 
 
 def _casts(settings: MemorySettings) -> bool:
-    """Return whether autocast is used, which leaves the residual stream and its norms in float32; fsdp casts the
-    weights.
+    """Return whether autocast is used, which leaves the residual stream and its norms in float32.
+
+    fsdp casts the weights.
     """
     return settings.parallelism != "fsdp" and settings.dtype != "fp32"
 

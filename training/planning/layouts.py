@@ -234,8 +234,9 @@ def _is_worth_splitting(context: int, count: int) -> bool:
 def _try(
     config: RunConfig, ranks: Ranks, dims: Dims | None, layout: str, settings: dict[str, Any]
 ) -> LayoutPlan | LayoutRefusal:
-    """Return the plan with the largest micro-batch that fits, or why it cannot work. `settings`: empty for a given
-    layout.
+    """Return the plan with the largest micro-batch that fits, or why it cannot work.
+
+    `settings`: empty for a given layout.
     """
     try:
         shape = meshes.shape_of(config.model_copy(update=settings), ranks.world_size, dims)

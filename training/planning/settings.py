@@ -91,8 +91,9 @@ def _types(config: RunConfig) -> list[Change]:
 
 
 def _smaller_micro_batches(config: RunConfig, ranks: Ranks) -> list[Change]:
-    """Return changes to smaller micro-batches; with auto only the removal of a configured one, as it finds the
-    largest.
+    """Return changes to smaller micro-batches.
+
+    With auto only the removal of a configured one, as it finds the largest.
     """
     if config.parallelism == shapes.AUTO:
         return [{"micro_batch": None}] if config.micro_batch else []

@@ -42,8 +42,9 @@ class ChangeTrials:
             return None
 
     def minimal(self, change: Change, ranks: Ranks) -> Change | None:
-        """Return the change without what is unnecessary, and as close as possible to the configuration; None if it
-        fails.
+        """Return the change without what is unnecessary, and as close as possible to the configuration.
+
+        None if it fails.
         """
         if not self.find(change, ranks):
             return None

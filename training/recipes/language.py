@@ -123,8 +123,9 @@ def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
 
 
 def settle(path: Path, **options: Any) -> dict[str, Any]:
-    """Return the options as determined by the weights at `path`. Raises DataError, naming the option, if they
-    contradict.
+    """Return the options as determined by the weights at `path`.
+
+    Raises DataError, naming the option, if they contradict.
     """
     from training.weights.llama import SIZES, sizes_of
     from training.weights.weight_files import open_weights, weights_error
@@ -274,8 +275,9 @@ def build(data: Path, options: LanguageOptions) -> Task:
 
 
 def _rows(vocabulary: int | None, tokenizer: TokenizerId) -> int:
-    """Return the rows of the embedding: as configured, or as many as there are tokens. Raises DataError if there
-    are too few.
+    """Return the rows of the embedding: as configured, or as many as there are tokens.
+
+    Raises DataError if there are too few.
     """
     if vocabulary is not None and vocabulary < tokenizer.vocabulary:
         raise DataError(f"is {vocabulary}, but {tokenizer.label} has {tokenizer.vocabulary} tokens.", "vocabulary")
@@ -347,8 +349,9 @@ def _loss_per_sample(model: Callable[..., Tensor], batch: Batch) -> dict[str, Te
 
 
 def _logits(model: Callable[..., Tensor], inputs: Tensor) -> Tensor:
-    """Return logits (tokens, vocabulary). A GPU's autocast, unlike a CPU's, would leave the softmax in half
-    precision.
+    """Return logits (tokens, vocabulary).
+
+    A GPU's autocast, unlike a CPU's, would leave the softmax in half precision.
     """
     logits = model(inputs).flatten(0, 1)
     return logits if logits.dtype.itemsize > 2 else logits.float()

@@ -80,8 +80,9 @@ def pack(portions: list[StreamPortion]) -> bytes | None:
 
 @dataclass(frozen=True)
 class PostResponse:
-    """The portal's response. `cursors`: the seq with which each stream continues; `wait`: seconds to wait, if
-    requested.
+    """The portal's response.
+
+    `cursors`: the seq with which each stream continues; `wait`: seconds to wait, if requested.
     """
 
     status: int

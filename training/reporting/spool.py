@@ -115,8 +115,9 @@ class Spool:
         return count
 
     def read(self, limit: int = 256) -> list[ReportBatch]:
-        """Return the next complete batches, at most `limit`, none after READ_BYTES; [] at the end of what is on
-        disk.
+        """Return the next complete batches, at most `limit`, none after READ_BYTES.
+
+        [] at the end of what is on disk.
         """
         if self._position is None and not self._read_header():
             return []
@@ -136,8 +137,9 @@ class Spool:
         return batches
 
     def _read_header(self) -> bool:
-        """Read the header, which identifies the writer; a stream with an invalid or contradicting header is not
-        read.
+        """Read the header, which identifies the writer.
+
+        A stream with an invalid or contradicting header is not read.
         """
         self._position = SpoolPosition(-1, 0, 0)
         for _, line in self._lines(1):

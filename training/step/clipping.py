@@ -54,8 +54,9 @@ class GuardDecision(NamedTuple):
 
 
 class GradientGuard:
-    """Decides about each step. Its state is saved in checkpoints, in float32 so that a resume continues with the
-    same bits.
+    """Decides about each step.
+
+    Its state is saved in checkpoints, in float32 so that a resume continues with the same bits.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class GradientGuard:
         self._frozen = self._zero
 
     def __call__(self, norm: Tensor) -> GuardDecision:
-        """Return the decision. `norm`: of the whole gradient in the parameters, including the loss scale; without
-        autograd.
+        """Return the decision.
+
+        `norm`: of the whole gradient in the parameters, including the loss scale; without autograd.
         """
         scale = self._scale
         norm = norm if scale is None else norm / scale.value
@@ -108,8 +110,9 @@ class GradientGuard:
         return GuardDecision(norm, divisor, skipped, limit, mean, self._frozen, learned)
 
     def _follow_level(self, norm: Tensor, unknown: Tensor) -> Tensor:
-        """Follow a sequence of norms that begins far from the mean; return true if this one completes it and sets
-        a new level.
+        """Follow a sequence of norms that begins far from the mean.
+
+        Return true if this one completes it and sets a new level.
         """
         # A norm that is not finite is close to none: it ends a sequence and cannot begin another.
         size = norm.log()
@@ -139,8 +142,9 @@ class GradientGuard:
         return torch.maximum(norm / limit, self._one)
 
     def _update(self, norm: Tensor, counts: Tensor) -> None:
-        """Update mean and variance. `counts`: 0 changes nothing. Bias correction: the weights add up to one from
-        the first step.
+        """Update mean and variance.
+
+        `counts`: 0 changes nothing. Bias correction: the weights add up to one from the first step.
         """
         weight = self._portion / (self._one - self._missing * self._decay) * counts
         difference = norm - self._mean

@@ -18,8 +18,9 @@ class GradientNorm:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape, *, independent: bool = False) -> None:
-        """`independent`: replicas do not average their gradients. The result is then the root mean square of their
-        norms, so that clipping and guards decide alike on all of them.
+        """`independent`: replicas do not average their gradients.
+
+        The result is then the root mean square of their norms, so that clipping and guards decide alike on all of them.
         """
         self._parameters = list(parameters)
         shares = [_parts(parameter) * shape["pp"] / shape.world_size for parameter in self._parameters]

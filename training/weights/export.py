@@ -80,8 +80,9 @@ def _model_tensors(metadata: Metadata) -> list[tuple[str, TensorStorageMetadata]
 
 
 def recipe_of(manifest: Manifest) -> tuple[str, dict[str, Any]]:
-    """Return the recipe that a checkpoint was trained with, and its options. Raises CheckpointError if they are no
-    table.
+    """Return the recipe that a checkpoint was trained with, and its options.
+
+    Raises CheckpointError if they are no table.
     """
     recipe = str(manifest.config.get("recipe", ""))
     options = manifest.config.get(recipe, {})

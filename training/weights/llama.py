@@ -53,8 +53,9 @@ def their_name(ours: str) -> str:
 
 
 def sizes_of(weights: Weights) -> dict[str, Any]:
-    """Return what these weights determine: SIZES, `context` and `max_context`. Raises DataError if they are no
-    Llama's.
+    """Return what these weights determine: SIZES, `context` and `max_context`.
+
+    Raises DataError if they are no Llama's.
     """
     sizes = llama_config.read(weights) if _is_hugging_face(weights) else _our_sizes(weights)
     _check_shapes(weights, sizes)

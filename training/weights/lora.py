@@ -109,8 +109,9 @@ def _federation_problems(config: FederationConfig) -> Iterator[tuple[str, str]]:
 
 
 def add(model: nn.Module, lora: Lora) -> None:
-    """Add adapters to the model's matrices, on the meta device, and freeze everything else; names of blocks do not
-    change.
+    """Add adapters to the model's matrices, on the meta device, and freeze everything else.
+
+    Names of blocks do not change.
 
     Raises DataError if peft is not installed.
     """

@@ -125,8 +125,9 @@ def _files_of(path: Path, vocabulary: int, max_length: int) -> TokenizerFiles:
 
 
 def _settings(max_length: int) -> dict[str, Any]:
-    """Return basic settings. Without input names transformers 4 adds token types, which a Llama's `generate`
-    refuses.
+    """Return basic settings.
+
+    Without input names transformers 4 adds token types, which a Llama's `generate` refuses.
     """
     names = ["input_ids", "attention_mask"]
     settings = {"tokenizer_class": CLASS, "model_input_names": names, "model_max_length": max_length}

@@ -39,8 +39,9 @@ class IncidentEvidence:
     unavailable: list[str] = field(default_factory=list)
 
     def node_of(self, rank: int | None) -> str:
-        """Return where a rank ran, by its launcher's file and the scheduler's order of nodes; never by the rank's own
-        output.
+        """Return where a rank ran, by its launcher's file and the scheduler's order of nodes.
+
+        The rank's own output is never used.
         """
         return next((end.node for end in self.ends if end.rank == rank), "")
 

@@ -25,8 +25,10 @@ def initial_moments(model: Tensor, *, tau: float) -> Mapping[str, Tensor]:
 def adaptive_step(
     server: ServerRound, second: Callable[[Tensor, Tensor], Tensor], *, learning_rate: float, beta1: float, tau: float
 ) -> Tensor:
-    """Return the next model. `second`: (second moment, squares of this round's mean update) → the next second
-    moment."""
+    """Return the next model.
+
+    `second`: (second moment, squares of this round's mean update) → the next second moment.
+    """
     delta, memory = server.mean["delta"], server.memory
     memory["first"] = beta1 * memory["first"] + (1 - beta1) * delta
     memory["second"] = second(memory["second"], delta.square())

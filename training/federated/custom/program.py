@@ -141,8 +141,10 @@ def _exits_are_errors(what: str) -> Iterator[None]:
 
 
 def _imported(folder: Path, file: str, field: str) -> ModuleType:
-    """Import the file once per process, under its own name. It can import modules from its folder and the top
-    folder."""
+    """Import the file once per process, under its own name.
+
+    It can import modules from its folder and the top folder.
+    """
     root = folder.resolve()
     path = (folder / file).resolve()
     if not path.is_relative_to(root) or not path.is_file():

@@ -1,5 +1,7 @@
-"""Load a user's selection.py, which selects the clients of a round. Rank 0 runs it, checks the result and broadcasts
-it."""
+"""Load a user's selection.py, which selects the clients of a round.
+
+Rank 0 runs it, checks the result and broadcasts it.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 def select(context: SelectionContext) -> NDArray[np.int64]:
-    """Select each client with probability wanted / clients. An empty round, one in 22,000 for 10 of many, is
-    redrawn."""
+    """Select each client with probability wanted / clients.
+
+    An empty round, one in 22,000 for 10 of many, is redrawn.
+    """
     chance = context.wanted / len(context.samples)
     while len(context.eligible):
         found = context.eligible[context.draw.random_sample(len(context.eligible)) < chance]

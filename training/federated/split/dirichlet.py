@@ -56,8 +56,10 @@ def divide(
 
 
 def _parts(clients: int, alpha: float, draw: np.random.RandomState) -> NDArray[np.float64]:
-    """Return shares (clients,) that sum to 1. With a tiny alpha all may underflow to 0: then one client has
-    everything."""
+    """Return shares (clients,) that sum to 1.
+
+    With a tiny alpha all may underflow to 0: then one client has everything.
+    """
     with np.errstate(invalid="ignore"):
         parts: NDArray[np.float64] = draw.dirichlet(np.full(clients, alpha))
     if not np.isfinite(parts).all():

@@ -17,8 +17,10 @@ def divide(
     *,
     shards_each: Annotated[int, "1..1000", "Shards per client; about its number of classes."] = 2,
 ) -> NDArray[np.int64]:
-    """Return the client of each sample. With few samples there are fewer shards, so that no client has only empty
-    ones."""
+    """Return the client of each sample.
+
+    With few samples there are fewer shards, so that no client has only empty ones.
+    """
     of = labels.of["train"]
     by_class = np.argsort(of, kind="stable")
     shards = clients * max(1, min(shards_each, len(of) // clients))

@@ -36,8 +36,10 @@ class RankExchange:
         self._world = world
 
     def tree_sum(self, tree: Tree, shares: Sequence[range], chunks: int, numbers: int) -> Tensor:
-        """Return the sum over all chunks, (numbers,) float64, equal on every rank. `shares`: the chunks of each
-        rank."""
+        """Return the sum over all chunks, (numbers,) float64, equal on every rank.
+
+        `shares`: the chunks of each rank.
+        """
         if self._world.size == 1:
             return tree.root
         local = dict(tree.nodes())
