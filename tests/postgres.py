@@ -1,4 +1,4 @@
-"""A private PostgreSQL for tests and benches: its own cluster in a temporary folder, reached by a unix socket only.
+"""A private PostgreSQL for tests and benchmarks: a cluster in a temporary folder, reached by a Unix socket only.
 
 python -m tests.postgres      prints the DATABASE_URL of one that lives until Ctrl-C
 """
@@ -25,7 +25,7 @@ class NoPostgres(Exception):
 
 
 def find_binaries() -> Path:
-    """The newest installed server's folder."""
+    """Return the folder of the newest installed server."""
     versions = [p for p in Path("/usr/lib/postgresql").glob("*/bin") if (p / "initdb").exists()]
     if versions:
         return max(versions, key=lambda path: float(path.parent.name))
@@ -36,7 +36,7 @@ def find_binaries() -> Path:
 
 @contextmanager
 def postgres(*, durable: bool = False) -> Iterator[str]:
-    """The DATABASE_URL of a fresh cluster, gone afterwards. `durable` keeps fsync, as a bench must."""
+    """Provide the DATABASE_URL of a fresh cluster, removed afterwards. `durable` keeps fsync, as a benchmark must."""
     binaries = find_binaries()
     # The server refuses to run as root.
     user = _unprivileged_user() if os.geteuid() == 0 else None

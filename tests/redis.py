@@ -1,4 +1,4 @@
-"""A private Redis for tests and benches, on a unix socket."""
+"""A private Redis for tests and benchmarks, on a Unix socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The regression set (tests/logs): how often verdicts are right, how sure they are, and whether the owner is right."""
+"""Test the regression set (tests/logs): accuracy and confidence of verdicts, and the owner of the fix."""
 
 from __future__ import annotations
 

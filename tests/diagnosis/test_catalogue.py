@@ -1,4 +1,4 @@
-"""Every entry of the catalogue finds its example, and not what only looks like it."""
+"""Test that every entry of the catalogue matches its example, and not text that only resembles it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cause out of several signs: what came first, what only followed, what was outlived, what nothing explains."""
+"""Test finding one cause among many signs: the first, its consequences, survived errors, unexplained ends."""
 
 from __future__ import annotations
 

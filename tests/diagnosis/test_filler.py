@@ -1,4 +1,4 @@
-"""The generated lines of test logs: what a `[[filler]]` table says, and that it always says the same."""
+"""Test generated lines of test logs: a `[[filler]]` table always produces the same lines."""
 
 from __future__ import annotations
 

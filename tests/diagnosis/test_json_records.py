@@ -1,4 +1,4 @@
-"""Logs of JSON records: their tracebacks and messages are read as a plain logger would have written them."""
+"""Test logs of JSON records: tracebacks and messages are read as if a plain logger had written them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 
 
 def after_steps(*records: object) -> str:
-    """Two steps on two lines, then these records."""
+    """Return two steps on two lines, followed by these records."""
     steps = [{"step": step, "loss": 2.0} for step in (1, 2)]
     return "".join(f"{json.dumps(one) if isinstance(one, dict) else one}\n" for one in (*steps, *records))
 

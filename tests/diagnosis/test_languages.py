@@ -1,4 +1,4 @@
-"""Common system errors in the languages that people's shells speak: strerror's texts of ten locales."""
+"""Test common system errors in the languages of people's shells: strerror's texts in ten locales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands before a line's own words: taken off, and read."""
+"""Test prefixes of log lines: they are removed and parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs that are none, that never end, or that are made to hurt."""
+"""Test logs that are empty, endless, or malicious."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks that somebody took of a hang: by py-spy, or by faulthandler."""
+"""Test stacks of a hanging process, taken by py-spy or faulthandler."""
 
 from __future__ import annotations
 

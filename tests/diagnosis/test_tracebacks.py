@@ -1,4 +1,4 @@
-"""Tracebacks read as structure, from what Python itself prints."""
+"""Test tracebacks parsed into structure, from what Python itself prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.examples import examples
 
 
 def printed(code: str) -> str:
-    """What Python prints of the exception that this code raises."""
+    """Return what Python prints for the exception that this code raises."""
     try:
         exec(compile(code, "/home/mira/train.py", "exec"), {"__name__": "__main__"})
     except BaseException:

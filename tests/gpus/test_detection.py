@@ -1,4 +1,4 @@
-"""What GPUs there are, asked once; and what a child leaves behind when its parent is killed."""
+"""Test detecting GPUs once, and what a child process leaves behind when its parent is killed."""
 
 from __future__ import annotations
 

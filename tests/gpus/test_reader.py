@@ -1,4 +1,4 @@
-"""GPUs read by real NVML bindings over a stand-in of the library: what is told, and each way that it may fail."""
+"""Test reading GPUs through real NVML bindings over a stand-in library: reports, and every way of failing."""
 
 from __future__ import annotations
 

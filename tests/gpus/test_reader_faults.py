@@ -1,4 +1,4 @@
-"""GPUs and drivers that leave, hang and come back, as their reader tells of them."""
+"""Test reports about GPUs and drivers that disappear, hang and return."""
 
 from __future__ import annotations
 

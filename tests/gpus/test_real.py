@@ -1,4 +1,4 @@
-"""The same reader over a real driver, where this machine has one."""
+"""Test the same reader with a real driver, if this machine has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goodput: steps that count over the time that allocations were held, through restarts of both kinds."""
+"""Test goodput: steps that count over the time of allocations, through restarts of both kinds."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""A history written in bulk is what the portal itself would have written: its rows, its listing, its schema."""
+"""Test that a history written in bulk equals what the portal itself would have written: rows, listing, schema."""
 
 from __future__ import annotations
 

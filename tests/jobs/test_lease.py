@@ -1,4 +1,4 @@
-"""The lease: its fence rises, and a follower that is stopped past it writes nothing when it wakes."""
+"""Test the lease: its fencing number rises, and a follower that was stopped past its lease writes nothing."""
 
 from __future__ import annotations
 

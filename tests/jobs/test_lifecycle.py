@@ -1,4 +1,4 @@
-"""A job's whole life on this machine: real shims, batch script and launcher, a program that needs no torch."""
+"""Test a job's whole life on this machine: real shims, batch script and launcher, and a program without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listing: kept by the database alone, and read by indexes alone, at a cost that does not grow with history."""
+"""Test the listing: maintained by the database alone, and read by indexes at a cost independent of history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that waits and whose run directory is not there, as after a restore of the database alone, says so."""
+"""Test that a waiting job says so if its run directory is missing, as after restoring the database alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: asked for by page and REST, told by events, downloaded from a folder that anybody may have filled."""
+"""Test profiles: requested by page and REST, reported by events, downloaded from a folder with any content."""
 
 from __future__ import annotations
 

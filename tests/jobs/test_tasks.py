@@ -1,4 +1,4 @@
-"""Celery's side: what beat ticks exists, expires and has its queue; a broker that is gone keeps nobody waiting."""
+"""Test Celery tasks: those of beat exist, expire and have a queue; an absent broker blocks nobody."""
 
 from __future__ import annotations
 

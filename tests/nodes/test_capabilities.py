@@ -1,4 +1,4 @@
-"""Nobody but the settings and nodes/schedulers compares the scheduler's name: what it can do is asked of it."""
+"""Test that only the settings and nodes/schedulers compare the scheduler's name; others query its capabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could start now, against an oracle that tries every choice of nodes."""
+"""Test what could start now, against an oracle that tries every choice of nodes."""
 
 from __future__ import annotations
 

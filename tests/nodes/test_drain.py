@@ -1,4 +1,4 @@
-"""Draining nodes: asked over REST, carried out by a tick, told where it was asked."""
+"""Test draining nodes: requested over REST, carried out by a tick, reported to whoever requested it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes with several types of GPU: each type is counted by itself, everywhere."""
+"""Test nodes with several types of GPU: each type is counted separately, everywhere."""
 
 from __future__ import annotations
 

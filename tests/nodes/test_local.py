@@ -1,4 +1,4 @@
-"""The local scheduler: the contract, and what only it must do."""
+"""Test the local scheduler: the contract, and its own features."""
 
 from __future__ import annotations
 

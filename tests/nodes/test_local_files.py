@@ -1,4 +1,4 @@
-"""The local scheduler's files: what its watchers write down, and who is served from the queue that they make."""
+"""Test the local scheduler's files: what its watchers write, and in which order its queue is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs that the local scheduler hands out: as the driver shows them, or as the settings name them."""
+"""Test the GPUs that the local scheduler allocates: as reported by the driver, or as named by the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nodes stand: any text becomes places or is refused by its lines, and only sysadmins say."""
+"""Test rack positions of nodes: any text becomes positions or is refused by line, and only sysadmins set them."""
 
 from __future__ import annotations
 

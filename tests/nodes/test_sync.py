@@ -1,4 +1,4 @@
-"""The cluster as rows: what the scheduler says is there after a look, and what it said stays while it is silent."""
+"""Test the cluster as rows: what the scheduler reports is there after a poll, and stays while it is silent."""
 
 from __future__ import annotations
 

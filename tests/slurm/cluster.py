@@ -1,10 +1,10 @@
-"""A private, whole Slurm on this machine: munged, MariaDB, slurmdbd, slurmctld, slurmrestd and a slurmd for each node.
+"""A complete private Slurm on this machine: munged, MariaDB, slurmdbd, slurmctld, slurmrestd and a slurmd per node.
 
-    python -m tests.slurm.cluster [--release 24.11]      brings one up until Ctrl-C and says how to reach it
+    python -m tests.slurm.cluster [--release 24.11]      runs one until Ctrl-C and prints how to reach it
 
-Every daemon stays in the foreground as a child of ours that the kernel ends with us; each can be killed and started
-again by itself. They live in a room (tests/slurm/room.py) whose /usr is the release's, and when the room is closed or
-its maker dies, whatever is left in it ends as well: steps of jobs, hooks, commands.
+Every daemon stays in the foreground as a child process that the kernel ends with this one; each can be killed and
+restarted separately. They run in a room (tests/slurm/room.py) whose /usr is the release's; when the room is closed or
+its creator dies, everything left in it ends as well: steps of jobs, hooks, commands.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cluster:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every daemon, in the order in which they are started."""
+        """Return every daemon, in the order in which they are started."""
         return ("munged", "mariadbd", "slurmdbd", "slurmctld", *self.layout.names, "slurmrestd")
 
     def up(self) -> None:
@@ -75,7 +75,7 @@ class Cluster:
             self._save_usage()
 
     def down(self) -> None:
-        """End everything, running jobs as well; whoever does not go is killed."""
+        """End everything, running jobs as well; kill what does not exit."""
         for name in reversed(self.names):
             if process := self.daemons.pop(name, None):
                 process.terminate()
@@ -105,14 +105,14 @@ class Cluster:
         self.wait_for(lambda: self._answers(name), f"{name} to answer", name)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """A signal to one daemon alone, as when its machine loses it; what it started lives on."""
+        """Send a signal to one daemon alone, as when its machine fails; the processes it started live on."""
         process = self.daemons.pop(name)
         process.send_signal(number)
         process.wait(PATIENCE_S)
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Daemons killed, and afterwards started again and well. Slurm still knows what it knew before."""
+        """Kill daemons, and afterwards restart them and wait until they are well. Slurm keeps its state."""
         if "slurmctld" in names:
             self._let_it_save()
         for name in names:
@@ -126,7 +126,7 @@ class Cluster:
 
     @contextmanager
     def configured(self, *lines: str) -> Iterator[None]:
-        """Further lines of slurm.conf, which are gone afterwards."""
+        """Add lines to slurm.conf, and remove them afterwards."""
         conf = self.layout.slurm_conf
         before = conf.read_text()
         try:
@@ -144,7 +144,7 @@ class Cluster:
         self, *command: str | Path, user: str = "", folder: Path | None = None, stdin: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> str:  # fmt: skip
-        """What a command prints that is run in the room, as root or another user, by default in the scratch folder."""
+        """Run a command in the room, as root or another user, by default in the scratch folder; return its output."""
         done = subprocess.run(
             self._enter(*(as_user(user, *command) if user else command), folder=folder or self.layout.scratch),
             env={**self._inside, **(environment or {})}, input=stdin, capture_output=True, text=True, timeout=60,
@@ -155,7 +155,7 @@ class Cluster:
         return done.stdout
 
     def enroll(self, user: str, account: str, **limits: str | int) -> None:
-        """Let a user compute for an account; limits as sacctmgr calls them (MaxJobs=2, GrpTRES="gres/gpu=4")."""
+        """Let a user submit for an account; limits are named as in sacctmgr (MaxJobs=2, GrpTRES="gres/gpu=4")."""
         known = self.run("sacctmgr", "-nP", "show", "assoc", f"user={user}", f"account={account}", "format=user")
         if not known.strip():
             self.run("sacctmgr", "-i", "add", "user", user, f"account={account}", *QOS)
@@ -164,7 +164,7 @@ class Cluster:
             self.run("sacctmgr", "-i", "modify", "user", "where", f"name={user}", f"account={account}", "set", *words)
 
     def token(self, user: str = "root", life_s: int = 600) -> str:
-        """A JWT (RFC 7519) as `scontrol token` makes them: HS256 over the raw bytes of the key file."""
+        """Return a JWT (RFC 7519) like those of `scontrol token`: HS256 with the raw bytes of the key file."""
         now = int(time.time())
         parts = [{"alg": "HS256", "typ": "JWT"}, {"exp": now + life_s, "iat": now, "sun": user}]
         text = b".".join(_base64url(json.dumps(part).encode()) for part in parts)
@@ -221,7 +221,7 @@ class Cluster:
         )  # fmt: skip
 
     def _let_it_save(self) -> None:
-        """Wait until slurmctld has written what it knows now, within five seconds: jobs that it forgets go on."""
+        """Wait until slurmctld has saved its current state, within five seconds: jobs that it forgets would run on."""
         state, now = self.layout.folder / "state" / "job_state", time.time()
         deadline = time.monotonic() + 6
         while time.monotonic() < deadline and not (state.exists() and state.stat().st_mtime > now):
@@ -229,7 +229,7 @@ class Cluster:
         time.sleep(0.2)  # nodes' and others', right afterwards
 
     def _save_usage(self) -> None:
-        """Have slurmctld write all its state, as it does by itself every five minutes and when it is told to end."""
+        """Have slurmctld write all its state, as it does every five minutes and when it is told to end."""
         self.run("scontrol", "reconfigure")
         self.wait_for((self.layout.folder / "state" / "assoc_usage").exists, "slurmctld to write assoc_usage")
         self.wait_for(self.is_well, "every node to answer again")
@@ -249,7 +249,7 @@ class Cluster:
         self.run("mariadb", "--no-defaults", "-S", self.layout.mysql_socket, "-u", "root", "-e", grant)
 
     def _make_accounts(self) -> None:
-        """Two accounts and a second QOS; alice computes for one, bob for the other, the portal looks after nodes."""
+        """Create two accounts and a second QOS: alice uses one account, bob the other; the portal manages nodes."""
         People()
         self.run("sacctmgr", "-i", "add", "account", ",".join(ACCOUNTS), "Description=lab", "Organization=lab")
         self.run("sacctmgr", "-i", "add", "qos", "small", "MaxTRESPerUser=gres/gpu=2")
@@ -262,18 +262,18 @@ class Cluster:
         return self.room.enter(*command, folder=folder)
 
     def idle(self) -> int:
-        """How many nodes have nothing to do."""
+        """Return how many nodes are idle."""
         return self.node_states().count("idle")
 
     def is_well(self) -> bool:
-        """Whether every node answers, whatever it does. (`*`: it does not; `unk`: not yet heard of.)"""
+        """Return whether every node responds, in whatever state. (`*`: no response; `unk`: never registered.)"""
         states = self.node_states()
         return len(states) == len(self.layout.names) and not any(
             state.endswith("*") or state.startswith(("down", "unk")) for state in states
         )
 
     def state(self, job: str) -> str:
-        """A job's state in Slurm's words, while Slurm itself remembers it."""
+        """Return a job's state in Slurm's words, while Slurm still remembers the job."""
         return self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
 
     def node_states(self) -> list[str]:
@@ -289,7 +289,7 @@ def _base64url(data: bytes) -> bytes:
 
 
 def _free_range(size: int) -> int:
-    """The first of `size` ports below those that the kernel gives to outgoing connections, all of them free."""
+    """Return the first of `size` ports below the ephemeral range, all of them free."""
     for first in range(17_000 + os.getpid() % 100 * 100, 32_000, 100):
         probes = []
         try:
@@ -307,7 +307,7 @@ def _free_range(size: int) -> int:
 
 @contextmanager
 def cluster(name: str = "22.05", *, nodes: int = 4, **settings: int) -> Iterator[Cluster]:
-    """A fresh cluster of a release, gone afterwards. Settings are those of `Layout`: min_job_age_s …"""
+    """Provide a fresh cluster of a release, removed afterwards. Settings are those of `Layout`: min_job_age_s …"""
     chosen = release.find(name)
     folder = Path(tempfile.mkdtemp(prefix="vigil-slurm-"))
     folder.chmod(0o755)  # munge wants a path that everybody may walk, and jobs read the configuration

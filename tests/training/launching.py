@@ -125,14 +125,14 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def started(self, incarnation: int = 0, ranks: int = 2, number: int = 1) -> list[int]:
-        """Pids of the ranks, once all have met."""
+        """Return the pids of the ranks, once all have met."""
         place = self.attempt(number) / "sync"
         paths = [place / f"{incarnation}.{rank}" for rank in range(ranks)]
         until(lambda: all(path.exists() and "-1 " not in path.read_text() for path in paths))
         return [int(path.read_text().split()[1]) for path in paths]
 
     def processes(self) -> list[psutil.Process]:
-        """Every live process that has this run directory in its command line or environment."""
+        """Return every live process that has this run directory in its command line or environment."""
         return [process for process in psutil.process_iter() if process.pid != os.getpid() and self._owns(process)]
 
     def _owns(self, process: psutil.Process) -> bool:

@@ -1,4 +1,4 @@
-"""Ranks that save and load one made-up state in a layout of their own: no model, only its tensors."""
+"""Ranks that save and load a made-up state in a given layout: no model, only its tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TP_DIM = {"tokens": 1, "blocks.0.up": 0, "blocks.1.up": 0, "head": 0}
 
 
 def rank(folder: Path, world: int, rank: int, acts: list[tuple[str, str, str]]) -> None:
-    """In a process of its own: one (act, layout, job) after the other, and `act.layout.job.rank.json` for each.
+    """Run (act, layout, job) tuples one after the other in a separate process; each writes `act.layout.job.rank.json`.
 
-    "save": the states of steps 1 and 2. "load": what is there, leaving digests.
-    Layouts: one, dp (all alike), shard (FSDP2), tp, fsdp-tp, hsdp (replicas of shards), pp (other names by rank).
+    "save": the states of steps 1 and 2. "load": the saved state, leaving digests.
+    Layouts: one, dp (all alike), shard (FSDP2), tp, fsdp-tp, hsdp (replicas of shards), pp (different names per rank).
     """
     import torch
     import torch.distributed as dist
@@ -79,7 +79,7 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
 
 
 def make(layout: str, world: int, step: int) -> dict[str, Any]:
-    """The state of a step: every layout holds the same whole tensors; step 0 is all zeros."""
+    """Return the state of a step: every layout holds the same full tensors; step 0 is all zeros."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -116,7 +116,7 @@ def _placed(whole: dict[str, Any], mesh: Any) -> dict[str, Any]:
 
 
 def _fully_sharded(whole: dict[str, Any], world: int) -> dict[str, Any]:
-    """As torch's own FSDP2 divides what tensor parallelism has divided: along one dim, in strides."""
+    """Shard like torch's FSDP2 what tensor parallelism has sharded: along one dim, in strides."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -130,7 +130,7 @@ def _fully_sharded(whole: dict[str, Any], world: int) -> dict[str, Any]:
 
 
 def digest(state: Mapping[str, Any]) -> dict[str, str]:
-    """Of every whole tensor that this rank knows of, by name."""
+    """Return the digest of every full tensor that this rank has, by name."""
     from training.checkpoint.staging import walk
 
     found = {}

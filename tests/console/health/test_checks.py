@@ -1,4 +1,4 @@
-"""Each check of the portal's health by itself: what it finds, and that it finds nothing where all is well."""
+"""Test each check of the portal's health separately: its findings, and no finding when all is well."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def age(role: str, seconds: float) -> None:
 
 
 def plain(text: str) -> str:
-    """Without the spaces at which no line breaks."""
+    """Replace non-breaking spaces by plain ones."""
     return text.replace("\u00a0", " ").replace("\u202f", " ")
 
 

@@ -1,4 +1,4 @@
-"""The disk of a PostgreSQL server: checked where it is this machine's, and said to be unchecked where it is not."""
+"""Test the check of a PostgreSQL server's disk: done on the same machine, reported as unchecked on another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signs of life: what counts as one, who is killed, and who must not be."""
+"""Test heartbeats: what counts as one, which process is killed, and which must not be."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pulse() -> Pulse:
 
 @pytest.fixture
 def stall(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From then on it is as if the main thread used no CPU time."""
+    """Pretend that the main thread uses no CPU time from now on."""
     return lambda: monkeypatch.setattr(time, "clock_gettime", lambda clock: 5.0)
 
 

@@ -1,4 +1,4 @@
-"""/readyz, the banner at home, /metrics and the command: each says what the checks found, to whom it may be said."""
+"""Test /readyz, the home page's banner, /metrics and the command: each shows the findings to those who may see them."""
 
 from __future__ import annotations
 

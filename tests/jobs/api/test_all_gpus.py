@@ -1,4 +1,4 @@
-"""Every GPU over REST: machine by machine, page by page, and nothing of what others hold where the site hides it."""
+"""Test every GPU over REST: by machine, by page, without others' allocations where the site hides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST jobs/attach: having what sbatch started followed."""
+"""Test POST jobs/attach: following a job that was started with sbatch."""
 
 from __future__ import annotations
 

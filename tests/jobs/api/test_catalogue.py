@@ -1,4 +1,4 @@
-"""The site's entries of the catalogue by REST: sysadmins alone, tried before they are taken, replayed."""
+"""Test the site's catalogue entries over REST: for sysadmins only, tried before acceptance, replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hostile specification is refused within milliseconds, at every address that takes one."""
+"""Test that a hostile specification is refused within milliseconds, at every address that takes one."""
 
 from __future__ import annotations
 

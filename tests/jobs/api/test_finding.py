@@ -1,4 +1,4 @@
-"""Finding jobs over REST: filters, words, orders, pages."""
+"""Test finding jobs over REST: filters, search terms, orders, pages."""
 
 import json
 from base64 import urlsafe_b64encode

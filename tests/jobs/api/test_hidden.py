@@ -1,4 +1,4 @@
-"""What a site that hides other people's jobs hides at the edges: before, after, between and beside them."""
+"""Test what a site that hides other people's jobs hides at the edges: before, after, between and next to them."""
 
 from __future__ import annotations
 

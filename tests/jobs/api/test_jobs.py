@@ -1,4 +1,4 @@
-"""One job over REST: change, cancel, resume, delete; and what others may not even know of."""
+"""Test one job over REST: change, cancel, resume, delete; and that others cannot learn of it."""
 
 import json
 from datetime import timedelta

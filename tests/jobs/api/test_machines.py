@@ -1,4 +1,4 @@
-"""What machines did, over REST: values, curves and events, each as the person may see it; and what a job's GPUs did."""
+"""Test machines over REST: values, curves and events, each as the person may see it; and the use of a job's GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Series as Parquet, read back by pyarrow: the same rows as CSV has, whatever the values, and who may read them."""
+"""Test series as Parquet, read back by pyarrow: the same rows as CSV, whatever the values, and who may read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Post-mortems by REST: the document with its figures, what may be changed of it, and the list of what went wrong."""
+"""Test post-mortems over REST: the document with its figures, allowed changes, and the list of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves, CSV and logs over REST: the line of record, ghosts, gaps, bands; and requests for what is not theirs."""
+"""Test curves, CSV and logs over REST: the line of record, superseded points, gaps, bands, and invalid requests."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Submitting over REST: in three forms, once for each key; wrong specs and what is no request."""
+"""Test submitting over REST: in three forms, once per idempotency key; invalid specs and invalid requests."""
 
 import io
 import tarfile

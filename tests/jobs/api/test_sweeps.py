@@ -1,4 +1,4 @@
-"""Sweeps over REST: submitting, reading, cancelling, and who may."""
+"""Test sweeps over REST: submitting, reading, cancelling, and who may."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""batch.sh, run by bash with srun and its like played: hands on exactly what it was made of, and runs nothing else."""
+"""Test batch.sh, run by bash with a fake srun: it passes on exactly its inputs, and runs nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt ran with: read from a folder that anybody's program may have filled, shown, compared, run again."""
+"""Test an attempt's captured environment: read from an untrusted folder, shown, compared, rerun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project keeps checkpoints for some days after a job's end: which go, which never do, and who says so."""
+"""Test that a project keeps checkpoints for days after a job's end: which are removed, which never, who decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs: pages, cursors, search, and requests that want something else."""
+"""Test logs: pages, cursors, search, and invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinning a checkpoint: who may, what the trainer is told, and the truth where it was just being pruned."""
+"""Test pinning a checkpoint: who may, what the trainer reads, and a pin that races with pruning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is removed from disk when: spools some days after their attempt has closed, and nothing else."""
+"""Test removal from disk: spools some days after their attempt has closed, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories: what is planted in them is never followed, waited for or believed."""
+"""Test run directories: files that a job placed there are never followed, waited for or believed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories that belong to a portal and to one of several people: three real, unprivileged Unix users."""
+"""Test run directories shared by a portal and one of several people: three real, unprivileged Unix users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removing what jobs filled: whatever its modes, its depth and its links, and nothing beside it."""
+"""Test removing what jobs created: whatever its modes, depth and links, and nothing outside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploaded programs: what is unpacked, and what is refused before anything is."""
+"""Test uploaded programs: what is unpacked, and what is refused before anything is."""
 
 from __future__ import annotations
 

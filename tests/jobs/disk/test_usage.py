@@ -1,4 +1,4 @@
-"""Disk use: what is counted, of what a job planted nothing is followed, when it is counted again, and who sees it."""
+"""Test disk usage: what is counted, that links of jobs are not followed, when it is counted again, and who sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds and clients over REST and at the command line."""
+"""Test rounds and clients over REST and on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two federations at equal rounds and at equal bytes."""
+"""Test comparing two federations at equal rounds and at equal bytes."""
 
 from __future__ import annotations
 

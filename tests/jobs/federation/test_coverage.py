@@ -1,4 +1,4 @@
-"""Who never counted in a federation: on its page, over REST, at the command line, in a notice, and before it begins."""
+"""Test clients that no round counted: on the page, over REST, on the command line, in notices, in forecasts."""
 
 from __future__ import annotations
 

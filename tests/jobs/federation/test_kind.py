@@ -1,4 +1,4 @@
-"""A federated job counts rounds wherever others count steps, and does what others do, or says why not."""
+"""Test that a federated job counts rounds wherever others count steps, and does what others do, or says why not."""
 
 from __future__ import annotations
 

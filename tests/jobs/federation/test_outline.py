@@ -1,4 +1,4 @@
-"""How a federation's data would lie, before anything runs: in the form, over REST and at the command line."""
+"""Test the preview of a federation's data split: in the form, over REST and on the command line."""
 
 from __future__ import annotations
 

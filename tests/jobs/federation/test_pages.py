@@ -1,4 +1,4 @@
-"""A federation's pages: rounds and clients, for whom its model is how good, who is slow and why some drop out."""
+"""Test a federation's pages: rounds and clients, accuracy by client, stragglers and reasons for dropping out."""
 
 from __future__ import annotations
 

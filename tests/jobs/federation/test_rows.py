@@ -1,4 +1,4 @@
-"""Rounds and clients in rows: taken in once, by whichever attempt did them last, from whoever tells anything."""
+"""Test rows of rounds and clients: ingested once, from the attempt that trained them last, whoever reports."""
 
 from __future__ import annotations
 

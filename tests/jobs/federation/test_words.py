@@ -1,4 +1,4 @@
-"""Whatever is said of a job's steps is said of a federated job's rounds in the same words."""
+"""Test that every text about a job's steps has the same wording for a federated job's rounds."""
 
 from __future__ import annotations
 

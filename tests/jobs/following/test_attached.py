@@ -1,4 +1,4 @@
-"""What sbatch started and somebody had followed: whose it is, what is done to it, and what is not."""
+"""Test attached jobs that were started with sbatch: their owner, and which actions apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling, a step a tick; also while something else is being noticed or decided."""
+"""Test cancelling, one step per tick; also while something else is being noticed or decided."""
 
 from __future__ import annotations
 

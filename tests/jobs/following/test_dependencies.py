@@ -1,4 +1,4 @@
-"""Jobs that wait for others to complete, whatever becomes of these."""
+"""Test jobs that wait for others to complete, whatever happens to these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower lives through: a silent scheduler, damaged results, broken directories, spools that take long."""
+"""Test what a follower tolerates: a silent scheduler, damaged results, broken directories, slow spools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower, tick by tick, with a scheduler that says what the test wants."""
+"""Test the follower, tick by tick, with a scheduler that reports what the test sets."""
 
 from __future__ import annotations
 

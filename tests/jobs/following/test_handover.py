@@ -1,4 +1,4 @@
-"""Handing attempts over to the scheduler, once, whoever sleeps, fails or cancels meanwhile."""
+"""Test handing attempts over to the scheduler exactly once, whoever sleeps, fails or cancels meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that Slurm could not launch waits for somebody to release it: people are told, and told what to do."""
+"""Test a job that Slurm could not launch and holds: people are notified, with what to do."""
 
 from __future__ import annotations
 

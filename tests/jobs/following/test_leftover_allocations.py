@@ -1,4 +1,4 @@
-"""A job that has ended, and an allocation that has not: its batch script was lost with its node."""
+"""Test a job that has ended while its allocation has not: its batch script was lost with its node."""
 
 from __future__ import annotations
 

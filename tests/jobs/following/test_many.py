@@ -1,4 +1,4 @@
-"""Thousands of attempts at once, and schedulers that take their time: no part of a tick delays the others."""
+"""Test thousands of attempts at once, and slow schedulers: no part of a tick delays the others."""
 
 from __future__ import annotations
 

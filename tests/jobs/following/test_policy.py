@@ -1,4 +1,4 @@
-"""Why an attempt ended, told from what is known of it; and checkpoints on their lines."""
+"""Test deriving why an attempt ended from what is known of it; and checkpoints on their lines."""
 
 from __future__ import annotations
 

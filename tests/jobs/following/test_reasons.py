@@ -1,4 +1,4 @@
-"""Why an attempt ended, in a sentence: an error, else the exit code with the last output as context."""
+"""Test the sentence on why an attempt ended: an error, or else the exit code with the last output as context."""
 
 from __future__ import annotations
 

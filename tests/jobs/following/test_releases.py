@@ -1,4 +1,4 @@
-"""A job that is held in the scheduler is released by its owner: by button, over REST, and in whose name."""
+"""Test releasing a job that the scheduler holds, by its owner: by button, over REST, and in whose name."""
 
 from __future__ import annotations
 

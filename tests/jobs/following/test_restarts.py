@@ -1,4 +1,4 @@
-"""What follows a bad end by its verdict: where it starts anew, without which nodes, or that it stops."""
+"""Test what follows a failure by its verdict: where the job restarts, without which nodes, or that it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an attempt starts that Vigil set back: not from the newest checkpoint."""
+"""Test where an attempt starts that Vigil rolled back: not from the newest checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm's accounts say of an attempt's steps: asked for after its end, kept, and shown."""
+"""Test what Slurm's accounting says of an attempt's steps: requested after its end, stored, and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that the scheduler got of attempts that do not want them any more: each is cancelled until it is gone."""
+"""Test scheduler jobs whose attempts no longer want them: each is cancelled until it is gone."""
 
 from __future__ import annotations
 

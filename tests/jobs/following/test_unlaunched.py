@@ -1,4 +1,4 @@
-"""What Slurm could not start at all (0:53): a permission by name where one is missing, else no more than is known."""
+"""Test what Slurm could not start at all (0:53): a missing permission by name, or else no more than is known."""
 
 from __future__ import annotations
 

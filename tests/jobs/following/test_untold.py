@@ -1,4 +1,4 @@
-"""A scheduler that cannot tell a job's state: as when slurmctld has forgotten it and the accounts are off."""
+"""Test a scheduler that cannot tell a job's state: slurmctld has forgotten it and accounting is off."""
 
 from __future__ import annotations
 

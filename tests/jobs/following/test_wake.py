@@ -1,4 +1,4 @@
-"""Slurm's hooks wake the follower: whoever has the secret, however often, and it never takes more than one look."""
+"""Test waking the follower by Slurm's hooks: with the secret, however often, and at the cost of at most one poll."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad posts: what is well addressed is quarantined and passed; a malformed frame is refused whole."""
+"""Test bad posts: well-addressed ones are quarantined and skipped; a malformed frame is refused as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report post takes a bounded number of queries and of events a transaction, whatever its job reported before."""
+"""Test that a report post takes a bounded number of queries, and of events per transaction."""
 
 from __future__ import annotations
 

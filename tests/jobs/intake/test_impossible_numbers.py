@@ -1,4 +1,4 @@
-"""Numbers that no run could have measured: a job may report them, and nothing acts on them."""
+"""Test numbers that no run could have measured: a job may report them, and nothing acts on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collecting: what was never posted is taken from the spools, once, whatever lies there."""
+"""Test collecting reports that were never posted from the spools, once, whatever the files contain."""
 
 from __future__ import annotations
 

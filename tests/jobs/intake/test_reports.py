@@ -1,4 +1,4 @@
-"""Intake: every point exactly once, whichever door and however often."""
+"""Test intake: every point exactly once, by whichever route and however often it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restarts in place: each is an incident of its own, once, bounded, with a verdict and no post-mortem."""
+"""Test restarts in place: each is a separate incident, once, bounded, with a verdict and no post-mortem."""
 
 from __future__ import annotations
 

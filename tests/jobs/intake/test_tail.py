@@ -1,4 +1,4 @@
-"""Spools read as they grow, where nodes cannot reach the portal: every point once, soon, and cheaply."""
+"""Test reading spools as they grow, where nodes cannot reach the portal: every point once, soon, and cheaply."""
 
 from __future__ import annotations
 

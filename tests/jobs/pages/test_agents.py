@@ -1,4 +1,4 @@
-"""The page of agents: who is silent, whose clock is off, what is missing; and the secret for many."""
+"""Test the page of agents: silent ones, wrong clocks, missing nodes, and the enrolment secret for many nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a job that sbatch started: what is known of it, and none of what only Vigil's own jobs have."""
+"""Test the page of a job that sbatch started: what is known of it, without features of Vigil's own jobs."""
 
 from __future__ import annotations
 

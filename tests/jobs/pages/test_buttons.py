@@ -1,4 +1,4 @@
-"""What buttons do: cancel, resume, edit."""
+"""Test the buttons of a job's page: cancel, resume, edit."""
 
 from datetime import timedelta
 

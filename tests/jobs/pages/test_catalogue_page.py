@@ -1,4 +1,4 @@
-"""The pages of the catalogue: what the site adds, the form and its trial, the replay; sysadmins alone."""
+"""Test the catalogue's pages: the site's entries, the form and its trial, the replay; for sysadmins only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ops() -> Client:
 
 @pytest.fixture(autouse=True)
 def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a pattern costs is no matter here."""
+    """Skip measuring what a pattern costs."""
 
     def try_entry(raw: Any, others: Any) -> EntryTrial:
         glance(raw, trial := EntryTrial(seconds=0.04, megabytes=5.2))

@@ -1,4 +1,4 @@
-"""The map of the cluster: what cells, racks and the sentence say, and what of others one sees."""
+"""Test the map of the cluster: cells, racks and the sentence, and what a person sees of others' jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The submit form and the spec's text, in step; errors at their lines; logs as HTML."""
+"""Test the submit form and the spec's text in sync, errors at their lines, and logs as HTML."""
 
 import pytest
 

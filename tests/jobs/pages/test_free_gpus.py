@@ -1,4 +1,4 @@
-"""Free GPUs are one figure, whichever page, endpoint or scrape is asked."""
+"""Test that the number of free GPUs is the same on every page and endpoint and in /metrics."""
 
 from __future__ import annotations
 

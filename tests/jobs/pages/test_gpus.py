@@ -1,4 +1,4 @@
-"""A job's GPUs: the tab with its map, by agents or launchers, and the finding that they do little."""
+"""Test a job's GPUs: the tab with its map, from agents or launchers, and the finding that they are mostly idle."""
 
 from __future__ import annotations
 

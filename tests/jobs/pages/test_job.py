@@ -1,4 +1,4 @@
-"""A job's page and its tabs: who sees it, what it tells."""
+"""Test a job's page and its tabs: who sees it, and its content."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a job's page shows of its guards, its GPUs and its layout."""
+"""Test what a job's page shows of its guards, GPUs and layout."""
 
 import pytest
 from django.test import Client

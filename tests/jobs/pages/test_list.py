@@ -1,4 +1,4 @@
-"""The list of jobs: what its address finds, tabs, pages, queries."""
+"""Test the list of jobs: search by address, tabs, pages, number of queries."""
 
 from datetime import timedelta
 from typing import Any

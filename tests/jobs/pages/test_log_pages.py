@@ -1,4 +1,4 @@
-"""The log pages: which log, which part of it, and nothing else."""
+"""Test the log pages: which log, which part of it, and nothing else."""
 
 from pathlib import Path
 from typing import Any

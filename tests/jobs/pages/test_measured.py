@@ -1,4 +1,4 @@
-"""What a job's page tells of how well it runs, from what its trainer told."""
+"""Test what a job's page shows of its efficiency, from its trainer's reports."""
 
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The page of one machine: its sentence, charts, events, processes, jobs and notes, as each person may see them."""
+"""Test a node's page: its sentence, charts, events, processes, jobs and notes, as each person may see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and scanners put into addresses: no page breaks on it."""
+"""Test that no page breaks on what people and scanners put into addresses."""
 
 from __future__ import annotations
 

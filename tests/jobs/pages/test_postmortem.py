@@ -1,4 +1,4 @@
-"""The post-mortem of an attempt: what its project reads, what some may write, and what nobody else sees."""
+"""Test an attempt's post-mortem: its project reads it, some members edit it, and nobody else sees it."""
 
 from __future__ import annotations
 

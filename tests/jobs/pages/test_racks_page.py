@@ -1,4 +1,4 @@
-"""The page of racks: sysadmins place nodes one by one, or all by a file; a mistake changes nothing."""
+"""Test the page of racks: sysadmins place nodes one by one or by a file; a mistake changes nothing."""
 
 from __future__ import annotations
 

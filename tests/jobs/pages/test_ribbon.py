@@ -1,4 +1,4 @@
-"""The attempt ribbon's geometry: a life on one line, nothing hidden, nothing on top of anything."""
+"""Test the geometry of the attempt ribbon: a job's life on one line, without hidden or overlapping parts."""
 
 from datetime import UTC, datetime, timedelta
 

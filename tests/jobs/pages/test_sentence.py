@@ -1,4 +1,4 @@
-"""The sentence on top of a job's page: true, plain, and it says whose move it is."""
+"""Test the sentence on top of a job's page: it is true, and says who has to act."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

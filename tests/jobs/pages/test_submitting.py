@@ -1,4 +1,4 @@
-"""The submit page: form and text, problems at their place, clones."""
+"""Test the submit page: form and text, problems next to their fields, clones."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""The page of sweeps: whose, how their jobs stand, page by page."""
+"""Test the page of sweeps: owners, the state of their jobs, pages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A sweep's page: values by state and metric, sorted, the best told; and the ways to it."""
+"""Test a sweep's page: values by state and metric, sorted, with the best; and links to it."""
 
 import pytest
 from django.utils import timezone

@@ -1,4 +1,4 @@
-"""Jobs that leave more than anybody can read, or what no database takes: their verdict comes and says what it lacks."""
+"""Test jobs that leave too much to read, or what no database stores: the verdict comes and says what it lacks."""
 
 from __future__ import annotations
 

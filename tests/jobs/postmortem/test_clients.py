@@ -1,4 +1,4 @@
-"""A federation's post-mortem: it names the clients, shows what they died of, and says who is left out."""
+"""Test a federation's post-mortem: it names the failed clients and their errors, and clients that were left out."""
 
 from __future__ import annotations
 

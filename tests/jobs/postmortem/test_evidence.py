@@ -1,4 +1,4 @@
-"""What each source adds to the verdict on an attempt, and what it says where it could see nothing."""
+"""Test what each source adds to an attempt's verdict, and what it says if it was unavailable."""
 
 from __future__ import annotations
 

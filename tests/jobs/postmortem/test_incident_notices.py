@@ -1,4 +1,4 @@
-"""Notices of what died: to its owner and the project once there is a decision, to sysadmins where they must act."""
+"""Test notices of failures: to the owner and the project once there is a decision, to sysadmins where they must act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incidents: opened with a bad end, diagnosed from what the attempt left, once, and again when more is known."""
+"""Test incidents: opened at a failure, diagnosed once from what the attempt left, and again when more is known."""
 
 from __future__ import annotations
 

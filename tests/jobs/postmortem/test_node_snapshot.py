@@ -1,4 +1,4 @@
-"""The last look at each node: what was full, whom the kernel killed, and whose it was."""
+"""Test the last snapshot of each node: what was full, what the kernel killed, and whose it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay, which changes nothing, and what people judged as cases."""
+"""Test replay, which changes nothing, and people's judgements as cases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a pattern costs is no matter here."""
+    """Skip measuring what a pattern costs."""
 
     def glance(raw: Any, others: Any) -> EntryTrial:
         check_fields(raw, trial := EntryTrial())

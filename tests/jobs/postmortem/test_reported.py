@@ -1,4 +1,4 @@
-"""What an attempt reported is evidence: a loss that was NaN or diverged, gradients, throughput, memory."""
+"""Test an attempt's reports as evidence: NaN or diverged loss, gradients, throughput, memory."""
 
 from __future__ import annotations
 

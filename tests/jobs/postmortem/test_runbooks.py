@@ -1,4 +1,4 @@
-"""Runbooks: one for each cause, whose links lead somewhere; on pages, over REST and by `vigil`; the site's in place."""
+"""Test runbooks: one per cause, valid links; on pages, over REST and by `vigil`; a site's own take precedence."""
 
 from __future__ import annotations
 

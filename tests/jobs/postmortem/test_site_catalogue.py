@@ -1,4 +1,4 @@
-"""What a site adds to the catalogue: tried before it is taken, used by the next diagnosis, gone without a trace."""
+"""Test a site's catalogue entries: tried before acceptance, used by the next diagnosis, removed without a trace."""
 
 from __future__ import annotations
 

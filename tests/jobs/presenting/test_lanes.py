@@ -1,4 +1,4 @@
-"""Lanes: what is where on the axis, and that everything stays inside however odd the times are."""
+"""Test lanes: positions on the axis, and that everything stays inside for any times."""
 
 from __future__ import annotations
 

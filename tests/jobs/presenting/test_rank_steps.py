@@ -1,4 +1,4 @@
-"""Last steps by rank: bands and outliers in words, one cell a rank, or a node where there are many."""
+"""Test last steps by rank: bands and outliers in words, one cell per rank, or per node where there are many."""
 
 from __future__ import annotations
 

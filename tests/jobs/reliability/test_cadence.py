@@ -1,4 +1,4 @@
-"""How often a job saves, and how often it should: on its page, over REST, and from its next attempt on."""
+"""Test how often a job saves, and how often it should: on its page, over REST, and from its next attempt on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted: held time once, however late; failures as they stand, a person's word first; what they cost."""
+"""Test counting: allocated time once, however late; failures with a person's judgement first; and their cost."""
 
 from __future__ import annotations
 

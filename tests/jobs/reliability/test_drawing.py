@@ -1,4 +1,4 @@
-"""Scales of what reliability is drawn on."""
+"""Test the scales of reliability charts."""
 
 from __future__ import annotations
 

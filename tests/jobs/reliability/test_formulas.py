@@ -1,4 +1,4 @@
-"""The formulas beside simulation: intervals, forecasts, the best interval between saves, nodes that fail too often."""
+"""Test formulas against simulation: intervals, forecasts, the best checkpoint interval, nodes that fail too often."""
 
 from __future__ import annotations
 

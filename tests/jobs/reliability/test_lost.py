@@ -1,4 +1,4 @@
-"""What a bad end cost, and how long it took until ranks trained again: each second once."""
+"""Test what a failure cost, and how long it took until ranks trained again: each second is counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time between failures that trainers are told."""
+"""Test the mean time between failures that trainers are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reliability told to people: on the page, over REST, as CSV and by `vigil`; and to whom whose."""
+"""Test how reliability is shown: on the page, over REST, as CSV and by `vigil`; and whose jobs a person sees."""
 
 from __future__ import annotations
 

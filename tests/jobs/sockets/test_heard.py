@@ -1,4 +1,4 @@
-"""Sockets: what they hear, and that nothing falls between joining and reading history."""
+"""Test what sockets receive, and that nothing is lost between subscribing and reading history."""
 
 from __future__ import annotations
 

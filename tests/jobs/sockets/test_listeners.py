@@ -1,4 +1,4 @@
-"""Who may listen: sockets that are refused, shown out, or closed because nobody can tell any more."""
+"""Test who may listen: sockets that are refused, removed, or closed because access can no longer be checked."""
 
 from __future__ import annotations
 

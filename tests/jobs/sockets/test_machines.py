@@ -1,4 +1,4 @@
-"""What is heard of machines: lines of all, samples of one, and nothing of GPUs that are somebody else's business."""
+"""Test messages about machines: lines of all, samples of one, and nothing about GPUs the person may not see."""
 
 from __future__ import annotations
 

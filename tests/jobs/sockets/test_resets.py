@@ -1,4 +1,4 @@
-"""Peers that go without a word, at any moment: no fault, nothing logged, nothing left behind. On a real server."""
+"""Test clients that disconnect abruptly at any moment, on a real server: no error, no log, nothing left behind."""
 
 from __future__ import annotations
 

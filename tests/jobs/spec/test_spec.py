@@ -1,4 +1,4 @@
-"""Specs: what is taken, and what is said about what is not."""
+"""Test specs: what is accepted, and the messages about what is not."""
 
 from __future__ import annotations
 

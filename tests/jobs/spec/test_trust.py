@@ -1,4 +1,4 @@
-"""What each field of a specification can do: nothing is forgotten, and what nobody classified counts as code."""
+"""Test what each field of a specification can do: none is forgotten, and an unclassified one counts as code."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Slurm would refuse with an error 2050, or never start, is told by field before anything is submitted."""
+"""Test that what Slurm would refuse (error 2050) or never start is reported by field before submission."""
 
 from __future__ import annotations
 

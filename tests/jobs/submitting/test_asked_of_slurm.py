@@ -1,4 +1,4 @@
-"""What a spec asks of Slurm and of its Python, from the text to the request, run.toml and the batch script."""
+"""Test what a spec requests of Slurm and Python, from the text to the request, run.toml and the batch script."""
 
 from __future__ import annotations
 

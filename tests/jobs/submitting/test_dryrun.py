@@ -1,4 +1,4 @@
-"""Dry runs: what would happen to a spec, without asking any scheduler."""
+"""Test dry runs: what would happen to a spec, without asking any scheduler."""
 
 from __future__ import annotations
 

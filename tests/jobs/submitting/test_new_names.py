@@ -1,4 +1,4 @@
-"""A name that Slurm did not have at the last look is looked for once more before a submission is refused."""
+"""Test that a name unknown at Slurm's last poll is looked up once more before a submission is refused."""
 
 from __future__ import annotations
 

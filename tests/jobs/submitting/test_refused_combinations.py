@@ -1,4 +1,4 @@
-"""Combinations of a sweep that have no job, because their draw leaves a client without data, and what shows them."""
+"""Test combinations of a sweep without a job, because their draw leaves a client without data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no node has is refused when it is asked for; what one has that is out of service now is not."""
+"""Test that a request which no node can satisfy is refused, unless the node is only out of service now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting, resuming, cancelling and deleting, as the API and the pages call them."""
+"""Test submitting, resuming, cancelling and deleting, as the API and the pages call them."""
 
 from __future__ import annotations
 

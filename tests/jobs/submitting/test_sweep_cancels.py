@@ -1,4 +1,4 @@
-"""Sweeps that are cancelled: whole or one by one, before and after anybody knows under which number they run."""
+"""Test cancelling sweeps: as a whole or job by job, before and after their scheduler ids are known."""
 
 from __future__ import annotations
 

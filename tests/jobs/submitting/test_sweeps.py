@@ -1,4 +1,4 @@
-"""Sweeps: what a specification goes over, the jobs it makes, and how they are handed over together, once."""
+"""Test sweeps: the values that a specification sweeps over, the jobs, and handing them over together, once."""
 
 from __future__ import annotations
 

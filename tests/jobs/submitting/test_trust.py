@@ -1,4 +1,4 @@
-"""On this machine jobs run as the portal: at no door does a researcher get code run, or another's file read."""
+"""Test that with jobs running as the portal's user, no researcher can run code or read another's file by any route."""
 
 import os
 import pwd

@@ -1,4 +1,4 @@
-"""GPU-hours held, used and idle: counted, added up, seen by whom, on the page, over REST, as CSV and by `vigil`."""
+"""Test GPU-hours allocated, used and idle: counts, sums, visibility; on the page, by REST, CSV and `vigil`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is told of idle GPUs and of processes on GPUs that nobody holds: once, and until it is so no longer."""
+"""Test who is notified of idle GPUs and of processes on unallocated GPUs: once per occurrence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job waits, and what would start now: facts in, words out."""
+"""Test the explanation of why a job waits, and of what would start now, from given facts."""
 
 from __future__ import annotations
 

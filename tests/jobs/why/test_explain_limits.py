@@ -1,4 +1,4 @@
-"""Why a job waits: licences, a QoS and reservations that stand in its way."""
+"""Test the explanation of why a job waits: licences, a QOS and reservations."""
 
 from __future__ import annotations
 

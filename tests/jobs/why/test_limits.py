@@ -1,4 +1,4 @@
-"""Which limit holds a job up, in a sentence: of a QOS, an account, a person."""
+"""Test the sentence about the limit that blocks a job: of a QOS, an account, a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job waits, through the doors: REST, the job's page, the form that a variant opens, the command line."""
+"""Test where a waiting job is explained: REST, the job's page, the form of a variant, the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent as a real process, over eight stand-in GPUs, a planted kernel log and a portal that comes and goes."""
+"""Test the agent as a real process, with eight stand-in GPUs, a prepared kernel log and an unreliable portal."""
 
 from __future__ import annotations
 

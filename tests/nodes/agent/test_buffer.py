@@ -1,4 +1,4 @@
-"""Batches on disk: each once, in order, within limits, whatever ends the agent or fills the disk."""
+"""Test batches on disk: each once, in order, within limits, whatever ends the agent or fills the disk."""
 
 from __future__ import annotations
 

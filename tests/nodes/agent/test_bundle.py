@@ -1,4 +1,4 @@
-"""The agent as one file, away from everything else of Vigil."""
+"""Test the agent as one file, without the rest of Vigil."""
 
 from __future__ import annotations
 

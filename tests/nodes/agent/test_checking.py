@@ -1,4 +1,4 @@
-"""`check`, as Slurm's prolog calls it, and `--once`, as people do."""
+"""Test `check`, as Slurm's prolog calls it, and `--once`, as people do."""
 
 from __future__ import annotations
 

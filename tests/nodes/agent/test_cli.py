@@ -1,4 +1,4 @@
-"""`vigil agent`, against a portal that answers what a test says."""
+"""Test `vigil agent`, with a portal that gives scripted answers."""
 
 from __future__ import annotations
 

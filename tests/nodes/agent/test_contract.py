@@ -1,4 +1,4 @@
-"""What the agent tells, as the portal's own parser takes it."""
+"""Test that the portal's own parser accepts what the agent sends."""
 
 from __future__ import annotations
 

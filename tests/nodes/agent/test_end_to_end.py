@@ -1,4 +1,4 @@
-"""An agent and a real portal: enrolled by the command line, as a sysadmin would."""
+"""Test an agent with a real portal, enrolled on the command line by a sysadmin."""
 
 from __future__ import annotations
 

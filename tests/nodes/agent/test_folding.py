@@ -1,4 +1,4 @@
-"""Xids become events: equal ones one, and NVML's word beside the kernel's."""
+"""Test turning Xids into events: equal ones are merged, also those of NVML and the kernel."""
 
 from __future__ import annotations
 

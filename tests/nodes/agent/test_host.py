@@ -1,4 +1,4 @@
-"""What the machine does, from the kernel's files as real machines have them, planted."""
+"""Test reading a machine's activity from kernel files, prepared like those of real machines."""
 
 from __future__ import annotations
 

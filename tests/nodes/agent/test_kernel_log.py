@@ -1,4 +1,4 @@
-"""The kernel's log: records of a device, a file or a FIFO."""
+"""Test reading the kernel's log: records of a device, a file or a FIFO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of the loop no real process is brought to in a test: a clock that is set, a buffer that is full, a refusal."""
+"""Test cases of the agent's loop that no real process reaches in a test: a set clock, a full buffer, a refusal."""
 
 from __future__ import annotations
 

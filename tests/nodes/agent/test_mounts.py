@@ -1,4 +1,4 @@
-"""Shared file systems: how long they take, asked by processes that nobody waits for."""
+"""Test shared file systems: their latency, measured by processes that nothing waits for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a process on a GPU is, and of which job."""
+"""Test to which user and job a process on a GPU belongs."""
 
 from __future__ import annotations
 

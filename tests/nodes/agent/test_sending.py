@@ -1,4 +1,4 @@
-"""The thread that posts, against a portal that takes, loses, refuses, forgets and hangs."""
+"""Test the thread that posts, with a portal that accepts, loses, refuses, forgets and hangs."""
 
 from __future__ import annotations
 

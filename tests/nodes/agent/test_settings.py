@@ -1,4 +1,4 @@
-"""What the agent is told by its environment."""
+"""Test the agent's settings from its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the driver says in the kernel log, by real lines of it, and by lines that nobody should have written."""
+"""Test the driver's messages in the kernel log, with real lines, and with lines that others have forged."""
 
 from __future__ import annotations
 

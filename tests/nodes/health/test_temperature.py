@@ -1,4 +1,4 @@
-"""When a GPU is hot, and that map and node page agree; post-mortems: test_evidence.py."""
+"""Test when a GPU is hot, and that map and node page agree; for post-mortems see test_evidence.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of machines in words, and the charts that a machine's page draws."""
+"""Test the wording of machine events, and the charts of a node's page."""
 
 from __future__ import annotations
 

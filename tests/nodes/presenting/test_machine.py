@@ -1,4 +1,4 @@
-"""The sentence that leads a machine's page: the worst first, and what is well in numbers."""
+"""Test the lead sentence of a node's page: the worst problem first, and what is well in numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slurmrestd, or what listens in its place, that sends a byte now and then: no call goes on without end."""
+"""Test that calls end when a slurmrestd, or what listens in its place, sends only a byte now and then."""
 
 from __future__ import annotations
 

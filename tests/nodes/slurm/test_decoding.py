@@ -1,4 +1,4 @@
-"""What is read of the answers that real Slurms gave: the same from every version, except where one does not tell."""
+"""Test decoding recorded answers of real Slurms: every version gives the same, except for what it does not report."""
 
 from __future__ import annotations
 

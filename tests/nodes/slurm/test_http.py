@@ -1,4 +1,4 @@
-"""Speaking with slurmrestd when things go wrong: discovery, repeats, odd answers, upgrades, and secrets kept."""
+"""Test talking to slurmrestd on failure: discovery, retries, unexpected answers, upgrades, and keeping secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's notations against plain oracles, and readers that no JSON can upset."""
+"""Test Slurm's notations against simple oracles, and that no JSON breaks the readers."""
 
 from __future__ import annotations
 

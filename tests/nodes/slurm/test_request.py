@@ -1,4 +1,4 @@
-"""What Slurm is asked for, word for word, in each version's form."""
+"""Test the exact requests to Slurm, in each version's form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens: what is in them, whose key is believed, what a site's own command may do wrong."""
+"""Test tokens: their content, whose key is trusted, and failures of a site's own command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real connections: TLS with a site's own authority, and a Unix socket."""
+"""Test real connections: TLS with a site's own authority, and a Unix socket."""
 
 from __future__ import annotations
 

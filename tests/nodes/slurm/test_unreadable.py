@@ -1,4 +1,4 @@
-"""One record that cannot be read is left out and counted, and stops none of the others."""
+"""Test that a record which cannot be read is skipped and counted, and affects no others."""
 
 from __future__ import annotations
 

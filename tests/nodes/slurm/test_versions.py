@@ -1,4 +1,4 @@
-"""Which version of Slurm's REST API is spoken: the newest that has what is needed, also while Slurm is upgraded."""
+"""Test which version of Slurm's REST API is used: the newest sufficient one, also while Slurm is upgraded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random walks of a whole Slurm: whatever happens, `status` tells the truth, or that it does not know."""
+"""Test random walks of a whole Slurm: `status` always reports the truth, or that it does not know."""
 
 from __future__ import annotations
 

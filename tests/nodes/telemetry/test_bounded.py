@@ -1,4 +1,4 @@
-"""A telemetry post takes a bounded number of queries, whatever it brings, and says the same however it is cut."""
+"""Test that a telemetry post takes a bounded number of queries, and has the same result however it is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines whose dcgm-exporter is asked in place of an agent, over a real HTTP server that answers well or badly."""
+"""Test machines whose dcgm-exporter is polled instead of an agent, with a real HTTP server, good and bad answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which GPU, by whoever tells, and what it does meanwhile."""
+"""Test which job holds which GPU, by each source, and how the GPU is used meanwhile."""
 
 from __future__ import annotations
 

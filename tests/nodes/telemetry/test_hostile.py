@@ -1,4 +1,4 @@
-"""Agents and exporters that lie: what they tell is bounded, breaks nothing for others, and reaches pages as words."""
+"""Test agents and exporters that lie: reports are bounded, harm nobody else, and are shown as plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry is taken once, from whom it is of, and nothing that an agent sends does harm."""
+"""Test that telemetry is ingested once, from its own node only, and that nothing an agent sends does harm."""
 
 from __future__ import annotations
 

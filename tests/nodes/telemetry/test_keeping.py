@@ -1,4 +1,4 @@
-"""What was sampled is found again: in frames, in chunks, in minutes and ten minutes, each second once."""
+"""Test that samples are stored in frames, chunks, minutes and ten minutes, each second once."""
 
 from __future__ import annotations
 

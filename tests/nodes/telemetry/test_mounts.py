@@ -1,4 +1,4 @@
-"""A file system that was slow on several machines is one event: which machines belong to it, and for how long."""
+"""Test that a file system which was slow on several machines is one event: its machines and duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GPUs that are held do meanwhile: hours by day, idle ones, and those that nobody holds."""
+"""Test the use of allocated GPUs: hours by day, idle ones, and unallocated ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a refusal tells to do, done as a person would: into the file, or onto other machines."""
+"""Apply the advice of a refusal as a person would: in the file, or with other machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTING = (
 
 
 def remedies(message: str) -> list[str]:
-    """Up to the bracket that says what it comes to, and with it."""
+    """Return each remedy, without and with the bracket that states its result."""
     return re.findall(rf"{SETTING}(?: and {SETTING})* \(\w[^()]*\)", message.partition(" would work: ")[2])
 
 

@@ -1,4 +1,4 @@
-"""The most memory that a rank really takes for a step, as torch's own allocator tells."""
+"""Measure the peak memory that a rank really takes for a step, as torch's allocator reports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def measure(folder: Path, table: dict[str, Any], world: int, rank: int) -> None:
-    """In a process of its own: leaves <rank>.json with the measured and the estimated peak, in bytes."""
+    """Write <rank>.json with the measured and the estimated peak, in bytes; runs in a separate process."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -71,9 +71,9 @@ def measure(folder: Path, table: dict[str, Any], world: int, rank: int) -> None:
 
 
 def _peak(events: list[dict[str, Any]]) -> int:
-    """Of that step, after the first one, which took least: every step needs as much.
+    """Return the lowest peak of any step after the first: every step needs as much.
 
-    A thread of gloo's that has to wait for a core holds on to what it has sent, and adds to one step what none needs.
+    A thread of gloo that has to wait for a core keeps what it has sent, which adds to one step memory that none needs.
     """
     told = [(event["ts"], event["args"]["Total Allocated"]) for event in events if event.get("name") == "[memory]"]
     later = [event for event in events if event.get("name") in ("step 1", "step 2")]

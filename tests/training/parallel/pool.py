@@ -1,4 +1,4 @@
-"""Several short runs on the same ranks, one after the other: starting a rank takes longer than such a run."""
+"""Run several short runs on the same ranks, one after the other: starting a rank takes longer than such a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOGETHER = 8
 
 @dataclass(frozen=True)
 class _Turn:
-    """One attempt, as its ranks are told of it."""
+    """One attempt, as described to its ranks."""
 
     run_dir: Path
     attempt_dir: Path
@@ -28,7 +28,7 @@ class _Turn:
 
 
 def finish(runs: Sequence[Run], world: int, folder: Path, *, resume: str = "", spy: str = "") -> list[Path]:
-    """An attempt of each run on the same ranks, all of which must end well; their folders."""
+    """Run an attempt of each run on the same ranks, all of which must succeed; return their folders."""
     turns = [_Turn(run.folder, *run.attempt(resume), resume) for run in runs]
     for first in range(0, len(turns), TOGETHER):
         _finish(turns[first : first + TOGETHER], world, folder / str(first), spy)

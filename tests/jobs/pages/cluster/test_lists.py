@@ -1,4 +1,4 @@
-"""The lists of the cluster over REST: partitions, licences, accounts."""
+"""Test the lists of the cluster over REST: partitions, licences, accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of nodes: what everybody sees, and what only sysadmins may do."""
+"""Test the page of nodes: what everybody sees, and what only sysadmins may do."""
 
 from __future__ import annotations
 
