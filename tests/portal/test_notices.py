@@ -171,7 +171,7 @@ class TestOnce:
         ],
     )  # fmt: skip
     def test_what_no_notice_can_be(self, oskar: User, wrong: dict[str, str]) -> None:
-        with pytest.raises(ValueError, match=r"notice|path"):
+        with pytest.raises(ValueError, match=r"notice|notification|valid key|path"):
             idle(oskar, **wrong)
         assert not Notice.objects.exists()
 
