@@ -135,7 +135,7 @@ urlpatterns = [
     path("outbox/<int:delivery_id>/give-up", channels.give_up, name="delivery_give_up"),
     path("channels/new", channels.new, name="channel_new"),
     path("channels/<int:channel_id>", channels.channel_page, name="channel"),
-    path("channels/<int:channel_id>/test", channels.try_it, name="channel_test"),
+    path("channels/<int:channel_id>/test", channels.send_test, name="channel_test"),
     path("channels/<int:channel_id>/secret", channels.new_secret, name="channel_secret"),
     path("channels/<int:channel_id>/remove", channels.remove, name="channel_remove"),
     path("", include("portal.http.signposts")),

@@ -14,7 +14,7 @@ from jobs.api.request import job_of
 from jobs.api.series import short
 from jobs.gathering import gpus as gathered
 from nodes.telemetry.fields import GPU_FIELDS
-from portal.http.api import ApiRequest, among, answer, bad_field
+from portal.http.api import ApiRequest, answer, bad_field, one_of
 
 router = Router(tags=["jobs"])
 
@@ -22,7 +22,7 @@ router = Router(tags=["jobs"])
 class WantedHeat(Schema):
     """A field of all the job's GPUs."""
 
-    field: Annotated[str, among(GPU_FIELDS, "a field of a GPU")] = Field(
+    field: Annotated[str, one_of(GPU_FIELDS, "a field of a GPU")] = Field(
         "gpu_percent", description=", ".join(GPU_FIELDS)
     )
     start: int | None = Field(None, ge=0, lt=2**40, alias="from", description="Unix second; default: the first start.")

@@ -46,7 +46,7 @@ from jobs.submitting import clone
 from jobs.submitting import release as releasing
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
-from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, among, answer, bad_field
+from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, answer, bad_field, one_of
 from portal.http.openapi import described
 from portal.http.paging import Row, SortOrder, page
 from portal.http.problems import Problem
@@ -63,7 +63,7 @@ class WantedJobs(Schema):
     """Filters of the list; repeat `state`, `project` and `tag` for several."""
 
     q: Text = Field("", description="Words that must all match: part of the name, or a number, tag, project or person.")
-    state: Annotated[list[str], among(STATE_WORDS, "a state")] = Field(
+    state: Annotated[list[str], one_of(STATE_WORDS, "a state")] = Field(
         [], description=f"Any of {', '.join(STATE_WORDS)}."
     )
     project: list[Text] = []
@@ -74,7 +74,7 @@ class WantedJobs(Schema):
     created_before: Moment | None = None
     parent: int | None = Field(None, ge=1, lt=2**63)
     sweep: int | None = Field(None, ge=1, lt=2**63, description="Jobs of this sweep.")
-    sort: Annotated[str, among(SORTS, "an order")] = Field(
+    sort: Annotated[str, one_of(SORTS, "an order")] = Field(
         DEFAULT_SORT, description=f"One of {', '.join(SORTS)}.", json_schema_extra={"enum": list(SORTS)}
     )
     limit: Limit

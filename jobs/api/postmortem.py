@@ -19,7 +19,7 @@ from jobs.gathering.postmortem import Document
 from jobs.models import FollowUp, Job
 from jobs.postmortem import editing
 from jobs.postmortem.editing import Action
-from portal.http.api import ApiRequest, among, bad_field
+from portal.http.api import ApiRequest, bad_field, one_of
 from portal.http.openapi import deprecated, described
 from portal.http.problems import Problem
 
@@ -162,7 +162,7 @@ class FollowUpChange(Schema):
 
 class OverruleChange(Schema):
     model_config = {"extra": "forbid"}
-    cause: Annotated[str, among(list(CAUSES), "a cause")]
+    cause: Annotated[str, one_of(list(CAUSES), "a cause")]
     why: Why
 
 

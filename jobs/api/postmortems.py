@@ -14,7 +14,7 @@ from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import IncidentSearch
 from jobs.models import Incident
-from portal.http.api import ApiRequest, Moment, Text, WantedPage, among, answer
+from portal.http.api import ApiRequest, Moment, Text, WantedPage, answer, one_of
 from portal.http.openapi import deprecated
 
 router = Router(tags=["post-mortems"])
@@ -56,7 +56,7 @@ class WantedIncidents(WantedPage):
     """Filters of the list; repeat `project` and `cause` for several."""
 
     project: list[Text] = []
-    cause: Annotated[list[str], among(list(CAUSES), "a cause")] = []
+    cause: Annotated[list[str], one_of(list(CAUSES), "a cause")] = []
     owner: Owner = Field("", description="Who must act on the cause.")
     node: Text = ""
     published: bool | None = None

@@ -10,7 +10,7 @@ from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, u
 from nodes.api.nodes import ReadingShape
 from nodes.cluster import sync
 from nodes.models import Reading
-from portal.http.api import ApiRequest, Cursor, Limit, Text, among
+from portal.http.api import ApiRequest, Cursor, Limit, Text, one_of
 
 router = Router(tags=["cluster"])
 
@@ -76,7 +76,7 @@ class WantedQueue(Schema):
     """Filters of the queue; repeat `state` for several."""
 
     q: Text = Field("", description="Words in the name, or a scheduler's id, user or account.")
-    state: Annotated[list[str], among(STATES, "a state")] = Field([], description=f"Any of {', '.join(STATES)}.")
+    state: Annotated[list[str], one_of(STATES, "a state")] = Field([], description=f"Any of {', '.join(STATES)}.")
     partition: Text = ""
     user: Text = Field("", description="A Unix user.")
     mine: bool = False

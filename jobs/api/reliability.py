@@ -19,7 +19,7 @@ from jobs.reliability.offenders import Offender
 from jobs.reliability.published import PUBLISHED, Published
 from jobs.reliability.rate import Assumed, Rate
 from portal.http import csv_file
-from portal.http.api import ApiRequest, Cursor, Text, among, bad_field
+from portal.http.api import ApiRequest, Cursor, Text, bad_field, one_of
 from portal.http.openapi import described
 from portal.models import User
 from vigil_core import formatting
@@ -38,8 +38,8 @@ class WantedReliability(Schema):
     """The days, grouping and project of the report."""
 
     days: int = Field(30, ge=1, le=MOST_WINDOW, description="Number of days in UTC; the last one is today so far.")
-    by: Annotated[str, among(BY, "a grouping")] = Field("cause", description=", ".join(BY))
-    kind: Annotated[str, among(KINDS, "a kind of failure")] = Field(
+    by: Annotated[str, one_of(BY, "a grouping")] = Field("cause", description=", ".join(BY))
+    kind: Annotated[str, one_of(KINDS, "a kind of failure")] = Field(
         "all", description="all, machines (failures that hit any program), or programs."
     )
     project: Text = Field("", description="Project slug: count only its jobs.")

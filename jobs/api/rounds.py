@@ -17,7 +17,7 @@ from jobs import rounds as recorded
 from jobs.api.request import job_of
 from jobs.gathering.clients import SORTS, WORST, ordered
 from jobs.models import Client, Round
-from portal.http.api import ApiRequest, WantedPage, among, answer, bad_field
+from portal.http.api import ApiRequest, WantedPage, answer, bad_field, one_of
 from portal.http.paging import SortOrder, page
 from training.federation.tables import FEWEST_EVALUATED, STATES
 
@@ -79,7 +79,7 @@ class RoundPage(Schema):
 
 
 class WantedClients(WantedPage):
-    sort: Annotated[str, among(SORTS, "an order")] = Field(
+    sort: Annotated[str, one_of(SORTS, "an order")] = Field(
         WORST,
         description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first, with "
         f"clients with fewer than {FEWEST_EVALUATED} evaluation samples last; - reverses the order.",

@@ -16,7 +16,7 @@ from jobs.waste import report, sentences
 from jobs.waste.notices import IdleJob
 from jobs.waste.report import BY, MOST_DAYS, SORTS, WasteEntry, WasteFilter
 from portal.http import csv_file
-from portal.http.api import ApiRequest, Cursor, among, bad_field
+from portal.http.api import ApiRequest, Cursor, bad_field, one_of
 from portal.http.openapi import described
 from portal.models import User
 from vigil_core import formatting
@@ -32,8 +32,8 @@ class WantedWaste(Schema):
     """The days, grouping and order of the report."""
 
     days: int = Field(7, ge=1, le=MOST_DAYS, description="Number of days in UTC; the last one is today so far.")
-    by: Annotated[str, among(BY, "a grouping")] = Field("project", description=", ".join(BY))
-    sort: Annotated[str, among(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
+    by: Annotated[str, one_of(BY, "a grouping")] = Field("project", description=", ".join(BY))
+    sort: Annotated[str, one_of(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
 
 
 class WantedWastePage(WantedWaste):

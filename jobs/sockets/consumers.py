@@ -160,7 +160,7 @@ class JobSocket(Socket):
 
     @database_sync_to_async
     def _may_see(self) -> bool:
-        user = sockets.still(self.scope)
+        user = sockets.current_user(self.scope)
         return isinstance(user, User) and Job.objects.visible_to(user).filter(pk=self.job_id).exists()
 
 
@@ -206,7 +206,7 @@ class JobsSocket(Socket):
 
     @database_sync_to_async
     def _projects(self) -> set[int] | None:
-        user = sockets.still(self.scope)
+        user = sockets.current_user(self.scope)
         return set(Project.objects.visible_to(user).values_list("pk", flat=True)) if isinstance(user, User) else None
 
 

@@ -123,7 +123,7 @@ class ClusterSocket(Socket):
     @database_sync_to_async
     def _hidden(self) -> set[str] | None:
         """Return the GPUs that are hidden from this person now; None if nobody is signed in any more."""
-        user = sockets.still(self.scope)
+        user = sockets.current_user(self.scope)
         if not isinstance(user, User):
             return None
         return telemetry_access.hidden_now(user)

@@ -143,12 +143,12 @@ def replace(user: User, places: Sequence[RackPosition]) -> int:
         bulk.insert_rows(RackPlace, ("node", "rack", "slot", "order"), rows)
         changed = len(gone) + len(new) + len(moved)
         if changed:
-            said = f"{len(new)} new, {len(moved)} moved, {len(gone)} gone"
+            summary = f"{len(new)} new, {len(moved)} moved, {len(gone)} gone"
             note(
                 user,
                 "racks",
                 f"{len(wanted)} places",
-                said,
+                summary,
                 Change(before=before, after=after),
             )
     return changed
@@ -158,10 +158,10 @@ def put(user: User, node: str, rack: str, slot: str) -> RackPosition:
     """Set one node's position; its rack keeps its order. Raises WrongPlaces."""
     (place,) = of_cells([(node, rack, slot)])
     with transaction.atomic():
-        known = RackPlace.objects.filter(rack=place.rack).values_list("order", flat=True).first()
-        told = {"rack": place.rack, "slot": place.slot, "order": place.order if known is None else known}
+        rack_order = RackPlace.objects.filter(rack=place.rack).values_list("order", flat=True).first()
+        values = {"rack": place.rack, "slot": place.slot, "order": place.order if rack_order is None else rack_order}
         before = _shown_places(RackPlace.objects.filter(node=place.node))
-        RackPlace.objects.update_or_create(node=place.node, defaults=told)
+        RackPlace.objects.update_or_create(node=place.node, defaults=values)
         change = Change(before=before, after=_shown_places([place]))
         note(user, "racks", place.node, f"{place.rack}, slot {place.slot}", change)
     return place

@@ -143,7 +143,7 @@ def _is_storable(row: Fact) -> bool:
 
 def _getter(names: tuple[str, ...]) -> Callable[[ReportedRecord], tuple[object, ...]]:
     get = attrgetter(*names)
-    return (lambda told: (get(told),)) if len(names) == 1 else get
+    return (lambda record: (get(record),)) if len(names) == 1 else get
 
 
 def _digester(model: type[Fact]) -> Callable[[ReportedRecord], str]:

@@ -121,14 +121,14 @@ def hurry(part: Part) -> None:
 
 def readings() -> dict[str, Reading]:
     """Return the readings by part, including parts that have never been read."""
-    known = Reading.objects.in_bulk()
-    return {part.value: known.get(part.value) or Reading(part=part.value) for part in Part}
+    stored = Reading.objects.in_bulk()
+    return {part.value: stored.get(part.value) or Reading(part=part.value) for part in Part}
 
 
-def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
+def _due(now: datetime, stored: Mapping[str, Reading]) -> list[Part]:
     since: dict[Part, datetime] = {}
     for part, every in EVERY.items():
-        reading = known.get(part.value)
+        reading = stored.get(part.value)
         if reading is None or reading.asked_at is None:
             since[part] = now - timedelta(days=1)
             continue
@@ -140,14 +140,14 @@ def _due(now: datetime, known: Mapping[str, Reading]) -> list[Part]:
 
 def _note_success(part: Part, found: PartRead) -> None:
     now, unreadable = timezone.now(), found.unreadable
-    told = {
+    values = {
         "asked_at": now, "read_at": now, "error": "", "failing_since": None, "unreadable": unreadable,
         "clock_offset_s": found.clock_offset_s,
     }  # fmt: skip
     if unreadable and Reading.objects.filter(part=part).exclude(unreadable=unreadable).exists():
         logger.warning("%s: %d of the scheduler's records could not be read and are left out", part.label, unreadable)
-    if not Reading.objects.filter(part=part).update(**told):
-        Reading.objects.update_or_create(part=part, defaults=told)
+    if not Reading.objects.filter(part=part).update(**values):
+        Reading.objects.update_or_create(part=part, defaults=values)
 
 
 def _note_failure(part: Part, error: str) -> None:

@@ -260,7 +260,7 @@ def bad_field(field: str, message: str) -> Problem:
     return Problem(422, message, kind="invalid", errors=[{"field": field, "message": message}])
 
 
-def among(choices: Collection[str], what: str) -> AfterValidator:
+def one_of(choices: Collection[str], what: str) -> AfterValidator:
     """Return a validator that accepts one of these words, or a list of them; its error names all of them."""
 
     def check(given: Words) -> Words:

@@ -72,9 +72,9 @@ class Intake:
     """An ASGI application that answers posts to its endpoints, and passes everything else on."""
 
     def __init__(
-        self, application: Application, doors: Sequence[ReportEndpoint], *, threads: int | None = None
+        self, application: Application, endpoints: Sequence[ReportEndpoint], *, threads: int | None = None
     ) -> None:
-        self.application, self.doors = application, doors
+        self.application, self.endpoints = application, endpoints
         # SQLite has one writer; on PostgreSQL senders do not wait for each other.
         self.threads = threads or (1 if connection.vendor == "sqlite" else 4)
         self.pool: ThreadPoolExecutor | None = None
@@ -82,16 +82,16 @@ class Intake:
         self.large: Counter[tuple[str, str]] = Counter()  # large posts in progress, by sender
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        door, sender = self._door(scope)
-        if door is None:
+        endpoint, sender = self._endpoint_of(scope)
+        if endpoint is None:
             await self.application(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         authorization, encoding = headers.get("authorization", ""), headers.get("content-encoding", "")
         with ExitStack() as places:
             if not _is_small(scope):
-                refusal = await self._in_turn(_in_thread, _admission_refusal, door.admit, sender, authorization)
-                if refusal is None and not places.enter_context(self._take_slot(door, sender)):
+                refusal = await self._in_turn(_in_thread, _admission_refusal, endpoint.admit, sender, authorization)
+                if refusal is None and not places.enter_context(self._take_slot(endpoint, sender)):
                     refusal = problems.plain(503, {"Retry-After": "1"})
                 if refusal is not None:
                     await respond(send, refusal)
@@ -99,14 +99,14 @@ class Intake:
             chunks = await _read(receive)
             if chunks is not None:  # else the client disconnected
                 answer = await self._in_turn(
-                    _in_thread, response_of, door.answer, sender, authorization, encoding, chunks
+                    _in_thread, response_of, endpoint.answer, sender, authorization, encoding, chunks
                 )
                 await respond(send, answer)
 
     @contextmanager
-    def _take_slot(self, door: ReportEndpoint, sender: str) -> Iterator[bool]:
+    def _take_slot(self, endpoint: ReportEndpoint, sender: str) -> Iterator[bool]:
         """Reserve a slot for one large post; yield False if its sender has too many in progress."""
-        key = (door.path.pattern, sender)
+        key = (endpoint.path.pattern, sender)
         if self.large[key] >= LARGE_AT_ONCE:
             yield False
             return
@@ -129,11 +129,11 @@ class Intake:
         finally:
             self.waiting -= 1
 
-    def _door(self, scope: Scope) -> tuple[ReportEndpoint | None, str]:
+    def _endpoint_of(self, scope: Scope) -> tuple[ReportEndpoint | None, str]:
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("query_string"):
-            for door in self.doors:
-                if match := door.path.fullmatch(scope["path"]):
-                    return door, match[1]
+            for endpoint in self.endpoints:
+                if match := endpoint.path.fullmatch(scope["path"]):
+                    return endpoint, match[1]
         return None, ""
 
 
@@ -201,11 +201,13 @@ def _admission_refusal(admit: Admit, sender: str, authorization: str) -> HttpRes
     return None
 
 
-def _in_thread(work: Callable[..., HttpResponse | None], door: Any, sender: str, *others: Any) -> HttpResponse | None:
+def _in_thread(
+    work: Callable[..., HttpResponse | None], endpoint: Any, sender: str, *others: Any
+) -> HttpResponse | None:
     """Run the work on a connection that lives as long as the thread; a broken one is replaced at the next post."""
     connection.close_if_unusable_or_obsolete()
     try:
-        return work(door, sender, *others)
+        return work(endpoint, sender, *others)
     except DatabaseError:
         logger.exception("%s: a post was not accepted; its sender will retry", sender)
         connection.close()

@@ -187,7 +187,7 @@ def is_ours(origin: str | None, host: str) -> bool:
     return origin in settings.CSRF_TRUSTED_ORIGINS or origin.partition("://")[2] == host
 
 
-def still(scope: Scope) -> User | AnonymousUser:
+def current_user(scope: Scope) -> User | AnonymousUser:
     """Return the person who owns this socket now: anonymous after sign-out, deactivation, or the token's end."""
     if "token" in scope:
         return user_of_token(scope["token"])

@@ -101,7 +101,7 @@ def _values(channel: Channel) -> dict[str, Any]:
     return {("sent together" if name == "digest" else name): getattr(channel, name) for name in names}
 
 
-def try_it(user: User, channel: Channel) -> Delivery:
+def send_test(user: User, channel: Channel) -> Delivery:
     return filling.test(channel, user.username)
 
 

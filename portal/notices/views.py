@@ -67,12 +67,12 @@ def channel_page(request: HttpRequest, channel_id: int) -> HttpResponse:
 
 @login_required
 @require_POST
-def try_it(request: HttpRequest, channel_id: int) -> HttpResponse:
+def send_test(request: HttpRequest, channel_id: int) -> HttpResponse:
     channel = _channel(user_of(request), channel_id)
     if channel.is_paused:
         messages.warning(request, "This channel is paused: nothing is sent to it. Resume it first.")
     else:
-        channels.try_it(user_of(request), channel)
+        channels.send_test(user_of(request), channel)
         messages.success(request, "A test is being sent. The result appears below within seconds.")
     return redirect("channel", channel.pk)
 

@@ -48,7 +48,7 @@ class DeliveryFailure:
 def send_due(budget_s: float) -> int:
     """Send due messages for at most `budget_s` seconds; return how many were tried."""
     until, count = time.monotonic() + budget_s, 0
-    gathering.let_go(timezone.now())
+    gathering.release_held(timezone.now())
     with asyncio.Runner() as runner:
         while time.monotonic() < until and (taken := _take(timezone.now())):
             count += len(taken)
@@ -145,7 +145,7 @@ def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
         logger.info("delivery %s: %s to channel %s", delivery.pk, delivery.kind, delivery.channel_id)
         return
     is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
-    again_at = _awake(delivery, now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s)))
+    again_at = _after_quiet_hours(delivery, now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s)))
     # Only if no other process has it by now: a time-out may be recorded late.
     ours = rows.filter(due_at=delivery.due_at)
     if not ours.update(error=failure.words[:300], **({"state": GIVEN_UP} if is_last else {"due_at": again_at})):
@@ -156,7 +156,7 @@ def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
         _notify_failure(delivery, failure)
 
 
-def _awake(delivery: Delivery, at: datetime) -> datetime:
+def _after_quiet_hours(delivery: Delivery, at: datetime) -> datetime:
     """Return `at`, or the end of quiet hours around it; a test message is never delayed."""
     until = None if delivery.kind == kinds.TEST else hours_of(delivery.channel).quiet_until(at)
     return until or at

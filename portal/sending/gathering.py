@@ -18,7 +18,7 @@ FLOOD = 5  # if more than this many wait for one channel, they are sent as one
 MOST = 100  # notices in one digest; the rest are only counted
 
 
-def let_go(now: datetime) -> None:
+def release_held(now: datetime) -> None:
     """Release held messages that are due, and gather floods. Two concurrent workers make only one digest."""
     due = Delivery.objects.unsent().filter(due_at__lte=now)
     due.filter(content__isnull=True, notice__withdrawn_at__isnull=False).update(state=Delivery.State.DROPPED)

@@ -98,7 +98,7 @@ def test_four_workers_make_one_digest(oskar: User, channel: Make, web: receiving
     def gather(_: int) -> None:
         try:
             together.wait()
-            gathering.let_go(timezone.now())
+            gathering.release_held(timezone.now())
         finally:
             connection.close()
 
@@ -138,6 +138,6 @@ def test_who_sends_takes_nothing_that_is_being_gathered(
 
     monkeypatch.setattr(gathering, "content_of", meanwhile)
     with ThreadPoolExecutor(1) as pool:
-        gathering.let_go(now)
+        gathering.release_held(now)
         assert going[0].result() == 0
     assert Delivery.objects.get(kind="digest").carries.filter(tries=0).count() == 6
