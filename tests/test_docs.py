@@ -1,4 +1,4 @@
-"""What the documents name is there: files and folders, modules, targets of make, and the places that links lead to."""
+"""Test that what the documents name exists: files and folders, modules, make targets, and link targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what, at the one door that everything asks."""
+"""Test who may do what, by the one function that every check uses."""
 
 import pytest
 from django.contrib.auth.models import AnonymousUser

@@ -1,4 +1,4 @@
-"""What the account pages say of what was typed: the field by its name and the fix, in nobody else's words."""
+"""Test the errors of the account pages: the field by name, and the fix, in our own words."""
 
 import re
 from html import unescape

@@ -1,4 +1,4 @@
-"""Signing in: password, guessing, one-time link, first start; and what every page sends along."""
+"""Test signing in: password, guessing, one-time link, first start; and the headers of every page."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""The bench of lists asks every address that may list or count."""
+"""Test that the benchmark of lists requests every address that may list or count."""
 
 from bench import addresses
 

@@ -1,4 +1,4 @@
-"""The API as a whole: every error is a problem document, the schema holds, lists page by cursor."""
+"""Test the API as a whole: every error is a problem document, the schema is right, lists page by cursor."""
 
 import asyncio
 import json

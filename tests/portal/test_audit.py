@@ -1,4 +1,4 @@
-"""The audit log: values before and after, the address that it came from, and never a secret."""
+"""Test the audit log: values before and after, the client's address, and never a secret."""
 
 from __future__ import annotations
 

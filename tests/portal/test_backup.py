@@ -1,4 +1,4 @@
-"""`vigil backup` and `vigil restore` from outside: what comes back, what is refused, what a kill leaves."""
+"""Test `vigil backup` and `vigil restore` from outside: what is restored, what is refused, what a kill leaves."""
 
 import json
 import os

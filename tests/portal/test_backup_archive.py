@@ -1,4 +1,4 @@
-"""A backup's archive: what is read of one that is damaged, cut short or made by a stranger."""
+"""Test reading a backup's archive that is damaged, truncated or made by a stranger."""
 
 import gzip
 import json

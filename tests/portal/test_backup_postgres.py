@@ -1,4 +1,4 @@
-"""Backup and restore on PostgreSQL, in private clusters."""
+"""Test backup and restore on PostgreSQL, in private clusters."""
 
 import json
 import os

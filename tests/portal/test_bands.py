@@ -1,4 +1,4 @@
-"""Bands over ranks: complete or ten seconds old, revised by late ranks, the same before and after any compaction."""
+"""Test bands over ranks: complete or ten seconds old, revised by late ranks, unchanged by any compaction."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_band_from_afar() -> None:
 
 
 def check_bands(history: list[Any]) -> None:
-    """Write (runs, compaction) one after the other; then bands must be those of the newest points."""
+    """Write (runs, compaction) one after the other, and check that bands are those of the newest points."""
     store.drop(OWNER)
     told: dict[int, dict[int, float]] = {}
     ranks = 0

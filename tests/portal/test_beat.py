@@ -1,4 +1,4 @@
-"""Beat while Redis is away: one line when it goes and one when it is back, and it sends again."""
+"""Test beat while Redis is away: one log line when it disappears, one when it returns, and sending resumes."""
 
 from __future__ import annotations
 

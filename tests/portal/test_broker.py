@@ -1,4 +1,4 @@
-"""Workers try a broker that is away every second, however long it has been away."""
+"""Test that workers retry an absent broker every second, however long it has been away."""
 
 from pathlib import Path
 

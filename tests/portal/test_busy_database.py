@@ -1,4 +1,4 @@
-"""A database that another writer holds: every door answers 503 with `Retry-After`, and tasks are retried."""
+"""Test a database locked by another writer: every route answers 503 with `Retry-After`, and tasks are retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site is told at its start about what would misbehave later."""
+"""Test what a site is warned of at its start, because it would misbehave later."""
 
 import errno
 import os

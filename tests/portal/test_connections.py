@@ -1,4 +1,4 @@
-"""Connections whose request does not arrive, or whose answer is not read, are closed; no others are."""
+"""Test closing connections whose request does not arrive or whose answer is not read, and no others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def play(app: Any, scene: Scene) -> None:
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
-    """Everything until the server closes."""
+    """Read everything until the server closes."""
     try:
         return await asyncio.wait_for(reader.read(), 20)
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""Home: what happened since one looked, what runs, what waits, what is free."""
+"""Test home: what happened since the last visit, what runs, what waits, what is free."""
 
 from datetime import timedelta
 from typing import Any

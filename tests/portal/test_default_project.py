@@ -1,4 +1,4 @@
-"""The project that jobs without one belong to: there always is one, and who deletes it names the next."""
+"""Test the project of jobs without one: it always exists, and whoever deletes it names the next."""
 
 from __future__ import annotations
 

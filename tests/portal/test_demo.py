@@ -1,4 +1,4 @@
-"""The demonstration lab: made once, whole, and told by the same rules as real jobs."""
+"""Test the demonstration lab: created once, complete, and displayed by the same rules as real jobs."""
 
 import time
 from collections.abc import Iterator

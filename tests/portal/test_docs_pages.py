@@ -1,4 +1,4 @@
-"""The documentation on the portal: every file is a page, and no link of a page leads nowhere."""
+"""Test the documentation on the portal: every file is a page, and no link on a page is broken."""
 
 from __future__ import annotations
 

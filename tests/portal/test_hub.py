@@ -1,4 +1,4 @@
-"""The hub against a real Redis: nothing lost between joining and reading, slow listeners, an outage of Redis."""
+"""Test the hub with a real Redis: nothing lost between subscribing and reading, slow listeners, an outage of Redis."""
 
 from __future__ import annotations
 

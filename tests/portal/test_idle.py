@@ -1,4 +1,4 @@
-"""What a portal does where nothing happens, and what its processes load for that; bench/idle.py has the figures."""
+"""Test what an idle portal does, and what its processes load for that; bench/idle.py has the figures."""
 
 import json
 import os

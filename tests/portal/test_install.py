@@ -1,4 +1,4 @@
-"""docker/install.sh: a missing prerequisite is one sentence with its remedy; what is up to date is left alone."""
+"""Test docker/install.sh: a missing prerequisite is one sentence with its remedy; what is up to date is kept."""
 
 import hashlib
 import importlib.util

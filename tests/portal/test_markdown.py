@@ -1,4 +1,4 @@
-"""Markdown on pages: what people format, and nothing of what would harm."""
+"""Test Markdown on pages: people's formatting, and nothing harmful."""
 
 from __future__ import annotations
 

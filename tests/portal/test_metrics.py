@@ -1,4 +1,4 @@
-"""/metrics as a stranger's scraper reads it: who may, what is told, of what is silent, and what Vigil did itself."""
+"""Test /metrics as a scraper reads it: access, content, silent sources, and Vigil's own activity."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _token(settings: Any) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path, settings: Any) -> Iterator[redis.Redis]:
-    """A Redis of this test's own."""
+    """Provide a private Redis."""
     with redis_up(tmp_path / "redis") as made:
         settings.REDIS_URL = made.url
         publish.connection.cache_clear()

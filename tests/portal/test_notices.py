@@ -1,4 +1,4 @@
-"""What people are told at home: raised once, read by each, withdrawn; on the page, over REST and by `vigil`."""
+"""Test notices at home: raised once, read by each person, withdrawn; on the page, over REST and by `vigil`."""
 
 from __future__ import annotations
 

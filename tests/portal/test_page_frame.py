@@ -1,4 +1,4 @@
-"""The frame of every page: theme, counts, error pages, static files."""
+"""Test the frame of every page: theme, counts, error pages, static files."""
 
 import subprocess
 import sys

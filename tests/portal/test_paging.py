@@ -1,4 +1,4 @@
-"""Cursors that nobody was given are refused by every list, whatever value they hold."""
+"""Test that every list refuses forged cursors, whatever value they contain."""
 
 from __future__ import annotations
 

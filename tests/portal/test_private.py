@@ -1,4 +1,4 @@
-"""Nobody's cache keeps what Vigil answers."""
+"""Test that no cache may store Vigil's answers."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two web processes behind docker/nginx.conf: signing in, sockets and reports work through it, and one may die."""
+"""Test two web processes behind docker/nginx.conf: sign-in, sockets and reports work, and one process may die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records: Django's admin under Vigil's name, in its words and colours, for sysadmins."""
+"""Test the records pages: Django's admin with Vigil's name, wording and colours, for sysadmins."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor

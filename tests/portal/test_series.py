@@ -1,4 +1,4 @@
-"""Series: whatever is written comes back exactly, before and after any compaction; from afar its outline does."""
+"""Test series: points come back exactly, before and after any compaction; a coarse query returns their outline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page's address with a slash too many or too few."""
+"""Test page addresses with a slash too many or too few."""
 
 import pytest
 from django.test import Client

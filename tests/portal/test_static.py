@@ -1,4 +1,4 @@
-"""Static files as browsers get them."""
+"""Test static files as browsers receive them."""
 
 from __future__ import annotations
 

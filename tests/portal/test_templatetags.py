@@ -1,4 +1,4 @@
-"""Numbers, times and states as pages write them."""
+"""Test numbers, times and states as pages write them."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

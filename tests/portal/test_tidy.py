@@ -1,4 +1,4 @@
-"""What has run out goes once a day, what is in use stays."""
+"""Test the daily clean-up: expired data is deleted, data in use stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API tokens: shown once, kept as digests, bounded by scope and time; made and revoked on a page and by the API."""
+"""Test API tokens: shown once, stored as digests, limited by scope and time; made and revoked by page and API."""
 
 import tomllib
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""`vigil up` from outside: it comes up, keeps its children alive, refuses what cannot be, leaves nothing."""
+"""Test `vigil up` from outside: it starts, keeps its children alive, refuses invalid settings, leaves nothing."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A verdict comes once, whatever happens to who finds it: kill -9 in the middle, several at it at once, Redis gone."""
+"""Test that a verdict comes once: despite kill -9 in the middle, several workers at it, an outage of Redis."""
 
 from __future__ import annotations
 

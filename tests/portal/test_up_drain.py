@@ -1,4 +1,4 @@
-"""`vigil drain` of this machine: what runs goes on, what is submitted waits, and `vigil why` says why."""
+"""Test `vigil drain` of this machine: running jobs continue, submitted ones wait, and `vigil why` says why."""
 
 from __future__ import annotations
 

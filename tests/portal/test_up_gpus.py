@@ -1,4 +1,4 @@
-"""A whole `vigil up` on a machine with eight GPUs (the stand-in's): what they do is told, shown and tied to jobs."""
+"""Test a complete `vigil up` on a machine with eight stand-in GPUs: use is reported, shown and attributed to jobs."""
 
 from __future__ import annotations
 

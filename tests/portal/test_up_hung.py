@@ -1,4 +1,4 @@
-"""kill -STOP of each part of a running portal: /readyz says so, the supervisor restarts it, and work goes on."""
+"""Test kill -STOP of each part of a running portal: /readyz reports it, the supervisor restarts it, work continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of each part in the middle of a real job: training goes on, no point is lost or doubled, nothing is left."""
+"""Test kill -9 of each part during a real job: training continues, no point is lost or doubled, nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures planted in a whole `vigil up`, all at once: each is found out and decided on within ten seconds."""
+"""Test failures injected into a complete `vigil up`, all at once: each is diagnosed and decided within ten seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis goes away and comes back under a running portal: requests do not wait for it, every queue is consumed again."""
+"""Test an outage of Redis under a running portal: requests do not wait for it, and every queue is consumed again."""
 
 from __future__ import annotations
 

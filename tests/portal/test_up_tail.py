@@ -1,4 +1,4 @@
-"""A whole portal whose jobs cannot reach it: their points come off the disk, live all the same."""
+"""Test a complete portal that jobs cannot reach: their points are read from disk, and are still live."""
 
 from __future__ import annotations
 

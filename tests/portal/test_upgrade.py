@@ -1,4 +1,4 @@
-"""An upgrade in place: what the code before has started goes on under today's, and ends well."""
+"""Test an upgrade in place: what the previous code started continues under today's, and ends well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web process: what it does before it serves."""
+"""Test the web process before it serves."""
 
 import os
 

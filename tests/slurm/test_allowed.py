@@ -1,4 +1,4 @@
-"""What a real Slurm answers with error 2050, or never starts, is told by field before it is asked."""
+"""Test that what a real Slurm refuses with error 2050, or never starts, is reported by field beforehand."""
 
 from __future__ import annotations
 

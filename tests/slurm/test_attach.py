@@ -1,4 +1,4 @@
-"""What people start by sbatch themselves and have followed: `vigil attach`, on a real Slurm, as alice and bob."""
+"""Test `vigil attach` on a real Slurm: following jobs that alice and bob start with sbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Slurm client on a whole Slurm: what people and operators do behind its back, and daemons that come and go."""
+"""Test the Slurm client on a complete Slurm: changes by people and operators, and daemons that come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private clusters themselves: jobs on several nodes and of several people, REST, lost daemons, nothing left."""
+"""Test the private clusters: jobs on several nodes and of several people, REST, lost daemons, a clean end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole of Vigil on a real Slurm: jobs of two people, submitted, followed, stopped, lost and gone on with."""
+"""Test the whole of Vigil on a real Slurm: jobs of two people, submitted, followed, stopped, lost and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing jobs over to a real Slurm by a way that loses answers and delays requests: exactly one runs, or none."""
+"""Test submitting to a real Slurm over a connection that loses and delays messages: exactly one job runs, or none."""
 
 from __future__ import annotations
 

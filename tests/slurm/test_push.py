@@ -1,4 +1,4 @@
-"""Slurm says by itself that a job started or ended: its hooks call docs/slurm/jobcomp.sh, which wakes the follower."""
+"""Test that Slurm's hooks call docs/slurm/jobcomp.sh when a job starts or ends, which wakes the follower."""
 
 from __future__ import annotations
 

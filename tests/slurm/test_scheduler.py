@@ -1,4 +1,4 @@
-"""Slurm as a scheduler: what holds for every one of them, and what only Slurm knows."""
+"""Test Slurm as a scheduler: the common contract, and what only Slurm does."""
 
 from __future__ import annotations
 

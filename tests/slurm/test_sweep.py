@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: an array of 20, one that fails, one that is requeued, cancelled ones."""
+"""Test sweeps on a real Slurm: an array of 20, with failed, requeued and cancelled tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of federations at the size of a toy: its parts work together, ours and a loop by hand train the same."""
+"""Test the benchmark of federations at toy size: its parts work together, and ours equals a loop written by hand."""
 
 import io
 import json

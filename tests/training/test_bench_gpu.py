@@ -1,4 +1,4 @@
-"""The bench of a GPU runs where there is none: every row's code with a model of a second, and no figure by accident."""
+"""Test the GPU benchmark without a GPU: every row's code with a tiny model, and no accidental figures."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What an attempt ran with: captured beside the ranks, of the interpreter that they use, and nothing secret."""
+"""Test capturing an attempt's environment: next to the ranks, of their interpreter, and without secrets."""
 
 from __future__ import annotations
 

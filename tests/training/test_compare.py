@@ -1,4 +1,4 @@
-"""`python -m training compare`: what it refuses, what it runs, and how it tells of it."""
+"""Test `python -m training compare`: what it refuses, runs and prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run may be: every wrong setting is named by its field, with the fix."""
+"""Test run configurations: every invalid setting is named by its field, with the fix."""
 
 from __future__ import annotations
 

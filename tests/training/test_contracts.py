@@ -1,4 +1,4 @@
-"""What modules of recipes/, parallel/, comm/ and federated/*/ offer, and what holds where they leave something out."""
+"""Test what modules of recipes/, parallel/, comm/ and federated/*/ provide, and the defaults for what they omit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step leaves to the device: nothing that it waits for, nothing beside it, nothing to compile again."""
+"""Test that a step leaves work to the device: no waiting, no extra operations, no recompilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was asked to compute on GPUs and finds none: all ranks say so alike, and nobody goes on without them."""
+"""Test runs that request GPUs and find none: all ranks report it alike, and none goes on without."""
 
 from __future__ import annotations
 

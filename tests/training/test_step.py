@@ -1,4 +1,4 @@
-"""One step's arithmetic: optimizer, learning rate, accumulation, what is imported."""
+"""Test one step's arithmetic: optimizer, learning rate, accumulation, imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rank learns that its run is to stop."""
+"""Test how a rank learns that its run is to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vigil attach` as people run it: beside their command, in a Slurm job that is played by its variables."""
+"""Test `vigil attach` as people run it: next to their command, in a Slurm job simulated by its variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vigil catalogue`, against a portal that answers what a test says. `check` is tested where the trial is."""
+"""Test `vigil catalogue` with scripted answers of a portal. `check` is tested with the trial."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""`vigil check slurm`: what it passes on, and whom it sends away."""
+"""Test `vigil check slurm`: what it passes on, and whom it turns away."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The cluster on the command line, against a portal that answers what a test says."""
+"""Test the cluster on the command line, with scripted answers of a portal."""
 
 import json
 from datetime import datetime

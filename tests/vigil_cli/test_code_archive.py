@@ -1,4 +1,4 @@
-"""What `vigil submit` packs of a folder, and what it refuses."""
+"""Test what `vigil submit` packs of a folder, and what it refuses."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The `vigil` command: where it finds the portal, what it prints, how it exits."""
+"""Test the `vigil` command: where it finds the portal, what it prints, its exit codes."""
 
 # ruff: noqa: F811 (fixtures that are imported)
 import io

@@ -1,4 +1,4 @@
-"""`vigil compare` hands over to the trainer, in a process that may import torch."""
+"""Test that `vigil compare` hands over to the trainer, in a process that may import torch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What `vigil` says where no portal answers: one line, with the cause and what to do about it."""
+"""Test what `vigil` prints if no portal answers: one line, with the cause and what to do about it."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""`vigil pin` and `vigil unpin`."""
+"""Test `vigil pin` and `vigil unpin`."""
 
 import json
 

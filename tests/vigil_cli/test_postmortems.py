@@ -1,4 +1,4 @@
-"""Post-mortems on the command line: why, what it cost, as Markdown, and the list."""
+"""Test post-mortems on the command line: the cause, the cost, as Markdown, and the list."""
 
 import json
 

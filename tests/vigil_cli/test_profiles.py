@@ -1,4 +1,4 @@
-"""`vigil profile` and `vigil profiles`, and goodput in `vigil job`."""
+"""Test `vigil profile` and `vigil profiles`, and goodput in `vigil job`."""
 
 import json
 

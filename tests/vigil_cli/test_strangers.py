@@ -1,4 +1,4 @@
-"""The `vigil` command among strangers: words that a terminal would obey, and answers that are no portal's."""
+"""Test hostile input of `vigil`: text with terminal control sequences, and answers that come from no portal."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""Sweeps on the command line."""
+"""Test sweeps on the command line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What machines tell on the command line, against a portal that answers what a test says."""
+"""Test machine telemetry on the command line, with scripted answers of a portal."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The `vigil` command and what people type: slips of the keyboard, tokens that are none."""
+"""Test typing errors on the command line, and invalid tokens."""
 
 import httpx
 import pytest

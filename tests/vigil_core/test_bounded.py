@@ -1,4 +1,4 @@
-"""TOML and JSON from outside: what reading them costs is bounded before they are parsed."""
+"""Test TOML and JSON from outside: the cost of reading is bounded before parsing."""
 
 from __future__ import annotations
 

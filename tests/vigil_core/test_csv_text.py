@@ -1,4 +1,4 @@
-"""Tables that people open in a spreadsheet: no name in them is computed there."""
+"""Test tables that are opened in a spreadsheet: no name in them is evaluated as a formula."""
 
 from __future__ import annotations
 

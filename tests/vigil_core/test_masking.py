@@ -1,4 +1,4 @@
-"""Secrets in whatever leaves a log: each form that is known becomes dots, and ordinary lines stay as they are."""
+"""Test masking secrets in everything that leaves a log: known forms become dots, ordinary lines stay the same."""
 
 from __future__ import annotations
 

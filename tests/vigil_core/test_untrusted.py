@@ -1,4 +1,4 @@
-"""Text from addresses and forms, and what jobs tell of themselves."""
+"""Test untrusted text from addresses and forms, and from jobs' reports."""
 
 from datetime import UTC, datetime
 

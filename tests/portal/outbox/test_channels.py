@@ -1,4 +1,4 @@
-"""Channels on the pages: made, changed, tried, paused, removed by those whose they are; the outbox, REST, `vigil`."""
+"""Test channels: created, changed, tested, paused, removed by their owners; the outbox, REST, `vigil`."""
 
 from __future__ import annotations
 

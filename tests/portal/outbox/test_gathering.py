@@ -1,4 +1,4 @@
-"""Several messages as one: at the end of quiet hours, by the hour or the day, and floods."""
+"""Test combining several messages into one: at the end of quiet hours, by the hour or day, and in floods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When messages may go: quiet hours over midnight and over changes of the clocks, digests on the hour and at eight."""
+"""Test when messages may be sent: quiet hours over midnight and clock changes, digests on the hour and at eight."""
 
 from __future__ import annotations
 

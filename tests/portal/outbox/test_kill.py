@@ -1,4 +1,4 @@
-"""A sender that is killed -9 when the receiver has its message and nobody has noted so: sent again, with its id."""
+"""Test a sender that is killed -9 between delivery and noting it: the message is sent again, with its id."""
 
 from __future__ import annotations
 

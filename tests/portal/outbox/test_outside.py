@@ -1,4 +1,4 @@
-"""What may be posted to: nothing inside the site but what it allows, by whatever spelling, name or redirect."""
+"""Test allowed webhook targets: nothing inside the site unless it is allowed, by any spelling, name or redirect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def post(url: str) -> outside.Answer:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Makes names resolve to these addresses, one list after the other; answers which names were asked for."""
+    """Let names resolve to these addresses, one list after the other; return which names were looked up."""
     real = socket.getaddrinfo
 
     def give(*several: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The outbox: filled with a notice, sent once, tried again ever later, pruned."""
+"""Test the outbox: filled with a notice, sent once, retried at growing intervals, pruned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS is asked for the name that was given, though the connection goes to the address that was looked at."""
+"""Test that TLS verifies the given name, although the connection goes to the address that was checked."""
 
 from __future__ import annotations
 

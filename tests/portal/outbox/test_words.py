@@ -1,4 +1,4 @@
-"""What a message says, and that nothing in it does more than say it."""
+"""Test a message's text, and that nothing in it is interpreted."""
 
 from __future__ import annotations
 

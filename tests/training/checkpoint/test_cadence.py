@@ -1,4 +1,4 @@
-"""How often to save: against the best of all constant intervals, in simulated runs that fail (protocols.md §7)."""
+"""Test how often to save: against the best constant interval, in simulated runs with failures (protocols.md §7)."""
 
 from __future__ import annotations
 

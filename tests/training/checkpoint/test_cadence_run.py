@@ -1,4 +1,4 @@
-"""Real ranks that decide by themselves when to save, tell what it costs, and go on with what they knew."""
+"""Test real ranks that decide when to save, report the cost, and keep what they have learnt after a restart."""
 
 from __future__ import annotations
 

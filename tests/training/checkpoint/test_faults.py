@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, foreign, or for which there is no room: the one before counts, and the run goes on."""
+"""Test checkpoints that are damaged, foreign, or out of space: the previous one counts, and the run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committed and verified, told from the folder alone, whatever lies in it."""
+"""Test committed and verified checkpoints, recognised from the folder alone, whatever it contains."""
 
 from __future__ import annotations
 

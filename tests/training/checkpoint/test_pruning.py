@@ -1,4 +1,4 @@
-"""Pruning spares what people pinned, whenever they do; a kill leaves nothing half there and nothing untold."""
+"""Test that pruning spares pinned checkpoints at any time, and that a kill leaves nothing partial or unreported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read back after a commit: damage is marked and made up for; a stop does not wait for it."""
+"""Test reading back after a commit: damage is marked and replaced; a stop does not wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run killed and resumed has the very same losses, float for float, as one that was not (protocols.md §4)."""
+"""Test that a killed and resumed run has the same losses, float for float, as an undisturbed one (protocols.md §4)."""
 
 from __future__ import annotations
 

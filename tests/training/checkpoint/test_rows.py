@@ -1,4 +1,4 @@
-"""Rows that change while a save writes them: the file has them as they were, and no copy of all of them is taken."""
+"""Test rows that change during a save: the file has the values from before, and the rows are not all copied."""
 
 from __future__ import annotations
 

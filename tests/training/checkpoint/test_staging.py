@@ -1,4 +1,4 @@
-"""Memory that the system will not pin is used as it is: slower, said once, and nobody else's error."""
+"""Test that memory which the system will not pin is used unpinned: slower, logged once, no error elsewhere."""
 
 from __future__ import annotations
 

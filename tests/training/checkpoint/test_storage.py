@@ -1,4 +1,4 @@
-"""A checkpoint of another model is refused before anything of it is read, by the name of what does not fit."""
+"""Test that a checkpoint of another model is refused before any of it is read, naming what does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to exchange gradients does what its definition says, on several ranks, and says how many bytes it sends."""
+"""Test that every way to exchange gradients matches its definition on several ranks, and reports its bytes."""
 
 from __future__ import annotations
 

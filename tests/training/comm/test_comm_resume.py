@@ -1,4 +1,4 @@
-"""A run that stopped and went on is, float for float, one that never did, whatever its ranks remember of each other."""
+"""Test that a resumed run equals, float for float, an uninterrupted one, whatever state ranks keep for exchanges."""
 
 from __future__ import annotations
 

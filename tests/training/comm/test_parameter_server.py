@@ -1,4 +1,4 @@
-"""The parameter server: how far ahead a worker may be, and that a run with one learns, stops and goes on."""
+"""Test the parameter server: how far ahead a worker may be, and that such a run learns, stops and resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts become token shards: every document once, whatever it came in, made once for all."""
+"""Test turning texts into token shards: every document once, in any format, made once for all ranks."""
 
 from __future__ import annotations
 

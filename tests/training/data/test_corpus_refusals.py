@@ -1,4 +1,4 @@
-"""What is wrong with somebody's files is one sentence, and leaves nothing behind."""
+"""Test that an error in a user's files is reported in one sentence, and leaves nothing behind."""
 
 from __future__ import annotations
 

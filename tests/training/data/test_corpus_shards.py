@@ -1,4 +1,4 @@
-"""Token shards made elsewhere, and tokens of other tokenizers: what they may be like, and what is refused."""
+"""Test token shards made elsewhere, and tokens of other tokenizers: which are accepted, and which refused."""
 
 from __future__ import annotations
 

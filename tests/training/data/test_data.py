@@ -1,4 +1,4 @@
-"""The order of the data, how ranks share it, and that one file adds a recipe or a parallelism (protocols.md §5, §7)."""
+"""Test the order of data, its division between ranks, and adding a recipe or parallelism (protocols.md §5, §7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A confined run reads below its roots alone, whatever links say."""
+"""Test that a confined run reads only below its roots, whatever links say."""
 
 import json
 import os

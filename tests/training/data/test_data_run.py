@@ -1,4 +1,4 @@
-"""Runs on somebody's own texts, and runs whose batches are looked up ahead, by real ranks."""
+"""Test runs on a user's texts, and runs with prefetched batches, with real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose tokens they are: kept beside the shards, and told of every window."""
+"""Test owners of tokens: stored next to the shards, and returned for every window."""
 
 from __future__ import annotations
 

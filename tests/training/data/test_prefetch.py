@@ -1,4 +1,4 @@
-"""Batches looked up ahead: the same as without, in the same order, and nothing of it counts as consumed."""
+"""Test prefetched batches: the same as without, in the same order, and not counted as consumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0 makes the data; the others hear that it goes on, and of what it comes to."""
+"""Test preparing data on rank 0, while the other ranks are told of progress and of the result."""
 
 from __future__ import annotations
 

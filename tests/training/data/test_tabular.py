@@ -1,4 +1,4 @@
-"""Tables: which rows are trained on, that they lie beside their labels, and what a made-up one is like."""
+"""Test tables: rows used for training, stored next to their labels, and generated tables."""
 
 from __future__ import annotations
 

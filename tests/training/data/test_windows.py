@@ -1,4 +1,4 @@
-"""The samples of token shards: every position once an epoch, by whoever takes part."""
+"""Test samples of token shards: every position once per epoch, for any set of participants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in a federation: what is declared is trained and travels, everything else stays as it is."""
+"""Test adapters in a federation: what is declared is trained and sent, everything else stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each aggregation against a hand-made round, with bad clients far away, and what it refuses."""
+"""Test each aggregation with a hand-made round that has outlying clients, and what it refuses."""
 
 from __future__ import annotations
 

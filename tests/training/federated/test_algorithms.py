@@ -1,4 +1,4 @@
-"""Algorithms that average: each against its definition, computed by hand where losses are quadratic."""
+"""Test averaging algorithms: each against its definition, computed by hand where losses are quadratic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in attacks: each against its definition, under the mean and under robust rules that are worked out by numpy."""
+"""Test built-in attacks: each against its definition, under the mean and under robust rules computed by numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two of eleven clients lie, in each tensor and each figure that leaves a client, under each robust aggregation."""
+"""Test two lying clients of eleven, for each tensor and number that leaves a client, under each robust aggregation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that fail: one is dropped and named, too few or none end the run in words that say which and why."""
+"""Test failing clients: one is dropped and named; if too few remain, the run ends with which and why."""
 
 from __future__ import annotations
 

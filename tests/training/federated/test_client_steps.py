@@ -1,4 +1,4 @@
-"""Steps of clients: their learning rate by round, momentum and weight decay, against plain arithmetic."""
+"""Test local steps of clients: learning rate by round, momentum and weight decay, against plain arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes together in a federation: what doesn't is refused by its field with what does, and the rest runs."""
+"""Test combinations of federation options: invalid ones are refused by field with what works, and the rest runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server adds up is what the clients keep, whoever comes late, fails, or is left out: SCAFFOLD and FedDyn."""
+"""Test that the server's sum equals what clients keep, whoever is late, failed or unselected (SCAFFOLD, FedDyn)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms that correct the clients' way, so that what is best for all is where they stay: SCAFFOLD, FedDyn."""
+"""Test algorithms that correct client drift, so that the common optimum is a fixed point: SCAFFOLD, FedDyn."""
 
 from __future__ import annotations
 

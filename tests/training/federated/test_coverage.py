@@ -1,4 +1,4 @@
-"""Whose data have counted in no round: forecast, noted over resumes, reported, and refused at the end of a run."""
+"""Test data that no round has counted: forecast, recorded over resumes, reported, and refused at the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An algorithm of somebody's own: algorithm.py, as it is run beside Vigil's."""
+"""Test custom algorithms: algorithm.py, run like the built-in ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of somebody's own: client.py, as it is run beside Vigil's recipes."""
+"""Test custom clients: client.py, run like the built-in recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in the files of a custom rule, selection or split, whichever it is."""
+"""Test errors in the files of a custom rule, selection or split, for each of them."""
 
 from __future__ import annotations
 

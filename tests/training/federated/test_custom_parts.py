@@ -1,4 +1,4 @@
-"""A rule, a selection and a split of somebody's own: aggregation.py, selection.py and split.py, as they are run."""
+"""Test a custom rule, selection and split at run time: aggregation.py, selection.py and split.py."""
 
 from __future__ import annotations
 

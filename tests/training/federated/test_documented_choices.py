@@ -1,4 +1,4 @@
-"""docs/reference/federated.md tells of everything that there is to choose."""
+"""Test that docs/reference/federated.md describes every choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federations with filters: what is kept of each client outlives kills and failures, and is the same on every rank."""
+"""Test federations with filters: client state survives kills and failures, and is the same on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What filters make of updates: each by its own rule, and whoever else is computed beside."""
+"""Test what filters make of updates: each by its own rule, whichever clients are computed together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Personalised accuracy: clients are judged after steps on their own data, and training does not notice."""
+"""Test personalised accuracy: clients are evaluated after steps on their own data, without effect on training."""
 
 from __future__ import annotations
 

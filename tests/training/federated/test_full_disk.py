@@ -1,4 +1,4 @@
-"""A federation all of whose folder is full for a while: it trains on, and tells of each round once there is room."""
+"""Test a federation whose folder is full for a while: it trains on, and reports each round once there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gossip: mixing leaves the mean alone and draws clients together as fast as the matrix' second eigenvalue says."""
+"""Test gossip: mixing keeps the mean and contracts clients at the rate of the matrix's second eigenvalue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation under Vigil's own launcher: killed or stopped within a round it comes to the very same model."""
+"""Test a federation under Vigil's launcher: killed or stopped within a round, it arrives at the very same model."""
 
 from __future__ import annotations
 

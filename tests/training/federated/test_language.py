@@ -1,4 +1,4 @@
-"""Text as a federation: each package's texts stay with one client."""
+"""Test text in a federation: each package's texts stay with one client."""
 
 from __future__ import annotations
 

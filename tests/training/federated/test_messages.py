@@ -1,4 +1,4 @@
-"""What is sent is what was counted, and what comes back is what was sent, or a refusal that says why."""
+"""Test messages: the bytes sent are those counted, and decoding returns what was sent or a refusal with its reason."""
 
 from __future__ import annotations
 

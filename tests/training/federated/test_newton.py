@@ -1,4 +1,4 @@
-"""Newton-type algorithms: on a quadratic one round is all, on logistic regression as fast as was measured of them."""
+"""Test Newton-type algorithms: one round suffices on a quadratic; on logistic regression they match published rates."""
 
 from __future__ import annotations
 

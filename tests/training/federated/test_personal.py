@@ -1,4 +1,4 @@
-"""Algorithms that leave each client something of its own: FedBN, FedPer, Ditto."""
+"""Test algorithms with personal parts for each client: FedBN, FedPer, Ditto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a long federation of many clients tells stays within what an attempt may tell, and nothing of it is cut off."""
+"""Test that reports of a long federation with many clients stay within an attempt's limits without truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of a federation: the same bits whatever happens to it, and what it reports."""
+"""Test the loop of a federation: the same bits whatever happens to it, and its reports."""
 
 from __future__ import annotations
 

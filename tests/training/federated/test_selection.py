@@ -1,4 +1,4 @@
-"""Who takes part: so many, nobody twice, the same for the same seed, round and try; and whom each selection prefers."""
+"""Test client selection: the right number, nobody twice, reproducible by seed, round and retry; and each preference."""
 
 from __future__ import annotations
 

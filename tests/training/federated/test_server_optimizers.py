@@ -1,4 +1,4 @@
-"""What the server makes of the mean update: against its formula, and against torch's own optimizers."""
+"""Test server optimizers on the mean update: against their formulas, and against torch's own optimizers."""
 
 from __future__ import annotations
 

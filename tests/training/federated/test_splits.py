@@ -1,4 +1,4 @@
-"""Which client has which samples: each has exactly one owner, whatever the split, and the same for the same seed."""
+"""Test splits: each sample has exactly one owner, for any split, and the same one for the same seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robust aggregations in the engine: bad clients are left out and told of, wherever the clients are computed."""
+"""Test robust aggregations in the engine: bad clients are excluded and reported, on whichever rank they run."""
 
 from __future__ import annotations
 

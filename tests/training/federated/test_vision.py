@@ -1,4 +1,4 @@
-"""The recipe vision in a federation, and without one as before."""
+"""Test the recipe vision in a federation, and unchanged without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corruption checks: digests of raw bits, who is outvoted, and what each layout holds alike."""
+"""Test the corruption checks: digests of raw bits, who is outvoted, and which state each layout replicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that have diverged are told from those that are noisy, spiky or warming up."""
+"""Test that diverged runs are distinguished from noisy, spiky or warming-up ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gradient's norm decides about a step: clipping, skipping, freezing, fp16's loss scale."""
+"""Test what the gradient's norm decides about a step: clipping, skipping, freezing, fp16's loss scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guards of whole runs: a spike, a flipped bit, a rank put to sleep, a loss gone for good: planted, found and named."""
+"""Test guards in whole runs: an injected spike, flipped bit, sleeping rank or diverged loss is found and named."""
 
 from __future__ import annotations
 

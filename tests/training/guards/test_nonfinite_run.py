@@ -1,4 +1,4 @@
-"""Numbers that are not finite, in whole runs: where each came from, and who is wrong about it."""
+"""Test non-finite numbers in whole runs: where each came from, and which rank is at fault."""
 
 from __future__ import annotations
 

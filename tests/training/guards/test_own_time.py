@@ -1,4 +1,4 @@
-"""A rank's own time by a clock that the test turns: what it spends waiting for others is none of it."""
+"""Test a rank's own time with a controlled clock: it excludes time spent waiting for others."""
 
 from __future__ import annotations
 

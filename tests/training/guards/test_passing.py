@@ -1,4 +1,4 @@
-"""Whose hardware it was, where a step that was not finite is so no more when it is done again."""
+"""Test whose hardware is at fault if a non-finite step is finite when it is repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank keeps the others waiting, told from their own times alone."""
+"""Test which rank keeps the others waiting, from their own times alone."""
 
 from __future__ import annotations
 

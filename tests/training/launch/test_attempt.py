@@ -1,4 +1,4 @@
-"""The attempt's folder, the fence, and where to resume from: rules on files, without a process."""
+"""Test the attempt's folder, the fence, and where to resume from: rules on files, without processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher tells of every rank's end, and of its node once an incarnation has ended badly."""
+"""Test a launcher's report of every rank's end, and of its node after a failed incarnation."""
 
 from __future__ import annotations
 

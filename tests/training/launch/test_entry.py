@@ -1,4 +1,4 @@
-"""What runs an entry: a shebang, the name's ending or the executable bit, and nothing else."""
+"""Test what runs an entry: a shebang, the name's extension or the executable bit, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank failed first and why, by its exit code, its signal and the end of its log."""
+"""Test which rank failed first and why, by exit code, signal and the end of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full for a while: what the launchers tell each other waits for room, and nobody is thought lost."""
+"""Test a disk that is full for a while: launchers' messages wait for space, and no node is considered lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's GPUs as its launcher reads and tells them, over a stand-in of NVML (tests/gpus has the reader itself)."""
+"""Test how the launcher reads and reports the job's GPUs, with a stand-in of NVML (tests/gpus tests the reader)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer under the real launcher: killed or stopped by real signals, its losses are those of a run left alone."""
+"""Test the trainer under the real launcher: killed or stopped by signals, its losses equal an undisturbed run's."""
 
 from __future__ import annotations
 

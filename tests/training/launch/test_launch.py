@@ -1,4 +1,4 @@
-"""Starting, restarting and ending ranks, with fake ones that need no torch, by real processes and signals."""
+"""Test starting, restarting and ending ranks, with fake ones without torch, by real processes and signals."""
 
 from __future__ import annotations
 

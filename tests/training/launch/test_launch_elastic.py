@@ -1,4 +1,4 @@
-"""Elastic jobs: they go on with the nodes that are left, whoever leads, and take in those that come."""
+"""Test elastic jobs: they continue on the remaining nodes, whichever leads, and admit nodes that join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two nodes of one job: they complete, restart, fail and stop together."""
+"""Test two nodes of one job: they complete, restart, fail and stop together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping ranks in good order: asked once, twice, at odd moments; and those that do not stop."""
+"""Test stopping ranks gracefully: requested once, twice, at unusual moments; and ranks that do not stop."""
 
 from __future__ import annotations
 

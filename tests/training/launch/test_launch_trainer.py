@@ -1,4 +1,4 @@
-"""The launcher with the real trainer: killed, asked to stop, hung in a real collective; its losses stay the same."""
+"""Test the launcher with the real trainer: killed, stopped, hung in a real collective; its losses stay the same."""
 
 from __future__ import annotations
 

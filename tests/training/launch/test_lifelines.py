@@ -1,4 +1,4 @@
-"""A closed connection proves a death, and nothing else does."""
+"""Test that a closed connection, and nothing else, proves that a process died."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launchers agree by files: each turn is decided once, generations only rise, sizes are those that a run can use."""
+"""Test agreement of launchers by files: each turn is decided once, generations only rise, sizes are usable."""
 
 from __future__ import annotations
 

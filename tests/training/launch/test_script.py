@@ -1,4 +1,4 @@
-"""Somebody's own program as ranks: its environment, its reports, resumes and stops."""
+"""Test a user's program as ranks: its environment, reports, resumes and stops."""
 
 from __future__ import annotations
 

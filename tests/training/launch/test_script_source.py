@@ -1,4 +1,4 @@
-"""What a script job is to run: its entry and its interpreter."""
+"""Test what a script job runs: its entry and its interpreter."""
 
 from __future__ import annotations
 

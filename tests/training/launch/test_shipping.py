@@ -1,4 +1,4 @@
-"""The shipper beside the ranks: what becomes of it is no matter of theirs."""
+"""Test the shipper next to the ranks: its failures do not affect them."""
 
 from __future__ import annotations
 

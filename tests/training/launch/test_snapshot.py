@@ -1,4 +1,4 @@
-"""The snapshot of somebody's own code: as it was put there, or one commit from git."""
+"""Test the snapshot of a user's code: as uploaded, or one commit from git."""
 
 from __future__ import annotations
 

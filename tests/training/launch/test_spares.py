@@ -1,4 +1,4 @@
-"""Spare nodes: they stand by, and take the place of one that is lost or to blame, at the cost of one incarnation."""
+"""Test spare nodes: they stand by, and replace a lost or faulty node at the cost of one incarnation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""training/start.py: keeps a launcher, here one that is played, and starts it again where it was killed."""
+"""Test training/start.py: it keeps a launcher, here a fake one, and restarts it if it is killed."""
 
 from __future__ import annotations
 

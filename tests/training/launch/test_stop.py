@@ -1,4 +1,4 @@
-"""The stop protocol from the ranks' side, the fence, and what a save does when it can't (protocols.md §2, §4)."""
+"""Test the stop protocol from the ranks' side, the fence, and saves that fail (protocols.md §2, §4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is stuck and who only waits, told from heartbeats, logs and flight recorders: no process needed."""
+"""Test which rank is stuck and which only waits, from heartbeats, logs and flight recorders, without processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds a run: from numbers as they are measured to the words, and what is not said."""
+"""Test the finding of what limits a run: from measured numbers to the text, and what is not claimed."""
 
 from __future__ import annotations
 

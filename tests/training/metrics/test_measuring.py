@@ -1,4 +1,4 @@
-"""What real ranks measure of themselves, and profiles of their steps."""
+"""Test what real ranks measure of themselves, and profiles of their steps."""
 
 from __future__ import annotations
 

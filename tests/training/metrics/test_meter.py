@@ -1,4 +1,4 @@
-"""What is told of steps once their device has come this far, which on a GPU is long after the host has left them."""
+"""Test step reports that are made when the device has finished, which on a GPU is long after the host moved on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of steps: begun by configuration or by the portal's file, once, and never in training's way."""
+"""Test profiles of steps: started by configuration or by the portal's file, once, without disturbing training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recorded operations say of a step: by hand-made ones, and by a step that was really recorded."""
+"""Test what recorded operations say of a step: with hand-made ones, and with a step that was really recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to blocks: recomputation changes no bit, fewer bits change little, and each setting runs."""
+"""Test options of blocks: recomputation changes no bit, lower precision changes little, and each setting runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps beside its parameters, such as running means, is the same on all ranks between two steps."""
+"""Test that a model's buffers, such as running means, are the same on all ranks between two steps."""
 
 from __future__ import annotations
 

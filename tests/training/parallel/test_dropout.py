@@ -1,4 +1,4 @@
-"""Which ranks silence the same: those that hold the same activations, and no others."""
+"""Test which ranks share a dropout mask: those that hold the same activations, and no others."""
 
 from __future__ import annotations
 

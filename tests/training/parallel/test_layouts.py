@@ -1,4 +1,4 @@
-"""A checkpoint is of the whole state: saved on one layout, it is read on any other, bit for bit (protocols.md §4)."""
+"""Test that a checkpoint saved on one layout loads on any other, bit for bit (protocols.md §4)."""
 
 from __future__ import annotations
 

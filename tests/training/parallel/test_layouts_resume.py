@@ -1,4 +1,4 @@
-"""A run resumed on its own layout has the same losses, bit for bit; on another one the same weights and first loss."""
+"""Test resuming: on the same layout, the same losses bit for bit; on another one, the same weights and first loss."""
 
 from __future__ import annotations
 

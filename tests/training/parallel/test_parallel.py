@@ -1,4 +1,4 @@
-"""Each of training.config.combinations gives the losses of one process, and nothing else is let through."""
+"""Test that each of training.config.combinations gives the losses of one process, and that no others are accepted."""
 
 from __future__ import annotations
 

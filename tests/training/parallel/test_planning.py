@@ -1,4 +1,4 @@
-"""Which axes `auto` picks and why, and that the estimated memory is what a rank really takes."""
+"""Test which axes `auto` picks and why, and that the memory estimate is what a rank really takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is refused ends with what would work, and that works as it is told: of runs drawn at random."""
+"""Test, for random runs, that every refusal ends with what would work, and that it works."""
 
 from __future__ import annotations
 

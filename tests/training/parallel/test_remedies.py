@@ -1,4 +1,4 @@
-"""What a plan tells where nothing fits: each remedy is run through the plan as a person would write it."""
+"""Test the advice of a plan in which nothing fits: each remedy is planned as a person would write it."""
 
 from __future__ import annotations
 

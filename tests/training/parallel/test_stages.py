@@ -1,4 +1,4 @@
-"""A rank's stages of a pipeline, without the other ranks."""
+"""Test a rank's pipeline stages, without the other ranks."""
 
 from __future__ import annotations
 

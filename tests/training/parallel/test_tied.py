@@ -1,4 +1,4 @@
-"""A tied head is one parameter with the embedding on every layout, from the first step to the checkpoint."""
+"""Test that a tied head is one parameter with the embedding on every layout, from the first step to the checkpoint."""
 
 from __future__ import annotations
 

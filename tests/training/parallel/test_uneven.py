@@ -1,4 +1,4 @@
-"""Shares that are not equal: every coordinate comes along to every micro-batch, and what is missing counts nothing."""
+"""Test unequal shares: every coordinate takes part in every micro-batch, and missing samples count as nothing."""
 
 from __future__ import annotations
 

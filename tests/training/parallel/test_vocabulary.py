@@ -1,4 +1,4 @@
-"""How many tokens there are, a tokenizer's file tells: before it is read nothing is refused for it, then everything."""
+"""Test vocabulary sizes from a tokenizer's file: nothing is refused for them before it is read, everything after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process reports is on disk in time, whole and in order, and never in training's way."""
+"""Test that a process's reports are on disk in time, whole and in order, and never block training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every report arrives once, whatever happens between the spool and the portal."""
+"""Test that every report arrives once, whatever happens between the spool and the portal."""
 
 from __future__ import annotations
 

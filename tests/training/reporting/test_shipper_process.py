@@ -1,4 +1,4 @@
-"""The shipper as a process: it goes on through kills, outages and signals, and keeps nobody waiting at the end."""
+"""Test the shipper as a process: it survives kills, outages and signals, and delays nobody at the end."""
 
 from __future__ import annotations
 

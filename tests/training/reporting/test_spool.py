@@ -1,4 +1,4 @@
-"""Spool files are read back exactly, from any place, however they were left and whatever somebody put there."""
+"""Test that spool files are read back exactly, from any offset, however they were left and whatever they contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vigil_report in a program: checkpoints of its own, and nothing at all outside of a job."""
+"""Test vigil_report in a program: the program's own checkpoints, and no effect outside of a job."""
 
 from __future__ import annotations
 

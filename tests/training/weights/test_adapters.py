@@ -1,4 +1,4 @@
-"""LoRA: adapters train beside weights that stay, on any number of ranks, and lie in checkpoints alone."""
+"""Test LoRA: adapters train next to frozen weights, on any number of ranks, and are stored alone in checkpoints."""
 
 from __future__ import annotations
 

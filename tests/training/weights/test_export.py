@@ -1,4 +1,4 @@
-"""`python -m training export`: one plain file of the weights, which the real safetensors library reads."""
+"""Test `python -m training export`: one plain file of the weights, which the real safetensors library reads."""
 
 from __future__ import annotations
 

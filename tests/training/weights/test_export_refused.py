@@ -1,4 +1,4 @@
-"""Exports to Hugging Face's format that are refused or stopped: a sentence, and nothing half written."""
+"""Test exports to Hugging Face's format that are refused or stopped: one sentence, and no partial output."""
 
 from __future__ import annotations
 

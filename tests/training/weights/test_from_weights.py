@@ -1,4 +1,4 @@
-"""`from_weights`: what a run starts from lies in a file, its sizes too; and what is wrong with it is one sentence."""
+"""Test `from_weights`: a run reads weights and sizes from a file, and reports an error in one sentence."""
 
 from __future__ import annotations
 
