@@ -88,7 +88,7 @@ def sam() -> User:
 
 
 def processes_of(root: Path) -> list[psutil.Process]:
-    """Everything that jobs of this scheduler started and that still lives."""
+    """Return every living process that jobs of this scheduler started."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -104,7 +104,7 @@ def is_start(process: psutil.Process) -> bool:
 
 
 def keeper_of(root: Path, node: int = 0) -> psutil.Process:
-    """What stands for a node of the one job that runs: all of the job's there ends with it."""
+    """Return the process that represents the node of the running job: all of the job's processes end with it."""
     for process in processes_of(root):
         with suppress(psutil.Error):
             is_there = process.environ().get("SLURM_NODEID") == str(node)
@@ -153,7 +153,7 @@ def said(attempt: Attempt, rank: int = 0) -> list[str]:
 
 
 def printed(attempt: Attempt, text: str) -> bool:
-    """Whether rank 0 has said something that begins so."""
+    """Return whether rank 0 has printed a line with this prefix."""
     there = any(log.rank == 0 for log in logs.available(attempt))
     return there and any(line.startswith(text) for line in said(attempt))
 

@@ -53,7 +53,7 @@ def home_of_all(prepared_home: Any) -> Iterator[Stack]:
 
 @pytest.fixture
 def stack(home_of_all: Stack) -> Stack:
-    """One portal for all kills: what one test breaks, its `vigil up` mends before the next."""
+    """Provide one portal for all kills: its `vigil up` repairs what one test breaks before the next."""
     if not home_of_all.is_running:
         home_of_all.start()
     return home_of_all
@@ -69,7 +69,7 @@ def submit(stack: Stack) -> Submit:
 
 
 def submit_to(stack: Stack, steps: int = STEPS, *, trained: bool = False) -> int:
-    """Two ranks."""
+    """Submit a job with two ranks."""
     restart = {"max_restarts": KILLS + 1}
     if trained:
         asked = {"json": {"spec": {**TRAINED, "restart": restart, "run": {**TRAINED["run"], "steps": steps}}}}
@@ -82,7 +82,7 @@ def submit_to(stack: Stack, steps: int = STEPS, *, trained: bool = False) -> int
 
 
 def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
-    """The job as the API tells it; a portal that is just starting is asked again."""
+    """Return the job over REST; retry while the portal is starting."""
 
     def ask() -> dict[str, Any] | None:
         try:
@@ -114,7 +114,7 @@ def wait_for_end(stack: Stack, job_id: int) -> dict[str, Any]:
 
 
 def cancel(stack: Stack, job_id: int, after: int = MOMENTS[-1] + 2 * BETWEEN) -> None:
-    """Cancels the job once it has done steps that it had not before the last kill, and waits for its end."""
+    """Cancel the job once it has made steps since the last kill, and wait for its end."""
     wait_for_step(stack, job_id, after)
     with stack.client() as client:
         assert client.post(f"/api/v1/jobs/{job_id}/cancel").status_code == 202
@@ -124,7 +124,7 @@ def cancel(stack: Stack, job_id: int, after: int = MOMENTS[-1] + 2 * BETWEEN) ->
 
 
 def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
-    """Every identity once, the line of record whole, and none of the job's processes left.
+    """Check that every identity exists once, the line of record is complete, and no process of the job is left.
 
     `closes`: every stream ended in order, so the attempt is closed at once. Otherwise it stays open for ten minutes.
     """
@@ -144,7 +144,7 @@ def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
 
 
 def last_of(stack: Stack, job_id: int) -> int:
-    """The step of the checkpoint with which it ended."""
+    """Return the step of the final checkpoint."""
     with stack.client() as client:
         answer = client.get(f"/api/v1/jobs/{job_id}/checkpoints")
     assert answer.status_code == 200, answer.text
@@ -261,12 +261,12 @@ def new_shipper(stack: Stack, *, but: set[int]) -> psutil.Process | None:
 
 
 def new_rank(stack: Stack, *, but: set[int]) -> psutil.Process | None:
-    """Rank 1, once the one that was killed has a successor."""
+    """Return rank 1, once the killed one has a successor."""
     return next((p for p in stack.job_processes() if p.pid not in but and variable(p, "RANK") == "1"), None)
 
 
 def variable(process: psutil.Process, name: str) -> str | None:
-    """A variable of a process's environment; None where it has just ended."""
+    """Return a variable of a process's environment; None if it has just ended."""
     try:
         return process.environ().get(name)
     except psutil.NoSuchProcess:

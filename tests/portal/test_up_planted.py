@@ -150,7 +150,7 @@ class Site:
         return sum(not self.is_decided(name) for name in self.jobs if name not in ENDLESS) < UNDECIDED
 
     def running(self, name: str) -> None:
-        """Until it has done a few steps."""
+        """Wait until it has done a few steps."""
         wait_for(lambda: (self.attempts(name)[0]["step"] or 0) >= 8, f"steps of {name}", PATIENCE_S)
 
     def ending(self, name: str, number: int = 1) -> Ending:
@@ -163,7 +163,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """All of them planted, ended and decided on."""
+    """Inject all failures, and wait until each attempt has ended and is decided."""
     folder = tmp_path_factory.mktemp("planted")
     gpus, log = StandIn(folder), folder / "kmsg"
     log.touch()
@@ -188,7 +188,7 @@ def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def with_recipe(folder: Path) -> str:
-    """A PYTHONPATH by which every Python of the portal and its jobs knows the recipes, too."""
+    """Return a PYTHONPATH by which every Python of the portal and its jobs finds the recipes, too."""
     recipes = folder / "recipes"
     recipes.mkdir()
     (recipes / "planted.py").write_text(RECIPE)
@@ -231,7 +231,7 @@ def plant(site: Site, places: ExitStack) -> None:
 
 
 def watcher_of(site: Site, name: str) -> int:
-    """The process id of what stands for its node: the local scheduler's watcher."""
+    """Return the process id of the local scheduler's watcher, which represents its node."""
     scheduler_id = site.attempts(name)[0]["scheduler_id"]
     told = site.stack.home / "local-scheduler" / "jobs" / scheduler_id / "shim.json"
     return int(json.loads(told.read_text())["pid"])
@@ -249,7 +249,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def small_memory() -> Iterator[Path | None]:
-    """A control group of 64 MiB; None where none can be made here."""
+    """Return a control group of 64 MiB; None where none can be created."""
     made = next((made for root, limit in LIMITS.items() if (made := _limited(root, limit))), None)
     try:
         yield made

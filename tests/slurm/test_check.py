@@ -70,7 +70,7 @@ def asked(portal: Portal, **environment: str) -> Checked:
 
 
 def left_behind(portal: Portal) -> list[Path]:
-    """Of the runs of checks: nothing but the folders of projects, which jobs would have made as well."""
+    """Return what checks left behind, except the folders of projects, which jobs would have made as well."""
     return [*portal.runs.glob("*/*"), *portal.runs.glob(".trash/*")]
 
 
@@ -195,7 +195,7 @@ def test_a_proxy_with_a_certificate(portal: Portal, slurm: Cluster) -> None:
 
 @contextmanager
 def somebody(portal: Portal, slurm_user: str, **project: str) -> Iterator[None]:
-    """One more person in the project vision, and one more project."""
+    """Create one more person in the project vision, and one more project."""
     program = (
         "import django, json, sys; django.setup(); from portal.models import *; user, project = sys.argv[1:]\n"
         "known = User.objects.filter(username='dora')\n"

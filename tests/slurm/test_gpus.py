@@ -1,7 +1,7 @@
-"""Whose GPUs are whose on a real Slurm: real agents on its nodes, over stand-ins of NVML, and jobs that share a node.
+"""Test which job holds which GPU on a real Slurm: real agents, stand-ins of NVML, jobs that share a node.
 
-Here Slurm makes no control groups (proctrack/linuxproc, as in a container), so processes tell their job by their
-environment; that control groups tell it is tested in tests/nodes/agent/test_processes.py.
+Here Slurm makes no control groups (proctrack/linuxproc, as in a container), so processes are attributed by their
+environment; attribution by control groups is tested in tests/nodes/agent/test_processes.py.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def gpu_nodes(portal: Portal, slurm: Cluster) -> Iterator[GpuNodes]:
 
 @pytest.fixture(autouse=True)
 def idle(slurm: Cluster, gpu_nodes: GpuNodes) -> Iterator[None]:
-    """Nothing runs before a test, nor after it."""
+    """Check that nothing runs before a test and after it."""
     yield
     for user in (ALICE, BOB):
         slurm.run("scancel", f"--user={user}")
@@ -137,7 +137,7 @@ def idle(slurm: Cluster, gpu_nodes: GpuNodes) -> Iterator[None]:
 
 
 def submitted(person: Person, project: str, **environment: str) -> tuple[int, str]:
-    """A job on two GPUs of the shared node: its number, and Slurm's."""
+    """Submit a job on two GPUs of the shared node; return its number and Slurm's."""
     spec = script(1_000_000, gpus_per_node=2, ranks_per_node=1, constraint=SHARED) | {
         "project": project,
         "environment": environment,
@@ -151,7 +151,7 @@ def runs_again(queued: dict[str, Any]) -> bool:
 
 
 def rows(person: Person, job_id: int) -> dict[tuple[int, str], set[float]]:
-    """What the page of a job's GPUs shows: all values of each, by attempt and UUID."""
+    """Return what the page of a job's GPUs shows: all values of each, by attempt and UUID."""
     told = person.client.get(f"/jobs/{job_id}/gpus", params={"columns": 2000}).json()
     assert told["source"] in {"agent", ""}
     return {
@@ -217,7 +217,7 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
 
 
 def task_of(array: str, task: str) -> psutil.Process:
-    """The process of a task of an array, once it runs."""
+    """Return the process of an array task, once it runs."""
 
     def look() -> psutil.Process | None:
         for process in psutil.process_iter():
@@ -235,7 +235,7 @@ def task_of(array: str, task: str) -> psutil.Process:
 
 
 def documented(environment: Path, agent: Path) -> str:
-    """The script for HealthCheckProgram that docs/how-to/agent.md has."""
+    """Return the script for HealthCheckProgram from docs/how-to/agent.md."""
     text = (REPOSITORY / "docs" / "how-to" / "agent.md").read_text()
     (found,) = re.findall(r"```sh\n(#!/bin/sh\n[^`]*State=DRAIN[^`]*)```", text)
     here = {"/etc/vigil-agent/environment": environment, "/opt/vigil-agent.pyz": agent}

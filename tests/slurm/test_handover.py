@@ -47,7 +47,7 @@ def scheduler(slurm: Cluster, way: Wire) -> Iterator[Slurm]:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Path]:
-    """Run directories whose batch script notes that it ran, and then waits."""
+    """Return run directories whose batch script notes that it ran, and then waits."""
     made = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
     people = People()
     shutil.chown(made, people.alice.uid, people.group)
@@ -81,7 +81,7 @@ def job(alice: User, folder: Path) -> Job:
 
 
 def jobs_of(slurm: Cluster, job: Job) -> list[tuple[str, str]]:
-    """Every job that Slurm has of it, and its state."""
+    """Return every job that Slurm has of it, and its state."""
     key = job.attempts.get().key
     rows = slurm.run("squeue", "--noheader", "--states=all", "--format=%i %T %j").splitlines()
     return [(found[0], found[1]) for found in (row.split(maxsplit=2) for row in rows) if found[2].endswith(key)]

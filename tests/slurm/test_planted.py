@@ -1,6 +1,6 @@
-"""Failures planted on a real Slurm, all at once: what the scheduler has to say is found out and decided on in time.
+"""Test failures injected on a real Slurm, all at once: what the scheduler reports is diagnosed and decided in time.
 
-What takes the machine's memory or its disk, and what our guards find by themselves, is in
+What takes the machine's memory or disk, and what our guards find by themselves, is in
 tests/portal/test_up_planted.py: Slurm makes no control groups here, and has no say in numbers.
 """
 
@@ -81,7 +81,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Lab:
-    """Alice's jobs by the name of what was planted in them."""
+    """Alice's jobs by the name of the failure injected into them."""
 
     portal: Portal
     slurm: Cluster
@@ -102,7 +102,7 @@ class Lab:
         return str(self.alice.attempts(self.jobs[name])[0]["scheduler_id"])
 
     def running(self, name: str) -> None:
-        """Until it has done a few steps."""
+        """Wait until it has done a few steps."""
         self.alice.wait_for_step(self.jobs[name], 8, PATIENCE_S)
 
     def decided(self, name: str, number: int = 1) -> None:
@@ -124,7 +124,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(portal: Portal, slurm: Cluster) -> Iterator[Lab]:
-    """All of them planted, ended and decided on."""
+    """Inject all failures, and wait until each attempt has ended and is decided."""
     made = Lab(portal, slurm, portal.as_person("alice"))
     folder = Path(tempfile.mkdtemp(prefix="vigil-planted-", dir=slurm.layout.scratch))
     folder.chmod(0o755)
@@ -176,7 +176,7 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
 
 
 def agent_on(lab: Lab, node: str, folder: Path) -> Machine:
-    """One that has told the portal of the node's GPUs, and the portal of the job that holds one."""
+    """Return an agent that has reported the node's GPUs, one of which the job holds."""
     machine = Machine(lab.portal, folder, node, range(8))
     with lab.portal.client() as sysadmin:
         machine.start(sysadmin.post(f"/api/v1/nodes/{node}/token").json()["token"])
@@ -189,7 +189,7 @@ def is_held(answer: httpx.Response) -> bool:
 
 
 def block_output(lab: Lab, name: str) -> None:
-    """What slurmd is to open for its output is a folder: it cannot start the batch script."""
+    """Put a folder where slurmd opens its output file, so that it cannot start the batch script."""
     job_dir = lab.run_directory(name) / "job"
     wait_for(job_dir.is_dir, "its folder")
     (job_dir / "batch.1.log").mkdir()

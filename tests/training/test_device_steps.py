@@ -33,7 +33,7 @@ WITHOUT_FLUSH = {"steps": STEPS, "checkpoint_every": 0, "flush_steps": 1000, "fl
 
 
 class _Crossings(TorchDispatchMode):
-    """Operations that bring something from one device to another: a GPU's are waited for."""
+    """Records operations that copy between devices, for which the host waits on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def test_what_decides_on_a_step_stays_on_the_gpu(scaled: bool, armed: bool) -> N
 
 
 class _Softmaxes(TorchDispatchMode):
-    """What a loss is normalised in."""
+    """Records the precision in which a loss is normalised."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_losses_are_normalised_in_full_precision(
 
 
 class _Reads(TorchDispatchMode):
-    """Numbers that the host asks a tensor for."""
+    """Records numbers that the host reads from a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class _Reads(TorchDispatchMode):
 
 
 def watch_steps() -> None:
-    """Writes down, step by step, how many numbers were asked for and how many operations there were."""
+    """Record, step by step, how many numbers were read and how many operations there were."""
     from training.trainer import Trainer
 
     one_step, between = Trainer._one_step, Trainer._between_steps
@@ -185,7 +185,7 @@ def test_between_two_reports_no_step_waits_for_its_numbers(dtype: str, tmp_path:
 
 
 def count_compilations() -> None:
-    """Compiles without generating code, and writes down what was compiled by when, and what could not be."""
+    """Compile without generating code, and record what was compiled by when, and what could not be."""
     from torch._dynamo.utils import counters
 
     from training.trainer import Trainer

@@ -32,7 +32,7 @@ def mira() -> User:
 
 
 def running(job: Job, *, seconds: int = 600, indices: tuple[int, ...] = (0,), node: str = "dgx-01") -> QueuedJob:
-    """The job runs on these GPUs of a machine, and the scheduler says so."""
+    """Run the job on these GPUs of a machine, as the scheduler reports it."""
     attempt = job.latest
     assert attempt is not None
     attempt.scheduler_id, attempt.nodes, attempt.started_at = str(job.pk), [node], moment(time.time() - seconds)
@@ -49,7 +49,7 @@ def launcher_says(job: Job, told: dict[str, Any]) -> None:
 
 
 def machine_that_works(*, seconds: int = 600, gpus: int = 2) -> Machine:
-    """GPU i is used 10 × (i + 1) % for the last so many seconds."""
+    """Return a machine whose GPU i was used 10 × (i + 1) % in the last so many seconds."""
     machine, now = Machine(gpus=UUIDS[:gpus]), int(time.time())
     machine.post(machine.facts(now - seconds))
     rows = [[10 * (i + 1)] * 10 for i in range(gpus)]
@@ -134,7 +134,7 @@ class TestOthers:
 
     @pytest.fixture
     def noor(self, settings: LazySettings, mira: User) -> User:
-        """Somebody of another project; mira's job holds GPU 0."""
+        """Return a person of another project; mira's job holds GPU 0."""
         settings.VIGIL_QUEUE_VISIBLE = "own"
         machine = machine_that_works()
         running(a_job(mira, a_project(), state="running"), seconds=300)

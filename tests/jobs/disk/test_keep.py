@@ -29,7 +29,7 @@ def project() -> Project:
 
 
 def a_job(project: Project, *states: str, days_ago: float = DAYS + 1, **fields: Any) -> Job:
-    """A job that ended so long ago, with a checkpoint in each of these states, oldest first, on one line."""
+    """Create a job that ended so long ago, with a checkpoint in each of these states, oldest first, on one line."""
     owner = lab.User.objects.filter(username="olga").first() or lab.person("olga", project)
     then = timezone.now() - timedelta(days=days_ago)
     attempt = {"ended_at": then, "decided_at": then, "closed_at": then, **fields}
@@ -52,7 +52,7 @@ def add(job: Job, number: int, state: str = "verified", **fields: Any) -> Checkp
 
 
 def left(job: Job) -> list[str]:
-    """What is on disk; the rows say the same."""
+    """Return what is on disk, and check that the rows agree."""
     there = rundir.names_under(rundir.path_of(job.directory), "job/checkpoints")
     assert sorted(job.checkpoints.exclude(state="pruned").values_list("name", flat=True)) == there
     return there

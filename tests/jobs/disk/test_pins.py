@@ -28,7 +28,7 @@ def client(oskar: User) -> Client:
 
 @pytest.fixture
 def job(oskar: User, project: Project) -> Job:
-    """A running job with two checkpoints, in the database and on disk."""
+    """Return a running job with two checkpoints, in the database and on disk."""
     job = lab.a_job(oskar, project, state="running")
     lab.on_disk(job)
     for step in (4, 8):

@@ -26,7 +26,7 @@ def root(settings: Any, tmp_path: Path) -> Path:
 
 
 def closed(days_ago: float | None) -> tuple[Attempt, Path]:
-    """An attempt with a spool, a log and a checkpoint, and its folder."""
+    """Return an attempt with a spool, a log and a checkpoint, and its folder."""
     attempt = attempt_of(directory="attempt-1")
     if days_ago is not None:
         Attempt.objects.filter(pk=attempt.pk).update(closed_at=timezone.now() - timedelta(days=days_ago))

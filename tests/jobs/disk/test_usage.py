@@ -21,7 +21,7 @@ MB = 1_000_000
 
 
 def a_job(project: str = "default", *, bytes: int = 0, state: str = "completed", **fields: Any) -> Job:
-    """A job with a run directory that holds so much."""
+    """Create a job whose run directory has this size."""
     job = lab.a_job(lab.User.objects.filter(username="olga").first() or lab.person("olga"), lab.a_project(project),
                     state=state, **fields)  # fmt: skip
     lab.on_disk(job)
@@ -133,7 +133,7 @@ def test_round_ends_in_time_and_the_next_goes_on() -> None:
 
 
 def a_lab() -> tuple[Job, Job]:
-    """Two projects: heron holds more, half of it in a checkpoint."""
+    """Create two projects: heron holds more, half of it in a checkpoint."""
     large, small = a_job("heron", bytes=4 * MB), a_job("wren", bytes=MB)
     for name, state in (("step-1", "pruned"), ("step-2", "verified")):
         Checkpoint.objects.create(

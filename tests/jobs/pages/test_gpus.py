@@ -40,7 +40,7 @@ def drawn(html: str) -> dict[str, Any]:
 
 
 def working(job: Job, *percents: int, seconds: int = 600) -> Machine:
-    """Its GPUs i are used so much, each for the last so many seconds."""
+    """Report the use of GPUs i, each for the last so many seconds."""
     machine, now = Machine(gpus=UUIDS[: len(percents)]), int(time.time())
     machine.post(machine.facts(now - seconds))
     rows = [[percent] * 10 for percent in percents]
@@ -51,7 +51,7 @@ def working(job: Job, *percents: int, seconds: int = 600) -> Machine:
 
 
 def losing(job: Job, seconds: int) -> None:
-    """A step every ten seconds, its loss falling by one."""
+    """Report a step every ten seconds, with a loss that falls by one."""
     assert job.latest is not None
     began, steps = time.time() - seconds, seconds // 10
     ids = store.declare(("attempt", job.latest.pk), ["loss"])
@@ -60,7 +60,7 @@ def losing(job: Job, seconds: int) -> None:
 
 
 def launched(job: Job, percent: float, seconds: int = 300) -> None:
-    """Its launcher logged so much of its node's GPUs together."""
+    """Report a launcher's samples of its node's GPUs together."""
     assert job.latest is not None
     began = time.time() - seconds
     job.latest.started_at = moment(began)

@@ -56,7 +56,7 @@ def noor() -> User:
 
 @pytest.fixture
 def job(mira: User) -> Job:
-    """Mira's, on GPU 0 for the last 50 s."""
+    """Return mira's job, on GPU 0 for the last 50 s."""
     User.objects.filter(pk=mira.pk).update(slurm_user="mira")
     mira.refresh_from_db()
     return a_job(mira, a_project(), state="running", name="wren")

@@ -45,7 +45,7 @@ def ops() -> User:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The pieces that are asked for; a test does them by hand."""
+    """Return the queued parts, which a test runs by hand."""
     asked: list[int] = []
     monkeypatch.setattr(replay, "enqueue", asked.append)
     return asked
@@ -64,7 +64,7 @@ def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fail(runs: Path, ops: User) -> Fail:
-    """Has an attempt end badly with these logs, and diagnoses it."""
+    """End an attempt badly with these logs, and diagnose it."""
 
     def failed(judged: str = "", **logs: str) -> Incident:
         job = job_of()

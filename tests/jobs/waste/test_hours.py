@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def one_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a test happens around noon, whenever it is run: days are counted."""
+    """Let the clock start at noon, whenever the test is run, because days are counted."""
     began, really = timezone.now(), timezone.now
     noon = began.replace(hour=12, minute=0)
     monkeypatch.setattr(timezone, "now", lambda: noon + (really() - began))
@@ -41,7 +41,7 @@ def today() -> date:
 
 
 def use(scheduler_id: str, user: str, hours: tuple[float, float, float], *, days_ago: int = 0, **more: Any) -> GpuUse:
-    """What a merge would have counted: hours held, used and idle."""
+    """Store what a merge would have counted: hours allocated, used and idle."""
     held_s, used_s, idle_s = (HOUR_S * one for one in hours)
     told = {"held_s": held_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
     day = today() - timedelta(days=days_ago)
@@ -50,7 +50,7 @@ def use(scheduler_id: str, user: str, hours: tuple[float, float, float], *, days
 
 @pytest.fixture
 def lab() -> dict[str, User]:
-    """Mira's and Ann's projects with a job each, and one that Ann started past Vigil."""
+    """Create Mira's and Ann's projects with a job each, and a job that Ann started without Vigil."""
     mira = person("mira", a_project("siskin"), slurm_user="mira")
     ann = person("ann", a_project("wren"), slurm_user="ann")
     vigils(mira, "70", name="lora", project="siskin")

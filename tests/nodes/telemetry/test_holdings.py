@@ -25,7 +25,7 @@ def on_slurm(settings: LazySettings) -> None:
 
 
 def held() -> dict[str, list[str]]:
-    """Which GPUs each job holds now, as indices."""
+    """Return which GPUs each job holds now, as indices."""
     found: dict[str, list[str]] = {}
     for one in Holding.objects.filter(until=None).select_related("gpu").order_by("gpu__index"):
         found.setdefault(one.scheduler_id, []).append(f"{one.gpu.index}")
@@ -43,7 +43,7 @@ def test_the_schedulers_indices_tell() -> None:
 
 
 def numbered(minors: list[int | None], **more: Any) -> Machine:
-    """A machine whose GPUs have these device files, in NVML's order."""
+    """Return a machine whose GPUs have these device files, in NVML's order."""
     machine = Machine(gpus=UUIDS[: len(minors)])
     told = machine.facts(time.time())
     for gpu, minor in zip(told["events"][0]["gpus"], minors, strict=True):

@@ -72,14 +72,14 @@ class Side:
         self.exchange.begin()
 
     def backward(self, step: int) -> dict[str, Any]:
-        """The gradients as the ranks have exchanged them."""
+        """Return the gradients after the exchange."""
         self._loss(self.called, step, self.rank).backward()
         found = {name: parameter.grad.clone() for name, parameter in self.parameters.items()}
         self.model.zero_grad()
         return found
 
     def own(self, step: int, rank: int) -> dict[str, Any]:
-        """Those of one rank, not exchanged."""
+        """Return the gradients of one rank before the exchange."""
         import torch
 
         loss = self._loss(self.model, step, rank)
@@ -127,7 +127,7 @@ def halved() -> dict[str, Any]:
 
 
 def sparse() -> dict[str, Any]:
-    """Exactly its definition in one bucket; in several, nothing is lost."""
+    """Check one bucket exactly against the definition, and that several lose nothing."""
     import torch
 
     side = Side("topk", density=0.05)
@@ -165,7 +165,7 @@ def _lost() -> float:
 
 
 def low_rank() -> dict[str, Any]:
-    """Plain at first; then each step follows from the factors and errors that the one before has left."""
+    """Check plain exchange at first, and then that each step follows from the factors and errors of the one before."""
     deep = _low_rank(Side("powersgd", rank=2, plain_steps=2, is_deep=True))
     return {**_low_rank(Side("powersgd", rank=2, plain_steps=2)), "deep": deep["definition"]}
 
@@ -201,7 +201,7 @@ def _low_rank(side: Side) -> dict[str, Any]:
 
 
 def skipped() -> dict[str, Any]:
-    """What is not sent yet after a step that counts, and after one that does not."""
+    """Return what is not sent yet after a step that counts, and after one that does not."""
     import torch
 
     found: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def skipped() -> dict[str, Any]:
 
 
 def fewer() -> dict[str, Any]:
-    """What those that are left go on with when half of the ranks are gone: by what it is, whether it is as it was."""
+    """Drop half of the ranks, and return by item whether the state of the others is unchanged."""
     import torch
     import torch.distributed as dist
 
@@ -254,7 +254,7 @@ def _cloned(value: Any) -> Any:
 
 
 def replicas() -> dict[str, Any]:
-    """With H = 1 and SGD inside, the outer optimizer takes its steps on the mean gradient."""
+    """Check that with H = 1 and SGD inside, the outer optimizer steps on the mean gradient."""
     import torch
 
     found: dict[str, Any] = {}
@@ -295,7 +295,7 @@ def _inner_step(side: Side, step: int) -> None:
 
 
 def _alone() -> dict[str, Any]:
-    """Between exchanges replicas differ; at one, and after the run's last step, they are the mean of all."""
+    """Check that replicas differ between exchanges, and are the mean of all at one and after the run's last step."""
     import torch
 
     side = Side("local_sgd", every=3, steps=5)
@@ -310,7 +310,7 @@ def _alone() -> dict[str, Any]:
 
 
 def computed() -> dict[str, Any]:
-    """Bytes of a step of two passes as the layout gives them, and as torch's collectives are really asked for them."""
+    """Return the bytes of a step of two passes by the layout's formula, and as really passed to torch's collectives."""
     import torch.distributed as dist
 
     world = dist.get_world_size()
@@ -369,7 +369,7 @@ def _computed(sizes: dict[str, int], options: dict[str, Any], frozen: tuple[str,
 
 @contextlib.contextmanager
 def _counted() -> Iterator[list[float]]:
-    """Bytes by the formulas of rings, of what FSDP2 asks torch for."""
+    """Count the bytes of what FSDP2 passes to torch, by the formulas of rings."""
     import torch.distributed as dist
 
     counted, before = [0.0], (dist.all_gather_single, dist.reduce_scatter_single, dist.all_reduce)

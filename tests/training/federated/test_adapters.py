@@ -52,7 +52,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(kind: str, texts: Path, weights: Path, **more: Any) -> dict[str, Any]:
-    """[run] with these adapters."""
+    """Return [run] with these adapters."""
     given = {"from_weights": str(weights), **(LORA if "lora" in kind else {}), **more.pop("language", {})}
     return table(texts, adapters=kind, language=given, **{"learning_rate": 30.0, **more})
 
@@ -120,7 +120,7 @@ def test_it_begins_at_the_weights_and_only_what_is_declared_changes(
 
 
 def _loss(rounds: Rounds) -> float:
-    """Of the server's model."""
+    """Return the loss of the server's model."""
     judged = rounds.evaluator.evaluate(rounds.server, should_continue=lambda: True)
     assert judged is not None
     return judged.means["loss"]
@@ -147,7 +147,7 @@ def test_the_mean_of_products_is_the_product_of_means_only_where_a_is_fixed(
 
 
 def _clients_of(rounds: Rounds) -> list[Tensor]:
-    """What each client comes to in the next round."""
+    """Return what each client arrives at in the next round."""
     found: dict[int, Tensor] = {}
     run = rounds.work.run
 
@@ -167,7 +167,7 @@ def _clients_of(rounds: Rounds) -> list[Tensor]:
 
 
 def _product(rounds: Rounds, vector: Tensor) -> Tensor:
-    """BA of one matrix."""
+    """Return BA of one matrix."""
     model = rounds.federation.model
     tensors = {**dict(model.task.model.named_parameters()), **model.weights.tensors(vector)}
     a, b = (tensors[f"blocks.0.attention.query.lora_{side}.default.weight"].detach() for side in "AB")
@@ -227,7 +227,7 @@ def test_scl_counts_what_the_paper_counts() -> None:
 
 @pytest.fixture(scope="module")
 def trained(texts: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Federation]:
-    """A federation of each kind, of one rank."""
+    """Train a federation of each kind with one rank."""
     folder = tmp_path_factory.mktemp("trained")
     found = {}
     for kind in NUMBERS:

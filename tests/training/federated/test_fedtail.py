@@ -38,7 +38,7 @@ def with_options(**options: object) -> dict[str, Any]:
 
 
 class TailCase:
-    """A client of a federation, a point to look from, and the same model and batch as torch has them."""
+    """A client of a federation, a point at which to evaluate, and the same model and batch in torch."""
 
     def __init__(self, folder: Path, **options: object) -> None:
         self.rounds = ready(folder, {**with_options(**options), "dtype": "fp64", "local_steps": 1})
@@ -233,7 +233,7 @@ class TestRounds:
 
 
 def _by_hand(rounds: Rounds, gamma: str) -> Tensor:
-    """One step of each client on all that it has, along ∇L_cls + Σ γ_c ∇L_c."""
+    """Compute one step of each client on all its data, along ∇L_cls + Σ γ_c ∇L_c."""
     model, divided = rounds.federation.model, rounds.federation.divided
     w = rounds.server.weights
     total = torch.zeros_like(w)

@@ -49,7 +49,7 @@ buffer = 5
 
 
 def _digests(run: Run) -> dict[str, str]:
-    """Of each tensor in the last checkpoint."""
+    """Return the digest of each tensor in the last checkpoint."""
     whole = run.path / "whole.pt"
     dcp_to_torch_save(run.path / "job" / "checkpoints" / f"step-{ROUNDS}", whole)
     tensors = _leaves(torch.load(whole, weights_only=True))
@@ -77,7 +77,7 @@ def _rank(run: Run, rank: int, gone: set[int]) -> psutil.Process:
 
 
 def _kill(run: Run, rank: int, incarnation: int, round_: int, gone: set[int]) -> None:
-    """In a round after this one."""
+    """Kill it in a round after this one."""
     _in_a_round(run, round_, rank=rank, incarnation=incarnation)
     process = _rank(run, rank, gone)
     gone.add(process.pid)
@@ -86,7 +86,7 @@ def _kill(run: Run, rank: int, incarnation: int, round_: int, gone: set[int]) ->
 
 
 def _in_a_round(run: Run, after: int, *, attempt: int = 1, rank: int = 0, incarnation: int = 0) -> None:
-    """Until it is in a round after this one, and has a checkpoint to go on from."""
+    """Wait until it is in a round after this one, with a checkpoint from which to resume."""
     path = heartbeat_path(run.attempt(attempt), rank=rank, incarnation=incarnation)
     until(lambda: [*run.path.glob("job/checkpoints/*/COMMITTED")], 120)
     until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= after, 120)
@@ -94,7 +94,7 @@ def _in_a_round(run: Run, after: int, *, attempt: int = 1, rank: int = 0, incarn
 
 @pytest.fixture(scope="class")
 def undisturbed(more: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What it comes to where nobody disturbs it."""
+    """Return the model of an undisturbed run."""
     run = Run(tmp_path_factory.mktemp("undisturbed") / "run")
     try:
         run.describe(TEXT.format(more=more))

@@ -38,7 +38,7 @@ NAMELESS: Any = SimpleNamespace(
 
 
 class Clock:
-    """In place of the module `time`."""
+    """Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -54,12 +54,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def coverage() -> CoverageLog:
-    """Of as many clients as there may be, with as much data, none of which has counted."""
+    """Return the coverage of the maximum number of clients and data, none of which has counted."""
     return CoverageLog(np.full(CLIENTS, 2**31))
 
 
 def a_round(draw: np.random.Generator, selected_clients: int) -> RoundReport:
-    """Numbers that nothing makes shorter, and clients in every kind of trouble."""
+    """Return a report with numbers that do not compress, and clients with every kind of problem."""
     clients = draw.choice(CLIENTS, selected_clients, replace=False)
     states = draw.choice([TRAINED, LATE, DROPPED, REJECTED, BROKEN], selected_clients, p=[0.8, 0.05, 0.05, 0.05, 0.05])
     dropped = clients[states == DROPPED].tolist()

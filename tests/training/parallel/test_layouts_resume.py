@@ -59,7 +59,7 @@ Done = tuple[Run, Path]
 
 
 def finish_all(asked: dict[str, tuple[str, Run]], folder: Path, *, resume: str = "") -> dict[str, Done]:
-    """By name (layout, run): all of one world size on the same ranks."""
+    """Run them by name (layout, run): all of one world size on the same ranks."""
     by_world: dict[int, list[str]] = defaultdict(list)
     for name, (layout, _) in asked.items():
         by_world[LAYOUTS[layout][0]].append(name)
@@ -72,7 +72,7 @@ def finish_all(asked: dict[str, tuple[str, Run]], folder: Path, *, resume: str =
 
 
 def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
-    """With all that lies in its job folder up to step SAVED, on a layout of its own."""
+    """Copy the job folder up to step SAVED, for a run on another layout."""
     made = Run(folder, {**CONFIG, **LAYOUTS[layout][1], **changes})
     shutil.copytree(run.job_dir, made.job_dir, dirs_exist_ok=True)
     shutil.rmtree(made.job_dir / "checkpoints" / f"step-{STEPS}", ignore_errors=True)
@@ -88,13 +88,13 @@ OWN = [
 
 
 def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """The parameters of every test of this class that is to run."""
+    """Return the parameters of every test of this class that is to run."""
     return [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
 
 
 @pytest.fixture(scope="class")
 def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
-    """By layout: the run to its end, and the same from its step SAVED on."""
+    """Return, by layout, the run to its end, and the same resumed at step SAVED."""
     folder, names = tmp_path_factory.mktemp("own"), [one["layout"] for one in asked_of(request)]
     asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in names}
     whole = finish_all(asked, folder / "whole")

@@ -53,7 +53,7 @@ def _schedules(row: Combination, turn: str) -> Iterable[str]:
 
 
 def config_of(row: Combination, schedule: str | None = None) -> dict[str, Any]:
-    """Two ranks along each axis, and one along the others: as a sweep over them writes it."""
+    """Return two ranks along each axis, and one along the others: as a sweep over them writes it."""
     mesh = {axis: 2 if axis in row.axes else 1 for axis in ("pp", "cp", "tp")}
     if row.parallelism == "fsdp":
         mesh |= {axis: 2 if axis in row.axes else 1 for axis in ("dp", "shard")}
@@ -83,7 +83,7 @@ def _finish(mine: Iterable[tuple[Combination, str | None]], world: int, folder: 
 
 
 def losses(run: Run, world: int) -> dict[int, float]:
-    """Of the whole batch: ranks that share samples tell the same, so the mean over all ranks is the batch's."""
+    """Return losses of the whole batch: ranks that share samples report the same, so it is the mean over all ranks."""
     ranks = [run.series(rank=rank) for rank in range(world)]
     return {step: fmean(told[step] for told in ranks) for step in ranks[0]}
 

@@ -31,7 +31,7 @@ from training.weights.weight_files import open_weights
 
 
 class _Transformers:
-    """Imports the library at its first use: it takes four seconds, which workers that run other files save."""
+    """Import the library at its first use: it takes four seconds, which workers that run other files save."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(import_module("transformers"), name)
@@ -106,7 +106,7 @@ def without_a_warning() -> Iterator[None]:
 
 
 def loaded(folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer, both by what the folder itself says."""
+    """Load model and tokenizer by the folder's own files."""
     with without_a_warning():
         model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
