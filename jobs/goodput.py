@@ -58,7 +58,7 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
 
 
 def _limits(sources: Sequence[tuple[int, int]], starts: dict[tuple[int, int], int], latest: Attempt) -> list[float]:
-    """Return the last step of each source that was not done in vain.
+    """Return the last step of each source whose work was not lost.
 
     Sources are (attempt, incarnation), oldest first.
     """

@@ -21,7 +21,7 @@ class ClientFiles:
     """The files that [client] names."""
 
     directory: Path | None
-    """Where they are, for a run that is started by hand; None: known to the launcher."""
+    """Where they are, for a run that is started manually; None: known to the launcher."""
     names: Mapping[str, str]
     """The files, by the field of [client] that names each."""
 

@@ -18,7 +18,7 @@ Scope = Literal["program", "kernel", "slurm", "trainer"]
 
 
 class BadEntry(ValueError):
-    """An entry is invalid; the message says why to whoever wrote it."""
+    """Raised for an invalid entry; the message tells its author why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

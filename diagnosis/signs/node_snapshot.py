@@ -216,7 +216,7 @@ def _smi_report_of_job(snapshot: NodeSnapshot) -> str:
 
 
 def _other_jobs_filter(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Callable[[float, str], bool]:
-    """Return a function that tells whether a kernel line is about another job: another job's GPU, or a process that
+    """Return a predicate for kernel lines about another job: another job's GPU, or a process that
     was killed for memory before the ranks started or in a control group that they are not in.
     """
     pids = {str(end.pid) for end in ends if end.pid}

@@ -64,7 +64,7 @@ def user(site: CheckedSite) -> CheckFinding:
 
 
 def key(site: CheckedSite) -> Iterator[CheckFinding]:
-    """Check the key file: whoever reads the key can act as every user of the cluster."""
+    """Check the key file: anybody who reads the key can act as every user of the cluster."""
     title = "The key"
     if site.token_command:
         yield _from_command(site)

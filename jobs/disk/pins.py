@@ -59,7 +59,7 @@ def is_pruned(job: Job, checkpoint: Checkpoint) -> bool:
     names = {checkpoint.name, f"step-{checkpoint.step}.g{checkpoint.generation}"}
     try:
         with rundir.folder_under(root, "job/checkpoints"):
-            pass  # if this folder is missing, too, nothing is known
+            pass  # if this folder is also missing, nothing is known
         return not any(rundir.has_checkpoint(job.directory, name) for name in names)
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Explain why no nodes have room for a job: too few free, too few at all, the wrong shape, or free for too short."""
+"""Explain why no nodes have room for a job: too few free, too few at all, wrong shape, or not free for long enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vigil_core import formatting
 
 
 def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
-    """Yield the blocks of nodes: too few with room, too few at all, the wrong shape, or free for too short a time."""
+    """Yield the blocks of nodes: too few with room, too few at all, the wrong shape, or not free for long enough."""
     fit, request = facts.fit, facts.request
     if not facts.seats or fit.starts:
         return

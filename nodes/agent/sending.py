@@ -147,7 +147,7 @@ class BatchSender(threading.Thread):
         return self._handle_rejection(answer, token, first, batches)
 
     def _next(self) -> tuple[int, list[bytes]]:
-        """Return the batches to send; none before the first response, which tells where the portal is."""
+        """Return the batches to send; none before the first response, which has the portal's position."""
         if self._cursor is None:
             return self._buffer.began, []
         number = self._cursor

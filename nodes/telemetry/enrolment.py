@@ -55,7 +55,7 @@ def make_secret(by: User) -> tuple[EnrolmentSecret, str]:
 
 
 def enroll_here(node: str) -> str:
-    """Issue a token for the portal's own machine, for whoever starts the portal."""
+    """Issue a token for the portal's own machine, on behalf of the user who starts the portal."""
     agent, _ = Agent.objects.get_or_create(node=node)
     return _issue(agent, "vigil up")
 

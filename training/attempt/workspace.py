@@ -1,4 +1,4 @@
-"""Determine where a run reads and writes: as Vigil's launcher says, or in a new attempt when started by hand."""
+"""Determine where a run reads and writes: as Vigil's launcher says, or in a new attempt when started manually."""
 
 from __future__ import annotations
 

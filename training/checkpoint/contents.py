@@ -1,4 +1,4 @@
-"""Read torch's table of contents of a checkpoint, `.metadata`, without trusting whoever wrote it.
+"""Read torch's table of contents of a checkpoint, `.metadata`, without trusting its author.
 
 It is a pickle. Only plain classes of torch are resolved for it, as stand-ins: a pickle may also set attributes of a
 class that it names, and for `PosixPath`, for example, that would redirect every path in this process. The result is

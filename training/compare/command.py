@@ -223,7 +223,7 @@ def _machine() -> str:
 
 
 def _cache(file: Path) -> Path:
-    """Return the folder in which the run would cache its data when started by hand."""
+    """Return the folder in which the run would cache its data when started manually."""
     from training.corpus.cache import cache_dir
 
     return cache_dir(file.absolute().parent / "runs" / "compare")

@@ -264,7 +264,7 @@ class Rounds(Loop):
             self.round_reporter.failures.report_quarantined(round_, out, QUARANTINED_AFTER)
 
     def _check_not_all_failed(self, round_: int, attempts: Sequence[ClientOutcomes]) -> None:
-        """Raise ClientsFailed with the first client's error if no client can do the work: others would fail, too."""
+        """Raise ClientsFailed with the first client's error if no client can do the work: others would also fail."""
         selected = len(attempts[-1].clients)
         is_hopeless = (round_ == 1 and selected > 1) or len(attempts) == MAX_ATTEMPTS
         if (

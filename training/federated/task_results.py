@@ -47,7 +47,7 @@ class TaskResult:
     """Sums of what the clients sent, in float64 and identical on every rank."""
 
     sum: Mapping[str, Tensor]
-    """Sums with every update at full weight, however late: clients change their own state at full weight, too."""
+    """Sums with every update at full weight, however late: clients also change their own state at full weight."""
     mean: Mapping[str, Tensor]
     """Weighted means, in which late updates are discounted."""
     outcomes: ClientOutcomes

@@ -19,7 +19,7 @@ from training.federation.parts import DataSplit
 
 NOWHERE = Path(os.devnull)
 EVEN = DataSplit(lambda labels, clients, draw, **options: np.arange(len(labels.of["train"])) % clients)
-"""Stands in for a split that only the ranks can read, so that problems of every split are found here, too."""
+"""Stands in for a split that only the ranks can read, so that problems of every split are found here."""
 
 
 def problems(config: FederationConfig, ranks: int) -> Iterator[Problem]:

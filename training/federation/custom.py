@@ -28,7 +28,7 @@ class CustomPart:
 
     @property
     def written(self) -> str:
-        """The value as people write it: "custom…" for what is stored as "own…", which is accepted, too."""
+        """The value as people write it: "custom…" for what is stored as "own…", which is also accepted."""
         return self.choice.replace("own", "custom", 1) if self.choice.startswith("own") else self.choice
 
     @property

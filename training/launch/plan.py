@@ -157,7 +157,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Lau
 
 
 def _scheduler_id(environment: Mapping[str, str]) -> str:
-    """Return the scheduler's job id, or a unique id for a launch by hand."""
+    """Return the scheduler's job id, or a unique id for a manual launch."""
     found = environment.get("VIGIL_SCHEDULER_ID") or environment.get("SLURM_JOB_ID", "")  # of an array task: "17_3"
     if not found:
         return f"by-hand-{os.getpid()}-{os.urandom(4).hex()}"
