@@ -1,4 +1,4 @@
-"""What each room of tests costs: after every run a table of its seconds, kept in var/seconds/ and printed.
+"""Report the duration of each folder of tests: a table after every run, stored in var/seconds/ and printed.
 
 Loaded for every run (`-p` in pyproject.toml). TEST_STAGE names the file; a run by hand writes pytest.tsv.
 """
@@ -21,7 +21,7 @@ HEADER = "room\tfile\ttests\tseconds"
 
 @dataclass
 class Seconds:
-    """By file: how many tests ran in it, and for how long, with what their fixtures took."""
+    """By file: the number of tests and their duration, including fixtures."""
 
     tests: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -31,14 +31,14 @@ class Seconds:
         self.seconds[file] += seconds
 
     def read(self, table: str) -> None:
-        """Add what `table` wrote."""
+        """Add the content of a `table`."""
         for line in table.splitlines()[1:]:
             _, file, tests, seconds = line.split("\t")
             self.tests[file] += int(tests)
             self.seconds[file] += float(seconds)
 
     def rooms(self) -> Seconds:
-        """The same by folder."""
+        """Return the same by folder."""
         found = Seconds()
         for file, seconds in self.seconds.items():
             room = room_of(file)
@@ -50,24 +50,24 @@ class Seconds:
         return sorted(self.seconds, key=lambda name: -self.seconds[name])
 
     def lines(self, names: list[str]) -> Iterator[str]:
-        """For people: seconds, their share, tests."""
+        """Return lines for people: seconds, their share, tests."""
         whole = sum(self.seconds.values()) or 1.0
         for name in names:
             yield (f"{self.seconds[name]:8.1f} s {self.seconds[name] / whole:5.0%} {self.tests[name]:6,} tests  {name}")
 
     def table(self) -> str:
-        """For programs: one file a line, tabs between."""
+        """Return lines for programs: one file per line, tabs between fields."""
         rows = [f"{room_of(file)}\t{file}\t{self.tests[file]}\t{self.seconds[file]:.2f}" for file in self.dearest()]
         return "\n".join([HEADER, *rows]) + "\n"
 
 
 def room_of(file: str) -> str:
-    """The test's folder."""
+    """Return the test's folder."""
     return str(PurePosixPath(file).parent)
 
 
 class Recorder:
-    """Listens to every report. With several workers only their controller hears all, so it alone writes."""
+    """Record every report. With several workers only their controller receives all reports, so it alone writes."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -97,7 +97,7 @@ class Recorder:
 
 
 def write(seconds: Seconds) -> None:
-    """Kept for the next who asks what a room costs; a checkout that is not ours to write to goes without."""
+    """Store the table for whoever asks what a folder costs; skip it in a checkout that is not writable."""
     try:
         RESULTS_FOLDER.mkdir(parents=True, exist_ok=True)
         (RESULTS_FOLDER / f"{os.environ.get('TEST_STAGE', 'pytest')}.tsv").write_text(seconds.table())

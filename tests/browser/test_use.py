@@ -15,7 +15,7 @@ from vigil_core import formatting
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 Browse = Callable[..., Watched]
 
-# Before the chart could be drawn anew.
+# Before the chart could be redrawn.
 TWICE = """async (plot) => {
   for (const _ of [1, 2]) plot.dispatchEvent(new KeyboardEvent("keydown", { key: "l" }));
   await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));

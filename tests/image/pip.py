@@ -56,7 +56,7 @@ def _paths(values: Iterable[str]) -> set[str]:
     """Return files and folders of this machine that the settings name."""
     words = re.findall(r"(?:^|\s|file://)(/[^\s:]+)", "\n".join(values))
     found = [Path(word) for word in words if Path(word).exists()]
-    # An index is full of links into folders beside it.
+    # An index is full of links into neighbouring folders.
     return {str(path.parent if path.name == "simple" else path) for path in found}
 
 

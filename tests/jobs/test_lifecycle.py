@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
-# Counts, saves every tenth step, goes on where it was; what it prints tells what happened.
+# Counts, saves every tenth step, and resumes from there; its output shows what happened.
 PROGRAM = """\
 import os, sys, time, pathlib, vigil_report
 vigil_report.stopping()  # from here on a stop is ours to obey

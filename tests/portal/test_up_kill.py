@@ -206,7 +206,7 @@ def test_killed_supervisor_costs_nothing(stack: Stack, submit: Submit) -> None:
     stack.process.wait(5)
     wait_for(lambda: not stack.portal_processes(), "the supervisor's children to end", 5)
     assert stack.job_processes(), "only the job goes on"
-    # The job ends with nobody there to see it, and is taken in at the next start.
+    # The job ends while the portal is down, and is ingested at the next start.
     wait_for(lambda: not stack.job_processes(), "the job to end by itself", 120)
     stack.start()
     job = wait_for_end(stack, job_id)

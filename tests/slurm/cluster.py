@@ -236,7 +236,7 @@ class Cluster:
 
     @property
     def _mariadb(self) -> tuple[str, ...]:
-        # Temporary files of its own: it removes those of another server in /tmp.
+        # A separate folder for temporary files: the server deletes those of other servers in /tmp.
         folder = self.layout.folder
         files = (f"--datadir={folder}/mysql", f"--tmpdir={folder}/mysql-tmp", "--innodb-log-file-size=8M")
         return ("--no-defaults", "--user=root", *files)

@@ -18,7 +18,7 @@ from tests.slurm.portal import Person, Portal
 from tests.stack import REPOSITORY, wait_for
 
 VIGIL = f"{sys.executable} -P -m vigil_cli.main"
-# Logs until it is told to go, from the step after the checkpoint that it finds.
+# Logs until it is told to end, from the step after the checkpoint that it finds.
 TRAIN = """\
 import os, pathlib, time, vigil_report
 found, step = vigil_report.resume_path(), 0

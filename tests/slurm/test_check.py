@@ -146,7 +146,7 @@ def test_slurmctld_down(portal: Portal, slurm: Cluster) -> None:
 def test_slurmdbd_down(portal: Portal, slurm: Cluster) -> None:
     with slurm.without("slurmdbd"):
         found = asked(portal)
-    # 24.11 tells no partitions meanwhile.
+    # 24.11 reports no partitions meanwhile.
     assert (
         {"Accounting responds (slurmdbd)"} <= set(found.at("error")) <= {"Accounting responds (slurmdbd)", "Partitions"}
     )

@@ -25,7 +25,7 @@ SERVED = {
     "26.05": ["v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45"],
 }
 SLEEP = "#!/bin/bash\nsleep 600\n"
-# A cluster of its own with a running job, that ends with its standard input.
+# A separate cluster with a running job, which ends with its standard input.
 ANOTHER = f"""
 import json, sys
 from tests.slurm.cluster import cluster

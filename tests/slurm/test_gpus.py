@@ -196,7 +196,7 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     )
     assert whose != [(BOB, f"{array}_0")], "a number that the queue does not have"
 
-    # One that is suspended holds, one that is queued again holds anew, those that end give back.
+    # A suspended job keeps its GPUs, a requeued one gets GPUs again, and jobs that end release theirs.
     slurm.run("scontrol", "suspend", foreign)
     slurm.run("scontrol", "requeue", second_id)
     slurm.run("scancel", plain, on_both)

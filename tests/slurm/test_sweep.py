@@ -19,7 +19,7 @@ from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal
 from tests.stack import wait_for
 
-# Says which it is and when it ran; fails, stops or waits as it is told.
+# Prints its index and when it ran; fails, stops or waits as instructed.
 PROGRAM = """\
 import json, os, pathlib, sys, time
 number, mode = int(os.environ["NUMBER"]), os.environ.get("MODE", "")

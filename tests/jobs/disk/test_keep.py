@@ -116,7 +116,7 @@ def test_pinned_ones_and_the_newest_verified_stay(project: Project) -> None:
 
 def test_newest_is_on_the_line_not_the_highest_step(project: Project) -> None:
     job = a_job(project)
-    # The last attempt began anew from step 1 and got to step 2 again.
+    # The last attempt restarted from step 1 and reached step 2 again.
     first = job.latest
     assert first
     then = first.ended_at

@@ -116,7 +116,7 @@ class TestForecast:
     def test_failures_and_the_chance_of_none_as_simulated(self, nodes: int, days: float, per_thousand: float) -> None:
         found = forecast(Plan(nodes, days, 30.0, 120.0), Assumed(per_thousand / 1000))
         chance = np.random.default_rng(nodes)
-        # Each node by itself, failing after times of its own.
+        # Each node separately, failing at random times.
         first = chance.exponential(1000 / per_thousand, (20_000 if nodes < 500 else 4_000, nodes)).min(axis=1)
         none = np.mean(first > days)
         error = math.sqrt(found.none * (1 - found.none) / len(first))

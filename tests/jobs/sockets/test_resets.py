@@ -176,7 +176,7 @@ def test_a_frame_for_a_peer_that_has_just_gone_is_no_fault(
         await raw.say(TEXT)
         await asyncio.wait_for(busy.wait(), 10)
         raw.reset()
-        # Reading is paused while the message waits, so only writing tells the server that nobody is there.
+        # Reading is paused while the message waits, so the server notices the disconnection only by writing.
         stream = Spooled()
         for step in range(200):
             if not web.server_state.connections:

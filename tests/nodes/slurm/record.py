@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parent / "recorded"
 KEY = "00c0ffee00c0ffee"
 SLEEP = "#!/bin/sh\nsleep 900\n"
 STUBBORN = "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n"
-# What everybody can ask at any moment; {name} stands for the id of the job of that name.
+# Requests that are valid at any moment; {name} is replaced by the id of the job of that name.
 BUSY = (
     "slurm/jobs", "slurm/jobs/state", "slurm/job/{gpus}", "slurm/job/{array}", "slurm/job/{finished-array}",
     "slurm/nodes", "slurm/partitions", "slurm/reservations", "slurm/licenses", "slurm/shares", "slurm/diag",

@@ -102,7 +102,7 @@ def test_what_agents_told_is_found_again_in_one_query(django_assert_num_queries:
     assert mounts.between(then - timedelta(hours=1), then, node="dgx-03")
     assert mounts.between(then - timedelta(hours=1), then, node="dgx-09") == []
     assert mounts.between(then - timedelta(hours=3), then - timedelta(hours=2)) == []
-    # Of a machine that fell silent nobody knows that it still is.
+    # Whether it is still slow on a machine that fell silent is unknown.
     Agent.objects.filter(node="dgx-03").update(heard_at=then - timedelta(seconds=100))
     (event,) = mounts.between(then - timedelta(hours=1), then)
     assert event.until == then - timedelta(seconds=100)

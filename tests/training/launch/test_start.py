@@ -16,7 +16,7 @@ from tests.training.launching import until
 from tests.waiting import PATIENCE_S
 from training import start
 
-# Says how often it was started and that it lives, then does what it is told.
+# Writes how often it was started and that it is alive, then does what it is told.
 PLAYED = """
 import os, pathlib, signal, subprocess, sys, time
 here = pathlib.Path(sys.argv[1])
