@@ -46,7 +46,7 @@ def scheduler(root: Path) -> LocalScheduler:
 
 
 def _end_all(root: Path) -> None:
-    """No job outlives its test."""
+    """End all jobs after a test."""
     known = LocalScheduler(root, cpus=1, gpus=[])
     ids = [str(job_id) for job_id in slots.job_ids(str(root))]
     for scheduler_id in ids:

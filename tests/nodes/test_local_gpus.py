@@ -16,7 +16,7 @@ from tests.nvml import StandIn, uuid
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Two GPUs for what this test starts."""
+    """Let processes that this test starts find two GPUs."""
     library = StandIn(tmp_path)
     library.set_state("* count 2")
     for name, value in library.environment.items():

@@ -30,7 +30,7 @@ def queued(number: int, **facts: Any) -> cluster.QueuedJobInfo:
 
 
 def later(seconds: float) -> None:
-    """As if so much time had passed since every part was last asked for."""
+    """Pretend that every part was last polled so long ago."""
     for reading in Reading.objects.all():
         assert reading.asked_at
         Reading.objects.filter(pk=reading.pk).update(asked_at=reading.asked_at - timedelta(seconds=seconds))

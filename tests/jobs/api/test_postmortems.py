@@ -109,7 +109,7 @@ def test_who_may(incident: Incident, oskar: User) -> None:
 class TestList:
     @pytest.fixture
     def many(self, mira: User) -> list[Incident]:
-        """Ninety, of three causes on three nodes, an hour apart; half of them in another project."""
+        """Create ninety post-mortems of three causes on three nodes, an hour apart; half of them in another project."""
         jobs = [a_job(mira, a_project(), state="failed"), a_job(mira, a_project("elsewhere"), state="failed")]
         now, rows = timezone.now(), []
         for n in range(90):

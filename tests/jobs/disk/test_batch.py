@@ -72,7 +72,7 @@ class Played:
         return process.returncode
 
     def calls(self, word: str) -> list[list[str]]:
-        """What it was called with."""
+        """Return its calls."""
         path = self.said / word
         words = path.read_bytes().decode().split("\0")[:-1] if path.exists() else []
         return [list(call) for last, call in itertools.groupby(words, key=lambda w: w == "") if not last]

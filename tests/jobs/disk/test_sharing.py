@@ -101,7 +101,7 @@ class Lab:
         self.directory = self.ours(work)
 
     def ours(self, work: Callable[[], str], name: str = PORTAL) -> str:
-        """What our own functions answer in a process that is this Unix user; an error is one here, too."""
+        """Return what our own functions return in a process of this Unix user; its errors are raised here."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -123,7 +123,7 @@ class Lab:
         return told
 
     def person(self, name: str, script: str) -> subprocess.CompletedProcess[str]:
-        """What a shell of this person does in the run directory, whose path is $run."""
+        """Run a shell as this person in the run directory, whose path is $run."""
         user = pwd.getpwnam(name)
         return subprocess.run(
             ["/bin/bash", "-c", f"set -eu; run={self.run}; {textwrap.dedent(script)}"],

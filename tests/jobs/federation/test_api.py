@@ -113,7 +113,7 @@ def test_another_kind_of_job_has_none_and_a_strangers_is_not_there(
 class TestTheCommandLine:
     @pytest.fixture(autouse=True)
     def portal(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the command asks is answered here."""
+        """Let the command's requests reach this portal."""
 
         class Portal:
             def items(self, path: str, *, most: int | None = None, **wanted: Any) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ def newest() -> Attempt:
 
 
 def stalled(job: Job) -> None:
-    """Whoever has claimed the job's attempt did so longer ago than any request may take."""
+    """Move the claim of the job's attempt further back than any request may take."""
     earlier = timezone.now() - timedelta(seconds=40)
     Attempt.objects.filter(job=job, ended_at=None, scheduler_id="").update(submitting_at=earlier)
 
@@ -41,7 +41,7 @@ def stalled(job: Job) -> None:
 def overtaken(
     monkeypatch: pytest.MonkeyPatch, job: Job, scheduler: ScriptedScheduler, *, error: OSError | None = None
 ) -> None:
-    """While one worker writes the run directory, a second one hands the attempt over."""
+    """Let a second worker hand the attempt over while one writes the run directory."""
     prepare = handover.prepare
 
     def slow(attempt: Attempt) -> Path:

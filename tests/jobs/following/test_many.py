@@ -46,7 +46,7 @@ def many(
 
 
 class Clock:
-    """Time that passes only when a test says so; stands in for a module's `time`."""
+    """A clock that advances only when a test says so; replaces a module's `time`."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()

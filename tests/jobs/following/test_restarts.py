@@ -337,7 +337,7 @@ class TestChangedRows:
 class TestSweeps:
     @pytest.fixture
     def sweep(self, oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> Sweep:
-        """Six jobs, of which three run at a time."""
+        """Return a sweep of six jobs, of which three run at a time."""
         text = 'name = "s"\n[run]\nsteps = 9\n[sweep]\nat_once = 3\n[sweep.over]\n"run.seed" = [1, 2, 3, 4, 5, 6]\n'
         made, _ = sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)
         tick()

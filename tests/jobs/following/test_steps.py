@@ -27,7 +27,7 @@ FINE = SlurmStep(number="extern", name="extern", state="completed", exit_code=0,
 
 @pytest.fixture
 def failed(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Attempt:
-    """It has ended, and the accounts know nothing yet."""
+    """Return an attempt that has ended, of which accounting knows nothing yet."""
     scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     return newest()

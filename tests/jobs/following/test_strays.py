@@ -29,7 +29,7 @@ def asked(oskar: User) -> Job:
 
 
 def later(**ago: float) -> None:
-    """So much time has passed since anybody touched these rows."""
+    """Pretend that these rows were last changed so long ago."""
     moment = timezone.now() - timedelta(**ago)
     Attempt.objects.filter(ended_at=None).update(submitting_at=moment)
     Stray.objects.update(tried_at=moment)

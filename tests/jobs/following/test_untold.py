@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def untold(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Attempt:
-    """It ran, and now nobody knows."""
+    """Return a job that ran, and whose state is now unknown."""
     scheduler.update_job("101", state="running")
     tick()
     scheduler.update_job("101", state="unknown")

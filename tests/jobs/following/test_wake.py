@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "docs" / "slurm" / "jobcomp.sh"
 
 
 class Queued:
-    """What was put into the queue: (task, arguments, seconds to wait)."""
+    """The tasks that were queued: (task, arguments, seconds to wait)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[tuple[object, ...], float | None]] = []

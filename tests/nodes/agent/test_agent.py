@@ -29,7 +29,7 @@ def fault(address: int) -> str:
 
 
 def sampled(agent: Running, least: int = 1) -> list[dict[str, Any]]:
-    """Batches with samples of all GPUs, once there are so many."""
+    """Return batches with samples of all GPUs, once there are so many."""
     return until(lambda: len(found := _full(agent)) >= least and found)
 
 
@@ -38,7 +38,7 @@ def _full(agent: Running) -> list[dict[str, Any]]:
 
 
 def counted(agent: Running) -> int:
-    """All records of the kernel log's that were told."""
+    """Return all reported records of the kernel log."""
     return sum(event["count"] for event in agent.portal.events("xid") if event["source"] == "kernel")
 
 

@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def make(tmp_path: Path, clock: Clock) -> Iterator[Any]:
-    """Agents that are turned by hand, and tell nobody."""
+    """Make agents that a test drives by hand, and that send nothing."""
     made: list[AgentLoop] = []
 
     def one(**more: Any) -> AgentLoop:

@@ -53,7 +53,7 @@ class UnixServer(ThreadingMixIn, UnixStreamServer):
 
 class QuietServer(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Who does not trust us hangs up."""
+        """Ignore clients that hang up because they do not trust the certificate."""
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def test_a_gpu_that_was_swapped_ends_the_one_before_it() -> None:
 
 
 def silent(machine: Machine) -> None:
-    """It was heard a minute ago."""
+    """Make the agent silent for a minute."""
     Agent.objects.filter(node=machine.node).update(heard_at=timezone.now() - timedelta(minutes=1))
 
 

@@ -74,7 +74,7 @@ def test_a_loss_whose_save_failed_is_not_among_the_best(tmp_path: Path) -> None:
 
 
 def write_slowly() -> None:
-    """So slowly that the next steps are done meanwhile."""
+    """Write so slowly that the next steps are done meanwhile."""
     from training.checkpoint.writing import CheckpointWriter, ManifestFields
 
     write = CheckpointWriter.write

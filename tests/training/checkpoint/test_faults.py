@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> 
 
 
 def fill_the_logs_disk() -> None:
-    """In a rank: nothing that it says finds room."""
+    """Fill the disk of the logs in a rank, so that none of its output is written."""
     full = os.open("/dev/full", os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(full, stream)
@@ -170,7 +170,7 @@ def test_a_log_on_a_full_disk_ends_no_rank(tmp_path: Path) -> None:
 
 
 def _fill(file: int) -> None:
-    """All that is left, again and again, for pruning frees some."""
+    """Fill all remaining space, repeatedly, because pruning frees some."""
     block = b"\0" * 65_536
     try:
         while True:

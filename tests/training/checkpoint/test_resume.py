@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
-    """By world size, a run that nothing befell."""
+    """Return an undisturbed run by world size."""
     runs = {}
     for world in (1, 2, 3, 4):
         runs[world] = Run(tmp_path_factory.mktemp("whole") / str(world))
@@ -122,5 +122,5 @@ def _hex(series: dict[int, float]) -> dict[int, str]:
 
 
 def _digests(run: Run) -> dict[str, str]:
-    """Of the last checkpoint's tensors; `.metadata` also holds a random id."""
+    """Return digests of the last checkpoint's tensors; `.metadata` also holds a random id."""
     return {file.file: file.sha256 for file in run.checkpoints[-1].files if file.file != ".metadata"}

@@ -22,7 +22,7 @@ def _server(staleness: int, workers: int = 3) -> tuple[ParameterServer, list[int
 
 
 def _step(server: ParameterServer, worker: int, step: int) -> bool:
-    """Whether the worker may take it; then it does."""
+    """Return whether the worker may take the step, and take it."""
     future = server.pull(worker, step)
     if not future.done():
         return False

@@ -251,7 +251,7 @@ def test_what_is_somebody_else_s_is_no_damage() -> None:
 
 @contextmanager
 def somebody_else() -> Iterator[None]:
-    """Than root, where tests run as root."""
+    """Run as another user than root, where tests run as root."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(12345)

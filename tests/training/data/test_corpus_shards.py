@@ -24,7 +24,7 @@ from training.corpus.tokenizer import ByteTokenizer
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """Of 16 bits, as another program might write them."""
+    """Write shards of 16 bits, as another program might."""
     folder = tmp_path / "shards"
     folder.mkdir()
     rng = np.random.default_rng(0)

@@ -42,7 +42,7 @@ class Recorder:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[bytes]:
-    """What rank 0 has broadcast, for one other rank."""
+    """Return what rank 0 has broadcast to another rank."""
     sent: queue.Queue[bytes] = queue.Queue()
 
     def broadcast(world: World, value: object) -> object:
@@ -97,7 +97,7 @@ def test_both_beat_and_get_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Unportable(Exception):
-    """As some libraries have them."""
+    """An error that cannot be pickled, as some libraries have them."""
 
     def __init__(self, what: str, *, why: str) -> None:
         super().__init__(f"{what}: {why}")

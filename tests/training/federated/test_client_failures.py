@@ -133,7 +133,7 @@ class TestBounds:
 
 
 def _failed(run: Run, world: int = 1) -> tuple[Incarnation, dict[str, Any]]:
-    """What rank 0 told of its end."""
+    """Return what rank 0 reported of its end."""
     incarnation = run.start(world)
     assert set(incarnation.wait()) == {1}, incarnation.output()
     (event,) = run.events("run.failed")

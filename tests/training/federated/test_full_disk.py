@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Its folder has a file system of its own, of 4 MiB, where one may be mounted."""
+    """Provide a run on a file system of 4 MiB, where one may be mounted."""
     options = {"recipe": "tabular", "rounds": 100_000, "clients": 4, "validate_every": 0, "checkpoint_every": 5}
     run = Run(tmp_path / "run", {**options, "keep_checkpoints": 2, "flush_steps": 1}, kind="federated")
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(run.job_dir)], capture_output=True)
@@ -57,7 +57,7 @@ def test_no_round_is_untold(run: Run) -> None:
 
 @contextmanager
 def _full(filler: Path) -> Iterator[None]:
-    """To the last byte, whatever is freed meanwhile."""
+    """Fill the disk to the last byte, whatever is freed meanwhile."""
     over = threading.Event()
 
     def fill() -> None:

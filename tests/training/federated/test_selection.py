@@ -49,7 +49,7 @@ def select(
 
 
 def shares(of: FederationConfig, rounds: int, **values: Any) -> NDArray[np.float64]:
-    """(clients,): in which part of the rounds each takes part."""
+    """Return (clients,): the share of rounds in which each takes part."""
     counts = np.zeros(of.clients)
     for round_ in range(1, rounds + 1):
         counts[select(of, round_, **values)] += 1

@@ -15,7 +15,7 @@ WARMUP = 100
 
 
 def _learning(steps: int, *, start: float = 10.8, end: float = 3.0, pace: float = 400.0) -> Curve:
-    """As a language model's: steep, then flat."""
+    """Return losses like a language model's: steep, then flat."""
     return [end + (start - end) * (1 + step / pace) ** -1.5 for step in range(steps)]
 
 

@@ -34,7 +34,7 @@ def test_an_exchange_that_overflows_is_named(tmp_path: Path) -> None:
 
 
 def err_once() -> None:
-    """What no gradient explains: it is fine when it is computed again."""
+    """Make the norm NaN once, which no gradient explains: it is finite when it is computed again."""
     norm, calls = GradientNorm.__call__, itertools.count(1)
 
     def once(self: GradientNorm) -> Tensor:
@@ -115,7 +115,7 @@ def test_a_nan_that_does_not_come_again_is_hardwares(rank: int, named: list[int]
 
 
 def spoil_a_weight() -> None:
-    """Of the second rank alone: what it sends, the first gets, too."""
+    """Damage a weight of the second rank alone: the first receives what it sends, too."""
 
     def spoil(modules: dict[str, nn.Module]) -> None:
         part: Any = modules["blocks.1.mlp.up"].weight
@@ -126,7 +126,7 @@ def spoil_a_weight() -> None:
 
 
 def spoil_a_gradient() -> None:
-    """Of a block that the second rank has."""
+    """Damage the gradient of a block that the second rank has."""
 
     def spoil(modules: dict[str, nn.Module]) -> None:
         modules["blocks.3.mlp.up"].register_full_backward_pre_hook(lambda _, gradients: (gradients[0] * math.nan,))

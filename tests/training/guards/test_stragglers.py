@@ -16,7 +16,7 @@ Table = list[StepMeans]
 
 
 def _judge(tables: list[Table]) -> list[tuple[int, int, str]]:
-    """(window, rank, part) of every one that is told."""
+    """Return (window, rank, part) of every straggler that is reported."""
     stragglers = Stragglers(World(0, len(tables[0]), torch.device("cpu")))
     return [
         (window, found.rank, found.part) for window, table in enumerate(tables, 1) for found in stragglers.judge(table)
@@ -28,7 +28,7 @@ def _table(ranks: int, *, data: float = 0.001, compute: float = 0.1, host: float
 
 
 def _slow(table: Table, rank: int, part: str, seconds: float) -> Table:
-    """All wait for it."""
+    """Make one rank slow, for which all others wait."""
     longer = [replace(spent, step=spent.step + seconds) for spent in table]
     longer[rank] = replace(longer[rank], **{part: getattr(table[rank], part) + seconds})
     return longer

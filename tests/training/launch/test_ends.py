@@ -206,7 +206,7 @@ class TestLooking:
 
     @pytest.fixture
     def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        """Of a node whose kernel has said something."""
+        """Return the query about a node whose kernel has logged something."""
         (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{KILLED}\n")
         monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
         (tmp_path / node_report.FOLDER).mkdir()

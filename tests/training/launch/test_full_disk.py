@@ -28,7 +28,7 @@ from training.launch.plan import LaunchPlan
 
 @pytest.fixture
 def job_dir(run: Run) -> Iterator[Path]:
-    """On a file system of its own, of 4 MiB and 1,024 inodes, where one may be mounted."""
+    """Provide a job folder on a file system of 4 MiB and 1,024 inodes, where one may be mounted."""
     place = run.path / "job"
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=1k", "tmpfs", str(place)], capture_output=True

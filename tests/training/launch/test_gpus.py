@@ -26,7 +26,7 @@ EVERY = 0.1
 
 @pytest.fixture
 def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """What this test starts finds two GPUs."""
+    """Let processes that this test starts find two GPUs."""
     library = StandIn(tmp_path)
     library.set_state("* count 2")
     for name, value in library.environment.items():
@@ -35,7 +35,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 class Watched:
-    """GPUs as a launcher watches them, and what it was told."""
+    """GPUs as a launcher watches them, and the messages it received."""
 
     def __init__(self, *names: str, silent_seconds: float = 60.0) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []

@@ -19,7 +19,7 @@ GRACE_S = 30.0  # what ranks get that are asked to stop
 
 
 class Elastic:
-    """Launchers of "min:max" nodes with fake ranks, one a node."""
+    """Launchers of "min:max" nodes with fake ranks, one per node."""
 
     def __init__(self, run: Run, *, least: int = 1, nodes: int = 2, launch: str = "", **told: Any) -> None:
         self.run, self.nodes = run, nodes
@@ -57,7 +57,7 @@ def _committed(run: Run) -> bool:
 
 
 def _steps(run: Run) -> list[int]:
-    """Every step that any incarnation has reported, of rank 0."""
+    """Return every step that any incarnation has reported, of rank 0."""
     return sorted(set().union(*run.losses().values()))
 
 

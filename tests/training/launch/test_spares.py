@@ -27,7 +27,7 @@ BROKEN = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountere
 
 
 class Launchers:
-    """Those of two nodes and of some that stand by, without ranks: what they say comes next."""
+    """Launchers of two nodes and of some spares, without ranks: the test reads their next decision."""
 
     def __init__(self, folder: Path, *, spares: int) -> None:
         for name in ("members", "job"):
@@ -55,7 +55,7 @@ class Launchers:
         )
 
     def _decided(self, last: Incarnation | None) -> Incarnation | None:
-        """What the one says who is to lead; None, and the result, where it is the end."""
+        """Return the leader's decision about who leads next; None, and the result, if it is the end."""
         (leading,) = [one for one in range(len(self.members)) if self.members[one].leads(last)]
         self._leading[leading].decide(last)
         turn = self.members[0].decision(last.number + 1 if last else 0)

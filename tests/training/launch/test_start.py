@@ -47,7 +47,7 @@ class Kept:
         return self.start(does).wait(PATIENCE_S)
 
     def pid(self, number: int) -> int:
-        """Of the launcher's so manieth start."""
+        """Return the pid of the launcher's n-th start."""
         path = self.place / f"start.{number}"
         return int(until(lambda: path.exists() and path.read_text()))
 

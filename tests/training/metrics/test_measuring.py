@@ -79,7 +79,7 @@ def test_a_pipeline_tells_forward_and_backward_together(tmp_path: Path) -> None:
 
 
 def slow_exchange() -> None:
-    """As a slow network would make it."""
+    """Delay exchanges like a slow network."""
     average = Replicas._average
 
     def slowly(replicas: Replicas, tensors: Iterable[Tensor]) -> None:

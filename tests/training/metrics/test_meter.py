@@ -17,7 +17,7 @@ from training.step.clipping import GuardDecision
 
 
 class Device:
-    """Stands for the events of a GPU: every step took it a second, by which time the host was far ahead."""
+    """Replaces a GPU's events: every step took it a second, by which time the host was far ahead."""
 
     def read(self, step: int, times: StepTimes) -> dict[str, float]:
         return {"step_seconds": max(times.step, 1.0)}

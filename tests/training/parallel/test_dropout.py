@@ -43,7 +43,7 @@ def tell_masks() -> None:
 
 @pytest.fixture(scope="module")
 def masks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """By layout, each rank's."""
+    """Return each rank's masks, by layout."""
     folder = tmp_path_factory.mktemp("masks")
     language = {**TINY["language"], "dropout": 0.5}
     common = {**TINY, "steps": 2, "warmup_steps": 0, "language": language}

@@ -24,7 +24,7 @@ SCHEDULES = ("GPipe", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV")
 
 
 def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Any of these, each as often as not left out."""
+    """Draw any of these options, each as often as it is left out."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -86,7 +86,7 @@ def test_a_refusal_ends_with_what_works_as_it_is_told(table: dict[str, Any], ran
 
 
 def _refusal(table: dict[str, Any], ranks: Ranks) -> str:
-    """Empty: it is none."""
+    """Return the refusal; empty if there is none."""
     try:
         plan(parse(table), ranks)
     except ConfigError as refused:

@@ -20,7 +20,7 @@ SENT = torch.tensor([2, 3, 4, 0, 0, 0, 0, 0])
 
 
 class Offloaded(nn.Module):
-    """Its parameters lie in main memory until they are gathered."""
+    """A module whose parameters are in main memory until they are gathered."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ def _shipper(attempt: Path, *, node: str = "dgx01") -> Shipper:
 
 
 def _ship(shipper: Shipper, seconds: float = 20.0) -> None:
-    """Work until everything on disk is with the portal."""
+    """Work until the portal has everything on disk."""
     deadline = time.monotonic() + seconds
     while shipper.work() or not shipper.is_done:
         assert time.monotonic() < deadline, "not shipped in time"

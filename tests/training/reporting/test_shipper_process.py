@@ -27,7 +27,7 @@ class Process:
             )
 
     def end(self) -> float:
-        """Close its stdin; the seconds it took to leave."""
+        """Close its stdin and return the seconds until it exited."""
         assert self.popen.stdin is not None
         began = time.monotonic()
         self.popen.stdin.close()

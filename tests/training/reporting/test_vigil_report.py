@@ -31,7 +31,7 @@ def _terminable() -> Iterator[None]:
 
 @pytest.fixture
 def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """This process as a rank of a script; the folder of checkpoints."""
+    """Make this process a rank of a script; return the folder of checkpoints."""
     attempt = tmp_path / "job" / "attempt-1"
     (attempt / "stacks").mkdir(parents=True)
     (tmp_path / "job" / "GENERATION").write_text("3\n")

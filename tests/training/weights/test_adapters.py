@@ -154,7 +154,7 @@ def test_a_bit_that_flips_in_what_is_not_trained_is_found(trained: tuple[Path, R
 
 
 def flip_a_bit() -> None:
-    """On rank 1, in frozen weights, after step 3."""
+    """Flip a bit on rank 1, in frozen weights, after step 3."""
     from training.engine.optimizer_step import OptimizerStep
 
     step = OptimizerStep.__call__

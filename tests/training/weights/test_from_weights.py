@@ -31,7 +31,7 @@ OPTIONS = parse({"recipe": "language"}).recipe_options()
 
 
 def model_of(folder: Path) -> Llama:
-    """With the weights of a folder, as a run has them."""
+    """Return the model with the weights of a folder, as a run loads it."""
     weights = open_weights(folder)
     dims = language.dims(**sizes_of(weights))
     read = reader(weights)

@@ -201,7 +201,7 @@ def test_bytes_are_a_tokenizer(tmp_path: Path) -> None:
 
 
 def _can_be_gone_on_from(folder: Path, name: str, sha256: str, tmp_path: Path) -> None:
-    """By a run whose tokens are the same."""
+    """Check that a run with the same tokens can start from it."""
     index = {"name": name, "sha256": sha256, "vocabulary": 256, "end_of_document": 255}
     files = {split: [{"file": f"{split}.bin", "tokens": 100}] for split in ("train", "validation")}
     shards = tmp_path / "shards"
