@@ -195,31 +195,29 @@ def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
         raise MessageError(f"has {len(data)} bytes, too few for a message")
     (length,) = _LENGTH.unpack_from(data)
     if length > min(HEADER_BYTES, len(data) - _LENGTH.size):
-        raise MessageError(
-            f"says that its header has {length:,} bytes; at most {HEADER_BYTES:,}, and all must be there"
-        )
+        raise MessageError(f"claims a header of {length:,} bytes; it must be complete and at most {HEADER_BYTES:,}")
     end = _LENGTH.size + length
     try:
         header = json.loads(bytes(data[_LENGTH.size : end]).decode())
     except (ValueError, RecursionError):
         raise MessageError("its header is not JSON") from None
     if not isinstance(header, dict) or sorted(header) != sorted(_KEYS):
-        raise MessageError(f"its header must hold {', '.join(_KEYS)}, and nothing else")
+        raise MessageError(f"its header must contain exactly {', '.join(_KEYS)}")
     return header, end
 
 
 def _check_sender(header: Mapping[str, Any], round_: int, client: int | None, samples: int | None) -> None:
     for key, expected in (("round", round_), ("client", client)):
         if not _is_exactly(header[key], expected):
-            raise MessageError(f"is of {key} {_quoted(header[key])}, not {expected}")
+            raise MessageError(f"is for {key} {_quoted(header[key])}, not {expected}")
     claimed = header["samples"]
     if samples is None or claimed is None:
         if claimed is not samples:
-            raise MessageError(f"says that its sender has {_quoted(claimed)} samples, not {samples}")
+            raise MessageError(f"claims {_quoted(claimed)} samples, not {samples}")
     elif type(claimed) is not int or claimed < 1:
-        raise MessageError(f"says that its sender has {_quoted(claimed)} samples; a whole number from 1 is wanted")
+        raise MessageError(f"claims {_quoted(claimed)} samples; a whole number of at least 1 is expected")
     elif claimed > samples:
-        raise MessageError(f"says that its sender has {_quoted(claimed)} samples; it has {samples:,}")
+        raise MessageError(f"claims {_quoted(claimed)} samples; its client has {samples:,}")
 
 
 def _difference(found: Any, expected: list[dict[str, Any]]) -> str:
@@ -230,13 +228,13 @@ def _difference(found: Any, expected: list[dict[str, Any]]) -> str:
     if missing := [name for name in wanted if name not in names]:
         return f"has no tensor {_quoted(missing[0])}"
     if unexpected := [name for name in names if name not in wanted]:
-        return f"has a tensor {_quoted(unexpected[0])}, which was not asked for"
+        return f"has a tensor {_quoted(unexpected[0])}, which was not requested"
     for entry, expected_entry in zip(found, expected, strict=False):
         for key in ("name", "shape", "dtype"):
             if not _is_exactly(entry.get(key), expected_entry[key]):
                 what = f"tensor {_quoted(expected_entry['name'])}: its {key}"
                 return f"{what} is {_quoted(entry.get(key))}, not {_quoted(expected_entry[key])}"
-    return "names its tensors in another way than was asked for"
+    return "names its tensors differently than requested"
 
 
 def _is_exactly(found: Any, expected: Any) -> bool:

@@ -56,50 +56,50 @@ def _hides(config: FederationConfig) -> bool:
 
 
 SEES_EACH = ChoiceProperty(
-    "aggregation", "looks at each update by itself", lambda config: not _constant("aggregation", config, "IS_SUM")
+    "aggregation", "needs each update separately", lambda config: not _constant("aggregation", config, "IS_SUM")
 )
 TRUSTS_ITSELF = ChoiceProperty(
     "aggregation",
-    "has the server train as a client would",
+    "trains a reference update on the server",
     lambda config: bool(_constant("aggregation", config, "TRUSTED")),
 )
-SENDS_OTHER = ChoiceProperty("algorithm", "sends something beside an update, or in its place", _sends_other)
+SENDS_OTHER = ChoiceProperty("algorithm", "sends something other than one update", _sends_other)
 KEEPS = ChoiceProperty(
     "algorithm",
-    "keeps something with each client from round to round",
+    "stores state for each client between rounds",
     lambda config: parts.algorithm(config.algorithm).keeps,
 )
 SUMS_CLIENT_STATE = ChoiceProperty(
     "algorithm",
-    "has the server add up the very updates by which clients change what they keep",
+    "sums the updates by which clients change their stored state",
     lambda config: bool(_constant("algorithm", config, "SUMS_CLIENT_STATE")),
 )
-CHANGES_UPDATES = ChoiceProperty("filters", "change an update on its way", lambda config: bool(config.filters))
-HIDES = ChoiceProperty("filters", "show the server nothing but the sum of all updates", _hides)
+CHANGES_UPDATES = ChoiceProperty("filters", "modify updates in transit", lambda config: bool(config.filters))
+HIDES = ChoiceProperty("filters", "reveal only the sum of all updates to the server", _hides)
 NEVER_WAITS = ChoiceProperty(
-    "pace", "makes a model of the next few updates", lambda config: config.pace == "asynchronous"
+    "pace", "aggregates every few updates as they arrive", lambda config: config.pace == "asynchronous"
 )
-NEEDS_A_PACE = ChoiceProperty("algorithm", "works at one pace only", lambda config: bool(_paces(config)))
+NEEDS_A_PACE = ChoiceProperty("algorithm", "works with one pace only", lambda config: bool(_paces(config)))
 IS_OTHER_PACE = ChoiceProperty(
-    "pace", "has updates come in another way", lambda config: config.pace not in _paces(config)
+    "pace", "delivers updates in another way", lambda config: config.pace not in _paces(config)
 )
 
 HAS_MOMENTUM = ChoiceProperty(
     "client_momentum",
-    "lets each step of a client depend on its earlier ones",
+    "makes each step of a client depend on earlier ones",
     lambda config: config.client_momentum > 0,
 )
 TAKES_MEAN_GRADIENT = ChoiceProperty(
     "algorithm",
-    "takes an update for its steps' gradients, or has steps of its own kind",
+    "treats an update as its steps' mean gradient, or defines its own steps",
     lambda config: _constant("algorithm", config, "MOMENTUM") is False,
 )
 DECAYS = ChoiceProperty(
-    "client_weight_decay", "is for steps of gradient descent", lambda config: config.client_weight_decay > 0
+    "client_weight_decay", "applies to steps of gradient descent", lambda config: config.client_weight_decay > 0
 )
 STEPS_DIFFERENTLY = ChoiceProperty(
     "algorithm",
-    "has clients take steps of another kind, or none",
+    "has clients take other kinds of steps, or none",
     lambda config: _constant("algorithm", config, "WEIGHT_DECAY") is False,
 )
 
@@ -109,62 +109,62 @@ FORGES = ChoiceProperty(
     lambda config: _constant("attack", config, "CHANGES_UPDATES") is not False,
 )
 COLLUDES = ChoiceProperty(
-    "attack", "is made of the other clients' updates", lambda config: bool(_constant("attack", config, "COLLUDES"))
+    "attack", "is computed from other clients' updates", lambda config: bool(_constant("attack", config, "COLLUDES"))
 )
 
 CONTRADICTIONS = (
     Contradiction(
         IS_OTHER_PACE,
         NEEDS_A_PACE,
-        "It counts on when updates come, and from which model.",
+        "It depends on when updates arrive and which model they started from.",
         'Write pace = "{pace}".',
     ),
     Contradiction(
         SEES_EACH,
         SENDS_OTHER,
-        "Left out of one sum, a client would still be in the others.",
+        "A client excluded from one sum would still be in the others.",
         'Write aggregation = "mean", or algorithm = "fedavg".',
     ),
     Contradiction(
         SEES_EACH,
         HIDES,
-        "What nobody sees can't be compared.",
+        "Updates that the server cannot see cannot be compared.",
         'Write aggregation = "mean", or filters without it.',
     ),
     Contradiction(
         SEES_EACH,
         NEVER_WAITS,
-        "A few updates, of models of different ages, are too few to tell bad ones by.",
+        "A few updates from models of different ages are too few to detect bad ones.",
         'Write aggregation = "mean", or pace = "deadline".',
     ),
     Contradiction(
         SEES_EACH,
         SUMS_CLIENT_STATE,
-        "Left out of the sum, a client would still have changed what it keeps.",
+        "A client excluded from the sum would still have changed its stored state.",
         'Write aggregation = "mean", or algorithm = "fedavg".',
     ),
     Contradiction(
         CHANGES_UPDATES,
         SUMS_CLIENT_STATE,
-        "The server's sum and what the clients keep would drift apart.",
+        "The server's sum and the clients' stored state would drift apart.",
         'Write filters = [], or algorithm = "scaffold".',
     ),
     Contradiction(
         TRUSTS_ITSELF,
         KEEPS,
-        "The server is no client, and keeps no such thing.",
+        "The server is not a client and stores no such state.",
         'Write aggregation = "median", or algorithm = "fedavg".',
     ),
     Contradiction(
         FORGES,
         SENDS_OTHER,
-        "What else it sends would stay honest, and no longer fit the update.",
+        "The other values that it sends would stay honest and no longer match the update.",
         'Write attack = "label_flip", or algorithm = "fedavg".',
     ),
     Contradiction(
         COLLUDES,
         CHANGES_UPDATES,
-        "Attackers would have to know what filters make of the others.",
+        "Attackers would have to know how filters change the other updates.",
         'Write filters = [], or attack = "sign_flip".',
     ),
     Contradiction(

@@ -36,7 +36,7 @@ def _misfits(config: FederationConfig, ranks: int) -> Iterator[Misfit]:
         yield Misfit(
             "clients" if config.per_round is None else "per_round",
             ("1 client a round leaves" if config.selected == 1 else f"{config.selected:,} clients a round leave")
-            + f" nothing to do for some of {ranks} ranks. Ask for fewer ranks.",
+            + f" nothing to do for some of {ranks} ranks. Request fewer ranks.",
         )
     found = [
         *contracts.recipe(config.recipe).check(config, Shape({"dp": ranks})),

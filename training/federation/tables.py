@@ -80,9 +80,9 @@ class RoundTable:
         rounds = _unpack(event.get("rounds"), ROUND_COLUMNS, most=ROUNDS)
         clients = _unpack(event.get("clients"), CLIENT_COLUMNS, most=NAMED)
         if (clients["state"] >= len(STATES)).any():
-            raise TableError("a state that there is none of")
+            raise TableError("an unknown client state")
         if not np.isin(clients["round"], rounds["round"]).all():
-            raise TableError("a client of a round that is not told of")
+            raise TableError("a client of a round that is missing")
         return cls(rounds, clients)
 
 

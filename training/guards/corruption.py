@@ -45,8 +45,8 @@ class Corruption:
 
     def __str__(self) -> str:
         if self.check == "redo":
-            of = f"of ranks {_list(self.among)} cannot be told" if not self.ranks else f"is rank {self.ranks[0]}"
-            return f"{self.what}, but finite when it was done again: some hardware is wrong; which {of}"
+            where = f"on rank {self.ranks[0]}" if self.ranks else f"on one of ranks {_list(self.among)}"
+            return f"{self.what}, but finite when the step was repeated: hardware fault {where}"
         if self.ranks:
             who = ("rank " if len(self.ranks) == 1 else "ranks ") + _list(self.ranks)
             return f"the {self.check} check finds {who} wrong" + (f" ({self.what})" if self.what else "")

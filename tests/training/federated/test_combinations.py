@@ -59,7 +59,7 @@ def problems(**table: Any) -> list[tuple[str, str]]:
 def test_who_looks_at_each_update_wants_updates_alone(aggregation: str, algorithm: str) -> None:
     ((field, message),) = problems(aggregation=aggregation, algorithm=algorithm)
     assert field == "aggregation"
-    assert message.startswith(f'"{aggregation}" looks at each update by itself, but "{algorithm}" sends something')
+    assert message.startswith(f'"{aggregation}" needs each update separately, but "{algorithm}" sends something')
     assert message.endswith('Write aggregation = "mean", or algorithm = "fedavg".')
     assert problems(aggregation="mean", algorithm=algorithm) == []
     assert problems(aggregation=aggregation) == []

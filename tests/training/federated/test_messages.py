@@ -88,24 +88,24 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("change", "text"),
         [
-            (lambda header: header.update(round=11), "is of round 11, not 12"),
-            (lambda header: header.update(round=True), "is of round true, not 12"),
-            (lambda header: header.update(client=None), "is of client null, not 345"),
-            (lambda header: header.update(samples=68), "has 68 samples; it has 67"),
-            (lambda header: header.update(samples=1_000_000), "has 1000000 samples; it has 67"),
-            (lambda header: header.update(samples=0), "has 0 samples; a whole number from 1"),
-            (lambda header: header.update(samples=6.0), "has 6.0 samples; a whole number from 1"),
-            (lambda header: header.update(samples=None), "has null samples, not 67"),
-            (lambda header: header.update(more=1), "and nothing else"),
-            (lambda header: header.pop("sha256"), "must hold round, client"),
+            (lambda header: header.update(round=11), "is for round 11, not 12"),
+            (lambda header: header.update(round=True), "is for round true, not 12"),
+            (lambda header: header.update(client=None), "is for client null, not 345"),
+            (lambda header: header.update(samples=68), "claims 68 samples; its client has 67"),
+            (lambda header: header.update(samples=1_000_000), "claims 1000000 samples; its client has 67"),
+            (lambda header: header.update(samples=0), "claims 0 samples; a whole number of at least 1"),
+            (lambda header: header.update(samples=6.0), "claims 6.0 samples; a whole number of at least 1"),
+            (lambda header: header.update(samples=None), "claims null samples, not 67"),
+            (lambda header: header.update(more=1), "must contain exactly"),
+            (lambda header: header.pop("sha256"), "must contain exactly round, client"),
             (lambda header: header.update(sha256="0" * 64), "its digest is that of other bytes"),
             (lambda header: header.update(tensors={}), "does not name its tensors"),
             (lambda header: header["tensors"].pop(2), 'has no tensor "half"'),
-            (lambda header: header["tensors"].append({"name": "x"}), 'has a tensor "x", which was not asked for'),
+            (lambda header: header["tensors"].append({"name": "x"}), 'has a tensor "x", which was not requested'),
             (lambda header: header["tensors"].reverse(), 'tensor "delta": its name is "none", not "delta"'),
             (lambda header: header["tensors"][0].update(shape=[2**40]), "its shape is [1099511627776], not [3]"),
             (lambda header: header["tensors"][2].update(dtype="float16"), 'its dtype is "float16", not "bfloat16"'),
-            (lambda header: header["tensors"][2].update(more=1), "in another way than was asked for"),
+            (lambda header: header["tensors"][2].update(more=1), "differently than requested"),
         ],
     )
     def test_another_header(self, change: Callable[[dict[str, Any]], object], text: str) -> None:
@@ -117,18 +117,18 @@ class TestRefused:
         assert "its digest is that of other bytes" in refusal(ENCODED[:-1] + b"?")
 
     def test_a_header_that_is_too_long_or_not_there(self) -> None:
-        assert "says that its header has 65,537 bytes" in refusal(struct.pack("<I", HEADER_BYTES + 1) + bytes(2**17))
-        assert "all must be there" in refusal(struct.pack("<I", 100) + b"{}")
+        assert "claims a header of 65,537 bytes" in refusal(struct.pack("<I", HEADER_BYTES + 1) + bytes(2**17))
+        assert "it must be complete" in refusal(struct.pack("<I", 100) + b"{}")
 
     def test_a_header_of_nothing_but_brackets(self) -> None:
         for text in (b"[" * 60_000, b"[" * 900 + b"]" * 900, b"9" * 60_000, b"\xff" * 9, b'"\\ud800"'):
             refusal(struct.pack("<I", len(text)) + text)
         deep = json.loads("[" * 900 + "]" * 900)
-        assert "is of round" in refusal(changed(lambda header: header.update(round=deep)))
+        assert "is for round" in refusal(changed(lambda header: header.update(round=deep)))
 
     def test_of_the_server_with_samples(self) -> None:
         encoded = DESCRIPTION.encode(TENSORS, round_=12, client=345, samples=67)
-        assert "has 67 samples, not None" in refusal(encoded, samples=None)
+        assert "claims 67 samples, not None" in refusal(encoded, samples=None)
 
     def test_what_was_not_described_is_not_sent(self) -> None:
         with pytest.raises(MessageError, match=r'tensor "delta": its shape is \[2\], not \[3\]'):

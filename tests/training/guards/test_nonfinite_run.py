@@ -97,7 +97,7 @@ def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("rank", "named", "who"), [(1, [1], "which is rank 1"), (-1, [], "which of ranks 0, 1 cannot")]
+    ("rank", "named", "who"), [(1, [1], "on rank 1"), (-1, [], "on one of ranks 0, 1")]
 )
 def test_a_nan_that_does_not_come_again_is_hardwares(rank: int, named: list[int], who: str, tmp_path: Path) -> None:
     """In a loss it is that rank's; in a gradient that all have exchanged nobody can tell."""
@@ -110,7 +110,7 @@ def test_a_nan_that_does_not_come_again_is_hardwares(rank: int, named: list[int]
     assert not run.events("guard.nonfinite")
     said = incarnation.output()
     assert "NumericsError: numerics.corruption: at step 30 loss " in said
-    assert f"but finite when it was done again: some hardware is wrong; {who}" in said
+    assert f"but finite when the step was repeated: hardware fault {who}" in said
     assert json.loads((incarnation.attempt_dir / "numerics" / "step-30.json").read_text())["what"].startswith("loss ")
 
 
