@@ -1,4 +1,4 @@
-"""Check CONTRIBUTING.md: adding a thing to a copy of the tree takes exactly the files that its table names."""
+"""Check CONTRIBUTING.md: adding a thing to a copy of the tree takes exactly the files that its list names."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ json.dump(failed, sys.stdout)
 
 @cache
 def table() -> dict[str, frozenset[str]]:
-    """Return the rows of "To add a …": the thing, and the patterns of the files that it takes."""
+    """Return the list "To add a …": each thing, and the patterns of the files that it takes."""
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
-    section = text.partition("| To add a")[2].partition("\n\n")[0]
-    rows = [line.strip("|").split(" | ") for line in section.splitlines()[2:]]
-    return {row[0].strip(): frozenset(map(_pattern, re.findall(r"`([^`]+/[^`]+)`", row[1]))) for row in rows}
+    section = re.sub(r"\n  +", " ", text.partition("## To add a")[2].partition("\n## ")[0])
+    rows = re.findall(r"(?m)^- \*\*(.+?)\*\*: (.+?) Test: ", section)
+    return {thing: frozenset(map(_pattern, re.findall(r"`([^`]+/[^`]+)`", files))) for thing, files in rows}
 
 
 def _pattern(path: str) -> str:
