@@ -19,10 +19,10 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """An example of one row of the table."""
+    """An example of one item of the list."""
 
     thing: str
-    """As in the first column."""
+    """As in the list."""
     files: Mapping[str, str] = field(default_factory=dict)
     """New files by path."""
     edits: Mapping[str, Edit | Sequence[Edit]] = field(default_factory=dict)
