@@ -137,7 +137,7 @@ def test_start_waits_for_the_port_of_a_killed_supervisors_web(make_stack: MakeSt
         ("VIGIL_PORT", "eighty", "'eighty' is not a port"),
         ("VIGIL_PORT", "70000", "'70000' is not a port"),
         ("VIGIL_HOST", "192.0.2.1", "does not have the address 192.0.2.1"),
-        ("DATABASE_URL", "mysql://localhost/vigil", "DATABASE_URL mysql:// is not known"),
+        ("DATABASE_URL", "mysql://localhost/vigil", "DATABASE_URL mysql:// is not supported"),
         ("DATABASE_URL", "postgresql://127.0.0.1:1/vigil", "the database cannot be used: "),
         ("REDIS_URL", "redis://127.0.0.1:1/0", "REDIS_URL"),
         ("REDIS_URL", "nonsense", "REDIS_URL"),

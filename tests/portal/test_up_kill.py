@@ -136,6 +136,8 @@ def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
     )  # fmt: skip
     points = points_of(stack, job_id)
     points.check_exactly_once()
+    # The final checkpoint's event is stored after the points before it.
+    wait_for(lambda: last_of(stack, job_id) == points.record("loss")[-1], "the final checkpoint to be listed", 60)
     every = list(range(1, last_of(stack, job_id) + 1))
     assert points.record("loss") == every
     assert points.record("loss", rank=1) == every

@@ -159,7 +159,7 @@ def test_a_socket_that_cannot_be_checked_any_more_is_closed(
         socket = Socket(path.format(attempt.job_id), client)
         await socket.connect()
         await socket.hear("hello")
-        monkeypatch.setattr(sockets, "still", unreachable)
+        monkeypatch.setattr(sockets, "current_user", unreachable)
         assert await socket.hear("heartbeat") == consumers.GOING_AWAY
 
     play(scene)
