@@ -108,7 +108,9 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "g") {
     goPressedAt = event.timeStamp;
   } else if (event.timeStamp - goPressedAt < 1200) {
-    const place = { h: "/", j: "/jobs", s: "/submit", c: "/cluster", n: "/nodes", q: "/queue", p: "/postmortems" }[event.key];
+    const place = { h: "/", j: "/jobs", s: "/submit", c: "/cluster", n: "/nodes", q: "/queue", p: "/postmortems" }[
+      event.key
+    ];
     goPressedAt = Number.NEGATIVE_INFINITY;
     if (place) {
       event.stopImmediatePropagation();

@@ -182,7 +182,9 @@ const small = steps && new Small(steps, { color: 1, form: loss, xform: (step) =>
 function showLoss() {
   if (!small) return;
   const { step, value } = data.loss ?? { step: [], value: [] };
-  const reach = step.length ? `${counts}s ${count(step[0])} to ${count(step.at(-1))}` : `no ${counts} completed in this time`;
+  const reach = step.length
+    ? `${counts}s ${count(step[0])} to ${count(step.at(-1))}`
+    : `no ${counts} completed in this time`;
   document.getElementById("steps-of").textContent = reach;
   small.show(step, value);
 }

@@ -90,7 +90,10 @@ let reloadTimer = 0;
 function onNewSeries(name) {
   const awaited = (grid?.dataset.awaits ?? "*").split(" ");
   if (reloadTimer || !(awaited.includes("*") || awaited.includes(name))) return;
-  reloadTimer = setTimeout(() => (document.querySelector("dialog[open]") ? (reloadTimer = 0) : location.reload()), 2_000);
+  reloadTimer = setTimeout(
+    () => (document.querySelector("dialog[open]") ? (reloadTimer = 0) : location.reload()),
+    2_000,
+  );
 }
 
 const read = (id) => JSON.parse(document.getElementById(id)?.textContent || "null");

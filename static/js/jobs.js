@@ -19,7 +19,11 @@ function applyLine(line) {
   }
   if (line.step === null) return;
   if (line.steps) row.querySelector('[data-live="bar"]').value = Math.min(1, line.step / line.steps);
-  put(row, "counted", line.steps ? `${count(line.step)} / ${count(line.steps)}` : `${row.dataset.counts} ${count(line.step)}`);
+  put(
+    row,
+    "counted",
+    line.steps ? `${count(line.step)} / ${count(line.steps)}` : `${row.dataset.counts} ${count(line.step)}`,
+  );
   const value = line.latest?.loss;
   if (value !== undefined) put(row, "latest", `loss ${typeof value === "string" ? value : loss(value)}`);
 }

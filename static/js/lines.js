@@ -70,7 +70,9 @@ function columnsOf(lines, curve, share, breaks) {
 // The gaps that the server reported, and those in points received since.
 function nonFiniteStretches(curve) {
   const reported = curve.gaps || [];
-  const since = gapsIn(curve.steps, curve.main).filter(([from, to]) => !reported.some(([a, b]) => from >= a && to <= b));
+  const since = gapsIn(curve.steps, curve.main).filter(
+    ([from, to]) => !reported.some(([a, b]) => from >= a && to <= b),
+  );
   return [...reported, ...since];
 }
 

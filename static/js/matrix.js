@@ -78,7 +78,12 @@ export class Matrix {
     this.data.rows.forEach(({ name, short, owner, note, odd }, i) => {
       const middle = i * row + row / 2;
       ctx.fillStyle = odd ? ink : faint;
-      ctx.fillText(isNarrow ? short : owner ? truncated(ctx, `${short} ${owner}`, left - 8) : name, 0, middle, left - 4);
+      ctx.fillText(
+        isNarrow ? short : owner ? truncated(ctx, `${short} ${owner}`, left - 8) : name,
+        0,
+        middle,
+        left - 4,
+      );
       if (right) ctx.fillText(note, width - right + 6, middle, right - 6);
     });
   }
@@ -171,7 +176,13 @@ export class Matrix {
 }
 
 const stateText = (states, value, isAhead) =>
-  value >= 0 ? (states[value] === "broken" ? "no numbers" : states[value]) : isAhead ? "not started" : "not selected, or not reported";
+  value >= 0
+    ? states[value] === "broken"
+      ? "no numbers"
+      : states[value]
+    : isAhead
+      ? "not started"
+      : "not selected, or not reported";
 
 // Truncate a text to the given width.
 function truncated(ctx, text, width) {

@@ -127,7 +127,9 @@ async function loadCurves() {
 function show(group, items, request) {
   if (request !== latestRequest) return;
   for (const chart of group) {
-    const matching = items.filter(({ name, uuid }) => chart.factors.has(name) && (uuid ?? "") === (chart.spec.gpu ?? ""));
+    const matching = items.filter(
+      ({ name, uuid }) => chart.factors.has(name) && (uuid ?? "") === (chart.spec.gpu ?? ""),
+    );
     const curves = matching.map((item) => withGaps(item, chart.factors.get(item.name)));
     chart.load(curves, null);
   }
@@ -219,7 +221,10 @@ connect(`/ws/cluster?node=${encodeURIComponent(drawn.node)}`, stale, (data) => {
   lamp(true);
   handlers[message.kind]?.(message);
 });
-setInterval(() => seconds() > LONG_S && document.visibilityState === "visible" && loadCurves().catch(() => null), AGAIN_MS);
+setInterval(
+  () => seconds() > LONG_S && document.visibilityState === "visible" && loadCurves().catch(() => null),
+  AGAIN_MS,
+);
 
 // Show the time under the pointer for all charts of the page.
 const moment = document.getElementById("moment");
@@ -232,12 +237,16 @@ document.addEventListener("mousemove", ({ target }) => {
 
 function reading({ spec }, second) {
   const width = (span()[1] - span()[0]) / 200;
-  const allocations = (marks.bands[spec.gpu] ?? []).filter(([since, until]) => since <= second && (until ?? now()) > second);
+  const allocations = (marks.bands[spec.gpu] ?? []).filter(
+    ([since, until]) => since <= second && (until ?? now()) > second,
+  );
   const near = marks.marks.filter(
     ([at, until, gpu, , , lasts]) =>
       (!gpu || gpu === spec.gpu) && at - width <= second && (lasts ? (until ?? now()) : at) + width >= second,
   );
-  return [x.form(second), ...allocations.map(([, , , owner]) => owner), ...near.map(([, , , , title]) => title)].join(" · ");
+  return [x.form(second), ...allocations.map(([, , , owner]) => owner), ...near.map(([, , , , title]) => title)].join(
+    " · ",
+  );
 }
 
 new ResizeObserver(() => each((chart) => chart.resize())).observe(document.getElementById("main"));
