@@ -211,7 +211,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
     fieldsets = (
         (None, {"fields": ("username", "password")}),
         ("Person", {"fields": ("first_name", "last_name", "email", "slurm_user")}),
-        ("May", {"fields": ("is_active", "is_superuser")}),
+        ("Permissions", {"fields": ("is_active", "is_superuser")}),
         ("Times", {"fields": ("last_login", "date_joined")}),
     )
     readonly_fields = ("last_login", "date_joined")

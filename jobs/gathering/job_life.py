@@ -24,7 +24,7 @@ from jobs.presenting.header import HeaderFact, RoundTraffic, number
 from jobs.presenting.sentence import WorstClient, soon
 from jobs.presenting.size import is_elastic, limit_seconds, wants
 from jobs.progress import Progress, progress
-from jobs.why.reasons import reason_of
+from jobs.why.reasons import waiting_reason_of
 from training.federation.tables import FEWEST_EVALUATED
 from vigil_core import formatting
 
@@ -122,7 +122,7 @@ class JobLife:
                 state=attempt.state,
                 now=self.now,
                 number=attempt.number,
-                reason=reason_of(attempt),
+                reason=waiting_reason_of(attempt, self.job.spec, self.now),
                 wants=wants(self.job.spec),
                 queued_at=attempt.submitted_at or attempt.created_at,
                 started_at=attempt.started_at,

@@ -11,7 +11,7 @@ from jobs.presenting.header import number
 from jobs.presenting.job_row import progress_text, speed_text
 from jobs.presenting.size import has_ranks, ranks_and_nodes, size
 from jobs.progress import Progress, progress
-from jobs.why.reasons import reason_of
+from jobs.why.reasons import waiting_reason_of
 from vigil_core import formatting
 
 
@@ -67,18 +67,7 @@ class JobRow:
         if attempt.state == "completed" and attempt.started_at and attempt.ended_at:
             took = formatting.duration((attempt.ended_at - attempt.started_at).total_seconds())
             return f"attempt {attempt.number}: {took}" if attempt.number > 1 else took
-        return self._scheduled_start or reason_of(attempt)
-
-    @property
-    def _scheduled_start(self) -> str:
-        """Return when the job starts that waits for its requested time, and for nothing else."""
-        begin = (self.job.spec.get("resources") or {}).get("begin")
-        if self.state != "pending" or self.attempt.reason.strip() != "BeginTime" or not begin:
-            return ""
-        starts_at = datetime.fromisoformat(begin)
-        if starts_at <= self.now:
-            return ""  # the scheduler restarts a requeued job after its own delay, for the same reason
-        return f"Scheduled to start at {formatting.clock(starts_at, self.now)}."
+        return waiting_reason_of(attempt, self.job.spec, self.now)
 
     @property
     def ranks(self) -> int | None:

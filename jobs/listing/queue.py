@@ -9,10 +9,11 @@ from datetime import timedelta
 
 from django.db.models import BigIntegerField, Case, ExpressionWrapper, F, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Cast
+from django.utils import timezone
 
 from jobs.listing import visibility
 from jobs.models import Attempt, Job, Sweep
-from jobs.why.reasons import explained
+from jobs.why.reasons import explained, scheduled_start
 from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.launch import LAUNCH_FAILED
@@ -57,6 +58,8 @@ class QueueEntry:
         """Return why it waits: the scheduler's reason, explained."""
         if self.row.state != "pending":
             return ""
+        if self.job and (start := scheduled_start(self.row.reason, self.job.spec, timezone.now())):
+            return start
         return explained(self.row.reason, self.row.scheduler_id, self.job.pk if self.job else None)
 
     @property

@@ -29,7 +29,7 @@ from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone, release
 from jobs.views import cadence, performance, rounds
 from jobs.why import pending
-from jobs.why.reasons import reason_of
+from jobs.why.reasons import waiting_reason_of
 from portal.access import can, user_of
 
 OVERVIEW_CHECKPOINTS = 6
@@ -241,7 +241,8 @@ def _attempt_row(
         slurm_steps.describe_steps(attempt.slurm_steps, is_attached=attempt.job.is_attached),
         life.postmortem_of(attempt),
     )
-    return AttemptRow(attempt, reason_of(attempt), ran, warnings, layout, environment, steps, postmortem)
+    reason = waiting_reason_of(attempt, life.job.spec, life.now)
+    return AttemptRow(attempt, reason, ran, warnings, layout, environment, steps, postmortem)
 
 
 @login_required

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.following.cause import NUMERICS, describe_failure
 from jobs.following.release_text import release_ways
@@ -94,6 +96,24 @@ def reason_of(attempt: Attempt) -> str:
     if not attempt.is_alive and (text := describe_failure(failure, attempt.cause)):
         return text
     return explained_of(attempt)
+
+
+def waiting_reason_of(attempt: Attempt, spec: Mapping[str, Any], now: datetime) -> str:
+    """Return `reason_of` the attempt of this job; for one that waits for its requested start, that time instead."""
+    start = scheduled_start(attempt.reason, spec, now) if attempt.state == "pending" else ""
+    return start or reason_of(attempt)
+
+
+def scheduled_start(reason: str, spec: Mapping[str, Any], now: datetime) -> str:
+    """Return when a job starts that waits only for the time that its specification requests; "" for any other.
+
+    Slurm gives the same reason for its own pause before it restarts a requeued job: the requested time is then past.
+    """
+    begin = (spec.get("resources") or {}).get("begin")
+    if reason.strip() != "BeginTime" or not begin:
+        return ""
+    starts_at = datetime.fromisoformat(begin)
+    return f"Scheduled to start at {formatting.clock(starts_at, now)}." if starts_at > now else ""
 
 
 def explained_of(attempt: Attempt) -> str:

@@ -58,6 +58,7 @@ def test_a_job_that_begins_later_says_when(
     job.save(update_fields=["spec"])
     assert reason in text(client.get("/jobs"))
     assert reason in text(client.get("/"))
+    assert reason in text(client.get(f"/jobs/{job.pk}"))
 
 
 def test_pages_follow_each_other_without_gap_or_overlap(client: Client, mira: User, project: Project) -> None:
