@@ -177,6 +177,12 @@ def committed(checkpoints: Path, *, patience: float = 0.0) -> list[Manifest]:
     return sorted(found, key=lambda manifest: manifest.identity)
 
 
+def newest_save_seconds(checkpoints: Path) -> float:
+    """Return how many seconds the newest committed checkpoint took to write; 0 without one."""
+    newest = max(committed(checkpoints), key=lambda manifest: (manifest.generation, manifest.step), default=None)
+    return float(newest.seconds or 0.0) if newest else 0.0
+
+
 def _check_until(until: float, checkpoint: Path) -> Manifest:
     while True:
         try:

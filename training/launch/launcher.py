@@ -33,7 +33,7 @@ from training.launch.resources import ResourceMeter
 from training.launch.shipping import ShipperProcess
 from training.launch.stop import STOP_SIGNALS, AttemptStop, Regroup, Signals
 from training.launch.watchdog import Watchdog
-from training.manifest import committed
+from training.manifest import newest_save_seconds
 from training.reporting.reporter import Reporter
 
 SETTLE_SECONDS = 2.0  # for the rank that really failed to end, when a peer noticed first
@@ -346,7 +346,7 @@ class Launcher:
         self._capturing.tend()
         if self._stop.poll(self._signals.received):
             # Twice the last measured write plus the plan's own grace time (30 s).
-            needed = self._plan.grace_seconds + 2 * _last_write(self._plan.checkpoints)
+            needed = self._plan.grace_seconds + 2 * newest_save_seconds(self._plan.checkpoints)
             self._grace = min(needed, self._plan.max_grace_seconds)
             self._log(f"asked to stop: {self._stop.reason}; {self._grace:.0f} s of grace")
             if self._members.leads(self._last):
@@ -393,9 +393,3 @@ def _size(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_size
     return 0
-
-
-def _last_write(checkpoints: Path) -> float:
-    """Return how many seconds the newest checkpoint took to write, by its manifest; 0 without one."""
-    newest = max(committed(checkpoints), key=lambda manifest: (manifest.generation, manifest.step), default=None)
-    return float(newest.seconds or 0.0) if newest else 0.0
