@@ -95,6 +95,22 @@ def test_ones_own_drain_is_ended_without_a_question(ops: User, scheduler: Script
     assert post(ops, "dgx-01/undrain").status_code == 202
 
 
+def test_ones_own_drain_in_slurm_is_ended_without_a_question(ops: User, scheduler: ScriptedScheduler) -> None:
+    """Slurm's adapter takes the requester out of the reason again, and reports whom it found there."""
+    post(ops, "dgx-01/drain", reason="fan")
+    drain.carry_out(scheduler)
+    scheduler.machines = [replace(scheduler.machines[0], reason="fan", reason_by="ops")]
+    sync.read(scheduler, Reading.Part.NODES)
+    assert post(sysadmin("eva"), "dgx-01/undrain").status_code == 409, "another sysadmin's"
+    assert post(ops, "dgx-01/undrain").status_code == 202
+    drain.carry_out(scheduler)
+    assert order_of(ops)["state"] == "done"
+
+    scheduler.machines = [replace(scheduler.machines[0], state="drained", reason="fan", reason_by="root")]
+    sync.read(scheduler, Reading.Part.NODES)
+    assert post(ops, "dgx-01/undrain").status_code == 409, "by hand, for the same reason"
+
+
 def test_a_drain_by_hand_meanwhile_stays(ops: User, scheduler: ScriptedScheduler) -> None:
     """Slurm would write one over the other: what stands is looked at before the scheduler is asked."""
     assert post(ops, "dgx-01/drain", reason="fan").status_code == 202
