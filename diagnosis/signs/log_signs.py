@@ -184,8 +184,8 @@ def classify_exception(
         for entry in catalogue.entries_on(line.encode()):
             if entry.role in {"root", "echo"} and not (index and entry.is_generic):
                 candidates.append((_specificity(entry) - (index > 0), -index, entry))
-    for entry in catalogue.traceback_entries:
-        if matches_traceback(entry, link, doing, catalogue):
+    for entry in catalogue.traceback_entries_for(link.name, link.type):
+        if _matches_details(entry, link, doing, catalogue):
             candidates.append((_specificity(entry), 0, entry))
     if not candidates:
         return None, "program.exception", "root", doing
@@ -208,10 +208,12 @@ def _specificity(entry: Entry) -> int:
 
 def matches_traceback(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catalogue) -> bool:
     """Return whether an entry for tracebacks matches one exception."""
-    kind = link.type if "." in entry.exception.replace(r"\.", "") and "\\." in entry.exception else link.name
-    matches = catalogue.compiled(entry.exception).fullmatch  # RE2's, as all that sites may write
-    if not matches(kind.encode()) and not matches(link.type.encode()):
-        return False
+    is_of_class = catalogue.matches_class(entry, link.name, link.type)
+    return is_of_class and _matches_details(entry, link, doing, catalogue)
+
+
+def _matches_details(entry: Entry, link: Traceback, doing: tuple[str, ...], catalogue: Catalogue) -> bool:
+    """Return whether an entry for this exception's class matches its message, operations and frames."""
     if entry.during and not any(name in doing for name in entry.during):
         return False
     if entry.pattern and not catalogue.compiled(entry.pattern).search(link.message.encode()):
