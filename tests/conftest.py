@@ -94,8 +94,10 @@ def _signals_as_before() -> Iterator[None]:
 def django_db_modify_db_settings(
     django_db_modify_db_settings: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Share one worker's migrated database with the other workers."""
+    """Share one worker's migrated database with the other workers, and drop PostgreSQL's whoever still uses it."""
     with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TEST_DATABASE") == "postgres":
+            migrated.drop_with_sessions(patch)
         if "PYTEST_XDIST_WORKER" in os.environ:
             migrated.share(tmp_path_factory.getbasetemp().parent, patch)
         yield

@@ -1,4 +1,7 @@
-"""Migrate the tests' database once per run; other workers copy it, as migrating takes ten CPU seconds."""
+"""Migrate the tests' database once per run; other workers copy it, as migrating takes ten CPU seconds.
+
+On PostgreSQL a test database is dropped even if a session still uses it.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,20 @@ def _share_postgres(folder: Path, patch: pytest.MonkeyPatch) -> None:
             return name
 
     patch.setattr(BaseDatabaseCreation, "create_test_db", create)
+
+
+def drop_with_sessions(patch: pytest.MonkeyPatch) -> None:
+    """Let PostgreSQL end sessions that are left when a test database is dropped.
+
+    A connection that a thread opened is closed when the garbage collector finds it after the thread's end, or when the
+    server notices; until then DROP DATABASE fails. The tests are over by then, and the server is private to the run.
+    """
+
+    def drop(creation: BaseDatabaseCreation, name: str, verbosity: int) -> None:
+        with creation._nodb_cursor() as cursor:  # type: ignore[attr-defined]
+            cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    patch.setattr(BaseDatabaseCreation, "_destroy_test_db", drop)
 
 
 @contextmanager
