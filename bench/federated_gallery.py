@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import stage
 from bench.federated_ours import running
-from training.compare.picture import GAP, LETTER, MARGIN, SERIES, WIDTH, svg_head, text
+from training.compare.picture import GAP, LETTER_WIDTH, MARGIN, SERIES_COLOURS, WIDTH, svg_header, text
 
 if TYPE_CHECKING:
     from training.federated.rounds import Rounds
@@ -243,10 +243,10 @@ def draw(title: str, about: str, panels: Sequence[Panel]) -> str:
     each = (WIDTH - 2 * MARGIN) // 4
     legend = 64 + LEGEND * -(-len(names) // 4)
     height = legend + len(panels) * (HEIGHT + GAP) + MARGIN
-    parts = [svg_head(height), text(MARGIN, 30, title, "title"), text(MARGIN, 50, about)]
+    parts = [svg_header(height), text(MARGIN, 30, title, "title"), text(MARGIN, 50, about)]
     for index, name in enumerate(names):
         x, y = MARGIN + index % 4 * each, 74 + LEGEND * (index // 4)
-        shown = name if len(name) * LETTER < each - 34 else name[: int((each - 34) / LETTER)] + "…"
+        shown = name if len(name) * LETTER_WIDTH < each - 34 else name[: int((each - 34) / LETTER_WIDTH)] + "…"
         parts.append(f'<polyline points="{x},{y - 4} {x + 22},{y - 4}" {_style(index)}/>{text(x + 28, y, shown)}')
     for number, panel in enumerate(panels):
         parts += _lines(panel, names, MARGIN, legend + GAP // 2 + number * (HEIGHT + GAP), WIDTH - 2 * MARGIN)
@@ -254,9 +254,9 @@ def draw(title: str, about: str, panels: Sequence[Panel]) -> str:
 
 
 def _style(index: int) -> str:
-    dashes = DASHES[index // len(SERIES) % len(DASHES)]
+    dashes = DASHES[index // len(SERIES_COLOURS) % len(DASHES)]
     broken = f' stroke-dasharray="{dashes}"' * bool(dashes)
-    return f'style="stroke:var(--series-{index % len(SERIES) + 1})"{broken}'
+    return f'style="stroke:var(--series-{index % len(SERIES_COLOURS) + 1})"{broken}'
 
 
 def _lines(panel: Panel, names: Sequence[str], x: int, y: int, width: int) -> Iterator[str]:

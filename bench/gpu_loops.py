@@ -145,7 +145,7 @@ class Ours:
         set_determinism(self.determinism)  # it is the process's
         with _quiet():
             for _ in range(count):
-                self.trainer._between_steps(self.trainer._one_step())
+                self.trainer._between_steps(self.trainer._run_step())
             self.trainer.meter.flush()
 
     def state(self) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
         trainer._prepare(None)
         cpu, wall = time.process_time(), time.perf_counter()
         while trainer.step < STEPS:
-            trainer._between_steps(trainer._one_step())
+            trainer._between_steps(trainer._run_step())
         reporter.flush(wait=10)
         spent = time.process_time() - cpu, time.perf_counter() - wall
     reporter.close()

@@ -28,8 +28,9 @@ DIGIT = re.compile(r"(?<![{,\d])\d(?![\d,]*\})")  # except in a count like {2,5}
 
 
 def unbounded(pattern: str) -> str:
-    """Return the pattern with large counts like {0,200} turned into * or +: each count costs the engine as many
-    states.
+    """Return the pattern with large counts such as {0,200} replaced by * or +.
+
+    Each count costs the engine as many states.
     """
 
     def loosened(bound: re.Match[str]) -> str:
@@ -40,9 +41,7 @@ def unbounded(pattern: str) -> str:
 
 @cache
 def digit_agnostic(pattern: str) -> str:
-    """Return the pattern with any digit in place of each of its digits, so that it matches whatever a line's numbers
-    are.
-    """
+    """Return the pattern with every digit replaced by "any digit", so that a line's numbers do not matter."""
 
     def any_digit(token: re.Match[str]) -> str:
         text = token[0]

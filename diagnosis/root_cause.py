@@ -157,8 +157,9 @@ def _is_specific(sign: Sign) -> bool:
 
 
 def _blamed_ranks(case: Case) -> frozenset[int]:
-    """Return the ranks that failed first according to their launcher: torchrun's summary, else the first exit under
-    srun.
+    """Return the ranks that failed first according to their launcher.
+
+    From torchrun's summary, else the first exit under srun.
     """
     exits = [sign for sign in case.exits if sign.groups.get("first") and sign.rank is not None]
     if not exits:
@@ -177,8 +178,9 @@ def only_ends_run(sign: Sign) -> bool:
 
 
 def is_before(first: Sign, second: Sign) -> bool:
-    """Return whether `first` comes before `second`: by line in one file, by clock across files, else by likely
-    causality.
+    """Return whether `first` comes before `second`.
+
+    By line in one file, by clock across files, else by likely causality.
     """
     if first.file == second.file:
         return first.line < second.line

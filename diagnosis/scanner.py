@@ -121,8 +121,9 @@ class Scanner:
         self._before = block[-LINES_BEFORE * 200 :]
 
     def _leave_whole_reading(self) -> None:
-        """Switch to close reading around hits only, also for the beginning: the log is too long to be read closely as
-        a whole.
+        """Switch to reading closely around hits only, because the log is too long to be read closely as a whole.
+
+        The beginning, which has been read, is reduced to its hits as well.
         """
         begun, self._whole = self._whole, []
         for block in begun:

@@ -12,8 +12,9 @@ from diagnosis.signs.sign import Witness
 
 @dataclass(frozen=True, slots=True)
 class EvidenceLine:
-    """A line of evidence and its role: root, echo, confirmation, survived, or context (worth knowing, never a
-    cause).
+    """A line of evidence and its role.
+
+    Roles: root, echo, confirmation, survived, or context (worth knowing, never a cause).
     """
 
     file: str

@@ -9,11 +9,13 @@ from diagnosis.verdict import Verdict
 
 MOST_DETAIL = 160  # letters of an exception in the sentence
 _XID = re.compile(r"\b(?P<kind>S?Xid)\b[^:]*(?:\([^)]*\))?: (?P<code>\d{1,4})\b")
+_FAILED_WITH = re.compile(" (?:failed with|so):")
 # What the sentence quotes of a root.
 _DETAILS = {
     "federated.quorum": re.compile(r"round \d+ was lost \d+ times: [^.\n]+"),
     "federated.coverage": re.compile(r"[\d,]+ of [\d,]+ clients never counted, [^.]+"),
-    "federated.clients": re.compile(r"client \d+ so: [^\n]+"),
+    # Releases before 0.2 wrote "client 3 so:".
+    "federated.clients": re.compile(r"client \d+ (?:failed with|so): [^\n]+"),
 }
 CLAIMED = {"program": "According to its own log", "launcher": "According to its launcher"}
 """The beginning of a verdict that only the job's own log or folder supports, by source."""
@@ -44,5 +46,5 @@ def _detail(verdict: Verdict, root: str) -> str:
     if verdict.cause == "program.exception" and verdict.exception:
         return f": {(root or verdict.exception).splitlines()[0][:MOST_DETAIL]}"
     if verdict.cause in _DETAILS and (detail := _DETAILS[verdict.cause].search(root)):
-        return f": {detail[0].replace(' so:', ':', 1)[:MOST_DETAIL].strip()}"
+        return f": {_FAILED_WITH.sub(':', detail[0], count=1)[:MOST_DETAIL].strip()}"
     return ""

@@ -121,7 +121,7 @@ def prepare(file: Path) -> int:
         run = run_file.load(file)
         cache = cache_dir(file.absolute().parent / "runs" / run.name)
         prepared = contracts.recipe(run.config.recipe).prepared(
-            cache, None, run.config.recipe_options(), tell=_ProgressPrinter()
+            cache, None, run.config.recipe_options(), report_progress=_ProgressPrinter()
         )
     except DataError as error:
         print(error.within(f"run.{run.config.recipe}"), file=sys.stderr)

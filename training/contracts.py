@@ -41,14 +41,17 @@ T = TypeVar("T")
 
 
 def recipe(name: str) -> Recipe:
+    """Return the recipe of that name. Raises ChoiceError."""
     return load_contract("recipes", name, Recipe)
 
 
 def parallelism(name: str) -> Parallelism:
+    """Return the parallelism of that name. Raises ChoiceError."""
     return load_contract("parallel", name, Parallelism)
 
 
 def communication(name: str) -> Communication:
+    """Return the communication of that name. Raises ChoiceError."""
     return load_contract("comm", name, Communication)
 
 
@@ -71,7 +74,7 @@ def _read(folder: str, name: str, contract: type[T]) -> T:
 # Defaults for what modules leave out.
 
 
-def _anything(shape: Shape, **options: object) -> None:
+def _accept_anything(shape: Shape, **options: object) -> None:
     """Accept everything."""
 
 
@@ -87,7 +90,7 @@ def _no_labels(data: Path, **options: object) -> Labels | None:
     return None
 
 
-def _yes(**options: object) -> bool:
+def _true(**options: object) -> bool:
     return True
 
 
@@ -107,15 +110,15 @@ def _whole_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
     return batch
 
 
-def _no(**options: object) -> bool:
+def _false(**options: object) -> bool:
     return False
 
 
-def _one(share: int, shape: Shape, **options: object) -> int:
+def _single_micro_batch(share: int, shape: Shape, **options: object) -> int:
     return 1
 
 
-def _nothing(**options: object) -> int:
+def _no_extra_bytes(**options: object) -> int:
     return 0
 
 
@@ -124,11 +127,11 @@ class Recipe:
     """A model and the data that it is trained on."""
 
     prepare: Callable[..., Prepared]
-    """(cache, identity, [tell], **options): return the data on disk, and create them first if they do not exist.
+    """(cache, identity, [report_progress], **options): return the data on disk; create them if they do not exist.
 
-    `identity` names the data that a checkpoint was trained on; None: use what the options say. `tell`, if declared,
-    has to be called every few seconds with a sentence about the progress, or the run counts as hung. Raises DataError,
-    which names the option.
+    `identity` names the data that a checkpoint was trained on; None: use what the options say. `report_progress`, if
+    declared, has to be called every few seconds with a sentence about the progress, or the run counts as hung. Raises
+    DataError, which names the option.
     """
     build: Callable[..., Task]
     """(data, **options) or (data, options): return the model and its samples, on every rank, from what
@@ -136,7 +139,7 @@ class Recipe:
     dims: Callable[..., Dims | None] = _no_dims
     """(**options): return the model's sizes, by which axes split it and memory is estimated. None: they are unknown,
     and only the batch is divided over ranks. Raises ValueError if the sizes do not fit together."""
-    knows_sizes: Callable[..., bool] = _yes
+    knows_sizes: Callable[..., bool] = _true
     """(**options): return whether the options determine `dims`; if not, the weights that it starts from do."""
     check: Callable[[BaseRunConfig, Shape], Iterable[Misfit]] = _no_misfit
     """(options, shape): yield the options that do not work together or on this shape, without opening a file."""
@@ -147,25 +150,28 @@ class Recipe:
     parameter that is initialised from the seed."""
     labels: Callable[..., Labels | None] = _no_labels
     """(data, **options): return the labels by which a federation divides the samples, without torch. None: it can't."""
-    has_owners: Callable[..., bool] = _no
+    has_owners: Callable[..., bool] = _false
     """(**options): return whether `labels` names the owner of each sample."""
-    OWN: bool = False
-    """Whether `prepare`, `labels` and `build` take a user's client.py as their first argument (`of`)."""
+    TAKES_CLIENT_CODE: bool = False
+    """Whether `prepare`, `labels` and `build` take a user's client.py as their first argument (`bind_client_code`)."""
     SHIPPED: bool = False
     """Whether the data are part of it: `prepare` creates nothing, and everybody may see them."""
 
-    def of(self, own: object) -> Recipe:
-        """Return the recipe with this as the first argument of `prepare`, `labels` and `build`."""
-        given = {name: partial(getattr(self, name), own) for name in ("prepare", "labels", "build")}
+    def bind_client_code(self, client_code: object) -> Recipe:
+        """Return the recipe with a user's client.py as the first argument of `prepare`, `labels` and `build`."""
+        given = {name: partial(getattr(self, name), client_code) for name in ("prepare", "labels", "build")}
         return replace(self, **given)  # type: ignore[arg-type]
 
     def prepared(
-        self, cache: Path, identity: str | None, options: Mapping[str, Value], *, tell: Callable[..., None]
+        self, cache: Path, identity: str | None, options: Mapping[str, Value], *, report_progress: Callable[..., None]
     ) -> Prepared:
-        """Call `prepare` with those options of a run that it declares."""
+        """Call `prepare` with those options of a run that it declares.
+
+        `report_progress` is passed on if `prepare` declares it. Raises DataError.
+        """
         given: dict[str, Any] = _declared(self.prepare, options)
-        if "tell" in inspect.signature(self.prepare).parameters:
-            given["tell"] = tell
+        if "report_progress" in inspect.signature(self.prepare).parameters:
+            given["report_progress"] = report_progress
         return self.prepare(cache, identity, **given)
 
     def labelled(self, data: Path, options: Mapping[str, Value]) -> Labels | None:
@@ -184,7 +190,7 @@ class Parallelism:
     apply: Callable[..., nn.Module]
     """(model, mesh, **options): return the model, or this rank's stage of it, as training calls it. An option called
     `dtype` defaults to the run's."""
-    check: Callable[..., None] = _anything
+    check: Callable[..., None] = _accept_anything
     """(shape, **options): raise shape.Misfit with the nearest value that works, without torch."""
     accumulating: Callable[[nn.Module], AbstractContextManager[None]] = _no_context
     """(model): a context for all micro-batches of a step but the last, in which gradients accumulate locally."""
@@ -192,10 +198,10 @@ class Parallelism:
     """(**options): a context for forward pass, loss and backward pass."""
     divide: Callable[[Batch, DeviceMesh], Batch] = _whole_batch
     """(batch, mesh): return the part of the batch that this rank computes."""
-    has_own_tokens: Callable[..., bool] = _no
+    splits_tokens: Callable[..., bool] = _false
     """(**options): return whether its ranks compute different tokens of a sample: they then draw different random
     numbers, else the same."""
-    micro_batches: Callable[..., int] = _one
+    micro_batches: Callable[..., int] = _single_micro_batch
     """(share, shape, **options): return the default number of micro-batches for a rank's share of the batch."""
     forward_backward: Callable[..., Tensor] | None = None
     """(task, model, micro_batches, accumulating): replaces step.arithmetic's function of this name; see there."""
@@ -220,13 +226,13 @@ class Communication:
 
     exchange: Callable[..., Exchange]
     """(peers, **options): return the exchange between them."""
-    check: Callable[..., None] = _anything
+    check: Callable[..., None] = _accept_anything
     """(shape, **options): raise shape.Misfit for what does not work, without torch."""
     trainer: Callable[[], Callable[..., TrainingLoop]] | None = None
     """Returns a class that replaces training.trainer.Trainer and takes the same arguments."""
-    keeps: Callable[..., int] = _nothing
+    extra_bytes_per_parameter: Callable[..., int] = _no_extra_bytes
     """(**options): return the additional bytes of memory per trained parameter."""
-    REMEMBERS: bool = False
+    ACCUMULATES_GRADIENTS: bool = False
     """Whether it accumulates gradients over several steps."""
 
 
@@ -235,7 +241,7 @@ def _declared(function: Callable[..., object], options: Mapping[str, Value]) -> 
 
     If it takes them all at once, as a dataclass, they are that one argument.
     """
-    function = getattr(function, "func", function)  # without what `Recipe.of` has bound
+    function = getattr(function, "func", function)  # without what `Recipe.bind_client_code` has bound
     annotation = getattr(function, "__annotations__", {}).get(choices.OPTIONS)
     kind = function.__globals__.get(annotation) if isinstance(annotation, str) else annotation
     if isinstance(kind, type) and is_dataclass(kind):

@@ -1,4 +1,4 @@
-"""What a recipe provides to the trainer: its data, ready for use, and the task to train on them."""
+"""Define what a recipe provides to the trainer: its data, ready for use, and the task to train on them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Prepared:
 class Labels:
     """Labels of a task's samples, as far as a split over clients uses them; no torch."""
 
-    of: Mapping[Split, Ids]
+    by_split: Mapping[Split, Ids]
     """The label of each sample, a number from 0; all 0 if there are none."""
     names: tuple[str, ...]
     """Names of the labels."""
@@ -46,6 +46,11 @@ class Labels:
     owner_names: tuple[str, ...] = ()
     unowned: str = ""
     """Why the owners are unknown although such data may have some, with what to do."""
+
+    @property
+    def of(self) -> Mapping[Split, Ids]:
+        """Return `by_split`. Deprecated: split.py files of earlier releases use it."""
+        return self.by_split
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,15 @@ class Task:
     """(model, batch) → mean loss over the samples, a scalar."""
     score: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]]
     """(model, batch) → means over the samples; "loss" is among them. Reported as validation_<name>."""
-    each: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]] | None = None
+    score_samples: Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]] | None = None
     """(model, batch) → values per sample (samples,): "loss", whose mean is `loss`, and perhaps "accuracy". None: the
     loss is not defined for single samples."""
     descend: Callable[[nn.Module, Sequence[Batch], float, int, int], float | None] | None = None
     """(model, batches, learning rate, client, round): trains a federation's client in its own way. It changes the model
     in place and may return its mean loss. None: train by gradient descent."""
-    judge: Callable[[nn.Module, Batch], Mapping[str, float]] | None = None
+    evaluate: Callable[[nn.Module, Batch], Mapping[str, float]] | None = None
     """(model, a client's whole validation data) → scores by name, perhaps including "loss", where a client evaluates in
-    its own way. None: by `each`, or `score`."""
+    its own way. None: by `score_samples`, or `score`."""
     head: str = ""
     """The module that computes the output from features that the rest of the model computes; "": there is none."""
     initialise: Callable[[str, Tensor, torch.Generator], None] | None = None

@@ -86,7 +86,7 @@ class Loop:
         self._begin(start)
         stopping = self.agreement.now(stop=self.stop.is_requested).stop or self._catch_up(start)
         while not stopping and self.step < self.base_config.length:
-            agreed = self._one_step()
+            agreed = self._run_step()
             stopping = agreed.stop or self._between_steps(agreed)
         return self._finish(stopping)
 
@@ -100,7 +100,7 @@ class Loop:
         """Report the event run.started, and a line for people. On rank 0."""
         raise NotImplementedError
 
-    def _one_step(self) -> StepFlags:
+    def _run_step(self) -> StepFlags:
         """Do one step; return the flags exchanged alongside it."""
         raise NotImplementedError
 

@@ -244,8 +244,9 @@ def _open_folder(checkpoint: CheckpointLocation) -> Iterator[int]:
 
 
 def _error_for(name: str, error: OSError) -> CheckpointError:
-    """Convert an error: absent or of the wrong kind is permanent, anything else may be temporary (EIO, ESTALE,
-    EMFILE).
+    """Convert an OSError to CheckpointError if it is permanent, else to UnreadableManifest.
+
+    Absent or of the wrong kind is permanent; anything else may be temporary (EIO, ESTALE, EMFILE).
     """
     kind = CheckpointError if error.errno in _PERMANENT_ERRORS else UnreadableManifest
     return kind(f"{name} can't be read: {error.strerror}")
@@ -338,8 +339,9 @@ def _open_file(folder: int, file: CheckpointFile) -> int:
 
 
 def _digest(descriptor: int, entry: CheckpointFile, between: Callable[[], None]) -> str:
-    """Return the digest of at most as many bytes as the manifest says: a file that grows meanwhile is not read
-    forever.
+    """Return the SHA-256 digest of a file, of at most as many bytes as the manifest says.
+
+    A file that grows meanwhile is not read forever.
     """
     digest, size = hashlib.sha256(), entry.bytes
     with open(descriptor, "rb", buffering=0) as file:

@@ -60,7 +60,7 @@ class ServerTrainer(Trainer):
             _server = ParameterServer(self.world.size - 1, exchange.staleness, model=self._model, apply=self._apply)
         _meet(self.world.rank, self.world.size)
 
-    def _one_step(self) -> StepFlags:
+    def _run_step(self) -> StepFlags:
         """Run a whole stretch of steps."""
         end = self._end_of_stretch()
         due = self.world.leads and any(self.cadence.is_due(step) for step in range(self.step + 1, end + 1))

@@ -36,11 +36,11 @@ def main() -> int:
                 return 128 + signal.SIGKILL
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             return launch()
-        code, was_asked = _follow(launcher)
+        code, was_signalled = _follow(launcher)
         if code >= 0:
             return code
         _clear()
-        if was_asked:
+        if was_signalled:
             break
         sys.stderr.write(f"The launcher was ended by signal {-code}.\n")
     return 128 - code
@@ -63,19 +63,20 @@ def launch() -> int:
 
 
 def _follow(launcher: int) -> "tuple[int, bool]":
-    """Return the launcher's exit code, negative for a signal, and whether we received one, which Slurm sends to
-    both of us.
+    """Return the launcher's exit code, negative for a signal, and whether we received a signal.
+
+    Slurm sends its signals to both processes.
     """
-    was_asked = False
+    was_signalled = False
     while True:
         number = signal.sigwait({*FORWARDED, signal.SIGCHLD})
         if number != signal.SIGCHLD:
-            was_asked = True
+            was_signalled = True
             os.kill(launcher, number)
             continue
         ended, status = os.waitpid(launcher, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status), was_asked
+            return os.waitstatus_to_exitcode(status), was_signalled
 
 
 def _clear() -> None:

@@ -116,7 +116,7 @@ class Trainer(Loop):
             measuring=self.measuring,
         )
         self._phase("compile")
-        self.optimizer_step.discard_one()
+        self.optimizer_step.run_discarded_pass()
         self.assembly.model.exchange.begin()
         if start is not None:
             self._phase("restore")
@@ -160,7 +160,7 @@ class Trainer(Loop):
 
     # The loop.
 
-    def _one_step(self) -> StepFlags:
+    def _run_step(self) -> StepFlags:
         """Do one optimizer step; return the flags exchanged alongside it."""
         began = time.perf_counter()
         self.heartbeat.beat("data", self.step)
@@ -178,12 +178,12 @@ class Trainer(Loop):
         self.consumed += self.config.global_batch
         computed = time.perf_counter()
         exchange = self.assembly.model.exchange
-        if exchange.is_apart:
+        if exchange.has_independent_replicas:
             self.heartbeat.beat("exchange", self.step)  # the whole model is exchanged, perhaps over a slow network
         with self.measuring.exchanging(marks):
             exchange.step(self.step, done.guarded.skipped, done.guarded.frozen)
         sent = exchange.communicated(len(parts))
-        if exchange.is_apart and sent and self.world.device.type == "cuda":
+        if exchange.has_independent_replicas and sent and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)  # here, as otherwise a later step would seem stuck
         agreed = self.agreement.end()
         ended = time.perf_counter()

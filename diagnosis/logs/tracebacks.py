@@ -35,7 +35,7 @@ _WRAPPERS = re.compile(
     r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)|RemoteTraceback|RayTaskError|RemoteError|"
     r"ProcessRaisedException|ProcessExitedException|Process \d+ terminated with the following error|"
     r"\(\d+ sub-exceptions?\)|WorkerError|BrokenProcessPool|raised by (?:worker|rank|actor)|"
-    r"\bClientsFailed: .+ so:"
+    r"\bClientsFailed: .+ (?:failed with|so):"
 )
 _LIBRARY_PATHS = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|/opt/conda/|^<|/pyenv/|/usr/lib/")
 _SEPARATOR = re.compile(r"([-=*#_~])\1{9,}")  # drawn between the output of different sources

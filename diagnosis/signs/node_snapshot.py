@@ -216,8 +216,10 @@ def _smi_report_of_job(snapshot: NodeSnapshot) -> str:
 
 
 def _other_jobs_filter(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Callable[[float, str], bool]:
-    """Return a predicate for kernel lines about another job: another job's GPU, or a process that
-    was killed for memory before the ranks started or in a control group that they are not in.
+    """Return a predicate for kernel lines that are about another job.
+
+    These name another job's GPU, or a process that was killed for memory before the ranks started or in a control group
+    that the ranks are not in.
     """
     pids = {str(end.pid) for end in ends if end.pid}
     began = min((end.at - end.seconds for end in ends if end.at and end.seconds is not None), default=0.0)

@@ -63,8 +63,9 @@ class Sign:
 
     @property
     def witness(self) -> Witness:
-        """Return who reported the sign: any program may print what looks like a kernel line, or write it to its
-        folder.
+        """Return who reported the sign.
+
+        Any program may print what looks like a kernel line, or write one to its folder.
         """
         found = _WITNESSES.get(self.source_kind, "program")
         return "launcher" if found == "machine" and self.is_from_job_folder else found

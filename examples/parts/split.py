@@ -6,9 +6,9 @@ import numpy as np
 def divide(labels, clients, draw, *, labels_each=2):
     """Return the client of each training sample: (samples,) whole numbers from 0 to clients - 1.
 
-    `labels.of["train"]` (samples,): the label of each sample. `draw`: a numpy RandomState, seeded by the run.
+    `labels.by_split["train"]` (samples,): the label of each sample. `draw`: a numpy RandomState, seeded by the run.
     """
-    of = labels.of["train"]
+    of = labels.by_split["train"]
     names = np.unique(of)
     order = draw.permutation(len(names))
     owners = np.empty(len(of), dtype=np.int64)

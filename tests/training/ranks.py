@@ -235,13 +235,13 @@ def end_saves_between_steps() -> None:
     from training.runtime.distributed import StepFlags
     from training.trainer import Trainer
 
-    one_step = Trainer._one_step
+    one_step = Trainer._run_step
 
     def patient_step(trainer: Trainer) -> StepFlags:
         trainer.checkpoints.finish_save()
         return one_step(trainer)
 
-    Trainer._one_step = patient_step  # type: ignore[method-assign]
+    Trainer._run_step = patient_step  # type: ignore[method-assign]
 
 
 def _prepare(sabotage: Sabotage) -> None:

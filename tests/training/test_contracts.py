@@ -82,7 +82,7 @@ def test_each_function_is_given_the_options_that_it_declares(tmp_path: Path, mon
     _add(training.recipes, tmp_path, monkeypatch, LEAST)
     least: Any = contracts.recipe("added_here")
     options = {"size": 5, "depth": 7}
-    assert least.prepared(tmp_path, "sha", options, tell=print) == (tmp_path, "sha", 5)
+    assert least.prepared(tmp_path, "sha", options, report_progress=print) == (tmp_path, "sha", 5)
     assert least.built(tmp_path, options) == (tmp_path, 7)
 
 
@@ -96,11 +96,13 @@ def test_a_module_takes_its_options_as_a_dataclass(tmp_path: Path, monkeypatch: 
     assert (data, built.depth, built.wide) == (tmp_path, 2, False)
 
 
-def test_who_declares_tell_is_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    telling = LEAST.replace("identity=None", "identity=None, tell=None").replace("(cache, identity, size)", "tell")
+def test_a_recipe_that_reports_progress_gets_the_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    telling = LEAST.replace("identity=None", "identity=None, report_progress=None").replace(
+        "(cache, identity, size)", "report_progress"
+    )
     _add(training.recipes, tmp_path, monkeypatch, telling)
     made: Any = contracts.recipe("added_here")
-    assert made.prepared(tmp_path, None, {}, tell=print) is print
+    assert made.prepared(tmp_path, None, {}, report_progress=print) is print
 
 
 def test_what_the_least_of_parallelisms_is_taken_to_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def watch_steps() -> None:
     """Record, step by step, how many numbers were read and how many operations there were."""
     from training.trainer import Trainer
 
-    one_step, between = Trainer._one_step, Trainer._between_steps
+    one_step, between = Trainer._run_step, Trainer._between_steps
     whole = Counter[str]()
     for name in ("tolist", "cpu", "numpy"):  # no operations where all is main memory
         _count(name, whole)
@@ -154,7 +154,7 @@ def watch_steps() -> None:
             print(json.dumps([reads.count + whole.total(), reads.operations]), file=file)
         return agreed
 
-    Trainer._one_step = watched  # type: ignore[method-assign]
+    Trainer._run_step = watched  # type: ignore[method-assign]
     Trainer._between_steps = lambda trainer, agreed: False  # type: ignore[method-assign]
 
 
@@ -190,7 +190,7 @@ def count_compilations() -> None:
 
     from training.trainer import Trainer
 
-    compile_, one_step = torch.compile, Trainer._one_step
+    compile_, one_step = torch.compile, Trainer._run_step
     torch.compile = lambda *given, **more: compile_(*given, **more, backend="aot_eager")
 
     def counted(trainer: Trainer) -> Any:
@@ -200,7 +200,7 @@ def count_compilations() -> None:
             print(json.dumps(told), file=file)
         return agreed
 
-    Trainer._one_step = counted  # type: ignore[method-assign]
+    Trainer._run_step = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def plant_a_nan() -> None:
     from training.trainer import Trainer
 
     count_compilations()
-    one_step = Trainer._one_step
+    one_step = Trainer._run_step
 
     def planted(trainer: Trainer) -> Any:
         if trainer.step == 2:
@@ -255,7 +255,7 @@ def plant_a_nan() -> None:
                 trainer.assembly.model.state()["blocks.1.mlp.up.weight"][0, 0] = float("nan")
         return one_step(trainer)
 
-    Trainer._one_step = planted  # type: ignore[method-assign]
+    Trainer._run_step = planted  # type: ignore[method-assign]
 
 
 @pytest.mark.slow

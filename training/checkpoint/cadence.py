@@ -1,5 +1,4 @@
-"""Choose how often to save, so that the cost of saves and the work lost to failures are minimal together (protocols.md
-§7).
+"""Choose the checkpoint interval that minimises the cost of saves plus the work lost to failures (protocols.md §7).
 
 A save costs C seconds in total: the stall at the step boundary, and the slowdown of the steps during the write. With a
 failure every τ seconds, each loses half an interval on average. Saving every T seconds then takes the fraction

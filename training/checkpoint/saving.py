@@ -1,9 +1,8 @@
-"""Save, find and restore a run's checkpoints: written in parallel to training, committed by one rename (protocols.md
-§4).
+"""Save, find and restore a run's checkpoints, written in parallel to training (protocols.md §4).
 
 A save copies the state at a step boundary (see staging), and a thread of each rank writes the copy (see writing) on a
 process group of its own: on the default group it would mix with training's collectives and hang. Only one save is in
-flight.
+flight. One rename commits it.
 
     .step-400.3/          created exclusively by rank 0, written by all ranks, fsynced, hashed while writing
     .step-400.3/COMMITTED written by rank 0 once every rank has reported what it wrote

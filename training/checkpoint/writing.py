@@ -173,8 +173,9 @@ class CheckpointWriter:
             raise _Hurried
 
     def _prune(self) -> None:
-        """Remove checkpoints of this run's branch that are needed neither by its rules, nor by people, nor for a
-        restart.
+        """Remove checkpoints of this run's branch that nothing needs any more.
+
+        Those that the retention rules, people or a restart need are kept.
         """
         branch = [found for found in manifests.committed(self.folder) if found.identity in self._lineage.identities]
         verified = [found for found in branch if (self.folder / found.name / manifests.VERIFIED).exists()]

@@ -33,9 +33,9 @@ class ComputedExchange(Exchange):
         return self._sharded(micro_batches) if peers.parallelism == "fsdp" else None
 
     def _sharded(self, micro_batches: int) -> float:
-        """Return the bytes of fsdp: each pass gathers the parameters, including frozen ones, twice if they are freed in
-        between.
+        """Return the bytes that fsdp sends per step.
 
+        Each pass gathers the parameters, including frozen ones, twice if they are freed in between.
         The last pass sends the gradients' parts, which replicas of shards then average.
         """
         shape, options = self._peers.shape, self._peers.options

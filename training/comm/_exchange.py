@@ -54,7 +54,7 @@ class Peers:
 class Exchange:
     """Leaves the exchange to the parallelism. State that a subclass keeps between steps is saved under "comm"."""
 
-    is_apart = False
+    has_independent_replicas = False
     """Whether replicas take independent steps and differ in between, so that their gradients must not be averaged."""
     bucket_mib: float | None = None
     """Bucket size in which gradients must be reduced; None: the parallelism's."""

@@ -72,8 +72,9 @@ class LowRank(HookExchange):
         return result
 
     def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
-        """Undo a skipped step: its gradient must not be sent late, and what had not been sent before it remains to
-        be sent.
+        """Undo a skipped step.
+
+        Its gradient must not be sent late, and what had not been sent before it remains to be sent.
         """
         if self._errors_before is not None and skipped is not None:
             errors = self._powersgd.error_dict

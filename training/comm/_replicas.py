@@ -24,7 +24,7 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class Replicas(Exchange):
-    is_apart = True
+    has_independent_replicas = True
 
     def __init__(self, peers: Peers, *, every: int, learning_rate: float = 1.0, momentum: float = 0.0) -> None:
         self._peers, self._every = peers, every

@@ -17,7 +17,7 @@ SentModel = list[Tensor] | None
 class ServedExchange(Exchange):
     """Between two stretches of steps all ranks have the server's model; only the server has the optimizer's state."""
 
-    is_apart = True
+    has_independent_replicas = True
 
     def __init__(self, peers: Peers, staleness: int) -> None:
         self.peers = peers

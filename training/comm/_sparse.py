@@ -55,8 +55,9 @@ class SparseExchange(HookExchange):
 
     @torch.no_grad()
     def step(self, number: int, skipped: Tensor | None = None, frozen: Tensor | None = None) -> None:
-        """Undo a skipped step: its gradient must not be sent late, and what had not been sent before it has not
-        been used.
+        """Undo a skipped step.
+
+        Its gradient must not be sent late, and what had not been sent before it has not been used.
         """
         if skipped is not None:
             for name, unsent in self._unsent.items():

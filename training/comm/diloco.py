@@ -12,7 +12,7 @@ from training.config.shape import Shape
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
-REMEMBERS = False
+ACCUMULATES_GRADIENTS = False
 SENDS = "2(n−1)/n · 4N, every `every` steps"
 
 
@@ -20,7 +20,7 @@ def check(shape: Shape, **options: object) -> None:
     """Accept any number of replicas; a single one takes the outer steps along its own movement."""
 
 
-def keeps(*, outer_momentum: float = 0.9, **options: object) -> int:
+def extra_bytes_per_parameter(*, outer_momentum: float = 0.9, **options: object) -> int:
     """Return the memory for the last common model and the outer optimizer's velocity."""
     return 8 if outer_momentum else 4
 

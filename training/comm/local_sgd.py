@@ -9,7 +9,7 @@ from training.config.shape import Shape
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
-REMEMBERS = False
+ACCUMULATES_GRADIENTS = False
 SENDS = "2(n−1)/n · 4N, every `every` steps"
 
 
@@ -17,7 +17,7 @@ def check(shape: Shape, **options: object) -> None:
     """Accept any number of replicas."""
 
 
-def keeps(**options: object) -> int:
+def extra_bytes_per_parameter(**options: object) -> int:
     """Return the memory for the last common model."""
     return 4
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
     from training.trainer import Trainer
 
-REMEMBERS = True
+ACCUMULATES_GRADIENTS = True
 SENDS = "the server (n−1) · 4N, each worker 4N"
 
 

@@ -9,7 +9,7 @@ from training.config.shape import Shape
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
-REMEMBERS = False
+ACCUMULATES_GRADIENTS = False
 """Whether gradients of several steps are accumulated."""
 SENDS = "2(n−1)/n · 4N"
 """Bytes that a rank sends per step; n replicas, N numbers."""

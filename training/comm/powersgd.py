@@ -9,7 +9,7 @@ from training.config.shape import Shape
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
-REMEMBERS = True
+ACCUMULATES_GRADIENTS = True
 SENDS = "2(n−1)/n · 4 · rank · Σ(rows + columns), and 4 for each number of what is not compressed"
 
 
@@ -17,7 +17,7 @@ def check(shape: Shape, **options: object) -> None:
     """Accept any number of replicas, on any backend: all gradients are in one bucket, see `_low_rank`."""
 
 
-def keeps(**options: object) -> int:
+def extra_bytes_per_parameter(**options: object) -> int:
     """Return the memory for what is not sent yet, now and at the beginning of the step."""
     return 8
 

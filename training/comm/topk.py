@@ -9,7 +9,7 @@ from training.config.shape import Shape
 if TYPE_CHECKING:
     from training.comm._exchange import Exchange, Peers
 
-REMEMBERS = True
+ACCUMULATES_GRADIENTS = True
 SENDS = "(n−1) · 8 · density · N"
 
 
@@ -20,7 +20,7 @@ def check(shape: Shape, **options: object) -> None:
     """
 
 
-def keeps(**options: object) -> int:
+def extra_bytes_per_parameter(**options: object) -> int:
     """Return the memory for what is not sent yet, now and at the beginning of the step."""
     return 8
 

@@ -90,10 +90,10 @@ def compare(options: argparse.Namespace) -> int:
         steps=options.steps,
         rounds=options.rounds,
         seed=base.config.seed,
-        results=[CandidateResult(way.name, way.changes, []) for way in candidates_],
+        results=[CandidateResult(candidate.name, candidate.changes, []) for candidate in candidates_],
     )
     size = f"{ranks} rank{'s' * (ranks > 1)}, {options.rounds} round{'s' * (options.rounds > 1)}"
-    print(f"{' against '.join(way.name for way in candidates_)}: {size}; in {out}", flush=True)
+    print(f"{' vs '.join(candidate.name for candidate in candidates_)}: {size}; in {out}", flush=True)
     try:
         comparison = _run_rounds(comparison, candidates_, work, signals)
     except ComparisonStopped:
@@ -102,25 +102,27 @@ def compare(options: argparse.Namespace) -> int:
     return _write_results(comparison, out)
 
 
-def _run_rounds(comparison: Comparison, ways: list[Candidate], work: ComparisonWork, signals: Signals) -> Comparison:
+def _run_rounds(
+    comparison: Comparison, candidates_: list[Candidate], work: ComparisonWork, signals: Signals
+) -> Comparison:
     """Run all candidates in turn, A/B/A/B; one that fails is not tried again."""
     results = {result.name: result for result in comparison.results}
     for number in range(1, comparison.rounds + 1):
-        for way in ways:
-            result = results[way.name]
+        for candidate in candidates_:
+            result = results[candidate.name]
             if result.failure:
                 continue
-            progress = _Progress(f"round {number} of {comparison.rounds}  {way.name}", work)
+            progress = _Progress(f"round {number} of {comparison.rounds}  {candidate.name}", work)
             try:
                 with progress:
-                    finished = run(way, number, work, signals, progress.watch)
+                    finished = run(candidate, number, work, signals, progress.watch)
             except RunFailed as failed:
-                where = work.out / f"{way.name}-{number}" / "job"
+                where = work.out / f"{candidate.name}-{number}" / "job"
                 failure = f"round {number}: {failed} (logs in {where})"
-                results[way.name] = CandidateResult(way.name, way.changes, result.runs, failure)
+                results[candidate.name] = CandidateResult(candidate.name, candidate.changes, result.runs, failure)
                 progress.finish(f"failed: {failed}")
                 continue
-            results[way.name] = CandidateResult(way.name, way.changes, [*result.runs, finished])
+            results[candidate.name] = CandidateResult(candidate.name, candidate.changes, [*result.runs, finished])
             progress.finish(_summary(finished))
     return Comparison(**{**vars(comparison), "results": list(results.values())})
 

@@ -67,9 +67,7 @@ def _import_all() -> None:
 
 
 class _MeasuringHeartbeat(Heartbeat):
-    """Reads the clock when a step begins, and memory while steps are trained, whenever the loop writes its
-    heartbeat.
-    """
+    """A heartbeat that also measures: the clock when a step begins, and memory while steps are trained."""
 
     baseline = 0
     last: _MeasuringHeartbeat | None = None

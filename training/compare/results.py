@@ -119,12 +119,12 @@ class Comparison:
             "checkpoint_bytes": result.checkpoint_bytes,
             "write_seconds": result.write_seconds,
             "sent_mib_per_step": result.sent_mib,
-            "rounds_agree_within": rounds_differ(result.runs),
+            "rounds_agree_within": largest_loss_difference(result.runs),
             "runs": [run.to_dict() for run in result.runs],
         }
 
 
-def rounds_differ(runs: Sequence[CandidateRun]) -> float:
+def largest_loss_difference(runs: Sequence[CandidateRun]) -> float:
     """Return the largest difference of losses at equal steps between the rounds of one candidate."""
     return max((_difference(run.losses, runs[0].losses)[0] for run in runs), default=0.0)
 

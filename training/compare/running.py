@@ -25,9 +25,9 @@ from training.reporting.reporter import Reporter
 from training.reporting.spool import read_spool
 from training.weights import base
 
-WARM_STEPS = 8
+WARMUP_STEPS = 8
 """Steps that do not count for speed: they allocate memory and prepare the checkpoint."""
-COMPARED = frozenset({"loss", "communicated_mib", "checkpoint_seconds"})
+COMPARED_SERIES = frozenset({"loss", "communicated_mib", "checkpoint_seconds"})
 
 
 class RunFailed(Exception):
@@ -162,7 +162,7 @@ def _read(attempt: Attempt, candidate: Candidate, number: int, ranks: int) -> Ca
     measured = [json.loads((attempt.folder / rank.FOLDER / f"{number}.json").read_text()) for number in range(ranks)]
     period = max(1, communication.sync_interval(candidate.config))
     sent = list(series.get((0, "communicated_mib"), {}).values())
-    by_rank = [series.get((one, "loss"), {}) for one in range(ranks)]
+    by_rank = [series.get((rank_number, "loss"), {}) for rank_number in range(ranks)]
     common = set.intersection(*map(set, by_rank))
     if not common:
         raise RunFailed("its ranks reported no losses of the same steps")
@@ -173,8 +173,10 @@ def _read(attempt: Attempt, candidate: Candidate, number: int, ranks: int) -> Ca
         mesh=dict(started["mesh"]),
         unit=str(started["unit"]),
         units_per_step=int(started["tokens_per_step"]),
-        step_seconds=max((_steady_seconds(one["moments"], period) for one in measured), key=statistics.median),
-        peak_bytes=[int(one["peak_bytes"]) for one in measured],
+        step_seconds=max(
+            (_steady_seconds(measurements["moments"], period) for measurements in measured), key=statistics.median
+        ),
+        peak_bytes=[int(measurements["peak_bytes"]) for measurements in measured],
         losses={step: statistics.fmean(losses[step] for losses in by_rank) for step in sorted(common)},
         stall_seconds=sum(series.get((0, "checkpoint_seconds"), {0: 0.0}).values()),
         checkpoint_bytes=int(committed["bytes"]),
@@ -191,16 +193,17 @@ def _reports(spool: Path, ranks: int) -> tuple[dict[tuple[int, str], dict[int, f
         for path in spool.glob(f"0.{number}.*.jsonl"):
             for batch in read_spool(path)[1]:
                 events.update({event["kind"]: event for event in batch.events})
-                for name in COMPARED & set(batch.series):
+                for name in COMPARED_SERIES & set(batch.series):
                     series.setdefault((number, name), {}).update(batch.series[name])
     return series, events
 
 
 def _steady_seconds(moments: list[tuple[int, float]], period: int) -> list[float]:
-    """Return seconds per step between readings that are whole periods apart, so that each interval has the same
-    exchanges.
+    """Return seconds per step between readings that are whole periods apart.
+
+    Each interval then has the same number of exchanges.
     """
-    readings = [(step, seconds) for step, seconds in moments if step >= WARM_STEPS]
+    readings = [(step, seconds) for step, seconds in moments if step >= WARMUP_STEPS]
     if len(readings) < 2:
         raise RunFailed("it was too short to measure; write a larger --steps")
     aligned = [reading for reading in readings if (reading[0] - readings[0][0]) % period == 0]

@@ -40,8 +40,9 @@ def _all_combinations(parallelism: str) -> Iterator[Combination]:
 
 
 def _replicas(parallelism: str) -> Iterator[Combination]:
-    """Yield the combinations of a reducer: torch's counts the micro-batches of all schedules but 1F1B as backward
-    passes.
+    """Yield the combinations of a reducer.
+
+    torch's reducer counts the micro-batches of all schedules but 1F1B as backward passes.
     """
     yield from (_row(parallelism, axes) for axes in ("", "dp", "cp", "dp cp"))
     yield _row(parallelism, "pp", SCHEDULES)

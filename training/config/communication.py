@@ -44,7 +44,7 @@ def check(config: RunConfig, world_size: int) -> Iterator[Misfit]:
             f'is for replicas of whole models, not with mesh.{split_axes[0]}. Write "{PLAIN}", or leave the axis out.'
         )
         yield Misfit("communication", f'"{name}" {message}')
-    elif config.dtype == "fp16" and contracts.communication(name).REMEMBERS:
+    elif config.dtype == "fp16" and contracts.communication(name).ACCUMULATES_GRADIENTS:
         message = "combines gradients of several steps, whose loss scales differ. Write bf16 or fp32."
         yield Misfit("dtype", f'is "fp16", and {name} {message}')
     elif config.keep_best and (interval := sync_interval(config)) and config.validate_every % interval:

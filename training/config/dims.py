@@ -74,8 +74,9 @@ class Dims:
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that every token passes: the head is a product, the embedding only a look-up
-        (protocols.md §7).
+        """Return the number of parameters that every token passes (protocols.md §7).
+
+        The head is a product and counts; the embedding is only a look-up.
         """
         return self.layers * self.block_parameters + self.embedding_parameters + self.width
 

@@ -94,8 +94,9 @@ def modules_by_axis(parallelism: str, axes: Mapping[str, int]) -> dict[str, str]
 
 
 def modules(parallelism: str, mesh: Mapping[str, int]) -> list[str]:
-    """Return a run's parallelisms in the order in which they are applied: split into stages first, data-parallel
-    last.
+    """Return a run's parallelisms in the order in which they are applied.
+
+    The split into pipeline stages comes first, the data-parallel one last.
     """
     if parallelism == AUTO:
         return []

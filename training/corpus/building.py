@@ -176,8 +176,9 @@ class _ShardBuilder:
                 yield split, "".join(parts)
 
     def _split_of(self, text: str) -> Split:
-        """Return the split of a text, which depends on the text alone: it stays the same whatever other data is
-        added or removed.
+        """Return the split of a text, which depends on the text alone.
+
+        It stays the same whatever other data is added or removed.
         """
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=b"split").digest(), "big")
         return "validation" if number < self._validation_limit else "train"
@@ -193,8 +194,9 @@ class _ShardBuilder:
         self._report()
 
     def _encode(self, texts: list[str]) -> list[Tokens]:
-        """Tokenise texts while reporting progress: a long text may take minutes, and without reports we would seem
-        dead.
+        """Tokenise texts while reporting progress.
+
+        A long text may take minutes, during which the run would otherwise seem hung.
         """
         with ThreadPoolExecutor(1) as executor:
             encoding = executor.submit(self._tokenizer.encode, texts)

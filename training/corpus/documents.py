@@ -49,8 +49,9 @@ class TextFile:
 
     @property
     def owner(self) -> str:
-        """The file's owner in a federated split: its top-level folder in the source, or its own name without the
-        ending.
+        """Return the file's owner in a federated split.
+
+        It is the file's top-level folder in the source, or its own name without the ending.
         """
         first, _, below = self.name.partition(os.sep)
         owner = first if below else _unpacked(first).rpartition(".")[0] or first
@@ -154,10 +155,9 @@ def _walk(
     excluded: frozenset[str] = frozenset(),
     on_progress: Callable[[], None] = lambda: None,
 ) -> Iterator[TextFile]:
-    """Yield every regular file with such an ending, in the same order on every machine, except names that begin with a
-    dot.
+    """Yield every regular file with such an ending, in the same order on every machine.
 
-    Links are followed; a folder that several links lead to is read once.
+    Names that begin with a dot are left out. Links are followed; a folder that several links lead to is read once.
     """
 
     def refuse(error: OSError) -> None:

@@ -1,5 +1,6 @@
-"""Provide a run's tokens, whatever its source: the standard library, a folder of texts, JSON lines, or existing
-shards.
+"""Provide a run's tokens, whatever their source.
+
+Sources are the standard library, a folder of texts, JSON lines, or existing shards.
 """
 
 from __future__ import annotations

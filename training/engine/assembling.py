@@ -187,8 +187,9 @@ def _check_mesh(config: RunConfig, world: World, dims: Dims | None = None) -> No
 
 
 def _check_same_model(config: RunConfig, start: Manifest, remedy: str) -> None:
-    """Check that the model is unchanged: a resumed run may change steps, batch and learning rate, but not the
-    tensors.
+    """Check that the model is unchanged. Raises ConfigError.
+
+    A resumed run may change steps, batch and learning rate, but not the tensors.
     """
     now, before = config.numerics(), start.config
     changed = [("recipe", before.get("recipe"), now["recipe"])]

@@ -112,8 +112,9 @@ def _recompute(block: nn.Module, how: str, *, compiled: bool) -> None:
 
 
 def _contexts_updating_once(block: nn.Module, contexts: Contexts | None) -> tuple[Context, Context]:
-    """Return contexts for a block's forward and its recomputation, which must not update running means a second
-    time.
+    """Return contexts for a block's forward pass and for its recomputation.
+
+    The recomputation must not update running means a second time.
     """
     first, again = contexts() if contexts is not None else (contextlib.nullcontext(), contextlib.nullcontext())
     return first, _preserving_buffers(block, again)

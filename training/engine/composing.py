@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ComposedModel:
-    """One rank's part of the model, and how to run it."""
+    """One rank's part of the model, composed by the run's parallelisms, and the functions that run it."""
 
     def __init__(self, task: Task, config: RunConfig, world: World) -> None:
         self.task, self._config = task, config
@@ -68,8 +68,10 @@ class ComposedModel:
             parameter for _, parameter in self.named_parameters() if hasattr(parameter, "placements")
         ]
         parallelisms = self._parallelisms.values()
-        self._forward_backward = _first((one.forward_backward for one in parallelisms), arithmetic.forward_backward)
-        self._score = _first((one.score for one in parallelisms), _score)
+        self._forward_backward = _first(
+            (parallelism.forward_backward for parallelism in parallelisms), arithmetic.forward_backward
+        )
+        self._score = _first((parallelism.score for parallelism in parallelisms), _score)
         self._timed = task if self.is_piped else self.watch.timed(self._fused(task))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
@@ -104,7 +106,7 @@ class ComposedModel:
     def token_coordinates(self) -> tuple[int, ...]:
         """This rank's coordinates among those that share its samples but not their tokens: part of its seeds."""
         splitting = [
-            n for n, parallelism in self._parallelisms.items() if parallelism.has_own_tokens(**self._options[n])
+            n for n, parallelism in self._parallelisms.items() if parallelism.splits_tokens(**self._options[n])
         ]
         axes = [axis for name in splitting for axis in shape.axes_of(name) if self.shape[axis] > 1]
         return tuple(self.mesh.get_local_rank(axis) for axis in axes)
@@ -120,10 +122,9 @@ class ComposedModel:
             yield from part.named_parameters()
 
     def state(self) -> dict[str, Tensor]:
-        """Return trained parameters and buffers by their names in the whole model: to save, or to read a checkpoint
-        into.
+        """Return trained parameters and buffers by their names in the whole model.
 
-        Frozen parameters are left out: they are read again from their source.
+        A checkpoint saves them, or is read into them. Frozen parameters are left out: they are read from their source.
         """
         return {name: value for name, value in self.all_state().items() if name not in self._frozen}
 
@@ -186,7 +187,7 @@ class ComposedModel:
         self.exchange = self._make_exchange()
         if self.exchange.bucket_mib is not None:
             self._options[data]["bucket_mib"] = self.exchange.bucket_mib
-        if not self.exchange.is_apart:
+        if not self.exchange.has_independent_replicas:
             self._wrap(data)
         self.exchange.attach(self._whole)
         if is_empty:
@@ -222,8 +223,9 @@ class ComposedModel:
             stages[index] = apply(stage, self.mesh, **self._options[name])
 
     def _fill(self, device: torch.device) -> None:
-        """Allocate every parameter and set its weights: as stored on disk, or derived from the run's seed and its
-        name.
+        """Allocate every parameter and set its weights.
+
+        They are read from disk, or derived from the run's seed and the parameter's name.
         """
         for part in self.parts:
             initialization.allocate(part, "cpu" if self._options[self._config.parallelism].get("offload") else device)
@@ -241,7 +243,7 @@ class ComposedModel:
         Here it happens after the pass, so that what is saved, validated or compared between steps is the same on any
         rank.
         """
-        if self._buffer_ranks is None or self.exchange.is_apart:
+        if self._buffer_ranks is None or self.exchange.has_independent_replicas:
             return
         for buffer in self.buffers():
             dist.broadcast(local(buffer), group=self._buffer_ranks.get_group(), group_src=0)
@@ -267,8 +269,9 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def _lay_out_gradient(parameter: Any) -> None:
-    """Lay out a gradient like its parameter: tensor parallelism leaves some to be summed, and a split embedding's
-    whole.
+    """Lay out a gradient like its parameter.
+
+    Tensor parallelism leaves some gradients as partial sums, and that of a split embedding whole.
     """
     gradient = parameter.grad
     if gradient is not None and gradient.placements != parameter.placements:

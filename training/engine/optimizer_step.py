@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, the gradient's norm, and the update."""
+"""Perform one optimizer step: forward, backward, the gradient's norm, and the update."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class OptimizerStep:
         self._guard, self._scale, self._own_time = guard, scale, own_time
         model, parameters = assembly.model, assembly.optimizer.parameters
         self._token_coordinates = model.token_coordinates
-        self._norm = GradientNorm(parameters, model.shape, independent=model.exchange.is_apart)
+        self._norm = GradientNorm(parameters, model.shape, independent=model.exchange.has_independent_replicas)
 
     def __call__(self, parts: list[LoadedBatch], finished: int) -> StepResult:
         """Perform the step that follows `finished` steps."""
@@ -83,7 +83,7 @@ class OptimizerStep:
         optimizer.zero_grad()
         return StepResult(loss, guarded.norm, rate, guarded)
 
-    def rehearse(self, consumed: int, finished: int, *, whole: bool = False) -> Tensor:
+    def differentiate_keeping_buffers(self, consumed: int, finished: int, *, whole: bool = False) -> Tensor:
         """Do what `differentiate` does, but restore the model's running means afterwards."""
         model = self._assembly.model
         buffers = [buffer.clone() for buffer in model.buffers()]
@@ -93,20 +93,18 @@ class OptimizerStep:
         return loss
 
     def differentiate(self, consumed: int, finished: int, *, whole: bool) -> Tensor:
-        """Return the loss of the step that follows `finished` steps, leaving its gradient in the parameters.
+        """Return the loss of the step that follows `finished` steps, a scalar, leaving its gradient in the parameters.
 
-        Nothing is updated.
-
-        For its first micro-batch, or the `whole` batch. Gradients are not averaged over ranks where the layout allows
-        that.
+        Nothing is updated. It is of the first micro-batch, or of the `whole` batch. Gradients are not averaged over
+        ranks where the layout allows that.
         """
         model, feed = self._assembly.model, self._assembly.feed
         # A loader of its own, as the feed's thread may be using the run's.
         ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
-        parts = [feed.look_up("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
+        parts = [feed.load("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
         return model.forward_backward(self._micro_batches(parts, finished), alone=True)
 
-    def discard_one(self) -> None:
+    def run_discarded_pass(self) -> None:
         """Run one forward and backward pass whose result is discarded, at every start, new or resumed.
 
         DDP rebuilds its buckets after its first backward, so that pass adds gradients in another order than all later
@@ -115,7 +113,7 @@ class OptimizerStep:
         model, feed = self._assembly.model, self._assembly.feed
         buffers = [buffer.clone() for buffer in model.buffers()]
         ids = self._assembly.loader.ids(0)
-        parts = [feed.look_up("train", part) for part in (ids if model.is_piped else ids[:1])]
+        parts = [feed.load("train", part) for part in (ids if model.is_piped else ids[:1])]
         model.forward_backward(self._micro_batches(parts, DISCARDED))
         self._assembly.optimizer.zero_grad()
         for buffer, before in zip(model.buffers(), buffers, strict=True):

@@ -73,7 +73,7 @@ class Validation(Validations):
         self._config = config
 
     def run(self, assembly: Assembly, step: int, *, continues: Callable[[], bool]) -> dict[str, float] | None:
-        """Return means by name over all ranks; None if `goes_on`, called after every batch, returned False."""
+        """Return means by name over all ranks; None if `continues`, called after every batch, returned False."""
         samples, share, model = assembly.task.samples["validation"], assembly.share, assembly.model
         sums: dict[str, torch.Tensor] = {}
         count = 0
@@ -84,7 +84,7 @@ class Validation(Validations):
                 for batch in range(batches):
                     for ids in fixed_batch(batch, batches=batches, samples=samples, share=share):
                         count += len(ids)
-                        for name, mean in model.score(assembly.feed.look_up("validation", ids).batch).items():
+                        for name, mean in model.score(assembly.feed.load("validation", ids).batch).items():
                             sums[name] = sums.get(name, torch.zeros(())) + mean.double() * len(ids)
                     if not continues():
                         return None

@@ -177,7 +177,6 @@ def _changing_buffers(task: Task, module: nn.Module, device: torch.device, dtype
     ids = np.arange(min(2, task.samples["train"]))
     parts = task.batch("train", ids)
     batch = tuple(part.to(device, dtype if part.is_floating_point() else None) for part in parts)
-    # What fails here is reported when clients run.
     with (
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
@@ -193,8 +192,10 @@ def _differ(first: Tensor, second: Tensor) -> bool:
 
 
 def _with_split_of_checkpoint(config: FederationConfig, start: Manifest) -> FederationConfig:
-    """Return the configuration with the checkpoint's split options where they were left at a default that is newer than
-    the checkpoint: clients keep their samples."""
+    """Return the configuration with the checkpoint's split options where the run leaves them at their default.
+
+    A default may be newer than the checkpoint, and clients have to keep their samples.
+    """
     former, split = parts.split(config.split).FORMER, config.split
     before, now = start.config.get(split) or {}, config.options_of(split)
     defaults = config.chosen()[split].with_defaults({})
@@ -242,7 +243,7 @@ def _personal_tensors(config: FederationConfig, algorithm: Algorithm, task: Task
     """
     missing = "no head" if algorithm.HEAD and not task.head else ""
     personal = () if missing else algorithm.personal(task.model, head=task.head, **config.options_of(config.algorithm))
-    if not personal and algorithm.OWNS:
+    if not personal and algorithm.NEEDS_PERSONAL_TENSORS:
         missing = missing or "no part that could stay with each client"
     if missing:
         text = f'is "{config.algorithm}", but the model of {config.recipe} has {missing}. Write "fedavg".'

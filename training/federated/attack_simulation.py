@@ -42,9 +42,9 @@ class AttackerKnowledge:
     honest: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
     """(clients, numbers) float64: the updates of all that do not attack, for attacks that COLLUDE."""
 
-    def generator(self, place: int) -> torch.Generator:
+    def generator(self, attacker_index: int) -> torch.Generator:
         """Return the random numbers of one attacker in this round, on the CPU whatever the device."""
-        seed = derive_seed(self.seed, random_streams.ATTACK, self.round, int(self.clients[place]))
+        seed = derive_seed(self.seed, random_streams.ATTACK, self.round, int(self.clients[attacker_index]))
         return torch.Generator().manual_seed(seed)
 
 

@@ -82,6 +82,19 @@ class Sgd:
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 
 
+@dataclass(frozen=True)
+class ClientFunctions:
+    """The functions of a client that run its model; the engine provides them."""
+
+    loss: BatchLoss
+    forward: Callable[[Tensor, Tensor, int, Tensor | None], ForwardPass]
+    """(w, statistics, step, shift) → the forward pass of that step's batch."""
+    whole_loss: Callable[[Tensor], Tensor] | None = None
+    """(w) → mean loss over all samples; None: the algorithm does not use it."""
+    custom_train: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    """(w, statistics) → (w, statistics, mean loss) after train() of client.py; None: it has none."""
+
+
 class Client:
     """A client in one round: the model that it was sent, its data, and its state from earlier rounds.
 
@@ -94,16 +107,13 @@ class Client:
         model: Tensor,
         *,
         statistics: Tensor,
-        losses: BatchLoss,
         steps: int,
         sgd: Sgd,
         samples: Tensor,
         server: Mapping[str, Tensor],
         state: Mapping[str, Tensor],
-        whole_loss: Callable[[Tensor], Tensor] | None = None,
+        functions: ClientFunctions,
         number: Tensor | None = None,
-        forward: Callable[[Tensor, Tensor, int, Tensor | None], ForwardPass] | None = None,
-        custom_train: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None,
     ) -> None:
         self.model = model
         """(numbers,): the model as the round begins, its personal part last."""
@@ -120,7 +130,7 @@ class Client:
         """What this client stores from round to round, by the names in the algorithm's `begin`. Replace its entries."""
         self.number = number
         """The client's number, a scalar."""
-        self._losses, self._whole_loss, self._forward, self._custom_train = losses, whole_loss, forward, custom_train
+        self._functions = functions
         self.used_custom_train = False
         """Whether train() of a client.py has trained it."""
         self.took_sgd_steps = False
@@ -158,7 +168,7 @@ class Client:
         extra_loss = extra_loss or beside
 
         def loss(w: Tensor) -> tuple[Tensor, Tensor]:
-            return self._losses(w, self.statistics, step, extra_loss)
+            return self._functions.loss(w, self.statistics, step, extra_loss)
 
         self._step_controls.append("takes or corrects the steps of clients itself")
         gradient: Tensor
@@ -182,8 +192,8 @@ class Client:
         loss, as in `gradient`; `beside` is its deprecated name.
         """
         extra_loss = extra_loss or beside
-        if self._custom_train is not None and correct is None and begin is None and extra_loss is None:
-            w, self.statistics, loss = self._custom_train(self.model, self.statistics)
+        if self._functions.custom_train is not None and correct is None and begin is None and extra_loss is None:
+            w, self.statistics, loss = self._functions.custom_train(self.model, self.statistics)
             self._step_losses.append(loss)
             self.used_custom_train = True
             return w
@@ -215,7 +225,7 @@ class Client:
             features.append(representation)
             return representation.new_zeros(len(representation))
 
-        self._losses(w, self.statistics, step, take)
+        self._functions.loss(w, self.statistics, step, take)
         return features[0]
 
     def scratch_copy(self) -> Client:
@@ -229,18 +239,20 @@ class Client:
 
         `shift` (samples, …): added to the model's inputs.
         """
-        assert self._forward is not None
-        return self._forward(w, self.statistics, step, shift)
+        return self._functions.forward(w, self.statistics, step, shift)
 
     def loss(self, w: Tensor) -> Tensor:
-        """Return the mean loss at w over all of the client's samples. The algorithm must define WHOLE = True."""
-        assert self._whole_loss is not None
-        return self._whole_loss(w)
+        """Return the mean loss at w over all of the client's samples, a scalar.
+
+        The algorithm must define USES_ALL_SAMPLES = True.
+        """
+        assert self._functions.whole_loss is not None
+        return self._functions.whole_loss(w)
 
     def whole_gradient(self, w: Tensor) -> Tensor:
-        """Return the gradient of that loss at w, (numbers,). The algorithm must define WHOLE = True."""
-        assert self._whole_loss is not None
-        return grad(self._whole_loss)(w)
+        """Return the gradient of that loss at w, (numbers,). The algorithm must define USES_ALL_SAMPLES = True."""
+        assert self._functions.whole_loss is not None
+        return grad(self._functions.whole_loss)(w)
 
     @property
     def mean_loss(self) -> Tensor:

@@ -1,11 +1,14 @@
-"""Compute one client's part of a task: build the Client, call the algorithm, and separate what is sent from its
-state."""
+"""Compute one client's part of a task.
+
+Build the Client, call the algorithm, and separate what is sent from the client's state.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,31 +17,34 @@ from torch.func import functional_call
 
 from training.config.base import ConfigError, Problem
 from training.data import Batch
-from training.federated.client import Client, ExtraLoss, ForwardPass, Sgd
+from training.federated.client import Client, ClientFunctions, ExtraLoss, ForwardPass, Sgd
 from training.federated.client_tasks import ClientTask
 from training.federated.layout import Layout
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federation.config import FederationConfig
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientInputs:
+    """The inputs that all clients of a chunk have in common."""
+
+    model: Tensor
+    """(numbers,): the shared part of the model that they start from."""
+    statistics: Tensor
+    """(numbers,): the server's running statistics."""
+    server: Mapping[str, Tensor]
+    """Vectors that the server sends along with the model, by name."""
+    steps: int
+    """Steps of each client."""
+    sgd: Sgd
+    round: int
+
+
 class ClientComputation:
     """The computation of one client, which vmap may turn into that of many stacked ones."""
 
-    def __init__(
-        self,
-        config: FederationConfig,
-        model: Model,
-        task: ClientTask,
-        start: Tensor,
-        statistics: Tensor,
-        server: Mapping[str, Tensor],
-        steps: int,
-        sgd: Sgd,
-        round_: int,
-    ) -> None:
-        self._config, self._model, self.task = config, model, task
-        self._start, self._statistics, self._server = start, statistics, server
-        self._steps, self._sgd, self._round = steps, sgd, round_
+    def __init__(self, config: FederationConfig, model: Model, task: ClientTask, inputs: ClientInputs) -> None:
+        self._config, self._model, self.task, self._inputs = config, model, task, inputs
 
     def __call__(
         self,
@@ -57,10 +63,10 @@ class ClientComputation:
         """
         model = self._model
         shared = model.weights.shared
-        start = torch.cat([self._start, state.pop(PERSONAL)]) if PERSONAL in state else self._start
-        statistics = state.pop(STATISTICS, self._statistics)
+        start = torch.cat([self._inputs.model, state.pop(PERSONAL)]) if PERSONAL in state else self._inputs.model
+        statistics = state.pop(STATISTICS, self._inputs.statistics)
 
-        def losses(w: Tensor, statistics: Tensor, step: int, extra_loss: ExtraLoss | None) -> tuple[Tensor, Tensor]:
+        def loss(w: Tensor, statistics: Tensor, step: int, extra_loss: ExtraLoss | None) -> tuple[Tensor, Tensor]:
             step_batch = batch[step] if weights is None else tuple(part[step] for part in batch)
             return self._loss(w, statistics, step_batch, None if weights is None else weights[step], extra_loss)
 
@@ -75,24 +81,26 @@ class ClientComputation:
         client = Client(
             start,
             statistics=statistics,
-            losses=losses,
-            steps=self._steps,
-            sgd=self._sgd,
+            steps=self._inputs.steps,
+            sgd=self._inputs.sgd,
             samples=samples,
-            server=self._server,
+            server=self._inputs.server,
             state=state,
-            whole_loss=whole_loss if all_samples is not None else None,
             number=number,
-            forward=forward,
-            custom_train=None
-            if model.task.descend is None
-            else lambda w, statistics: self._custom_train(w, statistics, batch, int(number)),
+            functions=ClientFunctions(
+                loss=loss,
+                forward=forward,
+                whole_loss=whole_loss if all_samples is not None else None,
+                custom_train=None
+                if model.task.descend is None
+                else lambda w, statistics: self._custom_train(w, statistics, batch, int(number)),
+            ),
         )
         sent = dict(self.task.compute(client))
         if model.task.descend is not None and self.task.is_training and (control := client.control):
             text = f'is "{self._config.algorithm}", which {control}, but they have a train() of their own.'
             raise ConfigError([Problem("run.algorithm", f'{text} Write "fedavg", or no train().')])
-        if self.task.is_training and not self._sgd.is_plain and not client.took_sgd_steps:
+        if self.task.is_training and not self._inputs.sgd.is_plain and not client.took_sgd_steps:
             raise _ignored_error(self._config, has_custom_train=model.task.descend is not None)
         if not self.task.is_training:
             return sent, {}, client.mean_loss
@@ -117,7 +125,7 @@ class ClientComputation:
         module = copy.deepcopy(task.model)
         load_tensors(module, {**layouts[0].tensors(w), **layouts[1].tensors(statistics)})
         with torch.enable_grad(), _precision(self._config.dtype, self._model.device):
-            reported_loss = task.descend(module, batches, self._sgd.learning_rate, client, self._round)
+            reported_loss = task.descend(module, batches, self._inputs.sgd.learning_rate, client, self._inputs.round)
         after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         w, statistics = (layout.vector(_check_declared(layout, after, w.dtype)).to(w) for layout in layouts)
         if reported_loss is None:
@@ -147,16 +155,16 @@ class ClientComputation:
 
         def model(inputs: Tensor, *more: Tensor, **named: Any) -> Tensor:
             shifted = inputs if shift is None else inputs + shift
-            answer: Tensor = functional_call(task.model, tensors, (shifted, *more), named)
-            calls.append((inputs, answer))
-            return answer
+            outputs: Tensor = functional_call(task.model, tensors, (shifted, *more), named)
+            calls.append((inputs, outputs))
+            return outputs
 
         with _capture_features(task.model, task.head, features), _precision(self._config.dtype, self._model.device):
             task.loss(model, batch)
-        ((inputs, answer),) = calls
+        ((inputs, outputs),) = calls
         labels = batch[-1]
         is_sample = torch.ones(len(labels), dtype=w.dtype, device=w.device) if is_sample is None else is_sample
-        return ForwardPass(inputs, features[0].to(w.dtype), answer.to(w.dtype), labels, is_sample, named_weights)
+        return ForwardPass(inputs, features[0].to(w.dtype), outputs.to(w.dtype), labels, is_sample, named_weights)
 
     def _loss(
         self, w: Tensor, statistics: Tensor, batch: Batch, weights: Tensor | None, extra_loss: ExtraLoss | None = None
@@ -166,16 +174,16 @@ class ClientComputation:
         tensors = {**self._model.weights.tensors(w), **self._model.statistics.tensors(changed), **_counters(task.model)}
 
         def model(*inputs: Tensor, **named: Any) -> Tensor:
-            answer: Tensor = functional_call(task.model, tensors, inputs, named)
-            return answer
+            outputs: Tensor = functional_call(task.model, tensors, inputs, named)
+            return outputs
 
         features: list[Tensor] = []
         capture = nullcontext() if extra_loss is None else _capture_features(task.model, task.head, features)
         with capture, _precision(self._config.dtype, self._model.device):
-            if weights is None or task.each is None:
+            if weights is None or task.score_samples is None:
                 loss = task.loss(model, batch)
             else:
-                loss = (task.each(model, batch)["loss"] * weights).sum() / weights.sum()
+                loss = (task.score_samples(model, batch)["loss"] * weights).sum() / weights.sum()
         if extra_loss is not None:
             more = extra_loss(features[0].to(w.dtype))
             loss = loss + (more.mean() if weights is None else (more * weights).sum() / weights.sum())

@@ -85,17 +85,19 @@ def describe_missing_updates(selected: int, needed: int, outcomes: ClientOutcome
 
 def all_raised(attempts: Sequence[ClientOutcomes]) -> bool:
     """Return whether every client of every attempt raised an exception."""
-    return all(len(facts.failed) == len(facts.clients) > 0 for facts in attempts)
+    return all(len(outcomes.failed) == len(outcomes.clients) > 0 for outcomes in attempts)
 
 
 def none_finite(attempts: Sequence[ClientOutcomes]) -> bool:
     """Return whether all clients did their work, and none sent finite numbers."""
-    return all(len(facts.clients) > 0 and not facts.is_finite.any() and not facts.failed for facts in attempts)
+    return all(
+        len(outcomes.clients) > 0 and not outcomes.is_finite.any() and not outcomes.failed for outcomes in attempts
+    )
 
 
 def first_failure(attempts: Sequence[ClientOutcomes]) -> tuple[int, str] | None:
     """Return the first client that failed, and its traceback."""
-    return next((found for facts in attempts for found in facts.failed.items()), None)
+    return next((found for outcomes in attempts for found in outcomes.failed.items()), None)
 
 
 def describe_lost_round(

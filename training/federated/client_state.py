@@ -113,7 +113,10 @@ class ClientState(Mapping[str, Tensor]):
     # A round.
 
     def borrow(self, clients_by_rank: Sequence[Ids]) -> None:
-        """Bring each rank the rows of the clients that it works on. All ranks call it; `lists`: of the first ranks."""
+        """Bring each rank the rows of the clients that it works on. All ranks call it.
+
+        `clients_by_rank`: the clients of the first ranks; the remaining ranks work on none.
+        """
         self.release()
         if self._world.size == 1 or not self._rows:
             return

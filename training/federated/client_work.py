@@ -23,7 +23,7 @@ from training.data import Batch, Split
 from training.federated import attention, client_failures
 from training.federated.attack_simulation import AttackSimulation
 from training.federated.client import Sgd
-from training.federated.client_computation import ClientComputation
+from training.federated.client_computation import ClientComputation, ClientInputs
 from training.federated.client_failures import ClientsFailed
 from training.federated.client_tasks import ClientTask, ClientUpdates
 from training.federated.filter_chain import FilterChain
@@ -72,8 +72,8 @@ class ClientWork:
             lambda client: algorithm.train(client, **model.options),
             algorithm.sent(model.options),
             fold=algorithm.fold,
-            uses_all_samples=algorithm.WHOLE,
-            takes_steps=algorithm.STEPS,
+            uses_all_samples=algorithm.USES_ALL_SAMPLES,
+            takes_steps=algorithm.TAKES_STEPS,
             is_training=True,
         )
 
@@ -93,8 +93,10 @@ class ClientWork:
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters, frozen ones included: activations behind them take memory for each
-        client."""
+        """Return the number of parameters, frozen ones included.
+
+        The activations behind them take memory for each client.
+        """
         return self._model.numbers
 
     def samples_of(self, clients: Ids) -> NDArray[np.int64]:
@@ -135,7 +137,7 @@ class ClientWork:
                 return sent
             failed |= sent.failed
         first, text = next(iter(failed.items()))
-        raise ClientsFailed(f"all {len(failed)} clients that were tried out failed, client {first} so", text)
+        raise ClientsFailed(f"all {len(failed)} clients that were tried out failed; client {first} failed with", text)
 
     def _probe_client(self, chunk: ClientChunk, task: ClientTask, server: Server) -> ClientUpdates:
         """Compute one client. If only stacking fails, all clients are computed one by one from now on."""
@@ -202,17 +204,15 @@ class ClientWork:
             derive_seed(self._config.seed, random_streams.DROPOUT, round_, int(chunk.clients[0])), self._model.device
         )
         ids, is_sample = self._batches(chunk, round_) if task.takes_steps else _no_batches(chunk)
-        computation = ClientComputation(
-            self._config,
-            self._model,
-            task,
-            server.shared if task.model is None else task.model.to(self._model.dtype),
-            server.statistics,
-            self._broadcast(task, server),
-            chunk.steps,
-            self.sgd(round_),
-            round_,
+        inputs = ClientInputs(
+            model=server.shared if task.model is None else task.model.to(self._model.dtype),
+            statistics=server.statistics,
+            server=self._broadcast(task, server),
+            steps=chunk.steps,
+            sgd=self.sgd(round_),
+            round=round_,
         )
+        computation = ClientComputation(self._config, self._model, task, inputs)
         counts = torch.from_numpy(self._divided.sizes[chunk.clients]).to(self._model.device, self._model.dtype)
         if not self.unstacked_reason:
             try:

@@ -78,7 +78,7 @@ class Controller:
         task = replace(self._work.training_task, model=model)
         self.arrivals = arrivals = self.server.pending.arriving(self.plan)
         if not self._chunks and not arrivals.chunks:
-            raise QuorumLost("there was nobody to ask")
+            raise QuorumLost("no client was selected, and no late update has arrived")
         result, local, outcomes = self._run_task(task, arrivals)
         self.outcomes = outcomes
         if result.selected < self._needed:
@@ -122,7 +122,7 @@ class Controller:
         self.outcomes.failed.update(outcomes.failed)
         if not result.selected:  # the sums would be those of nothing
             raise QuorumLost(
-                f"nobody answered {name!r}: {client_failures.describe_missing_updates(0, 1, outcomes, self.plan)}"
+                f"no client answered {name!r}: {client_failures.describe_missing_updates(0, 1, outcomes, self.plan)}"
             )
         return result
 

@@ -107,12 +107,12 @@ class Evaluator:
     def _batches(self, server: Server) -> Iterator[list[ScoringBatch]]:
         """Yield the batches of the clients' own models, if they have such, and then those of the global model."""
         is_personal = self._is_personal(server)
-        if self._model.task.judge is not None:
+        if self._model.task.evaluate is not None:
             yield self._custom_batches(server, is_personal=is_personal)
             return
         if is_personal:
             yield self._personal_batches(server)
-        if not is_personal or self._model.algorithm.JUDGES_BOTH:
+        if not is_personal or self._model.algorithm.EVALUATES_SERVER_MODEL:
             yield self._global_batches(server)
 
     def _is_personal(self, server: Server) -> bool:
@@ -203,7 +203,7 @@ class Evaluator:
             )
             if not len(valid_clients):
                 return np.zeros(0, dtype=np.int64), {}
-            if self._model.task.judge is not None:
+            if self._model.task.evaluate is not None:
                 return self._score_custom(valid_clients, models)
             width = int(widths_of(evaluated[valid_clients], int(evaluated.max())).max())
             return self._score_each(valid_clients, width, models, lambda model: (model["weights"], model[STATISTICS]))
@@ -251,12 +251,12 @@ class Evaluator:
 
     def _custom_scores(self, client: int, weights: Tensor, statistics: Tensor, ids: Ids) -> dict[str, float]:
         task, model = self._model.task, self._model
-        assert task.judge is not None
+        assert task.evaluate is not None
         module = copy.deepcopy(task.model)
         load_tensors(module, {**model.weights.tensors(weights), **model.statistics.tensors(statistics)})
         module.eval()
         try:
-            scores = dict(task.judge(module, self._load(ids)))
+            scores = dict(task.evaluate(module, self._load(ids)))
         except Exception as error:
             raise ClientsFailed(f"client {client} can't be evaluated", client_failures.traceback_of(error)) from None
         if "loss" not in scores:
@@ -280,8 +280,8 @@ class Evaluator:
             answer: Tensor = functional_call(task.model, tensors, inputs, named)
             return answer
 
-        if task.each is not None:
-            return {name: values.double() for name, values in task.each(model, batch).items()}
+        if task.score_samples is not None:
+            return {name: values.double() for name, values in task.score_samples(model, batch).items()}
         return _score_samples_in_turn(task, model, batch)
 
     def _load(self, ids: Ids) -> Batch:

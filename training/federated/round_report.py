@@ -60,8 +60,10 @@ class RoundReport:
 
 
 def report_of(controller: Controller) -> RoundReport:
-    """Return the report of a finished round: first the clients that started in it, then late ones that counted in
-    it."""
+    """Return the report of a finished round.
+
+    Clients that started in it come first, then late ones that counted in it.
+    """
     outcomes, plan, late, costs = controller.outcomes, controller.plan, controller.arrivals, controller.costs
     sizes = controller.samples_of(outcomes.clients)
     states = np.where(
@@ -94,8 +96,10 @@ def report_of(controller: Controller) -> RoundReport:
 
 
 class RoundReporter:
-    """Reports from rank 0: series in each round, and events on single clients at most once a second, ever less
-    often."""
+    """Reports from rank 0: series in each round, and events about single clients.
+
+    Events are sent at most once a second, and less and less often in a long run.
+    """
 
     def __init__(self, reporter: AnyReporter, federation: Federation, coverage: CoverageLog) -> None:
         self._reporter, self._federation, self._coverage = reporter, federation, coverage

@@ -36,7 +36,7 @@ from training.federated.transport.ranks import exchange
 from training.federated.update_combiner import combiner_for
 from training.federation import custom, parts
 from training.federation.attackers import attackers
-from training.federation.client_selection import select
+from training.federation.client_selection import SelectionState, select
 from training.federation.config import FederationConfig
 from training.federation.round_plan import PaceContext, RoundPlan
 from training.loop import Loop, versions
@@ -115,7 +115,7 @@ class Rounds(Loop):
             self._recall(start)  # first: it allocates the updates in flight
             self.checkpoints.restore(self.server.state(), start)
         # Client states are saved in place, so a save that had to import its modules first would delay a round.
-        self._prepares_at = self.step + 1 if self.server.client_state and self.config.checkpoint_every else -1
+        self._prepare_save_at = self.step + 1 if self.server.client_state and self.config.checkpoint_every else -1
 
     def _report_started(self, start: Manifest | None) -> None:
         config, model = self.config, self.federation.model
@@ -157,7 +157,7 @@ class Rounds(Loop):
 
     # A round.
 
-    def _one_step(self) -> StepFlags:
+    def _run_step(self) -> StepFlags:
         began = time.perf_counter()
         round_ = self.step + 1
         self.heartbeat.beat("step", self.step)
@@ -229,39 +229,37 @@ class Rounds(Loop):
         """Plan the round: who takes part, and for whom the server waits."""
         config, server = self.config, self.server
 
-        def chosen(count: int, without: Ids) -> Ids:
+        def select_clients(count: int, without: Ids) -> Ids:
             eligible = np.setdiff1d(server.eligible, without, assume_unique=True)
-            return select(
-                config,
-                count,
+            state = SelectionState(
                 eligible=eligible,
                 samples=self.federation.divided.sizes,
                 losses=server.losses,
                 last_rounds=server.last_rounds,
-                round_=round_,
+                round=round_,
                 attempt=attempt,
-                selection=self.federation.selection,
             )
+            return select(config, count, state, self.federation.selection)
 
-        scene = PaceContext(
+        context = PaceContext(
             seed=config.seed,
             round=round_,
             now=server.clock,
             wanted=config.selected,
-            select=chosen,
+            select=select_clients,
             full_steps=self.work.full_steps,
             flight=server.pending.in_flight,
             is_partial=self.federation.model.algorithm.PARTIAL,
         )
-        return parts.pace(config.pace).schedule(scene, **config.options_of(config.pace))
+        return parts.pace(config.pace).schedule(context, **config.options_of(config.pace))
 
-    def _record_outcomes(self, round_: int, facts: ClientOutcomes) -> None:
+    def _record_outcomes(self, round_: int, outcomes: ClientOutcomes) -> None:
         """Record the losses and the non-finite updates of the clients of a round."""
-        self.server.losses[facts.clients[facts.is_finite]] = facts.losses[facts.is_finite]
-        self.server.broken_updates[facts.broken] += 1
-        out = [client for client in facts.broken if self.server.broken_updates[client] == QUARANTINED_AFTER]
+        self.server.losses[outcomes.clients[outcomes.is_finite]] = outcomes.losses[outcomes.is_finite]
+        self.server.broken_updates[outcomes.broken] += 1
+        quarantined = [client for client in outcomes.broken if self.server.broken_updates[client] == QUARANTINED_AFTER]
         if self.world.leads:
-            self.round_reporter.failures.report_quarantined(round_, out, QUARANTINED_AFTER)
+            self.round_reporter.failures.report_quarantined(round_, quarantined, QUARANTINED_AFTER)
 
     def _check_not_all_failed(self, round_: int, attempts: Sequence[ClientOutcomes]) -> None:
         """Raise ClientsFailed with the first client's error if no client can do the work: others would also fail."""
@@ -274,11 +272,13 @@ class Rounds(Loop):
         ):
             again = f", {MAX_ATTEMPTS} times in a row" if len(attempts) == MAX_ATTEMPTS else ""
             who = f"all {selected:,} clients" if selected > 1 else "the only client"
-            raise ClientsFailed(f"in round {round_} {who} failed{again}, client {first[0]} so", first[1])
+            raise ClientsFailed(f"in round {round_} {who} failed{again}; client {first[0]} failed with", first[1])
 
     def _check_clients_left(self) -> None:
         if not len(self.server.eligible):
-            raise QuorumLost(f"there is nobody to ask: {client_failures.describe_quarantined(self.server.clients, 0)}")
+            raise QuorumLost(
+                f"no client can be selected: {client_failures.describe_quarantined(self.server.clients, 0)}"
+            )
 
     def _beat(self) -> None:
         self.heartbeat.beat("step", self.step)
@@ -288,14 +288,14 @@ class Rounds(Loop):
     def _between_steps(self, agreed: StepFlags) -> bool:
         if not self.checkpoints.is_saving:
             self.checkpoints.settle()
-        if self.step == self._prepares_at and not agreed.saving:
+        if self.step == self._prepare_save_at and not agreed.saving:
             self.checkpoints.prepare(self._state())
-        judged: Evaluation | None = None
+        evaluation: Evaluation | None = None
         if self.validations.is_due(self.step):
-            judged = self._validate()
+            evaluation = self._validate()
         if self.world.leads:
-            self.round_reporter.report_round(self.step, self._report, judged)
-        if judged is None and self.validations.is_missing(self.step):
+            self.round_reporter.report_round(self.step, self._report, evaluation)
+        if evaluation is None and self.validations.is_missing(self.step):
             return True
         self._save_if_due(agreed, required=self.validations.has_best(self.step) or self._is_permanent())
         return False
@@ -306,14 +306,14 @@ class Rounds(Loop):
     def _validate(self) -> Evaluation | None:
         """Return the evaluation; None if a stop cut it short."""
         self.heartbeat.beat("validate", self.step)
-        judged = self.evaluator.evaluate(self.server, should_continue=self._should_continue, round_=self.step)
-        if judged is None:
+        evaluation = self.evaluator.evaluate(self.server, should_continue=self._should_continue, round_=self.step)
+        if evaluation is None:
             return None
-        self.validations.record(self.step, judged.means)
+        self.validations.record(self.step, evaluation.means)
         if self.world.leads:
-            self.round_reporter.report_evaluation(self.step, judged)
+            self.round_reporter.report_evaluation(self.step, evaluation)
         self.heartbeat.beat("step", self.step)
-        return judged
+        return evaluation
 
     def _should_continue(self) -> bool:
         self.heartbeat.beat("validate", self.step)

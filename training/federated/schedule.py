@@ -91,34 +91,34 @@ def batches(
     table = np.zeros((len(owned), most), dtype=np.int64)
     for row, ids in zip(table, owned, strict=True):
         row[: len(ids)] = ids
-    is_there = np.arange(most) < sizes[:, None]
+    is_sample = np.arange(most) < sizes[:, None]
     ids = np.empty((len(owned), epochs, per_epoch * batch), dtype=np.int64)
-    there = np.zeros(ids.shape, dtype=bool)
+    is_sample_by_epoch = np.zeros(ids.shape, dtype=bool)
     for epoch in range(epochs):
-        order = np.argsort(np.where(is_there, _keys(chunk.clients, most, seed, round_, epoch), np.inf), axis=1)
+        order = np.argsort(np.where(is_sample, _keys(chunk.clients, most, seed, round_, epoch), np.inf), axis=1)
         shuffled = np.take_along_axis(table, order, axis=1)
         ids[:, epoch] = shuffled[:, :1]
         ids[:, epoch, :most] = shuffled
-        there[:, epoch, :most] = is_there  # the order puts samples before padding
-    return _as_steps(ids, there, sizes, chunk, batch)
+        is_sample_by_epoch[:, epoch, :most] = is_sample  # the order puts samples before padding
+    return _as_steps(ids, is_sample_by_epoch, sizes, chunk, batch)
 
 
 def _as_steps(
-    ids: Ids, there: NDArray[np.bool_], sizes: NDArray[np.int64], chunk: ClientChunk, batch: int
+    ids: Ids, is_sample: NDArray[np.bool_], sizes: NDArray[np.int64], chunk: ClientChunk, batch: int
 ) -> tuple[Ids, NDArray[np.bool_]]:
     clients, epochs, _ = ids.shape
     ids = ids.reshape(clients, epochs, -1, batch)[..., : chunk.width]
-    there = there.reshape(clients, epochs, -1, batch)[..., : chunk.width]
+    is_sample = is_sample.reshape(clients, epochs, -1, batch)[..., : chunk.width]
     each = -(-sizes // batch)
     if (each == each[0]).all():  # one slice instead of one for each client: thousands of small clients are alike
         steps = int(each[0])
         shape = (clients, -1, chunk.width)
         return (
             np.ascontiguousarray(ids[:, :, :steps].reshape(shape)[:, : chunk.steps]),
-            np.ascontiguousarray(there[:, :, :steps].reshape(shape)[:, : chunk.steps]),
+            np.ascontiguousarray(is_sample[:, :, :steps].reshape(shape)[:, : chunk.steps]),
         )
     picked = np.stack([ids[c, :, : each[c]].reshape(-1, chunk.width)[: chunk.steps] for c in range(clients)])
-    placed = np.stack([there[c, :, : each[c]].reshape(-1, chunk.width)[: chunk.steps] for c in range(clients)])
+    placed = np.stack([is_sample[c, :, : each[c]].reshape(-1, chunk.width)[: chunk.steps] for c in range(clients)])
     return picked, placed
 
 

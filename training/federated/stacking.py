@@ -21,7 +21,7 @@ def unstacked_reason(config: FederationConfig, model: Model) -> str:
     task = model.task
     if task.descend is not None:
         return "its clients train with train() of client.py"
-    if task.each is None:
+    if task.score_samples is None:
         return f"{config.recipe} has no loss of single samples, so padding could not be masked"
     if (numbers := model.weights.size) > STACKED_PARAMETERS:
         return f"it trains {numbers:,} parameters, more than {STACKED_PARAMETERS:,}"

@@ -43,10 +43,10 @@ def _weighted(rows: Tensor, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield the weighted sum in float64 block by block, with its place. Each block is overwritten by the next."""
     clients, numbers = rows.shape
     width = max(1, BLOCK // max(1, clients))
-    room = _empty(min(width, numbers), rows.device)
+    buffer = _empty(min(width, numbers), rows.device)
     for begin in range(0, numbers, width):
         where = slice(begin, min(begin + width, numbers))
-        part = room[: where.stop - begin]
+        part = buffer[: where.stop - begin]
         if clients == 1:
             part.copy_(rows[0, where]).mul_(weights[0])
         else:
@@ -61,9 +61,9 @@ Part = tuple[Tensor, Tensor]
 class Tree:
     """Adds two siblings as soon as both are there, so that few nodes are in memory at a time."""
 
-    def __init__(self, of: int) -> None:
+    def __init__(self, chunk_count: int) -> None:
         """`of`: the number of all chunks."""
-        self._of = of
+        self._chunk_count = chunk_count
         self._nodes: dict[Node, Tensor] = {}
         self._free: list[Tensor] = []
         """Memory of nodes that have been added to others."""
@@ -92,9 +92,9 @@ class Tree:
         """Remove the siblings that this node completes, lowest first. Return them, and the node that they add up to."""
         begin, size = node
         found = []
-        while size < self._of:
+        while size < self._chunk_count:
             is_left = begin % (2 * size) == 0
-            if not (is_left and begin + size >= self._of):  # else it has no sibling
+            if not (is_left and begin + size >= self._chunk_count):  # else it has no sibling
                 other = self._nodes.pop((begin + size if is_left else begin - size, size), None)
                 if other is None:
                     break
@@ -112,9 +112,9 @@ class Tree:
         return value
 
 
-def subtrees(chunks: range, of: int) -> list[Node]:
+def subtrees(chunks: range, chunk_count: int) -> list[Node]:
     """Return the nodes that remain once the chunks of this range, of `of` in all, are added to a tree."""
-    tree = Tree(of)
+    tree = Tree(chunk_count)
     for chunk in chunks:
         tree.put((chunk, 1), torch.zeros(0))
     return [node for node, _ in tree.nodes()]
@@ -125,9 +125,9 @@ def split(total: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
     return dict(zip(sizes, torch.split(total, list(sizes.values()), dim=-1), strict=True))
 
 
-def root_of(tree_of: int, parts: Mapping[Node, Tensor]) -> Tensor:
+def root_of(chunk_count: int, parts: Mapping[Node, Tensor]) -> Tensor:
     """Return the root, given the remaining nodes of all ranks."""
-    tree = Tree(tree_of)
+    tree = Tree(chunk_count)
     for node, value in sorted(parts.items()):
         tree.put(node, value)
     return tree.root

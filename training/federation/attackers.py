@@ -12,12 +12,12 @@ from training.federation import random_streams
 from training.federation.config import FederationConfig
 from training.runtime.seeds import derive_seed
 
-NOBODY = "none"
+NO_ATTACK = "none"
 
 
 def attackers(config: FederationConfig) -> NDArray[np.int64]:
     """Return the numbers of the attackers, ascending: those that are named, else a share of all, drawn by the seed."""
-    if config.attack == NOBODY:
+    if config.attack == NO_ATTACK:
         return np.zeros(0, dtype=np.int64)
     if config.attackers:
         return np.unique(np.array(config.attackers, dtype=np.int64))
@@ -28,7 +28,7 @@ def attackers(config: FederationConfig) -> NDArray[np.int64]:
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
     """Yield contradictions in the fields that name the attackers."""
-    if config.attackers and config.attack == NOBODY:
+    if config.attackers and config.attack == NO_ATTACK:
         yield Misfit("attackers", 'are named, but nobody attacks. Write attack = "sign_flip", or leave them out.')
     elif len(set(config.attackers)) < len(config.attackers):
         yield Misfit("attackers", "name a client more than once. Write each number once.")

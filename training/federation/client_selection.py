@@ -49,28 +49,42 @@ class SelectionContext:
         return np.sort(self.eligible[np.argsort(rings, kind="stable")[:many]])
 
 
+@dataclass(frozen=True, kw_only=True)
+class SelectionState:
+    """The state of a federation that the selection of a round may depend on; see SelectionContext for the fields."""
+
+    eligible: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    losses: NDArray[np.float64]
+    last_rounds: NDArray[np.int64] | None = None
+    """None: no client has been selected yet."""
+    round: int
+    attempt: int = 1
+
+
 def select(
-    config: FederationConfig,
-    count: int,
-    *,
-    eligible: NDArray[np.int64],
-    samples: NDArray[np.int64],
-    losses: NDArray[np.float64],
-    round_: int,
-    attempt: int = 1,
-    last_rounds: NDArray[np.int64] | None = None,
-    selection: Selection | None = None,
+    config: FederationConfig, count: int, state: SelectionState, selection: Selection | None = None
 ) -> NDArray[np.int64]:
-    """Return the clients of this round, `count` of the `eligible` ones, ascending.
+    """Return the clients of this round, `count` of the eligible ones, ascending.
 
     `selection`: that of a user's file; None: the one that the run names.
     """
+    eligible, last = state.eligible, state.last_rounds
     if count <= 0 or not len(eligible):
         return eligible[:0]
     if count >= len(eligible) and config.selection == "uniform":
         return eligible
-    draw = np.random.RandomState(derive_seed(config.seed, random_streams.SELECTION, round_, attempt) % 2**32)
-    last = np.zeros(len(samples), dtype=np.int64) if last_rounds is None else last_rounds
-    context = SelectionContext(count, eligible, samples, losses, last, round_, attempt, draw, config.seed)
+    seed = derive_seed(config.seed, random_streams.SELECTION, state.round, state.attempt)
+    context = SelectionContext(
+        wanted=count,
+        eligible=eligible,
+        samples=state.samples,
+        losses=state.losses,
+        last_rounds=np.zeros(len(state.samples), dtype=np.int64) if last is None else last,
+        round=state.round,
+        attempt=state.attempt,
+        draw=np.random.RandomState(seed % 2**32),
+        seed=config.seed,
+    )
     selection = selection or parts.selection(config.selection)
     return selection.select(context, **config.options_of(config.selection))

@@ -51,23 +51,23 @@ def _paces(config: FederationConfig) -> tuple[str, ...]:
     return paces if isinstance(paces, tuple) else ()
 
 
-def _hides(config: FederationConfig) -> bool:
+def _hides_single_updates(config: FederationConfig) -> bool:
     return any(choices.get(FOLDERS["filters"], name).constants.get("SUM_ONLY") for name in config.filters)
 
 
-SEES_EACH = ChoiceProperty(
+NEEDS_SINGLE_UPDATES = ChoiceProperty(
     "aggregation", "needs each update separately", lambda config: not _constant("aggregation", config, "IS_SUM")
 )
-TRUSTS_ITSELF = ChoiceProperty(
+TRAINS_ON_SERVER = ChoiceProperty(
     "aggregation",
     "trains a reference update on the server",
     lambda config: bool(_constant("aggregation", config, "TRUSTED")),
 )
 SENDS_OTHER = ChoiceProperty("algorithm", "sends something other than one update", _sends_other)
-KEEPS = ChoiceProperty(
+HAS_CLIENT_STATE = ChoiceProperty(
     "algorithm",
     "stores state for each client between rounds",
-    lambda config: parts.algorithm(config.algorithm).keeps,
+    lambda config: parts.algorithm(config.algorithm).has_client_state,
 )
 SUMS_CLIENT_STATE = ChoiceProperty(
     "algorithm",
@@ -75,7 +75,9 @@ SUMS_CLIENT_STATE = ChoiceProperty(
     lambda config: bool(_constant("algorithm", config, "SUMS_CLIENT_STATE")),
 )
 CHANGES_UPDATES = ChoiceProperty("filters", "modify updates in transit", lambda config: bool(config.filters))
-HIDES = ChoiceProperty("filters", "reveal only the sum of all updates to the server", _hides)
+HIDES_SINGLE_UPDATES = ChoiceProperty(
+    "filters", "reveal only the sum of all updates to the server", _hides_single_updates
+)
 NEVER_WAITS = ChoiceProperty(
     "pace", "aggregates every few updates as they arrive", lambda config: config.pace == "asynchronous"
 )
@@ -94,7 +96,7 @@ TAKES_MEAN_GRADIENT = ChoiceProperty(
     "treats an update as its steps' mean gradient, or defines its own steps",
     lambda config: _constant("algorithm", config, "MOMENTUM") is False,
 )
-DECAYS = ChoiceProperty(
+HAS_WEIGHT_DECAY = ChoiceProperty(
     "client_weight_decay", "applies to steps of gradient descent", lambda config: config.client_weight_decay > 0
 )
 STEPS_DIFFERENTLY = ChoiceProperty(
@@ -103,7 +105,7 @@ STEPS_DIFFERENTLY = ChoiceProperty(
     lambda config: _constant("algorithm", config, "WEIGHT_DECAY") is False,
 )
 
-FORGES = ChoiceProperty(
+REPLACES_UPDATES = ChoiceProperty(
     "attack",
     "replaces the updates of some clients",
     lambda config: _constant("attack", config, "CHANGES_UPDATES") is not False,
@@ -120,25 +122,25 @@ CONTRADICTIONS = (
         'Write pace = "{pace}".',
     ),
     Contradiction(
-        SEES_EACH,
+        NEEDS_SINGLE_UPDATES,
         SENDS_OTHER,
         "A client excluded from one sum would still be in the others.",
         'Write aggregation = "mean", or algorithm = "fedavg".',
     ),
     Contradiction(
-        SEES_EACH,
-        HIDES,
+        NEEDS_SINGLE_UPDATES,
+        HIDES_SINGLE_UPDATES,
         "Updates that the server cannot see cannot be compared.",
         'Write aggregation = "mean", or filters without it.',
     ),
     Contradiction(
-        SEES_EACH,
+        NEEDS_SINGLE_UPDATES,
         NEVER_WAITS,
         "A few updates from models of different ages are too few to detect bad ones.",
         'Write aggregation = "mean", or pace = "deadline".',
     ),
     Contradiction(
-        SEES_EACH,
+        NEEDS_SINGLE_UPDATES,
         SUMS_CLIENT_STATE,
         "A client excluded from the sum would still have changed its stored state.",
         'Write aggregation = "mean", or algorithm = "fedavg".',
@@ -150,13 +152,13 @@ CONTRADICTIONS = (
         'Write filters = [], or algorithm = "scaffold".',
     ),
     Contradiction(
-        TRUSTS_ITSELF,
-        KEEPS,
+        TRAINS_ON_SERVER,
+        HAS_CLIENT_STATE,
         "The server is not a client and stores no such state.",
         'Write aggregation = "median", or algorithm = "fedavg".',
     ),
     Contradiction(
-        FORGES,
+        REPLACES_UPDATES,
         SENDS_OTHER,
         "The other values that it sends would stay honest and no longer match the update.",
         'Write attack = "label_flip", or algorithm = "fedavg".',
@@ -174,7 +176,7 @@ CONTRADICTIONS = (
         "Write client_momentum = 0.",
     ),
     Contradiction(
-        DECAYS,
+        HAS_WEIGHT_DECAY,
         STEPS_DIFFERENTLY,
         "It would be ignored.",
         "Write client_weight_decay = 0, or a ridge.",
@@ -193,16 +195,17 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     yield from filter_order.check(config)
 
 
-def _message(row: Contradiction, config: FederationConfig) -> str:
-    first, second = (_named(fact, config) for fact in (row.first, row.second))
-    remedy = row.remedy.format(pace=next(iter(_paces(config)), ""))
-    return f"{first} {row.first.phrase}, but {second} {row.second.phrase}. {row.why} {remedy}"
+def _message(contradiction: Contradiction, config: FederationConfig) -> str:
+    first, second = contradiction.first, contradiction.second
+    remedy = contradiction.remedy.format(pace=next(iter(_paces(config)), ""))
+    both = f"{_named(first, config)} {first.phrase}, but {_named(second, config)} {second.phrase}."
+    return f"{both} {contradiction.why} {remedy}"
 
 
-def _named(fact: ChoiceProperty, config: FederationConfig) -> str:
-    value = getattr(config, fact.field)
+def _named(choice_property: ChoiceProperty, config: FederationConfig) -> str:
+    value = getattr(config, choice_property.field)
     if not isinstance(value, str | list):
-        return f"{fact.field} = {value:g}"
+        return f"{choice_property.field} = {value:g}"
     return ", ".join(f'"{name}"' for name in (value if isinstance(value, list) else [value]))
 
 

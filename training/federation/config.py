@@ -240,16 +240,20 @@ class FederationConfig(BaseRunConfig):
 
 
 def with_custom_recipe(run: Any) -> Any:
-    """Return [run] of a job with a [client] table: its recipe is "client", unless another one is named, or [client]
-    brings the algorithm or the split."""
+    """Return [run] of a job with a [client] table, with recipe = "client".
+
+    Not if another recipe is named, or [client] brings the algorithm or the split.
+    """
     if not isinstance(run, Mapping) or "recipe" in run or {custom.ALGORITHM, custom.SPLIT} & {*custom.chosen(run)}:
         return run
     return {**run, "recipe": custom.CLIENT.choice}
 
 
 def with_recipe_split(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return [run] with split = "column" if client.py brings the recipe and no split is named: data(client) is the
-    split."""
+    """Return [run] with split = "column" if client.py brings the recipe and no split is named.
+
+    data(client) is then the split.
+    """
     is_custom = custom.CLIENT in custom.chosen(run) and run.get("split") is None
     return {**run, "split": "column"} if is_custom else run
 

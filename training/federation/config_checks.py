@@ -18,7 +18,7 @@ from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
 
 NOWHERE = Path(os.devnull)
-EVEN = DataSplit(lambda labels, clients, draw, **options: np.arange(len(labels.of["train"])) % clients)
+EVEN = DataSplit(lambda labels, clients, draw, **options: np.arange(len(labels.by_split["train"])) % clients)
 """Stands in for a split that only the ranks can read, so that problems of every split are found here."""
 
 
@@ -69,5 +69,5 @@ def shipped_labels(config: FederationConfig) -> Labels | None:
 @lru_cache(maxsize=16)
 def _labels(name: str, options: tuple[tuple[str, object], ...]) -> Labels | None:
     recipe, given = contracts.recipe(name), dict(options)
-    data = recipe.prepared(NOWHERE, None, given, tell=lambda *said: None)  # type: ignore[arg-type]
+    data = recipe.prepared(NOWHERE, None, given, report_progress=lambda *said: None)  # type: ignore[arg-type]
     return recipe.labelled(data.path, given)  # type: ignore[arg-type]

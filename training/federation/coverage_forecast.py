@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federation import parts
-from training.federation.client_selection import select
+from training.federation.client_selection import SelectionState, select
 from training.federation.config import FederationConfig
 from training.federation.round_plan import Ids, PaceContext, RoundPlan, UpdatesInFlight, steps_of
 
@@ -44,9 +44,10 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> CoverageFore
     while round_ < min(config.rounds, MAX_ROUNDS) and time.monotonic() < until and not counted.all():
         round_ += 1
 
-        def chosen(count: int, without: Ids, round_: int = round_) -> Ids:
+        def select_clients(count: int, without: Ids, round_: int = round_) -> Ids:
             eligible = np.setdiff1d(everybody, without, assume_unique=True)
-            return select(config, count, eligible=eligible, samples=sizes, losses=losses, round_=round_)
+            state = SelectionState(eligible=eligible, samples=sizes, losses=losses, round=round_)
+            return select(config, count, state)
 
         plan = parts.pace(config.pace).schedule(
             PaceContext(
@@ -54,7 +55,7 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> CoverageFore
                 round=round_,
                 now=now,
                 wanted=config.selected,
-                select=chosen,
+                select=select_clients,
                 full_steps=lambda clients: steps_of(
                     sizes[clients], config.batch, epochs=config.epochs, local_steps=config.local_steps
                 ),

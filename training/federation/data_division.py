@@ -60,15 +60,15 @@ class DataDivision:
     def counts(self) -> NDArray[np.int64]:
         """Return how many samples of each label a client trains on, (clients, labels)."""
         names, owners = max(1, len(self.labels.names)), self.owners["train"]
-        pairs = (owners * names + self.labels.of["train"])[owners >= 0]
+        pairs = (owners * names + self.labels.by_split["train"])[owners >= 0]
         return np.bincount(pairs, minlength=self.clients * names).reshape(self.clients, names)
 
     def _by_client(self, split: Split) -> Sequence[Ids]:
         owners = self.owners[split]
         order = np.argsort(owners, kind="stable")
-        nobodys = int((owners < 0).sum())
+        unowned = int((owners < 0).sum())
         ends = np.cumsum(np.bincount(owners[owners >= 0], minlength=self.clients))
-        return _Slices(order[nobodys:], np.concatenate([[0], ends]))
+        return _Slices(order[unowned:], np.concatenate([[0], ends]))
 
 
 class _Slices(Sequence[Ids]):
@@ -86,7 +86,7 @@ class _Slices(Sequence[Ids]):
     def __getitem__(self, place: slice) -> list[Ids]: ...
     def __getitem__(self, place: int | slice) -> Ids | list[Ids]:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+            return [self[index] for index in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
             raise IndexError(place)
         place %= len(self)
@@ -104,7 +104,7 @@ def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = N
         why = labels.unowned or 'the data do not name the owners of samples. Write "dirichlet".'
         raise ConfigError([Problem("run.split", f'is "{config.split}", but {why}')])
     used = _imbalanced_samples(config, labels)
-    owners = np.full(len(labels.of["train"]), -1, dtype=np.int64)
+    owners = np.full(len(labels.by_split["train"]), -1, dtype=np.int64)
     if len(used):  # else no client has any, and `check` reports it
         subset = _training_subset(labels, used)
         owners[used] = split.divide(subset, config.clients, draw, **config.options_of(config.split))
@@ -129,7 +129,7 @@ def check(config: FederationConfig, divided: DataDivision) -> Iterator[Misfit]:
         )
     empty = np.flatnonzero(divided.sizes == 0)
     samples = int(divided.sizes.sum())
-    if config.class_imbalance > 1 and len(np.unique(divided.labels.of["train"])) < 2:
+    if config.class_imbalance > 1 and len(np.unique(divided.labels.by_split["train"])) < 2:
         yield Misfit("class_imbalance", f"is {config.class_imbalance:g}, but the samples have no classes. Write 1.")
     if not samples:
         yield Misfit("recipe", f'is "{config.recipe}", but its data leave nothing to train on. Hold out fewer of them.')
@@ -146,15 +146,15 @@ def _imbalanced_samples(config: FederationConfig, labels: Labels) -> Ids:
 
     CIFAR-LT is made like this (Cui et al., 2019, arXiv 1901.05555). Validation samples are not changed.
     """
-    of = labels.of["train"]
-    classes, counts = np.unique(of, return_counts=True)
+    labels_of_samples = labels.by_split["train"]
+    classes, counts = np.unique(labels_of_samples, return_counts=True)
     if config.class_imbalance == 1 or len(classes) < 2:
-        return np.arange(len(of))
+        return np.arange(len(labels_of_samples))
     shares = config.class_imbalance ** -(np.arange(len(classes)) / (len(classes) - 1))
     wanted = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9).astype(np.int64))
     draw = np.random.RandomState(derive_seed(config.seed, random_streams.TAIL) % 2**32)
     rows = [
-        draw.permutation(np.flatnonzero(of == label))[:many]
+        draw.permutation(np.flatnonzero(labels_of_samples == label))[:many]
         for label, many in zip(classes.tolist(), wanted.tolist(), strict=True)
     ]
     return np.sort(np.concatenate(rows))
@@ -163,7 +163,7 @@ def _imbalanced_samples(config: FederationConfig, labels: Labels) -> Ids:
 def _training_subset(labels: Labels, train: Ids) -> Labels:
     """Return the labels of these training samples, and of all validation samples."""
     owners = labels.owners and {**labels.owners, "train": labels.owners["train"][train]}
-    return replace(labels, of={**labels.of, "train": labels.of["train"][train]}, owners=owners)
+    return replace(labels, by_split={**labels.by_split, "train": labels.by_split["train"][train]}, owners=owners)
 
 
 def _root_ids(config: FederationConfig, validation: int) -> Ids:
@@ -210,9 +210,11 @@ def _joined_names(names: list[str]) -> str:
 def _clients_by_label(
     labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState
 ) -> NDArray[np.int64]:
-    """Return the client of each validation sample: clients get the labels in the proportions of their training
-    samples."""
-    train, validation = labels.of["train"], labels.of["validation"]
+    """Return the client of each validation sample, (samples,).
+
+    Clients get each label in proportion to their training samples with that label.
+    """
+    train, validation = labels.by_split["train"], labels.by_split["validation"]
     found = np.zeros(len(validation), dtype=np.int64)
     for label in np.unique(validation):
         rows = draw.permutation(np.flatnonzero(validation == label))

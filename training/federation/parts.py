@@ -1,8 +1,8 @@
 """Define the interfaces of a federation's exchangeable parts: algorithm, aggregation, selection, split and so on.
 
-Each part is a module in a folder of training/federated/. `training.contracts.taken` reads it into one of the classes
-below: a function or constant of the module becomes the field of the same name, and the field's default stands in for
-what the module leaves out. The portal reads these modules too, so what it calls must work without torch. An
+Each part is a module in a folder of training/federated/. `training.contracts.load_contract` reads it into one of the
+classes below: a function or constant of the module becomes the field of the same name, and the field's default stands
+in for what the module leaves out. The portal reads these modules too, so what it calls must work without torch. An
 algorithm's constant `PACES` (the paces that it supports) is read without importing anything.
 """
 
@@ -103,7 +103,7 @@ class Algorithm:
     """An optimisation algorithm: what a client computes and sends in a round, and how the server combines it.
 
     Models and updates are flat vectors (numbers,): of all trained parameters, or of the part that is exchanged.
-    `client` is a training.federated.client.Client, `round` a training.federated.server.Round.
+    `client` is a training.federated.client.Client, `round` a training.federated.server.ServerRound.
     """
 
     train: Callable[..., Mapping[str, Tensor]]
@@ -137,15 +137,15 @@ class Algorithm:
     SUMS_CLIENT_STATE: bool = False
     """Whether the server has to sum exactly the updates that clients apply to their own state (control variates): none
     may then be rejected, or changed on its way."""
-    JUDGES_BOTH: bool = False
+    EVALUATES_SERVER_MODEL: bool = False
     """Whether the server's model is evaluated along with the clients' own ones; mean metrics are the server's."""
-    STEPS: bool = True
+    TAKES_STEPS: bool = True
     """Whether clients iterate over their data in batches; otherwise they send a "loss" over all of it."""
-    OWNS: bool = False
+    NEEDS_PERSONAL_TENSORS: bool = False
     """Whether it is useless for a model without `personal` tensors."""
     HEAD: bool = False
     """Whether it needs the model's head, or the features that enter it (data.Task.head)."""
-    WHOLE: bool = False
+    USES_ALL_SAMPLES: bool = False
     """Whether clients compute the loss over all of their data."""
     MOMENTUM: bool = True
     """Whether its update rule allows momentum on the clients (`client_momentum`)."""
@@ -160,7 +160,7 @@ class Algorithm:
         return dict.fromkeys(self.SENT, "clients") if is_equal else self.SENT
 
     @property
-    def keeps(self) -> bool:
+    def has_client_state(self) -> bool:
         """Return whether clients have state that lasts from round to round."""
         return self.begin is not _keeps_nothing or self.personal is not _nobody
 
@@ -191,6 +191,7 @@ class Selection:
     select: Callable[..., NDArray[np.int64]]
     """(round, **options): return client numbers in ascending order, determined by the seed and the round's fields."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
+    """(config): yield the settings that it does not work with, without torch."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class Pace:
     """A rule for which clients the server waits, and for how long, without torch."""
 
     schedule: Callable[..., RoundPlan]
-    """(scene, **options): plan who starts, how far each client gets, and whose updates count in this round."""
+    """(context, **options): plan who starts, how far each client gets, and whose updates count in this round."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
 
 
@@ -232,8 +233,8 @@ class Attack:
     """An attack by some of the clients, to test robust aggregations with."""
 
     forge: Callable[..., Tensor]
-    """(updates (attackers, numbers) float64, knowledge (attack_simulation.Knowledge), **options): return the forged
-    updates, in the same shape."""
+    """(updates (attackers, numbers) float64, knowledge (attack_simulation.AttackerKnowledge), **options): return the
+    forged updates, in the same shape."""
     relabel: Callable[..., Tensor] | None = None
     """(labels (samples,), classes (classes,) ascending, **options): return the labels that attackers train on."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit

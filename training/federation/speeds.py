@@ -13,7 +13,7 @@ SECONDS_A_STEP = 0.1
 SPREAD = 0.8
 """Standard deviation of the logarithm of speeds: the slowest of a hundred takes about six times as long as the
 median."""
-VARIES = 0.1
+JITTER_SPREAD = 0.1
 """Standard deviation of the logarithm from round to round."""
 
 
@@ -27,6 +27,6 @@ def seconds_of(seed: int, round_: int, clients: NDArray[np.int64], steps: NDArra
     """Return how many seconds each of these clients takes for its steps in this round."""
     most = int(clients.max(initial=0)) + 1
     draw = np.random.RandomState(derive_seed(seed, random_streams.JITTER, round_) % 2**32)
-    varies = np.exp(VARIES * draw.standard_normal(most))[clients]
+    varies = np.exp(JITTER_SPREAD * draw.standard_normal(most))[clients]
     found: NDArray[np.float64] = steps / speeds(seed, most)[clients] * varies
     return found

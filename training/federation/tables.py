@@ -172,8 +172,10 @@ class Coverage:
             return ""
         percent = 100 * self.never_share
         share = f"{percent:.0f} %" if percent >= 1 else "under 1 %"
-        unasked = self.never - self.excluded
-        more = f" ({unasked:,} {'was' if unasked == 1 else 'were'} never asked)" if unasked else ""
+        never_selected = self.never - self.excluded
+        more = (
+            f" ({never_selected:,} {'was' if never_selected == 1 else 'were'} never selected)" if never_selected else ""
+        )
         return f"{self.never:,} of {self.clients:,} clients never counted, {share} of samples{more}."
 
     def pack(self) -> dict[str, object]:

@@ -77,7 +77,7 @@ class CorruptionChecks:
 
     def _replica(self) -> Corruption | None:
         # Replicas that synchronise only now and then have nothing in common between two exchanges.
-        return None if self._assembly.model.exchange.is_apart else self._confirm(self.replica)
+        return None if self._assembly.model.exchange.has_independent_replicas else self._confirm(self.replica)
 
     def _repeat(self, consumed: int, finished: int) -> Corruption | None:
         if self._config.determinism != "bitwise":
@@ -107,7 +107,7 @@ class CorruptionChecks:
 
     def _pass(self, consumed: int, finished: int) -> tuple[int, int]:
         """Return digests of this rank's loss and gradient; changes no state."""
-        loss = self._update.rehearse(consumed, finished)
+        loss = self._update.differentiate_keeping_buffers(consumed, finished)
         gradients = gradients_of(self._assembly.optimizer.parameters)
         digests_ = digests([loss, *gradients])
         self._assembly.optimizer.zero_grad()
@@ -192,8 +192,9 @@ def _coordinate(tensor: Tensor) -> str:
 
 
 def probe(device: torch.device) -> int:
-    """Return a digest of a block's output and gradients for fixed inputs: matrix products, softmax, normalisation,
-    GELU.
+    """Return a digest of a block's output and gradients for fixed inputs.
+
+    The block has matrix products, softmax, normalisation and GELU.
     """
     generator = torch.Generator().manual_seed(20)
     width = PROBE_WIDTH

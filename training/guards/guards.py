@@ -228,10 +228,12 @@ class Guards:
         origin = nonfinite.origin(affected, self._assembly.task.model)
         trouble = next((found for found in troubles if found.rank == origin.rank), trouble)
         exchange = self._config.communication
-        is_apart = self._assembly.model.exchange.is_apart
-        if transient.is_conclusive(self._config, is_apart=is_apart) and transient.did_not_recur(diagnoses):
+        has_independent_replicas = self._assembly.model.exchange.has_independent_replicas
+        if transient.is_conclusive(
+            self._config, has_independent_replicas=has_independent_replicas
+        ) and transient.did_not_recur(diagnoses):
             self._stop_transient(trouble, troubles, diagnoses)
-        sends_it = exchange != PLAIN and not is_apart
+        sends_it = exchange != PLAIN and not has_independent_replicas
         if sends_it and all(found.is_clean for found in diagnoses):
             trouble = replace(trouble, what=f"{trouble.what}, but finite on every rank before {exchange} exchanged it")
         file = self._dump_path(trouble.step)

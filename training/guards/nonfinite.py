@@ -65,7 +65,7 @@ def examine(assembly: Assembly, update: OptimizerStep, *, rank: int, consumed: i
     diagnosis.samples, diagnosis.texts = _own_samples(assembly, consumed)
     try:
         with _hooks(assembly, diagnosis):
-            diagnosis.loss = plain(update.rehearse(consumed, finished, whole=True).item())
+            diagnosis.loss = plain(update.differentiate_keeping_buffers(consumed, finished, whole=True).item())
         diagnosis.parameters = _largest_gradients(assembly)
     except (RuntimeError, ValueError) as error:  # an error in the report must not hide the original problem
         diagnosis.error = str(error)[:500]
@@ -75,7 +75,7 @@ def examine(assembly: Assembly, update: OptimizerStep, *, rank: int, consumed: i
 
 def repeat_unobserved(assembly: Assembly, update: OptimizerStep, *, consumed: int, finished: int) -> float | str:
     """Repeat the step as it ran, without hooks. Return its loss, or "nan" or "inf" if its gradient is not finite."""
-    loss = update.rehearse(consumed, finished, whole=True).item()
+    loss = update.differentiate_keeping_buffers(consumed, finished, whole=True).item()
     norms = [entry["gradient_norm"] for entry in _largest_gradients(assembly)]
     assembly.optimizer.zero_grad()
     return next((norm for norm in norms if isinstance(norm, str)), plain(loss))

@@ -53,10 +53,10 @@ class Stragglers:
         self.slowest: Straggler | None = None
         """The slowest of the ranks that were reported and are still slow, as of the last window."""
 
-    def begin(self, own: OwnTime) -> None:
+    def begin(self, own_time: OwnTime) -> None:
         """Start exchanging the times of the window that has ended."""
         self._table.zero_()
-        self._table[self._world.rank] = torch.tensor(astuple(own.means()))
+        self._table[self._world.rank] = torch.tensor(astuple(own_time.means()))
         self._work = dist.all_reduce(self._table, async_op=True)
 
     def end(self) -> list[Straggler]:

@@ -1,5 +1,4 @@
-"""A loss or gradient that was not finite but is finite when the step is repeated: a fault of hardware, not of the
-network.
+"""Recognise a hardware fault: a loss or gradient that is finite when a step that was not finite is repeated.
 
 A rank is named only where that is certain. A rank's loss is of its own samples, so a non-finite one came from the ranks
 that share those samples (tp, cp, pp: parts of one model), and from that rank alone where no other shares them. The
@@ -21,11 +20,12 @@ LARGEST_SQUARED = 1e18
 """A gradient above this is finite, but its square is not."""
 
 
-def is_conclusive(config: RunConfig, *, is_apart: bool) -> bool:
-    """Return whether a finite repetition proves a fault: it does not repeat exchanges that are compressed or in
-    fp16.
+def is_conclusive(config: RunConfig, *, has_independent_replicas: bool) -> bool:
+    """Return whether a finite repetition proves a fault of hardware.
+
+    It does not with fp16, nor if exchanges are compressed: these are not repeated.
     """
-    return str(config.dtype) != "fp16" and (is_apart or config.communication == PLAIN)
+    return str(config.dtype) != "fp16" and (has_independent_replicas or config.communication == PLAIN)
 
 
 def did_not_recur(diagnoses: Sequence[RankDiagnosis]) -> bool:

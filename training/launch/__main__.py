@@ -1,5 +1,6 @@
-"""Launch one node's ranks: `python -P -m training.launch RUN_DIR`, started by batch.sh on every node (protocols.md
-§1).
+"""Launch one node's ranks: `python -P -m training.launch RUN_DIR` (protocols.md §1).
+
+batch.sh starts it on every node.
 """
 
 from training.launch.stop import Signals

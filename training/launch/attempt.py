@@ -31,10 +31,10 @@ class Attempt:
 
 
 def take_attempt(plan: LaunchPlan) -> Attempt:
-    """Return the attempt that already has a folder (made by another node or an earlier launcher), or create the next
-    one.
+    """Return the attempt that already has a folder, or create the next one.
 
-    The folder is created exclusively, so that all nodes of one launch agree on its number.
+    Another node or an earlier launcher may have made the folder. It is created exclusively, so that all nodes of one
+    launch agree on its number.
     """
     owner = {"scheduler_id": plan.scheduler_id, "restart_count": plan.restart_count}
     hint = read_json(plan.run_dir / "portal" / "attempt.json") or {}

@@ -1,5 +1,6 @@
-"""Report how every rank of this node ended: once per incarnation, as an event and as a file that outlives the
-launcher.
+"""Report how every rank of this node ended, once per incarnation.
+
+As an event, and as a file that outlives the launcher.
 """
 
 from __future__ import annotations

@@ -103,8 +103,9 @@ class GpuMonitor:
                 self._emit("gpu.answers", since=message.since, seconds=message.seconds)
 
     def _report_gpus(self, machine: GpuInventory) -> None:
-        """Report the GPUs once they are known and again when the list changes: Slurm and NVML may number them
-        differently.
+        """Report the GPUs once they are known, and again when the list changes.
+
+        Slurm and NVML may number them differently.
         """
         gpus = [{"local_rank": place, **_names(gpu)} for place, gpu in enumerate(machine.gpus)]
         if gpus != self._reported and any(gpu.uuid for gpu in machine.gpus) and self._report_count < MAX_GPU_EVENTS:

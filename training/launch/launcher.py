@@ -359,8 +359,9 @@ class Launcher:
             self._sample(ranks)
 
     def _sample(self, ranks: list[Rank]) -> None:
-        """Log the resources that the job uses on this node, at most once per second since the attempt began (its
-        step).
+        """Log the resources that the job uses on this node, at most once per second.
+
+        The sample's step is the number of seconds since the attempt began.
         """
         reap(spare=self._helper_pids, but={rank.process.pid for rank in ranks})
         self._inspection.sample()

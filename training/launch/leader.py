@@ -114,8 +114,9 @@ class Leader:
         return None
 
     def _record_choice(self) -> None:
-        """Record the checkpoint that a person chose: if this attempt never starts, the next one still resumes from
-        it.
+        """Record the checkpoint that a person chose.
+
+        If this attempt never starts, the next one still resumes from it.
         """
         if self._attempt.resume and not self._has_recorded_choice:
             raise_generation(self._plan.job_dir, previous=None, resume=self._attempt.resume)
@@ -373,8 +374,9 @@ def _ending(outcome: Outcome) -> Ending:
 
 
 def _end_reason(failures: list[RankFailure], outcome: Outcome | None, regroups: bool) -> str:
-    """Return in one word why an incarnation ended: the outcome's cause, `joined` (more nodes), or the first failure's
-    kind.
+    """Return in one word why an incarnation ended.
+
+    The outcome's cause, `joined` (more nodes), or the first failure's kind.
     """
     if outcome is not None:
         return outcome.cause

@@ -101,10 +101,9 @@ class Members:
         return not self._plan.is_single_node and time.monotonic() - peer.changed_at <= DEAD_SECONDS
 
     def _discount_stall(self) -> None:
-        """Do not count time in which this launcher was suspended (a hung file system, a suspended job) as others'
-        silence.
+        """Do not count time in which this launcher was suspended as the others' silence.
 
-        They were suspended as well, and will beat again in a moment.
+        A hung file system or a suspended job suspends them as well, and they will beat again in a moment.
         """
         now = time.monotonic()
         if (stalled := now - self._awake_at - STALL_SECONDS) > 0:
@@ -113,8 +112,9 @@ class Members:
         self._awake_at = now
 
     def is_proven_live(self, member: Member) -> bool:
-        """Return whether it has beaten since we first read its file, or its lifeline is connected: its file alone is no
-        proof.
+        """Return whether the launcher is certainly alive; its file alone is no proof.
+
+        It has beaten since we first read its file, or its lifeline is connected.
         """
         peer = self._peer_files.get(member.id)
         is_connected = self._lifelines is not None and self._lifelines.is_proven_live(member.id)

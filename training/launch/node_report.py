@@ -160,8 +160,9 @@ def _records(file: IO[bytes]) -> Any:
 
 
 class _NvidiaSmi:
-    """Runs `nvidia-smi -q`, which may hang in the driver where no signal reaches it: it is killed but not waited
-    for.
+    """Runs `nvidia-smi -q`, which may hang in the driver where no signal reaches it.
+
+    It is killed but not waited for.
     """
 
     def __init__(self) -> None:

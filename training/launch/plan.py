@@ -90,8 +90,9 @@ class LaunchPlan:
 
     @property
     def exchange_dir(self) -> Path:
-        """Folder for files between batch.sh and the launchers: `asked` has the signal received, `code` the exit
-        code.
+        """Return the folder for files between batch.sh and the launchers.
+
+        `asked` has the signal that was received, `code` the exit code.
         """
         return self.job_dir / "told" / f"{self.scheduler_id}.{self.restart_count}"
 

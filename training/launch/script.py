@@ -91,8 +91,9 @@ def _permission_problem(path: Path) -> str:
 
 
 def _copy_reporting(attempt_dir: Path) -> Path:
-    """Return a folder with vigil_report.py and nothing else, so that no other module of ours gets onto the script's
-    path.
+    """Return a folder with vigil_report.py and nothing else.
+
+    No other module of ours gets onto the script's path.
     """
     import vigil_report
 

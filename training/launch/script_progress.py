@@ -29,8 +29,9 @@ class ScriptProgress:
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether it is known to have left before its end: it reported more steps, or noticed the stop
-        request.
+        """Return whether the script is known to have left before its end.
+
+        It reported more steps than it did, or noticed the stop request.
         """
         return not self.is_done and (self.has_noticed_stop or self.steps is not None)
 

@@ -114,8 +114,9 @@ class Regroup:
         return os.path.exists(self._folder / f"regroup-{number}")
 
     def finish(self, number: int) -> None:
-        """Rename the ranks' report that they have saved, so that it is not mistaken for one about the attempt's
-        stop.
+        """Rename the ranks' report that they have saved.
+
+        Otherwise it would be mistaken for one about the attempt's stop.
         """
         with suppress(OSError):
             os.replace(self._saved_file, self._folder / f"regrouped-{number}.json")

@@ -1,4 +1,4 @@
-"""Provide a rank's batches: looked up ahead of time, this rank's part of each sample, on its device."""
+"""Provide a rank's batches: loaded ahead of time, this rank's part of each sample, on its device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Feed:
         self.waited = time.perf_counter() - began
         return parts
 
-    def look_up(self, split: Split, ids: Ids) -> LoadedBatch:
+    def load(self, split: Split, ids: Ids) -> LoadedBatch:
         """Return specific samples immediately, on the device."""
         part = self._part(split, ids)
         return LoadedBatch(ids, self._to_device(part.batch))

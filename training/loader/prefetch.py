@@ -43,8 +43,9 @@ class Prefetch(Generic[T]):
         return self._thread is not None
 
     def take(self, position: int) -> T:
-        """Return what `make` returns for this position, or raise its exception, in the order in which positions
-        are taken.
+        """Return what `make` returns for this position, or raise its exception.
+
+        Positions are taken in order.
         """
         if self._thread is None:
             return self._make_here(position)
@@ -110,8 +111,9 @@ class Prefetch(Generic[T]):
                     self._change.notify_all()
 
     def _has_work(self) -> bool:
-        """Return whether to make the next position: not beyond the end unless it is requested, and not after a
-        failure.
+        """Return whether to make the next position.
+
+        Not beyond the end unless it is requested, and not after a failure.
         """
         if self._ready and isinstance(self._ready[-1][1], BaseException):
             return False

@@ -42,7 +42,7 @@ def prepare(
 
     def make(on_progress: Callable[..., None]) -> Prepared:
         try:
-            return recipe.prepared(cache, identity, config.recipe_options(), tell=on_progress)
+            return recipe.prepared(cache, identity, config.recipe_options(), report_progress=on_progress)
         except DataError as error:
             raise error.within(f"run.{config.recipe}") from None
 

@@ -120,7 +120,7 @@ class Measuring:
 
         Samples do not cover it.
         """
-        if not self._assembly.model.exchange.is_apart:
+        if not self._assembly.model.exchange.has_independent_replicas:
             yield
             return
         self._watch.begin()

@@ -51,8 +51,9 @@ class TracedOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSample:
-    """What one step on this rank showed, as fractions of the time from its begin to its end (waiting for data
-    excluded).
+    """The profile of one step on this rank.
+
+    Times are fractions of the time from the step's beginning to its end, without waiting for data.
     """
 
     step: int

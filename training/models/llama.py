@@ -58,8 +58,9 @@ class Llama(nn.Module):
             self.head.weight = self.tokens.weight
 
     def keep_blocks(self, blocks: range, *, first: bool, last: bool) -> None:
-        """Turn the model into one stage of a pipeline: these blocks, and the ends if it is the first or the last
-        stage.
+        """Turn the model into one stage of a pipeline.
+
+        The stage has these blocks, and the ends if it is the first or the last one.
         """
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in blocks})
         if not first:
@@ -105,8 +106,9 @@ def _scaled(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A layer that does not initialise its weights, which are filled by name. (torch's would import its compiler
-    for it.)
+    """A linear layer that does not initialise its weights, which are filled by name.
+
+    torch's own would import its compiler for that.
     """
 
     def reset_parameters(self) -> None:
@@ -154,8 +156,9 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, projected: Tensor) -> Tensor:
-        """Reshape (samples, T, heads × head_width) → (samples, heads, T, head_width), for as many heads as this
-        rank has.
+        """Reshape (samples, T, heads × head_width) → (samples, heads, T, head_width).
+
+        For as many heads as this rank has.
         """
         samples, positions, _ = projected.shape
         return projected.view(samples, positions, -1, self.head_width).transpose(1, 2)
@@ -179,8 +182,9 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Apply rotary positions (Su et al., 2021, arXiv 2104.09864): each half-pair of a head rotates with its
-    position.
+    """Apply rotary positions (Su et al., 2021, arXiv 2104.09864).
+
+    Each half-pair of a head rotates with its position.
     """
     left, right = heads.float().chunk(2, dim=-1)
     rotated = torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)

@@ -37,8 +37,8 @@ def apply(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     axis = mesh["cp"]
     llama: Any = model
-    own_positions = positions(llama.dims.context, axis.get_local_rank(), axis.size())
-    llama.positions = functools.cache(own_positions.to)
+    local_positions = positions(llama.dims.context, axis.get_local_rank(), axis.size())
+    llama.positions = functools.cache(local_positions.to)
     attend = GatheredAttention(llama.dims.context, axis)
     for block in llama.blocks.values():
         block.attention.attend = attend
@@ -50,13 +50,13 @@ def divide(batch: Batch, mesh: DeviceMesh) -> Batch:
     axis = mesh["cp"]
 
     def part(tensor: Tensor) -> Tensor:
-        own_positions = positions(tensor.shape[1], axis.get_local_rank(), axis.size())
-        return tensor[:, own_positions.to(tensor.device)]
+        local_positions = positions(tensor.shape[1], axis.get_local_rank(), axis.size())
+        return tensor[:, local_positions.to(tensor.device)]
 
     return tuple(part(tensor) for tensor in batch)
 
 
-def has_own_tokens(**options: object) -> bool:
+def splits_tokens(**options: object) -> bool:
     return True
 
 

@@ -19,8 +19,9 @@ WITHOUT_WEIGHTS = True
 
 
 def reshards(reshard: object, *, is_piped: bool) -> bool:
-    """Return whether a block's parameters are freed after the forward pass, and gathered again for the backward
-    pass.
+    """Return whether a block's parameters are freed after the forward pass.
+
+    They are gathered again for the backward pass.
     """
     return not is_piped if reshard == "auto" else reshard == "always"
 

@@ -17,8 +17,9 @@ AXES = ("tp",)
 
 
 def check(shape: Shape, *, sequence_parallel: bool = True, **options: object) -> None:
-    """Check that heads, the network's width, the vocabulary and, for sequence parallelism, the context divide over
-    tp.
+    """Check that the model's sizes divide over tp. Raises Misfit.
+
+    These are heads, the network's width, the vocabulary and, for sequence parallelism, the context.
     """
     tp, dims = shape["tp"], shape.dims
     if dims is None:
@@ -63,7 +64,7 @@ def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractCon
     return parallel.loss_parallel()
 
 
-def has_own_tokens(*, sequence_parallel: bool = True, **options: object) -> bool:
+def splits_tokens(*, sequence_parallel: bool = True, **options: object) -> bool:
     """Return whether ranks have different parts of the sequence between the matrices, where dropout is."""
     return sequence_parallel
 

@@ -85,8 +85,9 @@ class MemoryFootprint:
 
 
 def footprint(dims: Dims, shape: Shape, settings: MemorySettings) -> MemoryFootprint:
-    """Return the footprint of the rank that needs most: of a pipeline's first stage (most micro-batches) and last
-    (logits).
+    """Return the memory footprint of the rank that needs most.
+
+    In a pipeline that is a rank of the first stage (most micro-batches) or of the last (logits).
     """
     bytes_each = _bytes_each(settings)
     layers = -(-dims.layers // shape["pp"])

@@ -308,7 +308,9 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> MemoryFootprint 
         compile=config.compile,
         loss_parallel=bool(split.get("loss_parallel", True)),
         schedule=str(pipe["schedule"]) if shape["pp"] > 1 else None,
-        exchange_bytes=contracts.communication(config.communication).keeps(**config.options_of(config.communication)),
+        exchange_bytes=contracts.communication(config.communication).extra_bytes_per_parameter(
+            **config.options_of(config.communication)
+        ),
     )
     return footprint(shape.dims, shape, settings)
 

@@ -30,8 +30,9 @@ SHORTEST = 1024
 
 
 def describe_remedies(config: RunConfig, ranks: Ranks, dims: Dims | None) -> str:
-    """Return sentences: the cheapest settings that work here, or what works with slower memory, more ranks or
-    fewer tokens.
+    """Return sentences about settings with which the run would fit.
+
+    The cheapest ones that work here, or what works with slower memory, more ranks or fewer tokens.
     """
     search = _Search(config, ranks, dims)
     base_change = search.ignoring_memory()
@@ -68,8 +69,9 @@ class _Search:
         return self._trials.minimal(self._unrestricted, boundless)
 
     def here(self, base: Change) -> str | None:
-        """Return the cheapest settings with which it fits these ranks, in addition to `base`, which is needed
-        anyway.
+        """Return the cheapest settings with which the run fits these ranks.
+
+        They are in addition to `base`, which is needed anyway.
         """
         changes: list[Change] = [base] if base else []
         changes += [{**base, **lighter} for lighter in settings.lighter(self._config, self._ranks)]
@@ -79,8 +81,9 @@ class _Search:
         return None
 
     def offloaded(self, base: Change) -> str | None:
-        """Return the change to offload: slow, as weights come from main memory per micro-batch, and AdamW runs on
-        the CPU.
+        """Return the change that turns on offload, which is slow.
+
+        Weights come from main memory per micro-batch, and AdamW runs on the CPU.
         """
         if self._ranks.on_cpu or self._config.options_of("fsdp").get("offload"):
             return None

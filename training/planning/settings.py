@@ -44,8 +44,9 @@ def unrestricted(config: RunConfig, ranks: Ranks) -> Change:
 
 
 def sizes(config: RunConfig) -> Change:
-    """Return a change that removes the recipe's options: sizes that do not fit together, or adapters without
-    weights.
+    """Return a change that removes the recipe's size options.
+
+    For sizes that do not fit together, or adapters without weights.
     """
     defaults = choices.get("recipes", config.recipe).with_defaults({})
     given = config.recipe_options().items()

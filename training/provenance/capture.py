@@ -76,8 +76,9 @@ def capture(plan: LaunchPlan, *, python: str, path: str, scratch: Path) -> dict[
 
 
 def interpreter(plan: LaunchPlan, python: str, path: str, scratch: Path) -> dict[str, Any]:
-    """Describe the ranks' Python and its packages by running it: isolated, without `site`, with limits of time and
-    size.
+    """Describe the ranks' Python and its packages by running it.
+
+    It runs isolated, without `site`, with limits of time and size.
     """
     spec = plan.script.env if plan.script else {}
     loader_variables = {
@@ -138,8 +139,9 @@ def settings(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without what may be a secret: the user's name is part of an ssh address, but never needed for
-    https.
+    """Return the URL without what may be a secret.
+
+    The user's name is part of an ssh address, but never needed for https.
     """
     parts = urlsplit(url)
     user, at, address = parts.netloc.rpartition("@")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KIND = "federated"
 OPEN = True
-OWN = True
+TAKES_CLIENT_CODE = True
 
 
 def has_owners(**options: object) -> bool:
@@ -27,21 +27,21 @@ def has_owners(**options: object) -> bool:
 
 
 def prepare(
-    own: CustomClient,
+    client_code: CustomClient,
     cache: Path,
     identity: str | None = None,
-    tell: Callable[..., None] = lambda *said: None,
+    report_progress: Callable[..., None] = lambda *progress: None,
     *,
     held_out: Annotated[
         int, "0..1000", "If data() returns nothing for validation: one of this many samples is used for it; 0: none."
     ] = 6,
 ) -> Prepared:
-    return own.prepare(identity, holdout_interval=held_out, report=tell)
+    return client_code.prepare(identity, holdout_interval=held_out, report=report_progress)
 
 
-def labels(own: CustomClient, data: Path) -> Labels:
-    return own.labels(data)
+def labels(client_code: CustomClient, data: Path) -> Labels:
+    return client_code.labels(data)
 
 
-def build(own: CustomClient, data: Path) -> Task:
-    return own.task(data)
+def build(client_code: CustomClient, data: Path) -> Task:
+    return client_code.task(data)

@@ -42,7 +42,7 @@ FIRST = ("preset", "context", "source", "tokenizer", "from_weights", "lora_rank"
 def prepare(
     cache: Path,
     identity: str | None = None,
-    tell: OnShardProgress = lambda progress: None,
+    report_progress: OnShardProgress = lambda progress: None,
     *,
     source: Annotated[
         str,
@@ -65,12 +65,13 @@ def prepare(
     """Return the tokens on disk, made on first use. `identity`: the exact data that a checkpoint was trained on."""
     options = CorpusOptions(source, tokenizer, suffixes, text_field, validation_percent)
     folder = cache if shards_folder == "auto" else Path(shards_folder).expanduser()
-    return preparing.prepare(folder, options, identity, tell)
+    return preparing.prepare(folder, options, identity, report_progress)
 
 
 def labels(data: Path, *, preset: str = "tiny", context: int | None = None) -> Labels:
-    """Return the owner of each sample: a package or module of the standard library, else a top-level entry of the
-    source.
+    """Return the owner of each sample.
+
+    A package or module of the standard library, else a top-level entry of the source.
     """
     index = read_index(data)
     context = context or PRESETS[preset]["context"]
@@ -168,8 +169,9 @@ def weights(path: Path, data: Path) -> Callable[[str], Tensor | None]:
 
 
 def _check_tokens(weights: Weights, data: Path) -> None:
-    """Check that tokens have the same meaning, by the tokenizer.json next to the weights, or by the data of their
-    run.
+    """Check that tokens have the same meaning for weights and data. Raises DataError.
+
+    By the tokenizer.json next to the weights, or by the data of their run.
     """
     from training.weights import byte_tokenizer
     from training.weights.llama import reader
@@ -315,7 +317,7 @@ def _task(data: Path, index: ShardIndex, sizes: Dims, adapters: Lora | None) -> 
         batch=batch,
         loss=_loss,
         score=lambda model, batch: {"loss": _loss(model, batch)},
-        each=_loss_per_sample,
+        score_samples=_loss_per_sample,
         inputs=lambda batch: batch[0],
         unit="tokens",
         units_per_sample=sizes.context,

@@ -119,9 +119,9 @@ def build(
     if data.name == SYNTHETIC:
         table = _synthetic(samples, features, noise, torch.empty(0, dtype=dtype).numpy().dtype)
     else:
-        read = _read(data)
-        order = _order(len(read.targets), held_out)
-        table = LabelledTable(read.features[order], read.targets[order], read.labels)
+        unsorted_table = _read(data)
+        order = _order(len(unsorted_table.targets), held_out)
+        table = LabelledTable(unsorted_table.features[order], unsorted_table.targets[order], unsorted_table.labels)
     sizes = _sizes(len(table.targets), held_out)
     _standardise(table.features, sizes["train"], pixels=data.stem.startswith(DIGITS))
     rows = torch.from_numpy(table.features).to(dtype)
@@ -135,14 +135,14 @@ def build(
 
     is_binary = model == "logistic" and len(table.labels) == 2
     outputs = 1 if is_binary or not table.labels else len(table.labels)
-    each = _binary_scores if is_binary else _class_scores if table.labels else _value_scores
+    score_samples = _binary_scores if is_binary else _class_scores if table.labels else _value_scores
     return Task(
         model=_model(model, rows.shape[1], hidden, outputs, batch_norm=batch_norm),
         samples=sizes,
         batch=batch,
-        loss=lambda model, batch: each(model, batch)["loss"].mean(),
-        score=lambda model, batch: {name: values.mean() for name, values in each(model, batch).items()},
-        each=each,
+        loss=lambda model, batch: score_samples(model, batch)["loss"].mean(),
+        score=lambda model, batch: {name: values.mean() for name, values in score_samples(model, batch).items()},
+        score_samples=score_samples,
         head="head" if model == "mlp" else "",
     )
 
@@ -204,8 +204,9 @@ def _read(path: Path) -> LabelledTable:
 
 
 def _synthetic(rows: int, features: int, noise: float, dtype: np.dtype[np.floating]) -> LabelledTable:
-    """Generate a regression in float64, whatever type it is stored in, so that runs of either type have the same
-    samples.
+    """Generate a linear regression in float64, whatever dtype it is stored in.
+
+    Runs of either dtype then have the same samples.
     """
     draw = np.random.RandomState(0)  # numpy's only generator that is guaranteed never to change
     weights = draw.standard_normal(features)

@@ -58,7 +58,7 @@ def build(
         batch=batch,
         loss=_loss,
         score=_score,
-        each=_scores_per_sample,
+        score_samples=_scores_per_sample,
         head="head",
     )
 
@@ -71,8 +71,8 @@ def labels(data: Path) -> Labels:
 
 
 def _splits(rows: int) -> dict[Split, Ids]:
-    held_out = np.arange(rows) % VALIDATION_EVERY == 0
-    return {"train": np.flatnonzero(~held_out), "validation": np.flatnonzero(held_out)}
+    is_validation = np.arange(rows) % VALIDATION_EVERY == 0
+    return {"train": np.flatnonzero(~is_validation), "validation": np.flatnonzero(is_validation)}
 
 
 def _scores_per_sample(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:

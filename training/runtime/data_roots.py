@@ -27,8 +27,9 @@ class OutsideRoots(PermissionError):
 
 
 def confine(roots: Sequence[str], *, trusted: Sequence[Path]) -> None:
-    """From now on allow this process to read data below `roots` only, which are real paths, and below `trusted`,
-    Vigil's own.
+    """Allow this process to read data below `roots` and `trusted` only, from now on.
+
+    `roots`: real paths. `trusted`: Vigil's own folders.
     """
     global _roots, _trusted
     _roots, _trusted = tuple(roots), tuple(map(os.fspath, trusted))

@@ -6,8 +6,9 @@ _WORD = 2**64 - 1
 
 
 def derive_seed(*parts: int) -> int:
-    """Return a 64-bit seed: there is nothing to save, and it does not depend on the number of ranks (protocols.md
-    §4).
+    """Return a 64-bit seed derived from these numbers (protocols.md §4).
+
+    There is nothing to save, and it does not depend on the number of ranks.
     """
     seed = 0
     for part in parts:

@@ -13,8 +13,9 @@ from training.step.optimizer import gradients_of, local
 
 
 class GradientNorm:
-    """Computes one number for all ranks: local squares, each divided by the number of ranks with the same part,
-    summed.
+    """Computes the norm of the whole gradient, equal on all ranks.
+
+    Squares of local parts, each divided by the number of ranks with the same part, are summed.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], shape: Shape, *, independent: bool = False) -> None:

@@ -87,8 +87,9 @@ class OwnTime:
         self._steps += 1
 
     def wait(self, seconds: float) -> None:
-        """Record seconds of waiting since `leave`: for other ranks, or for this rank's GPU, which may wait for
-        theirs.
+        """Record seconds of waiting since `leave`.
+
+        For other ranks, or for this rank's GPU, which may wait for theirs.
         """
         self._waited += seconds
 

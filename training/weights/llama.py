@@ -41,8 +41,9 @@ SIZES = (
 
 
 def their_name(ours: str) -> str:
-    """Return Hugging Face's name of a module or parameter: blocks.3.mlp.up.weight →
-    model.layers.3.mlp.up_proj.weight.
+    """Return Hugging Face's name of a module or parameter.
+
+    Example: blocks.3.mlp.up.weight → model.layers.3.mlp.up_proj.weight.
     """
     head, _, rest = ours.partition(".")
     if head != "blocks":

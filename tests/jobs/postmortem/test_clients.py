@@ -23,7 +23,7 @@ QUORUM = (
     "round 7 was lost 3 times: 5 of the 6 updates that it takes; 8 clients were asked, 3 dropped out. Client 5 was the "
     "first to drop out: LookupError: the disk of owner 5 is gone."
 )
-ALL = f"in round 1 all 8 clients failed, client 5 so:\n{TRACEBACK}"
+ALL = f"in round 1 all 8 clients failed; client 5 failed with:\n{TRACEBACK}"
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def run_ahead() -> None:
     from training.runtime.distributed import StepFlags
     from training.trainer import Trainer
 
-    one_step, write = Trainer._one_step, CheckpointWriter.write
+    one_step, write = Trainer._run_step, CheckpointWriter.write
     steps = 0
 
     def beside_the_write(trainer: Trainer) -> StepFlags:
@@ -122,7 +122,7 @@ def run_ahead() -> None:
     def read(measuring: Measuring, step: int, times: StepTimes) -> dict[str, float]:
         return {"step_seconds": 30.0 if times.saving else 10.0}
 
-    Trainer._one_step = beside_the_write  # type: ignore[method-assign]
+    Trainer._run_step = beside_the_write  # type: ignore[method-assign]
     CheckpointWriter.write = beside_the_steps  # type: ignore[method-assign]
     Measuring.read = read  # type: ignore[method-assign]
 

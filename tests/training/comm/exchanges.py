@@ -65,7 +65,7 @@ class Side:
         peers = Peers(group=group, steps=steps, parameters=self.parameters, shape=Shape({"dp": self.world}))
         self.exchange = contracts.communication(name).exchange(peers, **options)
         self.called: nn.Module = self.model
-        if not self.exchange.is_apart:
+        if not self.exchange.has_independent_replicas:
             self.called = replicate(self.model, group, bucket_mib=self.exchange.bucket_mib or bucket_mib)
         self.exchange.attach(self.called)
         self.backward(-1)

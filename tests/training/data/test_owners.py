@@ -52,15 +52,15 @@ def test_it_is_what_a_federation_divides_by(shards: Path) -> None:
     labels = language.labels(shards, context=16)
     assert labels.owners is not None
     assert labels.names == labels.owner_names
-    assert set(labels.of["train"].tolist()) == {0, 1, 2}
-    assert len(labels.of["train"]) == len(Windows(shards, read_index(shards), "train", 16))
+    assert set(labels.by_split["train"].tolist()) == {0, 1, 2}
+    assert len(labels.by_split["train"]) == len(Windows(shards, read_index(shards), "train", 16))
 
 
 def test_so_many_owners_are_no_labels(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "LABELS", 2)
     labels = language.labels(shards, context=16)
     assert labels.names == ("text",)
-    assert not labels.of["train"].any()
+    assert not labels.by_split["train"].any()
     assert labels.owners is not None
     assert labels.owners["train"].any()
 
@@ -70,7 +70,7 @@ def test_older_shards_are_like_one_owners(shards: Path) -> None:
     (shards / owners.FILE).unlink()
     labels = language.labels(shards, context=16)
     assert labels.owners is None
-    assert not labels.of["train"].any()
+    assert not labels.by_split["train"].any()
     assert str(shards / owners.FILE) in labels.unowned
     assert "Create them again" in labels.unowned
 

@@ -27,7 +27,7 @@ def test_labels_are_those_of_the_samples(source: str, rows: int, held_out: int) 
     assert task.samples == {"train": rows - kept, "validation": kept}
     for split in ("train", "validation"):
         _, targets = task.batch(split, np.arange(task.samples[split]))
-        assert targets.tolist() == labels.of[split].tolist()
+        assert targets.tolist() == labels.by_split[split].tolist()
 
 
 def test_each_row_of_the_file_is_there_once() -> None:

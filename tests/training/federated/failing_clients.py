@@ -72,7 +72,7 @@ def build(
         batch=batch,
         loss=lambda model, batch: each(model, batch)["loss"].mean(),
         score=lambda model, batch: {"loss": each(model, batch)["loss"].mean()},
-        each=each,
+        score_samples=each,
     )
 """
 RUN: dict[str, Any] = {

@@ -171,7 +171,7 @@ class TestRuns:
     def test_all_fail_before_the_first_round(self, tmp_path: Path) -> None:
         _, event = _failed(planted_clients(tmp_path, {"raising": EVERYBODY}))
         assert event["exception"] == "ClientsFailed"
-        assert event["error"].startswith("all 5 clients that were tried out failed, client 0 so:\nTraceback")
+        assert event["error"].startswith("all 5 clients that were tried out failed; client 0 failed with:\nTraceback")
         assert event["error"].endswith("LookupError: the disk of owner 0 is gone")
 
     @pytest.mark.parametrize("world", [1, 2])
@@ -179,7 +179,7 @@ class TestRuns:
         run = planted_clients(tmp_path, {"raising": EVERYBODY, "later": 1})
         incarnation, event = _failed(run, world)
         assert event["exception"] == "ClientsFailed"
-        assert event["error"].startswith("in round 1 all 8 clients failed, client 0 so:\nTraceback")
+        assert event["error"].startswith("in round 1 all 8 clients failed; client 0 failed with:\nTraceback")
         assert event["error"].endswith("LookupError: the disk of owner 0 is gone")
         assert len(run.events("client.dropped")) == client_failures.MAX_EVENTS_PER_ROUND
         assert len(run.events("round.lost")) == 1, "others would fail, too"
@@ -188,7 +188,7 @@ class TestRuns:
 
     def test_all_fail_later(self, tmp_path: Path) -> None:
         _, event = _failed(planted_clients(tmp_path, {"raising": EVERYBODY, "since": 4}))  # one was tried out
-        assert event["error"].startswith("in round 3 all 8 clients failed, 3 times in a row, client 0 so:\n")
+        assert event["error"].startswith("in round 3 all 8 clients failed, 3 times in a row; client 0 failed with:\n")
 
     def test_one_without_numbers_is_not_asked_after_three(self, tmp_path: Path) -> None:
         run = planted_clients(tmp_path, {"nan": "5"})

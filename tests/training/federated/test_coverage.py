@@ -122,7 +122,7 @@ def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
         ({"never": 3, "excluded": 3, "never_samples": 4}, "3 of 1,000 clients never counted, under 1 % of samples."),
         (
             {"never": 850, "excluded": 0, "never_samples": 850_000},
-            "850 of 1,000 clients never counted, 85 % of samples (850 were never asked).",
+            "850 of 1,000 clients never counted, 85 % of samples (850 were never selected).",
         ),
     ],
 )

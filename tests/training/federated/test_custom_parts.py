@@ -29,7 +29,7 @@ RULE = "import torch\n\n\ndef combine(rows, weights):\n    "
 SELECT = "import numpy as np\n\n\ndef select(round):\n    "
 DIVIDE = "import numpy as np\n\n\ndef divide(labels, clients, draw):\n    "
 EVERYBODY = f"{SELECT}return round.eligible\n"
-BY_TURNS = f"{DIVIDE}return np.arange(len(labels.of['train'])) % clients\n"
+BY_TURNS = f"{DIVIDE}return np.arange(len(labels.by_split['train'])) % clients\n"
 MEAN = f"{RULE}return (weights @ rows.double()) / weights.sum(), []\n"
 
 
@@ -207,11 +207,11 @@ class TestSelection:
 
 class TestSplit:
     def test_clients_have_what_it_says(self, tmp_path: Path) -> None:
-        by_label = f"{DIVIDE}return labels.of['train']\n"
+        by_label = f"{DIVIDE}return labels.by_split['train']\n"
         loop = with_split(tmp_path, by_label)
         counts = loop.federation.divided.counts()
         assert (counts.diagonal() == counts.sum(axis=1)).all()
-        labels, owners = loop.federation.divided.labels.of, loop.federation.divided.owners
+        labels, owners = loop.federation.divided.labels.by_split, loop.federation.divided.owners
         assert (owners["validation"] == labels["validation"]).all(), "judged by what they train on"
         assert len(train(loop, 1)) == 1
 
@@ -220,10 +220,13 @@ class TestSplit:
         [
             ("None", r"returns a NoneType\. Return 1,\d+ whole numbers from 0 to 9: the client of each sample"),
             ("np.arange(10)", r"returns an array of int64 of shape \(10,\)"),
-            ("(np.arange(len(labels.of['train'])) % clients) / 1", r"returns an array of float64"),
-            ("labels.of['train'] + 1", r"gives a sample to client 10\. Return"),
-            ("labels.of['train'] - 1", r"gives a sample to client -1\. Return"),
-            ("labels.of['train'] // 2", r"gives 5 of 10 clients no sample \(5, 6, 7, …\)\. Give each at least one"),
+            ("(np.arange(len(labels.by_split['train'])) % clients) / 1", r"returns an array of float64"),
+            ("labels.by_split['train'] + 1", r"gives a sample to client 10\. Return"),
+            ("labels.by_split['train'] - 1", r"gives a sample to client -1\. Return"),
+            (
+                "labels.by_split['train'] // 2",
+                r"gives 5 of 10 clients no sample \(5, 6, 7, …\)\. Give each at least one",
+            ),
         ],
     )
     def test_answer_is_checked(self, tmp_path: Path, answer: str, message: str) -> None:
@@ -288,7 +291,7 @@ DRAWING = {
     "    return row, [int(torch.randint(len(rows), ()))]\n",
     "selection.py": f"import torch\n{SELECT}np.random.shuffle(round.eligible)\n"
     "    return np.sort(round.draw.permutation(round.eligible)[: int(torch.randint(2, 6, ()))])\n",
-    "split.py": f"{DIVIDE}many = len(labels.of['train'])\n    draw.rand(7)\n"
+    "split.py": f"{DIVIDE}many = len(labels.by_split['train'])\n    draw.rand(7)\n"
     "    return np.random.permutation(np.arange(many) % clients)\n",
 }
 """Each draws from everything that there is."""

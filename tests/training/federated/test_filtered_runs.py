@@ -131,7 +131,7 @@ def test_what_was_sent_in_vain_is_counted(tmp_path: Path) -> None:
         return sent
 
     loop.work._compute = breaking  # type: ignore[method-assign]
-    loop._one_step()
+    loop._run_step()
     traffic = loop._report.traffic
     assert len(selected) == 6
     assert traffic.clients.tolist() == sorted(set(selected))
@@ -155,9 +155,9 @@ def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]
     loop.checkpoints.start_from(None)
     loop._prepare(None)
     sabotage(loop)
-    loop._one_step()
+    loop._run_step()
     before = loop.server.client_state["topk_residual"].clone()
-    loop._one_step()
+    loop._run_step()
     return loop._report, (before != loop.server.client_state["topk_residual"]).any(dim=1).tolist()
 
 

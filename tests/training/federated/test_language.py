@@ -40,11 +40,11 @@ def test_clients_are_packages_and_learn(texts: Path, tmp_path: Path) -> None:
     labels = federation.divided.labels
     assert set(labels.owner_names) == WORDS.keys() == set(federation.divided.names)
     for client, ids in enumerate(federation.divided.train):
-        assert len(set(labels.of["train"][ids].tolist())) == 1, "one package a client"
-        (owner,) = set(labels.of["train"][ids].tolist())
+        assert len(set(labels.by_split["train"][ids].tolist())) == 1, "one package a client"
+        (owner,) = set(labels.by_split["train"][ids].tolist())
         assert federation.divided.names[client] == labels.owner_names[owner]
         validation = federation.divided.validation[client]
-        assert set(labels.of["validation"][validation].tolist()) <= {owner}
+        assert set(labels.by_split["validation"][validation].tolist()) <= {owner}
     assert rounds.work.unstacked_reason == "", "attention goes through vmap"
     losses = mean_losses(rounds, 3)
     assert losses == sorted(losses, reverse=True)
@@ -79,9 +79,9 @@ def test_attention_is_stacked_in_half_precision_too(texts: Path, tmp_path: Path)
 
 def test_losses_of_samples_have_the_mean_that_it_trains_by(texts: Path, tmp_path: Path) -> None:
     task = rounds_of(tmp_path, table(texts)).federation.model.task
-    assert task.each is not None
+    assert task.score_samples is not None
     batch = task.batch("train", np.arange(6))
-    each = task.each(task.model, batch)
+    each = task.score_samples(task.model, batch)
     assert each["loss"].shape == (6,)
     torch.testing.assert_close(each["loss"].mean(), task.loss(task.model, batch))
 
@@ -132,7 +132,7 @@ def test_validation_is_divided_as_training_is_whatever_the_owners(texts: Path, t
     config = rounds_of(tmp_path / "iid", table(texts, split="iid")).config
     divided = data_division.divide(config, labels)
     assert all(len(ids) for ids in divided.validation)
-    assert len(set(labels.of["validation"][divided.validation[0]].tolist())) > 1
+    assert len(set(labels.by_split["validation"][divided.validation[0]].tolist())) > 1
 
 
 @pytest.mark.slow

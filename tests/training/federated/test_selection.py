@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.training.federated.built_in import built_in
-from training.federated.selection.availability import since_coming
+from training.federated.selection.availability import share_since_available
 from training.federation import client_selection, config, config_checks
 from training.federation.config import FederationConfig
 from training.federation.speeds import speeds
@@ -37,15 +37,14 @@ def select(
     samples: Ids | None = None,
     losses: NDArray[np.float64] | None = None,
 ) -> Ids:
-    return client_selection.select(
-        of,
-        of.selected,
+    state = client_selection.SelectionState(
         eligible=np.arange(of.clients) if eligible is None else eligible,
         samples=np.full(of.clients, 10) if samples is None else samples,
         losses=np.full(of.clients, np.nan) if losses is None else losses,
-        round_=round_,
+        round=round_,
         attempt=attempt,
     )
+    return client_selection.select(of, of.selected, state)
 
 
 def shares(of: FederationConfig, rounds: int, **values: Any) -> NDArray[np.float64]:
@@ -120,9 +119,8 @@ class TestPoisson:
 
     def test_while_all_are_under_way_nobody_is_config_of(self) -> None:
         some, losses = np.arange(20), np.zeros(20)
-        assert not len(
-            client_selection.select(config_of("poisson"), 0, eligible=some, samples=some, losses=losses, round_=1)
-        )
+        state = client_selection.SelectionState(eligible=some, samples=some, losses=losses, round=1)
+        assert not len(client_selection.select(config_of("poisson"), 0, state))
 
 
 class TestWeighted:
@@ -209,7 +207,7 @@ class TestAvailability:
 
     def test_when_nobody_is_there_the_next_to_come_is_waited_for(self) -> None:
         of = config_of("availability", clients=3, per_round=2, period=1000, on_share=0.001)
-        since = since_coming(0, 3, 5, 1000)
+        since = share_since_available(0, 3, 5, 1000)
         (found,) = select(of, 5)
         assert found == since.argmax()
         assert len(select(of, 5, attempt=2)) == 2

@@ -42,7 +42,7 @@ def labels_of(samples: int, classes: int, *, owners: int = 7, seed: int = 0, val
 
 
 def without_owners(labels: Labels) -> Labels:
-    return Labels(labels.of, labels.names)
+    return Labels(labels.by_split, labels.names)
 
 
 def config_of(split: str, clients: int, *, seed: int = 0, **options: Any) -> FederationConfig:
@@ -75,7 +75,7 @@ def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
     assert np.array_equal(np.sort(np.concatenate(divided.train)), np.arange(clients + more))
     assert divided.sizes.tolist() == [len(ids) for ids in divided.train]
     assert divided.counts().sum() == clients + more
-    assert (divided.counts().sum(axis=0) == np.bincount(labels.of["train"], minlength=classes)).all()
+    assert (divided.counts().sum(axis=0) == np.bincount(labels.by_split["train"], minlength=classes)).all()
     judged = divided.owners["validation"]
     assert ((judged >= -1) & (judged < clients)).all()
     assert sum(map(len, divided.validation)) == (judged >= 0).sum()
@@ -145,7 +145,7 @@ def test_an_alpha_too_small_for_floats_gives_each_class_to_one() -> None:
 
 def as_before(labels: Labels, clients: int, seed: int, alpha: float) -> Ids:
     """Return what the split was before it was drawn again: one draw, and whoever has nothing has nothing."""
-    draw, of = np.random.RandomState(derive_seed(seed, random_streams.SPLIT) % 2**32), labels.of["train"]
+    draw, of = np.random.RandomState(derive_seed(seed, random_streams.SPLIT) % 2**32), labels.by_split["train"]
     owners = np.empty(len(of), dtype=np.int64)
     for label in np.unique(of):
         rows = draw.permutation(np.flatnonzero(of == label))

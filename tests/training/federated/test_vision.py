@@ -37,7 +37,7 @@ def test_nothing_changes_without_its_new_option() -> None:
 def test_losses_of_samples_have_the_mean_that_it_trains_by(batch_norm: bool) -> None:
     made = task(batch_norm=batch_norm, dropout=0.0)
     batch = made.batch("train", np.arange(20))
-    each = made.each(made.model, batch)
+    each = made.score_samples(made.model, batch)
     score = made.score(made.model, batch)
     assert {name: value.shape for name, value in each.items()} == {"loss": (20,), "accuracy": (20,)}
     torch.testing.assert_close(each["loss"].mean(), made.loss(made.model, batch))
@@ -59,11 +59,11 @@ def test_the_portal_sees_how_its_data_would_be_divided() -> None:
     labels = config_checks.shipped_labels(parse({"recipe": "vision"}))
     assert labels is not None
     assert labels.names == tuple("0123456789")
-    assert {split: len(found) for split, found in labels.of.items()} == task().samples
+    assert {split: len(found) for split, found in labels.by_split.items()} == task().samples
     data = vision.prepare(Path()).path
     built = contracts.recipe("vision").built(data, {})
     everything = built.batch("train", np.arange(built.samples["train"]))
-    assert (everything[1].numpy() == labels.of["train"]).all()
+    assert (everything[1].numpy() == labels.by_split["train"]).all()
 
 
 def test_a_federation_on_images_learns(tmp_path: Path) -> None:

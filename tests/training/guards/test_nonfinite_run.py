@@ -133,14 +133,14 @@ def spoil_a_gradient() -> None:
 
 
 def _before_the_third_step(spoil: Callable[[dict[str, nn.Module]], None]) -> None:
-    one_step = Trainer._one_step
+    one_step = Trainer._run_step
 
     def spoilt(trainer: Trainer) -> StepFlags:
         if trainer.step == 2 and os.environ["RANK"] == "1":
             spoil({name: module for part in trainer.assembly.model.parts for name, module in part.named_modules()})
         return one_step(trainer)
 
-    Trainer._one_step = spoilt  # type: ignore[method-assign]
+    Trainer._run_step = spoilt  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_stacks_on_usr2(tmp_path: Path) -> None:
 
     def told() -> bool:
         incarnation.kill(signal.SIGUSR2)
-        return "_one_step" in stacks.read_text()
+        return "_run_step" in stacks.read_text()
 
     until(told)
     incarnation.kill()

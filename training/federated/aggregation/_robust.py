@@ -123,6 +123,6 @@ def rejected_places(is_out: Tensor) -> list[int]:
     return found if len(found) < len(is_out) else []
 
 
-def complement(chosen: Sequence[int], of: int) -> list[int]:
+def complement(chosen: Sequence[int], count: int) -> list[int]:
     """Return the places below `of` that are not in `chosen`."""
-    return sorted(set(range(of)) - set(chosen))
+    return sorted(set(range(count)) - set(chosen))

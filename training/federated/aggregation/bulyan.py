@@ -40,15 +40,15 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     yield from too_few_updates(config, "bulyan.f", f, each=4, more=3)
 
 
-def _chosen(apart: Tensor, f: int, many: int) -> list[int]:
+def _chosen(distances_between: Tensor, f: int, many: int) -> list[int]:
     """Return the clients that Krum selects one after the other, each from the remaining ones.
 
     Neighbours are sorted once, and a selected client is removed from each list: with 1,000 clients 4 s instead of 20.
     """
     import torch
 
-    ordered, neighbours = apart.sort(dim=1, stable=True)
-    left = torch.arange(len(apart), device=apart.device)
+    ordered, neighbours = distances_between.sort(dim=1, stable=True)
+    left = torch.arange(len(distances_between), device=distances_between.device)
     found: list[int] = []
     while len(found) < many:
         others = len(left) - 1
@@ -56,7 +56,7 @@ def _chosen(apart: Tensor, f: int, many: int) -> list[int]:
         # The first is the distance to itself, 0.
         place = int(ordered[:, : nearest + 1].sum(dim=1).argmin())
         found.append(int(left[place]))
-        stays = torch.arange(len(left), device=apart.device) != place
+        stays = torch.arange(len(left), device=distances_between.device) != place
         left, ordered, neighbours = left[stays], ordered[stays], neighbours[stays]
         after = (neighbours == found[-1]).cumsum(dim=1, dtype=torch.int8)[:, :-1].bool()
         ordered = torch.where(after, ordered[:, 1:], ordered[:, :-1])

@@ -26,10 +26,10 @@ def combine(
     *,
     root_samples: Annotated[int, "1..1000000", "Validation samples that the server trains on instead."] = 100,
 ) -> tuple[Tensor, Sequence[int]]:
-    """Return the mean of the updates, scaled to the length of the trusted one, and weighted by the cosine of their
-    angle.
+    """Return the mean of the updates, weighted by how well each agrees with the server's own update.
 
-    Updates with a negative cosine are rejected.
+    Updates are scaled to the length of the server's. The weight is the cosine of the angle between the two; updates
+    with a negative cosine are rejected.
     """
     import torch
 

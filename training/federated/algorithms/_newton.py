@@ -40,13 +40,13 @@ def hessian(client: Client, w: Tensor) -> Tensor:
     return jacrev(grad(client.loss))(w)
 
 
-def root(matrix: Tensor) -> Tensor:
+def matrix_square_root(matrix: Tensor) -> Tensor:
     """Return a square root R (numbers, numbers) of a positive semi-definite matrix RᵀR."""
     import torch
 
     values, vectors = torch.linalg.eigh(matrix)
-    half: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.mT
-    return half
+    square_root: Tensor = values.clamp(min=0).sqrt()[:, None] * vectors.mT
+    return square_root
 
 
 def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
@@ -67,7 +67,7 @@ def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
 def sketched_hessian(client: Client, rows: int, kind: str) -> Mapping[str, Tensor]:
     """Return loss, gradient, and the sketched root of the Hessian at the model that the client was sent."""
     w = client.model
-    half = root(hessian(client, w))
+    half = matrix_square_root(hessian(client, w))
     part = sketch(min(rows, len(w)), w, kind=kind) @ half
     return {"loss": client.loss(w), "gradient": client.whole_gradient(w), "root": part}
 
@@ -82,13 +82,13 @@ def newton_step(
 ) -> Tensor:
     """Return start - μ H⁻¹ g, with μ by Armijo's rule, which takes one more exchange, or 1."""
     gradient = answer.mean["gradient"]
-    direction = _solved(matrix, gradient)
+    direction = _solve(matrix, gradient)
     if not line_search:
         return start - direction
     return start - _length(controller, start, answer.mean["loss"], gradient, direction) * direction
 
 
-def _solved(matrix: Tensor, right: Tensor) -> Tensor:
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     """Return the solution of least norm for a symmetric matrix, which is singular if sketches are few and small.
 
     It uses eigenvalues: LAPACK's least squares gave different last bits from call to call.
@@ -96,8 +96,8 @@ def _solved(matrix: Tensor, right: Tensor) -> Tensor:
     import torch
 
     values, vectors = torch.linalg.eigh(matrix)
-    there = values > values.abs().max() * len(values) * torch.finfo(values.dtype).eps
-    found: Tensor = vectors @ torch.where(there, (vectors.T @ right) / torch.where(there, values, 1.0), 0.0)
+    is_nonzero = values > values.abs().max() * len(values) * torch.finfo(values.dtype).eps
+    found: Tensor = vectors @ torch.where(is_nonzero, (vectors.T @ right) / torch.where(is_nonzero, values, 1.0), 0.0)
     return found
 
 

@@ -86,8 +86,10 @@ class Terms:
 
 
 def curvatures(losses: Callable[[Tensor], Tensor], w: Tensor, steps: int) -> Tensor:
-    """Return the largest singular value of each loss's Hessian at w, (classes,), by power iteration from its
-    gradient."""
+    """Return the largest singular value of each loss's Hessian at w, (classes,).
+
+    By power iteration, which starts from the loss's gradient.
+    """
 
     def power_iteration(class_weights: Tensor, start: Tensor) -> Tensor:
         def loss(w: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "fold", "play", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
-WHOLE = True
-STEPS = False
+USES_ALL_SAMPLES = True
+TAKES_STEPS = False
 MOMENTUM = False
 WEIGHT_DECAY = False
 fold = squared_root

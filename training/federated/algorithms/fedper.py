@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from training.federated.client import Client
     from training.federated.server import ServerRound
 
-OWNS = True
+NEEDS_PERSONAL_TENSORS = True
 SENT = {"delta": "samples"}
 HEAD = True
 

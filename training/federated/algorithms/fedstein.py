@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
     from training.federation.config import FederationConfig
 
-OWNS = True
+NEEDS_PERSONAL_TENSORS = True
 SENT = {"delta": "samples"}
 MEAN, VARIANCE = "running_mean", "running_var"
 FEWEST = 4

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SENT: Mapping[str, str] = {}
 PACES = ("rounds",)
-JUDGES_BOTH = True
+EVALUATES_SERVER_MODEL = True
 MODEL = "model"
 MOST_CLIENTS = 4000
 """Clients at most: the mixing matrix has their number squared."""

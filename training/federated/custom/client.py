@@ -76,8 +76,11 @@ class CustomClient:
         if len(values) > MAX_LABELS:
             return nothing
         train = len(last["train"])
-        of: dict[Split, Ids] = {"train": places[:train].astype(np.int64), "validation": places[train:].astype(np.int64)}
-        return Labels(of, tuple(map(str, values.tolist())), owners, names)
+        labels_by_split: dict[Split, Ids] = {
+            "train": places[:train].astype(np.int64),
+            "validation": places[train:].astype(np.int64),
+        }
+        return Labels(labels_by_split, tuple(map(str, values.tolist())), owners, names)
 
     def task(self, data: Path) -> Task:
         found = _stored(data)
@@ -90,7 +93,7 @@ class CustomClient:
         if shared := [name for name, value in model.named_buffers() if _shares_memory(value)]:
             text = f"the buffer {shared[0]} of the model holds several numbers in one place, as expand() leaves it."
             raise DataError(f"{self._functions.file}: {text} Write expand(…).clone().")
-        each = self._custom_loss if "loss" in self._functions else _default_loss(parts["train"])
+        score_samples = self._custom_loss if "loss" in self._functions else _default_loss(parts["train"])
 
         def batch(split: Split, ids: Ids) -> Batch:
             wanted = torch.from_numpy(ids)
@@ -100,12 +103,12 @@ class CustomClient:
             model=model,
             samples={split: sum(found.sizes[split]) for split in SPLITS},
             batch=batch,
-            loss=lambda model, batch: each(model, batch)["loss"].mean(),
-            score=lambda model, batch: {name: values.mean() for name, values in each(model, batch).items()},
-            each=each,
+            loss=lambda model, batch: score_samples(model, batch)["loss"].mean(),
+            score=lambda model, batch: {name: values.mean() for name, values in score_samples(model, batch).items()},
+            score_samples=score_samples,
             head=self._head(model),
             descend=self._train if "train" in self._functions else None,
-            judge=self._evaluate if "evaluate" in self._functions else None,
+            evaluate=self._evaluate if "evaluate" in self._functions else None,
         )
 
     def _head(self, model: nn.Module) -> str:

@@ -217,7 +217,10 @@ def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
         tensors = tuple(_tensor(part).detach().cpu() for part in found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"data({client}) gives what is no tensor: {error}") from None
-    if any(not 1 <= one.dim() <= MAX_DIMS or one.is_complex() or one.layout is not torch.strided for one in tensors):
+    if any(
+        not 1 <= tensor.dim() <= MAX_DIMS or tensor.is_complex() or tensor.layout is not torch.strided
+        for tensor in tensors
+    ):
         shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
         raise DataError(f"data({client}) gives {shapes}. Give dense, real numbers, with the samples as the first dim.")
     if len({len(tensor) for tensor in tensors}) > 1:

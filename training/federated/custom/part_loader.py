@@ -26,15 +26,23 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
 
 
-DEPRECATED = {"own": "personalized_model"}
-"""Names of functions of algorithm.py that earlier releases used, with those that replace them."""
+DEPRECATED = {
+    "own": "personalized_model",
+    "JUDGES_BOTH": "EVALUATES_SERVER_MODEL",
+    "STEPS": "TAKES_STEPS",
+    "OWNS": "NEEDS_PERSONAL_TENSORS",
+    "WHOLE": "USES_ALL_SAMPLES",
+}
+"""Names of functions and constants of algorithm.py that earlier releases used, with those that replace them."""
 
 
 def load_recipe(config: FederationConfig, program: Program | None) -> Recipe:
     found = contracts.recipe(config.recipe)
-    if not found.OWN:
+    if not found.TAKES_CLIENT_CODE:
         return found
-    return found.of(CustomClient(_required_program(program), clients=config.clients, options=config.recipe_options()))
+    return found.bind_client_code(
+        CustomClient(_required_program(program), clients=config.clients, options=config.recipe_options())
+    )
 
 
 def load_algorithm(config: FederationConfig, program: Program | None) -> Algorithm:

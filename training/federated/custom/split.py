@@ -34,7 +34,7 @@ def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
     functions = UserFunctions(program, custom.SPLIT.key, names=["divide", "view"], required=["divide"], options=options)
 
     def first(labels: Labels, clients: int, draw: np.random.RandomState) -> Ids:
-        samples = len(labels.of["train"])
+        samples = len(labels.by_split["train"])
         with isolated_draws(derive_seed(config.seed, random_streams.SPLIT, 1)):
             answer = functions.call("divide", _copied(labels), clients, draw)
         return _checked(f"divide() of {functions.file}", answer, samples, clients)
@@ -69,13 +69,14 @@ class DivisionRecord:
 def _copied(labels: Labels) -> Labels:
     """Return a copy that the file may change."""
     owners = labels.owners and {name: values.copy() for name, values in labels.owners.items()}
-    return replace(labels, of={name: values.copy() for name, values in labels.of.items()}, owners=owners)
+    return replace(labels, by_split={name: values.copy() for name, values in labels.by_split.items()}, owners=owners)
 
 
 def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
     """Return the client of each sample (samples,)."""
     expected = (
-        f"Return {samples:,} whole numbers from 0 to {clients - 1}: the client of each sample of labels.of['train']"
+        f"Return {samples:,} whole numbers from 0 to {clients - 1}: the client of each sample of "
+        "labels.by_split['train']"
     )
     try:
         found = np.asarray(answer)

@@ -84,8 +84,10 @@ def _middle(estimates: list[Tensor]) -> Tensor:
 
 
 def _hashed(like: Tensor, context: FilterContext, row: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return the columns and signs of all numbers, (numbers,) each, equal for all clients, so that sketches can be
-    added."""
+    """Return the columns and signs of all numbers, (numbers,) each.
+
+    They are equal for all clients, so that sketches can be added.
+    """
     import torch
 
     generator = context.generator(row)

@@ -16,31 +16,31 @@ from training.federation.round_plan import PaceContext, RoundPlan
 
 
 def schedule(
-    scene: PaceContext,
+    context: PaceContext,
     *,
     buffer: Annotated[int, "1..100000", "Number of updates that make a new model."] = 1,
     staleness_exponent: Annotated[float, "0..10", "Weight (1 + τ)^-exponent of an update that is τ models old."] = 0.5,
 ) -> RoundPlan:
     """Keep `wanted` clients in flight; the round ends with the arrival that fills the buffer."""
-    flight = scene.flight
-    clients = scene.select(scene.wanted - len(flight.clients), flight.clients)
-    takes = scene.seconds(clients)
+    flight = context.flight
+    clients = context.select(context.wanted - len(flight.clients), flight.clients)
+    takes = context.seconds(clients)
     everybody = np.concatenate([flight.clients, clients])
-    at = np.concatenate([flight.arrives, scene.now + takes])
+    at = np.concatenate([flight.arrives, context.now + takes])
     order = np.lexsort((everybody, at))[:buffer]
-    ends = float(at[order].max(initial=scene.now))
+    ends = float(at[order].max(initial=context.now))
     counted = np.sort(everybody[order])
     later = ~np.isin(clients, counted)
     return RoundPlan(
-        scene.round,
+        context.round,
         clients,
-        scene.full_steps(clients),
+        context.full_steps(clients),
         later=clients[later],
-        later_at=scene.now + takes[later],
+        later_at=context.now + takes[later],
         arriving=np.intersect1d(flight.clients, counted),
         staleness_exponent=staleness_exponent,
         ends=ends,
-        seconds=dict(zip(everybody.tolist(), (at - scene.now).tolist(), strict=True)),
+        seconds=dict(zip(everybody.tolist(), (at - context.now).tolist(), strict=True)),
         quorum=1,
     )
 

@@ -16,7 +16,7 @@ from training.federation.round_plan import PaceContext, RoundPlan
 
 
 def schedule(
-    scene: PaceContext,
+    context: PaceContext,
     *,
     quantile: Annotated[
         float, "0.05..1", "The deadline: when this share of the selected clients is expected to be done."
@@ -29,28 +29,28 @@ def schedule(
     ] = "use",
     late_exponent: Annotated[float, "0..10", "Weight (1 + τ)^-exponent of an update that is τ rounds late."] = 0.5,
 ) -> RoundPlan:
-    needed = max(1, int(np.ceil(quorum * scene.wanted)))
-    clients = scene.select(int(np.ceil(scene.wanted * over_selection)), scene.flight.clients)
-    full, takes = scene.full_steps(clients), scene.seconds(clients)
+    needed = max(1, int(np.ceil(quorum * context.wanted)))
+    clients = context.select(int(np.ceil(context.wanted * over_selection)), context.flight.clients)
+    full, takes = context.full_steps(clients), context.seconds(clients)
     # The deadline follows from usual speeds; actual times in the round differ.
-    ends = scene.now + float(np.quantile(scene.usual_seconds(clients), quantile)) if len(clients) else scene.now
-    arriving = scene.flight.arriving_by(ends)
-    missing = needed - len(arriving) - int((scene.now + takes <= ends).sum())
+    ends = context.now + float(np.quantile(context.usual_seconds(clients), quantile)) if len(clients) else context.now
+    arriving = context.flight.arriving_by(ends)
+    missing = needed - len(arriving) - int((context.now + takes <= ends).sum())
     if missing > 0 and len(clients):  # wait for the client that completes the quorum
-        slower = np.sort(scene.now + takes[scene.now + takes > ends])
+        slower = np.sort(context.now + takes[context.now + takes > ends])
         ends = float(slower[min(missing, len(slower)) - 1])
-        arriving = scene.flight.arriving_by(ends)
-    on_time = scene.now + takes <= ends
-    share = np.where(on_time, 1.0, (ends - scene.now) / takes)
-    steps = np.where(on_time, full, np.floor(full * share).astype(np.int64)) if scene.is_partial else full
-    works = steps > 0 if scene.is_partial else on_time | (late == "use")
-    later = works & ~on_time & (not scene.is_partial)
+        arriving = context.flight.arriving_by(ends)
+    on_time = context.now + takes <= ends
+    share = np.where(on_time, 1.0, (ends - context.now) / takes)
+    steps = np.where(on_time, full, np.floor(full * share).astype(np.int64)) if context.is_partial else full
+    works = steps > 0 if context.is_partial else on_time | (late == "use")
+    later = works & ~on_time & (not context.is_partial)
     return RoundPlan(
-        scene.round,
+        context.round,
         clients[works],
         steps[works],
         later=clients[later],
-        later_at=scene.now + takes[later],
+        later_at=context.now + takes[later],
         arriving=arriving,
         staleness_exponent=late_exponent,
         too_slow=clients[~works],

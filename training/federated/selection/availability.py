@@ -28,24 +28,25 @@ def select(
 
     If that round is lost, wait for the next two, so that no single client can end the run.
     """
-    since = since_coming(context.seed, len(context.samples), context.round, period)[context.eligible]
-    there = context.eligible[since < on_share]
-    if not len(there):
-        there = context.eligible[np.argsort(-since, kind="stable")[: context.attempt]]
-    return np.sort(context.draw.permutation(there)[: context.count])
+    since = share_since_available(context.seed, len(context.samples), context.round, period)[context.eligible]
+    available = context.eligible[since < on_share]
+    if not len(available):
+        available = context.eligible[np.argsort(-since, kind="stable")[: context.attempt]]
+    return np.sort(context.draw.permutation(available)[: context.count])
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
-    there = max(1, math.floor(config.clients * float(config.options_of("availability")["on_share"] or 1)))
-    if config.selected > there:
+    available = max(1, math.floor(config.clients * float(config.options_of("availability")["on_share"] or 1)))
+    if config.selected > available:
         value = "left out, all" if config.per_round is None else f"{config.selected:,}"
         yield Misfit(
             "per_round",
-            f"is {value} of {config.clients:,} clients, but about {there:,} are available at a time. Write {there}.",
+            f"is {value} of {config.clients:,} clients, but about {available:,} are available at a time. "
+            f"Write {available}.",
         )
 
 
-def since_coming(seed: int, clients: int, round_: int, period: int) -> NDArray[np.float64]:
+def share_since_available(seed: int, clients: int, round_: int, period: int) -> NDArray[np.float64]:
     """Return the share of a period, from 0 to 1, that has passed since each client became available, (clients,)."""
     comes = np.random.RandomState(derive_seed(seed, random_streams.HOURS) % 2**32).random_sample(clients)
     return np.mod((round_ - 1) / period - comes, 1.0)

@@ -36,20 +36,20 @@ def divide(
         int, "1..1000000", "Minimum samples per client; half of an equal share, if that is less."
     ] = 10,
 ) -> NDArray[np.int64]:
-    of = labels.of["train"]
-    least = max(1, min(min_samples, len(of) // (2 * clients)))
+    labels_of_samples = labels.by_split["train"]
+    least = max(1, min(min_samples, len(labels_of_samples) // (2 * clients)))
     rows, counts = [], []
-    for label in np.unique(of):  # rows first, so that the first draw is that of older versions
-        rows.append(draw.permutation(np.flatnonzero(of == label)))
+    for label in np.unique(labels_of_samples):  # rows first, so that the first draw is that of older versions
+        rows.append(draw.permutation(np.flatnonzero(labels_of_samples == label)))
         counts.append(apportion(len(rows[-1]), _parts(clients, alpha, draw)))
     found = np.stack(counts)
     for _ in range(min(TRIES, DRAWN_NUMBERS // found.size) - 1):
         if found.sum(axis=0).min() >= least:
             break
         found = np.stack([apportion(len(some), _parts(clients, alpha, draw)) for some in rows])
-    if len(of) >= clients:
+    if len(labels_of_samples) >= clients:
         _fill_up(found, least)
-    owners = np.empty(len(of), dtype=np.int64)
+    owners = np.empty(len(labels_of_samples), dtype=np.int64)
     for some, count in zip(rows, found, strict=True):
         owners[some] = np.repeat(np.arange(clients), count)
     return owners

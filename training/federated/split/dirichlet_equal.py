@@ -21,17 +21,19 @@ def divide(
     *,
     alpha: Annotated[float, "0.001..1000", "Small: clients have few of the classes; large: all have the same."] = 1.0,
 ) -> NDArray[np.int64]:
-    of = labels.of["train"]
-    classes, left = np.unique(of, return_counts=True)
-    mixtures = _mixtures(left / len(of), clients, alpha, draw)
+    labels_of_samples = labels.by_split["train"]
+    classes, left = np.unique(labels_of_samples, return_counts=True)
+    mixtures = _mixtures(left / len(labels_of_samples), clients, alpha, draw)
     counts = np.zeros((len(classes), clients), dtype=np.int64)
-    sizes = np.full(clients, len(of) // clients) + (np.arange(clients) < len(of) % clients)
+    sizes = np.full(clients, len(labels_of_samples) // clients) + (
+        np.arange(clients) < len(labels_of_samples) % clients
+    )
     for client in draw.permutation(clients).tolist():  # the last client gets the remainder
-        counts[:, client] = _taken(int(sizes[client]), mixtures[client], left, draw)
+        counts[:, client] = _draw_counts(int(sizes[client]), mixtures[client], left, draw)
         left -= counts[:, client]
-    owners = np.empty(len(of), dtype=np.int64)
+    owners = np.empty(len(labels_of_samples), dtype=np.int64)
     for label, count in zip(classes, counts, strict=True):
-        owners[draw.permutation(np.flatnonzero(of == label))] = np.repeat(np.arange(clients), count)
+        owners[draw.permutation(np.flatnonzero(labels_of_samples == label))] = np.repeat(np.arange(clients), count)
     return owners
 
 
@@ -46,7 +48,7 @@ def _mixtures(
     return found
 
 
-def _taken(
+def _draw_counts(
     many: int, mixture: NDArray[np.float64], left: NDArray[np.int64], draw: np.random.RandomState
 ) -> NDArray[np.int64]:
     """Draw samples by the mixture, of no class more than remain. Return their counts (classes,)."""

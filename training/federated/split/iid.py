@@ -9,5 +9,5 @@ from training.data import Labels
 
 
 def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
-    samples = len(labels.of["train"])
+    samples = len(labels.by_split["train"])
     return draw.permutation(np.arange(samples) % clients)

@@ -20,13 +20,13 @@ def divide(
         float, "1..10000", "Samples of a client's most frequent class per sample of its rarest."
     ] = 100.0,
 ) -> NDArray[np.int64]:
-    of = labels.of["train"]
-    classes = np.unique(of)
+    labels_of_samples = labels.by_split["train"]
+    classes = np.unique(labels_of_samples)
     heads = draw.permutation(np.arange(clients) % len(classes))
-    owners = np.empty(len(of), dtype=np.int64)
+    owners = np.empty(len(labels_of_samples), dtype=np.int64)
     for place, label in enumerate(classes):
         away = (place - heads) % len(classes)
         weights = imbalance ** -(away / max(1, len(classes) - 1))
-        rows = draw.permutation(np.flatnonzero(of == label))
+        rows = draw.permutation(np.flatnonzero(labels_of_samples == label))
         owners[rows] = apportioned_owners(len(rows), weights / weights.sum())
     return owners

@@ -21,11 +21,11 @@ def divide(
 
     With few samples there are fewer shards, so that no client has only empty ones.
     """
-    of = labels.of["train"]
-    by_class = np.argsort(of, kind="stable")
-    shards = clients * max(1, min(shards_each, len(of) // clients))
+    labels_of_samples = labels.by_split["train"]
+    by_class = np.argsort(labels_of_samples, kind="stable")
+    shards = clients * max(1, min(shards_each, len(labels_of_samples) // clients))
     shard_owners = draw.permutation(np.arange(shards) % clients)
-    owners = np.empty(len(of), dtype=np.int64)
+    owners = np.empty(len(labels_of_samples), dtype=np.int64)
     for owner, rows in zip(shard_owners, np.array_split(by_class, shards), strict=True):
         owners[rows] = owner
     return owners
