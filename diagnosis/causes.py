@@ -1,4 +1,4 @@
-"""Causes of failures: one code each, who must act, and what to do. Codes are stored, counted and exported."""
+"""List the causes of failures: a code each, who must act, and what to do. Codes are stored, counted and exported."""
 
 from __future__ import annotations
 

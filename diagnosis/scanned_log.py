@@ -1,4 +1,4 @@
-"""The result of scanning one log: matching lines, tracebacks, steps, and the lines around them."""
+"""Define the result of scanning one log: matching lines, tracebacks, steps, and the lines around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on a failure: one cause with its confidence, its evidence, what was ruled out and what is missing."""
+"""Define the verdict on a failure: a cause with confidence and evidence, what was ruled out, and what is missing."""
 
 from __future__ import annotations
 

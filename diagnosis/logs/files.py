@@ -35,7 +35,7 @@ SKIPPED_SUFFIXES = tuple(
 
 
 class Unreadable(OSError):
-    """A log cannot be read; the message says why."""
+    """Raised for a log that cannot be read; the message says why."""
 
 
 @dataclass(slots=True)

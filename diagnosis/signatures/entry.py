@@ -1,4 +1,4 @@
-"""An entry of the catalogue: one thing that software prints when something goes wrong, or when nothing does."""
+"""Define an entry of the catalogue: one thing that software prints when something goes wrong, or when nothing does."""
 
 from __future__ import annotations
 

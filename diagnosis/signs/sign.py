@@ -1,4 +1,4 @@
-"""A sign: something in a log or a record that may be the cause of a failure, or follow from it."""
+"""Define a sign: something in a log or a record that may be the cause of a failure, or follow from it."""
 
 from __future__ import annotations
 

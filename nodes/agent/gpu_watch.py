@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 @dataclass
 class GpuWatch:
-    """Follow this node's GPUs. Call `poll` often; it never waits. `hear_xid` receives NVML's reports of Xids."""
+    """Follow this node's GPUs. Call `poll` often; it never waits. `on_xid` receives NVML's reports of Xids."""
 
     reader: GpuReader
     remembered: GpuHistory

@@ -35,7 +35,7 @@ class RetryDelays:
 
 
 class BatchSender(threading.Thread):
-    """The sending thread. `refused` is called with each batch that the portal rejects."""
+    """The sending thread. `on_rejected` is called with each batch that the portal rejects."""
 
     def __init__(
         self,

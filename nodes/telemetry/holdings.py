@@ -38,7 +38,7 @@ class OpenAllocation(NamedTuple):
 def update(reports: Iterable[LauncherReport] = (), now: datetime | None = None) -> int:
     """Bring open allocations in step with queue, processes and launchers; return how many began, ended or changed.
 
-    A launcher's report stands for as long as its job has its nodes; of several `words` the last counts.
+    A launcher's report stands for as long as its job has its nodes; of several `reports` the last counts.
     """
     now = now or timezone.now()
     rows = Holding.objects.filter(until=None, is_made_up=False).order_by()

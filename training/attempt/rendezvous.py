@@ -1,4 +1,4 @@
-"""Where the ranks of one incarnation meet. Everything here is files in the run directory: no torch, no fixed port.
+"""Let the ranks of one incarnation find each other by files in the run directory: no torch, no fixed port.
 
 Our trainer gets VIGIL_STORE_FILE, a path that does not exist yet. Rank 0 opens its store on port 0 and publishes the
 address:

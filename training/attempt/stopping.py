@@ -21,7 +21,7 @@ POLL_SECONDS = 0.05
 
 
 class StopRequest:
-    """Whether this rank was asked to stop.
+    """Detects that this rank was asked to stop.
 
     Checked at every step, but the file system is polled only 20 times per second.
     """

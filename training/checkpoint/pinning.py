@@ -1,4 +1,4 @@
-"""Main memory that a GPU copies into at its full bandwidth, registered in place.
+"""Pin main memory, so that a GPU copies into it at full bandwidth; it is registered in place.
 
 torch's own pinned memory is allocated in powers of two, up to twice what is needed.
 """

@@ -1,4 +1,4 @@
-"""State that a run changes row by row, saved block by block without copying it as a whole.
+"""Save state that a run changes row by row, block by block, without copying it as a whole.
 
 Other state is copied at the step boundary and written from the copy (staging.py). The state that a federation stores
 for its clients is thousands of times the model's size, and a copy would double it. Therefore:
@@ -53,7 +53,7 @@ class Rows:
         return self.tensor.nbytes
 
     def write(self, indices: Tensor, values: Tensor) -> None:
-        """Replace the rows at `where` (n,), distinct indices into this rank's rows, by `values` (n, …)."""
+        """Replace the rows at `indices` (n,), distinct indices into this rank's rows, by `values` (n, …)."""
         with self._changed:
             if self._frozen is not None:
                 self._frozen.preserve(indices)

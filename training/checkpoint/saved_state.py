@@ -1,4 +1,4 @@
-"""Plain values that a run continues from after a resume, stored in a checkpoint's manifest by the name of each part."""
+"""Store plain values that a run continues from after a resume, in a checkpoint's manifest by the name of each part."""
 
 from __future__ import annotations
 

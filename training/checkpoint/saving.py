@@ -154,7 +154,7 @@ class Checkpoints:
             self._preparing.start()
 
     def _prepare(self) -> None:
-        self._use_own_gpu()
+        self._select_gpu()
         self.staging.touch()
         with without_collections():
             from training.checkpoint import storage  # noqa: F401
@@ -228,7 +228,7 @@ class Checkpoints:
     def _run(self, save: _Save, state: State) -> None:
         """The body of a save's thread."""
         try:
-            self._use_own_gpu()
+            self._select_gpu()
             save.committed = self._writer.write(state, save.fields, began=save.began, stall=save.stall)
         except BaseException as error:  # passed to the main thread, which handles it
             save.error = error
@@ -237,7 +237,7 @@ class Checkpoints:
         if save.committed is not None:
             save.damage = self._writer.verify_and_prune(save.committed)
 
-    def _use_own_gpu(self) -> None:
+    def _select_gpu(self) -> None:
         """Select this rank's GPU: a new thread begins on GPU 0, where using a GPU would allocate a context."""
         if self._world.device.type == "cuda":
             torch.cuda.set_device(self._world.device)

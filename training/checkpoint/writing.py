@@ -1,4 +1,4 @@
-"""The thread's part of a save: all ranks write, rank 0 commits, then the files are verified and old ones removed.
+"""Do the thread's part of a save: all ranks write, rank 0 commits, then the files are verified and old ones removed.
 
 All ranks run through the same steps; an error of one becomes an error of all.
 """

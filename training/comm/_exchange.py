@@ -1,4 +1,4 @@
-"""What replicas send each other to stay or become identical; each module of training/comm provides one Exchange.
+"""Define what replicas send each other to stay or become identical; training/comm has one Exchange per module.
 
 Bytes are those that one rank sends with the usual algorithms (Patarasuk & Yuan, 2009, doi
 10.1016/j.jpdc.2008.09.002): a ring all-reduce of B bytes over n ranks sends 2·(n − 1)/n·B, a ring all-gather of B

@@ -62,7 +62,7 @@ class Tree:
     """Adds two siblings as soon as both are there, so that few nodes are in memory at a time."""
 
     def __init__(self, chunk_count: int) -> None:
-        """`of`: the number of all chunks."""
+        """`chunk_count`: the number of all chunks."""
         self._chunk_count = chunk_count
         self._nodes: dict[Node, Tensor] = {}
         self._free: list[Tensor] = []
@@ -113,7 +113,7 @@ class Tree:
 
 
 def subtrees(chunks: range, chunk_count: int) -> list[Node]:
-    """Return the nodes that remain once the chunks of this range, of `of` in all, are added to a tree."""
+    """Return the nodes that remain once the chunks of this range, of `chunk_count` in all, are added to a tree."""
     tree = Tree(chunk_count)
     for chunk in chunks:
         tree.put((chunk, 1), torch.zeros(0))

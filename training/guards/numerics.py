@@ -1,4 +1,4 @@
-"""How a run ends whose numbers cannot be trusted; no torch."""
+"""Define how a run ends if its numbers cannot be trusted; no torch."""
 
 from __future__ import annotations
 

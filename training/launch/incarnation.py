@@ -1,4 +1,4 @@
-"""What the launchers of an attempt agree on, and its JSON form: an incarnation (one start of all ranks) or the end."""
+"""Define what the launchers of an attempt agree on, and as JSON: an incarnation (one start of all ranks) or the end."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Lifelines:
         threading.Thread(target=self._run, name="lifelines", daemon=True).start()
 
     def watch(self, peer: str, host: str, port: int, *, is_here: bool) -> None:
-        """From now on, notice the death of the launcher with this id, which listens at this address."""
+        """Watch the launcher with this id, which listens at this address, and notice its death."""
         if peer not in self._peers and port:
             self._peers[peer] = _Peer(peer, ("127.0.0.1" if is_here else host, port), is_here)
             with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""How the launchers of an attempt agree, by small files in its members folder: no server, no lock, no shared clock.
+"""Let the launchers of an attempt agree by small files in its members folder: no server, lock or shared clock.
 
 Each launcher refreshes `node-<n>.<id>`. Every decision is made exactly once, by whoever creates its file first:
 `incarnation-<i>.json` is either an incarnation, listing the launchers that take part with the leader first, or the

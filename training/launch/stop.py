@@ -47,7 +47,7 @@ class Signals:
 
 
 class AttemptStop:
-    """Whether any launcher of this attempt was asked to stop, why, and for how long already."""
+    """Detects that a launcher of this attempt was asked to stop: why, and how long ago."""
 
     def __init__(self, attempt_dir: Path, run_dir: Path, exchange_dir: Path) -> None:
         """`exchange_dir`: the folder in which batch.sh and the launchers exchange files (LaunchPlan.exchange_dir)."""

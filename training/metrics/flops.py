@@ -1,4 +1,4 @@
-"""The peak performance of GPUs, and the fraction that a run reaches (MFU, protocols.md §7); numbers alone, no torch.
+"""Look up GPUs' peak performance, and compute the fraction that a run reaches (MFU, protocols.md §7); no torch.
 
 MFU = (6N + 12·L·d·T) · tokens/s ÷ (GPUs · dense bf16 peak), as PaLM defines it (Chowdhery et al., 2022, arXiv
 2204.02311, appendix B): N without the input embedding, the full T², recomputation not counted. The denominator is the

@@ -74,7 +74,10 @@ class Profiling:
         return self._window is not None
 
     def between(self, step: int, *, continues: bool = True) -> None:
-        """Begin or end a profile at the boundary after `step` steps, 0 too. `goes_on`: whether another step follows."""
+        """Begin or end a profile at the boundary after `step` steps, 0 too.
+
+        `continues`: whether another step follows.
+        """
         if self._window is not None:
             self._window.profiler.step()
             if step >= self._window.first + self._window.request.steps - 1:
