@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tests.training.federated.custom_files import LINEAR, ready
 from tests.training.federated.in_process import accuracy, train
+from training.data import Labels
+from training.federated.custom import part_loader
 from training.federation import parts
 
 OLD_DITTO = """
 from training.federation.parts import TooFew
 
 SENT = {"delta": "samples"}
+WHOLE = True
 
 
 def begin(model):
@@ -49,6 +53,7 @@ def own(model, kept):
 
 def test_old_names_mean_what_they_meant(tmp_path: Path) -> None:
     assert parts.TooFew is parts.TooFewUpdates
+    assert set(part_loader.DEPRECATED.values()) <= set(parts.Algorithm.__dataclass_fields__)
     table = {"recipe": "tabular", "tabular": {"hidden": 8}, "split": "dirichlet"}
     old = ready(tmp_path / "old", LINEAR, OLD_DITTO, **table, algorithm="own")
     new = ready(tmp_path / "new", **table, algorithm="ditto")
@@ -57,3 +62,8 @@ def test_old_names_mean_what_they_meant(tmp_path: Path) -> None:
     assert torch.equal(old.server.weights, new.server.weights)
     assert torch.equal(old.server.client_state["personal_model"], new.server.client_state["personal_model"])
     assert accuracy(old) == accuracy(new)
+
+
+def test_labels_of_a_split_file_have_their_former_name() -> None:
+    labels = Labels({"train": np.zeros(2, dtype=np.int64)}, ("a",))
+    assert labels.of is labels.by_split
