@@ -48,7 +48,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         raise Http404(f"There is no node {name}.")
     span = node_facts.span_of(request.GET.dict(), now)
     shown = MachineView(user, node, agent, span, now) if agent is not None else None
-    if is_fragment(request) and request.headers.get("X-Drawn", NOTHING) != _gpu_keys(shown):
+    if is_fragment(request) and request.headers.get("X-Page-GPUs", NOTHING) != _gpu_keys(shown):
         return HttpResponse(status=204, headers={"HX-Refresh": "true"})
     context = {
         "section": "nodes",
@@ -114,7 +114,7 @@ def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
         return context
     figures = node_facts.host_figures(shown)
     charts = [chart for lane in context["lanes"] for chart in lane.charts]
-    drawn = {
+    page = {
         "node": shown.agent.node,
         "now": shown.now.timestamp(),
         "zone": timezone.get_current_timezone_name(),
@@ -122,7 +122,7 @@ def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
     }
     return context | {
         "figures": figures,
-        "drawn": drawn | {"figures": [*charts, *figures]},
+        "node_charts": page | {"figures": [*charts, *figures]},
         "topology": node_facts.topology(shown.agent),
     }
 

@@ -38,6 +38,11 @@ class TimeSpan:
     name: str
 
     @property
+    def title(self) -> str:
+        """Return the predefined range in words: "hour", "6 h", "30 d"."""
+        return "hour" if self.name == USUAL else f"{self.name[:-1]}{NBSP}{self.name[-1:]}"
+
+    @property
     def moments(self) -> tuple[datetime, datetime]:
         return moment(self.start), moment(self.end)
 

@@ -32,7 +32,7 @@ def index(request: HttpRequest) -> HttpResponse:
     groups: dict[str, list[tuple[Cause, bool]]] = {}
     for cause in CAUSES.values():
         groups.setdefault(DOMAIN_TITLES[cause.domain], []).append((cause, cause.code in changed))
-    return render(request, "portal/runbooks.html", {"section": "jobs", "domains": groups.items()})
+    return render(request, "portal/runbooks.html", {"section": "postmortems", "domains": groups.items()})
 
 
 @login_required
@@ -44,7 +44,7 @@ def runbook_page(request: HttpRequest, code: str) -> HttpResponse:
     shows_built_in = "own" in request.GET and found.site is not None
     text = found.builtin if shows_built_in else found.text
     context = {
-        "section": "jobs",
+        "section": "postmortems",
         "cause": cause,
         "site": found.site,
         "shows_built_in": shows_built_in,
@@ -70,7 +70,7 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
             messages.success(request, f"Saved the site’s runbook for {code}.")
             return redirect("runbook", code)
     context = {
-        "section": "jobs",
+        "section": "postmortems",
         "cause": cause,
         "text": text,
         "problem": problem,

@@ -75,7 +75,8 @@ def summary(cadence: CadenceFacts) -> tuple[str, str]:
             f"Saving every {best} would gain less than {least} of its time.",
         )
     gain = formatting.percent(cadence.gain)
-    return f"{every}; every {best} would leave {gain} more of its time for training.", _cost(cadence)
+    now = formatting.duration(cadence.present_s)
+    return f"Saving every {best} instead of every {now} would leave {gain} more time for training.", _cost(cadence)
 
 
 def facts(cadence: CadenceFacts, counts: str = "step") -> list[tuple[str, str]]:

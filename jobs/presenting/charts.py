@@ -155,8 +155,8 @@ ROUND_BYTES: dict[str, Any] = {
     "height": 120,
     "zero": True,
     "series": [
-        {"name": "mib_down", "drawn": "mb_down", "times": MB_PER_MIB, "label": "down", "color": 3},
-        {"name": "mib_up", "drawn": "mb_up", "times": MB_PER_MIB, "label": "up", "color": 2},
+        {"name": "mib_down", "scaled_name": "mb_down", "times": MB_PER_MIB, "label": "down", "color": 3},
+        {"name": "mib_up", "scaled_name": "mb_up", "times": MB_PER_MIB, "label": "up", "color": 2},
     ],
 }
 

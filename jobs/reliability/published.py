@@ -18,13 +18,13 @@ PUBLISHED = (
     Published(
         "OPT-175B",
         1000 * (35 + 70) / (124 * 60),
-        "35 restarts by hand and some 70 by itself in two months on 992 A100 (124 nodes), by hardware",
+        "35 manual and about 70 automatic restarts after hardware failures in two months on 992 A100 (124 nodes)",
         "arXiv 2205.01068",
     ),
     Published(
         "Meta RSC-1",
         6.50,
-        "measured over 11 months on 16,000 A100; it lets 16,384 GPUs expect a failure each 1.8 hours",
+        "measured over 11 months on 16,000 A100; extrapolated to 16,384 GPUs, a failure every 1.8 hours",
         "arXiv 2410.21680",
     ),
     Published(

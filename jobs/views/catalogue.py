@@ -57,7 +57,7 @@ def index(request: HttpRequest) -> HttpResponse:
 def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()) -> HttpResponse:
     rows = list(SiteEntry.objects.select_related("changed_by"))
     context = {
-        "section": "catalogue",
+        "section": "postmortems",
         "rows": rows,
         "headline": _summary(rows),
         "judged": Incident.objects.judged()[:1].exists(),
@@ -185,7 +185,7 @@ def _form(
 ) -> HttpResponse:
     first, more = entry_fields.fields(raw, trial.findings if trial else ())
     context = {
-        "section": "catalogue",
+        "section": "postmortems",
         "row": row,
         "first": first,
         "more": more,
@@ -237,7 +237,7 @@ def show_replay(request: HttpRequest, replay_id: int) -> HttpResponse:
     found = replay.refresh(get_object_or_404(Replay, pk=replay_id))
     row = site_catalogue.find_row(found.instead_of)
     context = {
-        "section": "catalogue",
+        "section": "postmortems",
         "replay": found,
         "row": row,
         "headline": replay_summary(found),

@@ -21,6 +21,7 @@ from vigil_core.untrusted import END_OF_TIME, whole
 
 COLUMNS = 240
 MOST_TABLE = 200  # rows of the table under the map
+REFRESHED = ("gpu-summary", "told")  # the element that htmx refreshes; "told" on pages opened before 0.2.0
 
 
 @login_required
@@ -49,7 +50,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         finding=gpu_tab.low_use(shown.life),
         heat_data=_map_payload(shown, heat, drawn, start, end),
     )
-    is_part = request.headers.get("HX-Target") == "told"
+    is_part = request.headers.get("HX-Target") in REFRESHED
     response = render(request, "jobs/_gpus.html" if is_part else "jobs/gpus.html", context)
     response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
     return response

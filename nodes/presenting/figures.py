@@ -60,7 +60,7 @@ def of_gpu(
             "unit": f"{field.unit} of {of[field.name]:g}" if of.get(field.name) else field.unit,
             "series": [_line(field.name, field.title, field.color, field.factor) | {"digits": field.digits}],
             "limits": _limits("", limits.get(field.name)),
-            "empty": "No samples in this time.",
+            "empty": "No samples in this range.",
         }
         for field in FIELDS
     ]
@@ -109,7 +109,7 @@ def _figure(
     more = len(there) - len(lines)
     return {
         "id": key, "title": title, "unit": f"{unit}; {more} more are not drawn" if more > 0 else unit, "y": y or [0, 1],
-        "series": lines, "limits": list(limits), "empty": "No samples in this time.",
+        "series": lines, "limits": list(limits), "empty": "No samples in this range.",
     }  # fmt: skip
 
 

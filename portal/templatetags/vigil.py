@@ -10,13 +10,15 @@ from django import template
 from django.template.context import Context
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import escape, format_html, format_html_join
+from django.utils.html import conditional_escape, escape, format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from vigil_core import formatting
 
 register = template.Library()
 _DOCUMENT = re.compile(r"docs/([a-z-]+/[a-z-]+)\.md")
+_NUMBERED = re.compile(r"(?<![\w.-])[A-Za-z][\w.]*(?:-[\w.]+)*-\d[\w-]*")  # dgx-03, gpt-760m-seed-2
+_MAX_UNBROKEN = 24  # longer names may be wider than a phone
 
 for _name in ("count", "loss", "measure", "percent", "share", "disk", "memory", "duration", "word", "family", "exact"):
     register.filter(_name, getattr(formatting, _name))
@@ -44,6 +46,17 @@ def code(text: str) -> SafeString:
 def remedy(text: str) -> SafeString:
     """Set `backticks` as code, and the name of a file in docs/ as a link to its page of the documentation."""
     return SafeString(_DOCUMENT.sub(_linked, code(text)))  # `code` has escaped it
+
+
+@register.filter
+def unbroken(text: str) -> SafeString:
+    """Keep names with a number together: browsers break "dgx-03" after the hyphen."""
+    return SafeString(_NUMBERED.sub(_nowrap, conditional_escape(text)))
+
+
+def _nowrap(found: re.Match[str]) -> str:
+    name = found[0]  # word characters, dots and hyphens only
+    return f'<span class="nowrap">{name}</span>' if len(name) <= _MAX_UNBROKEN else name
 
 
 def _linked(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 // Line charts. The head is both legend and readout, so nothing floats and the layout never shifts.
 //
 // spec: {id, title, series: [{name, label, color, digits, kind}], breaks, restarts, limits, zero, smooth, band, stacked, suffix}
-// A series may also have `times`, a factor for its values, and `drawn`, its name after scaling.
+// A series may also have `times`, a factor for its values, and `scaled_name`, its name after scaling.
 // kind: "dots"; "low" and "high" in succession are the edges of a band. stacked: each line is drawn on top of the previous one.
 // Charts over time instead of steps (times.js) also have: x, span(), y, bare, under(u, chart).
 // on: {zoom(range, kind), log(on), smooth(share), reread()}; the owner applies the user's choice by calling choose().
@@ -42,7 +42,7 @@ export class Chart {
     this.wantsLog = log;
     this.share = share;
     this.updateScale();
-    if (this.loaded) this.soon(0);
+    if (this.loaded) this.schedule(0);
     return moved && Boolean(range);
   }
 
@@ -60,13 +60,13 @@ export class Chart {
       this.isCoarse = false;
       this.loaded = true;
     }
-    this.soon(0);
+    this.schedule(0);
   }
 
   setGhosts(ghosts, range) {
     if (range && !this.isAt(range)) return;
     (range ? this.view : this).ghosts = ghosts;
-    this.soon(0);
+    this.schedule(0);
   }
 
   // Append newer points from a live frame. Return whether they went back to steps that the chart already had.
@@ -79,7 +79,7 @@ export class Chart {
       if (this.view?.curves) appendTo(this.view.curves, within(entry, this.view));
       if (curve.n > MOST_POINTS) this.isOverfull = true;
     }
-    this.soon(FRAME_MS);
+    this.schedule(FRAME_MS);
     if (this.isOverfull) {
       this.isOverfull = false;
       this.on.reread();
@@ -92,7 +92,7 @@ export class Chart {
   }
 
   // Draw once, within `wait` ms; after the first drawing, only while the chart is visible.
-  soon(wait) {
+  schedule(wait) {
     if (this.timer && wait) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
@@ -199,11 +199,11 @@ export class Chart {
     new IntersectionObserver(
       ([entry]) => {
         this.visible = entry.isIntersecting;
-        if (this.visible && this.dirty) this.soon(0);
+        if (this.visible && this.dirty) this.schedule(0);
       },
       { rootMargin: "120px" },
     ).observe(this.plot);
-    document.addEventListener("visibilitychange", () => this.dirty && this.soon(0));
+    document.addEventListener("visibilitychange", () => this.dirty && this.schedule(0));
     this.plot.addEventListener("keydown", (event) => this.press(event));
     this.plot.addEventListener("blur", () => this.unpin());
     if (this.tools) this.listenToTools();
@@ -286,6 +286,6 @@ function appendTo(curves, { name, step, columns }) {
 
 function within({ name, step, columns }, { from, to }) {
   const inside = (column) => column.filter((_, i) => step[i] >= from && step[i] <= to);
-  const kept = Object.entries(columns).map(([key, column]) => [key, inside(column)]);
-  return { name, step: inside(step), columns: Object.fromEntries(kept) };
+  const inRange = Object.entries(columns).map(([key, column]) => [key, inside(column)]);
+  return { name, step: inside(step), columns: Object.fromEntries(inRange) };
 }

@@ -1,10 +1,10 @@
 // Give the API reference the portal's light or dark theme: Swagger UI switches by a class.
-const night = matchMedia("(prefers-color-scheme: dark)");
+const darkQuery = matchMedia("(prefers-color-scheme: dark)");
 
-function dress() {
+function applyTheme() {
   const { classList, dataset } = document.documentElement;
-  classList.toggle("dark-mode", dataset.theme ? dataset.theme === "dark" : night.matches);
+  classList.toggle("dark-mode", dataset.theme ? dataset.theme === "dark" : darkQuery.matches);
 }
 
-night.addEventListener("change", dress);
-dress();
+darkQuery.addEventListener("change", applyTheme);
+applyTheme();

@@ -7,16 +7,16 @@ const AGAIN_MS = 5_000; // how often to fetch superseded points while steps are 
 export class Figures {
   constructor(grid, job, specs) {
     this.job = job;
-    this.asking = new Set(); // for each request in flight, the frames received meanwhile
+    this.inFlight = new Set(); // for each request in flight, the frames received meanwhile
     this.charts = [];
     this.view = viewOf(grid, specs, () => this.choose());
     for (const spec of specs) this.add(grid.querySelector(`[data-chart="${spec.id}"]`), { ...spec, job });
     this.choose();
-    new ResizeObserver(() => this.each((chart) => chart.resize())).observe(grid);
-    const again = () => this.each((chart) => chart.rebuild());
+    new ResizeObserver(() => this.forEachChart((chart) => chart.resize())).observe(grid);
+    const again = () => this.forEachChart((chart) => chart.rebuild());
     document.addEventListener("vigil:theme", again);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-    setTimeout(() => this.each((chart) => chart.loaded || chart.plot.classList.add("skeleton")), 200);
+    setTimeout(() => this.forEachChart((chart) => chart.loaded || chart.plot.classList.add("skeleton")), 200);
   }
 
   add(figure, spec) {
@@ -31,7 +31,7 @@ export class Figures {
     this.charts.push(chart);
   }
 
-  each(act) {
+  forEachChart(act) {
     for (const chart of this.charts) act(chart);
   }
 
@@ -44,13 +44,13 @@ export class Figures {
   mark(marks) {
     for (const chart of this.charts.filter(({ unit }) => unit !== "second")) {
       Object.assign(chart.spec, marks);
-      chart.soon(0);
+      chart.schedule(0);
     }
   }
 
   // Show the coarse curves that are embedded in the page.
   paint(answer) {
-    this.each((chart) => {
+    this.forEachChart((chart) => {
       const items = this.itemsFor(chart, answer);
       if (items.length) chart.load(items, null);
       chart.isCoarse = true;
@@ -82,8 +82,8 @@ export class Figures {
 
   async fetchInto(charts, range) {
     const meanwhile = [];
-    this.asking.add(meanwhile);
-    const answer = await this.query(charts.map(wantOf), range).finally(() => this.asking.delete(meanwhile));
+    this.inFlight.add(meanwhile);
+    const answer = await this.query(charts.map(requestFor), range).finally(() => this.inFlight.delete(meanwhile));
     for (const chart of charts) chart.load(this.itemsFor(chart, answer), range);
     for (const entries of meanwhile) this.append(entries);
     // Where steps were repeated, fetch the superseded points too.
@@ -95,15 +95,15 @@ export class Figures {
 
   // Handle the points of a live frame.
   points(entries) {
-    for (const meanwhile of this.asking) meanwhile.push(entries);
+    for (const meanwhile of this.inFlight) meanwhile.push(entries);
     if (this.append(entries)) this.again ||= setTimeout(() => this.onRedone(), AGAIN_MS);
   }
 
   append(entries) {
     let back = false;
-    this.each((chart) => {
-      const own = entries.filter((entry) => wants(chart, entry)).map(columnsOf);
-      if (own.length && chart.append(own) && !chart.spec.band) back = true;
+    this.forEachChart((chart) => {
+      const matching = entries.filter((entry) => isOf(chart, entry)).map(columnsOf);
+      if (matching.length && chart.append(matching) && !chart.spec.band) back = true;
     });
     return back;
   }
@@ -113,11 +113,11 @@ export class Figures {
     this.reread().catch(() => null);
   }
 
-  // Query the API: wants are [{names, rank, points, band}], range is {from, to} or null for everything.
-  async query(wants, range) {
+  // Query the API: requests are [{names, rank, points, band}], range is {from, to} or null for everything.
+  async query(requests, range) {
     const answer = { items: [], bands: [], version: null };
     await Promise.all(
-      this.groupQueries(wants).map(async ({ names, rank, points, band }) => {
+      this.groupQueries(requests).map(async ({ names, rank, points, band }) => {
         const query = { points, digits: 6, ...(band ? { band: 1 } : { rank }), ...range };
         const found = await this.get(names, query);
         answer[band ? "bands" : "items"].push(...found.items.map((item) => ({ ...item, queriedRank: rank, points })));
@@ -138,23 +138,23 @@ export class Figures {
   }
 
   // Charts of the same width share a request.
-  groupQueries(wants) {
+  groupQueries(requests) {
     const groups = new Map();
-    for (const want of wants) {
-      const key = `${want.points} ${want.band ? "band" : want.rank}`;
-      if (!groups.has(key)) groups.set(key, { ...want, names: new Set(), members: [] });
+    for (const request of requests) {
+      const key = `${request.points} ${request.band ? "band" : request.rank}`;
+      if (!groups.has(key)) groups.set(key, { ...request, names: new Set(), members: [] });
       const group = groups.get(key);
-      for (const name of want.names) group.names.add(name);
-      group.members.push(want);
+      for (const name of request.names) group.names.add(name);
+      group.members.push(request);
     }
     return [...groups.values()];
   }
 
   itemsFor({ spec, names }, answer) {
-    const own = spec.band
+    const matching = spec.band
       ? answer.bands.filter((item) => item.median)
       : answer.items.filter((item) => item.queriedRank === (spec.rank ?? 0));
-    return own.filter((item) => names.has(item.name));
+    return matching.filter((item) => names.has(item.name));
   }
 }
 
@@ -171,14 +171,14 @@ function viewOf(grid, specs, changed) {
 }
 
 // Two points per pixel.
-const wantOf = ({ spec, names, plot }) => ({
+const requestFor = ({ spec, names, plot }) => ({
   names,
   rank: spec.rank ?? 0,
   band: Boolean(spec.band),
   points: 100 * Math.ceil(plot.clientWidth / 50),
 });
 
-const wants = ({ spec, names }, entry) =>
+const isOf = ({ spec, names }, entry) =>
   names.has(entry.name) &&
   (spec.band ? entry.kind === "band" : entry.kind === "value" && entry.rank === (spec.rank ?? 0));
 

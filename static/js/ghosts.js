@@ -26,12 +26,12 @@ class Ghost {
     ctx.lineCap = "round";
     ctx.lineJoin = "round";
     ctx.strokeStyle = tint(series, ALPHA);
-    ctx.stroke(pathOf(u, this.step, this.drawn(chart)));
+    ctx.stroke(pathOf(u, this.step, this.valuesFor(chart)));
     ctx.restore();
   }
 
   // The values to draw: scaled, and smoothed with the half-life of the current line, starting afresh at this stretch.
-  drawn(chart) {
+  valuesFor(chart) {
     const { spec, share } = chart;
     const curve = chart.curvesShown().get(this.name);
     const { times } = spec.series.find((s) => s.name === this.name);
@@ -43,27 +43,27 @@ class Ghost {
 // Give charts by step of single ranks their ghosts, for the full range or for the range that they show.
 export async function setGhosts(figures, charts, answer, range) {
   const shown = charts.filter(({ spec, unit }) => !spec.band && !spec.stacked && unit !== "second");
-  const drawn = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => !s.kind).map((s) => s.name)));
+  const shownNames = new Set(shown.flatMap(({ spec }) => spec.series.filter((s) => !s.kind).map((s) => s.name)));
   const items = shown.flatMap((chart) => figures.itemsFor(chart, answer));
   const lines = await supersededLines(
     figures,
-    items.filter((item) => item.superseded?.length && drawn.has(item.name)),
+    items.filter((item) => item.superseded?.length && shownNames.has(item.name)),
   );
-  const ghosts = [...drawn].flatMap((name) => {
+  const ghosts = [...shownNames].flatMap((name) => {
     const attemptLines = lines.filter((line) => line.name === name && line.step.length);
     return attemptLines.flatMap((attemptLine, i) => overlapsOf(attemptLine, attemptLines.slice(i + 1)));
   });
   for (const chart of shown) {
-    const own = ghosts.filter(({ name }) => chart.names.has(name));
-    chart.setGhosts(own, range);
+    const matching = ghosts.filter(({ name }) => chart.names.has(name));
+    chart.setGhosts(matching, range);
   }
 }
 
 // Fetch the separate lines of each attempt and incarnation around superseded steps, oldest first, one point per two pixels.
 async function supersededLines(figures, items) {
-  const wants = items.map((item) => ({ names: [item.name], rank: item.queriedRank, points: item.points, item }));
+  const requests = items.map((item) => ({ names: [item.name], rank: item.queriedRank, points: item.points, item }));
   const answers = await Promise.all(
-    figures.groupQueries(wants).map(({ names, rank, points, members }) => {
+    figures.groupQueries(requests).map(({ names, rank, points, members }) => {
       const [from, to] = extentOf(members.flatMap(({ item }) => item.superseded));
       const [first, last] = extentOf(members.map(({ item }) => [item.step[0], item.step.at(-1)]));
       const few = Math.max(2, Math.round(((points / 4) * (to - from)) / Math.max(1, last - first)));
@@ -97,13 +97,13 @@ function pathOf(u, step, values) {
   const path = new Path2D();
   let drawing = false;
   values.forEach((value, i) => {
-    const isThere = Number.isFinite(value);
-    if (isThere) {
+    const isDrawable = Number.isFinite(value);
+    if (isDrawable) {
       const at = [u.valToPos(step[i], "x", true), u.valToPos(value, "y", true)];
       if (!drawing) path.moveTo(...at);
       path.lineTo(...at);
     }
-    drawing = isThere;
+    drawing = isDrawable;
   });
   return path;
 }

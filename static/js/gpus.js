@@ -152,10 +152,10 @@ async function choose(row) {
   const items = row.uuid ? await fetchRow(row, ...allocatedSpan(row)) : [mapSeriesOf(row)];
   if (heat.chosen !== row.key) return;
   for (const [name, small] of curves) {
-    const found = items.find((item) => item.name === name);
-    small.figure.hidden = !found;
-    if (!found) continue;
-    const { step, value, mean } = withGaps(found, row.uuid ? (FACTORS[name] ?? 1) : 1);
+    const item = items.find((candidate) => candidate.name === name);
+    small.figure.hidden = !item;
+    if (!item) continue;
+    const { step, value, mean } = withGaps(item, row.uuid ? (FACTORS[name] ?? 1) : 1);
     small.show(step, value ?? mean, [from, to]);
   }
 }
@@ -167,10 +167,10 @@ const mapSeriesOf = ({ values }) => ({
 });
 
 async function fetchRow({ key, uuid }, from, to) {
-  const wanted = new URLSearchParams({ from, to, gpu: uuid, points: 600, digits: 4 });
-  for (const name of curves.keys()) wanted.append("name", name);
+  const params = new URLSearchParams({ from, to, gpu: uuid, points: 600, digits: 4 });
+  for (const name of curves.keys()) params.append("name", name);
   const node = encodeURIComponent(key.slice(0, key.lastIndexOf(":")));
-  const response = await fetch(`/api/v1/nodes/${node}/series?${wanted}`);
+  const response = await fetch(`/api/v1/nodes/${node}/series?${params}`);
   return response.ok ? (await response.json()).items : [];
 }
 
@@ -207,7 +207,7 @@ function show() {
 // Refresh after a choice, and periodically while the job runs.
 async function renew() {
   const open = document.getElementById("data")?.open;
-  await htmx.ajax("GET", location.href, { target: "#told", swap: "innerHTML" });
+  await htmx.ajax("GET", location.href, { target: "#gpu-summary", swap: "innerHTML" });
   const table = document.getElementById("data");
   if (table && open) table.open = true;
   show();

@@ -14,8 +14,8 @@ const SOON_MS = 1_000; // and after a change of state or a checkpoint
 let timer = 0;
 let due = Number.POSITIVE_INFINITY;
 let last = 0;
-function refreshHead(soon = false) {
-  const at = Math.max(Date.now() + 100, last + (soon ? SOON_MS : LIFE_MS));
+function refreshHead(isUrgent = false) {
+  const at = Math.max(Date.now() + 100, last + (isUrgent ? SOON_MS : LIFE_MS));
   if (at >= due) return;
   clearTimeout(timer);
   due = at;
@@ -114,7 +114,7 @@ const reread = async () => figures?.reread();
 function stale(isStale) {
   lamp(!isStale);
   const text = isStale && life.dataset.alive === "1" ? `as of ${nowClock()}` : "";
-  figures?.each((chart) => chart.stale(text));
+  figures?.forEachChart((chart) => chart.stale(text));
 }
 
 follow(job, {

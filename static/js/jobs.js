@@ -31,7 +31,7 @@ function applyLine(line) {
 // New jobs never shift rows under the pointer: a link announces them instead.
 const arrived = new Set();
 function announce() {
-  const link = document.getElementById("news");
+  const link = document.getElementById("new-jobs");
   if (!link || !arrived.size || new URLSearchParams(location.search).has("after")) return;
   link.textContent = `${arrived.size} new ${arrived.size === 1 ? "job" : "jobs"} ↻`;
   link.hidden = false;

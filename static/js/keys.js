@@ -13,7 +13,7 @@ export function press(chart, key, shift) {
 function walk(chart, by) {
   const last = chart.data[0].length - 1;
   chart.pinned = Math.max(0, Math.min(last, (chart.u.cursor.idx ?? last) + by));
-  chart.readout.speak();
+  chart.readout.announce();
   chart.point(chart.pinned);
 }
 
@@ -29,6 +29,6 @@ function zoom(chart, by) {
 
 // The first and last step of all curves.
 function reach({ curves }) {
-  const drawn = [...curves.values()].filter((curve) => curve.n);
-  return [Math.min(...drawn.map((curve) => curve.first)), Math.max(...drawn.map((curve) => curve.last))];
+  const loaded = [...curves.values()].filter((curve) => curve.n);
+  return [Math.min(...loaded.map((curve) => curve.first)), Math.max(...loaded.map((curve) => curve.last))];
 }

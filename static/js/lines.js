@@ -7,7 +7,7 @@ import { label } from "./ranges.js";
 export function linesOf(spec) {
   const lines = [];
   for (const s of spec.series) {
-    const key = s.drawn ?? s.name;
+    const key = s.scaled_name ?? s.name;
     if (spec.band) {
       lines.push({ ...s, key: `${key} min`, label: "", kind: "low", column: "min" });
       lines.push({ ...s, key: `${key} max`, kind: "high", column: "max" });
@@ -30,11 +30,11 @@ export function dataOf(spec, lines, curves, share) {
   const breaks = (spec.breaks || []).map((b) => b.at);
   const gaps = [];
   const parts = spec.series.map((s) => {
-    const own = lines.filter((line) => line.name === s.name);
+    const matching = lines.filter((line) => line.name === s.name);
     const curve = curves.get(s.name);
-    if (!curve?.n) return { x: [], ys: own.map(() => []) };
+    if (!curve?.n) return { x: [], ys: matching.map(() => []) };
     if (!s.kind && !spec.x) gaps.push(...nonFiniteStretches(curve).map(([from, to, what]) => [from, to, what, s.name]));
-    const ys = columnsOf(own, curve, share, breaks);
+    const ys = columnsOf(matching, curve, share, breaks);
     return { x: curve.steps, ys: s.times ? ys.map((column) => scaled(column, s.times)) : ys };
   });
   const data = align(parts);

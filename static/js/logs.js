@@ -36,7 +36,7 @@ function view() {
   let wait = 1_000;
   document.getElementById("older")?.parentElement.remove(); // scrolling loads older lines
 
-  const ask = async (cursor) => {
+  const fetchPart = async (cursor) => {
     const query = new URLSearchParams(location.search);
     query.delete("before");
     for (const [name, value] of Object.entries(cursor)) query.set(name, value);
@@ -65,7 +65,7 @@ function view() {
   }
 
   async function forwards() {
-    const part = await ask({ after: end });
+    const part = await fetchPart({ after: end });
     if (!part || part.end === end) return false;
     const before = log.childElementCount;
     log.insertAdjacentHTML("beforeend", part.html);
@@ -87,7 +87,7 @@ function view() {
     if (busy || start <= 0) return;
     busy = true;
     try {
-      const part = await ask({ before: start });
+      const part = await fetchPart({ before: start });
       if (!part || part.start >= start) return;
       const height = log.scrollHeight;
       log.insertAdjacentHTML("afterbegin", part.html);
@@ -119,21 +119,21 @@ function view() {
     setTimeout(poll, wait);
   }
 
-  const wanted = location.hash.match(/^#L(\d+)$/);
-  if (wanted && !document.getElementById(`L${wanted[1]}`)) {
+  const linked = location.hash.match(/^#L(\d+)$/);
+  if (linked && !document.getElementById(`L${linked[1]}`)) {
     // The linked line is further up: load the lines around it and do not follow.
     setFollowing(false);
-    Promise.all([ask({ before: wanted[1], limit: 100 }), ask({ after: wanted[1], limit: 300 })]).then(
+    Promise.all([fetchPart({ before: linked[1], limit: 100 }), fetchPart({ after: linked[1], limit: 300 })]).then(
       ([above, below]) => {
         if (!below) return;
         log.replaceChildren();
         log.insertAdjacentHTML("beforeend", (above?.html ?? "") + below.html);
         start = above?.start ?? below.start;
         end = below.end;
-        document.getElementById(`L${wanted[1]}`)?.scrollIntoView({ block: "center" });
+        document.getElementById(`L${linked[1]}`)?.scrollIntoView({ block: "center" });
       },
     );
-  } else if (wanted) setFollowing(false);
+  } else if (linked) setFollowing(false);
   else log.scrollTop = log.scrollHeight;
   if (log.dataset.alive === "1") poll();
 }

@@ -292,10 +292,10 @@ function unpacked([name, limit, states, uses, heats, owners, trouble, indices, u
 
 // Decode two hex digits per number; "--" is a missing value.
 function numbers(text, none) {
-  const found = new Int16Array(text.length / 2);
-  for (let i = 0; i < found.length; i++)
-    found[i] = text[2 * i] === "-" ? none : Number.parseInt(text.slice(2 * i, 2 * i + 2), 16);
-  return found;
+  const values = new Int16Array(text.length / 2);
+  for (let i = 0; i < values.length; i++)
+    values[i] = text[2 * i] === "-" ? none : Number.parseInt(text.slice(2 * i, 2 * i + 2), 16);
+  return values;
 }
 
 function styleFor(key) {

@@ -13,16 +13,16 @@ const AGAIN_MS = 120_000;
 const MOST_NAMES = 32;
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
-const drawn = read("drawn");
-const x = timeAxis(drawn.zone);
+const page = read("node-charts");
+const x = timeAxis(page.zone);
 const opened = performance.now();
-const now = () => drawn.now + (performance.now() - opened) / 1000;
+const now = () => page.now + (performance.now() - opened) / 1000;
 
 let marks = read("marks");
 const seconds = () => marks.span.seconds ?? 0; // 0: a fixed range in the past
 const span = () => (seconds() ? [now() - seconds(), now()] : [marks.span.from, marks.span.to]);
 
-const charts = drawn.figures.map((spec) => {
+const charts = page.figures.map((spec) => {
   const figure = document.querySelector(`[data-chart="${spec.id}"]`);
   const chart = new Chart(
     figure,
@@ -33,7 +33,7 @@ const charts = drawn.figures.map((spec) => {
   return chart;
 });
 
-function each(act) {
+function forEachChart(act) {
   for (const chart of charts) act(chart);
 }
 
@@ -65,7 +65,7 @@ function go(query) {
 }
 
 async function chosen() {
-  each((chart) => {
+  forEachChart((chart) => {
     chart.range = new Range();
     chart.unpin();
   });
@@ -86,7 +86,7 @@ function refresh(isRequested = false) {
   const busy = document.querySelector("dialog[open]") || !getSelection().isCollapsed;
   if (!isRequested && (busy || document.visibilityState !== "visible")) return null;
   // If the node's GPUs have changed, the server answers with a full page reload.
-  const headers = { "X-Drawn": drawn.gpus };
+  const headers = { "X-Page-GPUs": page.gpus };
   return htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML", headers });
 }
 
@@ -99,7 +99,7 @@ document.addEventListener("htmx:afterSettle", ({ detail }) => {
   const [from, to] = span();
   const csv = document.getElementById("csv");
   csv.href = csv.href.replace(/from=.*/, `from=${Math.floor(from)}&to=${Math.ceil(to)}`);
-  each((chart) => chart.soon(0));
+  forEachChart((chart) => chart.schedule(0));
 });
 let shown = document.getElementById("marks").textContent;
 
@@ -116,8 +116,10 @@ async function loadCurves() {
   const request = latestRequest;
   meanwhile ??= [];
   const groups = [charts.filter(({ spec }) => spec.gpu), charts.filter(({ spec }) => !spec.gpu)];
-  const asked = groups.filter((group) => group.length).map(async (group) => show(group, await ask(group), request));
-  await Promise.all(asked);
+  const loading = groups
+    .filter((group) => group.length)
+    .map(async (group) => show(group, await fetchItems(group), request));
+  await Promise.all(loading);
   if (request !== latestRequest) return; // superseded by a newer choice
   const late = meanwhile;
   meanwhile = null;
@@ -135,7 +137,7 @@ function show(group, items, request) {
   }
 }
 
-async function ask(group) {
+async function fetchItems(group) {
   const [from, to] = span();
   const names = [...new Set(group.flatMap(({ factors }) => [...factors.keys()]))].slice(0, MOST_NAMES);
   const gpus = [...new Set(group.map(({ spec }) => spec.gpu).filter(Boolean))];
@@ -143,7 +145,7 @@ async function ask(group) {
   const query = new URLSearchParams({ from: Math.floor(from), to: Math.ceil(to), points, digits: 4 });
   for (const name of names) query.append("name", name);
   for (const gpu of gpus) query.append("gpu", gpu);
-  const response = await fetch(`/api/v1/nodes/${encodeURIComponent(drawn.node)}/series?${query}`);
+  const response = await fetch(`/api/v1/nodes/${encodeURIComponent(page.node)}/series?${query}`);
   if (!response.ok) throw new Error(`series: ${response.status}`);
   return (await response.json()).items;
 }
@@ -199,24 +201,24 @@ const withGap = ({ step, columns }, last) => ({
 });
 
 const again = rereader(loadCurves);
-let soon = 0;
+let refreshTimer = 0;
 const handlers = {
   hello: again,
   missed: again,
   samples: append,
   happened: () => {
-    clearTimeout(soon);
-    soon = setTimeout(refresh, SOON_MS);
+    clearTimeout(refreshTimer);
+    refreshTimer = setTimeout(refresh, SOON_MS);
   },
 };
 
 function stale(isStale) {
   lamp(!isStale);
   const text = isStale && seconds() ? `as of ${nowClock()}` : "";
-  each((chart) => chart.spec.bare || chart.stale(text));
+  forEachChart((chart) => chart.spec.bare || chart.stale(text));
 }
 
-connect(`/ws/cluster?node=${encodeURIComponent(drawn.node)}`, stale, (data) => {
+connect(`/ws/cluster?node=${encodeURIComponent(page.node)}`, stale, (data) => {
   const message = JSON.parse(data);
   lamp(true);
   handlers[message.kind]?.(message);
@@ -249,8 +251,8 @@ function reading({ spec }, second) {
   );
 }
 
-new ResizeObserver(() => each((chart) => chart.resize())).observe(document.getElementById("main"));
-const rebuild = () => each((chart) => chart.rebuild());
+new ResizeObserver(() => forEachChart((chart) => chart.resize())).observe(document.getElementById("main"));
+const rebuild = () => forEachChart((chart) => chart.rebuild());
 document.addEventListener("vigil:theme", rebuild);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", rebuild);
-setTimeout(() => each((chart) => chart.loaded || chart.plot.classList.add("skeleton")), 200);
+setTimeout(() => forEachChart((chart) => chart.loaded || chart.plot.classList.add("skeleton")), 200);

@@ -2,21 +2,21 @@
 const probe = document.createElement("i");
 probe.hidden = true;
 document.body.append(probe);
-const known = new Map();
+const colours = new Map();
 
 // Resolve a token to a colour for the canvas; cached until the theme changes.
 export function token(name, alpha = 1) {
   const key = `${name} ${alpha}`;
-  if (!known.has(key)) {
+  if (!colours.has(key)) {
     probe.style.color = alpha === 1 ? `var(${name})` : `color-mix(in srgb, var(${name}) ${alpha * 100}%, transparent)`;
-    known.set(key, getComputedStyle(probe).color);
+    colours.set(key, getComputedStyle(probe).color);
   }
-  return known.get(key);
+  return colours.get(key);
 }
 
 // Clear the cache before any painter reacts: by listening in the capture phase, and by registering first.
-document.addEventListener("vigil:theme", () => known.clear(), true);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => known.clear());
+document.addEventListener("vigil:theme", () => colours.clear(), true);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
 
 export const tint = (series, alpha = 1) => token(series.color ? `--series-${series.color}` : "--muted", alpha);
 
@@ -36,7 +36,7 @@ export function paintAttempts(u, { breaks = [], restarts = [] }) {
     ctx.fillStyle = token(name);
     ctx.fillRect(Math.round(x), bbox.top, ratio, bbox.height);
   };
-  const named = breaks.length > 1 && bbox.height > 150 * ratio;
+  const hasLabels = breaks.length > 1 && bbox.height > 150 * ratio;
   breaks.forEach((b, i) => {
     const from = Math.max(bbox.left, u.valToPos(b.at, "x", true));
     const to = Math.min(edge, i + 1 < breaks.length ? u.valToPos(breaks[i + 1].at, "x", true) : edge);
@@ -46,7 +46,7 @@ export function paintAttempts(u, { breaks = [], restarts = [] }) {
       ctx.fillRect(from, bbox.top, to - from, bbox.height);
     }
     if (i) line(b.at, `--${b.state}`);
-    if (named && to - from > 60 * ratio) {
+    if (hasLabels && to - from > 60 * ratio) {
       ctx.fillStyle = token("--faint");
       ctx.fillText(b.label, from + 5 * ratio, bbox.top + 2 * ratio);
     }

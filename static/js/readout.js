@@ -85,7 +85,7 @@ export class Readout {
     put(this.late, text);
   }
 
-  speak() {
+  announce() {
     this.element.setAttribute("aria-live", "polite");
   }
 

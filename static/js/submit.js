@@ -102,7 +102,7 @@ function draw() {
   }
   pre.hidden = false;
   pre.replaceChildren(...lines);
-  editor.dataset.drawn = "";
+  editor.dataset.highlighted = "";
 }
 
 // Mark the fields that have errors; after a failed submission the first of them gets the focus.

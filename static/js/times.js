@@ -7,8 +7,8 @@ const MISSED = 3; // a distance of more than this many usual intervals is a gap
 // The time axis of a chart in a time zone: formats times and axis labels. uPlot is a global.
 export function timeAxis(zone) {
   const format = (options) => {
-    const made = new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options });
-    return (second) => made.format(second * 1000);
+    const formatter = new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options });
+    return (second) => formatter.format(second * 1000);
   };
   const clock = format({ hour: "2-digit", minute: "2-digit" });
   const exact = format({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -47,14 +47,14 @@ export function withGaps({ name, step, ...columns }, factor = 1) {
 const BAND_COLOURS = { mine: ["--running", 0.75], busy: ["--running", 0.35] };
 const BAND = 5;
 
-// Paint allocations as a band along the upper edge: [since, until, look, …]; a thin gap separates adjacent ones.
+// Paint allocations as a band along the upper edge: [since, until, kind, …]; a thin gap separates adjacent ones.
 export function paintBand(u, bands, now) {
   const { ctx, bbox } = u;
   const ratio = devicePixelRatio;
-  for (const [since, until, look] of bands) {
+  for (const [since, until, kind] of bands) {
     const [from, to] = inside(u, since, until ?? now);
     if (to <= from) continue;
-    ctx.fillStyle = token(...BAND_COLOURS[look]);
+    ctx.fillStyle = token(...BAND_COLOURS[kind]);
     ctx.fillRect(from, bbox.top - (BAND + 1) * ratio, Math.max(1, to - from - ratio), BAND * ratio);
   }
 }

@@ -5,7 +5,7 @@ const AT_ONCE_MS = 1_000; // key presses within this time are one choice
 export class View {
   // units: of the charts' x; shares: the selectable smoothing, the default first; changed(): called after every change.
   constructor({ units, logs, shares, changed }) {
-    Object.assign(this, { units, known: new Set(logs), shares, changed });
+    Object.assign(this, { units, logIds: new Set(logs), shares, changed });
     this.read();
     addEventListener("popstate", () => {
       this.kind = "";
@@ -18,7 +18,7 @@ export class View {
     const query = new URLSearchParams(location.search);
     const share = Number(query.get("smooth") || Number.NaN);
     this.ranges = new Map(this.units.map((unit) => [unit, rangeIn(query, unit)]));
-    this.logs = new Set((query.get("log") ?? "").split(",").filter((id) => this.known.has(id)));
+    this.logs = new Set((query.get("log") ?? "").split(",").filter((id) => this.logIds.has(id)));
     this.smooth = this.shares.includes(share) ? share : this.shares[0];
   }
 

@@ -173,7 +173,7 @@ def test_a_row_of_the_map(lab_up: Stack, job: int, browse: Browse, width: int, t
 
     page.get_by_role("link", name="Temperature").click()
     page.wait_for_url(re.compile("field=temperature_c"))
-    expect(page.locator("#told")).to_contain_text("temperature")
+    expect(page.locator("#gpu-summary")).to_contain_text("temperature")
     expect(page.locator("[data-field][aria-current]")).to_have_text("Temperature")
     expect(chosen).to_have_text(rows[3])
 

@@ -24,6 +24,7 @@ from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace, Reading
 from nodes.telemetry.mounts import SlowFileSystem
 from portal.models import User
+from tests.jobs.pages.reading import on_one_line
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS
 from tests.nodes.telemetry.reporting import Machine as Reporting
@@ -241,7 +242,7 @@ def mira(db: None) -> User:
 def text(user: User, address: str, **headers: str) -> str:
     answer = signed_in(user).get(address, headers=headers)
     assert answer.status_code == 200
-    return " ".join(unescape(answer.content.decode()).replace(NBSP, " ").split())
+    return on_one_line(unescape(answer.content.decode()))
 
 
 def a_dgx(now: datetime) -> Reporting:

@@ -19,6 +19,7 @@ from portal.models import User
 from portal.series import store
 from portal.series.store import Fresh
 from tests.jobs.api.test_machines import moment, running
+from tests.jobs.pages.reading import on_one_line
 from tests.lab import a_job, a_project, person, signed_in
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
@@ -29,7 +30,7 @@ HOUR_S = 3600
 def page(user: User, job: Job, query: str = "", **headers: str) -> str:
     answer = signed_in(user).get(f"/jobs/{job.pk}/gpus{query}", headers=headers)
     assert answer.status_code == 200
-    return " ".join(answer.content.decode().replace("\N{NO-BREAK SPACE}", " ").split())
+    return on_one_line(answer.content.decode())
 
 
 def drawn(html: str) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def test_a_strangers_job_does_not_exist(mira: User) -> None:
 def test_only_what_changes_is_sent_again(mira: User) -> None:
     job = a_job(mira, a_project(), state="running")
     working(job, 80)
-    part = page(mira, job, **{"HX-Request": "true", "HX-Target": "told"})
+    part = page(mira, job, **{"HX-Request": "true", "HX-Target": "gpu-summary"})
     assert "<html" not in part
     assert drawn(part)["groups"]
 

@@ -82,11 +82,11 @@ def test_says_so_while_too_little_is_measured(client: Client, mira: User, projec
     assert "The analysis needs 20 steps" in page(client, job)
     add_event(job, "run.verdict", bound=None, because="Not enough measured yet: 6 steps.", remedy="no", split={})
     shown = page(client, job)
-    assert "What bounds it" in shown
+    assert ">Bottleneck<" in shown
     assert "Not enough measured yet: 6 steps." in shown
     assert "The job ended before enough steps were measured." in page(client, a_job(mira, project, state="failed"))
     for other in (a_job(mira, project, state="pending"), a_job(mira, project, state="running", kind="script")):
-        assert "What bounds it" not in page(client, other)
+        assert ">Bottleneck<" not in page(client, other)
 
 
 def test_tells_goodput(client: Client, job: Job) -> None:

@@ -87,7 +87,7 @@ def test_charts_of_gpus_and_of_the_machine(mira: User) -> None:
     now = int(time.time())
     machine.post(machine.facts(now - 60, gpus=gpus))
     machine.fill(now - 60, now, gpu_percent=40, temperature_c=61, watts=300, host={"cpu_percent": 9})
-    drawn = script(raw(mira), "drawn")
+    drawn = script(raw(mira), "node-charts")
     assert drawn["node"] == "dgx-01"
     assert [one["series"][0]["name"] for one in drawn["figures"]] == [
         *["gpu_percent", "memory_mib", "temperature_c", "watts"] * 2, "cpu_percent",
@@ -274,10 +274,10 @@ def test_a_swapped_gpu_shows_as_long_as_the_time_reaches_back(mira: User) -> Non
     machine = machine_at_work(seconds=300)
     machine.gpus = (UUIDS[0], UUIDS[5])
     machine.post(machine.facts(time.time() - 100))
-    ids = [one["id"] for one in script(raw(mira), "drawn")["figures"] if one.get("gpu")]
+    ids = [one["id"] for one in script(raw(mira), "node-charts")["figures"] if one.get("gpu")]
     assert len(ids) == len(set(ids)) == 3 * 4
     now = int(time.time())
-    assert len(script(raw(mira, query=f"?from={now - 50}&to={now}"), "drawn")["figures"]) == 2 * 4 + 3
+    assert len(script(raw(mira, query=f"?from={now - 50}&to={now}"), "node-charts")["figures"]) == 2 * 4 + 3
 
 
 class TestAgain:
@@ -287,19 +287,19 @@ class TestAgain:
 
     def test_only_what_changes(self, mira: User) -> None:
         machine_at_work()
-        gpus = script(raw(mira), "drawn")["gpus"]
-        html = raw(mira, **self.HEADERS, **{"X-Drawn": gpus})
+        gpus = script(raw(mira), "node-charts")["gpus"]
+        html = raw(mira, **self.HEADERS, **{"X-Page-GPUs": gpus})
         assert "<html" not in html
-        for part in ('id="ranges"', 'id="told"', 'id="below"', 'class="say"'):
+        for part in ('id="ranges"', 'id="node-marks"', 'id="below"', 'class="say"'):
             assert part in html
-        assert 'id="drawn"' not in html
+        assert 'id="node-charts"' not in html
 
     def test_another_set_of_gpus(self, mira: User) -> None:
         machine = machine_at_work()
-        gpus = script(raw(mira), "drawn")["gpus"]
+        gpus = script(raw(mira), "node-charts")["gpus"]
         machine.gpus = UUIDS[:3]
         machine.post(machine.facts(time.time()))
-        answer = signed_in(mira).get("/nodes/dgx-01", headers={**self.HEADERS, "X-Drawn": gpus})
+        answer = signed_in(mira).get("/nodes/dgx-01", headers={**self.HEADERS, "X-Page-GPUs": gpus})
         assert (answer.status_code, answer.headers["HX-Refresh"]) == (204, "true")
 
     def test_an_agent_has_come(self, mira: User) -> None:

@@ -63,7 +63,7 @@ def page(user: User, job: Job) -> str:
 class TestTelling:
     def test_nothing_before_a_save_is_measured(self, ada: User, job: Job) -> None:
         assert bearer(ada, "read").get(f"/api/v1/jobs/{job.pk}/cadence").status_code == 404
-        assert "How often it saves" not in page(ada, job)
+        assert "Save interval" not in page(ada, job)
 
     def test_the_best_and_what_the_difference_costs(self, ada: User, job: Job, settings: Any) -> None:
         settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.0, "€"

@@ -8,6 +8,7 @@ from typing import Any
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import QueuedJobInfo
 from portal.models import User
+from tests.jobs.pages.reading import on_one_line
 from tests.lab import signed_in
 
 HOUR_S = 3600
@@ -26,4 +27,4 @@ def queued(number: int, **facts: Any) -> QueuedJobInfo:
 def text(user: User, address: str, **headers: str) -> str:
     answer = signed_in(user).get(address, headers=headers)
     assert answer.status_code == 200
-    return " ".join(unescape(answer.content.decode()).replace("\N{NO-BREAK SPACE}", " ").split())
+    return on_one_line(unescape(answer.content.decode()))
