@@ -108,7 +108,7 @@ def _figure(
     ]
     more = len(there) - len(lines)
     return {
-        "id": key, "title": title, "unit": f"{unit}; {more} more are not drawn" if more > 0 else unit, "y": y or [0, 1],
+        "id": key, "title": title, "unit": f"{unit}; {more} more are not shown" if more > 0 else unit, "y": y or [0, 1],
         "series": lines, "limits": list(limits), "empty": "No samples in this range.",
     }  # fmt: skip
 

@@ -32,6 +32,12 @@ def plural(number: int, forms: str) -> str:
 
 
 @register.filter
+def mib(size: float | None) -> str:
+    """Return an amount of memory given in MiB: "70.2 GiB"."""
+    return formatting.memory(None if size is None else size * 2**20)
+
+
+@register.filter
 def code(text: str) -> SafeString:
     """Return a sentence as HTML, with text in `backticks` set as code."""
     parts = str(text).split("`")

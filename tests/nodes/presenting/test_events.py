@@ -55,6 +55,6 @@ def test_a_machines_charts_are_those_that_it_tells_of() -> None:
     assert [line["label"] for line in network["series"]] == [
         "mlx5_0/1 in", "mlx5_0/1 out", "mlx5_1/1 in", "mlx5_1/1 out", "mlx5_2/1 in",
     ]  # fmt: skip
-    assert network["unit"] == "MiB per second; 5 more are not drawn"
+    assert network["unit"] == "MiB per second; 5 more are not shown"
     assert drawn["memory"]["limits"] == [{"label": "all", "value": 2016.0}]
     assert figures.of_host([], cpus=None, memory_mib=None) == []
