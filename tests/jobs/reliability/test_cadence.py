@@ -76,7 +76,8 @@ class TestTelling:
         assert found["gpu_hours_a_day"] == pytest.approx(24 * 16 * found["gain"])
         assert found["gpu_hours_left"] == pytest.approx(4 * 16 * found["gain"], rel=0.01)
         shown = page(ada, job)
-        assert "It saves every 2 min; every 33 min" in shown
+        assert "Saving every 33 min" in shown
+        assert "instead of every 2 min would leave" in shown
         assert "GPU-hours (" in shown
         assert f"Save every {found['best_every']:,} steps from attempt 2 on" in shown
 
