@@ -2,9 +2,8 @@
 
     python -m tests.lanes check,test-quick,test-ranks test-portal,test-slurm
 
-A stage is a target of the Makefile. What it says goes to var/lanes/<stage>.log and is printed whole once it is done;
-the ends of those that failed come once more at the end, then what each room and each stage took, and all their tests
-in one line.
+A stage is a target of the Makefile. Its output goes to var/lanes/<stage>.log and is printed when the stage is done.
+At the end come the last lines of stages that failed, the durations of folders and stages, and all tests in one line.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ LAST_LINE = re.compile(r"^=*\s*\d+ \w+.* in [\d.]+s( \([\d:]+\))?\s*=*$", re.MUL
 
 @dataclass(frozen=True)
 class Stage:
-    """One that has run."""
+    """A stage that has run."""
 
     name: str
     code: int
     began: float
     seconds: float
-    cpu: float  # of it and of all that it started and waited for; a stage with little of it mostly waits
+    cpu: float  # seconds, with those of its child processes; a stage with little of it mostly waits
     log: Path
 
     def __str__(self) -> str:
@@ -54,12 +53,12 @@ class Stage:
 
     @property
     def last_lines(self) -> list[str]:
-        """What each pytest of this stage ended with."""
+        """Return the last line of each pytest of this stage."""
         return [found[0].strip("= \n") for found in LAST_LINE.finditer(self.outputs)]
 
 
 class Proof:
-    """Every lane in a thread of its own; a lane goes on after a stage that failed, for the rest is worth knowing."""
+    """Runs every lane in a separate thread; a lane continues after a failed stage, as its other results are useful."""
 
     def __init__(self, lanes: Sequence[Sequence[str]], logs: Path = LOGS, tables: Path = RESULTS_FOLDER) -> None:
         self.lanes, self.logs, self.tables = lanes, logs, tables
@@ -98,43 +97,42 @@ class Proof:
             stage = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment()
             )
-            _, status, used = os.wait4(stage.pid, 0)  # Popen.wait would not tell what it used
+            _, status, used = os.wait4(stage.pid, 0)  # Popen.wait does not return its CPU time
             stage.returncode = code = os.waitstatus_to_exitcode(status)
         cpu = used.ru_utime + used.ru_stime
         return Stage(name, code, began - self._began, time.monotonic() - began, cpu, log)
 
     def _table(self, name: str) -> Path:
-        """What the tests of a stage leave (TEST_STAGE in the Makefile)."""
+        """Return the path of the durations that a stage's tests store (TEST_STAGE in the Makefile)."""
         return self.tables / f"{name}.tsv"
 
-    def _rooms(self) -> Seconds:
-        """Of all stages together."""
+    def _folders(self) -> Seconds:
+        """Return the durations of all stages, by folder."""
         every = Seconds()
         for table in (self._table(stage.name) for stage in self.done):
             if table.exists():
                 every.read(table.read_text())
-        return every.rooms()
+        return every.by_folder()
 
     def _summary(self) -> Iterable[str]:
         for stage in self._failed:
             yield f"\n== {stage}; its end, all of it in {stage.log}\n{stage.tail}"
-        if (rooms := self._rooms()).seconds:
-            yield "\n== seconds by room, of all stages"
-            yield from rooms.lines(rooms.dearest())
+        if (folders := self._folders()).seconds:
+            yield "\n== seconds by folder, of all stages"
+            yield from folders.lines(folders.by_cost())
         wall = time.monotonic() - self._began
         yield "\n== seconds by stage"
         for stage in sorted(self.done, key=lambda stage: -stage.seconds):
-            told = "; ".join(stage.last_lines) or ("ok" if stage.code == 0 else f"exit code {stage.code}")
-            yield (
-                f"{stage.seconds:8.0f} s from {stage.began:5.0f} s, {stage.cpu:5.0f} s of CPU  {stage.name:<14} {told}"
-            )
+            summary = "; ".join(stage.last_lines) or ("ok" if stage.code == 0 else f"exit code {stage.code}")
+            times = f"{stage.seconds:8.0f} s from {stage.began:5.0f} s, {stage.cpu:5.0f} s of CPU"
+            yield f"{times}  {stage.name:<14} {summary}"
         yield total(stage.outputs for stage in self.done) + f" in {wall:.2f}s ({_clock(wall)})"
 
 
-def total(said: Iterable[str]) -> str:
-    """All tests of these outputs counted together, in pytest's own words."""
+def total(outputs: Iterable[str]) -> str:
+    """Return the totals of these outputs, in pytest's words."""
     counted: Counter[str] = Counter()
-    for text in said:
+    for text in outputs:
         for line in LAST_LINE.finditer(text):
             counted.update({word.rstrip("s"): int(number) for number, word in COUNTED.findall(line[0])})
     words = ["failed", "passed", "skipped", "xfailed", "xpassed", "error", "rerun"]
@@ -146,7 +144,7 @@ def _clock(seconds: float) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Without what a make above us says to its own children: each stage is a make by itself."""
+    """Return the environment without the variables that make passes on: each stage is a separate make."""
     return {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
 
 

@@ -16,12 +16,12 @@ import pytest
 
 RESULTS_FOLDER = Path(__file__).resolve().parents[1] / "var" / "seconds"
 SHOWN_FILES = 10
-HEADER = "room\tfile\ttests\tseconds"
+HEADER = "folder\tfile\ttests\tseconds"
 
 
 @dataclass
 class Seconds:
-    """By file: the number of tests and their duration, including fixtures."""
+    """The number of tests and their duration, including fixtures, by file."""
 
     tests: Counter[str] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -37,16 +37,16 @@ class Seconds:
             self.tests[file] += int(tests)
             self.seconds[file] += float(seconds)
 
-    def rooms(self) -> Seconds:
+    def by_folder(self) -> Seconds:
         """Return the same by folder."""
         found = Seconds()
         for file, seconds in self.seconds.items():
-            room = room_of(file)
-            found.tests[room] += self.tests[file]
-            found.seconds[room] += seconds
+            folder = folder_of(file)
+            found.tests[folder] += self.tests[file]
+            found.seconds[folder] += seconds
         return found
 
-    def dearest(self) -> list[str]:
+    def by_cost(self) -> list[str]:
         return sorted(self.seconds, key=lambda name: -self.seconds[name])
 
     def lines(self, names: list[str]) -> Iterator[str]:
@@ -57,11 +57,11 @@ class Seconds:
 
     def table(self) -> str:
         """Return lines for programs: one file per line, tabs between fields."""
-        rows = [f"{room_of(file)}\t{file}\t{self.tests[file]}\t{self.seconds[file]:.2f}" for file in self.dearest()]
+        rows = [f"{folder_of(file)}\t{file}\t{self.tests[file]}\t{self.seconds[file]:.2f}" for file in self.by_cost()]
         return "\n".join([HEADER, *rows]) + "\n"
 
 
-def room_of(file: str) -> str:
+def folder_of(file: str) -> str:
     """Return the test's folder."""
     return str(PurePosixPath(file).parent)
 
@@ -82,13 +82,13 @@ class Recorder:
         if not self.seconds.seconds:
             return
         write(self.seconds)
-        rooms = self.seconds.rooms()
-        if len(rooms.seconds) == 1:
-            return  # who runs one room sees its seconds in pytest's own last line
-        terminalreporter.section("seconds by room")
-        terminalreporter.write_line("\n".join(rooms.lines(rooms.dearest())))
-        terminalreporter.write_line(f"dearest {SHOWN_FILES} files:")
-        terminalreporter.write_line("\n".join(self.seconds.lines(self.seconds.dearest()[:SHOWN_FILES])))
+        folders = self.seconds.by_folder()
+        if len(folders.seconds) == 1:
+            return  # pytest's last line shows the duration of a single folder
+        terminalreporter.section("seconds by folder")
+        terminalreporter.write_line("\n".join(folders.lines(folders.by_cost())))
+        terminalreporter.write_line(f"{SHOWN_FILES} slowest files:")
+        terminalreporter.write_line("\n".join(self.seconds.lines(self.seconds.by_cost()[:SHOWN_FILES])))
         terminalreporter.write_line(self._write_results())
 
     def _write_results(self) -> str:
@@ -97,7 +97,7 @@ class Recorder:
 
 
 def write(seconds: Seconds) -> None:
-    """Store the table for whoever asks what a folder costs; skip it in a checkout that is not writable."""
+    """Store the table of durations; skip it in a checkout that is not writable."""
     try:
         RESULTS_FOLDER.mkdir(parents=True, exist_ok=True)
         (RESULTS_FOLDER / f"{os.environ.get('TEST_STAGE', 'pytest')}.tsv").write_text(seconds.table())

@@ -3,12 +3,12 @@
     python -m tests.landing.affected            print the test files affected since the last full run, or "all"
     python -m tests.landing.affected --record   note this commit as fully tested (`make test-all` does, when it passes)
 
-The unit is the room: a package or module two levels down (`jobs.why`, `training.guards`). A test file is affected if it
-changed itself, or if a room changed that
+The unit is a package or module two levels down (`jobs.why`, `training.guards`), here called a package. A test file is
+affected if it changed itself, or if a package changed that
 
 - it is named after (tests/jobs/why tests jobs.why),
 - it imports, directly or through helpers under tests/, or runs in processes that such a helper starts, or
-- one of those rooms imports.
+- one of those packages imports.
 
 Changes that may affect anything (settings, dependencies, fixtures of all tests) affect every file. Of the files that
 are not affected a landing still runs the first test of each and a quarter of the rest, in turn; of slow tests the first
@@ -50,7 +50,7 @@ OTHER = {
     "tests/logs": ("diagnosis", "vigil_core"),
     "tests/nvml/": ("gpus", "nodes.agent"),
 }
-"""Rooms that read what is no Python, by the beginnings of its paths."""
+"""Packages that read files other than Python, by the beginnings of their paths."""
 PORTAL = ("console.up", "console.web", "console.worker", "console.asgi", "console.site", "portal.run", "nodes.agent")
 TRAINER = ("training.__main__", "training.trainer", "training.server_trainer", "training.loop", "training.launch")
 STARTED = {
@@ -59,11 +59,11 @@ STARTED = {
     "tests/training/launching.py": TRAINER,
     "tests/training/ranks.py": TRAINER,
 }
-"""Rooms that run in processes which these helpers start, and which no import of a test leads to."""
+"""Packages that run in processes which these helpers start, and which no import of a test leads to."""
 
 
-def room_of(module: str) -> str:
-    """Return the room of a dotted module: `jobs.why` of `jobs.why.limits`, `diagnosis` of all that is in it."""
+def package_of(module: str) -> str:
+    """Return the package of a dotted module: `jobs.why` for `jobs.why.limits`, `diagnosis` for everything in it."""
     parts = module.split(".")
     return ".".join(parts[: 1 if parts[0] in {"diagnosis", "gpus", "vigil_cli", "vigil_core", "vigil_report"} else 2])
 
@@ -75,30 +75,30 @@ def module_of(path: str) -> str:
 
 @dataclass(frozen=True)
 class Imports:
-    """Which rooms each room imports, and which rooms each test file uses."""
+    """The packages that each package imports, and those that each test file uses."""
 
-    of_rooms: Mapping[str, frozenset[str]]
-    of_tests: Mapping[str, frozenset[str]]
+    by_package: Mapping[str, frozenset[str]]
+    by_test: Mapping[str, frozenset[str]]
 
-    def affected(self, rooms: Iterable[str]) -> set[str]:
-        """Return the test files that a change of these rooms affects."""
-        changed = {*rooms}
-        reached = changed | {room for room, imported in self.of_rooms.items() if imported & changed}
-        return {file for file, used in self.of_tests.items() if used & reached}
+    def affected(self, packages: Iterable[str]) -> set[str]:
+        """Return the test files that a change of these packages affects."""
+        changed = {*packages}
+        reached = changed | {package for package, imported in self.by_package.items() if imported & changed}
+        return {file for file, used in self.by_test.items() if used & reached}
 
 
 @cache
 def read_imports() -> Imports:
-    """Read the imports of every file of this tree: of our packages by room, of tests with what their helpers import."""
-    rooms: defaultdict[str, set[str]] = defaultdict(set)
-    for package in PACKAGES:
-        for path in _python(package):
+    """Read the imports of every file of this tree: of our packages, and of tests with what their helpers import."""
+    by_package: defaultdict[str, set[str]] = defaultdict(set)
+    for folder in PACKAGES:
+        for path in _python(folder):
             module = module_of(path)
-            rooms[room_of(module)] |= {room_of(name) for name in _imported(path) if _is_ours(name)}
+            by_package[package_of(module)] |= {package_of(name) for name in _imported(path) if _is_ours(name)}
     tests = _python("tests")
     helpers = {module_of(path): path for path in tests}
     used = {path: frozenset(_used(path, helpers)) for path in tests if path.rpartition("/")[2].startswith("test_")}
-    return Imports({room: frozenset(imported - {room}) for room, imported in rooms.items()}, used)
+    return Imports({package: frozenset(imported - {package}) for package, imported in by_package.items()}, used)
 
 
 def _python(folder: str) -> list[str]:
@@ -124,30 +124,30 @@ def _imported(path: str) -> frozenset[str]:
 
 
 def _used(path: str, helpers: Mapping[str, str]) -> set[str]:
-    """Return the rooms that a test file imports itself or through helpers, and the room that it is named after."""
-    rooms, seen, todo = _namesakes(path), {path}, [path]
+    """Return the packages that a test file imports, itself or through helpers, and those it is named after."""
+    packages, seen, todo = _namesakes(path), {path}, [path]
     while todo:
         path = todo.pop()
-        rooms.update(STARTED.get(path, ()))
+        packages.update(STARTED.get(path, ()))
         for name in _imported(path):
             if _is_ours(name):
-                rooms.add(room_of(name))
+                packages.add(package_of(name))
             for module in (name, name.rpartition(".")[0]):
                 helper = helpers.get(module)
                 if helper and helper not in seen and helper != "tests/conftest.py":
                     seen.add(helper)
                     todo.append(helper)
-    return rooms
+    return packages
 
 
 def _namesakes(path: str) -> set[str]:
-    """Return the rooms of the folders that hold a test: tests/jobs/pages/test_a.py tests what shows pages of jobs."""
+    """Return the packages that a test file is named after: tests/jobs/pages/test_a.py tests what shows pages."""
     parts = path.split("/")[1:-1]
     if parts[:1] == ["browser"] or "pages" in parts:
         return {*SHOWN}
     if parts[:1] == ["image"]:
         return {"docker"}
-    return {room_of(".".join(parts[:2]))} if parts else set()
+    return {package_of(".".join(parts[:2]))} if parts else set()
 
 
 def changed_since(commit: str) -> set[str] | None:
@@ -163,15 +163,17 @@ def affected_by(changed: Iterable[str]) -> set[str] | None:
     if any(path.startswith(EVERYTHING) for path in paths):
         return None
     imports = read_imports()
-    rooms = {room_of(module_of(path)) for path in paths if path.endswith(".py") and _is_ours(path.split("/")[0])}
-    rooms |= {room_of(path.replace("/", ".")) for path in paths if _is_ours(path.split("/")[0])}
-    rooms |= {room for path in paths for start, readers in OTHER.items() if path.startswith(start) for room in readers}
+    packages = {package_of(module_of(path)) for path in paths if path.endswith(".py") and _is_ours(path.split("/")[0])}
+    packages |= {package_of(path.replace("/", ".")) for path in paths if _is_ours(path.split("/")[0])}
+    packages |= {
+        reader for path in paths for start, readers in OTHER.items() if path.startswith(start) for reader in readers
+    }
     helpers = {module_of(path) for path in paths if path.startswith("tests/") and path.endswith(".py")}
-    tests = {path for path in paths if path in imports.of_tests}
-    tests |= {file for file in imports.of_tests if helpers & _helpers_of(file)}
-    tests |= {file for file in imports.of_tests if file.startswith(ALWAYS)}
-    tests |= {file for file in imports.of_tests if any(_is_data_of(file, path) for path in paths)}
-    return tests | imports.affected(rooms)
+    tests = {path for path in paths if path in imports.by_test}
+    tests |= {file for file in imports.by_test if helpers & _helpers_of(file)}
+    tests |= {file for file in imports.by_test if file.startswith(ALWAYS)}
+    tests |= {file for file in imports.by_test if any(_is_data_of(file, path) for path in paths)}
+    return tests | imports.affected(packages)
 
 
 def _helpers_of(file: str) -> set[str]:

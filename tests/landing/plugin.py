@@ -1,4 +1,4 @@
-"""Which tests a landing runs, from the environment that `.ci/run` sets; a plain pytest runs all that it is given.
+"""Select the tests that a landing runs, by variables that `.ci/run` sets; a plain pytest runs all that it is given.
 
 TEST_PART, TEST_TURN: see `parts`. TEST_AFFECTED: a file that lists the affected test files (see `affected`), with the
 quarter of the others to run in TEST_QUARTER.

@@ -1,4 +1,4 @@
-"""A landing runs the tests that a change can affect, the first of every other file, and a quarter of the rest."""
+"""Test which tests a landing runs: those a change can affect, the first of other files, a quarter of the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has(found: set[str], folder: str) -> bool:
     return any(file.startswith(folder) for file in found)
 
 
-def test_a_room_affects_its_tests_and_those_of_rooms_that_import_it() -> None:
+def test_a_package_affects_its_tests_and_those_of_packages_that_import_it() -> None:
     found = files("jobs/why/pending.py")
     assert has(found, "tests/jobs/why/")
     assert "tests/jobs/pages/test_job.py" in found, "jobs.views imports jobs.why"
@@ -42,7 +42,7 @@ def test_processes_that_a_test_starts_affect_it() -> None:
     assert "tests/training/checkpoint/test_faults.py" in files("training/trainer.py")
 
 
-def test_what_is_no_python_affects_who_reads_it() -> None:
+def test_files_other_than_python_affect_the_packages_that_read_them() -> None:
     assert has(files("templates/jobs/job.html"), "tests/jobs/pages/")
     assert has(files("static/js/chart.js"), "tests/browser/")
     assert has(files("diagnosis/catalogue/nccl.toml"), "tests/jobs/postmortem/")
@@ -73,7 +73,7 @@ def test_of_other_files_the_first_test_runs_and_a_quarter_of_the_rest() -> None:
 
 def test_of_other_slow_files_a_quarter_runs_whole_and_one_test_of_each_folder() -> None:
     names = [
-        f"tests/{room}/test_{file}.py::test_{number}" for room in "ab" for file in range(20) for number in range(5)
+        f"tests/{folder}/test_{file}.py::test_{number}" for folder in "ab" for file in range(20) for number in range(5)
     ]
     affected_file = "tests/b/test_3.py"
     parts = [selected(names, {affected_file}, f"{part}/4", slow=names) for part in range(4)]

@@ -11,7 +11,7 @@ from tests.landing.parts import deferred, is_in_part
 
 
 class Item:
-    """As much of a test as is looked at."""
+    """A stand-in with the attributes of pytest items that `parts` reads."""
 
     def __init__(self, name: str, of: int, *, of_its_file: bool = False) -> None:
         self.nodeid, self.path, self.mark = f"tests/test_a.py::{name}", Path("tests/test_a.py"), pytest.mark.sampled(of)
