@@ -36,7 +36,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Ending:
-    """How one attempt ended."""
+    """The end of an attempt: what was diagnosed and decided."""
 
     job: int
     number: int

@@ -224,7 +224,7 @@ vigil_report.finished()
 
 @dataclass(frozen=True)
 class Planted:
-    """One injected failure.
+    """An injected failure.
 
     `what`: a function of PROGRAM. `cause`: the expected cause; "": nothing went wrong. `follows`: the text of Vigil's
     decision. `rank`: the failing rank, where it can be determined. `again`: how often its ranks are restarted in place.

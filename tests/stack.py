@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0, at_
 
 
 class Stack:
-    """One supervised portal. `start` and `stop` may be called repeatedly: the home stays until `close`."""
+    """A supervised portal. `start` and `stop` may be called repeatedly: the home stays until `close`."""
 
     def __init__(self, prepared: Path | None = None, *, checkout: Path = REPOSITORY, **environment: str) -> None:
         """`checkout`: the tree whose code it runs."""

@@ -109,7 +109,7 @@ def test_lines_have_at_most_120_characters(document: str) -> None:
 
 
 def test_commands_of_tutorials_exist() -> None:
-    """Each `vigil COMMAND` of a tutorial is a command, and each example that it names is a file."""
+    """Every `vigil COMMAND` of a tutorial exists, and so does every example file that it names."""
     for tutorial in sorted(REPOSITORY.glob("docs/tutorials/*.md")):
         text = tutorial.read_text(encoding="utf-8")
         commands = set(re.findall(r"(?m)^(?:\.venv/bin/)?vigil ([a-z-]+)", text))

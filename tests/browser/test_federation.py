@@ -85,7 +85,7 @@ def test_without_a_script_its_numbers_are_there(portal_up: Stack, running: int, 
 
 
 def test_its_kind_is_chosen_in_the_form(portal_up: Stack, nothing_left: None, browse: Callable[..., Watched]) -> None:
-    """From one kind to another and back: what all have stays as it was written, what one has goes with it."""
+    """Switch kinds and back: text of shared sections stays as written, sections of one kind go with it."""
     watched = browse(portal_up)
     page = watched.page
 

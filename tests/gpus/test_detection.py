@@ -71,7 +71,7 @@ def test_killed_parents_leave_no_child_though_the_driver_hangs(nvml: StandIn) ->
 
 
 def test_out_of_one_archive(nvml: StandIn, tmp_path: Path) -> None:
-    """As an agent runs: the child is found where its reader is."""
+    """Test it as an agent runs it: the child process is found where its reader is."""
     archive = tmp_path / "agent.pyz"
     with zipfile.ZipFile(archive, "w") as file:
         for path in (ROOT / "gpus").glob("*.py"):

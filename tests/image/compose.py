@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 @dataclass(frozen=True)
 class Service:
-    """One service, with its short forms expanded."""
+    """A service of the compose file, with short forms expanded."""
 
     name: str
     image: str

@@ -1,4 +1,4 @@
-"""One running container: an image's files, seen by processes in their own namespaces."""
+"""A running container: an image's files, seen by processes in namespaces of their own."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_its_user_can_change_nothing_of_it(root: Path, target: str) -> None:
 
 
 def test_code_comes_compiled(root: Path) -> None:
-    """Nobody may write there later, so without it every start would compile everything."""
+    """The folder is read-only later, so without these files every start would compile everything."""
     sources = [
         *(path for name in ("console", "jobs", "portal") for path in (root / "srv/vigil" / name).rglob("*.py")),
         *root.glob("opt/vigil/lib/python3.*/site-packages/django/*/*.py"),

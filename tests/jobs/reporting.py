@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass
 class Spooled:
-    """One rank's stream with all of its batches, from which posts are cut."""
+    """The stream of a rank with all its batches, from which posts are cut."""
 
     rank: int = 0
     incarnation: int = 0

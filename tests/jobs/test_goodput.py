@@ -26,7 +26,7 @@ def trained(attempt: Attempt, first: int, last: int, *, incarnation: int = 0, se
 
 
 def an_attempt(job: Job, number: int, minutes: float, **fields: object) -> Attempt:
-    """One that ran for so long, up to now."""
+    """Return an attempt that ran for this long, until now."""
     return attempt_of(job, number=number, started_at=NOW - timedelta(minutes=minutes), **fields)
 
 

@@ -41,7 +41,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 @dataclass(frozen=True)
 class Place:
-    """One name or docstring that reads oddly."""
+    """A name or docstring that reads oddly."""
 
     file: str
     line: int
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass
 class Language:
-    """What one or more files add up to."""
+    """The measure of one or more files."""
 
     names: int = 0
     docstrings: int = 0

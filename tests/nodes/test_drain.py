@@ -67,7 +67,7 @@ HAND = {"state": "drained", "reason": "ECC on gpu3, RMA 4711", "reason_by": "roo
 
 
 def by_hand(scheduler: ScriptedScheduler) -> None:
-    """As `scontrol update` by somebody on the node, or by a health check."""
+    """Change the node as somebody's `scontrol update` or a health check does."""
     scheduler.machines = [replace(scheduler.machines[0], **HAND)]
     sync.read(scheduler, Reading.Part.NODES)
 

@@ -301,7 +301,7 @@ class TestLocal(SchedulerContract):
             assert self.state(scheduler, scheduler_id, *ENDED).state == "completed"
 
     def test_starts_quickly(self, scheduler: LocalScheduler, work: Path) -> None:
-        """From asking to the script's first command; a generous bar for a busy machine."""
+        """The time runs from the request to the script's first command; the limit allows for a busy machine."""
         taken = []
         for _ in range(5):
             started = time.monotonic()

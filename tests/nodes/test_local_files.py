@@ -12,7 +12,7 @@ from nodes.schedulers.local import shim, slots
 
 
 def test_a_full_disk_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be written is tried again, and the newest is what gets written."""
+    """A failed write is retried, with the newest content."""
     place = tmp_path / "jobs" / "1"
     place.mkdir(parents=True)
     slots.write_json(str(place / "request.json"), {"submitted_at": 1.0})

@@ -106,7 +106,7 @@ def test_addresses_of_all_kinds(told: str, kept: str | None) -> None:
 
 
 def test_threads_that_answer_know_the_address() -> None:
-    """As the real server runs it: asynchronous outside, views in a thread."""
+    """The request runs as in the real server: asynchronous outside, views in a thread."""
     sam = lab.sysadmin()
     lab.a_project()
 

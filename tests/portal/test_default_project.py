@@ -53,7 +53,7 @@ def test_it_is_not_deleted_without_a_successor(browser: Client, default: Project
 def test_several_projects_are_deleted_together_or_none(
     browser: Client, default: Project, answer: dict[str, str]
 ) -> None:
-    """One that cannot go is named with the reason and what to do, before anybody is asked to confirm."""
+    """A record that cannot be deleted is named with the reason and a remedy before the confirmation."""
     vision, spare = Project.objects.get(slug="vision"), lab.a_project("spare")
     mira = lab.person("mira", vision)
     for name in ("wren", "finch"):

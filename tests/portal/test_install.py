@@ -176,7 +176,7 @@ def test_without_a_driver_pip_brings_the_cpu_build(tmp_path: Path, indexes: Inde
 
 
 def chosen(tmp_path: Path, *, at_hand: bool = False, **environment: str) -> tuple[list[str], str]:
-    """What pip is asked to install, and what is said; pip itself is a stand-in that only notes it."""
+    """Return what pip was told to install and the output; pip is a stand-in that records its arguments."""
     asked = tmp_path / "asked"
     pip = f"""case "$*" in
     *" --dry-run "*) exit {int(not at_hand)};;

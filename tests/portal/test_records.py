@@ -32,7 +32,7 @@ def browser() -> Client:
 
 
 def words(html: str) -> str:
-    """What a reader sees."""
+    """Return the text that a reader sees."""
     html = re.sub(r"<(script|style|template)\b.*?</\1>", "", html, flags=re.S)
     html = re.sub(r'<span class="material-symbols[^>]*>[^<]*</span>', "", html)  # drawn, not read
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
@@ -90,7 +90,7 @@ def test_they_are_for_sysadmins_alone() -> None:
 
 
 def person_form(user: User, **changes: str) -> dict[str, str]:
-    """What the browser sends to change a person; a right that is "" is taken."""
+    """Return the form that the browser sends to change a person; an empty right is withdrawn."""
     form = {
         "username": user.username,
         "is_active": "on",

@@ -23,7 +23,7 @@ MakeStack = Callable[..., Stack]
 
 @pytest.fixture(scope="module")
 def kept_up(prepared_home: Path) -> Iterator[Stack]:
-    """One that tests break as it mends by itself."""
+    """A stack for tests that break it and wait until it recovers."""
     stack = Stack(prepared_home)
     try:
         stack.start()

@@ -88,7 +88,7 @@ def is_reading(pid: int) -> bool:
 
 
 def test_killed_in_its_midst_and_several_at_it_afterwards(stack: Stack) -> None:
-    """What follows does not wait for it; the one that is found later is the only one, by whichever worker."""
+    """The decision does not wait for the lost diagnosis; the later one is the only one, whichever worker makes it."""
     job = submit(stack, planted.LONG_LOG)
     wait_for(lambda: is_reading(stack.pid("diagnose")), "it to read the log", 120)
     stack.wait_for_new("diagnose", stack.kill("diagnose"))

@@ -125,7 +125,7 @@ def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
 
 
 def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
-    """By REST, on the machine's page, on the page of the job that held the GPU, and by Prometheus."""
+    """REST, the machine's page, the page of the job that held the GPU and Prometheus all show it."""
     job = machine.submit(8)
     wait_for(lambda: _holders(machine) == [[job]] * 8, "the job to hold them", 60)
     address = nvml.bus(5).removeprefix("0000").lower().rpartition(".")[0]

@@ -38,7 +38,7 @@ ACCOUNTS = ("vision", "speech")
 
 
 class Cluster:
-    """One running cluster. `daemons` are its processes by name: munged, mariadbd, slurmdbd, slurmctld, dgx01 …"""
+    """A running cluster. `daemons` are its processes by name: munged, mariadbd, slurmdbd, slurmctld, dgx01 …"""
 
     def __init__(self, layout: Layout, release: Release) -> None:
         self.layout, self.release = layout, release

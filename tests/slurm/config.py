@@ -23,7 +23,7 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a cluster keeps its files, on which ports it listens, and how many nodes it simulates."""
+    """The layout of a cluster: its files, its ports, and how many nodes it simulates."""
 
     folder: Path
     port: int  # the first of a range that nobody else uses

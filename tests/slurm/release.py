@@ -53,7 +53,7 @@ class NoSlurm(Exception):
 
 @dataclass(frozen=True)
 class Release:
-    """One release of Slurm, as one Debian suite packages it."""
+    """A release of Slurm as a Debian suite packages it."""
 
     name: str
     suite: str

@@ -34,7 +34,7 @@ KNOWN = {
 
 
 class Checked:
-    """What one run of the command said."""
+    """The output of a run of the command."""
 
     def __init__(self, code: int, told: dict[str, Any], progress: str) -> None:
         self.code, self.progress, self.is_ok = code, progress, told["ok"]
@@ -49,7 +49,7 @@ class Checked:
 
 
 def check(portal: Portal, *words: str, **environment: str) -> Checked:
-    """As the portal's Unix user, where Slurm's commands are."""
+    """Run the command as the portal's Unix user, where Slurm's commands are."""
     room = portal.slurm.room
     assert room
     path = portal.environment["PATH"].replace(f"{portal.slurm.layout.bin}:", "")

@@ -67,7 +67,7 @@ class Followed:
         return found[-1]
 
     def reason(self, job: str) -> str:
-        """As the queue tells it, which is read anew every 15 seconds."""
+        """Return a job's reason from a new listing of the queue, which is otherwise cached for 15 seconds."""
         self.slurm._cache.listed_at = float("-inf")
         return next((row.reason for row in self.slurm.queue() if row.scheduler_id == job), "")
 
@@ -85,7 +85,7 @@ def followed(slurm: Cluster) -> Iterator[Followed]:
 
 
 def ask(slurm: Cluster, key: Path, *, life_s: int = 900) -> int:
-    """How many nodes somebody with this key is told of."""
+    """Return how many nodes slurmrestd lists for a token that this key signs."""
     http = SlurmHttp(slurm.url, tokens=KeyFileTokens(key, life_s=life_s), user=PORTAL)
     try:
         return len(SlurmRest(http).nodes())

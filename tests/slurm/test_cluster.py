@@ -40,7 +40,7 @@ with cluster(sys.argv[1], nodes=1) as slurm:
 
 
 def batch(slurm: Cluster, script: str, *options: str, user: str = "") -> str:
-    """What a job wrote, after its end."""
+    """Return what a job wrote, after its end."""
     output = slurm.layout.scratch / f"{time.monotonic_ns()}.out"
     words = ["sbatch", "--parsable", "--mem=1000", f"--output={output}", *options]
     job = slurm.run(*words, stdin=f"#!/bin/bash\n{script}\n", user=user).strip()

@@ -289,7 +289,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
 
 
 def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
-    """Of the files that launchers leave for each other those that have these keys, with at least these values."""
+    """Return the contents of the launchers' files that have these keys, with at least these values."""
     found = []
     for path in folder.glob(names):
         with suppress(FileNotFoundError):  # of one that was lost

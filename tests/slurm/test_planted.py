@@ -37,7 +37,7 @@ GPU_LOST = ("gpu.off_bus", r"Restarted from the beginning without dgx\d\d as att
 
 @dataclass(frozen=True)
 class Trained(Planted):
-    """By our own trainer, which alone tells of each step that it begins."""
+    """Only our own trainer reports every step that it begins."""
 
     def spec(self, **resources: Any) -> dict[str, Any]:
         kept = {name: part for name, part in super().spec(**resources).items() if name not in ("kind", "script")}

@@ -241,7 +241,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 class Copying:
-    """In the launcher's place: a run that has copied the weights beside its adapters, and fails then."""
+    """Stands in for the launcher: copies the weights beside the adapters, then fails."""
 
     def __init__(self, plan: Any, attempt: Attempt, **_: Any) -> None:
         self._base = attempt.folder.parent / "base"

@@ -109,7 +109,7 @@ def test_what_does_not_fit_the_ranks_gets_the_nearest_that_does(
 
 
 def test_a_micro_batch_that_does_not_fit_is_named_itself() -> None:
-    """Where the batch divides over the ranks, another batch is no remedy."""
+    """If the batch divides evenly over the ranks, another batch size is no remedy."""
     (problem,) = layout_checks.check(run_config.parse({"global_batch": 12, "micro_batch": 4}), 2)
     assert problem.field == "micro_batch"
     assert not list(layout_checks.check(run_config.parse({"global_batch": 12, "micro_batch": 3}), 2))

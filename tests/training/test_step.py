@@ -146,7 +146,7 @@ def test_no_step_waits_for_sympy(tmp_path: Path) -> None:
 
 
 class TestCompiledCode:
-    """What torch.compile finds in its cache it runs."""
+    """torch.compile runs what it finds in its cache."""
 
     @pytest.fixture(autouse=True)
     def _temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_events_newest_first_and_by_kind(mira: User) -> None:
 
 
 class TestOthers:
-    """Where the site hides other people's jobs, it hides what their GPUs do."""
+    """A site that hides other people's jobs also hides what their GPUs do."""
 
     @pytest.fixture
     def noor(self, settings: LazySettings, mira: User) -> User:

@@ -92,7 +92,7 @@ def plain(name: str, text: str) -> SimpleUploadedFile:
 
 
 def test_submit_toml_as_a_file():
-    """As curl sends `-F spec_toml=@job.toml`."""
+    """The request is what curl sends for `-F spec_toml=@job.toml`."""
     sam = lab.bearer(lab.sysadmin())
     lab.a_project()
     sent = {"spec_toml": SimpleUploadedFile("job.toml", TOML.encode())}

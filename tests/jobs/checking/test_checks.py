@@ -230,7 +230,7 @@ SlurmctldParameters     = (null)
     ],
 )
 def test_slurm_conf(site: FakeSite, line: str, title: str, level: str) -> None:
-    """As a node tells it, where there is no scontrol here."""
+    """The settings come from a node's report, as this machine has no scontrol."""
     site.conf_on_node = conf_of(f"{CONF}{line}\n")
     found = list(conf.check(site))
     assert len(found) == len(conf.FACTS)

@@ -38,7 +38,7 @@ numbers = itertools.count()
 
 
 class Played:
-    """One run of a batch script, in a folder of its own."""
+    """A run of a batch script in a separate folder."""
 
     def __init__(self, place: Path) -> None:
         self.place = place / str(next(numbers))

@@ -49,7 +49,7 @@ def patch(client: Client, job: Job, name: str, body: Any = None) -> Any:
 
 
 def kept(job: Job) -> frozenset[tuple[int, int]]:
-    """What a trainer reads."""
+    """Return the pins that a trainer reads."""
     return pruning.pinned(rundir.path_of(job.directory) / "job")
 
 

@@ -13,7 +13,7 @@ from jobs.disk import trash
 
 
 def test_it_is_emptied_of_what_its_owner_may_not_write(settings: Any) -> None:
-    """As git-annex leaves its objects, and a program that closes a folder to itself."""
+    """The folder has read-only files, as git-annex leaves them, and a folder that its owner may not enter."""
     with TemporaryDirectory() as root:  # pytest's own is root's alone
         settings.VIGIL_RUNS = Path(root)
         treasure, gone = Path(root) / "treasure", Path(root) / trash.TRASH / "gone"

@@ -35,7 +35,7 @@ def latest(job: Job) -> Attempt:
 
 
 def tick(scheduler: ScriptedScheduler) -> list[int]:
-    """What the follower does about new attempts; the ids that it handed over."""
+    """Let the follower process new attempts, and return the scheduler's ids of those it submitted."""
     dependencies.advance()
     due = handover.due()
     for attempt_id in due:

@@ -80,7 +80,7 @@ def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
 def test_another_job_of_the_same_id_is_neither_followed_nor_cancelled(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """As after a restore on another machine, where the scheduler counts anew."""
+    """After a restore on another machine the scheduler counts from 1 again."""
     scheduler.update_job("101", state="running", key="anothers")
     cancel(oskar, job)
     tick()
@@ -137,7 +137,7 @@ def test_odd_results(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], 
 def test_half_a_character_in_a_result_does_not_keep_it_running(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """As Python writes an undecodable file name of an error into JSON; no database keeps it."""
+    """Python writes undecodable file names into JSON as surrogates, which databases refuse."""
     launched(newest(), exit_code=1, first_failure={"rank": 0, "kind": "ex\udc80", "error": "no /data/\udcff"})
     scheduler.update_job("101", state="failed", exit_code=1)
     tick()

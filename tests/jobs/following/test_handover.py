@@ -162,7 +162,7 @@ def test_an_empty_mount_point_is_waited_for(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
 def test_run_directories_are_nobody_else_s(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
-    """Where the folder was not made yet, anybody may make it, who can write beside it."""
+    """If the folder does not exist, anybody with write access to its parent could create it."""
     ask(oskar)
     os.chown(runs, 65_534, -1)
     handover.hand_over(newest().pk, scheduler)
@@ -263,7 +263,7 @@ def test_who_wakes_before_asking_does_not_ask(
 def test_who_fails_late_ends_nothing(
     oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then a second worker has submitted it."""
+    """A second worker has submitted it meanwhile."""
     job, _ = ask(oskar)
     overtaken(monkeypatch, job, scheduler, error=OSError("code: Directory not empty"))
     handover.hand_over(newest().pk, scheduler)

@@ -243,7 +243,7 @@ class TestCheckpoints:
         assert checkpoints.newest_on_line(third) == chosen  # up the line of parents
 
     def test_line_of_any_number_of_attempts_is_gone_up(self, job: Job, attempt: Attempt) -> None:
-        """As of a program that saves nothing, in a partition where it is preempted every few hours."""
+        """A program without checkpoints is preempted every few hours."""
         Attempt.objects.bulk_create(Attempt(job=job, number=number, cause="preempted") for number in range(2, 1202))
         last = Attempt.objects.latest("number")
         assert decide(last, "preempted").text.endswith("Restarted from the beginning as attempt 1202.")

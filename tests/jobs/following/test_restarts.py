@@ -236,7 +236,7 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
 
 
 def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
-    """With the same clients in the same rounds: what was theirs happens again, what was a machine's may not."""
+    """With the same clients in the same rounds, failures of clients repeat and failures of machines may not."""
     assert "Restarted from the beginning as attempt 2" in die(scheduler, tick, "federated.quorum").decision
     a_checkpoint(job, 40, attempt=newest())
     assert (
@@ -251,7 +251,7 @@ def test_a_federation_whose_clients_all_failed_does_not(job: Job, scheduler: Scr
 
 
 class TestOthers:
-    """Where it is blamed, whether enough nodes are left is asked of those that the job may run on."""
+    """Whether enough nodes are left is decided by the nodes on which the job may run."""
 
     @pytest.mark.parametrize(
         ("asked", "says"),

@@ -198,7 +198,7 @@ def test_the_script_pushes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_script_waits_for_nobody_and_never_fails(tmp_path: Path) -> None:
-    """Whether nothing listens, nobody answers, or there is no file: slurmctld and the job go on at once."""
+    """If nothing listens, nobody answers or the file is missing, slurmctld and the job continue at once."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         for environment in (
             configured(tmp_path, deaf.getsockname()[1]),

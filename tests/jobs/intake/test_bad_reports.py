@@ -212,7 +212,7 @@ def test_a_stream_that_changes_its_name_is_refused() -> None:
     ],
 )
 def test_bytes_that_are_no_utf_8_are_refused(old: bytes, new: bytes) -> None:
-    """Each was a 500: msgspec raises an error that is none of its own."""
+    """Each of these used to be a 500: msgspec raises an error that is not one of its own classes."""
     attempt = attempt_of()
     body = json.dumps(frame(Spooled().add_event("k").log(1, loss=1.0))).encode()
     assert old in body
@@ -224,7 +224,7 @@ def test_bytes_that_are_no_utf_8_are_refused(old: bytes, new: bytes) -> None:
 
 
 def test_an_escape_cut_off_before_a_wide_letter_is_refused() -> None:
-    """To mend it as half of a surrogate pair would cut the letter in two."""
+    """Repairing half of a surrogate pair would split the character."""
     attempt = attempt_of()
     body = json.dumps(frame(Spooled().add_event("k"))).encode().replace(b'"k"', '"\\ud8aé"'.encode())
     assert send(attempt, gzip.compress(body)).status_code == 422

@@ -57,7 +57,7 @@ def test_collecting_takes_what_was_never_posted_and_only_that(tmp_path: Path) ->
 
 
 def test_collecting_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a job that was killed: no end line, nearly everything posted. Nothing is counted a second time."""
+    """A killed job leaves no end line and has posted nearly everything; nothing may be counted twice."""
     attempt = attempt_of(directory="attempt-1")
     stream = Spooled()
     for step in range(300):

@@ -208,7 +208,7 @@ def test_a_shipper_that_posts_as_well_doubles_nothing() -> None:
 
 
 def test_one_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gets its share in turns, and within a tick's budget."""
+    """Attempts take turns, within the budget of a tick."""
     busy, (much,) = running("ada")
     quiet, (little,) = running("bob")
     clock = [0.0]
@@ -274,7 +274,7 @@ def test_others_are_left_alone(fields: dict[str, Any]) -> None:
 
 
 def test_its_shippers_are_told(settings: Any, scheduler: ScriptedScheduler) -> None:
-    """By the token, in each direction, also while the job runs."""
+    """A token grants access in both directions, also while the job runs."""
     settings.VIGIL_REPORTS = "tail"
     attempt, (rank,) = running(tailed=False)
     now = time.time()

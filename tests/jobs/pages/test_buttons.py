@@ -50,7 +50,7 @@ def test_resume_starts_the_next_attempt_once(client: Client, mira: User, project
 
 
 def test_what_runs_again_is_the_checkpoint_whose_button_it_was(client: Client, mira: User, project: Project) -> None:
-    """Of one step there may be two: one of the line that the job has gone back from."""
+    """A step may have two checkpoints: one of them from before the job went back."""
     job = a_job(mira, project, state="failed", attempt={"step": 130, "steps": 200})
     left, newer = save(job, 100, name="step-100.g1"), save(job, 100, generation=2)
     html = text(client.get(f"/jobs/{job.pk}/checkpoints"))

@@ -262,7 +262,7 @@ def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
 
 
 def test_an_xid_of_a_gpu_that_it_held_twice(mira: User) -> None:
-    """In the first of both times; between them the GPU was nobody's business of this job's."""
+    """The job held the GPU in both periods; what happened to the GPU between them is not shown."""
     job = a_job(mira, a_project(), state="running")
     machine, now = working(job, 80), int(time.time())
     first = Holding.objects.get()

@@ -135,7 +135,7 @@ def test_charts_of_what_there_is(client: Client, job: Job) -> None:
 
 
 def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job: Job) -> None:
-    """On its own nodes, while it ran; the same mount on two of them is one."""
+    """Only alerts on its own nodes while it ran count, and a mount that two of them share counts once."""
     attempt = job.latest
     assert attempt is not None
     began = time.time() - 600
@@ -160,7 +160,7 @@ def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job:
 
 
 def test_slow_mounts_of_many_attempts_are_asked_for_at_once(client: Client, job: Job) -> None:
-    """Each attempt has those of its own nodes and time."""
+    """Each attempt shows the alerts of its own nodes and time."""
     began = time.time() - 6_000
     for number in range(2, 8):
         at = datetime.fromtimestamp(began + 600 * number, UTC)

@@ -189,7 +189,7 @@ def test_a_job_without_gpus_ran_here_too(mira: User) -> None:
 
 
 class TestOthers:
-    """Where the site hides other people's jobs, the page hides what their GPUs do and whose they are."""
+    """A site that hides other people's jobs also hides what their GPUs do and who uses them."""
 
     @pytest.fixture(autouse=True)
     def _others_are_hidden(self, settings: LazySettings, job: Job) -> None:

@@ -213,7 +213,7 @@ def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, m
 
 
 def folded(html: str) -> str:
-    """What waits behind the form's folds."""
+    """Return the texts of the form's collapsed sections."""
     form = html.split('id="fields"')[1].split("spec.toml")[0]
     return "".join(re.findall(r"<details.*?</details>", form, re.S))
 
@@ -263,7 +263,7 @@ def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client,
 
 
 def offered(client: Client) -> dict[str, list[str]]:
-    """By field of [resources], what its list offers."""
+    """Return the choices that the form offers, by field of [resources]."""
     lists = re.findall(r'<datalist id="f-resources-(\w+)-k">(.*?)</datalist>', text(client.get("/submit")))
     return {name: re.findall(r'value="([^"]*)"', options) for name, options in lists}
 

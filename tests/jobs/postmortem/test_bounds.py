@@ -137,7 +137,7 @@ def test_a_verdict_that_cannot_be_kept_is_given_up_like_one_that_cannot_be_made(
 
 
 class TestRecords:
-    """Of flight recorders, stacks and tables by the scheduler."""
+    """The budget covers flight recorders, stacks and the scheduler's tables."""
 
     @staticmethod
     def flight(rank: object, calls: range, operation: str = "nccl:all_reduce") -> str:
@@ -177,7 +177,7 @@ class TestRecords:
 
 
 class TestTime:
-    """For all logs together; of what is left then their ends."""
+    """The budget is for all logs together; of the logs that exceed it only the ends are read."""
 
     def test_once_it_is_over_the_ends_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files, "TAIL_BYTES", 64 * 1024)
@@ -199,7 +199,7 @@ class TestTime:
         clock = [1000.0]
 
         class Slow(io.BytesIO):
-            """Each block of it takes a second."""
+            """A log of which each block takes a second to read."""
 
             def read1(self, size: int | None = -1, /) -> bytes:
                 clock[0] += 1

@@ -56,7 +56,7 @@ def watched(*nodes: str) -> list[Agent]:
 
 
 def off_bus(agent: Agent, at: datetime) -> None:
-    """What an agent reports of a GPU that fell off the bus."""
+    """Store what an agent reports when a GPU fell off the bus."""
     gpu = Gpu.objects.create(uuid="GPU-2", agent=agent, index=2, bus="0000:ab:00")
     text = "GPU has fallen off the bus."
     NodeEvent.objects.create(agent=agent, gpu=gpu, kind="xid", code=79, text=text, at=at, last_at=at)
@@ -217,7 +217,7 @@ def judged(text: str) -> Verdict:
 
 @pytest.mark.parametrize("cause", OF_SYSADMINS)
 def test_no_line_that_a_job_prints_is_the_machines_word(cause: str) -> None:
-    """Every entry of the catalogue of each cause that sysadmins must act on."""
+    """Test every catalogue entry whose cause sysadmins must act on."""
     entries = [one for one in shipped_catalogue() if one.cause == cause and not one.is_for_tracebacks and one.example]
     assert entries
     for entry in entries:

@@ -40,7 +40,7 @@ def told(left: Left, kind: str, *, incarnation: int = 0, **data: Any) -> None:
 
 
 def raised(left: Left, name: str, message: str) -> None:
-    """In the logs of both ranks, and as rank 0 told of it."""
+    """Write an exception to the logs of both ranks and to rank 0's report."""
     frame = '  File "/opt/vigil/training/rank.py", line 103, in _train\n    completed = _loop()'
     for rank in range(2):
         left.write(f"logs/0.{rank}.log", f"Traceback (most recent call last):\n{frame}\n{name}: {message}\n")
@@ -88,7 +88,7 @@ class TestClients:
         assert federated.diagnosed()[0].cause == cause
 
     def test_who_was_left_out_and_since_which_round(self, federated: Left) -> None:
-        """In an earlier attempt, too."""
+        """This holds for earlier attempts too."""
         attempt = federated.attempt
         told(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
         told(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)

@@ -231,7 +231,7 @@ def test_jobs_of_a_sweep_that_die_alike_are_one_notice(die: Die, mira: User) -> 
 
 
 class TestSweepRevised:
-    """One notice and one message of it, whatever the verdicts on its jobs say one after the other."""
+    """Later verdicts on other jobs of the incident raise no second notice and send no second message."""
 
     @pytest.fixture
     def sweep(self, mira: User) -> Sweep:

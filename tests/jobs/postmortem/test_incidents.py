@@ -35,7 +35,7 @@ BUS = "00000000:AB:00.0"
 
 @pytest.fixture
 def attempt(runs: Path) -> Attempt:
-    """One that runs on two nodes, with its folder on disk."""
+    """Return a running job on two nodes, with its folder on disk."""
     job = job_of()
     Job.objects.filter(pk=job.pk).update(directory="default/1-abcdef")
     job.refresh_from_db()
@@ -346,7 +346,7 @@ def test_only_members_see_it(attempt: Attempt, mira: Any) -> None:
 
 
 class TestShown:
-    """On the job's page and by REST, to members alone, with nothing of a log taken for a page's own."""
+    """The page and REST show it to members only, and text of logs is escaped."""
 
     @pytest.fixture
     def job_id(self, attempt: Attempt, runs: Path) -> int:

@@ -107,7 +107,7 @@ class TestLook:
         assert left.diagnosed()[0].cause == cause
 
     def test_of_many_restarts_the_one_that_failed(self, left: Left) -> None:
-        """In the order of names, 10.0 comes before 2.0."""
+        """Sorted by name, 10.0 would come before 2.0."""
         for number in range(11):
             left.ends(0, incarnation=number, r0=(40 + number, None, 1.0))
             left.look(0, incarnation=number)

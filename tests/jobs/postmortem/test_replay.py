@@ -270,7 +270,7 @@ def test_of_catalogues_of_old_only_what_revisions_need_is_kept(ops: User) -> Non
 
 
 class TestExamples:
-    """What people judged, as cases for `vigil diagnose --evaluate`."""
+    """Test exported judgements as cases for `vigil diagnose --evaluate`."""
 
     def scored(self, tmp_path: Path, *options: str) -> dict[str, Any]:
         path = tmp_path / "cases.jsonl"

@@ -36,7 +36,7 @@ def script(left: Left) -> Left:
 
 
 def report(left: Left, *, rank: int = 0, incarnation: int = 0, **series: Iterable[float]) -> None:
-    """One value a step from step 1 on, a second each, the last of them now."""
+    """Report a value for every step from 1, one second apart, the last of them now."""
     stream = Spooled(rank=rank, incarnation=incarnation, uid=f"{rank & 0xFF:04x}{incarnation:012x}")
     columns = {name: list(values) for name, values in series.items()}
     now, length = timezone.now().timestamp(), max(map(len, columns.values()))

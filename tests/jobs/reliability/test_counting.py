@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 
 def held_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]) -> float:
-    """By days; and by weeks the same."""
+    """Return the node-hours, which have to be the same by day and by week."""
     hours = {
         days: float(model.objects.filter(days=days).aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600 for days in (1, WEEK)
     }
@@ -36,7 +36,7 @@ def held_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]
 
 
 def steps(attempt: Attempt, first: int, last: int, seconds: float) -> None:
-    """What rank 0 told of how long its steps took."""
+    """Write rank 0's report of its step times."""
     told = [(step, seconds) for step in range(first, last + 1)]
     write("step_seconds", (0, told), owner=("attempt", attempt.pk))
 
@@ -146,7 +146,7 @@ class TestHeldTime:
         assert not [sql for several in wrote for sql in several if sql.startswith("SELECT")]
 
     def test_what_somebody_calls_a_partition_holds_up_nobody(self) -> None:
-        """Of what was started outside Vigil its spec is unchecked text."""
+        """The spec of a run that was started outside Vigil is unchecked text."""
         ran(1.0, nodes=["a"], partition="x" * 300, cause="gpu.ecc")
         ran(1.0, nodes=["b"], cause="gpu.ecc")
         count()

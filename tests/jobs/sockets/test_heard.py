@@ -106,7 +106,7 @@ def test_ranks_become_a_band_once_all_have_reported_a_step(server: Server, ada: 
 
 
 def test_of_a_thousand_series_each_has_its_band(server: Server, ada: User) -> None:
-    """As many as an attempt may have, all of them in one message of each rank."""
+    """Use as many series as an attempt may have, all of them in one message of each rank."""
     attempt = attempt_of()
     client = signed_in(ada)
     values = {f"norm/{number}": 1.0 for number in range(SERIES)}
@@ -128,7 +128,7 @@ def test_of_a_thousand_series_each_has_its_band(server: Server, ada: User) -> No
 
 
 def test_a_relay_that_opens_is_fed_and_ticks(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the ranks reported before is gathered in a thread; what they report meanwhile is not lost."""
+    """Earlier reports are gathered in a thread; reports that arrive meanwhile are not lost."""
     attempt, begun, go_on = attempt_of(), Event(), Event()
     ranks = [Spooled(rank=rank).log(1, loss=rank + 1.0, step_seconds=1.0) for rank in range(3)]
     sent: list[bytes] = []

@@ -57,7 +57,7 @@ def test_who_is_not_signed_in_is_told_so(ada: User) -> None:
 
 
 def test_sockets_of_a_person_and_of_a_token_are_counted(server: Server, ada: User, settings: Any) -> None:
-    """One read token opened a thousand."""
+    """A single read token once opened a thousand sockets."""
     settings.VIGIL_SOCKETS = 4
     tokens = [{"authorization": f"Bearer {Token.issue(ada, name)[1]}"} for name in ("one", "other")]
     client = signed_in(ada)

@@ -20,7 +20,7 @@ CODE = {
 
 
 def fields(model: type[BaseModel], table: str = "") -> Iterator[str]:
-    """Every key that a specification may have, by dotted path."""
+    """Return every key of a specification, as dotted paths."""
     for name, about in model.model_fields.items():
         inner = [one for one in (about.annotation, *get_args(about.annotation)) if _is_table(one)]
         if inner:
@@ -35,7 +35,7 @@ def _is_table(one: Any) -> bool:
 
 
 def options() -> Iterator[str]:
-    """Every option of every recipe, parallelism and communication that there is a file for."""
+    """Return every option of every recipe, parallelism and communication module."""
     for kind in choices.ENTRY_FUNCTIONS:
         for name, choice in choices.describe(kind).items():
             yield from (f"run.{name}.{option.name}" for option in choice.options)

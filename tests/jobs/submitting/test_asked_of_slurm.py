@@ -35,7 +35,7 @@ ALL = {
 
 
 def handed(job: Job, scheduler: ScriptedScheduler) -> Submission:
-    """What the scheduler was asked for."""
+    """Hand the job over and return the submission that the scheduler received."""
     assert job.latest_id is not None
     handover.hand_over(job.latest_id, scheduler)
     assert scheduler.submissions, Attempt.objects.get(pk=job.latest_id).reason

@@ -163,7 +163,7 @@ def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str)
 
 @pytest.mark.parametrize(("reason", "kind"), [("JobHeldUser", "held"), ("Dependency", "dependency")])
 def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: str) -> None:
-    """As Slurm tells it: its start is its begin, whatever else it waits for."""
+    """Slurm reports the begin time as the start, whatever else the job waits for."""
     asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
     own = queued("77", 8, reason=reason, starts_at=NOW + 7200)
     found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)

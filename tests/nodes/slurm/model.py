@@ -16,7 +16,7 @@ OLD, NEW = "v0.0.38", "v0.0.42"
 
 @dataclass
 class Run:
-    """One row of the accounting database."""
+    """A row of the accounting database."""
 
     submitted: float
     restart: int

@@ -258,7 +258,7 @@ def test_runs_of_a_requeued_job(version: str) -> None:
 
 @some_versions
 def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
-    """Who did it stands beside what somebody cancelled."""
+    """A cancelled job's state names the user who cancelled it."""
     told = body(version, "ended/slurmdb-jobs")
     job_id = next(str(raw["job_id"]) for raw in told["jobs"] if raw["name"] == "cancelled")
     (raw,) = (raw for raw in told["jobs"] if str(raw["job_id"]) == job_id)
@@ -329,7 +329,7 @@ def test_an_odd_list_is_decoded_whole(content: str) -> None:
 
 
 def test_types_of_gpus_keep_the_configured_case() -> None:
-    """As answered by Slurm 24.11 and 26.05 with `Gres=gpu:H100:8,gpu:1g.10gb:7`: TRES are lower-case."""
+    """These are the answers of Slurm 24.11 and 26.05 for `Gres=gpu:H100:8,gpu:1g.10gb:7`: TRES are lower-case."""
     told = {
         "name": "a",
         "gres": "gpu:H100:8,gpu:1g.10gb:7",

@@ -341,7 +341,7 @@ def test_daemons_that_are_away(version: str) -> None:
 
 
 def test_nothing_is_told_of_tokens(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
-    """In no error, its causes, its traceback with all that it holds, and no log of any library."""
+    """No error, its causes or its traceback contains the token, and no library logs it."""
     caplog.set_level(logging.DEBUG)
     answers: list[Any] = [
         refuse, reset, halfway, slow, status(502), status(500), lambda _: httpx.Response(401, text=TOKEN[:0]),

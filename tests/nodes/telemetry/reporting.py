@@ -19,7 +19,7 @@ START = 1_763_000_000  # a Unix second
 
 @dataclass
 class Machine:
-    """One machine's agent: it numbers its batches and posts those that a test gives it."""
+    """The agent of a machine: it numbers batches and posts those that a test gives it."""
 
     node: str = "dgx-01"
     gpus: tuple[str, ...] = UUIDS[:2]

@@ -129,7 +129,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_cannot_be_read_just_now_is_asked_for_again(tmp_path: Path, errors: list[str]) -> None:
-    """To go on from an older one would throw work away."""
+    """Resuming from an older checkpoint would lose work."""
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
     _make(checkpoints / "step-40", step=40)

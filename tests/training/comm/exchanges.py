@@ -33,7 +33,7 @@ def rank(folder: Path, world: int, rank: int, names: list[str]) -> None:
 
 
 class Side:
-    """One rank's model, its way of exchanging, and the local gradients of all ranks."""
+    """The model of a rank, its communication, and the local gradients of all ranks."""
 
     def __init__(
         self,

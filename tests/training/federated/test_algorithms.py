@@ -86,7 +86,7 @@ class TestFedProx:
 
 
 class TestFedNova:
-    """One sample a step: a client takes as many steps as it has samples."""
+    """With one sample per step a client takes as many steps as it has samples."""
 
     RUN = {**REGRESSION, "batch": 1}
 

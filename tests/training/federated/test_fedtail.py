@@ -75,7 +75,7 @@ class TailCase:
         return functional.cross_entropy(self.model.get_submodule("discriminator")(entered), domains)
 
     def parameters(self) -> list[nn.Parameter]:
-        """In the order of w."""
+        """Return the parameters in the order of w."""
         return [self.model.get_parameter(name) for name in self.layout.shapes]
 
     def slope(self, value: Tensor, *, create_graph: bool = False) -> Tensor:

@@ -28,7 +28,7 @@ LATE: dict[str, Any] = {**TOPK_INT8, "pace": "deadline", "deadline": {"quantile"
 
 
 class Killed(Exception):
-    """In place of kill -9: nothing of the loop runs after it."""
+    """Stands in for kill -9: nothing of the loop runs after it."""
 
 
 @pytest.mark.parametrize("table", [TOPK_INT8, DELTA, LATE], ids=["topk", "delta", "late"])

@@ -63,7 +63,7 @@ def test_with_the_whole_hessian_a_quadratic_takes_one_round(
 
 
 def test_momentum_leaves_a_quadratic_where_it_is_already_best(tmp_path: Path) -> None:
-    """From any point that is looked ahead to, a whole Newton step comes to the same minimum."""
+    """A whole Newton step reaches the same minimum from any look-ahead point."""
     loop = ready(tmp_path, {**QUADRATIC, "algorithm": "flens", "flens": {"rows": 7, "line_search": False}})
     train(loop)
     best = loop.server.weights.clone()

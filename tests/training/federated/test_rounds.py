@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Killed(Exception):
-    """In place of kill -9: nothing of the loop runs after it."""
+    """Stands in for kill -9: nothing of the loop runs after it."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

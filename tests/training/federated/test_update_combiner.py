@@ -43,7 +43,7 @@ BEARS: dict[str, dict[str, Any]] = {
 
 
 def rounds_of(folder: Path, **table: Any) -> Rounds:
-    """One rank, ready for its first round."""
+    """Return a rank that is ready for its first round."""
     return ready(folder, {**DIGITS, **table})
 
 

@@ -98,7 +98,7 @@ def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("rank", "named", "who"), [(1, [1], "on rank 1"), (-1, [], "on one of ranks 0, 1")])
 def test_a_nan_that_does_not_come_again_is_hardwares(rank: int, named: list[int], who: str, tmp_path: Path) -> None:
-    """In a loss it is that rank's; in a gradient that all have exchanged nobody can tell."""
+    """A bad loss names its rank; a bad gradient does not, as all ranks have exchanged it."""
     run = planted_run(tmp_path, {"passing": 31, "passing_rank": rank}, steps=60, checkpoint_every=5)
     incarnation = run.start(2)
     assert incarnation.wait() == [1, 1], incarnation.output()

@@ -99,7 +99,7 @@ def test_the_first_failing_ranks_code_is_the_launchers(run: Run) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_exit_code_0_in_the_midst_of_a_run_is_no_success(run: Run, ranks: int) -> None:
-    """As somebody's code has it that calls os._exit(0) within a step."""
+    """A user's code may call os._exit(0) within a step."""
     assert run.fake(ranks=ranks, steps=40, accidents=[accident(0, 5, "exit", code=0)]).wait(PATIENCE_S) == 1
     result = run.result()
     assert (result["cause"], result["exit_code"]) == ("failed", 1)

@@ -51,7 +51,7 @@ def test_a_cancel_is_found_without_a_signal(run: Run) -> None:
 
 
 def test_signals_to_everybody_and_twice_change_nothing(run: Run) -> None:
-    """As scancel and a time limit do: the whole job at once, then again."""
+    """scancel and time limits signal the whole job at once, and later again."""
     launcher = run.fake(steps=ENDLESS)
     pids = run.started()
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
@@ -85,7 +85,7 @@ def test_a_stop_before_anything_started_starts_nothing(run: Run) -> None:
 
 
 def test_what_was_chosen_is_gone_on_from_though_a_stop_came_first(run: Run) -> None:
-    """As a preemption while nodes are missing, after which Slurm starts the job again."""
+    """The job is preempted while nodes are missing, and Slurm starts it again."""
     assert run.fake(ranks=1, steps=20, checkpoint_every=10).wait(PATIENCE_S) == 0
     run.describe('kind = "distributed"\n[launch]\nnodes = 2\n', attempt=2, resume="step-10")
     waiting = run.launch(json.dumps({"steps": 30}), job="101", nodes=2)  # its other node never comes

@@ -45,7 +45,7 @@ def _describe(run: Run, *, steps: int, every: int = 10, launch: str = "") -> Non
 
 
 def _line_of_record(run: Run, attempts: int = 1, rank: int = 0) -> dict[int, float]:
-    """Each step's loss by the newest incarnation of the newest attempt."""
+    """Return each step's loss by the newest incarnation of the newest attempt."""
     record: dict[int, float] = {}
     for number in range(1, attempts + 1):
         for _, losses in sorted(run.losses(number, rank).items()):

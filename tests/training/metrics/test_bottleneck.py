@@ -39,7 +39,7 @@ def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[s
 
 @pytest.mark.parametrize("part", ["data", "compute", "host"])
 def test_a_named_straggler_comes_first(part: str) -> None:
-    """To the others the wait for it is communication."""
+    """For the other ranks the wait counts as communication."""
     waits = {"split": {**USUAL, "communication": 3.0}, "exposed": 0.75, "busy": 0.2, "world": 8}
     told = judge(measured(**waits, slow_rank=SlowRank(3, 14.02, part)))
     assert told.bound == "straggler"

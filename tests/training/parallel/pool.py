@@ -19,7 +19,7 @@ TOGETHER = 8
 
 @dataclass(frozen=True)
 class _Turn:
-    """One attempt, as described to its ranks."""
+    """The attempt as described to its ranks."""
 
     run_dir: Path
     attempt_dir: Path

@@ -149,7 +149,7 @@ class TestOnAnotherLayout:
     @pytest.mark.sampled(2)
     @pytest.mark.parametrize(("written", "read"), list(pairs()))
     def test_the_same_run(self, written: str, read: str, others: Others) -> None:
-        """What was saved at step SAVED is read whole and alike, and the next loss is the one that would have come."""
+        """The state of step SAVED is read unchanged, and the next loss is that of an uninterrupted run."""
         wrote, went_on, reads = others
         run, attempt_dir = reads[f"{written} > {read}"]
         assert digests(attempt_dir, "restored") == digests(wrote[written][1], "ended")

@@ -231,7 +231,7 @@ def test_an_event_is_told_as_it_was(tmp_path: Path) -> None:
 
 
 def test_nothing_odd_costs_the_points_beside_it(tmp_path: Path) -> None:
-    """Of a line that is not as it should be, a reader takes nothing."""
+    """A reader ignores a malformed line completely."""
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
     deep: list[Any] = []
     for _ in range(70):

@@ -180,7 +180,7 @@ def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> N
 
 
 def test_a_post_that_is_refused_is_cut_down_to_the_batch_to_blame(server: Server, attempt: Path) -> None:
-    """What the portal will not take at all is named and passed; everything else arrives."""
+    """A batch that the portal rejects for good is named and skipped; everything else arrives."""
     server.leave_token(attempt.parent.parent)
     reporter = reporter_of(attempt)
     for step in range(8):

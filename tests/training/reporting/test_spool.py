@@ -282,7 +282,7 @@ def test_a_folder_may_hold_any_number_of_files(tmp_path: Path, monkeypatch: pyte
 
 
 def test_long_lines_are_read_few_at_once(tmp_path: Path) -> None:
-    """Each read takes a moment, whatever a job wrote; all of them come."""
+    """Every read is short, however much a job wrote, and every line arrives."""
     path = tmp_path / f"0.2.{ID}.jsonl"
     wide = {"series": {"loss": [[step, step / 7] for step in range(15_000)]}}
     path.write_bytes(_line(HEADER) + b"".join(_line(_batch(seq, **wide)) for seq in range(20)))

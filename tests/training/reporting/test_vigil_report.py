@@ -103,7 +103,7 @@ def test_what_is_told_of_a_checkpoint_can_be_read_again(reporting: Path, tmp_pat
 
 
 class _Several:
-    """As torch's tensor of several numbers."""
+    """Raises as torch does for a tensor of several numbers."""
 
     def __float__(self) -> float:
         raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")

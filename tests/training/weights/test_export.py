@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(whole: Path, tmp_path: Path) -> Path:
-    """One that a test may spoil."""
+    """Return a copy that a test may damage."""
     return Path(shutil.copytree(whole, tmp_path / "step-40"))
 
 

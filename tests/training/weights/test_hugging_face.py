@@ -129,7 +129,7 @@ SCALING = {"rope_factor": 8, "rope_original_context": 16, "max_context": 128, "r
     ids=["grouped", "tied", "scaled for its first time", "llama3", "padded"],
 )
 def test_the_folder_is_the_same_model(options: dict[str, Any], tmp_path: Path) -> None:
-    """By its logits, and by what a run would take from it again."""
+    """Compare by logits, and by what a run would load from it."""
     checkpoint, model = checkpoint_of(tmp_path / "run", **options)
     target = tmp_path / "out"
     shards = ["--shard-gb", "0.00002"] if "rope_factor" in options else []
