@@ -94,6 +94,15 @@ fi
 END
     ;;
 agent)
+    if ! "$python" -c 'import pynvml' 2>/dev/null; then # the bundle contains NVIDIA's bindings
+        tools=$(mktemp -d)
+        trap 'rm -rf "$root" "$tools"' EXIT
+        "$python" -m venv "$tools"
+        python=$tools/bin/python
+        awk '/^nvidia-ml-py==/ { found = 1 } found; found && !/\\$/ { exit }' "$here/requirements.lock" >"$tools/bindings.txt"
+        "$python" -m pip --disable-pip-version-check --quiet install --require-hashes --requirement "$tools/bindings.txt"
+    fi
+    cd "$here"
     "$python" -c 'import sys; from pathlib import Path; from nodes.agent.bundle import write_bundle; write_bundle(Path(sys.argv[1]))' \
         "$root/vigil-agent.pyz"
     install -D -m 755 "$root/vigil-agent.pyz" "$root/usr/lib/vigil-agent/vigil-agent.pyz"

@@ -64,6 +64,13 @@ def test_the_agent_is_installed_and_removed(root: Path, tmp_path: Path) -> None:
     assert not (root / "etc/vigil-agent").exists()
 
 
+def test_the_agent_is_built_by_a_python_without_packages(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "bare")
+    python = tmp_path / "bare/bin/python"
+    run("sh", ROOT / "packaging/deb/build.sh", "agent", tmp_path / "out", PYTHON=str(python))
+    assert list((tmp_path / "out").glob("vigil-agent_*_all.deb"))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_site_is_installed_and_removed(root: Path, tmp_path: Path) -> None:
