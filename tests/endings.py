@@ -89,7 +89,7 @@ def _told(attempt: Any) -> dict[str, Any]:
         "job": attempt.job_id,
         **{name: getattr(attempt, name) for name in names},
         **{name: _stamp(getattr(attempt, name)) for name in ("ended_at", "decided_at")},
-        "incidents": [_told_incident(one) for one in attempt.incidents.all()],
+        "incidents": [_told_incident(incident) for incident in attempt.incidents.all()],
     }
 
 

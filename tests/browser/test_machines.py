@@ -144,10 +144,10 @@ def test_without_a_script_there_are_words_and_numbers(portal_up: Stack, machine:
 def job(lab_up: Stack) -> int:
     """Return one of the demonstration's jobs for whose GPUs there are agent reports."""
     with lab_up.client() as client:
-        for one in client.get("/api/v1/jobs?limit=200").json()["items"]:
-            heat = client.get(f"/api/v1/jobs/{one['id']}/gpus?columns=10").json()
+        for item in client.get("/api/v1/jobs?limit=200").json()["items"]:
+            heat = client.get(f"/api/v1/jobs/{item['id']}/gpus?columns=10").json()
             if heat["source"] == "agent" and len(heat["items"]) > 4:
-                return int(one["id"])
+                return int(item["id"])
     raise AssertionError("no job of the demonstration has GPUs that an agent told of")
 
 

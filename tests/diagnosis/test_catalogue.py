@@ -67,7 +67,7 @@ def test_lines_that_differ_in_digits_only_are_told_apart_where_digits_matter() -
         "log",
         [flood + b"NVRM: Xid (PCI:0000:ab:00): 79, pid=7, name=python, GPU has fallen\n"],
     )
-    (lost,) = (told for told in scanned.entry_hits.values() if told.entry.cause == "gpu.off_bus")
+    (lost,) = (hits for hits in scanned.entry_hits.values() if hits.entry.cause == "gpu.off_bus")
     assert [hit.line for hit in lost.hits] == [5_001]
 
 

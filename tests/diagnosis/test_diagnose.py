@@ -80,9 +80,9 @@ def test_hardware_outranks_what_the_program_prints_of_it(tmp_path: Path) -> None
     (tmp_path / "train.log").write_text(f"{steps(0, 5)}\n{RAISED}\n")
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     made = CliRunner().invoke(main, ["diagnose", "--json", str(tmp_path)])
-    told = json.loads(made.output)
-    assert (told["cause"], told["owner"]) == ("gpu.off_bus", "sysadmin")
-    assert [(one["file"], one["line"]) for one in told["evidence"] if one["role"] == "root"] == [("kern.log", 1)]
+    payload = json.loads(made.output)
+    assert (payload["cause"], payload["owner"]) == ("gpu.off_bus", "sysadmin")
+    assert [(one["file"], one["line"]) for one in payload["evidence"] if one["role"] == "root"] == [("kern.log", 1)]
 
 
 @pytest.mark.parametrize(

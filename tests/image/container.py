@@ -35,14 +35,14 @@ class Image:
 
 
 def inspect(name: str) -> Image:
-    said = json.loads(buildah("inspect", "--type", "image", name))["OCIv1"]["config"]
+    payload = json.loads(buildah("inspect", "--type", "image", name))["OCIv1"]["config"]
     return Image(
-        entrypoint=said.get("Entrypoint") or [],
-        command=said.get("Cmd") or [],
-        environment={"PATH": PATH, **dict(line.split("=", 1) for line in said.get("Env") or [])},
-        user=said.get("User", ""),
-        folder=said.get("WorkingDir") or "/",
-        volumes=sorted(said.get("Volumes") or {}),
+        entrypoint=payload.get("Entrypoint") or [],
+        command=payload.get("Cmd") or [],
+        environment={"PATH": PATH, **dict(line.split("=", 1) for line in payload.get("Env") or [])},
+        user=payload.get("User", ""),
+        folder=payload.get("WorkingDir") or "/",
+        volumes=sorted(payload.get("Volumes") or {}),
     )
 
 

@@ -54,7 +54,7 @@ def test_a_job_goes_through_the_site(site: Site, client: httpx.Client) -> None:
     assert [line["last_step"] for line in lines] == [STEPS] * len(lines)
     assert lines
     assert client.get(f"/api/v1/jobs/{job}/logs").json()["items"]
-    assert [one["step"] for one in client.get(f"/api/v1/jobs/{job}/checkpoints").json()["items"]] == [20, 10]
+    assert [item["step"] for item in client.get(f"/api/v1/jobs/{job}/checkpoints").json()["items"]] == [20, 10]
 
 
 def test_pages_and_static_files_come_through_the_proxy(site: Site) -> None:

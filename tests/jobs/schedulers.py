@@ -86,7 +86,7 @@ class ScriptedScheduler:
         if self.meanwhile is not None:
             happens, self.meanwhile = self.meanwhile, None
             happens()
-        return {known: self.jobs[known] for known in scheduler_ids if known in self.jobs}
+        return {scheduler_id: self.jobs[scheduler_id] for scheduler_id in scheduler_ids if scheduler_id in self.jobs}
 
     def steps(self, scheduler_id: str, restart_count: int = 0) -> tuple[SlurmStep, ...]:
         self._part("steps")

@@ -50,8 +50,8 @@ def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
     answer = send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"steps": 7, "rank": 3})
     assert answer.status_code == 202
     number = answer.json()["id"]
-    asked = json.loads((rundir.path_of(job.directory) / "portal" / "profile.json").read_text())
-    assert asked == {"id": number, "directory": "attempt-1", "rank": 3, "steps": 7}
+    payload = json.loads((rundir.path_of(job.directory) / "portal" / "profile.json").read_text())
+    assert payload == {"id": number, "directory": "attempt-1", "rank": 3, "steps": 7}
     (waiting,) = listed(client, job)
     assert (waiting["id"], waiting["rank"], waiting["waits"], waiting["name"]) == (number, 3, True, "")
     add_event(job, "profile.saved", **{**SAVED, "id": number})

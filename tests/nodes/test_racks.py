@@ -62,7 +62,7 @@ lines = st.lists(st.lists(cells, max_size=6).map(",".join), max_size=8).map("\n"
 def test_any_text_is_taken_or_refused_by_lines(text: str) -> None:
     places, mistakes = taken(text)
     last = max(text.count("\n") + text.count("\r"), len(text.splitlines())) + 1
-    assert all(1 <= one.line <= last for one in mistakes)
+    assert all(1 <= mistake.line <= last for mistake in mistakes)
     agreed = [*racks._agreed(places)]
     assert racks.of_csv(racks.as_csv(agreed)) == agreed
 
@@ -121,7 +121,7 @@ def test_racks_over_rest(ops: User) -> None:
     put = {"items": [{"node": "dgx-02", "rack": "A1", "slot": 2}, {"node": "dgx-01", "rack": "A1", "slot": 1}]}
     assert send(client, "put", RACKS, put).json() == {"places": 2, "changed": 2}
     items = client.get(RACKS).json()["items"]
-    assert [(one["node"], one["rack"], one["slot"]) for one in items] == [("dgx-01", "A1", 1), ("dgx-02", "A1", 2)]
+    assert [(item["node"], item["rack"], item["slot"]) for item in items] == [("dgx-01", "A1", 1), ("dgx-02", "A1", 2)]
     csv = client.get(RACKS, headers={"accept": "text/csv"})
     assert csv.text == "node,rack,slot,order\ndgx-01,A1,1,0\ndgx-02,A1,2,0\n"
     answer = client.put(RACKS, "dgx-03,B1\ndgx-04,B1,2", content_type="text/csv")

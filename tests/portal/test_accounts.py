@@ -202,14 +202,14 @@ def test_first_start_makes_what_is_missing_and_no_more(home):
     assert url is not None
     path = home / "cli.toml"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    known = tomllib.loads(path.read_text())
-    assert known["url"] == settings.VIGIL_PUBLIC_URL
-    answer = Client(headers={"Authorization": f"Bearer {known['token']}"}).get("/api/v1/me").json()
+    payload = tomllib.loads(path.read_text())
+    assert payload["url"] == settings.VIGIL_PUBLIC_URL
+    answer = Client(headers={"Authorization": f"Bearer {payload['token']}"}).get("/api/v1/me").json()
     assert answer == {"username": user.username, "sysadmin": True, "slurm_user": None, "token_scope": "admin"}
 
     again = actions.first_start()
     assert again not in (None, url), "nobody has signed in: a fresh link at each start"
-    assert tomllib.loads(path.read_text()) == known
+    assert tomllib.loads(path.read_text()) == payload
     Client().post(path_of(again))
     assert actions.first_start() is None
     assert User.objects.count() == Project.objects.count() == 1
@@ -221,8 +221,8 @@ def test_first_start_mends_the_cli_token(home, settings):
     user.tokens.update(expires_at=timezone.now())
     settings.VIGIL_PUBLIC_URL = "http://127.0.0.1:8123"
     actions.first_start()
-    known = tomllib.loads((home / "cli.toml").read_text())
-    assert known["url"] == "http://127.0.0.1:8123"
+    payload = tomllib.loads((home / "cli.toml").read_text())
+    assert payload["url"] == "http://127.0.0.1:8123"
     assert user.tokens.alive().count() == 1
     assert os.listdir(home) == ["cli.toml"]
 

@@ -59,7 +59,11 @@ def scrape(query: str = "") -> Found:
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = list(text_string_to_metric_families(answer.text))
     assert all(family.documentation and family.type in {"gauge", "counter"} for family in families)
-    rows = [(one.name, tuple(sorted(one.labels.items())), one.value) for family in families for one in family.samples]
+    rows = [
+        (sample.name, tuple(sorted(sample.labels.items())), sample.value)
+        for family in families
+        for sample in family.samples
+    ]
     assert len({row[:2] for row in rows}) == len(rows), "no series twice"
     return {(name, labels): value for name, labels, value in rows}
 
@@ -299,7 +303,7 @@ class TestFormat:
         ],
     )  # fmt: skip
     def test_what_is_no_sample_is_left_out(self, line: str) -> None:
-        assert [one.name for one in exposition.samples(f"good 1\n{line}\nalso_good 2 1395066363000\r\n")] == [
+        assert [sample.name for sample in exposition.samples(f"good 1\n{line}\nalso_good 2 1395066363000\r\n")] == [
             "good",
             "also_good",
         ]
@@ -319,9 +323,9 @@ def test_a_whole_portal_is_scraped(make_stack: Callable[..., Stack]) -> None:
         answer = httpx.get(f"{stack.url}/metrics", headers=headers, timeout=30)
         assert answer.status_code == 200
         return {
-            (one.name, tuple(sorted(one.labels.items()))): one.value
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(answer.text)
-            for one in family.samples
+            for sample in family.samples
         }
 
     assert httpx.get(f"{stack.url}/metrics", timeout=30).status_code == 401

@@ -92,7 +92,7 @@ def _gpus(machine: Machine) -> list[dict[str, Any]]:
 
 
 def _holders(machine: Machine) -> list[list[int]]:
-    return [[one["job"] for one in gpu["holders"]] for gpu in _gpus(machine)]
+    return [[holder["job"] for holder in gpu["holders"]] for gpu in _gpus(machine)]
 
 
 def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
@@ -107,10 +107,10 @@ def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
         for heat, mine in zip(found, uuids, strict=True):
             busy = 77 if nvml.uuid(0) in mine else 33
             assert busy in {value for row in heat["items"] for value in row["most"]}
-        holders = {gpu["index"]: [one["job"] for one in gpu["holders"]] for gpu in _gpus(machine)}
+        holders = {gpu["index"]: [holder["job"] for holder in gpu["holders"]] for gpu in _gpus(machine)}
         assert sorted(holders[0] + holders[2]) == jobs
         assert holders[4] == []
-        sources = {one["source"] for gpu in _gpus(machine)[:4] for one in gpu["holders"]}
+        sources = {holder["source"] for gpu in _gpus(machine)[:4] for holder in gpu["holders"]}
         assert sources <= {"scheduler", "launcher"}
     finally:
         for job in jobs:

@@ -23,9 +23,9 @@ LIMIT_S = 45
 def readyz(stack: Stack) -> dict[str, Any]:
     with suppress(httpx.TransportError):
         answer = httpx.get(f"{stack.url}/readyz", trust_env=False, timeout=20)
-        told = dict(answer.json())
-        assert answer.status_code == (200 if told["ready"] else 503)
-        return told
+        payload = dict(answer.json())
+        assert answer.status_code == (200 if payload["ready"] else 503)
+        return payload
     return {"ready": False, "errors": []}
 
 

@@ -143,7 +143,7 @@ class Site:
         return attempt
 
     def is_decided(self, name: str) -> bool:
-        return any(one["number"] == 1 and one["decided_at"] for one in self.attempts(name))
+        return any(attempt["number"] == 1 and attempt["decided_at"] for attempt in self.attempts(name))
 
     def has_room(self) -> bool:
         """Whether few enough of what was planted to fail by itself is not decided on yet."""
@@ -307,8 +307,8 @@ def test_a_federation_names_the_client_that_all_others_failed_like(site: Site) -
 
 def test_a_post_mortem_shows_what_clients_dropped_out_of(site: Site) -> None:
     with site.stack.client() as client:
-        told = client.get(f"/api/v1/jobs/{site.jobs['quorum lost']}/postmortem", params={"attempt": 1}).json()
-    said = json.dumps(told)
+        payload = client.get(f"/api/v1/jobs/{site.jobs['quorum lost']}/postmortem", params={"attempt": 1}).json()
+    said = json.dumps(payload)
     assert re.search(r"client 5 dropped out in round 3: LookupError: the disk of owner 5 is gone", said)
     assert "planted_clients.py" in said
 
@@ -317,8 +317,8 @@ def test_clients_that_fail_alone_are_named_and_the_run_completes(site: Site) -> 
     (attempt,) = site.attempts("some clients failed")
     assert attempt["state"] == "completed"
     with site.stack.client() as client:
-        told = client.get(f"/api/v1/jobs/{site.jobs['some clients failed']}/events", params={"limit": 200}).json()
-    events = {one["kind"]: one["data"] for one in told["items"] if one["kind"].startswith("client.")}
+        payload = client.get(f"/api/v1/jobs/{site.jobs['some clients failed']}/events", params={"limit": 200}).json()
+    events = {item["kind"]: item["data"] for item in payload["items"] if item["kind"].startswith("client.")}
     assert (events["client.dropped"]["step"], events["client.dropped"]["client"]) == (3, 5)
     assert "LookupError: the disk of owner 5 is gone" in events["client.dropped"]["traceback"]
     assert (events["client.quarantined"]["step"], events["client.quarantined"]["client"]) == (3, 2)

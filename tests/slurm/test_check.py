@@ -42,10 +42,12 @@ class Checked:
 
     def at(self, level: str) -> dict[str, str]:
         """What is said at this level, by title."""
-        return {one["title"]: one["detail"] for one in self.findings if one["level"] == level}
+        return {finding["title"]: finding["detail"] for finding in self.findings if finding["level"] == level}
 
     def remedy(self, title: str) -> str:
-        return next(one["remedy"] for one in self.findings if one["title"] == title and one["level"] != "ok")
+        return next(
+            finding["remedy"] for finding in self.findings if finding["title"] == title and finding["level"] != "ok"
+        )
 
 
 def check(portal: Portal, *words: str, **environment: str) -> Checked:
@@ -229,7 +231,7 @@ def test_a_person_without_an_association(portal: Portal) -> None:
 def test_a_person_whom_this_machine_does_not_know(portal: Portal) -> None:
     with somebody(portal, "nobodyhere"):
         found = asked(portal)
-    said = [one["detail"] for one in found.findings if one["title"] == "Person nobodyhere"]
+    said = [finding["detail"] for finding in found.findings if finding["title"] == "Person nobodyhere"]
     assert any("no such Unix user" in detail for detail in said)
 
 

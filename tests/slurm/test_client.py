@@ -51,7 +51,7 @@ class Followed:
         return self.submitted[-1]
 
     def default_partitions(self) -> list[str]:
-        return [one.name for one in self.slurm.partitions() if one.is_default]
+        return [partition.name for partition in self.slurm.partitions() if partition.is_default]
 
     def status(self, job: str) -> JobStatus:
         return self.slurm.status([job])[job]

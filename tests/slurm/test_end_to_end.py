@@ -169,7 +169,9 @@ def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
     first, second = alice.attempts(job_id)
     assert first["cause"] == "stopped"
     assert second["scheduler_id"] == first["scheduler_id"], "Slurm requeued it"
-    assert max(one["step"] for one in alice.checkpoints(job_id)) == first["step"], "it saved before it went"
+    assert max(checkpoint["step"] for checkpoint in alice.checkpoints(job_id)) == first["step"], (
+        "it saved before it went"
+    )
     reached = alice.wait_for_step(job_id, first["step"] + 1, 120)["progress"]["step"]
     assert reached < first["step"] + 1_000, "it did not begin anew"
     assert alice.attempts(job_id)[1]["resume_from"] is not None, "and says from where"
@@ -238,7 +240,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     alice.cancel(job_id)
     done = alice.wait(job_id)
     assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
-    assert max(one["step"] for one in alice.checkpoints(job_id)) == done["progress"]["step"]
+    assert max(checkpoint["step"] for checkpoint in alice.checkpoints(job_id)) == done["progress"]["step"]
     newest = max(_told(members, "incarnation-*", members=[]), key=lambda turn: int(turn["number"]))
     assert {member["name"] for member in newest["members"]} == {leading, other}, alice.said(job_id)
 

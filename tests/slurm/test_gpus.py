@@ -67,7 +67,9 @@ class GpuNodes:
     def holders(self, node: str) -> dict[str, list[str]]:
         """Jobs by UUID, of those GPUs that somebody holds."""
         return {
-            gpu["uuid"]: [one["scheduler_id"] for one in gpu["holders"]] for gpu in self.gpus(node) if gpu["holders"]
+            gpu["uuid"]: [holder["scheduler_id"] for holder in gpu["holders"]]
+            for gpu in self.gpus(node)
+            if gpu["holders"]
         }
 
     def assignment(self, machine: Machine, minor: int) -> tuple[int | None, str, str]:
@@ -95,7 +97,7 @@ class GpuNodes:
 
     def queued(self, scheduler_id: str) -> dict[str, Any]:
         items = self._get("queue?limit=100")["items"]
-        return next((one for one in items if one["scheduler_id"] == scheduler_id), {"state": "", "gpu_indices": {}})
+        return next((item for item in items if item["scheduler_id"] == scheduler_id), {"state": "", "gpu_indices": {}})
 
     def sbatch(self, user: str, node: str, *options: str, command: str = "exec sleep 600") -> str:
         words = ("--parsable", "--output=/dev/null", "--time=10", f"--nodelist={node}", *options, f"--wrap={command}")
@@ -152,10 +154,10 @@ def runs_again(queued: dict[str, Any]) -> bool:
 
 def rows(person: Person, job_id: int) -> dict[tuple[int, str], set[float]]:
     """Return what the page of a job's GPUs shows: all values of each, by attempt and UUID."""
-    told = person.client.get(f"/jobs/{job_id}/gpus", params={"columns": 2000}).json()
-    assert told["source"] in {"agent", ""}
+    payload = person.client.get(f"/jobs/{job_id}/gpus", params={"columns": 2000}).json()
+    assert payload["source"] in {"agent", ""}
     return {
-        (row["attempt"], row["uuid"]): {value for value in row["mean"] if value is not None} for row in told["items"]
+        (row["attempt"], row["uuid"]): {value for value in row["mean"] if value is not None} for row in payload["items"]
     }
 
 

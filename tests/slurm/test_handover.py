@@ -199,15 +199,15 @@ def test_a_lost_answer_leaves_one_array_of_a_sweep(
     sweep, _ = sweeps.submit(alice, SweepSpec.parse_toml(text), spec_toml=text)
     way.cut = True
     follow.tick(scheduler)
-    assert {one.scheduler_id for one in _attempts(sweep)} == {""}
+    assert {attempt.scheduler_id for attempt in _attempts(sweep)} == {""}
     slurm.wait_for(lambda: len(ran(folder)) == 3, "all to run, unknown to us")
     later()
     follow.tick(scheduler)
-    ids = [one.scheduler_id for one in _attempts(sweep)]
+    ids = [attempt.scheduler_id for attempt in _attempts(sweep)]
     array = ids[0].partition("_")[0]
     assert (ids, way.posts) == ([f"{array}_{n}" for n in range(3)], 1)
     follow.tick(scheduler)
-    assert {one.state for one in _attempts(sweep)} == {"running"}
+    assert {attempt.state for attempt in _attempts(sweep)} == {"running"}
     sweeps.cancel(alice, sweep)
     slurm.wait_for(lambda: _killed(scheduler, sweep), "all to be cancelled")
     assert len(ran(folder)) == 3
@@ -233,7 +233,7 @@ def test_single_tasks_of_an_array_are_cancelled_whatever_their_number(
     slurm.wait_for(lambda: state_of(2) == "running", "three to run")
     cancel(alice, sweep.jobs.get(sweep_index=3))
     slurm.wait_for(lambda: state_of(3) == "cancelled", "the fourth to be cancelled while it waits")
-    assert [one.state for one in _attempts(sweep)] == ["running"] * 3 + ["cancelled", "pending"]
+    assert [attempt.state for attempt in _attempts(sweep)] == ["running"] * 3 + ["cancelled", "pending"]
     cancel(alice, sweep.jobs.get(sweep_index=0))
     slurm.wait_for(lambda: state_of(0) == "cancelled", "the first to be cancelled")
     slurm.wait_for(lambda: state_of(4) == "running", "the last to run")
@@ -241,7 +241,13 @@ def test_single_tasks_of_an_array_are_cancelled_whatever_their_number(
     assert f"{array} 4" in slurm.run("squeue", "-h", f"--user={ALICE}", "--format=%A %K").splitlines()
     cancel(alice, sweep.jobs.get(sweep_index=4))
     slurm.wait_for(lambda: state_of(4) == "cancelled", "the last to be cancelled")
-    assert [one.state for one in _attempts(sweep)] == ["cancelled", "running", "running", "cancelled", "cancelled"]
+    assert [attempt.state for attempt in _attempts(sweep)] == [
+        "cancelled",
+        "running",
+        "running",
+        "cancelled",
+        "cancelled",
+    ]
     sweeps.cancel(alice, sweep)
     slurm.wait_for(lambda: _killed(scheduler, sweep), "all to be cancelled")
     assert len(ran(folder)) == 4
@@ -272,4 +278,4 @@ def _killed(scheduler: Slurm, sweep: Sweep) -> bool:
     earlier = timezone.now() - timedelta(minutes=5)
     Attempt.objects.filter(ended_at=None).update(cancel_killed_at=None, cancel_signalled_at=earlier)
     follow.tick(scheduler)
-    return {one.state for one in _attempts(sweep)} <= {"cancelled"}
+    return {attempt.state for attempt in _attempts(sweep)} <= {"cancelled"}

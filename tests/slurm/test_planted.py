@@ -107,7 +107,10 @@ class Lab:
 
     def decided(self, name: str, number: int = 1) -> None:
         def is_decided() -> bool:
-            return any(one["number"] == number and one["decided_at"] for one in self.alice.attempts(self.jobs[name]))
+            return any(
+                attempt["number"] == number and attempt["decided_at"]
+                for attempt in self.alice.attempts(self.jobs[name])
+            )
 
         wait_for(is_decided, f"the decision on attempt {number} of {name}", PATIENCE_S)
 

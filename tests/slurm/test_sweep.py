@@ -94,7 +94,7 @@ def test_an_array_of_20_with_one_that_fails_once(portal: Portal, slurm: Cluster,
     spans = []
     for number, job_id in enumerate(jobs):
         attempts = alice.attempts(job_id)
-        assert [one["state"] for one in attempts] == (["failed", "completed"] if number == 7 else ["completed"])
+        assert [attempt["state"] for attempt in attempts] == (["failed", "completed"] if number == 7 else ["completed"])
         array, _, task = attempts[0]["scheduler_id"].partition("_")
         arrays.add(array)
         assert int(task) == number
@@ -128,8 +128,10 @@ def test_one_that_is_requeued_goes_on_under_its_own_id(portal: Portal, slurm: Cl
     assert wait_for_end(alice, sweep_id) == {"completed": 3}
     for number, job_id in enumerate(jobs):
         attempts = alice.attempts(job_id)
-        assert [one["state"] for one in attempts] == (["completed"] if number == 1 else ["requeued", "completed"])
-        assert len({one["scheduler_id"] for one in attempts}) == 1
+        assert [attempt["state"] for attempt in attempts] == (
+            ["completed"] if number == 1 else ["requeued", "completed"]
+        )
+        assert len({attempt["scheduler_id"] for attempt in attempts}) == 1
         assert len((root_of(portal, job_id) / "job" / "ran").read_text().split()) == 1
         assert alice.losses(job_id) == {1: pytest.approx(1 / (1 + number))}
 

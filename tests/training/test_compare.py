@@ -65,8 +65,8 @@ def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
 
 def test_what_only_the_run_itself_wants_is_not_measured():
     base = parse({"profile_at": 5, "keep_best": 2, "validate_every": 10})
-    for one in candidates.candidates(base, [], steps=20, ranks=2):
-        assert (one.config.profile_at, one.config.keep_best, one.config.validate_every) == (0, 0, 0)
+    for candidate in candidates.candidates(base, [], steps=20, ranks=2):
+        assert (candidate.config.profile_at, candidate.config.keep_best, candidate.config.validate_every) == (0, 0, 0)
 
 
 def test_a_change_replaces_what_the_run_says_and_its_unused_options():
@@ -274,8 +274,8 @@ def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_pa
     assert process.returncode == 1, said
     assert "half failed: round 1: rank" in said
     assert "needs the package torchao" in said
-    told = json.loads((tmp_path / "out" / "compare.json").read_text())
-    ddp, half, fsdp, local = told["results"]
+    payload = json.loads((tmp_path / "out" / "compare.json").read_text())
+    ddp, half, fsdp, local = payload["results"]
     assert half["failure"]
     assert "runs" not in half
     assert fsdp["largest_loss_difference"] < 1e-5

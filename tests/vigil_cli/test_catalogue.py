@@ -73,9 +73,9 @@ def test_add_and_write_anew(portal, file):  # noqa: F811
 
 def test_one_that_is_refused_is_named(portal, file):  # noqa: F811
     portal.answers["POST", "catalogue/entries"] = problem(422, "no", ("pattern", "It took 0.9 s."))
-    said = vigil("catalogue", "add", str(file), status=1).stderr
-    assert "storage.ours_down was refused" in said
-    assert "pattern: It took 0.9 s." in said
+    output = vigil("catalogue", "add", str(file), status=1).stderr
+    assert "storage.ours_down was refused" in output
+    assert "pattern: It took 0.9 s." in output
 
 
 def test_replay_until_it_is_done(portal, file):  # noqa: F811
@@ -116,7 +116,7 @@ def test_examples_as_lines_and_as_a_folder(portal, tmp_path):  # noqa: F811
             "logs": {"0.0.log": "a\n", "../../0.1.log": "b\n"},
         },
     ]
-    text = "".join(json.dumps(one) + "\n" for one in cases)
+    text = "".join(json.dumps(case) + "\n" for case in cases)
     portal.answers["GET", "catalogue/examples"] = httpx.Response(200, text=text)
     assert vigil("catalogue", "examples").stdout == text
     vigil("catalogue", "examples", "--folder", str(tmp_path / "cases"))
@@ -124,8 +124,8 @@ def test_examples_as_lines_and_as_a_folder(portal, tmp_path):  # noqa: F811
         "cases/___x/0.0.log", "cases/___x/_.._0.1.log", "cases/___x/case.toml",
         "cases/incident-1/0.0.log", "cases/incident-1/case.toml",
     ]  # fmt: skip
-    told = json.loads(vigil("diagnose", "--evaluate", "--json", str(tmp_path / "cases")).stdout)
-    assert told["cases"] == 2
+    payload = json.loads(vigil("diagnose", "--evaluate", "--json", str(tmp_path / "cases")).stdout)
+    assert payload["cases"] == 2
     assert tomllib.loads((tmp_path / "cases/incident-1/case.toml").read_text(encoding="utf-8"))["why"] == WHY
 
 

@@ -148,8 +148,8 @@ def test_submit_names_each_file_that_would_not_be_sent(portal, tmp_path):
     spec = write(code, {"job.toml": sweep}) / "job.toml"
     git(code, "init", "-q")
     git(code, "add", "lib.py")
-    said = vigil("submit", str(spec), status=1).stderr
-    assert "git does not track algorithm.py client.py, so they would not be sent" in said
+    output = vigil("submit", str(spec), status=1).stderr
+    assert "git does not track algorithm.py client.py, so they would not be sent" in output
     assert not portal.asked
 
 
@@ -354,8 +354,8 @@ def test_metrics_of_each_life(portal):
 
 def test_metrics_that_are_not_there(portal):
     portal.answers["GET", "jobs/7/series/names"] = {"items": ["loss", "step_seconds"]}
-    said = vigil("metrics", "7", "--series", "los", status=1).stderr
-    assert said == "vigil: #7 has no series los. Did you mean loss? It has loss, step_seconds.\n"
+    output = vigil("metrics", "7", "--series", "los", status=1).stderr
+    assert output == "vigil: #7 has no series los. Did you mean loss? It has loss, step_seconds.\n"
     for way in ([], ["--csv"], ["--json"]):
         assert "It has loss, step_seconds." in vigil("metrics", "7", "--series", "nope", *way, status=1).stderr
     empty = {"name": "loss", "step": [], "value": [], "gaps": [], "count": 0, "last_step": None}

@@ -32,13 +32,13 @@ def answers(nowhere, portal):  # noqa: F811
 
 
 def test_says_why_and_what_it_cost():
-    said = vigil("postmortem", "7").stdout
-    assert "data.corrupt by mira: I saw it." in said
-    assert "The evidence pointed to program.exception, 90% confidence" in said
-    assert "Training resumed after: 4 min 22 s" in said
-    assert "Caught up" not in said
-    assert "Steps lost: 312, since 41,000" in said
-    assert "Cost: 9.4 GPU-hours, €19.80" in said
+    output = vigil("postmortem", "7").stdout
+    assert "data.corrupt by mira: I saw it." in output
+    assert "The evidence pointed to program.exception, 90% confidence" in output
+    assert "Training resumed after: 4 min 22 s" in output
+    assert "Caught up" not in output
+    assert "Steps lost: 312, since 41,000" in output
+    assert "Cost: 9.4 GPU-hours, €19.80" in output
     assert json.loads(vigil("postmortem", "7", "--json").stdout) == TOLD
     assert "Choose one of" in vigil("postmortem", "7", "--json", "--markdown", status=2).stderr
 
@@ -48,15 +48,15 @@ def test_says_it_as_the_evidence_does(portal):  # noqa: F811
         **TOLD, "cause": "gpu.off_bus", "confidence": 0.96, "owner": "sysadmin", "overruled": None,
         "evidence": [{"file": "kernel of dgx-03", "line": 0, "text": "Xid 79", "role": "root", "cause": "gpu.off_bus"}],
     }  # fmt: skip
-    said = vigil("postmortem", "7").stdout
-    assert "gpu.off_bus · 96% confidence · sysadmin" in said
-    assert "kernel of dgx-03\n    Xid 79" in said
+    output = vigil("postmortem", "7").stdout
+    assert "gpu.off_bus · 96% confidence · sysadmin" in output
+    assert "kernel of dgx-03\n    Xid 79" in output
 
 
 def test_lists_what_went_wrong(portal):  # noqa: F811
-    said = vigil("postmortems", "--owner", "sysadmin", "--node", "dgx-03", "--draft").stdout
-    assert "7.2  gpu.ecc         97%  dgx-03  GPU memory error (ECC)." in said
-    assert "a person" in said
+    output = vigil("postmortems", "--owner", "sysadmin", "--node", "dgx-03", "--draft").stdout
+    assert "7.2  gpu.ecc         97%  dgx-03  GPU memory error (ECC)." in output
+    assert "a person" in output
     asked = portal.asked[-1].url.params
     assert (asked["owner"], asked["node"], asked["published"]) == ("sysadmin", "dgx-03", "false")
     portal.answers["GET", "postmortems"] = {"items": [], "next": None}

@@ -33,8 +33,8 @@ def test_waits_and_fetches(portal, tmp_path, monkeypatch):  # noqa: F811
         {"items": [SAVED], "next": None},
     ]
     portal.answers["GET", f"jobs/7/profiles/2/{NAME}"] = {"traceEvents": []}
-    said = vigil("profile", "7", "--wait").output
-    assert said == f"job-7.2-{NAME}: steps 90-94 of rank 0\n"
+    output = vigil("profile", "7", "--wait").output
+    assert output == f"job-7.2-{NAME}: steps 90-94 of rank 0\n"
     assert (tmp_path / f"job-7.2-{NAME}").read_bytes()
 
 

@@ -21,9 +21,9 @@ class Terminal(io.StringIO):
 
 def test_what_others_wrote_does_nothing_to_a_terminal(portal):  # noqa: F811
     portal.answers["GET", "jobs/7"] = {**JOB, "notes": f"one\n{DOING}", "reason": DOING}
-    said = vigil("job", "7").stdout
-    assert said.count(SHOWN) == 2
-    assert "one\n" in said, "lines stay lines"
+    output = vigil("job", "7").stdout
+    assert output.count(SHOWN) == 2
+    assert "one\n" in output, "lines stay lines"
     portal.answers["GET", "jobs/7"] = problem(422, "no", ("notes", f"{DOING} cannot be"))
     assert SHOWN in vigil("job", "7", status=1).stderr
     portal.answers["GET", "jobs/7"] = problem(404, f"no {DOING}")

@@ -34,18 +34,18 @@ def answers(nowhere, portal, monkeypatch):  # noqa: F811
 
 
 def test_submit_prints_its_jobs(portal, spec):  # noqa: F811
-    said = vigil("submit", spec).stdout
-    assert said.startswith("Submitted sweep 3 rates with 2 jobs: http://portal/sweeps/3\n")
-    assert "ID  STATE    seed    DONE   LOSS" in said
+    output = vigil("submit", spec).stdout
+    assert output.startswith("Submitted sweep 3 rates with 2 jobs: http://portal/sweeps/3\n")
+    assert "ID  STATE    seed    DONE   LOSS" in output
     assert portal.asked[0].headers["Idempotency-Key"]
 
 
 @pytest.mark.parametrize(("counts", "status"), [({"completed": 2}, 0), ({"completed": 1, "failed": 1}, 1)])
 def test_watch_tells_counts_and_ends_with_them(portal, spec, counts, status):  # noqa: F811
     portal.answers["GET", "sweeps/3"] = [SWEEP, SWEEP, {**DONE, "counts": counts}]
-    said = vigil("submit", spec, "--watch", status=status).stderr
-    assert said.count("1 pending, 1 running") == 1
-    assert "completed" in said
+    output = vigil("submit", spec, "--watch", status=status).stderr
+    assert output.count("1 pending, 1 running") == 1
+    assert "completed" in output
 
 
 def test_sweep_sweeps_and_cancel(portal):  # noqa: F811

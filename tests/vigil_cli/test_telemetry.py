@@ -64,9 +64,9 @@ def test_gpus_of_all_and_of_one(portal):  # noqa: F811
 
 def test_what_a_node_does_now(portal):  # noqa: F811
     portal.answers["GET", "nodes/dgx-01/telemetry"] = TELEMETRY
-    told = vigil("telemetry", "dgx-01").stdout
-    assert "cpu_percent  12.5" in told
-    assert "gpu_percent" in told
+    output = vigil("telemetry", "dgx-01").stdout
+    assert "cpu_percent  12.5" in output
+    assert "gpu_percent" in output
     rows = vigil("telemetry", "dgx-01", "--gpu", "0", "--field", "watts").stdout.splitlines()
     assert [row.split() for row in rows[-2:]] == [["GPU", "watts"], ["0", "512"]]
     assert "cpu_percent" not in "".join(rows)

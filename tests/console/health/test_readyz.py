@@ -47,7 +47,7 @@ def test_not_ready_says_why_and_nothing_that_only_sysadmins_may_know(client: Cli
     assert answer.status_code == 503
     assert answer["Retry-After"] == "10"
     assert answer.json()["errors"] == [{"check": "processes", "code": "worker.follow", "message": DOWN.title}]
-    assert [one["code"] for one in answer.json()["warnings"]] == ["disk.home"]
+    assert [warning["code"] for warning in answer.json()["warnings"]] == ["disk.home"]
     text = client.get("/readyz", headers={"Accept": "text/plain"})
     assert text.status_code == 503
     assert text.content.decode().splitlines() == ["not ready", f"error: {DOWN.title}", f"warning: {FULL.title}"]
@@ -107,6 +107,6 @@ def test_the_command_leaves_with_1(found: list[Finding], capsys: pytest.CaptureF
     found.append(DOWN)
     with pytest.raises(SystemExit, match="1"):
         call_command("check_portal", "--json")
-    said = json.loads(capsys.readouterr().out)
-    assert not said["ok"]
-    assert said["findings"][0]["detail"] == "Process 7 on vm."
+    payload = json.loads(capsys.readouterr().out)
+    assert not payload["ok"]
+    assert payload["findings"][0]["detail"] == "Process 7 on vm."

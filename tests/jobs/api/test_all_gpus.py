@@ -42,7 +42,7 @@ def test_each_gpu_once_by_machine(mira: User, django_assert_max_num_queries: Any
     assert found == all_of(mira, limit=5)
     first = found[0]
     assert first["newest"]["gpu_percent"] > 0
-    assert [one["user"] for one in first["holders"]] == list(
+    assert [holder["user"] for holder in first["holders"]] == list(
         Holding.objects.filter(gpu__uuid=first["uuid"]).values_list("user", flat=True)
     )
     assert bearer(mira, scope="read").get("/api/v1/gpus?cursor=x").status_code == 422

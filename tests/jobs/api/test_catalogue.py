@@ -34,10 +34,10 @@ def ops() -> Client:
 def test_a_life_of_an_entry(ops: Client) -> None:
     made = send(ops, "post", f"{WHERE}/entries", OURS)
     assert made.status_code == 201, made.json()
-    told = made.json()
-    assert (told["name"], told["is_enabled"], told["made_by"]) == (OURS["name"], True, "ops")
-    assert ops.get(f"{WHERE}/entries").json()["items"] == [told]
-    assert ops.get(f"{WHERE}/entries/{OURS['name']}").json() == told
+    payload = made.json()
+    assert (payload["name"], payload["is_enabled"], payload["made_by"]) == (OURS["name"], True, "ops")
+    assert ops.get(f"{WHERE}/entries").json()["items"] == [payload]
+    assert ops.get(f"{WHERE}/entries/{OURS['name']}").json() == payload
     assert send(ops, "post", f"{WHERE}/entries", OURS).status_code == 409
     changed = send(ops, "put", f"{WHERE}/entries/{OURS['name']}", {**OURS, "name": "x.y", "advice": "Wait."}).json()
     assert (changed["name"], changed["advice"]) == ("x.y", "Wait.")
@@ -55,8 +55,8 @@ def test_what_is_not_fit_is_told_by_field(ops: Client) -> None:
     (error,) = answer.json()["errors"]
     assert error["field"] == "pattern"
     assert error["message"].startswith("It took ")
-    told = send(ops, "post", f"{WHERE}/check", {**OURS, "look_alike": OURS["example"]}).json()
-    assert (told["is_fit"], told["findings"][0]["field"]) == (False, "look_alike")
+    payload = send(ops, "post", f"{WHERE}/check", {**OURS, "look_alike": OURS["example"]}).json()
+    assert (payload["is_fit"], payload["findings"][0]["field"]) == (False, "look_alike")
     assert send(ops, "post", f"{WHERE}/check", {**OURS, "pattern": "a\0b"}).status_code == 422
     assert send(ops, "post", f"{WHERE}/check", {**OURS, "colour": "red"}).status_code == 422
     assert not SiteEntry.objects.exists()

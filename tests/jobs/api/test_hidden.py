@@ -69,14 +69,14 @@ class TestAJobsHeat:
         if is_merged:
             merge.merge(now=time.time() + 10_000)
         for user in (noor, sysadmin()):
-            told = bearer(user).get(f"/api/v1/jobs/{job.pk}/gpus?{query}").json()
-            values = {value for row in told["items"] for value in row["mean"] + row["most"]}
+            payload = bearer(user).get(f"/api/v1/jobs/{job.pk}/gpus?{query}").json()
+            values = {value for row in payload["items"] for value in row["mean"] + row["most"]}
             assert values <= {10, None}
 
     def test_is_whole_where_everybody_sees_all(self, job: Job, noor: User, settings: LazySettings) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "everyone"
-        told = bearer(noor).get(f"/api/v1/jobs/{job.pk}/gpus?columns=1&from=0&to=1000000000000").json()
-        assert told["items"][0]["mean"] == [10]
+        payload = bearer(noor).get(f"/api/v1/jobs/{job.pk}/gpus?columns=1&from=0&to=1000000000000").json()
+        assert payload["items"][0]["mean"] == [10]
 
 
 def test_what_a_machine_told_last_stays_hidden_after_the_job(mira: User, noor: User) -> None:
@@ -86,8 +86,8 @@ def test_what_a_machine_told_last_stays_hidden_after_the_job(mira: User, noor: U
     others(machine, now - 300, now - 2)
     for path in ("nodes/dgx-01/telemetry", "nodes/dgx-01/gpus", "gpus"):
         answer = bearer(noor).get(f"/api/v1/{path}")
-        told = answer.json()
-        first = (told.get("gpus") or told.get("items"))[0]
+        payload = answer.json()
+        first = (payload.get("gpus") or payload.get("items"))[0]
         assert (first["newest"], first["processes"]) == ({}, []), path
         assert "secret.py" in bearer(mira).get(f"/api/v1/{path}").content.decode()
     for page in ("/nodes/dgx-01", "/cluster/dgx-01/0"):

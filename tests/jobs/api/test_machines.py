@@ -67,9 +67,13 @@ def test_what_a_machine_does_now(mira: User) -> None:
     machine_that_works()
     running(a_job(mira, a_project(), state="running", name="wren"))
     hold()
-    told = bearer(mira).get("/api/v1/nodes/dgx-01/telemetry").json()
-    assert (told["is_silent"], told["host"], told["facts"]["driver"]) == (False, {"cpu_percent": 12.5}, "570.86.15")
-    first, second = told["gpus"]
+    payload = bearer(mira).get("/api/v1/nodes/dgx-01/telemetry").json()
+    assert (payload["is_silent"], payload["host"], payload["facts"]["driver"]) == (
+        False,
+        {"cpu_percent": 12.5},
+        "570.86.15",
+    )
+    first, second = payload["gpus"]
     assert (first["newest"]["gpu_percent"], second["newest"]["gpu_percent"]) == (10, 20)
     (holder,) = first["holders"]
     assert (holder["name"], holder["user"], holder["source"]) == ("wren", "mira", "scheduler")
@@ -148,8 +152,8 @@ class TestOthers:
     @staticmethod
     def seen(user: User) -> tuple[Any, ...]:
         client, now = bearer(user), int(time.time())
-        told = client.get("/api/v1/nodes/dgx-01/telemetry").json()
-        first = told["gpus"][0]
+        payload = client.get("/api/v1/nodes/dgx-01/telemetry").json()
+        first = payload["gpus"][0]
         line = client.get(f"/api/v1/nodes/dgx-01/series?gpu=0&from={now - 900}&points=2000").json()["items"][0]
         csv = b"".join(client.get(f"/api/v1/nodes/dgx-01/series.csv?gpu=0&from={now - 900}"))
         (event,) = client.get("/api/v1/nodes/dgx-01/events").json()["items"]
@@ -307,9 +311,9 @@ class TestOfAJob:
 class TestTokens:
     def test_a_sysadmin_enrols_a_machine(self) -> None:
         boss = bearer(sysadmin(), scope="admin")
-        told = send(boss, "post", "/api/v1/nodes/dgx-07/token").json()
-        assert told["node"] == "dgx-07"
-        machine = Machine("dgx-07", token=told["token"])
+        payload = send(boss, "post", "/api/v1/nodes/dgx-07/token").json()
+        assert payload["node"] == "dgx-07"
+        machine = Machine("dgx-07", token=payload["token"])
         assert machine.post(machine.batch(int(time.time()), gpu_percent=1)).status_code == 200
         (agent,) = boss.get("/api/v1/agents").json()["items"]
         assert (agent["node"], agent["is_silent"], agent["gpus"]) == ("dgx-07", False, 2)

@@ -34,15 +34,17 @@ def patch(client: Client, incident: Incident, status: int = 200, **changes: Any)
 
 
 def test_the_document(incident: Incident, client: Client) -> None:
-    told = client.get(address(incident)).json()
-    assert (told["cause"], told["evidence_cause"], told["owner"]) == ("program.exception",) * 2 + ("researcher",)
-    assert told["evidence"][0]["role"] == "root"
-    assert told["figures"]["steps_lost"] == 120
-    assert 590 < told["figures"]["lost_seconds"] < 700
-    assert (told["figures"]["gpu_hours"], told["figures"]["money"]) == (None, None)
-    assert [one["version"] for one in told["versions"]] == [1]
-    assert (told["published_at"], told["overruled"], told["revision"]) == (None, None, 0)
-    assert told["url"].endswith(f"/jobs/{incident.attempt.job_id}/postmortem?attempt=1")
+    payload = client.get(address(incident)).json()
+    assert (payload["cause"], payload["evidence_cause"], payload["owner"]) == ("program.exception",) * 2 + (
+        "researcher",
+    )
+    assert payload["evidence"][0]["role"] == "root"
+    assert payload["figures"]["steps_lost"] == 120
+    assert 590 < payload["figures"]["lost_seconds"] < 700
+    assert (payload["figures"]["gpu_hours"], payload["figures"]["money"]) == (None, None)
+    assert [version["version"] for version in payload["versions"]] == [1]
+    assert (payload["published_at"], payload["overruled"], payload["revision"]) == (None, None, 0)
+    assert payload["url"].endswith(f"/jobs/{incident.attempt.job_id}/postmortem?attempt=1")
     markdown = client.get(f"{address(incident)}.md")
     assert markdown.headers["Content-Type"].startswith("text/markdown")
     assert "KeyError: 'label'" in markdown.text
@@ -61,13 +63,15 @@ def test_is_written_published_and_overruled(incident: Incident, client: Client, 
         "mira",
     )
     assert told["published_at"]
-    assert [(one["text"], one["owner"], one["due"], bool(one["done_at"])) for one in told["actions"]] == [
+    assert [
+        (action["text"], action["owner"], action["due"], bool(action["done_at"])) for action in told["actions"]
+    ] == [
         ("Write a test", "oskar", "2026-12-01", False),
         ("Rest", "", None, True),
     ]
     first = told["actions"][0]["id"]
     told = patch(client, incident, actions=[{"id": first, "text": "Write tests"}], overrule=None, is_published=False)
-    assert [(one["id"], one["text"]) for one in told["actions"]] == [(first, "Write tests")]
+    assert [(action["id"], action["text"]) for action in told["actions"]] == [(first, "Write tests")]
     assert (told["cause"], told["overruled"], told["published_at"]) == ("program.exception", None, None)
     assert told["narrative"] == "It fell."
 

@@ -81,7 +81,7 @@ def test_check_tells_how_many(client):
 
 
 def test_list_read_and_cancel(client, made):
-    assert [one["id"] for one in client.get(SWEEPS).json()["items"]] == [made["id"]]
+    assert [item["id"] for item in client.get(SWEEPS).json()["items"]] == [made["id"]]
     answer = send(client, "post", f"{SWEEPS}/{made['id']}/cancel")
     assert answer.status_code == 202
     assert Attempt.objects.exclude(cancel_asked_at=None).count() == 3

@@ -106,7 +106,7 @@ def test_a_refusal_names_its_mend(site: FakeSite) -> None:
     for path in ("/nodes", "/partitions"):
         denied = {"errors": [{"error_number": 2002, "error": "Access/permission denied"}]}
         site.fake.answers[path] = httpx.Response(500, json=denied)
-    found = {one.title: one.remedy for one in run.run_checks(site, None, print) if one.level == "error"}
+    found = {check.title: check.remedy for check in run.run_checks(site, None, print) if check.level == "error"}
     assert found["Nodes"].endswith("sacctmgr modify user vigil set AdminLevel=Admin")
     assert found["Partitions"].startswith("Fix slurmdbd first")
 

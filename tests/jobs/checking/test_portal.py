@@ -36,9 +36,9 @@ def test_the_command_ends_with_1_and_json(settings: Any, capsys: pytest.CaptureF
     settings.VIGIL_SCHEDULER = "local"
     with pytest.raises(SystemExit) as ended:
         call_command("check_slurm", "--no-jobs", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert (ended.value.code, told["ok"]) == (1, False)
-    assert told["findings"][0].keys() == {"level", "title", "detail", "remedy"}
+    payload = json.loads(capsys.readouterr().out)
+    assert (ended.value.code, payload["ok"]) == (1, False)
+    assert payload["findings"][0].keys() == {"level", "title", "detail", "remedy"}
 
 
 def test_a_start_refuses_an_unknown_scheduler(settings: Any) -> None:

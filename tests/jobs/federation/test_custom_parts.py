@@ -97,7 +97,7 @@ def test_they_are_code() -> None:
 @pytest.mark.parametrize("kept", [("run.split", "iid"), ("run.aggregation", "median"), ("run.selection", "uniform")])
 def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, str]) -> None:
     def shown(text: str) -> dict[str, list[str]]:
-        found = [one for one in sections(read_toml(text)) if one.takes_code]
+        found = [section for section in sections(read_toml(text)) if section.takes_code]
         return {one.title: [drawn.path for drawn in one.shown] for one in found}
 
     where = ["client.git", "client.ref", "client.directory"]

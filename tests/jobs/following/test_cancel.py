@@ -189,7 +189,7 @@ def test_a_sysadmin_kills_at_once_and_it_is_audited(
     Attempt.objects.update(cancel_killed_at=timezone.now() - timedelta(seconds=11))
     tick()
     assert scheduler.cancelled == ["101", "101"], "as long as it lives"
-    assert [(one.user, one.action) for one in AuditEntry.objects.all()] == [(sam, "job.killed")]
+    assert [(entry.user, entry.action) for entry in AuditEntry.objects.all()] == [(sam, "job.killed")]
 
 
 def test_a_requeue_in_between_is_killed_too(

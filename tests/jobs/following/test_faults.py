@@ -174,7 +174,7 @@ def test_own_job_of_the_same_id_that_came_past_vigil_is_not_followed(
     assert list(Attempt.objects.values_list("scheduler_id", flat=True)) == ["101", "101"]
     scheduler.update_job("101", submitted_at=now - 7200, restart_count=0)
     tick()
-    assert [(one.state, one.scheduler_id) for one in Attempt.objects.order_by("number")][1:] == [
+    assert [(attempt.state, attempt.scheduler_id) for attempt in Attempt.objects.order_by("number")][1:] == [
         ("failed", "101"),
         ("pending", "102"),
     ]

@@ -167,7 +167,7 @@ def test_broken_hardware_is_gone_round(job: Job, scheduler: ScriptedScheduler, t
         "Results that must be identical differ: some hardware is faulty. "
         "Restarted from step 25 without dgx02 as attempt 2. Restart 1 of 9."
     )
-    assert [one.excluded_nodes for one in scheduler.submissions] == [(), ("dgx02",)]
+    assert [submission.excluded_nodes for submission in scheduler.submissions] == [(), ("dgx02",)]
     root = rundir.path_of(Job.objects.get().directory)
     assert "#SBATCH --exclude=dgx02\n" in (root / "portal" / "batch.sh").read_text()
     scheduler.update_job("102", state="node_fail", nodes=("dgx01", "dgx03"))
@@ -188,7 +188,7 @@ def test_of_a_small_partition_one_node_is_gone_round(
         a_checkpoint(job, number, attempt=newest())
         _corrupt(job, scheduler, str(100 + number), nodes=("dgx01", node), node=node)
         tick()
-    assert [one.excluded_nodes for one in scheduler.submissions] == [(), ("dgx02",), ("dgx03",)]
+    assert [submission.excluded_nodes for submission in scheduler.submissions] == [(), ("dgx02",), ("dgx03",)]
 
 
 def test_weights_that_may_be_wrong_are_not_gone_on_from(

@@ -48,7 +48,7 @@ def test_it_is_decided_once_it_is_known_why(job: Job, scheduler: ScriptedSchedul
     )
     assert (attempt.blamed_nodes, attempt.decided_version) == (["dgx02"], 1)
     assert newest().excluded_nodes == ["dgx02"]
-    assert [one.excluded_nodes for one in scheduler.submissions] == [(), ("dgx02",)]
+    assert [submission.excluded_nodes for submission in scheduler.submissions] == [(), ("dgx02",)]
 
 
 def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
@@ -134,7 +134,7 @@ def test_the_second_time_it_goes_round_the_nodes_that_both_had(
     a_checkpoint(job, 40, attempt=newest())
     second = die(scheduler, tick, "network.fabric", nodes=("dgx02", "dgx03"))
     assert "from step 40 without dgx02 as attempt 3" in second.decision
-    assert [one.excluded_nodes for one in scheduler.submissions] == [(), (), ("dgx02",)]
+    assert [submission.excluded_nodes for submission in scheduler.submissions] == [(), (), ("dgx02",)]
 
 
 def test_the_same_twice_without_a_checkpoint_stops(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
@@ -335,7 +335,7 @@ class TestChangedRows:
 def test_a_dry_run_says_what_would_happen(oskar: User) -> None:
     text = 'name = "x"\n[restart.on]\n"memory.gpu_oom" = "stop"\n'
     answer = send(bearer(oskar), "post", "/api/v1/jobs/check", {"spec_toml": text})
-    found = {one["title"]: one["text"] for one in answer.json()["findings"]}
+    found = {finding["title"]: finding["text"] for finding in answer.json()["findings"]}
     assert "without the node" in found["If it fails"]
     assert "memory.gpu_oom: stops, set by the job." in found["If it fails"]
 

@@ -105,4 +105,4 @@ def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
     )
     reports.ingest(attempt.pk, post(launcher))
     now = timezone.now()
-    assert all(attempt.created_at <= one.at <= now for one in Incident.objects.all())
+    assert all(attempt.created_at <= incident.at <= now for incident in Incident.objects.all())

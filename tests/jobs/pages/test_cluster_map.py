@@ -372,9 +372,9 @@ def test_a_thousand_nodes_are_a_small_page_of_few_queries(mira: User, django_ass
     assert html.count("<") < 3_000, "no element a GPU"
     found = re.search(r'<script id="map-data" type="application/json">(.+?)</script>', html)
     assert found
-    told = json.loads(found[1])
-    assert sum(len(column["nodes"]) for column in told["columns"]) == 300
-    assert {len(node[2]) for column in told["columns"] for node in column["nodes"]} == {8}
+    payload = json.loads(found[1])
+    assert sum(len(column["nodes"]) for column in payload["columns"]) == 300
+    assert {len(node[2]) for column in payload["columns"] for node in column["nodes"]} == {8}
     assert 'href="/cluster?rack=R03"' in html, "by rack, for those without a script"
     one = client.get("/cluster?rack=R03").text
     assert one.count('class="node"') == 20

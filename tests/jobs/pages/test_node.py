@@ -89,10 +89,10 @@ def test_charts_of_gpus_and_of_the_machine(mira: User) -> None:
     machine.fill(now - 60, now, gpu_percent=40, temperature_c=61, watts=300, host={"cpu_percent": 9})
     drawn = script(raw(mira), "node-charts")
     assert drawn["node"] == "dgx-01"
-    assert [one["series"][0]["name"] for one in drawn["figures"]] == [
+    assert [figure["series"][0]["name"] for figure in drawn["figures"]] == [
         *["gpu_percent", "memory_mib", "temperature_c", "watts"] * 2, "cpu_percent",
     ]  # fmt: skip
-    assert [one["limits"] for one in drawn["figures"][:4]] == [
+    assert [figure["limits"] for figure in drawn["figures"][:4]] == [
         [], [], [{"label": "", "value": 87}], [{"label": "", "value": 700}],
     ]  # fmt: skip
     assert "°C of 87" in text(mira)
@@ -274,7 +274,7 @@ def test_a_swapped_gpu_shows_as_long_as_the_time_reaches_back(mira: User) -> Non
     machine = machine_at_work(seconds=300)
     machine.gpus = (UUIDS[0], UUIDS[5])
     machine.post(machine.facts(time.time() - 100))
-    ids = [one["id"] for one in script(raw(mira), "node-charts")["figures"] if one.get("gpu")]
+    ids = [figure["id"] for figure in script(raw(mira), "node-charts")["figures"] if figure.get("gpu")]
     assert len(ids) == len(set(ids)) == 3 * 4
     now = int(time.time())
     assert len(script(raw(mira, query=f"?from={now - 50}&to={now}"), "node-charts")["figures"]) == 2 * 4 + 3

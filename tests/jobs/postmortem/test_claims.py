@@ -251,14 +251,14 @@ class TestOverruled:
         incident = dead(mira, runs)
         editing.overrule(mira, incident, cause="gpu.off_bus", why="I saw it")
         job = incident.attempt.job_id
-        told = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
-        assert (told["reported_by"], told["is_confirmed"]) == ("mira; not confirmed by the machine", False)
-        assert told["advice"].startswith("No evidence from the machine itself confirms this.")
+        payload = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
+        assert (payload["reported_by"], payload["is_confirmed"]) == ("mira; not confirmed by the machine", False)
+        assert payload["advice"].startswith("No evidence from the machine itself confirms this.")
         for text in (
             signed_in(mira).get(f"/jobs/{job}/postmortem").content.decode(),
             signed_in(mira).get(f"/jobs/{job}").content.decode(),
             signed_in(mira).get(f"/jobs/{job}/postmortem.md").content.decode(),
-            "\n".join(_postmortem_lines(told, "steps")),
+            "\n".join(_postmortem_lines(payload, "steps")),
         ):
             assert "GPU fell off the bus, according to mira: I saw it." in text
             assert "What to do: Drain" not in text

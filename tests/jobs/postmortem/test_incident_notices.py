@@ -239,8 +239,8 @@ class TestSweepRevised:
         return Sweep.objects.create(project=a_project(), owner=mira, name="lr", spec_toml="")
 
     def revise(self, *incidents: Incident, cause: str = "program.config", fingerprint: str = "e" * 16) -> None:
-        for one in incidents:
-            Incident.objects.filter(pk=one.pk).update(
+        for incident in incidents:
+            Incident.objects.filter(pk=incident.pk).update(
                 version=2, cause=cause, says="A wrong argument.", fingerprint=fingerprint
             )
             incident_notices.notify_new()

@@ -270,7 +270,7 @@ def test_evidence_that_comes_late_is_one_more_version_and_the_last_is_final(atte
     incidents.diagnose(incident.pk)
     incident.refresh_from_db()
     assert (incident.cause, incident.node, incident.version, incident.is_final) == ("gpu.off_bus", "dgx-02", 2, False)
-    assert [one.cause for one in incident.diagnoses.all()] == ["gpu.off_bus", "program.exception"]
+    assert [diagnosis.cause for diagnosis in incident.diagnoses.all()] == ["gpu.off_bus", "program.exception"]
     Attempt.objects.update(closed_at=timezone.now(), slurm_steps_at=timezone.now())
     Incident.objects.update(due_at=timezone.now())
     assert incidents.diagnose(incident.pk)
@@ -369,14 +369,14 @@ class TestShown:
 
     def test_by_rest(self, job_id: int, mira: User) -> None:
         client = bearer(mira)
-        told = client.get(f"/api/v1/jobs/{job_id}/postmortem").json()
-        assert (told["cause"], told["owner"], told["rank"], told["version"]) == (
+        payload = client.get(f"/api/v1/jobs/{job_id}/postmortem").json()
+        assert (payload["cause"], payload["owner"], payload["rank"], payload["version"]) == (
             "program.exception",
             "researcher",
             1,
             1,
         )
-        assert client.get(f"/api/v1/jobs/{job_id}/postmortem?attempt=1").json() == told
+        assert client.get(f"/api/v1/jobs/{job_id}/postmortem?attempt=1").json() == payload
         assert client.get(f"/api/v1/jobs/{job_id}/postmortem?attempt=2").status_code == 404
         stranger = bearer(person("stranger", a_project("elsewhere")))
         assert stranger.get(f"/api/v1/jobs/{job_id}/postmortem").status_code == 404

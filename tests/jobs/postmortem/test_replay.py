@@ -115,7 +115,7 @@ def test_an_entry_that_is_written_anew_stands_for_itself(ops: User, fail: Fail) 
     SiteEntry.objects.create(**OURS)
     fail(r0_0=f"{LINE}\n")
     found = through(replay.start(ops, {**OURS, "cause": "storage.full"}))
-    assert [(one["before"], one["after"]) for one in found.changes] == [("storage.io", "storage.full")]
+    assert [(change["before"], change["after"]) for change in found.changes] == [("storage.io", "storage.full")]
 
 
 def test_what_would_be_another_anyway_is_no_change_of_it(ops: User, fail: Fail) -> None:
@@ -189,7 +189,7 @@ def test_two_workers_do_each_incident_once(ops: User, fail: Fail, monkeypatch: p
     replay.run_slice(begun.pk)
     begun.refresh_from_db()
     assert sorted(read) == sorted([*begun.incidents] * 2), "each once with the entry, and once without it"
-    assert sorted(one["incident"] for one in begun.changes) == sorted(begun.incidents)
+    assert sorted(change["incident"] for change in begun.changes) == sorted(begun.incidents)
     assert (begun.place, begun.read, begun.named, begun.is_going) == (3, 3, 3, False)
 
 
@@ -274,7 +274,7 @@ class TestExamples:
 
     def scored(self, tmp_path: Path, *options: str) -> dict[str, Any]:
         path = tmp_path / "cases.jsonl"
-        path.write_text("".join(json.dumps(one) + "\n" for one in examples.examples()))
+        path.write_text("".join(json.dumps(example) + "\n" for example in examples.examples()))
         made = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", *options, str(path)])
         assert made.exit_code == 0, made.output
         told: dict[str, Any] = json.loads(made.output)

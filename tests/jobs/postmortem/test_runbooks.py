@@ -96,12 +96,12 @@ class TestPages:
 
     def test_over_rest(self) -> None:
         client = bearer(person("mira"), "read")
-        told = client.get("/api/v1/runbooks/gpu.off_bus").json()
-        assert (told["owner"], told["is_site"], told["changed_by"]) == ("sysadmin", False, None)
-        assert told["markdown"] == runbook.shipped_runbook("gpu.off_bus")
+        payload = client.get("/api/v1/runbooks/gpu.off_bus").json()
+        assert (payload["owner"], payload["is_site"], payload["changed_by"]) == ("sysadmin", False, None)
+        assert payload["markdown"] == runbook.shipped_runbook("gpu.off_bus")
         SiteRunbook.objects.create(code="gpu.off_bus", text="Ask Jo.\n", changed_by=sysadmin())
-        told = client.get("/api/v1/runbooks/gpu.off_bus").json()
-        assert (told["markdown"], told["is_site"], told["changed_by"]) == ("Ask Jo.\n", True, "sam")
+        payload = client.get("/api/v1/runbooks/gpu.off_bus").json()
+        assert (payload["markdown"], payload["is_site"], payload["changed_by"]) == ("Ask Jo.\n", True, "sam")
         assert client.get("/api/v1/runbooks/nonsense").status_code == 404
 
 

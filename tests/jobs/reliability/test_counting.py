@@ -48,8 +48,8 @@ class TestHeldTime:
         Attempt.objects.filter(pk=attempt.pk).update(started_at=began, ended_at=began + timedelta(hours=30))
         count()
         hours = {
-            (one.node, one.day.day): (one.node_s / 3600, one.gpu_s / 3600)
-            for one in NodeHeld.objects.filter(node="a", days=1)
+            (row.node, row.day.day): (row.node_s / 3600, row.gpu_s / 3600)
+            for row in NodeHeld.objects.filter(node="a", days=1)
         }
         assert hours == {("a", 1): (4, 16), ("a", 2): (24, 96), ("a", 3): (2, 8)}
         assert held_hours(NodeHeld) == held_hours(ProjectNodeHeld) == held_hours(ProjectHeld) == 60
@@ -65,7 +65,7 @@ class TestHeldTime:
         rows = NodeHeld.objects.filter(since(first))
         assert rows.aggregate(s=Sum("node_s"))["s"] == back + 1
         assert rows.count() <= 6 + back // 7 + 1
-        assert all(one.day == monday(one.day) for one in rows if one.days == WEEK)
+        assert all(row.day == monday(row.day) for row in rows if row.days == WEEK)
 
     def test_once_however_often_it_is_looked_at(self) -> None:
         ran(5.0)
@@ -136,11 +136,11 @@ class TestHeldTime:
             count()
         assert held_hours(NodeHeld) == 35
         transactions: list[list[str]] = []
-        for one in asked.captured_queries:
-            if one["sql"].startswith(("SAVEPOINT", "BEGIN")) or one["sql"].startswith(("RELEASE", "COMMIT")):
+        for query in asked.captured_queries:
+            if query["sql"].startswith(("SAVEPOINT", "BEGIN")) or query["sql"].startswith(("RELEASE", "COMMIT")):
                 transactions.append([])
             elif transactions:
-                transactions[-1].append(one["sql"])
+                transactions[-1].append(query["sql"])
         wrote = [several for several in transactions if any('INTO "jobs_nodeheld"' in sql for sql in several)]
         assert len(wrote) == 4, "two attempts at a time, and the large one by itself"
         assert not [sql for several in wrote for sql in several if sql.startswith("SELECT")]
@@ -175,7 +175,7 @@ class TestHeldTime:
         count()
         assert set(NodeHeld.objects.filter(days=1).values_list("node", flat=True)) == {"good"}  # of two days, perhaps
         assert Failure.objects.get().incident == good.incidents.get()
-        assert [one.message for one in caplog.records if "can't be counted" in one.message] != []
+        assert [record.message for record in caplog.records if "can't be counted" in record.message] != []
         assert not Attempt.objects.filter(is_counted=False).exists()
 
     def test_what_closed_before_incidents_were_kept_is_left_out(self) -> None:

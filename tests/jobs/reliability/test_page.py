@@ -31,7 +31,7 @@ def asked(user: User, query: str = "") -> dict[str, Any]:
 
 
 def failures(found: dict[str, Any]) -> dict[str, tuple[int, float]]:
-    return {one["name"]: (one["failures"], round(one["node_days"], 3)) for one in found["items"]}
+    return {item["name"]: (item["failures"], round(item["node_days"], 3)) for item in found["items"]}
 
 
 @pytest.fixture
@@ -132,12 +132,12 @@ class TestForecast:
         for _ in range(4):
             ran(24.0, cause="gpu.ecc")
         count()
-        seen = client.get("/api/v1/reliability/forecast?nodes=64&days=14&save_seconds=20").json()
-        assert not seen["is_assumed"]
-        assert seen["expected_failures"] == pytest.approx(5 / 8.5 * 64 * 14)
-        low, high = seen["expected_failures_interval"]
-        assert low < seen["expected_failures"] < high
-        assert max(one["effective_time"] for one in seen["curve"]) == pytest.approx(seen["effective_time"])
+        payload = client.get("/api/v1/reliability/forecast?nodes=64&days=14&save_seconds=20").json()
+        assert not payload["is_assumed"]
+        assert payload["expected_failures"] == pytest.approx(5 / 8.5 * 64 * 14)
+        low, high = payload["expected_failures_interval"]
+        assert low < payload["expected_failures"] < high
+        assert max(one["effective_time"] for one in payload["curve"]) == pytest.approx(payload["effective_time"])
 
     @pytest.mark.parametrize(
         "query",

@@ -61,9 +61,9 @@ def test_a_script_hears_json_with_its_token(server: Server, ada: User) -> None:
         await socket.hear("hello")
         await take(attempt, Spooled().log(1, loss=float("nan")))
         event = await socket.receive_output(10)
-        told = json.loads(event["text"])
-        assert told["version"] == 1
-        assert told["series"] == [
+        payload = json.loads(event["text"])
+        assert payload["version"] == 1
+        assert payload["series"] == [
             {"name": "loss", "kind": "value", "rank": 0, "incarnation": 0, "n": 1, "step": [1.0], "value": ["NaN"]}
         ]
         await socket.disconnect()

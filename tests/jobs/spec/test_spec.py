@@ -291,7 +291,7 @@ def test_any_text_is_read_or_told_what_breaks_it(text: str) -> None:
 @pytest.mark.parametrize("text", ["a = " + " x" * 30_000, "a" * 60_000, "a " * 30_000, '"' * 60_000, "a = [" * 12_000])
 def test_a_long_broken_line_is_told_at_once_and_in_short(text: str) -> None:
     began = time.process_time()
-    assert all(len(told) < 500 for told in problems(text).values())
+    assert all(len(problem) < 500 for problem in problems(text).values())
     assert time.process_time() - began < 2
 
 

@@ -71,8 +71,8 @@ def told(user: User, **resources: Any) -> dict[str, str]:
         check(user, spec, code=None)
     except SpecError as error:
         return {
-            one.field.removeprefix("resources."): one.message.replace("\N{NO-BREAK SPACE}", " ")
-            for one in error.problems
+            problem.field.removeprefix("resources."): problem.message.replace("\N{NO-BREAK SPACE}", " ")
+            for problem in error.problems
         }
     return {}
 

@@ -59,8 +59,8 @@ def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, sched
     Attempt.objects.filter(pk=rows[2].pk).update(ended_at=timezone.now(), state="cancelled")
     rows[2].job.refresh_from_db()
     ids = scheduler.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
-    for one in rows:
-        handover.prepare(one)
+    for row in rows:
+        handover.prepare(row)
     arrays._record_submissions(sweep, rows[:3], ids, scheduler, time.monotonic() + 5)
     assert scheduler.cancelled == ["501_2"]
     assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)

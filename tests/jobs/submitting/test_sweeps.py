@@ -356,4 +356,4 @@ class TestWithoutArrays:
         sweep = make(oskar, TEXT.replace("at_once = 2", ""))
         tick(scheduler)
         assert all(one.scheduler_id for one in firsts(sweep))
-        assert {asked.key for asked in scheduler.submissions} == {one.key for one in firsts(sweep)}
+        assert {submission.key for submission in scheduler.submissions} == {one.key for one in firsts(sweep)}

@@ -73,7 +73,7 @@ def asked(user: User, query: str = "") -> dict[str, Any]:
 
 
 def hours(found: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
-    return {one["name"]: (one["held_hours"], one["used_hours"], one["idle_hours"]) for one in found["items"]}
+    return {item["name"]: (item["held_hours"], item["used_hours"], item["idle_hours"]) for item in found["items"]}
 
 
 @pytest.mark.usefixtures("one_day")
@@ -197,7 +197,7 @@ class TestCounting:
         assert row["held_hours"] == 5
         use("9", "vigil", (4, 1, 1))
         aggregation.add()
-        assert [one["held_hours"] for one in asked(ann, "by=job&days=7")["items"]] == [7]
+        assert [item["held_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [7]
 
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
         ann = person("ann", slurm_user="ann")
@@ -205,9 +205,9 @@ class TestCounting:
             use("7", "ann", (number, 0, number), days_ago=days_ago)
         use("8", "ann", (5, 0, 5))
         aggregation.add()
-        assert [one["idle_hours"] for one in asked(ann, "by=job&days=7")["items"]] == [5, 3]
-        assert [one["idle_hours"] for one in asked(ann, "by=job&days=9")["items"]] == [43, 5]
-        assert [one["idle_hours"] for one in asked(ann, "by=job&days=10")["items"]] == [93, 5]
+        assert [item["idle_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [5, 3]
+        assert [item["idle_hours"] for item in asked(ann, "by=job&days=9")["items"]] == [43, 5]
+        assert [item["idle_hours"] for item in asked(ann, "by=job&days=10")["items"]] == [93, 5]
         assert asked(ann, "by=job&days=3")["items"][1]["held_hours"] == 1
 
 
@@ -289,7 +289,7 @@ class TestAsking:
     )
     def test_orders(self, lab: dict[str, User], sort: str, order: list[str]) -> None:
         found = asked(lab["sam"], f"by=job&sort={sort}")
-        assert [one["name"] for one in found["items"]] == order
+        assert [item["name"] for item in found["items"]] == order
         html = text(signed_in(lab["sam"]).get(f"/waste?by=job&sort={sort}"))
         places = [html.index(f">{name}") for name in order]
         assert places == sorted(places)
@@ -306,7 +306,7 @@ class TestAsking:
             found, cursor = [], ""
             while cursor is not None:
                 page = asked(lab["sam"], f"by={by}&limit=1&cursor={cursor}" if cursor else f"by={by}&limit=1")
-                found += [one["name"] for one in page["items"]]
+                found += [item["name"] for item in page["items"]]
                 cursor = page["next"]
             assert set(found) == names
             assert len(found) == len(names)

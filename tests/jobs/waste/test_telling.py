@@ -38,7 +38,7 @@ def oskar() -> User:
 
 def told(user: User) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = bearer(user, "read").get("/api/v1/notices").json()["items"]
-    return [{**one, "title": one["title"].replace(NBSP, " ")} for one in items]
+    return [{**item, "title": item["title"].replace(NBSP, " ")} for item in items]
 
 
 class TestIdle:

@@ -185,7 +185,9 @@ class TestXids:
         until(lambda: counted(agent) >= told)
         agent.reader()  # it has begun, so it ends in good order
         agent.end()
-        spans = sorted((one["xid"], one["seq"], one.get("last_seq", one["seq"])) for one in agent.portal.events("xid"))
+        spans = sorted(
+            (event["xid"], event["seq"], event.get("last_seq", event["seq"])) for event in agent.portal.events("xid")
+        )
         assert counted(agent) == told
         assert len(spans) == len(set(spans))
         taken = [one.number for one in agent.portal.taken]

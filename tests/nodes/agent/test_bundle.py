@@ -50,8 +50,8 @@ class TestBundle:
             text=True,
             check=True,
         )
-        told = json.loads(done.stdout)
-        assert [gpu["uuid"] for gpu in told["gpus"]] == [uuid(number) for number in range(8)]
+        payload = json.loads(done.stdout)
+        assert [gpu["uuid"] for gpu in payload["gpus"]] == [uuid(number) for number in range(8)]
 
     def test_it_runs_and_reads_gpus_by_a_child_of_its_own(self, bundle: Path, agent: Running, tmp_path: Path) -> None:
         agent.process = subprocess.Popen(

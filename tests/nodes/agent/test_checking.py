@@ -115,13 +115,13 @@ class TestOnce:
     def test_one_sample_of_everything(self, agent: Running) -> None:
         done = agent.run("--once", "--json")
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert [gpu["uuid"] for gpu in told["gpus"]] == [uuid(number) for number in range(8)]
-        assert told["gpus"][0]["gpu_percent"] == 90
-        assert told["gpus"][0]["counters"]["pcie_width"] == 16
-        assert told["facts"]["driver"] == "570.86.15"
-        assert "cpu_percent" in told["host"]
-        assert told["processes"] == []
+        payload = json.loads(done.stdout)
+        assert [gpu["uuid"] for gpu in payload["gpus"]] == [uuid(number) for number in range(8)]
+        assert payload["gpus"][0]["gpu_percent"] == 90
+        assert payload["gpus"][0]["counters"]["pcie_width"] == 16
+        assert payload["facts"]["driver"] == "570.86.15"
+        assert "cpu_percent" in payload["host"]
+        assert payload["processes"] == []
 
     def test_for_people(self, agent: Running, gpus: StandIn) -> None:
         gpus.set_state("3 lost 1")

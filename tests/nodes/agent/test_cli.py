@@ -18,15 +18,15 @@ def test_a_token_is_printed_with_the_lines_for_its_node(portal: SimpleNamespace)
     assert "The token of dgx-01, shown only once" in lines[0]
     assert "(umask 077 && echo vga_abc > /etc/vigil-agent/token)" in lines
     assert "echo VIGIL_AGENT_NODE=dgx-01 >> /etc/vigil-agent/environment" in lines
-    told = json.loads(vigil("agent", "enroll", "dgx-01", "--json").stdout)
-    assert (told["node"], told["token"]) == ("dgx-01", "vga_abc")
+    payload = json.loads(vigil("agent", "enroll", "dgx-01", "--json").stdout)
+    assert (payload["node"], payload["token"]) == ("dgx-01", "vga_abc")
 
 
 def test_a_secret_for_many(portal: SimpleNamespace) -> None:  # noqa: F811
     portal.answers["POST", "agents/secret"] = {"secret": "vge_abc", "expires_at": "2026-02-01T00:00:00Z"}
-    said = vigil("agent", "enroll", "--many").stdout
-    assert "echo vge_abc > /etc/vigil-agent/token" in said
-    assert "VIGIL_AGENT_NODE" not in said
+    output = vigil("agent", "enroll", "--many").stdout
+    assert "echo vge_abc > /etc/vigil-agent/token" in output
+    assert "VIGIL_AGENT_NODE" not in output
 
 
 @pytest.mark.parametrize("words", [(), ("dgx-01", "--many")])
@@ -42,9 +42,9 @@ def test_others_than_sysadmins_are_told_so(portal: SimpleNamespace) -> None:  # 
 
 def test_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = json.loads(vigil("agent", "bundle", "--json").stdout)
-    assert told["file"] == "vigil-agent.pyz"
-    assert told["bytes"] == (tmp_path / "vigil-agent.pyz").stat().st_size
+    payload = json.loads(vigil("agent", "bundle", "--json").stdout)
+    assert payload["file"] == "vigil-agent.pyz"
+    assert payload["bytes"] == (tmp_path / "vigil-agent.pyz").stat().st_size
     assert "nodes/agent/loop.py" in zipfile.ZipFile("vigil-agent.pyz").namelist()
     assert "KiB" in vigil("agent", "bundle", "other.pyz").stdout
 

@@ -22,7 +22,7 @@ NODE = "agent-e2e"
 def _stand(portal_up: Stack) -> Any:
     with portal_up.client() as client:
         items = client.get("/api/v1/agents").json()["items"]
-    return next((one for one in items if one["node"] == NODE), None)
+    return next((item for item in items if item["node"] == NODE), None)
 
 
 @pytest.mark.slow

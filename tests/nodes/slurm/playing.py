@@ -35,10 +35,10 @@ class OneToken:
 
 def load(version: str, name: str) -> httpx.Response:
     """Load a recorded answer: "busy/slurm-jobs"."""
-    told = json.loads((RECORDED / version / f"{name}.json").read_text())
-    if isinstance(told["body"], str):
-        return httpx.Response(told["status"], text=told["body"], headers={"Content-Type": told["type"]})
-    return httpx.Response(told["status"], json=told["body"])
+    payload = json.loads((RECORDED / version / f"{name}.json").read_text())
+    if isinstance(payload["body"], str):
+        return httpx.Response(payload["status"], text=payload["body"], headers={"Content-Type": payload["type"]})
+    return httpx.Response(payload["status"], json=payload["body"])
 
 
 def body(version: str, name: str) -> dict[str, Any]:

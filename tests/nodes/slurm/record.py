@@ -310,7 +310,7 @@ def _lines(answer: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    for name in arguments or [known.name for known in releases.RELEASES]:
+    for name in arguments or [release.name for release in releases.RELEASES]:
         record(name)
     return 0
 

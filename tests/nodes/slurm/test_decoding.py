@@ -189,7 +189,7 @@ def test_partitions(version: str) -> None:
 
 @some_versions
 def test_reservations(version: str) -> None:
-    found = {one.name: one for one in Played(version).slurm.reservations()}
+    found = {reservation.name: reservation for reservation in Played(version).slurm.reservations()}
     assert found["course"].nodes == ("dgx01", "dgx03")
     assert found["course"].users == (ALICE,)
     assert found["course"].starts_at
@@ -224,12 +224,20 @@ def test_limits_and_shares(version: str) -> None:
     assert dict(limits.node) == {"gres/gpu": 4}
     assert dict(limits.user) == {"gres/gpu": 2}
     assert dict(limits.account) == {"gres/gpu": 12}
-    bob = next(one for one in accounts.associations if (one.user, one.account) == (BOB, "speech"))
+    bob = next(
+        association
+        for association in accounts.associations
+        if (association.user, association.account) == (BOB, "speech")
+    )
     assert (bob.shares, bob.limits.max_time_s, bob.limits.user_jobs, bob.limits.user_submitted) == (4, 86_400, 5, 20)
     assert dict(bob.limits.group) == {"gres/gpu": 10}
     assert dict(bob.limits.job) == {"gres/gpu": 4, "node": 2}
     assert bob.is_default
-    speech = next(one for one in accounts.associations if (one.user, one.account) == ("", "speech"))
+    speech = next(
+        association
+        for association in accounts.associations
+        if (association.user, association.account) == ("", "speech")
+    )
     assert speech.parent == "root"
     shown = bob.fair_share is not None
     assert shown == (version != "v0.0.38")

@@ -232,7 +232,7 @@ def test_a_whole_portal_asks_it(exporter: Exporter, make_stack: Callable[..., St
     stack = make_stack(VIGIL_DCGM_EXPORTERS=f"dgx-03={exporter.url}", VIGIL_AGENT="no")
     stack.start()
     with stack.client() as client:
-        told = until(lambda: [one for one in client.get("/api/v1/agents").json()["items"] if one["heard_at"]])
+        told = until(lambda: [item for item in client.get("/api/v1/agents").json()["items"] if item["heard_at"]])
         assert [(one["node"], one["version"], one["gpus"]) for one in told] == [("dgx-03", "dcgm-exporter", 2)]
         asked = exporter.asked
         assert until(lambda: exporter.asked > asked), "again"

@@ -43,7 +43,7 @@ class TestTogether:
         self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
         assert send() == 1
         told = web.got[0].json["data"]
-        assert [one["title"] for one in told["notices"]] == ["job 0 died.", "job 2 died."]
+        assert [notice["title"] for notice in told["notices"]] == ["job 0 died.", "job 2 died."]
         assert told["title"].startswith("2\N{NO-BREAK SPACE}notices since") or told["title"].startswith("2 notices")
         assert sorted(Delivery.objects.values_list("kind", "state")) == [
             ("digest", "sent"), ("incident", "dropped"), ("incident", "gathered"), ("incident", "gathered"),

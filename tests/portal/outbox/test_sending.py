@@ -61,7 +61,7 @@ class TestWhoGetsIt:
         mine, ours = channel(), channel(project=a_project())
         channel(project=a_project("other"))
         tell(oskar, project=a_project())
-        assert {one.channel_id for one in Delivery.objects.all()} == {mine.pk, ours.pk}
+        assert {delivery.channel_id for delivery in Delivery.objects.all()} == {mine.pk, ours.pk}
 
     def test_not_what_they_left_out_nor_where_it_is_paused(self, oskar: User, channel: Make) -> None:
         channel(left_out=["incident"])

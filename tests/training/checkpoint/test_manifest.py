@@ -148,9 +148,9 @@ def test_verifying_one_that_was_marked_says_why_and_what_to_do(
     assert main(["verify", str(folder)]) == 0
     (folder / "DAMAGED").write_text("__0_0.distcp is not what was written.\n")
     assert main(["verify", str(folder)]) == 1
-    said = capsys.readouterr().err
-    assert "found damaged: __0_0.distcp is not what was written. No run resumes from it" in said
-    assert "delete its file DAMAGED" in said
+    output = capsys.readouterr().err
+    assert "found damaged: __0_0.distcp is not what was written. No run resumes from it" in output
+    assert "delete its file DAMAGED" in output
     (folder / "DAMAGED").write_text("\x1b]0;mine\x07")
     assert main(["verify", str(folder)]) == 1
     assert r"found damaged: \x1b]0;mine\x07. No run" in capsys.readouterr().err

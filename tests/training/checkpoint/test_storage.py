@@ -113,11 +113,11 @@ def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
 def _write_contents(checkpoint: Path, content: bytes) -> None:
     """A table of contents of somebody else's making, which the manifest calls right."""
     (checkpoint / ".metadata").write_bytes(content)
-    told = json.loads((checkpoint / "COMMITTED").read_text())
-    for entry in told["files"]:
+    payload = json.loads((checkpoint / "COMMITTED").read_text())
+    for entry in payload["files"]:
         if entry["file"] == ".metadata":
             entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "COMMITTED").write_text(json.dumps(told))
+    (checkpoint / "COMMITTED").write_text(json.dumps(payload))
 
 
 @pytest.mark.parametrize("place", ["/tmp/elsewhere.distcp", "../step-2/__0_0.distcp", "unlisted"])
@@ -164,9 +164,9 @@ def test_a_table_of_contents_that_lies_is_refused_in_a_sentence(tmp_path: Path, 
 
 def test_a_table_of_contents_that_nobody_signed_is_not_read(tmp_path: Path) -> None:
     made = save(tmp_path, state())
-    told = json.loads((made / "COMMITTED").read_text())
-    told["files"] = [entry for entry in told["files"] if entry["file"] != ".metadata"]
-    (made / "COMMITTED").write_text(json.dumps(told))
+    payload = json.loads((made / "COMMITTED").read_text())
+    payload["files"] = [entry for entry in payload["files"] if entry["file"] != ".metadata"]
+    (made / "COMMITTED").write_text(json.dumps(payload))
     with pytest.raises(CheckpointError, match="is not among the files of its manifest"):
         storage.match_stored(state(), made)
     (made / ".metadata").unlink()

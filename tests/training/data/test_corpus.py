@@ -338,9 +338,9 @@ def test_preparing_where_nothing_can_be_made_beside_the_file(
     assert main(["prepare", str(run)]) == 0
     run.write_text(f'[run.language]\nsource = "{source}"\n')
     assert main(["prepare", str(run)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("run.language.shards_folder: ")
-    assert said.endswith("can't be written to (Not a directory). Name another folder.\n")
+    output = capsys.readouterr().err
+    assert output.startswith("run.language.shards_folder: ")
+    assert output.endswith("can't be written to (Not a directory). Name another folder.\n")
 
 
 def test_preparing_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -354,5 +354,5 @@ def test_preparing_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["prepare", str(run)]) == 1
     run.write_text('[run.language]\nsource = "nowhere"\n')
     assert main(["prepare", str(run)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[0] for line in said] == ["run.language.source"] * 2
+    output = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in output] == ["run.language.source"] * 2

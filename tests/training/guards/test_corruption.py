@@ -134,11 +134,13 @@ def test_every_layout_compares_what_it_replicates(tmp_path: Path) -> None:
         process.join(100)
     assert [process.exitcode for process in processes] == [0] * 4
     for rank in range(4):
-        told = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert told.pop("clean alarms") == 0
-        assert told == {layout: found and {**found, "what": told[layout]["what"]} for layout, found in EXPECTED.items()}
-        assert told["tp norm"]["what"] == "model.norm"
-        assert told["dp"]["what"] == "model.blocks.0.up"
+        payload = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert payload.pop("clean alarms") == 0
+        assert payload == {
+            layout: found and {**found, "what": payload[layout]["what"]} for layout, found in EXPECTED.items()
+        }
+        assert payload["tp norm"]["what"] == "model.norm"
+        assert payload["dp"]["what"] == "model.blocks.0.up"
 
 
 def _rank(folder: Path, rank: int) -> None:

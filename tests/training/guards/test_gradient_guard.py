@@ -230,9 +230,9 @@ def test_goes_on_from_what_it_remembers_bit_for_bit() -> None:
     whole = _feed(GradientGuard(CPU, clip=0.5), norms)
     first = GradientGuard(CPU, clip=0.5)
     _feed(first, norms[:77])
-    told = json.loads(json.dumps(first.remember()))
+    payload = json.loads(json.dumps(first.remember()))
     second = GradientGuard(CPU, clip=0.5)
-    second.recall(told)
+    second.recall(payload)
     assert [bool(step.learned) for step in whole[80:83]] == [False, True, False]
     for ours, theirs in zip(_feed(second, norms[77:]), whole[77:], strict=True):
         assert [float(value).hex() for value in ours] == [float(value).hex() for value in theirs]
@@ -298,9 +298,9 @@ def test_the_scale_follows_grad_scaler() -> None:
         optimizer.zero_grad()
         ours.update(torch.tensor(float(overflow)))
         if step == 500:
-            told = json.loads(json.dumps(ours.remember()))
+            payload = json.loads(json.dumps(ours.remember()))
             ours = LossScale(CPU)
-            ours.recall(told)
+            ours.recall(payload)
         assert ours.value.item() == theirs.get_scale()
 
 

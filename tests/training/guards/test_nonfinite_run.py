@@ -86,10 +86,10 @@ def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> N
     assert list(run.series(rank=0)) == list(run.series(rank=1))
     assert max(run.series()) <= 30
 
-    told = json.loads((incarnation.attempt_dir / "numerics" / "step-30.json").read_text())
-    (seen,) = told["ranks"]
+    payload = json.loads((incarnation.attempt_dir / "numerics" / "step-30.json").read_text())
+    (seen,) = payload["ranks"]
     assert (seen["rank"], seen["output"], seen["loss"]) == (1, "0", "nan")
-    assert told["losses"]["0"] == pytest.approx(run.series(rank=0)[30])
+    assert payload["losses"]["0"] == pytest.approx(run.series(rank=0)[30])
     assert len(seen["samples"]) == BATCH // 2
     assert nan in seen["samples"]
     assert len(seen["texts"]) == 4

@@ -36,8 +36,8 @@ elif rank == "1":
 
 
 def ends_of(run: Run, incarnation: int = 0, node: int = 0) -> dict[int, dict[str, Any]]:
-    told = json.loads((run.attempt() / "ends" / f"{incarnation}.{node}.json").read_text())
-    return {one["rank"]: one for one in told["ranks"]}
+    payload = json.loads((run.attempt() / "ends" / f"{incarnation}.{node}.json").read_text())
+    return {rank["rank"]: rank for rank in payload["ranks"]}
 
 
 def look_of(run: Run, incarnation: int = 0, node: int = 0) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def test_every_rank_of_a_script_and_who_ended_it(run: Run) -> None:
     assert time.time() - PATIENCE_S < ends[1]["ended_at"] <= ends[0]["ended_at"] <= time.time()
     (event,) = run.events("ranks.ended")
     assert (event["incarnation"], event["node"], event["left_out"]) == (0, "dgx01", 0)
-    assert [one["rank"] for one in event["ranks"]][0] == 1, "who failed by itself comes first"
-    assert {one["rank"]: one for one in event["ranks"]} == ends
+    assert [rank["rank"] for rank in event["ranks"]][0] == 1, "who failed by itself comes first"
+    assert {rank["rank"]: rank for rank in event["ranks"]} == ends
     run.assert_nothing_left()
 
 
@@ -222,10 +222,10 @@ class TestLooking:
         monkeypatch.setattr(node_report, "disk", hangs)
         with pytest.raises(KeyboardInterrupt):
             node_report.write_report(**asked)
-        look = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
-        assert (look["node"], look["shm"]["most_mib"]) == ("dgx01", 3)
-        assert [text for _, text in look["kernel"]] == [KILLED]
-        assert look["not_seen"] == {"disk": "it had not answered"}
+        payload = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
+        assert (payload["node"], payload["shm"]["most_mib"]) == ("dgx01", 3)
+        assert [text for _, text in payload["kernel"]] == [KILLED]
+        assert payload["not_seen"] == {"disk": "it had not answered"}
 
     @pytest.mark.parametrize("has_said", [True, False])
     def test_what_there_was_no_room_for_was_not_seen(
@@ -241,9 +241,9 @@ class TestLooking:
         monkeypatch.setattr(node_report, "write_json", is_full)
         monkeypatch.setattr(Path, "write_text", is_full)
         assert node_report.write_report(**asked)
-        look = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
-        assert look["not_seen"] == ({"kernel": "no room"} if has_said else {})
-        assert look["disk"]["free_mib"] > 0
+        payload = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
+        assert payload["not_seen"] == ({"kernel": "no room"} if has_said else {})
+        assert payload["disk"]["free_mib"] > 0
 
     def test_a_disk_that_takes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / node_report.FOLDER).mkdir()

@@ -81,10 +81,10 @@ def test_a_look_at_a_node_is_told_where_room_was_kept(
     last_look.measure()
     last_look.start(Incarnation(0, 1, "", "127.0.0.1", 1, ()), [])
     last_look.finish()
-    look = json.loads((job_dir / "looks" / "0.0.json").read_text())
-    assert look["disk"]["problem"] == "ENOSPC"
-    assert look["disk"]["free_mib" if full == "room" else "inodes_free"] == 0
-    assert look["not_seen"] == {"kernel": "/nowhere/kmsg: No such file or directory"}
+    payload = json.loads((job_dir / "looks" / "0.0.json").read_text())
+    assert payload["disk"]["problem"] == "ENOSPC"
+    assert payload["disk"]["free_mib" if full == "room" else "inodes_free"] == 0
+    assert payload["not_seen"] == {"kernel": "/nowhere/kmsg: No such file or directory"}
 
 
 def _is_denied(*_: object, **__: object) -> NoReturn:

@@ -230,7 +230,7 @@ def test_a_driver_that_hangs_holds_up_no_launcher(run: Run, nvml: StandIn) -> No
     again, (asked,) = run.events("incarnation.started")[1], run.events("stop.requested")
     assert again["time"] - lost["time"] < 10
     assert asked["time"] > again["time"]
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in readers))
+    until(lambda: not any(reader.is_running() and reader.status() != psutil.STATUS_ZOMBIE for reader in readers))
     run.assert_nothing_left()
 
 

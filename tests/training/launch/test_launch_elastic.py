@@ -47,7 +47,7 @@ class Elastic:
     def stop(self, by: int) -> list[int]:
         """The exit codes of all that were not killed."""
         self.launchers[by].send_signal(signal.SIGTERM)
-        codes = [one.wait(PATIENCE_S) for one in self.launchers if one.returncode is None]
+        codes = [launcher.wait(PATIENCE_S) for launcher in self.launchers if launcher.returncode is None]
         self.run.assert_nothing_left()
         return codes
 

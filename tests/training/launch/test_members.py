@@ -51,7 +51,7 @@ def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members,
     found = first.decision(1)
     assert isinstance(found, Ending)
     assert found.exit_code == 75
-    assert [mine.node_index(one.me) for one in members] == [0, 1, -1]
+    assert [mine.node_index(member.me) for member in members] == [0, 1, -1]
 
 
 def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members, Members], tmp_path: Path) -> None:
@@ -64,18 +64,18 @@ def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members
     second.report_ended(0, failures)
     assert first.ended(0, second.me) == failures
     (path,) = tmp_path.rglob(f"ended-0.{second.me.id}.json")
-    told = json.loads(path.read_text())
+    payload = json.loads(path.read_text())
     known = {"rank", "kind", "exit_code", "signal", "error", "order"}
-    assert all(set(failure) == known for failure in told["failures"])
-    path.write_text(json.dumps({"failures": told["failures"]}))
+    assert all(set(failure) == known for failure in payload["failures"])
+    path.write_text(json.dumps({"failures": payload["failures"]}))
     assert first.ended(0, second.me) == [replace(failures[0], last_lines=[]), failures[1]]
 
 
 def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -> None:
     first, second, third = members
-    assert [one.leads(None) for one in members] == [True, False, False]
+    assert [member.leads(None) for member in members] == [True, False, False]
     last = _incarnation(second, third)
-    assert [one.leads(last) for one in members] == [False, True, False]
+    assert [member.leads(last) for member in members] == [False, True, False]
     for lost in (second, third):
         first.forget(lost.me)
     until(lambda: first.leads(last))  # nobody else is left

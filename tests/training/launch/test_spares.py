@@ -119,7 +119,7 @@ def test_a_spare_node_takes_the_place_of_each_that_fails(run: Run) -> None:
     launchers[2].wait(10)
     assert _started(run, 3)[0] == "dgx04", "and whomever it, which had only stood by, first knows to live"
     launchers[3].send_signal(signal.SIGTERM)
-    assert {one.wait(PATIENCE_S) for one in launchers if one.returncode is None} == {75}
+    assert {launcher.wait(PATIENCE_S) for launcher in launchers if launcher.returncode is None} == {75}
     run.assert_nothing_left()
 
 

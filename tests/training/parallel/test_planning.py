@@ -214,14 +214,14 @@ def test_the_command_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
         '[run]\nparallelism = "auto"\ndtype = "bf16"\nglobal_batch = 256\n[run.language]\npreset = "7b"\n'
     )
     assert commands.run("plan", [str(spec), "--gpu-memory", "80"]) == 0
-    said = capsys.readouterr().out
-    assert "fsdp on 64 ranks: dp 8 × shard 8" in said
-    assert "from --gpu-memory" in said
-    assert "a rank, at its peak: 63.1 GiB at once, of weights 3.0 GiB" in said
+    output = capsys.readouterr().out
+    assert "fsdp on 64 ranks: dp 8 × shard 8" in output
+    assert "from --gpu-memory" in output
+    assert "a rank, at its peak: 63.1 GiB at once, of weights 3.0 GiB" in output
     assert commands.run("plan", [str(spec), "--gpu-memory", "80", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["mesh"] == {"dp": 8, "shard": 8}
-    assert told["bytes_per_rank"]["total"] > 0
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["mesh"] == {"dp": 8, "shard": 8}
+    assert payload["bytes_per_rank"]["total"] > 0
     assert commands.run("plan", [str(spec), "--gpu-memory", "1"]) == 2
     assert "auto found no layout" in capsys.readouterr().err
 

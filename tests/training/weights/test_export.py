@@ -101,11 +101,11 @@ def _resigned(checkpoint: Path, content: bytes) -> None:
 
     (checkpoint / ".metadata").write_bytes(content)
     path = checkpoint / "COMMITTED"
-    told = json.loads(path.read_text())
-    for entry in told["files"]:
+    payload = json.loads(path.read_text())
+    for entry in payload["files"]:
         if entry["file"] == ".metadata":
             entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(payload))
 
 
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -130,9 +130,9 @@ def test_what_is_damaged_is_refused_by_name(
     monkeypatch.chdir(tmp_path)
     spoil(checkpoint)
     assert main(["export", str(checkpoint), str(tmp_path / "out")]) == 1
-    told = capsys.readouterr().err
-    assert message in told
-    assert "step-40" in told
+    output = capsys.readouterr().err
+    assert message in output
+    assert "step-40" in output
     assert [path.name for path in tmp_path.iterdir()] == ["step-40"], "nothing half made, and nothing run"
 
 

@@ -80,10 +80,10 @@ def test_what_cannot_be_expressed_is_refused_in_a_sentence(
     told = checkpoint / "COMMITTED"
     told.write_text(json.dumps({**json.loads(told.read_text()), **facts}))
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out"), *more]) == 1
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.startswith(str(checkpoint))
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert words in output
+    assert output.startswith(str(checkpoint))
+    assert output.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -95,16 +95,17 @@ def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     checkpoint, _ = checkpoint_of(tmp_path / "run", "notes+words-01234567+0123456789")
-    told = json.loads((checkpoint / "COMMITTED").read_text())
-    told["config"]["language"]["tokenizer"] = str(tmp_path / "pipe") if named == "PIPE" else named
-    (checkpoint / "COMMITTED").write_text(json.dumps(told))
+    payload = json.loads((checkpoint / "COMMITTED").read_text())
+    payload["config"]["language"]["tokenizer"] = str(tmp_path / "pipe") if named == "PIPE" else named
+    (checkpoint / "COMMITTED").write_text(json.dumps(payload))
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        "its tokens were made with words-01234567, which is no longer at" in said or "Name that tokenizer.json" in said
+        "its tokens were made with words-01234567, which is no longer at" in output
+        or "Name that tokenizer.json" in output
     )
-    assert said.count("\n") == 1
-    assert len(said) < 3000
+    assert output.count("\n") == 1
+    assert len(output) < 3000
 
 
 @pytest.mark.parametrize("places", [[], ["one.safetensors", "--hf", "two"]])
