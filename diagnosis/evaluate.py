@@ -76,7 +76,12 @@ class JudgedCase:
 
     def as_json(self) -> dict[str, Any]:
         verdict, sure = self.verdict.cause, round(self.verdict.confidence, 2)
-        return {"case": self.case.name, "is": self.case.cause, "said": verdict, "confidence": sure}
+        return {"case": self.case.name, "confidence": sure, **_mismatch(self.case.cause, verdict)}
+
+
+def _mismatch(expected: str, verdict: str) -> dict[str, str]:
+    """Return both causes, also under their deprecated names `is` and `said`."""
+    return {"expected": expected, "verdict": verdict, "is": expected, "said": verdict}
 
 
 @dataclass(slots=True)
@@ -136,7 +141,7 @@ class Score:
             "accuracy": round(self.accuracy, 4),
             "owners": self.owners()[0],
             "by_code": {code: {"right": got, "of": of} for code, (got, of) in self.by_code().items()},
-            "confusion": [{"is": cause, "said": verdict, "count": count} for cause, verdict, count in self.confusion()],
+            "confusion": [{**_mismatch(cause, verdict), "count": count} for cause, verdict, count in self.confusion()],
             "calibration": [{"from": a, "to": b, "right": got, "of": of} for a, b, got, of in self.calibration()],
             "sure": {"right": right, "wrong_owner": wrong_owner, "of": sure},
             "without": {name: {"right": got, "of": of} for name, (got, of) in self.without_framework.items()},

@@ -82,7 +82,7 @@ class Verdict:
         return CAUSES[self.cause].owner
 
     def as_json(self) -> dict[str, Any]:
-        """Return the verdict as `vigil diagnose --json` prints it and as it is stored."""
+        """Return the verdict as it is stored, with names that earlier releases read."""
         return {
             "cause": self.cause,
             "title": CAUSES[self.cause].title,
@@ -103,6 +103,11 @@ class Verdict:
             "source": self.source,
             "doubts": self.doubts,
         }
+
+    def as_report(self) -> dict[str, Any]:
+        """Return the verdict as `vigil diagnose --json` prints it. `says`, `not_seen` and `doing` are deprecated."""
+        report = {"summary": self.summary, "unavailable": self.unavailable, "operation": self.operation}
+        return self.as_json() | report
 
 
 def confirmed_cause_of(verdict: Mapping[str, Any]) -> str:

@@ -22,14 +22,14 @@ class Profile:
     attempt: int
     """The attempt's number."""
     rank: int
-    asked_at: datetime | None = None
+    requested_at: datetime | None = None
     saved_at: datetime | None = None
     name: str = ""
     first_step: int | None = None
     last_step: int | None = None
     bytes: int = 0
     problem: str = ""
-    waits: bool = False
+    is_pending: bool = False
     """Whether it was requested and its attempt can still write it."""
 
 
@@ -51,8 +51,8 @@ def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
     answered: dict[tuple[int, int], datetime] = {}
     for (attempt_id, _), merged in found.items():
         if merged["kinds"] > {REQUESTED}:
-            at = answered.get((attempt_id, merged["rank"]), merged["asked_at"])
-            answered[attempt_id, merged["rank"]] = max(at, merged["asked_at"])
+            at = answered.get((attempt_id, merged["rank"]), merged["requested_at"])
+            answered[attempt_id, merged["rank"]] = max(at, merged["requested_at"])
     return [
         _profile(merged, numbers[attempt_id], answered.get((attempt_id, merged.get("rank", 0))))
         for (attempt_id, _), merged in found.items()
@@ -61,21 +61,21 @@ def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
 
 def _profile(merged: dict[str, Any], attempt: Attempt, answered: datetime | None) -> Profile:
     kinds = merged.pop("kinds")
-    is_replaced = kinds == {REQUESTED} and answered is not None and merged["asked_at"] < answered
-    waits = kinds == {REQUESTED} and attempt.state == Attempt.State.RUNNING and not is_replaced
+    is_replaced = kinds == {REQUESTED} and answered is not None and merged["requested_at"] < answered
+    is_pending = kinds == {REQUESTED} and attempt.state == Attempt.State.RUNNING and not is_replaced
     problem = merged.pop("problem", "")
     if is_replaced:
         problem = "Another profile was requested before it began."
-    elif kinds == {REQUESTED} and not waits:
+    elif kinds == {REQUESTED} and not is_pending:
         problem = "Its attempt ended before it was written."
-    return Profile(**{"rank": 0, **merged}, attempt=attempt.number, waits=waits, problem=problem)
+    return Profile(**{"rank": 0, **merged}, attempt=attempt.number, is_pending=is_pending, problem=problem)
 
 
 def _fields_of(event: Event) -> dict[str, Any]:
     """Return an event's fields of its profile; any program may have sent it, so nothing is trusted."""
     data = event.data
     if event.kind == REQUESTED:
-        return {"asked_at": event.time, "rank": untrusted.count(data.get("rank")) or 0}
+        return {"requested_at": event.time, "rank": untrusted.count(data.get("rank")) or 0}
     if event.kind == FAILED:
         return {"problem": untrusted.line(data.get("reason")) or "It failed."}
     name = data.get("name")

@@ -27,7 +27,8 @@ def backup(path: Path, *, force: bool) -> dict[str, Any]:
 def restore(path: Path, *, force: bool) -> dict[str, Any]:
     with _settings() as settings:
         restored = take(settings, path, force=force)
-    return {**msgspec.to_builtins(restored.manifest), "kept": restored.set_aside, "notes": restored.notes}
+    previous = {"previous_data": restored.set_aside, "kept": restored.set_aside}  # `kept` is deprecated
+    return {**msgspec.to_builtins(restored.manifest), **previous, "notes": restored.notes}
 
 
 @contextmanager

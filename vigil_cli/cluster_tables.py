@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from vigil_cli.tables import local, table
+from vigil_cli.tables import current, local, table
 from vigil_core import formatting
 
 
@@ -62,10 +62,14 @@ def node(answer: dict[str, Any]) -> list[str]:
         "load": formatting.measure(answer["load"]) if answer["load"] is not None else "",
         "booted": local(answer["booted_at"]),
         "updated": local(answer["reading"]["read_at"]),
-        "order": f"{order['action']} by {order['asked_by']}: {order_text(order)}" if order else "",
+        "order": _order(order) if order else "",
     }
     width = max(map(len, facts))
     return [answer["name"], *(f"  {name.ljust(width)}  {value}" for name, value in facts.items() if value)]
+
+
+def _order(order: dict[str, Any]) -> str:
+    return f"{order['action']} by {current(order, 'requested_by', 'asked_by')}: {order_text(order)}"
 
 
 def order_text(order: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import click
 from vigil_cli import tables
 from vigil_cli.params import JobId, as_json, out
 from vigil_cli.portal import CliError, find_portal, kind_of
+from vigil_cli.tables import current
 from vigil_cli.terminal import echo, echo_whole
 from vigil_core import formatting
 
@@ -49,7 +50,7 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str,
         echo(f"vigil: {problem}", err=True)
     if not logs:
         raise CliError("Nothing to read: none of the files is a readable log.")
-    out(offline.diagnose_logs(logs, entries).as_json(), _lines, as_json)
+    out(offline.diagnose_logs(logs, entries).as_report(), _lines, as_json)
 
 
 @click.command()
@@ -97,15 +98,16 @@ def _postmortem_lines(document: dict[str, Any], many: str) -> list[str]:
         lines.insert(
             2, f"The evidence pointed to {document['evidence_cause']}, {document['confidence']:.0%} confidence"
         )
-    for what, key in (
-        ("Detected after", "detect"),
-        ("Training resumed after", "again"),
-        ("Caught up after", "catch_up"),
+    for what, seconds in (
+        ("Detected after", figures["detect_seconds"]),
+        ("Training resumed after", current(figures, "resume_seconds", "again_seconds")),
+        ("Caught up after", figures["catch_up_seconds"]),
     ):
-        if figures[f"{key}_seconds"] is not None:
-            lines.append(f"{what}: {formatting.duration(figures[f'{key}_seconds'])}")
+        if seconds is not None:
+            lines.append(f"{what}: {formatting.duration(seconds)}")
     if figures["steps_lost"] is not None:
-        lines.append(f"{many.capitalize()} lost: {figures['steps_lost']:,}, since {figures['kept_step']:,}")
+        since = current(figures, "resume_step", "kept_step")
+        lines.append(f"{many.capitalize()} lost: {figures['steps_lost']:,}, since {since:,}")
     if figures["gpu_hours"] is not None:
         money = formatting.money(figures["money"], figures["currency"]) if figures["money"] is not None else ""
         lines.append(f"Cost: {formatting.measure(figures['gpu_hours'])} GPU-hours{f', {money}' if money else ''}")
@@ -117,7 +119,7 @@ def _lines(verdict: dict[str, Any]) -> list[str]:
 
     sure = f"{verdict['confidence']:.0%} confidence" if verdict["cause"] != "unknown" else "not enough evidence"
     owner = {"both": "researcher and sysadmin", "nobody": "no action needed"}.get(verdict["owner"], verdict["owner"])
-    lines = [verdict["says"], f"{verdict['cause']} · {sure} · {owner}"]
+    lines = [current(verdict, "summary", "says"), f"{verdict['cause']} · {sure} · {owner}"]
     if witness := reported_by(verdict):
         lines.append(f"Reported by {witness}")
     lines.append("")
@@ -136,7 +138,7 @@ def _lines(verdict: dict[str, Any]) -> list[str]:
     lines += [
         f"Ruled out: {item['cause']}: {item['why']}" for item in verdict["ruled_out"] if item != verdict["runner_up"]
     ]
-    lines += [f"Not available: {item}" for item in verdict["not_seen"]]
+    lines += [f"Not available: {item}" for item in current(verdict, "unavailable", "not_seen")]
     return lines
 
 
@@ -185,9 +187,9 @@ def _score_lines(score: dict[str, Any]) -> list[str]:
     lines += [f"{code:<{width}}  {item['right']:>3} of {item['of']}" for code, item in score["by_code"].items()]
     if score["confusion"]:
         lines += ["", "Misdiagnosed:"]
-        lines += [f"  {item['is']} as {item['said']}: {item['count']}" for item in score["confusion"]]
+        lines += [f"  {item['expected']} as {item['verdict']}: {item['count']}" for item in score["confusion"]]
         lines += [
-            f"    {item['case']} ({item['confidence']:.0%} confidence in {item['said']})" for item in score["wrong"]
+            f"    {item['case']} ({item['confidence']:.0%} confidence in {item['verdict']})" for item in score["wrong"]
         ]
     lines += ["", "Correct, by confidence:"]
     lines += [

@@ -12,6 +12,7 @@ import click
 from vigil_cli import tables
 from vigil_cli.params import JobId, as_json, out
 from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.tables import current
 
 POLL_S = 1.0
 job_id = click.argument("job_id", metavar="ID", type=JobId())
@@ -69,7 +70,7 @@ def _wait_until_written(portal: Portal, job_id: int, number: str) -> dict[str, A
             if item["name"]:
                 found: dict[str, Any] = item
                 return found
-            if not item["waits"]:
+            if not current(item, "is_pending", "waits"):
                 raise CliError(f"No profile was written. {item['problem']}")
         time.sleep(POLL_S)
 

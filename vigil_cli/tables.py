@@ -90,7 +90,7 @@ def incidents(answer: dict[str, Any]) -> list[str]:
             incident["cause"] or "pending",
             _confidence(incident),
             incident["node"],
-            incident["says"][:100],
+            current(incident, "summary", "says")[:100],
             local(incident["at"]),
         ]
         for incident in answer["items"]
@@ -117,7 +117,7 @@ def _reason(job: dict[str, Any]) -> str:
 def why(answer: dict[str, Any]) -> list[str]:
     """Return the main reason, further obstacles, the expected start, and variants that would start now."""
     lines = [answer["text"]]
-    if answer["said"] and answer["meaning"] != answer["text"]:
+    if current(answer, "scheduler_reason", "said") and answer["meaning"] != answer["text"]:
         lines.append(f"  scheduler: {answer['meaning']}")
     lines += [f"  also: {block['text']}" for block in answer["blocks"] if block["text"] != answer["text"]]
     if answer["starts_at"]:
@@ -134,7 +134,7 @@ def why(answer: dict[str, Any]) -> list[str]:
         job = answer["job"]
         lines += ["", f"vigil spec {job} > again.toml && vigil submit again.toml --set …, then vigil cancel {job}"]
     if answer["stale"]:
-        lines += ["", f"As of {local(answer['told_at']) or 'never'}: {answer['stale']}"]
+        lines += ["", f"As of {local(current(answer, 'reported_at', 'told_at')) or 'never'}: {answer['stale']}"]
     return lines
 
 
@@ -249,7 +249,7 @@ def backup(made: dict[str, Any]) -> list[str]:
 
 def restored(answer: dict[str, Any]) -> list[str]:
     lines = [f"Restored the backup of {local(answer['made_at'])} (Vigil {answer['vigil']}). Start the portal again."]
-    return [*lines, *(f"The previous data was kept: {path}" for path in answer["kept"]), *answer["notes"]]
+    return [*lines, *(f"The previous data was kept: {path}" for path in answer["previous_data"]), *answer["notes"]]
 
 
 def steps(progress: dict[str, Any]) -> str:
@@ -259,6 +259,11 @@ def steps(progress: dict[str, Any]) -> str:
 
 def loss(job: dict[str, Any]) -> str:
     return formatting.measured("loss", job["latest"].get("loss"))
+
+
+def current(values: dict[str, Any], name: str, former: str) -> Any:
+    """Return a field of an answer; portals of Vigil 0.1 send it under its former name."""
+    return values[name] if name in values else values[former]
 
 
 def local(time: str | None) -> str:

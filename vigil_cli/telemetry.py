@@ -11,7 +11,7 @@ import click
 
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import TableRow, table
+from vigil_cli.tables import TableRow, current, table
 from vigil_cli.terminal import echo_whole, plain
 from vigil_core import formatting
 
@@ -91,11 +91,11 @@ def _agents(answer: dict[str, Any]) -> list[str]:
     rows = [
         [
             item["node"],
-            "never reported" if item["heard_at"] is None else "silent" if item["is_silent"] else "reporting",
-            _ago(item["heard_at"]),
+            "never reported" if _last_report(item) is None else "silent" if item["is_silent"] else "reporting",
+            _ago(_last_report(item)),
             "" if item["clock_offset_s"] is None else f"{item['clock_offset_s']:+.1f} s",
             str(item["gpus"]),
-            f"{item['given_up']:,}",
+            f"{current(item, 'discarded_batches', 'given_up'):,}",
             item["version"],
             item["enrolled_by"],
         ]
@@ -105,9 +105,9 @@ def _agents(answer: dict[str, Any]) -> list[str]:
 
 
 def _worst_first(item: dict[str, Any]) -> tuple[int, str, str]:
-    if item["heard_at"] is None:
+    if (reported := _last_report(item)) is None:
         return 1, "", item["node"]
-    return (0, item["heard_at"], item["node"]) if item["is_silent"] else (2, "", item["node"])
+    return (0, reported, item["node"]) if item["is_silent"] else (2, "", item["node"])
 
 
 def _gpus(answer: dict[str, Any]) -> list[str]:
@@ -138,7 +138,7 @@ def _holder(holder: dict[str, Any]) -> str:
 def _telemetry(answer: dict[str, Any]) -> list[str]:
     """Return a line about the node, its host values, then a row per GPU with every reported field."""
     silent = " The agent is silent." if answer["is_silent"] else ""
-    lines = [f"{answer['node']}: last report {_ago(answer['heard_at']) or 'never'}.{silent}"]
+    lines = [f"{answer['node']}: last report {_ago(_last_report(answer)) or 'never'}.{silent}"]
     width = max(map(len, answer["host"]), default=0)
     lines += [f"  {name.ljust(width)}  {formatting.measure(value)}" for name, value in sorted(answer["host"].items())]
     fields = list(dict.fromkeys(name for gpu in answer["gpus"] for name in gpu["newest"]))
@@ -155,6 +155,11 @@ def _number(values: dict[str, Any], name: str, unit: str = "") -> str:
 
 def _ago(time: str | None) -> str:
     return formatting.ago(datetime.fromisoformat(time)) if time else ""
+
+
+def _last_report(item: dict[str, Any]) -> str | None:
+    time: str | None = current(item, "last_report_at", "heard_at")
+    return time
 
 
 ALL = (agents, gpus, telemetry)

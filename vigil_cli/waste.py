@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import table
+from vigil_cli.tables import current, table
 from vigil_core import formatting
 
 
@@ -33,14 +33,14 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         name = f"{job['name']} (#{job['job']})" if job["job"] else f"{job['name']} ({job['scheduler_id']})"
         since = datetime.now(UTC) - datetime.fromisoformat(job["since"])
         long = formatting.rough(since.total_seconds())
-        lines.append(
-            f"  {name} of {job['person'] or 'an unknown user'}: {job['gpus']} of {job['held']} idle for {long}"
-        )
+        gpus = f"{job['gpus']} of {current(job, 'allocated_gpus', 'held')}"
+        lines.append(f"  {name} of {job['person'] or 'an unknown user'}: {gpus} idle for {long}")
     head = [answer["by"].upper(), "ALLOCATED>", "USED>", "USED SHARE>", "IDLE>"]
     rows = [
         [
             f"{row['name']} (#{row['job']})" if row["job"] else row["name"],
-            *(formatting.measure(row[f"{name}_hours"]) for name in ("held", "used")),
+            formatting.measure(current(row, "allocated_hours", "held_hours")),
+            formatting.measure(row["used_hours"]),
             formatting.percent(row["used_share"]),
             formatting.measure(row["idle_hours"]),
         ]

@@ -18,7 +18,7 @@ from console.pages.damaged_gpus import MARKS, Damage
 from console.pages.free_slots import countable, free_now
 from console.pages.rack_map import family, letters
 from jobs.listing import visibility
-from jobs.listing.queue import QueueSearch, unseen
+from jobs.listing.queue import QueueSearch, unseen_jobs
 from jobs.listing.visibility import NodeAllocation
 from nodes.models import Node, Partition, Reading
 from portal.access import user_of
@@ -122,7 +122,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "section": "nodes",
         "fragment": is_fragment(request),
         "stale": stale_text(Reading.Part.NODES, now),
-        "headline": (lead, f"{more} {unseen(user).text}".strip()),
+        "headline": (lead, f"{more} {unseen_jobs(user).text}".strip()),
         "facts": facts(everything, jobs.get("pending", 0), jobs.get("running", 0)),
         "groups": grouped(
             [NodeRow(node, jobs_by_node[node.name], damage.get(node.name, {})) for node in page], partition

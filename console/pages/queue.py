@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from console.pages.cluster import is_fragment, stale_text, varied
 from jobs.listing import visibility
-from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen
+from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen_jobs
 from nodes.cluster import sync
 from nodes.models import License, QueuedJob, Reading
 from portal.access import user_of
@@ -71,7 +71,7 @@ def search_of(params: QueryDict) -> QueueSearch:
 def headline(user: User, read: datetime | None) -> tuple[str, str]:
     """Return the page's lead: the person's own jobs, then everybody's, then what the queue does not show yet."""
     rows = visibility.visible_queue(user)
-    counts, new = QueueSearch().counts(user), unseen(user).text
+    counts, new = QueueSearch().counts(user), unseen_jobs(user).text
     waiting, running = counts.get("pending", 0), counts.get("running", 0)
     everything = f"{formatting.plural(waiting, 'job')} pending and {formatting.count(running)} running in total."
     if read is None:

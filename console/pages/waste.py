@@ -15,7 +15,7 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 ROWS = 50
-COLUMNS = (("held", "Allocated"), ("used", "Used"), ("share", "Used share"), ("idle", "Idle"))
+COLUMNS = (("allocated", "Allocated"), ("used", "Used"), ("share", "Used share"), ("idle", "Idle"))
 HEADS = {"project": "Project", "person": "Person", "job": "Job"}
 
 
@@ -46,7 +46,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 def wanted_of(params: QueryDict) -> WasteFilter:
     """Parse the request from the URL; unknown values are ignored."""
-    days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), params.get("sort", "")
+    days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), report.current_sort(params.get("sort", ""))
     return WasteFilter(
         days=days if days in WINDOWS else 7,
         by=by if by in BY else "project",

@@ -15,7 +15,7 @@ from jobs.gathering.cadence import SaveCadence
 from jobs.presenting import cadence as words
 from jobs.submitting import cadence as ordering
 from portal.http.api import ApiRequest
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.problems import Problem
 from vigil_core import formatting
 
@@ -27,8 +27,10 @@ class CadenceOrderShape(Schema):
 
     every: int = Field(description="Steps (rounds in a federated job) from one save to the next.")
     from_attempt: int = Field(description="The first attempt with this interval.")
-    asked_by: str | None
-    asked_at: datetime
+    requested_by: str | None
+    requested_at: datetime
+    asked_by: str | None = deprecated("requested_by")
+    asked_at: datetime = deprecated("requested_at")
 
 
 class CadenceShape(Schema):
@@ -105,5 +107,6 @@ def _order_shape(found: SaveCadence) -> dict[str, Any] | None:
     if order is None:
         return None
     username = order.asked_by.username if order.asked_by else None
-    origin = {"asked_by": username, "asked_at": order.asked_at}
-    return {"every": order.every, "from_attempt": found.from_attempt, **origin}
+    origin = {"requested_by": username, "requested_at": order.asked_at}
+    shown = {"every": order.every, "from_attempt": found.from_attempt, **origin}
+    return with_former_names(shown, asked_by="requested_by", asked_at="requested_at")

@@ -18,7 +18,7 @@ from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
 from portal.http.api import ApiRequest, Text, WantedPage, answer, bad_field
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described
 from portal.http.paging import SortOrder, page
 from portal.models import User
 from portal.series.envelope import Outline
@@ -76,7 +76,8 @@ class Telemetry(Schema):
     """The newest report of a node's agent."""
 
     node: str
-    heard_at: datetime | None
+    last_report_at: datetime | None = Field(description="Null: it has never reported.")
+    heard_at: datetime | None = deprecated("last_report_at")
     is_silent: bool
     sampled_at: int | None = Field(description="Unix second of the newest sample.")
     host: dict[str, float]
@@ -157,6 +158,7 @@ def telemetry(request: ApiRequest, name: str) -> dict[str, Any]:
     agent = agent_of(name)
     return {
         "node": agent.node,
+        "last_report_at": agent.heard_at,
         "heard_at": agent.heard_at,
         "is_silent": agent.is_silent(),
         "sampled_at": agent.sampled_at,

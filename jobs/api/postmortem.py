@@ -54,16 +54,19 @@ class OtherShape(Schema):
 class PostMortemFigures(Schema):
     """The cost: work since the last checkpoint, plus allocated time until training resumed."""
 
-    bad_at: datetime | None = Field(description="First sign of the failure.")
+    first_sign_at: datetime | None = Field(description="First sign of the failure.")
+    bad_at: datetime | None = deprecated("first_sign_at")
     noticed_at: datetime = Field(description="End of the attempt.")
-    kept_step: int = Field(description="Step of the checkpoint that was or could be resumed from; 0: the beginning.")
+    resume_step: int = Field(description="Step of the checkpoint that was or could be resumed from; 0: the beginning.")
+    kept_step: int = deprecated("resume_step")
     steps_lost: int | None
     lost_seconds: float
     gpu_hours: float | None = Field(description="Null: no GPUs were allocated.")
     money: float | None = Field(description="Null: the site has not set a price.")
     currency: str
     detect_seconds: float | None = Field(description="From the last step reported by rank 0 to the end.")
-    again_seconds: float | None = Field(description="From the end until the next attempt was training.")
+    resume_seconds: float | None = Field(description="From the end until the next attempt was training.")
+    again_seconds: float | None = deprecated("resume_seconds")
     catch_up_seconds: float | None = Field(description="From the end until the last step was repeated.")
 
 
@@ -130,7 +133,8 @@ class PostMortemShape(Schema):
     versions: list[PostMortemVersion] = Field(description="Every verdict, oldest first.")
     next_attempt: int | None = Field(description="Number of the attempt that followed.")
     decision: str = Field(description="What Vigil decided, in a sentence.")
-    did: list[PostMortemAct] = Field(description="What Vigil did, and the result.")
+    actions_taken: list[PostMortemAct] = Field(description="What Vigil did, and the result.")
+    did: list[PostMortemAct] = deprecated("actions_taken")
     figures: PostMortemFigures
     published_at: datetime | None = Field(description="Null: a draft.")
     overruled: OverruleShape | None
@@ -266,6 +270,8 @@ def _document(job: Job, number: int | None) -> Document:
 def _shape(document: Document) -> dict[str, Any]:
     incident, cost, verdict, written = document.incident, document.cost, document.verdict, document.written
     resume_point, head = document.resume_point, document.headline
+    resume_step = resume_point.step if resume_point else 0
+    acts = [{"at": act.at, "text": f"{act.text}{f', {act.more}' if act.more else ''}"} for act in document.acts]
     overruled = {
         "cause": incident.overruled_cause,
         "by": incident.overruled_by.username if incident.overruled_by else "",
@@ -302,18 +308,22 @@ def _shape(document: Document) -> dict[str, Any]:
         ],
         "next_attempt": document.following.number if document.following else None,
         "decision": document.attempt.decision,
-        "did": [{"at": act.at, "text": f"{act.text}{f', {act.more}' if act.more else ''}"} for act in document.acts],
+        "actions_taken": acts,
+        "did": acts,
         "figures": {
+            "first_sign_at": document.bad_at,
             "bad_at": document.bad_at,
             "noticed_at": incident.at,
-            "kept_step": resume_point.step if resume_point else 0,
+            "resume_step": resume_step,
+            "kept_step": resume_step,
             "steps_lost": cost.steps,
             "lost_seconds": cost.lost_seconds,
             "gpu_hours": cost.gpu_hours,
             "money": cost.money,
             "currency": cost.currency if cost.money is not None else "",
             "detect_seconds": cost.detect_seconds,
-            "again_seconds": cost.again_seconds,
+            "resume_seconds": cost.resume_seconds,
+            "again_seconds": cost.resume_seconds,
             "catch_up_seconds": cost.catch_up_seconds,
         },
         "published_at": incident.published_at,

@@ -1,5 +1,6 @@
 """REST: profiles of training steps: request, list and download them."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -10,10 +11,10 @@ from pydantic import Field
 from jobs.api.request import NOT_YOURS, job_of
 from jobs.disk import profiles as files
 from jobs.models import Attempt
-from jobs.profiles import profiles
+from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
 from portal.http.api import ApiRequest, stream
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.problems import Problem
 
 router = Router(tags=["profiles"])
@@ -40,9 +41,11 @@ class ProfileShape(Schema):
     first_step: int | None
     last_step: int | None
     bytes: int
-    waits: bool = Field(description="Requested, but not written yet.")
+    is_pending: bool = Field(description="Requested, but not written yet.")
+    waits: bool = deprecated("is_pending")
     problem: str
-    asked_at: datetime | None
+    requested_at: datetime | None
+    asked_at: datetime | None = deprecated("requested_at")
     saved_at: datetime | None
 
 
@@ -74,7 +77,7 @@ def profile_job(request: ApiRequest, job_id: int, wanted: ProfileRequest | None 
 def listed(request: ApiRequest, job_id: int) -> dict[str, Any]:
     """Return profiles, including requested ones that are not written yet and failed ones with the reason."""
     job = job_of(request, job_id)
-    return {"items": profiles(job.attempts.all())}
+    return {"items": [_profile_shape(profile) for profile in profiles(job.attempts.all())]}
 
 
 @router.get(
@@ -95,3 +98,7 @@ def file(request: ApiRequest, job_id: int, number: int, name: str) -> StreamingH
     response = stream(request, download.pieces, "application/gzip")
     response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
     return response
+
+
+def _profile_shape(profile: Profile) -> dict[str, Any]:
+    return with_former_names(asdict(profile), waits="is_pending", asked_at="requested_at")

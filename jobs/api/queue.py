@@ -1,16 +1,18 @@
 """REST: the scheduler's queue, including Vigil's jobs."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen
+from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen_jobs
 from nodes.api.nodes import ReadingShape
 from nodes.cluster import sync
 from nodes.models import Reading
 from portal.http.api import ApiRequest, Cursor, Limit, Text, one_of
+from portal.http.openapi import deprecated, with_former_names
 
 router = Router(tags=["cluster"])
 
@@ -59,7 +61,8 @@ class QueuedShape(Schema):
 class UnseenShape(Schema):
     """Your own jobs that the queue cannot show yet."""
 
-    kept: int = Field(description="Not submitted to the scheduler yet.")
+    unsubmitted: int = Field(description="Not submitted to the scheduler yet.")
+    kept: int = deprecated("unsubmitted")
     newer: int = Field(description="Submitted since the queue was last read.")
     text: str = Field(description="The same in a sentence; empty if the queue shows all jobs.")
 
@@ -91,12 +94,13 @@ def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
         text=wanted.q, states=wanted.state, partition=wanted.partition, user=wanted.user, mine=wanted.mine
     )
     found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    unseen = unseen_jobs(request.auth)
     return {
         "items": [queued_shape(entry) for entry in describe_rows(request.auth, found.items)],
         "next": found.next,
         "counts": search.counts(request.auth),
         "reading": sync.readings()[Reading.Part.QUEUE],
-        "unseen": unseen(request.auth),
+        "unseen": with_former_names(asdict(unseen), kept="unsubmitted") | {"text": unseen.text},
     }
 
 

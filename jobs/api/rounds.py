@@ -18,6 +18,7 @@ from jobs.api.request import job_of
 from jobs.gathering.clients import SORTS, WORST, ordered
 from jobs.models import Client, Round
 from portal.http.api import ApiRequest, WantedPage, answer, bad_field, one_of
+from portal.http.openapi import deprecated
 from portal.http.paging import SortOrder, page
 from training.federation.tables import FEWEST_EVALUATED, STATES
 
@@ -52,7 +53,8 @@ class RoundShape(Schema):
     number: int
     attempt: int
     incarnation: int
-    told_at: datetime
+    reported_at: datetime
+    told_at: datetime = deprecated("reported_at")
     trained: int = Field(description=_WHOLE)
     late: int = Field(description="Clients whose updates arrived after their round, and were used.")
     dropped: int = Field(description="Clients that sent nothing, or too late.")
@@ -112,7 +114,7 @@ class Clients(Schema):
     next: str | None
 
 
-_ADDED = {"attempt", "clients", "worst_name", "worst_evaluation_samples"}
+_ADDED = {"attempt", "clients", "worst_name", "worst_evaluation_samples", "reported_at"}
 _ROUND = [name for name in RoundShape.model_fields if name not in _ADDED]
 _CLIENT = [name for name in ClientShape.model_fields if name not in {"split", "last_round"}]
 
@@ -159,7 +161,7 @@ def _round(row: Round, attempt: int, did: NDArray[np.void] | None, names: Mappin
     shown = {name: getattr(row, name) for name in _ROUND}
     named = None if did is None else [_client_round(names.get(client[0], ""), *client) for client in did.tolist()]
     worst = "" if row.worst is None else names.get(row.worst, "")
-    return {**shown, "attempt": attempt, "worst_name": worst, "clients": named}
+    return {**shown, "reported_at": row.told_at, "attempt": attempt, "worst_name": worst, "clients": named}
 
 
 def _client_round(name: str, client: int, state: int, loss: float, accuracy: float, seconds: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jobs.goodput import goodput
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
 from jobs.why import reasons
+from portal.http.openapi import deprecated
 from training.federation.outline import NAMED
 
 Values = dict[str, float | str | None]
@@ -45,7 +46,8 @@ class AttemptShape(Schema):
     submitted_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
-    cancel_asked_at: datetime | None
+    cancel_requested_at: datetime | None = Field(description="When a cancellation was requested.")
+    cancel_asked_at: datetime | None = deprecated("cancel_requested_at")
     release_outcome: str = Field(description="Why a held job was not released; empty: not requested, or released.")
     kill_requested_at: datetime | None = Field(description="When a kill was requested.")
     decided_at: datetime | None = Field(description="When Vigil decided whether another attempt follows.")
@@ -240,13 +242,16 @@ class Events(Schema):
     next: str | None
 
 
-_ATTEMPT = [name for name in AttemptShape.model_fields if name not in {"resume_from", "explained"}]
+_ATTEMPT = [
+    name for name in AttemptShape.model_fields if name not in {"resume_from", "explained", "cancel_requested_at"}
+]
 _CHECKPOINT = [name for name in CheckpointShape.model_fields if name != "attempt"]
 
 
 def attempt_shape(attempt: Attempt) -> dict[str, Any]:
     shown = {name: getattr(attempt, name) for name in _ATTEMPT}
-    return {**shown, "explained": explained(attempt), "resume_from": attempt.resume_from_id}
+    more = {"cancel_requested_at": attempt.cancel_asked_at, "resume_from": attempt.resume_from_id}
+    return {**shown, **more, "explained": explained(attempt)}
 
 
 def attempt_detail(attempt: Attempt) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from jobs.waste import report, sentences
 from jobs.waste.notices import IdleJob
-from jobs.waste.report import BY, MOST_DAYS, SORTS, WasteEntry, WasteFilter
+from jobs.waste.report import BY, FORMER_SORTS, MOST_DAYS, SORTS, WasteEntry, WasteFilter
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, bad_field, one_of
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described, with_former_names
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
@@ -25,7 +25,7 @@ from vigil_core.untrusted import whole
 router = Router(tags=["cluster"])
 CSV_HEADER = ("by", "name", "project", "person", "job", "scheduler_id", "held_hours", "used_hours", "idle_hours")
 CSV_ROWS = 5_000  # at most
-ORDERS = (*SORTS, *(f"-{name}" for name in SORTS))
+ORDERS = (*SORTS, *(f"-{name}" for name in SORTS), *FORMER_SORTS)
 
 
 class WantedWaste(Schema):
@@ -49,14 +49,16 @@ class WasteRow(Schema):
     person: str = Field(description="A person here, else the scheduler's user; empty: several.")
     job: int | None = Field(description="Vigil's job number, if it is a Vigil job that you can see.")
     scheduler_id: str = Field(description="The scheduler's id; of one attempt, if there are several.")
-    held_hours: float = Field(description="Allocated GPU-hours, as far as sampled.")
+    allocated_hours: float = Field(description="Allocated GPU-hours, as far as sampled.")
+    held_hours: float = deprecated("allocated_hours")
     used_hours: float = Field(description="Allocated GPU-hours times utilisation.")
     idle_hours: float = Field(description="Allocated GPU-hours without any activity.")
     used_share: float | None
 
 
 class WasteTotal(Schema):
-    held_hours: float
+    allocated_hours: float
+    held_hours: float = deprecated("allocated_hours")
     used_hours: float
     idle_hours: float
     used_share: float | None
@@ -72,7 +74,8 @@ class IdleShape(Schema):
     name: str
     person: str
     gpus: int = Field(description="Idle GPUs.")
-    held: int = Field(description="Allocated GPUs.")
+    allocated_gpus: int = Field(description="Allocated GPUs, idle or not.")
+    held: int = deprecated("allocated_gpus")
     since: datetime = Field(description="Start of the longest idle time.")
     nodes: list[str]
 
@@ -124,12 +127,12 @@ def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResp
 
 def _csv_rows(user: User, filters: WasteFilter) -> Iterator[Sequence[object]]:
     for row in report.find(user, filters, timezone.now(), limit=CSV_ROWS).rows:
-        hours = (f"{value:.4f}" for value in (row.hours.held, row.hours.used, row.hours.idle))
+        hours = (f"{value:.4f}" for value in (row.hours.allocated, row.hours.used, row.hours.idle))
         yield [filters.by, row.name, row.project, row.person, row.job, row.scheduler_id, *hours]
 
 
 def _filters(wanted: WantedWaste) -> WasteFilter:
-    return WasteFilter(days=wanted.days, by=wanted.by, sort=wanted.sort)
+    return WasteFilter(days=wanted.days, by=wanted.by, sort=report.current_sort(wanted.sort))
 
 
 def _row(row: WasteEntry) -> dict[str, Any]:
@@ -138,8 +141,9 @@ def _row(row: WasteEntry) -> dict[str, Any]:
 
 
 def _hours(hours: report.AllocatedHours) -> dict[str, float | None]:
-    values = {f"{name}_hours": round(getattr(hours, name), 4) for name in ("held", "used", "idle")}
-    return {**values, "used_share": None if hours.share is None else round(hours.share, 4)}
+    values = {f"{name}_hours": round(getattr(hours, name), 4) for name in ("allocated", "used", "idle")}
+    share = None if hours.share is None else round(hours.share, 4)
+    return with_former_names({**values, "used_share": share}, held_hours="allocated_hours")
 
 
 def _cost(hours: report.AllocatedHours) -> dict[str, Any]:
@@ -154,6 +158,7 @@ def _idle(job: IdleJob, may_open: bool) -> dict[str, Any]:
         "name": job.name,
         "person": job.person,
         "gpus": len(job.idle),
+        "allocated_gpus": job.gpu_count,
         "held": job.gpu_count,
         "since": job.since,
         "nodes": job.nodes,

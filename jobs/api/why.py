@@ -13,6 +13,7 @@ from jobs.why import pending
 from jobs.why.blocks import Block
 from jobs.why.variants import Variant, as_options
 from portal.http.api import ApiRequest
+from portal.http.openapi import deprecated, with_former_names
 
 router = Router(tags=["jobs"])
 
@@ -28,8 +29,10 @@ class BlockShape(Schema):
     amount: str = Field(description="What the numbers count: gres/gpu, cpu, mem (MiB), nodes, jobs, seconds …")
     limit: int | None = Field(description="The limit, or what is available.")
     used: int | None
-    asked: int | None
-    is_said: bool = Field(description="Whether the scheduler's own reason means this.")
+    requested: int | None
+    is_scheduler_reason: bool = Field(description="Whether the scheduler's own reason means this.")
+    asked: int | None = deprecated("requested")
+    is_said: bool = deprecated("is_scheduler_reason")
     is_final: bool = Field(description="Waiting will not help.")
 
 
@@ -54,16 +57,19 @@ class WhyShape(Schema):
     text: str = Field(
         description="Summary in a sentence; for a job that does not wait, since when it runs or why it ended."
     )
-    said: str = Field(description="The scheduler's reason, unchanged.")
+    scheduler_reason: str = Field(description="The scheduler's reason, unchanged.")
+    said: str = deprecated("scheduler_reason")
     meaning: str = Field(description="The reason, explained.")
     starts_at: datetime | None = Field(description="The scheduler's own estimate.")
-    never: bool = Field(description="The job can never start as requested.")
+    can_never_start: bool = Field(description="The job can never start as requested.")
+    never: bool = deprecated("can_never_start")
     blocks: list[BlockShape]
     ahead: AheadShape
     variants: list[VariantShape] = Field(
         description="Variants of the request that would start sooner, best first; at most five."
     )
-    told_at: datetime | None = Field(description="Time of the scheduler's last report on nodes and queue.")
+    reported_at: datetime | None = Field(description="Time of the scheduler's last report on nodes and queue.")
+    told_at: datetime | None = deprecated("reported_at")
     stale: str = Field(description="Why there has been no report since, if so.")
 
 
@@ -77,25 +83,27 @@ def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
     """
     answer = pending.why(request.auth, job_of(request, job_id))
     found = answer.why
-    return {
+    shown = {
         "job": answer.job.pk,
         "state": answer.attempt.state,
         "text": answer.text,
-        "said": found.reason if found else "",
+        "scheduler_reason": found.reason if found else "",
         "meaning": found.meaning if found else "",
         "starts_at": datetime.fromtimestamp(found.starts_at, UTC) if found and found.starts_at else None,
-        "never": found.never if found else False,
+        "can_never_start": found.never if found else False,
         "blocks": [_block(block) for block in found.blocks] if found else [],
         "ahead": asdict(found.ahead) if found else {"jobs": 0, "gpus": 0, "named": []},
         "variants": [_variant(answer.job.pk, variant) for variant in found.variants] if found else [],
-        "told_at": answer.read_at,
+        "reported_at": answer.read_at,
         "stale": answer.stale,
     }
+    return with_former_names(shown, said="scheduler_reason", never="can_never_start", told_at="reported_at")
 
 
 def _block(block: Block) -> dict[str, Any]:
     fields = asdict(block)
-    return {"asked": fields.pop("requested"), "is_said": fields.pop("is_reason"), **fields}
+    fields["is_scheduler_reason"] = fields.pop("is_reason")
+    return with_former_names(fields, asked="requested", is_said="is_scheduler_reason")
 
 
 def _variant(job_id: int, variant: Variant) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def measure(
         money=hours * price if hours is not None and price is not None else None,
         currency=currency,
         detect_seconds=moments.detect_s,
-        again_seconds=moments.recover_s,
+        resume_seconds=moments.recover_s,
         catch_up_seconds=caught_up,
         is_awaited=lost.following is not None and not lost.is_over,
     )

@@ -132,17 +132,17 @@ def _listed(partition: str) -> str:
 class Unseen:
     """The number of a person's jobs that the rows of the queue cannot show yet."""
 
-    kept: int  # not submitted by Vigil yet
+    unsubmitted: int  # not submitted by Vigil yet
     newer: int  # submitted since the queue was read
 
     @property
     def text(self) -> str:
         """Return the numbers as sentences; "" if the rows show all jobs."""
         sentences = []
-        if self.kept:
-            has = "has" if self.kept == 1 else "have"
+        if self.unsubmitted:
+            has = "has" if self.unsubmitted == 1 else "have"
             sentences.append(
-                f"{formatting.plural(self.kept, 'job')} of yours {has} not been submitted to the scheduler yet."
+                f"{formatting.plural(self.unsubmitted, 'job')} of yours {has} not been submitted to the scheduler yet."
             )
         if self.newer:
             was = "was" if self.newer == 1 else "were"
@@ -152,7 +152,7 @@ class Unseen:
         return " ".join(sentences).replace(formatting.NBSP, " ")  # for the command line as well
 
 
-def unseen(user: User) -> Unseen:
+def unseen_jobs(user: User) -> Unseen:
     """Count the jobs that the person has submitted and cannot find in the queue."""
     read_at = sync.readings()[Reading.Part.QUEUE].read_at
     alive = Attempt.objects.alive().filter(job__owner=user).exclude(job__kind=Job.ATTACHED)

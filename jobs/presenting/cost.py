@@ -44,7 +44,7 @@ class Cost:
     money: float | None
     currency: str
     detect_seconds: float | None
-    again_seconds: float | None
+    resume_seconds: float | None
     catch_up_seconds: float | None
     is_awaited: bool
     """Whether ranks restart automatically but have not resumed training yet."""

@@ -49,7 +49,7 @@ def _resumption_text(again: NextAttempt, cost: Cost, counts: str) -> str:
     where = f" on {formatting.listed(list(again.nodes))}" if 0 < len(again.nodes) <= 2 else ""
     start = f"from {counts} {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
     if again.first_step_at is not None:
-        after = f" after {formatting.duration(cost.again_seconds)}" if cost.again_seconds is not None else ""
+        after = f" after {formatting.duration(cost.resume_seconds)}" if cost.resume_seconds is not None else ""
         return f"Training resumed {start}{where}{after}."
     if again.ended_at is not None:
         return f"Attempt {again.number} was to resume {start}, but ended before it completed a {counts}."

@@ -135,7 +135,7 @@ def _facts(document: PostMortemText) -> Iterator[tuple[str, str]]:
     yield "Owner", _WORDS.get(document.owner, document.owner)
     for name, seconds in (
         ("Detected after", cost.detect_seconds),
-        ("Training resumed after", cost.again_seconds),
+        ("Training resumed after", cost.resume_seconds),
         ("Caught up after", cost.catch_up_seconds),
     ):
         if seconds is not None:

@@ -21,26 +21,27 @@ from portal.models import Project, User
 HOUR_S = 3600
 WINDOWS = (1, 7, 30, 90)
 BY = ("project", "person", "job")
-SORTS = ("name", "held", "used", "share", "idle")
+SORTS = ("name", "allocated", "used", "share", "idle")
+FORMER_SORTS = ("held", "-held")  # deprecated names of "allocated" and "-allocated"
 MOST_DAYS = 90
 OUTSIDE_VIGIL = "outside Vigil"  # jobs of unknown projects
 
 
 @dataclass(frozen=True)
 class AllocatedHours:
-    """GPU-hours: `held` were allocated; `used` weighs each second by utilisation; `idle` had no activity at all."""
+    """Allocated GPU-hours. `used` weighs each second by utilisation; `idle` had no activity at all."""
 
-    held: float = 0.0
+    allocated: float = 0.0
     used: float = 0.0
     idle: float = 0.0
 
     @property
     def share(self) -> float | None:
         """Return the share of the allocated hours that was used."""
-        return min(1.0, self.used / self.held) if self.held else None
+        return min(1.0, self.used / self.allocated) if self.allocated else None
 
     def __add__(self, other: AllocatedHours) -> AllocatedHours:
-        return AllocatedHours(self.held + other.held, self.used + other.used, self.idle + other.idle)
+        return AllocatedHours(self.allocated + other.allocated, self.used + other.used, self.idle + other.idle)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class WasteReport:
     total: AllocatedHours
     most: WasteEntry | None  # whose idle hours are the most
     is_last: bool
+
+
+def current_sort(sort: str) -> str:
+    """Return the present name of an order; requests may still use the former ones."""
+    return sort.replace("held", "allocated") if sort in FORMER_SORTS else sort
 
 
 def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: int = 0) -> WasteReport:
@@ -192,7 +198,7 @@ def _jobs(user: User, wanted: WasteFilter, since: date, limit: int, skip: int) -
 
 
 _ORDERS = {
-    "held": F("held_s"),
+    "allocated": F("held_s"),
     "used": F("used_s"),
     "idle": F("idle_s"),
     "share": F("used_s") / NullIf(F("held_s"), 0.0),
@@ -202,7 +208,7 @@ _ORDERS = {
 
 def _sort_value(row: JobHours, wanted: WasteFilter) -> float:
     """Return the value to sort by; rows without one come last in either direction."""
-    values = {"held": row.held_s, "used": row.used_s, "idle": row.idle_s, "name": row.job}
+    values = {"allocated": row.held_s, "used": row.used_s, "idle": row.idle_s, "name": row.job}
     value = (row.used_s / row.held_s if row.held_s else None) if wanted.key == "share" else values[wanted.key]
     return value if value is not None else (-math.inf if wanted.is_falling else math.inf)
 

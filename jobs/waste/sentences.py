@@ -13,11 +13,13 @@ def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[st
     """Return what was allocated, used and idle in these days, who had most idle hours, and what is idle now."""
     total = found.total
     when = "Today" if wanted.days == 1 else f"In the last {formatting.plural(wanted.days, 'day')},"
-    if not total.held:
+    if not total.allocated:
         return f"{when} no GPU-hours were counted.", now(idle_gpus)
     share = formatting.percent(total.share)
-    of = "it" if figure(total.held) == "1" else "them"
-    lead = f"{when} {hours(total.held)} {_were(total.held)} allocated and {share} of {of} used; {_idle(total)}"
+    of = "it" if figure(total.allocated) == "1" else "them"
+    lead = (
+        f"{when} {hours(total.allocated)} {_were(total.allocated)} allocated and {share} of {of} used; {_idle(total)}"
+    )
     most = found.most
     if most is not None and most.hours.idle >= LITTLE:
         lead += (
@@ -52,7 +54,7 @@ def figure(value: float) -> str:
 
 def cells(hours: AllocatedHours) -> dict[str, str]:
     """Return the figures for a table, to at least a tenth of an hour, and the cost of idle hours."""
-    texts = {name: _cell(getattr(hours, name)) for name in ("held", "used", "idle")}
+    texts = {name: _cell(getattr(hours, name)) for name in ("allocated", "used", "idle")}
     return {**texts, "idle_cost": price_text(hours.idle) if hours.idle else ""}
 
 

@@ -20,7 +20,7 @@ from nodes.telemetry import enrolment, intake
 from nodes.telemetry.fields import GPU_FIELDS
 from portal import counted
 from portal.http.api import ApiRequest, Bearer, Session
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.posts import ReportEndpoint, response_of
 
 router = Router(tags=["agents"])
@@ -106,12 +106,14 @@ class AgentShape(Schema):
     version: str
     enrolled_at: datetime | None
     enrolled_by: str
-    heard_at: datetime | None = Field(description="Null: it has never reported.")
+    last_report_at: datetime | None = Field(description="Null: it has never reported.")
+    heard_at: datetime | None = deprecated("last_report_at")
     is_silent: bool
     sampled_at: int | None = Field(description="Unix second of its newest sample.")
     clock_offset_s: float | None = Field(description="The agent's clock minus the portal's.")
     gpus: int
-    given_up: int = Field(description="Batches of samples that the agent discarded for lack of space.")
+    discarded_batches: int = Field(description="Batches of samples that the agent discarded for lack of space.")
+    given_up: int = deprecated("discarded_batches")
     is_made_up: bool
 
 
@@ -214,10 +216,12 @@ def agents(request: ApiRequest) -> dict[str, Any]:
 
 
 def agent_shape(agent: Agent) -> dict[str, Any]:
-    same = ("node", "version", "enrolled_at", "enrolled_by", "heard_at", "sampled_at", "clock_offset_s", "is_made_up")
+    same = ("node", "version", "enrolled_at", "enrolled_by", "sampled_at", "clock_offset_s", "is_made_up")
     counted: Any = agent
-    return {name: getattr(agent, name) for name in same} | {
+    shown = {name: getattr(agent, name) for name in same} | {
+        "last_report_at": agent.heard_at,
         "is_silent": agent.is_silent(timezone.now()),
         "gpus": counted.gpu_count,
-        "given_up": counted.lost_batches,
+        "discarded_batches": counted.lost_batches,
     }
+    return with_former_names(shown, heard_at="last_report_at", given_up="discarded_batches")

@@ -13,7 +13,7 @@ from nodes.cluster import drain as orders
 from nodes.cluster import sync
 from nodes.models import Association, License, Node, NodeOrder, Partition, Qos, Reading, Reservation
 from portal.http.api import ApiRequest, Text, WantedPage
-from portal.http.openapi import described
+from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
@@ -65,9 +65,11 @@ class OrderShape(Schema):
     reason: str
     state: str = Field(description="asked (pending), done, refused, or replaced by a later order.")
     outcome: str = Field(description="The scheduler's message: why it refused the order or has not answered yet.")
-    asked_by: str | None
-    asked_at: datetime
+    requested_by: str | None
+    requested_at: datetime
     ended_at: datetime | None
+    asked_by: str | None = deprecated("requested_by")
+    asked_at: datetime = deprecated("requested_at")
 
 
 class GpuTypeShape(Schema):
@@ -346,10 +348,12 @@ def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object
 
 
 def order_shape(order: NodeOrder) -> dict[str, Any]:
-    names = ("id", "node", "action", "reason", "state", "outcome", "asked_at", "ended_at")
-    return {name: getattr(order, name) for name in names} | {
-        "asked_by": order.asked_by.username if order.asked_by else None
+    names = ("id", "node", "action", "reason", "state", "outcome", "ended_at")
+    shown = {name: getattr(order, name) for name in names} | {
+        "requested_by": order.asked_by.username if order.asked_by else None,
+        "requested_at": order.asked_at,
     }
+    return with_former_names(shown, asked_by="requested_by", asked_at="requested_at")
 
 
 def _node(name: str) -> Node:

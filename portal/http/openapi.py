@@ -38,6 +38,11 @@ def deprecated(replacement: str) -> Any:
     return Field(description=f"Deprecated: use `{replacement}`.", json_schema_extra={"deprecated": True})
 
 
+def with_former_names(values: Mapping[str, Any], **former: str) -> dict[str, Any]:
+    """Return the values, each named by `former` (former name = present name) also under its former name."""
+    return {**values, **{old: values[new] for old, new in former.items()}}
+
+
 def described(*parts: Mapping[str, Any], errors: Mapping[int, str] | None = None) -> dict[str, Any]:
     """Return an operation's `openapi_extra`: the parts merged, and what these errors mean for this operation."""
     operation: dict[str, Any] = {}

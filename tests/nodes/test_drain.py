@@ -43,7 +43,7 @@ def order_of(user: User, name: str = "dgx-01") -> Any:
 def test_is_carried_out_by_the_next_tick(ops: User, scheduler: ScriptedScheduler) -> None:
     answer = post(ops, "dgx-01/drain", reason="XID 79 on GPU 5")
     assert answer.status_code == 202
-    assert (answer.json()["state"], answer.json()["asked_by"]) == ("asked", "ops")
+    assert (answer.json()["state"], answer.json()["requested_by"]) == ("asked", "ops")
     assert not scheduler.drained, "no scheduler is asked in a request"
     drain.carry_out(scheduler)
     assert scheduler.drained == {"dgx-01": "XID 79 on GPU 5 (vigil: ops)"}

@@ -135,7 +135,7 @@ def test_force_keeps_what_was_there_and_its_key(make_stack: MakeStack, made: Pat
     assert "--force" in refused
     done = stack.vigil("restore", str(made), "--force", "--json")
     assert done.returncode == 0, done.stderr
-    old, key = json.loads(done.stdout)["kept"]
+    old, key = json.loads(done.stdout)["previous_data"]
     assert Path(key).read_text() == "another key"
     assert (stack.home / "secret_key").read_bytes() == unpacked(made)["secret_key"]
     for path, projects in ((old, {"default", "kept"}), (database, {"default"})):
@@ -152,7 +152,7 @@ def test_damaged_database_with_its_log_is_kept_and_replaced(make_stack: MakeStac
     log.write_bytes(b"left")
     done = stack.vigil("restore", str(made), "--force", "--json")
     assert done.returncode == 0, done.stderr
-    old = Path(json.loads(done.stdout)["kept"][0])
+    old = Path(json.loads(done.stdout)["previous_data"][0])
     assert old.read_bytes() == b"no database" * 1000
     assert not log.exists()
     with closing(sqlite3.connect(database)) as connection:
@@ -195,7 +195,7 @@ def test_database_behind_a_link_is_replaced_there(make_stack: MakeStack, made: P
     done = stack.vigil("restore", str(made), "--force", "--json")
     assert done.returncode == 0, done.stderr
     assert link.is_symlink()
-    assert Path(json.loads(done.stdout)["kept"][0]).parent == tmp_path
+    assert Path(json.loads(done.stdout)["previous_data"][0]).parent == tmp_path
 
 
 @pytest.mark.slow

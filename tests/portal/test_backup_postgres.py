@@ -100,7 +100,7 @@ def test_round_trip_into_an_empty_database_and_over_a_full_one(
         somebody.rollback()
     done = stack.vigil("restore", str(path), "--force", "--json")
     assert done.returncode == 0, done.stderr
-    (kept,) = json.loads(done.stdout)["kept"]
+    (kept,) = json.loads(done.stdout)["previous_data"]
     schema = kept.split()[2]
     assert slugs(first) == {"default", "heron"}
     assert slugs(first, schema) == {"default", "heron", "late"}

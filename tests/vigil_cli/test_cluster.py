@@ -17,8 +17,8 @@ NODE = {
     "booted_at": None, "order": None, "reading": READING,
 }  # fmt: skip
 ORDER = {
-    "id": 5, "node": "dgx-01", "action": "drain", "reason": "fan", "state": "asked", "outcome": "", "asked_by": "ops",
-    "asked_at": "2026-01-31T12:00:00Z", "ended_at": None,
+    "id": 5, "node": "dgx-01", "action": "drain", "reason": "fan", "state": "asked", "outcome": "",
+    "requested_by": "ops", "requested_at": "2026-01-31T12:00:00Z", "ended_at": None,
 }  # fmt: skip
 QUEUED = {
     "scheduler_id": "77", "job": 7, "name": "wren", "user": "mira", "state": "pending", "partition": "gpu",
@@ -136,7 +136,7 @@ def test_licences(portal):  # noqa: F811
 def test_how_old_an_answer_is(portal):  # noqa: F811
     now = datetime.now().astimezone()
     fresh = {**READING, "read_at": now.isoformat()}
-    unseen = {"kept": 1, "newer": 0, "text": "1 job of yours has not been handed to the scheduler yet."}
+    unseen = {"unsubmitted": 1, "newer": 0, "text": "1 job of yours has not been handed to the scheduler yet."}
     portal.answers["GET", "nodes"] = {"items": [NODE], "reading": fresh}
     portal.answers["GET", "queue"] = {"items": [], "next": None, "reading": fresh, "unseen": unseen}
     as_of = f"As of {now:%H:%M:%S}."

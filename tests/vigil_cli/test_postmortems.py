@@ -14,8 +14,8 @@ TOLD = {
     "runner_up": None, "ruled_out": [], "not_seen": [], "frame": "", "url": "http://portal/jobs/7/postmortem?attempt=2",
     "overruled": {"cause": "data.corrupt", "by": "mira", "at": "2026-01-31T12:00:00Z", "why": "I saw it."},
     "figures": {
-        "steps_lost": 312, "kept_step": 41_000, "gpu_hours": 9.4, "money": 19.8, "currency": "€", "detect_seconds": 4.0,
-        "again_seconds": 262.0, "catch_up_seconds": None,
+        "steps_lost": 312, "resume_step": 41_000, "gpu_hours": 9.4, "money": 19.8, "currency": "€",
+        "detect_seconds": 4.0, "resume_seconds": 262.0, "catch_up_seconds": None,
     },
 }  # fmt: skip
 ROW = {

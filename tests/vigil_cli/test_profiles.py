@@ -8,7 +8,7 @@ from vigil_cli import profiles
 NAME = "step-90-94.rank0.abc123.json.gz"
 WAITS = {
     "id": "abc123", "attempt": 2, "rank": 0, "name": "", "first_step": None, "last_step": None, "bytes": 0,
-    "waits": True, "problem": "", "asked_at": "2026-01-31T12:00:00Z", "saved_at": None,
+    "is_pending": True, "problem": "", "requested_at": "2026-01-31T12:00:00Z", "saved_at": None,
 }  # fmt: skip
 SAVED = {**WAITS, "name": NAME, "first_step": 90, "last_step": 94, "bytes": 504_344, "waits": False}
 

@@ -10,8 +10,8 @@ from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F4
 
 AGENT = {
     "node": "dgx-01", "version": "0.1.0", "enrolled_at": None, "enrolled_by": "ops", "is_silent": False,
-    "heard_at": datetime.now(UTC).isoformat(), "sampled_at": 1, "clock_offset_s": 0.3, "gpus": 8, "given_up": 0,
-    "is_made_up": False,
+    "last_report_at": datetime.now(UTC).isoformat(), "sampled_at": 1, "clock_offset_s": 0.3, "gpus": 8,
+    "discarded_batches": 0, "is_made_up": False,
 }  # fmt: skip
 GPU = {
     "node": "dgx-01", "uuid": "GPU-1", "index": 0, "minor": 0, "bus": "", "model": "NVIDIA H100", "memory_mib": 81_559,
@@ -20,7 +20,7 @@ GPU = {
     "holders": [{"scheduler_id": "77", "job": 7, "user": "mira", "name": "wren", "since": "", "source": ""}],
 }  # fmt: skip
 TELEMETRY = {
-    "node": "dgx-01", "heard_at": AGENT["heard_at"], "is_silent": False, "sampled_at": 1, "facts": {},
+    "node": "dgx-01", "last_report_at": AGENT["last_report_at"], "is_silent": False, "sampled_at": 1, "facts": {},
     "host": {"cpu_percent": 12.5, "load_1": 3.0}, "gpus": [GPU, {**GPU, "index": 1, "uuid": "GPU-2", "newest": {}}],
 }  # fmt: skip
 
@@ -29,9 +29,9 @@ def test_agents_worst_first(portal):  # noqa: F811
     early, late = ((datetime.now(UTC) - timedelta(minutes=minutes)).isoformat() for minutes in (90, 9))
     items = [
         AGENT,
-        {**AGENT, "node": "new", "heard_at": None, "clock_offset_s": None},
-        {**AGENT, "node": "late", "heard_at": late, "is_silent": True, "given_up": 1_234},
-        {**AGENT, "node": "early", "heard_at": early, "is_silent": True},
+        {**AGENT, "node": "new", "last_report_at": None, "clock_offset_s": None},
+        {**AGENT, "node": "late", "last_report_at": late, "is_silent": True, "discarded_batches": 1_234},
+        {**AGENT, "node": "early", "last_report_at": early, "is_silent": True},
     ]
     portal.answers["GET", "agents"] = {"items": items, "next": None}
     lines = vigil("agents").stdout.splitlines()
@@ -74,7 +74,12 @@ def test_what_a_node_does_now(portal):  # noqa: F811
     assert [gpu["uuid"] for gpu in found["gpus"]] == ["GPU-1"]
     wrong = vigil("telemetry", "dgx-01", "--gpu", "9", status=2)
     assert "dgx-01 has no such GPU. It has 0, 1." in wrong.stderr
-    portal.answers["GET", "nodes/dgx-01/telemetry"] = {**TELEMETRY, "is_silent": True, "gpus": [], "heard_at": None}
+    portal.answers["GET", "nodes/dgx-01/telemetry"] = {
+        **TELEMETRY,
+        "is_silent": True,
+        "gpus": [],
+        "last_report_at": None,
+    }
     assert "last report never. The agent is silent." in vigil("telemetry", "dgx-01").stdout
 
 

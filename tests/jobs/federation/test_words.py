@@ -32,11 +32,11 @@ from vigil_core import kinds
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 COST = Cost(
-    steps=9, lost_seconds=60.0, gpu_hours=None, money=None, currency="", detect_seconds=None, again_seconds=None,
+    steps=9, lost_seconds=60.0, gpu_hours=None, money=None, currency="", detect_seconds=None, resume_seconds=None,
     catch_up_seconds=None, is_awaited=False,
 )  # fmt: skip
 FIGURES: dict[str, Any] = {
-    "detect_seconds": None, "again_seconds": None, "catch_up_seconds": None, "gpu_hours": None,
+    "detect_seconds": None, "resume_seconds": None, "catch_up_seconds": None, "gpu_hours": None,
     "steps_lost": 9, "kept_step": 20,
 }  # fmt: skip
 CADENCE: Any = SimpleNamespace(

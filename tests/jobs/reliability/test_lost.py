@@ -190,7 +190,7 @@ def test_a_post_mortem_says_the_same() -> None:
     assert document is not None
     told = document.cost
     assert told.detect_seconds == counted.detect_s == pytest.approx(40)
-    assert told.again_seconds == counted.recover_s == pytest.approx(3600 + 600)
+    assert told.resume_seconds == counted.recover_s == pytest.approx(3600 + 600)
     assert told.lost_seconds == pytest.approx(1200 + 600)
     assert counted.lost_node_s == pytest.approx(2 * 1200 + 3 * 600)
     assert told.gpu_hours == pytest.approx(counted.lost_gpu_s / 3600)

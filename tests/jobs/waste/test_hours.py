@@ -73,7 +73,7 @@ def asked(user: User, query: str = "") -> dict[str, Any]:
 
 
 def hours(found: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
-    return {item["name"]: (item["held_hours"], item["used_hours"], item["idle_hours"]) for item in found["items"]}
+    return {item["name"]: (item["allocated_hours"], item["used_hours"], item["idle_hours"]) for item in found["items"]}
 
 
 @pytest.mark.usefixtures("one_day")
@@ -168,7 +168,7 @@ class TestCounting:
         waste()
         client = bearer(sysadmin(), "read")
         items = client.get("/api/v1/waste?by=person&sort=-held").json()["items"]
-        assert [(item["name"], item["held_hours"]) for item in items] == [("mira", 30), ("mira (Slurm user)", 1)]
+        assert [(item["name"], item["allocated_hours"]) for item in items] == [("mira", 30), ("mira (Slurm user)", 1)]
         jobs = client.get("/api/v1/waste?by=job&sort=held").json()["items"]
         assert [item["person"] for item in jobs] == ["mira (Slurm user)", "mira", "mira"]
 
@@ -192,12 +192,12 @@ class TestCounting:
         use("9", "vigil", (2, 1, 1))
         aggregation.add()
         (row,) = asked(ann, "by=job&days=10")["items"]
-        assert (row["name"], row["job"], row["held_hours"]) == ("lora", job.pk, 55)
+        assert (row["name"], row["job"], row["allocated_hours"]) == ("lora", job.pk, 55)
         (row,) = asked(ann, "by=job&days=7")["items"]
-        assert row["held_hours"] == 5
+        assert row["allocated_hours"] == 5
         use("9", "vigil", (4, 1, 1))
         aggregation.add()
-        assert [item["held_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [7]
+        assert [item["allocated_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [7]
 
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
         ann = person("ann", slurm_user="ann")
@@ -208,7 +208,7 @@ class TestCounting:
         assert [item["idle_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [5, 3]
         assert [item["idle_hours"] for item in asked(ann, "by=job&days=9")["items"]] == [43, 5]
         assert [item["idle_hours"] for item in asked(ann, "by=job&days=10")["items"]] == [93, 5]
-        assert asked(ann, "by=job&days=3")["items"][1]["held_hours"] == 1
+        assert asked(ann, "by=job&days=3")["items"][1]["allocated_hours"] == 1
 
 
 class TestWhoSees:
@@ -246,7 +246,7 @@ class TestWhoSees:
         assert {job["name"] for job in asked(lab["mira"])["idle_now"]} == {"lora", "jupyter"}
         settings.VIGIL_QUEUE_VISIBLE = "own"
         (job,) = asked(lab["mira"])["idle_now"]
-        assert (job["name"], job["gpus"], job["held"], job["nodes"]) == ("lora", 1, 1, ["dgx-01"])
+        assert (job["name"], job["gpus"], job["allocated_gpus"], job["nodes"]) == ("lora", 1, 1, ["dgx-01"])
         assert {job["name"] for job in asked(lab["ann"])["idle_now"]} == {"jupyter"}
 
     def test_nobody_else(self) -> None:
@@ -262,8 +262,8 @@ class TestWhoSees:
 class TestAsking:
     def test_days(self, lab: dict[str, User]) -> None:
         sam = lab["sam"]
-        assert asked(sam, "days=20")["total"]["held_hours"] == 150
-        assert asked(sam, "days=21")["total"]["held_hours"] == 650
+        assert asked(sam, "days=20")["total"]["allocated_hours"] == 150
+        assert asked(sam, "days=21")["total"]["allocated_hours"] == 650
         assert asked(sam, "days=1")["since"] == today().isoformat()
 
     def test_a_sentence(self, lab: dict[str, User]) -> None:
@@ -282,6 +282,7 @@ class TestAsking:
         ("sort", "order"),
         [
             ("-idle", ["nightjar", "lora", "job 90", "job 99"]),
+            ("-allocated", ["lora", "nightjar", "job 90", "job 99"]),
             ("-held", ["lora", "nightjar", "job 90", "job 99"]),
             ("held", ["job 99", "job 90", "nightjar", "lora"]),
             ("share", ["job 90", "nightjar", "job 99", "lora"]),
@@ -337,7 +338,7 @@ class TestAsking:
         rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
         assert [row["scheduler_id"] for row in rows] == ["70", "80", "90", "99"]
         assert rows[2]["name"] == """'=HYPERLINK("x"), "y\"""", "no spreadsheet takes it for a formula"
-        assert (rows[0]["held_hours"], rows[0]["project"], rows[0]["person"]) == ("100.0000", "siskin", "mira")
+        assert (rows[0]["allocated_hours"], rows[0]["project"], rows[0]["person"]) == ("100.0000", "siskin", "mira")
         assert rows[3]["job"] == ""
 
     def test_hostile_names_are_escaped(self, lab: dict[str, User]) -> None:
@@ -350,8 +351,23 @@ class TestAsking:
 
 def test_the_command(portal: Any) -> None:  # noqa: F811
     since = (timezone.now() - timedelta(hours=14)).isoformat()
-    row = {"name": "ann", "job": None, "held_hours": 48.0, "used_hours": 4.0, "idle_hours": 38.0, "used_share": 0.0833}
-    idle = {"name": "notebook", "job": 7, "scheduler_id": "70", "person": "ann", "gpus": 1, "held": 2, "since": since}
+    row = {
+        "name": "ann",
+        "job": None,
+        "allocated_hours": 48.0,
+        "used_hours": 4.0,
+        "idle_hours": 38.0,
+        "used_share": 0.0833,
+    }
+    idle = {
+        "name": "notebook",
+        "job": 7,
+        "scheduler_id": "70",
+        "person": "ann",
+        "gpus": 1,
+        "allocated_gpus": 2,
+        "since": since,
+    }
     answer = {"text": "In 30 days …", "by": "person", "items": [row], "idle_now": [idle]}
     portal.answers["GET", "waste"] = answer
     lines = vigil("waste", "--days", "30").stdout.splitlines()

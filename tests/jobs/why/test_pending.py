@@ -69,12 +69,12 @@ def test_rest_tells_blocks_and_variants(oskar: User, project: Project) -> None:
     answer = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why")
     assert answer.status_code == 200
     found = answer.json()
-    assert (found["job"], found["state"], found["said"]) == (job.pk, "pending", "Resources")
+    assert (found["job"], found["state"], found["scheduler_reason"]) == (job.pk, "pending", "Resources")
     assert [block["kind"] for block in found["blocks"]] == ["nodes", "fragmentation", "priority"]
     assert plain(found["text"]).startswith("It needs 1 node with 8 free GPUs")
     assert found["starts_at"].startswith(starts.strftime("%Y-%m-%dT"))
     assert found["ahead"] == {"jobs": 1, "gpus": 16, "named": []}
-    assert found["told_at"]
+    assert found["reported_at"]
     assert not found["stale"]
     best = found["variants"][0]
     assert best["changes"] == {"resources.nodes": 2, "resources.gpus_per_node": 4}
@@ -245,9 +245,10 @@ def test_rows_are_taken_once_a_reading(django_assert_num_queries: Any) -> None:
 
 
 WHY = {
-    "job": 7, "state": "pending", "text": "It needs 8 free GPUs.", "said": "Resources",
-    "told_at": "2026-01-31T12:00:00Z",
-    "meaning": "Resources: its resources are not free yet.", "starts_at": "2026-01-31T14:00:00Z", "never": False,
+    "job": 7, "state": "pending", "text": "It needs 8 free GPUs.", "scheduler_reason": "Resources",
+    "reported_at": "2026-01-31T12:00:00Z",
+    "meaning": "Resources: its resources are not free yet.", "starts_at": "2026-01-31T14:00:00Z",
+    "can_never_start": False,
     "blocks": [{"kind": "nodes", "text": "It needs 8 free GPUs."}, {"kind": "priority", "text": "2 jobs wait."}],
     "ahead": {"jobs": 2, "gpus": 0, "named": []}, "stale": "",
     "variants": [
@@ -270,6 +271,8 @@ def test_the_command_line(portal):  # noqa: F811
         "    --set resources.nodes=2 --set resources.gpus_per_node=4",
     ]
     assert json.loads(vigil("why", "7", "--json").output) == WHY
-    portal.answers["GET", "jobs/7/why"] = {**WHY, "state": "running", "text": "It does not wait.", "said": "",
-                                           "starts_at": None, "blocks": [], "variants": []}  # fmt: skip
+    portal.answers["GET", "jobs/7/why"] = {
+        **WHY, "state": "running", "text": "It does not wait.", "scheduler_reason": "", "starts_at": None,
+        "blocks": [], "variants": [],
+    }  # fmt: skip
     assert vigil("why", "7").output == "It does not wait.\n"

@@ -187,7 +187,8 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     handed = "2 jobs of yours were submitted since the queue was last read."
     assert f"{one} {handed}" in text(mira, "/queue")
     client = signed_in(mira)
-    assert client.get("/api/v1/queue").json()["unseen"] == {"kept": 1, "newer": 2, "text": f"{one} {handed}"}
+    unseen = client.get("/api/v1/queue").json()["unseen"]
+    assert unseen == {"unsubmitted": 1, "kept": 1, "newer": 2, "text": f"{one} {handed}"}
     sync.read(ScriptedScheduler(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
     assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
     assert f"2 jobs pending and 1 running in total. {one}" in text(mira, "/queue")
