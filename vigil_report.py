@@ -181,7 +181,7 @@ class Stream:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this process owns the stream: False in a forked child."""
+        """Return whether this process opened the stream: False in a forked child."""
         return os.getpid() == self._pid
 
     def close(self) -> None:

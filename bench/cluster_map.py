@@ -143,19 +143,19 @@ def _mark_agents_connected() -> None:
 
 def _live(place: stage.Site, port: int, user: Any, made: Any, seconds: float) -> dict[str, Any]:
     """Measure what a socket carries while every agent reports, and what that costs a browser."""
-    teller = _Teller(made)
-    found: dict[str, Any] = {"kb_s": asyncio.run(_socket(port, user, teller, seconds))}
+    publisher = _SamplePublisher(made)
+    found: dict[str, Any] = {"kb_s": asyncio.run(_socket(port, user, publisher, seconds))}
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser:
         found["frames"] = {
-            "spread": _frames(browser, port, user, teller, seconds, at_once=False),
-            "at_once": _frames(browser, port, user, teller, seconds, at_once=True),
+            "spread": _frames(browser, port, user, publisher, seconds, at_once=False),
+            "at_once": _frames(browser, port, user, publisher, seconds, at_once=True),
         }
     return found
 
 
-class _Teller:
-    """Publishes every agent's line, as intake does, until it is stopped."""
+class _SamplePublisher:
+    """Publish every agent's line, as intake does, until it is stopped."""
 
     def __init__(self, made: Any) -> None:
         self._made, self._number = made, 0
@@ -186,7 +186,7 @@ class _Teller:
         return {live.TOPIC: msgspec.json.encode(line)}
 
 
-async def _socket(port: int, user: Any, teller: _Teller, seconds: float) -> float:
+async def _socket(port: int, user: Any, publisher: _SamplePublisher, seconds: float) -> float:
     """Kilobytes a second, of all that a map's socket carries."""
     from asgiref.sync import sync_to_async
     from websockets.asyncio.client import connect
@@ -196,7 +196,7 @@ async def _socket(port: int, user: Any, teller: _Teller, seconds: float) -> floa
     _, secret = await sync_to_async(Token.issue)(user, "bench")
     headers = {"Authorization": f"Bearer {secret}"}
     stop = threading.Event()
-    thread = threading.Thread(target=teller.run, args=(stop,), kwargs={"at_once": False}, daemon=True)
+    thread = threading.Thread(target=publisher.run, args=(stop,), kwargs={"at_once": False}, daemon=True)
     received, lines = 0, 0
     address = f"ws://127.0.0.1:{port}/ws/cluster"
     async with connect(address, additional_headers=headers, compression=None, max_size=2**24) as socket:
@@ -211,11 +211,13 @@ async def _socket(port: int, user: Any, teller: _Teller, seconds: float) -> floa
         took = time.monotonic() - began
     stop.set()
     await asyncio.to_thread(thread.join)
-    assert lines > 0.8 * took / PERIOD_S * len(teller._made.nodes), f"only {lines} lines in {took:.0f} s"
+    assert lines > 0.8 * took / PERIOD_S * len(publisher._made.nodes), f"only {lines} lines in {took:.0f} s"
     return received / took / 1000
 
 
-def _frames(browser: str, port: int, user: Any, teller: _Teller, seconds: float, *, at_once: bool) -> dict[str, Any]:
+def _frames(
+    browser: str, port: int, user: Any, publisher: _SamplePublisher, seconds: float, *, at_once: bool
+) -> dict[str, Any]:
     """Milliseconds of main thread that each live message costs, by Chromium's own trace of all tasks."""
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright leaves a loop running in this thread
     from django.conf import settings
@@ -226,7 +228,7 @@ def _frames(browser: str, port: int, user: Any, teller: _Teller, seconds: float,
     client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")
     cookie = {"name": settings.SESSION_COOKIE_NAME, "value": client.cookies[settings.SESSION_COOKIE_NAME].value}
     stop = threading.Event()
-    thread = threading.Thread(target=teller.run, args=(stop,), kwargs={"at_once": at_once}, daemon=True)
+    thread = threading.Thread(target=publisher.run, args=(stop,), kwargs={"at_once": at_once}, daemon=True)
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
         context = chromium.new_context(viewport={"width": 1280, "height": 900})

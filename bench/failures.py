@@ -74,7 +74,7 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
                 raise SystemExit(f"the worker does not come up:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
         ticks = _fail(scheduler, running)
-        decided, found_out, all_s, by_verdict, right = _what_came_of(running)
+        decided, found_out, all_s, by_verdict, right = _measure_outcomes(running)
     late = max(decided)
     print(f"{database}: {count} attempts failed within {SPREAD_S:.0f} s, {len(scheduler.submissions)} started anew")
     print(f"  verdicts: {rate:.0f} a second on a backlog; slowest {max(found_out):.1f} s after its end, {right} right")
@@ -110,7 +110,7 @@ def _attempts(count: int, scheduler: Any, *, first: int) -> list[Any]:
     made = Attempt.objects.bulk_create(rows)
     for attempt in made:
         attempt.job.latest = attempt
-        _leave(attempt)
+        _write_run_directory(attempt)
         scheduler.jobs[attempt.scheduler_id] = JobStatus(
             scheduler_id=attempt.scheduler_id, state="running", key=attempt.key, nodes=("dgx-01",)
         )
@@ -118,7 +118,7 @@ def _attempts(count: int, scheduler: Any, *, first: int) -> list[Any]:
     return made
 
 
-def _leave(attempt: Any) -> None:
+def _write_run_directory(attempt: Any) -> None:
     from jobs.disk import rundir
     from tests.jobs.following.launchers import launched
 
@@ -182,7 +182,7 @@ def _fail(scheduler: Any, running: list[Any]) -> list[tuple[float, float]]:
     return ticks
 
 
-def _what_came_of(running: list[Any]) -> tuple[list[float], list[float], float, int, int]:
+def _measure_outcomes(running: list[Any]) -> tuple[list[float], list[float], float, int, int]:
     """Return the seconds from each end to its decision and to its verdict, the seconds of all together, the number of
     decisions made by a verdict, and the number of right verdicts."""
     from jobs.models import Diagnosis

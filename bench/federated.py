@@ -62,8 +62,8 @@ class Sizes:
     clients: tuple[int, ...] = (1000, 100)
     rounds: int = 2
     turns: int = TURNS
-    crowds: tuple[int, int] = (1000, 10_000)
-    keepers: int = 10_000
+    client_counts: tuple[int, int] = (1000, 10_000)
+    stateful_clients: int = 10_000
     """Clients that keep something from round to round."""
     numbers: int = 10_000_000
     updates: int = 100
@@ -104,7 +104,7 @@ def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
             figures[f"{clients}"] = _rounds(clients, sizes, bars, rivals=rivals)
         figures["alone"] = _alone(max(sizes.clients), bars)
     if "crowd" in rows:
-        figures["crowd"] = _crowd(sizes, bars)
+        figures["crowd"] = _many_clients(sizes, bars)
     if "state" in rows:
         figures["state"] = _state(sizes, bars)
     if "sum" in rows:
@@ -211,7 +211,7 @@ def _alone(clients: int, bars: dict[str, bool]) -> dict[str, Any]:
     return found
 
 
-def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
+def _many_clients(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     """Ten times as many clients with as many samples each; all that the process has counts, its samples, too."""
     from bench.federated_ours import MLP
 
@@ -219,7 +219,7 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
         f"\n{SAMPLES} samples a client, a sixth of them to be judged by; 64 features, made up; memory above torch alone"
     )
     found = {}
-    for clients in sizes.crowds:
+    for clients in sizes.client_counts:
         options = {"source": "synthetic", "samples": SAMPLES * clients, "features": 64, "held_out": 6}
         table = {**MLP, "clients": clients, "learning_rate": 0.01, "tabular": options}
         run = found[clients] = _found("alone", table=table, rounds=8)
@@ -228,7 +228,7 @@ def _crowd(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
             f"  {clients:>6,} clients: {seconds:.2f} s a round; at most {run['made_mib']:.0f} MiB while the table of "
             f"{run['table_mib']:.0f} MiB was made, {run['table_mib'] + run['rounds_mib']:.0f} MiB with it in rounds"
         )
-    few, many = (found[clients] for clients in sizes.crowds)
+    few, many = (found[clients] for clients in sizes.client_counts)
     seconds = many["seconds"]
     ratio = (many["torch_mib"] + many["peak_mib"]) / (few["torch_mib"] + few["peak_mib"])
     above = many["rounds_mib"] / few["rounds_mib"]
@@ -246,7 +246,9 @@ computes; the one whose clients have less to do computes two thirds of them."""
 
 def _state(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
     """The peak memory of an algorithm whose clients keep a control variate each, beside one whose clients keep none."""
-    print(f"\n{sizes.keepers:,} clients as above, eight rounds, the third of them saved while the fourth goes on")
+    print(
+        f"\n{sizes.stateful_clients:,} clients as above, eight rounds, the third of them saved while the fourth goes on"
+    )
     figures: dict[str, Any] = {}
     for ranks in (1, 2):
         found = {name: _of_ranks(name, ranks, sizes) for name in ("fedavg", "scaffold")}
@@ -272,8 +274,14 @@ def _of_ranks(algorithm: str, ranks: int, sizes: Sizes) -> list[dict[str, Any]]:
     """Return the results of each rank of a run."""
     from bench.federated_ours import MLP
 
-    options = {"source": "synthetic", "samples": SAMPLES * sizes.keepers, "features": 64, "held_out": 6}
-    table = {**MLP, "clients": sizes.keepers, "learning_rate": 0.01, "algorithm": algorithm, "tabular": options}
+    options = {"source": "synthetic", "samples": SAMPLES * sizes.stateful_clients, "features": 64, "held_out": 6}
+    table = {
+        **MLP,
+        "clients": sizes.stateful_clients,
+        "learning_rate": 0.01,
+        "algorithm": algorithm,
+        "tabular": options,
+    }
     text = json.dumps({"table": table, "rounds": 8, "saved": 3})
     where = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     where["MASTER_PORT"] = str(stage.free_port())

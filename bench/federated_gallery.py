@@ -91,7 +91,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
             try:
                 courses.append(_run(name, table, rounds))
                 print(_row(courses[-1]), flush=True)
-            except _Misfit as error:
+            except _InvalidCombination as error:
                 left[name] = str(error)
             except Exception as error:  # the others can still be told of
                 print(f"  {name} failed: {error}", flush=True)
@@ -114,7 +114,7 @@ def write(folder: Path, *, rounds: int = ROUNDS, only: Sequence[str] = ()) -> in
     return 0
 
 
-class _Misfit(Exception):
+class _InvalidCombination(Exception):
     """Raised for an algorithm that does not support the setup."""
 
 
@@ -130,7 +130,7 @@ def _run(name: str, table: dict[str, Any], rounds: int, *, label: str = "", **mo
         each = 1
     settings = config.parse(options)
     if problems := list(config_checks.problems(settings, 1)):
-        raise _Misfit("; ".join(problem.message for problem in problems))
+        raise _InvalidCombination("; ".join(problem.message for problem in problems))
     course = Course(label or name, each)
 
     def began(rounds: Rounds) -> None:

@@ -84,7 +84,7 @@ def _measure(slurm: Any, release: str, count: int) -> int:
     )
     still, changed = [], []
     for number in range(ROUNDS):
-        _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
+        _release_jobs(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
         changed.append(_tick(http, lambda: follow.tick(scheduler)))
         running = Attempt.objects.filter(state="running").count()
         if running != (number + 1) * CHANGED and release == BARRED:
@@ -94,7 +94,7 @@ def _measure(slurm: Any, release: str, count: int) -> int:
     slurm_scheduler.FRESH_S, slurm_scheduler.LIST_INTERVAL_FACTOR = 0.2, 0
     reread = []
     for number in range(ROUNDS, ROUNDS + REREAD):
-        _let_go(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
+        _release_jobs(slurm, waiting[number * CHANGED : (number + 1) * CHANGED])
         sync.hurry(Reading.Part.QUEUE)
         reread.append(_tick(http, lambda: follow.tick(scheduler)))
     for label, ticks in (("20 changed", changed), ("nothing changed", still), ("and all reread", reread)):
@@ -170,7 +170,7 @@ def _submitted(slurm: Any, keys: list[str]) -> list[str]:
     return [ids[key] for key in keys]
 
 
-def _let_go(slurm: Any, ids: list[str]) -> None:
+def _release_jobs(slurm: Any, ids: list[str]) -> None:
     """Release these and wait until Slurm itself says that they run."""
     slurm.run("scontrol", "release", ",".join(ids))
 

@@ -82,7 +82,7 @@ class Setting:
         folder = self.folder / f"data-{size.vocabulary}"
         return folder if folder.exists() else write_data(folder, size.vocabulary, 60_000 if self.tiny else 8_000_000)
 
-    def goes_on(self, pair: int, seconds: float) -> bool:
+    def has_time_for(self, pair: int, seconds: float) -> bool:
         """Return whether there is time for another pair that takes `seconds`, after `pair` pairs."""
         return pair < self.pairs and (pair < 1 or time.monotonic() + seconds < self.until)
 
@@ -236,7 +236,7 @@ def stall_row(setting: Setting) -> list[Row]:
     save_with_dcp(0)
     save_with_ours(1)
     found: list[tuple[float, float, float]] = []
-    while setting.goes_on(len(found), sum(found[-1][::2]) if found else 0.0):
+    while setting.has_time_for(len(found), sum(found[-1][::2]) if found else 0.0):
         found.append((save_with_dcp(len(found) + 2), *save_with_ours(len(found) + 2)))
     print(f"  {bytes_ / 1e9:.3g} GB in {TENSORS} tensors; seconds")
     for label, row in zip(("dcp.save", "ours, stall", "ours, written"), zip(*found, strict=True), strict=True):
@@ -278,7 +278,7 @@ def _paired(setting: Setting, loops: dict[str, Loop], tokens_per_step: int) -> d
     for loop in loops.values():
         timed(loop, 3)
     pair, began, took = 0, time.monotonic(), 0.0
-    while setting.goes_on(pair, took):
+    while setting.has_time_for(pair, took):
         for name, loop in loops.items():
             count = loop.size.window
             rates[name].append(tokens_per_step * count / timed(loop, count))

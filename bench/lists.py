@@ -127,13 +127,13 @@ def timed(people: dict[str, Any], times: int) -> tuple[dict[str, dict[str, float
             if route.startswith("admin/") and not user.is_superuser:
                 continue
             for query in queries:
-                with suppress(_NotTheirs):
+                with suppress(_NotVisible):
                     label = f"/{route} {query}".rstrip()
                     p95[who][label], cpu[who][label] = _time(user, route, query, times)
     return p95, cpu
 
 
-class _NotTheirs(Exception):
+class _NotVisible(Exception):
     """The page is not for this person, or not there."""
 
 
@@ -148,7 +148,7 @@ def _time(user: Any, route: str, query: str, times: int) -> tuple[float, float]:
     for _ in range(2):
         status = client.get(address).status_code
         if status in {302, 403}:  # of few rows there is no such page of records
-            raise _NotTheirs
+            raise _NotVisible
         assert status == 200, (address, status)
     taken, cpu = [], spent()
     for _ in range(times):
@@ -165,7 +165,7 @@ def _exact(client: Any, route: str, query: str) -> str:
         place, lists = ("<int:sweep_id>", "sweeps?") if "sweep_id" in route else ("<int:job_id>", "jobs?state=ended&")
         found = client.get(f"/api/v1/{lists}limit=1").json()["items"]
         if not found:
-            raise _NotTheirs
+            raise _NotVisible
         address = address.replace(place, str(found[0]["id"]))
     if paged := re.fullmatch(r"PAGE (\d+) ?(.*)", query):
         return _deep(client, f"{address}?{paged[2]}", int(paged[1]))

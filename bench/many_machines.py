@@ -39,17 +39,17 @@ def make(
     """
     from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace
 
-    now, dice = now or timezone.now(), random.Random(seed)
+    now, rng = now or timezone.now(), random.Random(seed)
     names = [f"dgx-{i:0{max(2, len(str(nodes)))}d}" for i in range(1, nodes + 1)]
     uuids = {name: [f"GPU-{n:08x}-{i:04x}-0000-0000-000000000000" for i in range(GPUS)] for n, name in enumerate(names)}
     Partition.objects.get_or_create(name="h100", defaults={"is_default": True, "is_made_up": made_up})
-    taken = {name: _taken(dice, i, nodes) for i, name in enumerate(names)}
+    taken = {name: _allocated_jobs(rng, i, nodes) for i, name in enumerate(names)}
     machines = [_node(name, i, taken[name], now) for i, name in enumerate(names)]
     machines += [
         Node(name=f"cpu-{i:02d}", state="mixed", partitions=["cpu"], cpus=128, cpus_used=16 * (i % 9), memory_mib=1)
         for i in range(1, cpu_nodes + 1)
     ]
-    unsaved = [_agent(name, i, uuids[name], taken[name], dice, now) for i, name in enumerate(names)]
+    unsaved = [_agent(name, i, uuids[name], taken[name], rng, now) for i, name in enumerate(names)]
     for row in (*machines, *unsaved):
         row.is_made_up = made_up
     Node.objects.bulk_create(machines, batch_size=200)
@@ -97,16 +97,16 @@ def slow_mount(source: str, *, at: datetime, minutes: float, mount: str = "/home
     return len(events)
 
 
-def _taken(dice: random.Random, place: int, nodes: int) -> list[int | None]:
+def _allocated_jobs(rng: random.Random, place: int, nodes: int) -> list[int | None]:
     """Return the job that each GPU is allocated to."""
     if _is_out(place):
         return [None] * GPUS
-    whole = dice.random()
+    whole = rng.random()
     if whole < 0.6:
         return [10_000 + place // 4] * GPUS
     if whole < 0.7:
         return [None] * GPUS
-    return [20_000 + 8 * place + i // 2 if dice.random() < 0.7 else None for i in range(GPUS)]
+    return [20_000 + 8 * place + i // 2 if rng.random() < 0.7 else None for i in range(GPUS)]
 
 
 def _is_out(place: int) -> bool:
@@ -127,7 +127,7 @@ def _node(name: str, place: int, taken: Sequence[int | None], now: datetime) -> 
 
 
 def _agent(
-    name: str, place: int, uuids: Sequence[str], taken: Sequence[int | None], dice: random.Random, now: datetime
+    name: str, place: int, uuids: Sequence[str], taken: Sequence[int | None], rng: random.Random, now: datetime
 ) -> Any:
     from nodes.models import Agent
 
@@ -137,8 +137,8 @@ def _agent(
     gpus, processes = {}, []
     for i, uuid in enumerate(uuids):
         is_idle = taken[i] is None or (place % 11 == 5 and i % 4 == 2)
-        percent = 0 if is_idle else dice.randint(55, 100)
-        celsius = 31 + i % 5 if is_idle else 52 + i + dice.randint(0, 8) + warm
+        percent = 0 if is_idle else rng.randint(55, 100)
+        celsius = 31 + i % 5 if is_idle else 52 + i + rng.randint(0, 8) + warm
         celsius = 86 if place % 29 == 11 and i == 3 else celsius
         watts, memory = (70 if is_idle else 380 + percent * 3), (0 if taken[i] is None else 61_000)
         gpus[uuid] = {
@@ -150,7 +150,7 @@ def _agent(
             processes.append({"gpu": uuid, "pid": 4_000 + i, **process})
     host = {"cpu_percent": 30.0, "load_1": 40.0, "memory_used_mib": 400_000.0, "memory_total_mib": 2_064_384.0}
     return Agent(
-        node=name, version="0.1.0", stream=f"{place:016x}", sampled_at=at, clock_offset_s=dice.randint(-3, 9) / 10,
+        node=name, version="0.1.0", stream=f"{place:016x}", sampled_at=at, clock_offset_s=rng.randint(-3, 9) / 10,
         heard_at=now - timedelta(minutes=20) if is_silent else now, enrolled_at=now - timedelta(days=9),
         enrolled_by="ops", newest={"at": at, "host": host, "gpus": gpus}, processes=processes,
     )  # fmt: skip

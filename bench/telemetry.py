@@ -203,7 +203,7 @@ def _storage_costs(place: stage.Site) -> dict[str, float]:
     for number in range(nodes):
         sender = Sender(f"dgx-{number:04}", number)
         agent = Agent.objects.create(node=sender.node)
-        _plant(agent, sender, START, windows * WINDOW_S + 100)
+        _insert_frames(agent, sender, START, windows * WINDOW_S + 100)
     process = psutil.Process()
     before, size = sum(process.cpu_times()[:2]), _size(place)
     gone = merge.merge(budget_s=600, now=START + windows * WINDOW_S + 100)
@@ -221,7 +221,7 @@ def _storage_costs(place: stage.Site) -> dict[str, float]:
     return found
 
 
-def _plant(agent: Any, sender: Sender, start: int, seconds: int) -> None:
+def _insert_frames(agent: Any, sender: Sender, start: int, seconds: int) -> None:
     """Frames as intake leaves them."""
     from nodes.models import Frame, Gpu
     from nodes.telemetry import frames, wire

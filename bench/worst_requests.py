@@ -9,7 +9,7 @@ from typing import Any
 from django.test import Client
 
 Case = tuple[str, str, Callable[[], Any]]
-"""The door, what is sent, and the function that sends it."""
+"""The endpoint, what is sent, and the function that sends it."""
 
 SPEC = '[run]\nrecipe = "language"\nsteps = 200\n'
 
@@ -82,8 +82,8 @@ def _catalogue_entry() -> dict[str, Any]:
     return {**OURS, "name": "bench.worst", "advice": "Restart the mounter. " * 40}
 
 
-def _submit(client: Client, door: str, specification: str) -> int:
-    return client.post(f"/api/v1/{door}", specification, content_type="application/toml").status_code
+def _submit(client: Client, endpoint: str, specification: str) -> int:
+    return client.post(f"/api/v1/{endpoint}", specification, content_type="application/toml").status_code
 
 
 def _send(client: Client, method: str, path: str, body: Any = None) -> int:

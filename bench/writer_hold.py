@@ -1,4 +1,4 @@
-"""Measure how long one request keeps the database's writer: the worst legal request at every door that writes.
+"""Measure how long one request keeps the database's writer: the worst legal request at every endpoint that writes.
 
     python -m bench.writer_hold [sqlite|postgres] [--only WORD …] [--times N]
 
@@ -69,8 +69,8 @@ def measure(database: str, only: Sequence[str], times: int) -> int:
 
         settings.ALLOWED_HOSTS = ["testserver"]  # Django's test client calls itself that
         used = _TransactionTimes()
-        for door, what, send in _cases(times):
-            name = f"{door}: {what}"
+        for endpoint, what, send in _cases(times):
+            name = f"{endpoint}: {what}"
             if any(word in name for word in only or [""]):
                 gc.collect()
                 gc.freeze()  # a server does not have the history's rows in memory, which a collection would go through

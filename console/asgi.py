@@ -34,7 +34,7 @@ sockets = URLRouter(
 )
 application = ProtocolTypeRouter(
     {
-        "http": Counted(Intake(BodyLimit(cast(Application, _django)), [reports.DOOR, agents.DOOR])),
+        "http": Counted(Intake(BodyLimit(cast(Application, _django)), [reports.FAST_PATH, agents.FAST_PATH])),
         "websocket": SocketGate(sockets),
     },
 )

@@ -21,7 +21,7 @@ def size_of(attempt: Attempt) -> IncarnationSize | None:
     return IncarnationSize(ranks, len(nodes)) if isinstance(ranks, int) and isinstance(nodes, list) and nodes else None
 
 
-def standing_by(attempt: Attempt, spares: int) -> set[str]:
+def idle_spares(attempt: Attempt, spares: int) -> set[str]:
     """Return the attempt's nodes on which the newest incarnation runs no rank: spares, or nodes that it has lost.
 
     Empty if these are more than the requested spares: the job itself reports them.

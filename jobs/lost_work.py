@@ -75,7 +75,7 @@ class LostWork:
     checkpoint: Checkpoint | None
     following: Attempt | None
     node_s: float
-    went_on: bool
+    was_continued: bool
     is_over: bool
 
     @property
@@ -110,7 +110,7 @@ def lost_work(incident: Incident) -> LostWork:
         checkpoint=checkpoint,
         following=following,
         node_s=moments.work_s * _nodes(attempt) + moments.idle_s * _nodes(following or attempt),
-        went_on=not is_end or following is not None,
+        was_continued=not is_end or following is not None,
         is_over=_is_over(incident, following, again),
     )
 

@@ -48,7 +48,7 @@ def _ended_badly(event: Mapping[str, Any]) -> int | None:
     """Return the incarnation that ended badly and began again, if the event says so."""
     if event.get("kind") != ENDED or event.get("restarting") is not True or event.get("why") in NOT_BAD:
         return None
-    return untrusted.count(event.get("incarnation"), untrusted.COLUMN)
+    return untrusted.count(event.get("incarnation"), untrusted.MAX_INTEGER)
 
 
 def _time_of(event: Mapping[str, Any], attempt: Attempt, now: datetime) -> datetime:

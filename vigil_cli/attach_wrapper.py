@@ -27,9 +27,9 @@ from vigil_cli.portal import CliError, Portal, find_portal
 from vigil_cli.terminal import plain
 from vigil_core import installation
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = {signal.SIGTERM: "signal", signal.SIGUSR1: "time_limit"}  # the reasons that vigil_report.stopping() returns
-WAITS_S = (2.0, 30.0)  # between requests to the portal: first and longest
+RETRY_DELAYS_S = (2.0, 30.0)  # between requests to the portal: first and longest
 LAST_REQUEST_S = 6.0  # at the end: for a response that is under way …
 DRAIN_S = 10.0  # … and for what is still to be posted
 RETRY_STATUSES = frozenset({0, 404, 409, 429})  # no response; older portal or proxy; not yet; too many
@@ -154,7 +154,9 @@ class WrappedCommand:
 
     def run(self, after: Callable[[], None] = lambda: None) -> int:
         """Run the command and return its exit code, 128 + n if signal n killed it. Calls `after` at its end."""
-        before = {n: signal.signal(n, self._pass_on) for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
+        before = {
+            n: signal.signal(n, self._forward) for n in FORWARDED_SIGNALS if signal.getsignal(n) != signal.SIG_IGN
+        }
         try:
             return self._run()
         finally:
@@ -176,7 +178,7 @@ class WrappedCommand:
         code = self.process.wait()
         return code if code >= 0 else 128 - code
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         if self.attempt is not None and number in STOPPING:
             with suppress(OSError):
                 _write(self.attempt / "stop-requested", json.dumps({"reason": STOPPING[signal.Signals(number)]}))
@@ -228,7 +230,7 @@ class ReportForwarder:
         except CliError as error:
             self._print_if_new(f"the run continues without Vigil. {error}")
             return False
-        wait, longest = WAITS_S
+        wait, longest = RETRY_DELAYS_S
         while True:
             is_last = self.over.is_set()
             try:
@@ -241,7 +243,7 @@ class ReportForwarder:
                 if error.status != 409:
                     self._print_if_new(f"the run continues, and is attached once the portal answers. {error}")
                 else:
-                    wait = WAITS_S[0]
+                    wait = RETRY_DELAYS_S[0]
             if is_last:
                 return False
             self.over.wait(wait)
@@ -262,7 +264,7 @@ class ReportForwarder:
                     return
             if self.over.wait(wait):
                 return
-            wait = min(wait * 2, WAITS_S[1])
+            wait = min(wait * 2, RETRY_DELAYS_S[1])
 
     def _start_shipper(self) -> subprocess.Popen[bytes]:
         home = str(installation.ROOT)

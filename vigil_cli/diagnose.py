@@ -25,13 +25,13 @@ MAX_EVIDENCE = 12  # pieces of evidence
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE…")
-@click.option("--evaluate", "is_exam", is_flag=True, help="FILEs are cases with known causes: measure the accuracy.")
+@click.option("--evaluate", "evaluates", is_flag=True, help="FILEs are cases with known causes: measure the accuracy.")
 @click.option("--without", "each", is_flag=True, help="With --evaluate: also without each framework's entries in turn.")
 @click.option(
     "--catalogue", "more", multiple=True, metavar="FILE.toml", help="Additional catalogue entries; may be repeated."
 )
 @as_json
-def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str, ...], as_json: bool) -> None:
+def diagnose(files: tuple[str, ...], evaluates: bool, each: bool, more: tuple[str, ...], as_json: bool) -> None:
     """Diagnose why a run died, from its logs.
 
     FILE may be a log of the run or of each of its ranks, folders of logs, compressed files, "-" for standard input, and
@@ -40,7 +40,7 @@ def diagnose(files: tuple[str, ...], is_exam: bool, each: bool, more: tuple[str,
     if not files:
         raise click.UsageError("Name a log, a folder of logs, or - for standard input.")
     entries = _load_catalogue(more)
-    if is_exam:
+    if evaluates:
         _evaluate(files, entries, each, as_json)
         return
     from diagnosis import offline
@@ -84,8 +84,8 @@ def postmortems(limit: int, as_json: bool, **filters: Any) -> None:
     out({"items": found}, tables.incidents, as_json)
 
 
-def _postmortem_lines(document: dict[str, Any], many: str) -> list[str]:
-    """Return the verdict as `vigil diagnose` prints it, then recovery and cost. `many`: "steps" or "rounds"."""
+def _postmortem_lines(document: dict[str, Any], units: str) -> list[str]:
+    """Return the verdict as `vigil diagnose` prints it, then recovery and cost. `units`: "steps" or "rounds"."""
     figures, overruled = document["figures"], document["overruled"]
     lines = _lines(document)
     if overruled:
@@ -107,7 +107,7 @@ def _postmortem_lines(document: dict[str, Any], many: str) -> list[str]:
             lines.append(f"{what}: {formatting.duration(seconds)}")
     if figures["steps_lost"] is not None:
         since = current(figures, "resume_step", "kept_step")
-        lines.append(f"{many.capitalize()} lost: {figures['steps_lost']:,}, since {since:,}")
+        lines.append(f"{units.capitalize()} lost: {figures['steps_lost']:,}, since {since:,}")
     if figures["gpu_hours"] is not None:
         money = formatting.money(figures["money"], figures["currency"]) if figures["money"] is not None else ""
         lines.append(f"Cost: {formatting.measure(figures['gpu_hours'])} GPU-hours{f', {money}' if money else ''}")

@@ -28,16 +28,16 @@ def show(
     """Print the end of a log, and with `follow` everything written after it until the job is over."""
     which = {"rank": rank, "attempt": attempt, "incarnation": incarnation}
     if search:
-        _found(portal, job_id, which, search, as_json)
+        _print_matches(portal, job_id, which, search, as_json)
         return
-    page = _first(portal, job_id, which, lines, follow)
+    page = _last_lines(portal, job_id, which, lines, follow)
     _print(page, as_json)
     while follow:
         over, number = _progress(portal, job_id, attempt)
         if page is not None and number != page["attempt"]:  # restarted: continue with the next attempt's log
             page = None
         try:
-            page = _rest(portal, job_id, {**which, "attempt": number}, page, as_json)
+            page = _print_rest(portal, job_id, {**which, "attempt": number}, page, as_json)
         except CliError as error:
             if error.status != 404:
                 raise
@@ -46,7 +46,7 @@ def show(
         time.sleep(FOLLOW_S)
 
 
-def _first(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follow: bool) -> dict[str, Any] | None:
+def _last_lines(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follow: bool) -> dict[str, Any] | None:
     """Return the last lines, from as many pages as needed; None while there is no log yet and we follow."""
     try:
         page: dict[str, Any] = portal.get(f"jobs/{job_id}/logs", **which, limit=min(lines, PAGE))
@@ -64,7 +64,7 @@ def _first(portal: Portal, job_id: int, which: dict[str, Any], lines: int, follo
         return None
 
 
-def _rest(
+def _print_rest(
     portal: Portal, job_id: int, which: dict[str, Any], page: dict[str, Any] | None, as_json: bool
 ) -> dict[str, Any]:
     """Print everything beyond the page and return the last page."""
@@ -76,7 +76,7 @@ def _rest(
             return page
 
 
-def _found(portal: Portal, job_id: int, which: dict[str, Any], search: str, as_json: bool) -> None:
+def _print_matches(portal: Portal, job_id: int, which: dict[str, Any], search: str, as_json: bool) -> None:
     after = 0
     while True:
         page = portal.get(f"jobs/{job_id}/logs", **which, search=search, after=after, limit=PAGE)

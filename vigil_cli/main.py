@@ -49,7 +49,7 @@ class _Vigil(Commands):
         try:
             return super().invoke(context)
         except CliError as error:
-            _complain(error)
+            _print_error(error)
             raise click.exceptions.Exit(1) from None
 
 
@@ -184,7 +184,7 @@ def logs(job_id: int, as_json: bool, **options: Any) -> None:
 @job_id
 @click.option("--series", "names", multiple=True, metavar="NAME", help="Default: all; may be repeated.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--all", "ghosts", is_flag=True, help="Include superseded values of steps that were run twice.")
+@click.option("--all", "superseded", is_flag=True, help="Include superseded values of steps that were run twice.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print every point as CSV: attempt,incarnation,rank,step,time,value."
 )
@@ -335,7 +335,7 @@ def _watch(portal: Portal, job: dict[str, Any], as_json: bool, message: str) -> 
     raise click.exceptions.Exit(0 if last["state"] == "completed" else 1)
 
 
-def _complain(trouble: CliError) -> None:
+def _print_error(trouble: CliError) -> None:
     """Print the error; with field errors, one line per field that says how to fix it."""
     errors = trouble.problem.get("errors") or []
     if not errors:

@@ -19,7 +19,7 @@ MOST_POINTS = 20_000
 
 
 def show(
-    portal: Portal, job_id: int, *, names: tuple[str, ...], rank: int, ghosts: bool, as_csv: bool, as_json: bool
+    portal: Portal, job_id: int, *, names: tuple[str, ...], rank: int, superseded: bool, as_csv: bool, as_json: bool
 ) -> None:
     """Print the newest values for people, or every point for machines."""
     if as_csv and len(names) > 1:
@@ -29,11 +29,11 @@ def show(
         name = names[0] if names else "loss"
         if names or there:
             _check(job_id, [name], there)
-        _csv(portal, job_id, {"name": name, "rank": rank, "all": _flag(ghosts)})
+        _csv(portal, job_id, {"name": name, "rank": rank, "all": _flag(superseded)})
         return
     _check(job_id, names, there)
     wanted = list(dict.fromkeys(names)) or there
-    which = {"rank": rank, "all": _flag(ghosts)}
+    which = {"rank": rank, "all": _flag(superseded)}
     if as_json:
         found = _curves(portal, job_id, wanted, {**which, "points": MOST_POINTS})
         click.echo(json.dumps({"items": found}, indent=2))
@@ -42,7 +42,11 @@ def show(
     if wanted and not found:
         raise CliError(f"Rank {rank} of #{job_id} has no metrics yet. Choose another rank with --rank.")
     newest = _newest(portal, job_id, found, which)
-    out(found, lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).units, ghosts=ghosts), as_json)
+    out(
+        found,
+        lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).units, superseded=superseded),
+        as_json,
+    )
 
 
 def _check(job_id: int, names: Iterable[str], there: list[str]) -> None:

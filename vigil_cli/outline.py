@@ -8,7 +8,7 @@ from vigil_core import formatting
 
 LINES = 20
 BAR = 32
-LETTERS = 24  # maximum length of a name
+MAX_NAME = 24  # maximum length of a name
 
 
 def lines(split: dict[str, Any]) -> list[str]:
@@ -46,4 +46,4 @@ def _rest(split: dict[str, Any], left_out: int) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"

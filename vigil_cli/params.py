@@ -46,7 +46,7 @@ class SweepId(click.IntRange):
             self.fail(f"{value!r} is not a sweep number. `vigil sweeps` lists them.", param, ctx)
 
 
-HABITS = {
+FOREIGN_COMMANDS = {
     **dict.fromkeys(("ls", "list", "ps"), "jobs"),
     **dict.fromkeys(("show", "status", "info"), "job"),
     **dict.fromkeys(("run", "sbatch", "srun"), "submit"),
@@ -68,7 +68,7 @@ class Commands(click.Group):
         if args and args[0] not in commands and not args[0].startswith("-"):
             import difflib
 
-            habit = [HABITS[args[0]]] if HABITS.get(args[0]) in commands else []
+            habit = [FOREIGN_COMMANDS[args[0]]] if FOREIGN_COMMANDS.get(args[0]) in commands else []
             close = habit or difflib.get_close_matches(args[0], commands, n=1)
             remedy = f"Did you mean `vigil {close[0]}`?" if close else "`vigil --help` lists them."
             ctx.fail(f"No such command: {args[0]}. {remedy}")

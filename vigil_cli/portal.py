@@ -121,7 +121,7 @@ class Portal:
                 if answer.status_code == 401:
                     raise self._unauthorized()
                 if answer.status_code not in {429, 503} or not left:
-                    raise _trouble(answer)
+                    raise _error_of(answer)
             time.sleep(RETRY_S)
         raise AssertionError("unreachable")
 
@@ -134,7 +134,7 @@ class Portal:
                 self._check_redirect(answer)
                 if answer.status_code >= 400:
                     answer.read()
-                    raise _trouble(answer)
+                    raise _error_of(answer)
                 yield from answer.iter_text()
         except httpx.TransportError as error:
             raise self._no_response(error) from error
@@ -243,7 +243,7 @@ def _authorities() -> ssl.SSLContext:
     return trusted
 
 
-def _trouble(answer: httpx.Response) -> CliError:
+def _error_of(answer: httpx.Response) -> CliError:
     try:
         problem = answer.json()
         detail = str(problem["detail"])

@@ -61,16 +61,16 @@ class _FederationTable:
     """A list that the portal has of a federated job."""
 
     name: str
-    """The last part of its address."""
+    """The last part of its URL."""
     columns: tuple[str, ...]
-    """Of its CSV."""
+    """The columns of its CSV."""
     lines: Callable[[dict[str, Any]], list[str]]
-    """Returns its lines on a terminal."""
+    """Returns the lines for a terminal."""
 
 
 @dataclass(frozen=True)
 class _OutputForm:
-    """How many rows are printed, and in which format."""
+    """The format of the output, and the number of rows."""
 
     limit: int
     as_csv: bool

@@ -13,7 +13,7 @@ from vigil_core import bounded
 
 TABLES = ("script", "client")
 """Tables of a specification that name custom code."""
-MOST_LETTERS = 16 * 2**20
+MAX_CHARACTERS = 16 * 2**20
 """More than any portal accepts."""
 
 
@@ -21,10 +21,10 @@ def read(path: Path, changes: list[str]) -> str:
     """Return the specification's text with the changes ("run.steps=400") applied."""
     try:
         with path.open() as file:
-            text = file.read(MOST_LETTERS + 1)
+            text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path} cannot be read: {error}.") from error
-    if len(text) > MOST_LETTERS:
+    if len(text) > MAX_CHARACTERS:
         raise click.UsageError(f"{path} is far too long for a specification.")
     if not changes:
         return text
@@ -52,11 +52,11 @@ def pack_for(spec: Path, text: str) -> PackedCode | None:
         raise CliError(str(error)) from error
     if packed.left_out and (lacking := sorted(_entries(text) & {*packed.left_out})):
         named = " ".join(lacking)
-        raise CliError(f"git does not track {named}, so {_it(lacking)} would not be sent: git add {named}")
+        raise CliError(f"git does not track {named}, so {_pronoun(lacking)} would not be sent: git add {named}")
     return packed
 
 
-def _it(names: list[str]) -> str:
+def _pronoun(names: list[str]) -> str:
     return "it" if len(names) == 1 else "they"
 
 

@@ -157,7 +157,9 @@ def checkpoints(answer: dict[str, Any], counts: str) -> list[str]:
     return table(head, rows, "No checkpoints yet.")
 
 
-def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, many: str, ghosts: bool) -> list[str]:
+def metrics(
+    items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, many: str, superseded: bool
+) -> list[str]:
     """Return a line per curve. `newest` maps (curve, last step) to the value there; `many`: "steps" or "rounds"."""
     head = ["SERIES", "NEWEST>", f"{many.upper()}>", "POINTS>"]
     rows = []
@@ -165,9 +167,9 @@ def metrics(items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, 
         value = formatting.measured(item["name"], newest.get((*line_of(item), item["last_step"])))
         steps = f"{item['step'][0]:,}–{item['last_step']:,}"
         rows.append([item["name"], value, steps, f"{item['count']:,}"])
-        if ghosts:
+        if superseded:
             rows[-1] += [str(item["attempt"]), str(item["incarnation"])]
-    return table([*head, *(["ATTEMPT>", "INCARNATION>"] if ghosts else [])], rows, "No metrics yet.")
+    return table([*head, *(["ATTEMPT>", "INCARNATION>"] if superseded else [])], rows, "No metrics yet.")
 
 
 def line_of(item: dict[str, Any]) -> tuple[Any, ...]:

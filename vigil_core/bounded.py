@@ -71,14 +71,14 @@ def toml(text: str, bounds: Bounds = SPECIFICATION) -> dict[str, Any]:
 def check_toml(text: str, bounds: Bounds = SPECIFICATION) -> None:
     """Refuse a TOML text that is out of bounds, by TooComplex with the line; whether it is valid is not checked.
 
-    Up to the first mistake in the text it sees the same strings, comments and brackets as a parser does; what follows
-    a mistake no parser reads.
+    Up to the first syntax error it sees the same strings, comments and brackets as a parser does, and parsers stop
+    there.
     """
     depth = items = dots = parts = 0
     line, in_header, at_start = 1, False, True
     for token in _TOKENS.finditer(text):
         mark = token["mark"]
-        if token["number"]:  # no decimal has so many digits: Python refuses to read or write it
+        if token["number"]:  # in base 10 Python refuses such a number anyway
             raise TooComplex(f"Line {line}: a number has more than 100 digits. Write it as a text in quotes.")
         if mark is None:
             line += token[0].count("\n")
@@ -113,7 +113,7 @@ def check_toml(text: str, bounds: Bounds = SPECIFICATION) -> None:
 
 
 def json_object(text: str, bounds: Bounds = REQUEST) -> dict[str, Any]:
-    """Return the object of a JSON text. Raises TooComplex, or another ValueError where it is not one; NaN is none."""
+    """Return the object of a JSON text. Raises TooComplex, or another ValueError if it is none; NaN is refused."""
     check_json(text.encode("utf-8", "surrogatepass"), bounds)
     found = json.loads(text, parse_constant=_refuse_constant)
     if not isinstance(found, dict):

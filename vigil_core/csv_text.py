@@ -14,14 +14,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa:
 
 
 def write(rows: Iterable[Iterable[object]]) -> str:
-    """Return the rows as CSV, each with its line's end. None is an empty cell."""
+    """Return the rows as CSV, each with a line feed. None becomes an empty cell."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
     return out.getvalue()
 
 
 def cell(value: object) -> object:
-    """Return the value with an apostrophe before it where it is text that a spreadsheet would compute."""
+    """Return the value; text that a spreadsheet would compute gets an apostrophe before it."""
     if not isinstance(value, str):
         return value
     text = value.replace("\r", "\n")  # the csv module quotes a line feed and leaves a lone carriage return bare
@@ -34,5 +34,8 @@ def read_cell(text: str) -> str:
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether it is a formula, or one that has an apostrophe already: so that reading gives back what it was."""
+    """Return whether a spreadsheet would compute the text, with or without apostrophes before it.
+
+    A formula that was escaped already is escaped once more, so that `read_cell` restores the original.
+    """
     return text.lstrip("'").startswith(_FORMULA)

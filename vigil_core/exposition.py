@@ -15,7 +15,7 @@ from typing import Literal
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_LINES, MOST_LINE, MOST_LABELS = 100_000, 8_192, 64
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-# What has matched is not given back: a line of 8 KiB that is none would else be tried in millions of ways.
+# Possessive quantifiers: a line of 8 KiB that is no sample would otherwise be matched in millions of ways.
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+(?:\{(.*)\})?[ \t]*+([^ \t{}]++)(?:[ \t]+-?\d+)?[ \t]*+")
 _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|\Z)')
 _BACKSLASHED = re.compile(r"\\(.)")
@@ -26,7 +26,7 @@ Value = float | int
 
 @dataclass(frozen=True)
 class Family:
-    """One metric name with all its samples: the label names once, a tuple of label values per sample."""
+    """A metric with all its samples. `labels` are the label names; each sample has their values in the same order."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -37,7 +37,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample line of an exporter."""
+    """A sample in an exporter's response."""
 
     name: str
     labels: dict[str, str]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 NBSP = "\N{NO-BREAK SPACE}"
 MISSING = "–"
 
-# Slurm has more words than we have glyphs: what a rarer state looks like.
+# Rare states of Slurm share the glyph and colour of a common one.
 FAMILY = {"boot_fail": "node_fail", "deadline": "timeout", "requeued": "pending"}
 
 

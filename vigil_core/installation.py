@@ -1,4 +1,4 @@
-"""Where this Vigil is installed: a checkout, or a wheel in some environment's site-packages. No Django here."""
+"""Locate this installation of Vigil: a checkout, or a wheel in an environment's site-packages. No Django here."""
 
 from __future__ import annotations
 

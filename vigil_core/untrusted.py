@@ -11,12 +11,12 @@ import math
 import re
 from datetime import UTC, datetime
 
-COUNTED = 2**53  # of steps, samples and bytes: what JSON's readers count exactly
-COLUMN = 2**31  # what a database's smallest whole-number column holds
-COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # of git, by SHA-1 or SHA-256
+MAX_COUNT = 2**53  # of steps, samples and bytes: JSON parsers represent integers exactly up to here
+MAX_INTEGER = 2**31  # a 32-bit integer column holds less
+COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # a git commit id, SHA-1 or SHA-256
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-END_OF_TIME = 2**33  # in Unix seconds: the year 2242
-LONGEST = 366 * 86_400.0  # seconds: no write, round or step takes longer than a year
+MAX_UNIX_TIME = 2**33  # in Unix seconds: the year 2242
+MAX_DURATION_S = 366 * 86_400.0  # seconds: no write, round or step takes longer than a year
 
 
 def whole(text: str | None, below: int = 2**63) -> int | None:
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
     return _UNSTORABLE.sub("", text)
 
 
-def count(value: object, below: int = COUNTED) -> int | None:
+def count(value: object, below: int = MAX_COUNT) -> int | None:
     """Return a whole number from 0 on; booleans are refused."""
     return value if type(value) is int and 0 <= value < below else None
 
@@ -51,7 +51,7 @@ def share(value: object) -> float | None:
 
 def duration(value: object) -> float | None:
     """Return a duration in seconds, from 0 to a year."""
-    return number(value, LONGEST)
+    return number(value, MAX_DURATION_S)
 
 
 def line(value: object, most: int = 300) -> str:
@@ -74,5 +74,5 @@ def matching(pattern: re.Pattern[str], value: object) -> str | None:
 
 def moment(value: object) -> datetime | None:
     """Return the time given in Unix seconds."""
-    seconds = number(value, END_OF_TIME)
+    seconds = number(value, MAX_UNIX_TIME)
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -54,7 +54,7 @@ class TimeSpan:
 def span_of(query: Mapping[str, str], now: datetime) -> TimeSpan:
     """Parse the time range of the URL; fall back to the default one."""
     second = int(now.timestamp()) + 1
-    start, end = (untrusted.whole(query.get(name), untrusted.END_OF_TIME) for name in ("from", "to"))
+    start, end = (untrusted.whole(query.get(name), untrusted.MAX_UNIX_TIME) for name in ("from", "to"))
     if start is not None and end is not None and start < end:
         return TimeSpan(start, end, "")
     name = query.get("range", "")
@@ -300,7 +300,7 @@ def _mark(happening: NodePageEvent, uuids: dict[int, str]) -> list[Any]:
 
 def _missing(event: NodeEvent) -> list[float]:
     """Return [start, end] of missing samples."""
-    times = [untrusted.number(event.data.get(name), untrusted.END_OF_TIME) for name in ("from", "to")]
+    times = [untrusted.number(event.data.get(name), untrusted.MAX_UNIX_TIME) for name in ("from", "to")]
     return [second for second in times if second is not None] if None not in times else []
 
 

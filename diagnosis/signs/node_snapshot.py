@@ -73,7 +73,7 @@ class NodeSnapshot:
 
 def parse_snapshot(document: dict[str, Any], *, node: str) -> NodeSnapshot | None:
     """Return one node's snapshot, or None if the document is not one."""
-    at = untrusted.number(document.get("at"), untrusted.END_OF_TIME)
+    at = untrusted.number(document.get("at"), untrusted.MAX_UNIX_TIME)
     if document.get("version") != 1 or at is None:
         return None
     memory, shm, disk = (_table(document.get(name)) for name in ("memory", "shm", "disk"))
@@ -109,7 +109,7 @@ def _table(value: object) -> dict[str, Any]:
 def _kernel_lines(value: object) -> Iterator[tuple[float, str]]:
     for item in value[:KERNEL_LINES] if isinstance(value, list) else ():
         if isinstance(item, list) and len(item) == 2 and isinstance(item[1], str):
-            at = untrusted.number(item[0], untrusted.END_OF_TIME)
+            at = untrusted.number(item[0], untrusted.MAX_UNIX_TIME)
             if at is not None:
                 yield at, untrusted.line(item[1], 1024)
 

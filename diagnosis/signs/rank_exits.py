@@ -74,7 +74,7 @@ def _parse_exit(record: dict[str, Any], node: str) -> RankExit | None:
         node,
         exit_code=untrusted.count(record.get("exit_code"), 256),
         signal=untrusted.count(record.get("signal"), 65) or None,
-        at=untrusted.number(record.get("ended_at"), untrusted.END_OF_TIME),
+        at=untrusted.number(record.get("ended_at"), untrusted.MAX_UNIX_TIME),
         seconds=untrusted.duration(record.get("seconds")),
         peak_mib=untrusted.count(record.get("peak_mib"), 1 << 32),
         by_launcher=record.get("by_us") is True,

@@ -205,9 +205,9 @@ def remove(request: ApiRequest, name: str) -> Status[None]:
     "/check", response=TrialShape, summary="Try an entry (sysadmins)", openapi_extra=described(errors={403: ONLY})
 )
 def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
-    """Try an entry without storing it: its example and look-alike, its time for 5 MB of log, and overlaps with other
-    entries.
+    """Try an entry without storing it.
 
+    The trial checks its example and look-alike, its time for 5 MB of log, and overlaps with other entries.
     Patterns run in a separate process, which is stopped after a few seconds.
     """
     only_sysadmins(request, WHAT)

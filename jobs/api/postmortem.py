@@ -195,9 +195,8 @@ class PostMortemChanges(Schema):
 def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> dict[str, Any]:
     """Return the newest verdict on a failed attempt: one cause, its confidence, who must act, and the evidence.
 
-    It includes the cost, what Vigil did, and what people wrote.
-    The verdict is based on the logs of all ranks, the reports
-    of scheduler and launcher, and node telemetry; it is made within seconds and revised while evidence arrives.
+    It includes the cost, what Vigil did, and what people wrote. The verdict is based on the logs of all ranks, the
+    reports of scheduler and launcher, and node telemetry; it is made within seconds and revised while evidence arrives.
     """
     return _shape(_document(job_of(request, job_id), wanted.attempt))
 

@@ -190,9 +190,8 @@ def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> St
 def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> dict[str, Any]:
     """Forecast failures from the interruptions of the last days, assuming that they occur at random.
 
-    Interruptions are failures that may hit any run, and those after which a job resumed; each takes a run back to its
-    last
-    save.
+    Interruptions are failures that may hit any run, and those after which a job resumed; each takes a run back
+    to its last save.
     """
     observed, recover = report.interruptions(request.auth, FailureFilter(days=wanted.window), timezone.now())
     plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)

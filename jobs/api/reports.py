@@ -1,6 +1,6 @@
 """POST /api/v1/attempts/<id>/reports: receive the reports of shippers.
 
-`DOOR` is the fast path that bypasses Django; the API operation gives the same answers.
+`FAST_PATH` answers without Django; the API operation gives the same answers.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
     """Receive a trainer's reports; the bearer token is the attempt's own.
 
     A stream whose `first` is not what Vigil expects next is skipped, while the others in the same post are stored.
-    Continue
-    with the returned numbers even if they are lower.
+    Continue with the returned numbers even if they are lower.
     """
     chunks = iter(lambda: request.read(65_536), b"")
     headers = request.headers
@@ -130,4 +129,4 @@ def _admit(attempt_id: str, authorization: str) -> None:
     reports.authorize(int(attempt_id), authorization)
 
 
-DOOR = ReportEndpoint(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer, _admit)
+FAST_PATH = ReportEndpoint(re.compile(r"/api/v1/attempts/(\d{1,18})/reports"), _answer, _admit)

@@ -22,7 +22,7 @@ from vigil_core.bounded import Bounds
 from vigil_core.untrusted import whole
 
 NOT_YOURS = "The job belongs to somebody else and you do not lead its project, or the token is read-only."
-NOT_HERE = "You may not do this in this project or on this scheduler, or the token is read-only."
+SUBMIT_FORBIDDEN = "You may not do this in this project or on this scheduler, or the token is read-only."
 TYPES = "Send application/json, application/toml or multipart/form-data."
 # A specification, wrapped in an object.
 _BODY = Bounds(depth=bounded.SPECIFICATION.depth + 1, items=bounded.SPECIFICATION.items + 10)
@@ -113,7 +113,7 @@ KEY_HEADER: dict[str, Any] = {
         }
     ]
 }
-SUBMISSION = described(BODY, KEY_HEADER, errors={403: NOT_HERE, 415: TYPES})
+SUBMISSION = described(BODY, KEY_HEADER, errors={403: SUBMIT_FORBIDDEN, 415: TYPES})
 """API documentation of a request that submits a job or a sweep."""
 
 
@@ -262,9 +262,9 @@ def _from_form(request: HttpRequest) -> _RawRequest:
     data: dict[str, Any] = dict(request.POST.items())
     if (parent := whole(data.get("parent"))) is not None:
         data["parent"] = parent
-    if strangers := set(request.FILES) - {"code", "spec_toml"}:
+    if unknown_files := set(request.FILES) - {"code", "spec_toml"}:
         text = "Unknown file name. Send the program's directory as one file named code, and its TOML as spec_toml."
-        raise bad_field(sorted(strangers)[0], text)
+        raise bad_field(sorted(unknown_files)[0], text)
     if isinstance(file := request.FILES.get("spec_toml"), UploadedFile):  # curl's -F spec_toml=@job.toml
         if (file.size or 0) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:  # as of a field
             raise too_large()

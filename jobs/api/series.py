@@ -28,7 +28,7 @@ COLUMNS: dict[str, parquet.Kind] = {
 
 
 class WantedPoints(Schema):
-    """All points of one series of one rank."""
+    """A request for all points of one series of one rank."""
 
     name: Text = "loss"
     rank: int = Field(0, ge=-(10**6), lt=10**9, description="Negative: the launcher of node −rank−1.")
@@ -38,7 +38,7 @@ class WantedPoints(Schema):
 
 
 class WantedCurves(WantedPoints):
-    """Several series of one rank, or across ranks."""
+    """A request for several series of one rank, or across ranks."""
 
     name: list[Text] = Field(["loss"], max_length=32)  # type: ignore[assignment]
     points: int = Field(
@@ -98,8 +98,7 @@ def names(request: ApiRequest, job_id: int) -> dict[str, Any]:
 def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> HttpResponse:
     """Return one rank's curve over all attempts; with `band`, bands across ranks.
 
-    Each has about `points` points: longer curves are reduced to min, max and mean of intervals, so that no spike is
-    lost.
+    Each has about `points` points: longer curves are reduced to min, max and mean of intervals, which keeps spikes.
     """
     job = job_of(request, job_id)
     _check(wanted)
@@ -125,9 +124,9 @@ def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> Stream
     _check(wanted)
     owners = _owners(job)
     curves = _curves(owners, wanted.name, wanted, points=None)
-    piecemeal = stream(request, _csv_lines(_pieces(curves, owners)), "text/csv; charset=utf-8")
-    piecemeal.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
-    return piecemeal
+    response = stream(request, _csv_lines(_pieces(curves, owners)), "text/csv; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
+    return response
 
 
 @router.get(

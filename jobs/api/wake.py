@@ -36,9 +36,8 @@ class Woken(Schema):
 def wake_follower(request: HttpRequest) -> Status[dict[str, bool]]:
     """Poll the scheduler now, for its hooks; the bearer token is VIGIL_PUSH_SECRET.
 
-    Frequent calls are cheap: they are combined into one poll.
-    The request's content is not read, so it cannot spread false
-    information.
+    Frequent calls are cheap: they are combined into one poll. The request's content is not read, so it cannot spread
+    false information.
     """
     wake.admit(request.headers.get("Authorization", ""))
     return Status(202, {"woken": wake.request()})

@@ -75,9 +75,7 @@ class WhyShape(Schema):
 
 @router.get("/{int:job_id}/why", response=WhyShape, summary="Why it waits, and what would start now")
 def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
-    """Return why the job waits, from the scheduler's last report a few seconds ago.
-
-    The scheduler itself is not queried.
+    """Return why the job waits, from the scheduler's last report a few seconds ago, without querying the scheduler.
 
     For a job that does not wait, the answer says so.
     """

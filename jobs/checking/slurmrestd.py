@@ -52,23 +52,23 @@ def accepts_token(site: CheckedSite) -> Iterator[CheckFinding]:
 
 def supports(site: CheckedSite) -> Iterator[CheckFinding]:
     title, version = "Slurm's version", site.rest.version
-    spoken = f"Slurm {site.release}, REST {site.rest.http.api.version_of('slurm')}"
+    versions = f"Slurm {site.release}, REST {site.rest.http.api.version_of('slurm')}"
     if site.rest.http.api.is_untested:
         remedy = f"Let slurmrestd serve {text_of(NEWEST)} as well (-d {text_of(NEWEST)}), or upgrade Vigil."
-        detail = f"{spoken}, newer than any version that Vigil was tested with: it only reads"
+        detail = f"{versions}, newer than any version that Vigil was tested with: it only reads"
         yield warn(title, detail, remedy)
         return
     if version >= COMPLETE_API:
-        yield ok(title, f"{spoken}: fully supported")
+        yield ok(title, f"{versions}: fully supported")
         return
     lacking = "cannot drain nodes, nor run jobs on nodes by name"
     try:
         _ = site.conf
     except SchedulerError as error:
         remedy = "Install scontrol with this cluster's slurm.conf on the worker's machine, or use Slurm 23.11 or later."
-        yield warn(title, f"{spoken}, which {lacking}; {str(error).partition('. ')[0]}", remedy)
+        yield warn(title, f"{versions}, which {lacking}; {str(error).partition('. ')[0]}", remedy)
         return
-    yield ok(title, f"{spoken}, which {lacking}: scontrol does that with our token")
+    yield ok(title, f"{versions}, which {lacking}: scontrol does that with our token")
 
 
 class ForgedTokens:

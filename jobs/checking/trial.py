@@ -198,7 +198,7 @@ def _wait(
     site: CheckedSite, trial: TrialJob, options: TrialOptions, report: ProgressReporter, title: str
 ) -> Generator[CheckFinding, None, JobStatus | None]:
     """Wait until the job has ended, and return its status. A job that takes too long is cancelled and reported."""
-    began, since, last_words = time.monotonic(), time.monotonic(), ""
+    began, since, last_line = time.monotonic(), time.monotonic(), ""
     status = JobStatus(scheduler_id=trial.scheduler_id, state="unknown")
     # A running job gets the same time again: a first import of torch over NFS is slow.
     while time.monotonic() - since < options.patience_s:
@@ -214,9 +214,9 @@ def _wait(
             if status.state not in ALIVE | {"unknown"}:
                 return status
         words = f"{status.state} {explained(status.reason)}".strip()
-        if words != last_words:
+        if words != last_line:
             report(f"{title}: job {trial.scheduler_id} of {trial.who.slurm_user} is {words}")
-            last_words = words
+            last_line = words
         time.sleep(EVERY_S)
     _cancel(site, trial)
     yield _too_long(status, time.monotonic() - began, title)
@@ -317,13 +317,13 @@ def _discard(directory: str) -> Path | None:
     with trash.discarded(directory):
         pass
     trash.empty()
-    rubbish = rundir.runs_root() / trash.TRASH
+    trash_folder = rundir.runs_root() / trash.TRASH
     if directory.startswith(
         f"{NO_PROJECT}/"
     ):  # a project's own folder stays: somebody's job may be about to be made in it
         with suppress(OSError):
             os.rmdir(rundir.path_of(directory).parent)
     deadline = time.monotonic() + REMOVAL_S  # the worker may be deleting it at the same time
-    while (left := next(rubbish.glob(f"{directory.replace('/', '-')}-*"), None)) and time.monotonic() < deadline:
+    while (left := next(trash_folder.glob(f"{directory.replace('/', '-')}-*"), None)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

@@ -24,13 +24,13 @@ from portal.models import Project, User
 
 logger = logging.getLogger(__name__)
 
-FOR_EVER = 100_000  # days; a date that far back can still be represented
+MAX_DAYS = 100_000  # days; a date that far back can still be represented
 AT_ONCE = 1_000  # in random order: entries that cannot be removed must not delay the rest
 
 
 def remove_spools() -> int:
     """Remove the spools of attempts that closed VIGIL_SPOOL_DAYS ago. Return the number of attempts."""
-    before = timezone.now() - timedelta(days=min(settings.VIGIL_SPOOL_DAYS, FOR_EVER))
+    before = timezone.now() - timedelta(days=min(settings.VIGIL_SPOOL_DAYS, MAX_DAYS))
     due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).with_job().order_by("?")
     done = [attempt.pk for attempt in due[:AT_ONCE] if _remove(attempt)]
     Attempt.objects.filter(pk__in=done).update(spools_removed_at=timezone.now())

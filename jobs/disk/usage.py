@@ -19,13 +19,13 @@ from portal.models import Membership, Project, User
 
 logger = logging.getLogger(__name__)
 
-AGAIN_AFTER = timedelta(minutes=15)  # while a job runs
+REMEASURE_AFTER = timedelta(minutes=15)  # while a job runs
 CHANGED_WITHIN = timedelta(
     days=7
 )  # for changes after a job was measured: far longer than they ever wait for their turn
 BUDGET_S = 10.0  # of one go; the worker is niced, and others wait for it
 MOST_ENTRIES = 1_000_000
-DEEPEST = 32
+MAX_DEPTH = 32
 _BLOCK = 512  # what st_blocks counts in, on every system
 
 
@@ -56,7 +56,7 @@ def measure_due(budget_s: float = BUDGET_S) -> int:
 def due() -> QuerySet[Job]:
     """Return jobs never measured; running, and measured a while ago; or ended, closed or cleaned up since."""
     now = timezone.now()
-    parts = [Attempt.objects.alive().filter(job__disk_measured_at__lt=now - AGAIN_AFTER)]
+    parts = [Attempt.objects.alive().filter(job__disk_measured_at__lt=now - REMEASURE_AFTER)]
     for change in ("ended_at", "closed_at", "spools_removed_at"):
         # Each by its own index, and only recent changes: every attempt ever made is not scanned each minute.
         lately = Attempt.objects.filter(**{f"{change}__gte": now - CHANGED_WITHIN})
@@ -97,7 +97,7 @@ def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -
     twice, and neither depth nor number is trusted.
     """
     device, linked_inodes, total = os.fstat(folder).st_dev, set[int](), 0
-    entries = _walk(folder, device, DEEPEST)
+    entries = _walk(folder, device, MAX_DEPTH)
     for count, found in enumerate(entries):
         if found is None or count >= most_entries or time.monotonic() > deadline:
             entries.close()
@@ -185,8 +185,8 @@ def projects_of(user: User) -> QuerySet[Project]:
     """Return the projects whose disk use this person may see: all for sysadmins, else those that they lead."""
     if user.is_sysadmin:
         return Project.objects.all()
-    led = user.memberships.filter(role=Membership.Role.LEAD).values("project")
-    return Project.objects.filter(pk__in=led)
+    led_projects = user.memberships.filter(role=Membership.Role.LEAD).values("project")
+    return Project.objects.filter(pk__in=led_projects)
 
 
 def disk_use(user: User) -> list[ProjectDiskUse]:

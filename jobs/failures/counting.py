@@ -1,5 +1,4 @@
-"""Update the statistics behind the reliability page: allocated node time, failures, and how much of a job's time is
-kept.
+"""Update the statistics of the reliability page: allocated node time, failures, and the useful time of jobs.
 
 Rows that changed are marked (`is_counted`) and found by that mark, however late they change: an attempt once, when it
 has closed; an incident with each version of its verdict, and with a person's correction.

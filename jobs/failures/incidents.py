@@ -21,7 +21,7 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
     attempt, job = incident.attempt, incident.attempt.job
     resources = job.spec.get("resources") or {}
     found = lost_work.lost_work(incident)
-    struck = (cause in MACHINES and incident.is_confirmed) or cause in UNDIAGNOSED
+    is_external = (cause in MACHINES and incident.is_confirmed) or cause in UNDIAGNOSED
     return {
         "at": incident.at,
         "day": incident.at.astimezone(UTC).date(),
@@ -30,7 +30,7 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
         "node": incident.node or (attempt.nodes[0] if len(attempt.nodes) == 1 else ""),
         "cause": cause,
         "program": _program(incident, cause),
-        "is_interruption": struck or found.went_on,
+        "is_interruption": is_external or found.was_continued,
         "lost_node_s": found.node_s,
         "lost_gpu_s": found.node_s * whole(resources.get("gpus_per_node")),
         "detect_s": found.moments.detect_s,
@@ -43,10 +43,8 @@ def _program(incident: Incident, cause: str) -> str:
     """Return a key that is equal when the same program fails again: its fingerprint, if the program is what failed.
 
     A GPU that falls off the bus produces the same text under every job, so each job or sweep counts as its own
-    program. If
-    only the job's log or a person says that a machine is broken, it counts once per owner, so that nobody's claim
-    alone can
-    blame a node.
+    program. If only the job's log or a person says that a machine is broken, it counts once per owner, so that nobody's
+    claim alone can blame a node.
     """
     if cause in PROGRAMS and incident.fingerprint:
         return f"print {incident.fingerprint}"

@@ -39,9 +39,7 @@ class SumUpdates:
 
 
 def prepare(found: Sequence[AttemptAllocation], jobs: Sequence[JobTime]) -> SumUpdates:
-    """Return the sums including what these attempts had allocated, and these jobs' time in place of their previous
-    values.
-    """
+    """Return the sums with the allocations of these attempts, and with these jobs' times replaced."""
     updates = SumUpdates(jobs)
     for allocation in found:
         for day, seconds in allocation.days():

@@ -112,7 +112,7 @@ class Tick(TickContext):
         if self.outage is None:
             releases.advance(self)
             cancels.advance(self)
-            strays.pursue(self)
+            strays.cancel_due(self)
 
     def give_back(self) -> None:
         if self.outage is None:

@@ -66,8 +66,8 @@ def is_same_job(attempt: Attempt, status: JobStatus) -> bool:
     if attempt.job.is_attached:
         return status.may_belong_to(attempt.scheduler_user)
     if not status.keys:  # somebody has renamed it, or it was never submitted by Vigil
-        is_of_then = status.may_be_submitted_between(attempt.created_at, attempt.submitted_at)
-        return is_of_then and status.may_belong_to(attempt.scheduler_user)
+        was_submitted_then = status.may_be_submitted_between(attempt.created_at, attempt.submitted_at)
+        return was_submitted_then and status.may_belong_to(attempt.scheduler_user)
     if attempt.key in status.keys:
         return True
     has_key = Q(attempts__key__in=status.keys) | Q(sweep__key__in=status.keys)

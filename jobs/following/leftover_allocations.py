@@ -31,7 +31,7 @@ def give_back(tick: TickContext) -> None:
     for attempt in _silent(timezone.now() - QUIET_FOR).with_job().order_by("?")[:AT_ONCE]:
         if time.monotonic() > until:
             return
-        tick.run_isolated(partial(_give_back, tick, attempt), f"attempt {attempt.pk}")
+        tick.run_isolated(partial(_end_allocation, tick, attempt), f"attempt {attempt.pk}")
 
 
 def _silent(since: datetime) -> AttemptQuerySet:
@@ -41,7 +41,7 @@ def _silent(since: datetime) -> AttemptQuerySet:
     return reporting.filter(reported_at__lt=since).exclude(job__kind=Job.ATTACHED)
 
 
-def _give_back(tick: TickContext, attempt: Attempt) -> None:
+def _end_allocation(tick: TickContext, attempt: Attempt) -> None:
     age = folders.age_of_result(attempt)
     if age is None or age < QUIET_FOR.total_seconds():
         return

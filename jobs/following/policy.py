@@ -76,11 +76,11 @@ def _continue_uncounted(attempt: Attempt, cause: str) -> Decision:
     if (refused := _inactive(attempt, CAUSE_TEXTS[cause])) is not None:
         return refused
     if cause == "stopped" and failed_twice(attempt, cause):
-        return Decision(False, f"{CAUSE_TEXTS[cause]} {_TWICE}")
+        return Decision(False, f"{CAUSE_TEXTS[cause]} {_FAILED_TWICE}")
     return _restart_decision(attempt, CAUSE_TEXTS[cause], count_text="")
 
 
-_TWICE = "Failed twice for the same reason without saving a checkpoint; not restarted."
+_FAILED_TWICE = "Failed twice for the same reason without saving a checkpoint; not restarted."
 
 
 def _inactive(attempt: Attempt, reason: str) -> Decision | None:
@@ -95,7 +95,7 @@ def _by_cause(attempt: Attempt, cause: str, why: EndReason) -> Decision:
         instead = f" {ADVICE[cause]}" if cause in ADVICE else ""
         return Decision(False, f"{why.text} {_WOULD_RECUR}{instead}")
     if failed_twice(attempt, cause, why):
-        return Decision(False, f"{why.text} {_TWICE}")
+        return Decision(False, f"{why.text} {_FAILED_TWICE}")
     used, allowed = restarts_used(attempt), attempt.job.spec.get("restart", {}).get("max_restarts", 0)
     if used >= allowed:
         return Decision(False, f"{why.text} Not restarted: its {allowed} restarts are used up.")
@@ -159,7 +159,7 @@ def _apart(request: _RestartRequest) -> Decision:
     return request.restart()
 
 
-def _elsewhere(request: _RestartRequest) -> Decision:
+def _restart_elsewhere(request: _RestartRequest) -> Decision:
     if request.cause == blamed_nodes.CAUSE:
         return _away_from_corruption(request)
     if not request.why.node:
@@ -227,7 +227,7 @@ def _before(request: _RestartRequest) -> Decision:
 
 
 _MOVE_FUNCTIONS: Mapping[Move, Callable[[_RestartRequest], Decision]] = {
-    "elsewhere": _elsewhere,
+    "elsewhere": _restart_elsewhere,
     "apart": _apart,
     "restart": _restart,
     "once": _once,

@@ -88,8 +88,8 @@ class TrackedAttempt(NamedTuple):
         if self.is_attached:
             return not status.may_belong_to(self.scheduler_user)
         if not status.keys:
-            is_of_then = status.may_be_submitted_between(self.created_at, self.submitted_at)
-            return not (is_of_then and status.may_belong_to(self.scheduler_user))
+            was_submitted_then = status.may_be_submitted_between(self.created_at, self.submitted_at)
+            return not (was_submitted_then and status.may_belong_to(self.scheduler_user))
         return not self.matches_key(status) and all(jobs.get(key) != self.job_id for key in status.keys)
 
 

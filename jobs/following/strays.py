@@ -54,8 +54,8 @@ def _key_of(attempt: Attempt, sweep: Sweep | None) -> dict[str, Any]:
     return {"key": attempt.key} if sweep is None else {"key": sweep.key, "task": attempt.job.sweep_index}
 
 
-def pursue(tick: TickContext) -> None:
-    """Advance each that is due, the longest untried first, within the budget."""
+def cancel_due(tick: TickContext) -> None:
+    """Search for and cancel the submissions that are due, the longest untried first, within the budget."""
     until, now = time.monotonic() + BUDGET_S, timezone.now()
     due = Q(tried_at=None) | Q(scheduler_id="", tried_at__lt=now - SEARCH_AGAIN_AFTER) | ~Q(scheduler_id="")
     rows = list(Stray.objects.filter(due).order_by("tried_at", "id")[:100])
@@ -94,10 +94,10 @@ def _search(stray: Stray, scheduler: Scheduler, now: datetime) -> None:
         return
     defaults = {"attempt_id": stray.attempt_id, "scheduler_user": stray.scheduler_user}
     key = {"key": stray.key, "task": stray.task, "scheduler_id": scheduler_id}
-    turned_up, is_new = Stray.objects.get_or_create(**key, defaults=defaults)
+    found, is_new = Stray.objects.get_or_create(**key, defaults=defaults)
     if is_new:
-        logger.warning("%s has appeared and is cancelled", turned_up)
-        _cancel(turned_up, scheduler)
+        logger.warning("%s has appeared and is cancelled", found)
+        _cancel(found, scheduler)
 
 
 def _cancel(stray: Stray, scheduler: Scheduler) -> None:

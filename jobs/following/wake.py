@@ -22,12 +22,12 @@ from portal.publish import connection
 
 logger = logging.getLogger(__name__)
 
-ON_ITS_WAY, JUST_BEGUN, ECHOING = "vigil:wake", "vigil:wake:begun", "vigil:wake:echo"
+PENDING_KEY, BEGUN_KEY, ECHO_KEY = "vigil:wake", "vigil:wake:begun", "vigil:wake:echo"
 LOST_S = 5  # a wake that has not begun by then counts as lost
 SPACING_S = 0.25
 # When to poll again: Slurm calls its hooks some moments before the job's new state can be read.
 ECHOES_S = (0.3, 0.7)
-GUESSES = 30  # wrong secrets per minute and web process
+MAX_WRONG_SECRETS = 30  # wrong secrets per minute and web process
 
 
 def admit(authorization: str) -> None:
@@ -40,7 +40,7 @@ def admit(authorization: str) -> None:
     is_right = hmac.compare_digest(_digest(secret.strip()), _digest(wanted))
     if is_right and scheme.lower() == "bearer":
         return
-    if _guesses() > GUESSES:
+    if _count_wrong_secrets() > MAX_WRONG_SECRETS:
         raise Problem(429, "Too many wrong secrets: try again in a minute.", headers={"Retry-After": "60"})
     headers = {"WWW-Authenticate": 'Bearer realm="Vigil"'}
     raise Problem(401, "The bearer token is not VIGIL_PUSH_SECRET.", kind="unauthorized", headers=headers)
@@ -50,8 +50,8 @@ def request() -> bool:
     """Have the follower run a tick at once. Return whether one will run, be it by an earlier request."""
     try:
         with connection().pipeline(transaction=False) as pipe:
-            pipe.set(ON_ITS_WAY, 1, nx=True, ex=LOST_S)
-            pipe.exists(JUST_BEGUN)
+            pipe.set(PENDING_KEY, 1, nx=True, ex=LOST_S)
+            pipe.exists(BEGUN_KEY)
             is_first, is_soon = pipe.execute()
     except (redis.RedisError, OSError) as error:
         logger.warning("the follower is not woken, its next tick runs anyway: %s", error)
@@ -63,16 +63,16 @@ def request() -> bool:
 
 def begin() -> None:
     """Note that the follower polls from now on: later changes need another wake."""
-    _mark(JUST_BEGUN, SPACING_S)
+    _mark(BEGUN_KEY, SPACING_S)
     try:
-        connection().delete(ON_ITS_WAY)
+        connection().delete(PENDING_KEY)
     except (redis.RedisError, OSError):
         logger.warning("Redis does not respond: the next wake may be %s s late", LOST_S)
 
 
 def echo(number: int) -> None:
     """Have the follower poll again shortly: one series of echoes at a time, begun by the first wake."""
-    if number < len(ECHOES_S) and (number > 0 or _mark(ECHOING, sum(ECHOES_S))):
+    if number < len(ECHOES_S) and (number > 0 or _mark(ECHO_KEY, sum(ECHOES_S))):
         queue("jobs.tasks.wake", number + 1, countdown=ECHOES_S[number])
 
 
@@ -88,7 +88,7 @@ def _digest(text: str) -> bytes:
     return sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def _guesses() -> int:
+def _count_wrong_secrets() -> int:
     key = f"push-guesses:{int(time.time() // 60)}"
     cache.add(key, 0, timeout=120)
     try:

@@ -285,7 +285,7 @@ def _worst(job: Job, client: int | None) -> WorstClient:
         name=client_name(client, row.name if row else "") if client is not None and is_named else "",
         samples=samples,
         unreliable=counts["few"],
-        is_nobody=0 < counts["known"] == counts["few"],
+        is_unknown=0 < counts["known"] == counts["few"],
     )
 
 

@@ -45,7 +45,10 @@ def apply(attempt: Attempt, events: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _key_of(event: Mapping[str, Any]) -> Key | None:
-    step, generation = untrusted.count(event.get("step")), untrusted.count(event.get("generation"), untrusted.COLUMN)
+    step, generation = (
+        untrusted.count(event.get("step")),
+        untrusted.count(event.get("generation"), untrusted.MAX_INTEGER),
+    )
     return None if step is None or generation is None else (step, generation)
 
 
@@ -166,11 +169,11 @@ def _reported(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a committed checkpoint from its trainer's report."""
     return {
         "parent_step": untrusted.count(event.get("parent_step")),
-        "parent_generation": untrusted.count(event.get("parent_generation"), untrusted.COLUMN),
+        "parent_generation": untrusted.count(event.get("parent_generation"), untrusted.MAX_INTEGER),
         "bytes": untrusted.count(event.get("bytes")) or 0,
         "seconds": untrusted.duration(event.get("seconds")),
         "consumed_samples": untrusted.count(event.get("consumed_samples")),
-        "world_size": untrusted.count(event.get("world_size"), untrusted.COLUMN),
+        "world_size": untrusted.count(event.get("world_size"), untrusted.MAX_INTEGER),
         "created_at": _time(event.get("time")),
     }
 

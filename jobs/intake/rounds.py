@@ -211,7 +211,7 @@ def _rows(attempt: Attempt, at: datetime, incarnation: int, table: RoundTable) -
     named = np.empty(len(clients["round"]), rounds.NAMED)
     for name in rounds.NAMED.names or ():
         named[name] = clients[name]
-    named["seconds"][~(named["seconds"] <= untrusted.LONGEST)] = np.nan
+    named["seconds"][~(named["seconds"] <= untrusted.MAX_DURATION_S)] = np.nan
     for i, number in enumerate(columns["round"].tolist()):
         yield Round(
             attempt=attempt,
@@ -235,7 +235,7 @@ def _count_clients(attempt: Attempt, table: RoundTable) -> None:
     if not len(numbers):
         return
     counts = {state: np.add.reduceat((columns["state"] == i).astype(np.int64), first) for i, state in enumerate(STATES)}
-    is_timed = (columns["seconds"] >= 0) & (columns["seconds"] <= untrusted.LONGEST)
+    is_timed = (columns["seconds"] >= 0) & (columns["seconds"] <= untrusted.MAX_DURATION_S)
     counts["timed"] = np.add.reduceat(is_timed.astype(np.int64), first)
     counts["seconds_sum"] = np.add.reduceat(np.where(is_timed, columns["seconds"], 0).astype(np.float64), first)
     last = np.append(first[1:], len(order)) - 1

@@ -18,7 +18,7 @@ from nodes.telemetry.events import FROM_KERNEL
 from nodes.telemetry.grid import Grid
 from portal.models import User
 from portal.series.envelope import Outline
-from vigil_core.untrusted import END_OF_TIME
+from vigil_core.untrusted import MAX_UNIX_TIME
 
 Stretch = tuple[float, float]  # Unix seconds
 BATCH_S = 10  # maximum age of cached answers
@@ -96,7 +96,7 @@ def hidden_now(user: User) -> set[str]:
 
 
 def _moment(second: float) -> datetime:
-    return datetime.fromtimestamp(min(max(0, second), END_OF_TIME), UTC)
+    return datetime.fromtimestamp(min(max(0, second), MAX_UNIX_TIME), UTC)
 
 
 def visible_holdings(user: User) -> Any:

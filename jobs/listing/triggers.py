@@ -28,7 +28,7 @@ _LINES = """
     SELECT j.id, j.latest_id, j.project_id, j.owner_id, j.kind, j.name, COALESCE(a.state, ''), j.created_at,
            COALESCE(a.started_at, '1970-01-01 00:00:00{utc}'), COALESCE(a.ended_at, '1970-01-01 00:00:00{utc}')
     FROM jobs_job j LEFT JOIN jobs_attempt a ON a.id = j.latest_id"""
-_FORGET = """
+_DELETE_STALE = """
     DELETE FROM jobs_listing WHERE NOT EXISTS (
         SELECT 1 FROM jobs_job j LEFT JOIN jobs_attempt a ON a.id = j.latest_id
         WHERE j.id = jobs_listing.id AND COALESCE(j.latest_id, 0) = COALESCE(jobs_listing.attempt_id, 0)
@@ -90,7 +90,7 @@ def rebuild(connection: BaseDatabaseWrapper) -> None:
     """Write rows that are missing or wrong, and delete those without a job."""
     utc = _vendor(connection).UTC
     with connection.cursor() as cursor:
-        cursor.execute(_FORGET.format(utc=utc))
+        cursor.execute(_DELETE_STALE.format(utc=utc))
         cursor.execute(_FILL.format(utc=utc))
 
 

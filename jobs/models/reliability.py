@@ -1,4 +1,4 @@
-"""Store what reliability is computed from: failures, allocated node time, and how much training of it was useful.
+"""Store what reliability is computed from: failures, allocated node time, and how much of it was useful training.
 
 All rows outlive the job that they were counted from: a rate must not change because somebody deletes jobs.
 """
@@ -47,10 +47,11 @@ class Failure(models.Model):
         return f"{self.cause or 'not diagnosed'} on {self.day}"
 
 
-class Held(models.Model):
-    """Seconds in which nodes were allocated to attempts that have closed, times GPUs in `gpu_s`.
+class AllocatedTime(models.Model):
+    """Node-seconds and GPU-seconds (`node_s`, `gpu_s`) that were allocated to attempts that have closed.
 
-    Each is in the row of its day and in that of its week, so that a year is read from few.
+    Each day's seconds are stored twice: in the row of the day, and in the sum of its week, so that a report on a year
+    reads few rows.
     """
 
     days = models.PositiveSmallIntegerField(help_text="1, or 7 for the week that begins on this day, a Monday.")
@@ -62,7 +63,7 @@ class Held(models.Model):
         abstract = True
 
 
-class NodeHeld(Held):
+class NodeHeld(AllocatedTime):
     """The allocated time of one node, in all projects."""
 
     node = models.CharField(max_length=255)
@@ -74,8 +75,8 @@ class NodeHeld(Held):
         return f"{self.node} on {self.day}"
 
 
-class ProjectNodeHeld(Held):
-    """The allocated time of one node in one project, for people who see their projects alone."""
+class ProjectNodeHeld(AllocatedTime):
+    """The allocated time of one node in one project, for people who see only their own projects."""
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     node = models.CharField(max_length=255)
@@ -89,8 +90,11 @@ class ProjectNodeHeld(Held):
         return f"{self.node} by {self.project_id} on {self.day}"
 
 
-class ProjectHeld(Held):
-    """The allocated time of a partition's nodes in one project, and how its ended jobs spent their time."""
+class ProjectHeld(AllocatedTime):
+    """The allocated time of a partition's nodes in one project, and how its ended jobs spent their time.
+
+    `jobs_queued_s`, `jobs_held_s` and `jobs_kept_s` are sums of the columns of `JobTime`.
+    """
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", db_index=False)
     partition = models.CharField(max_length=255, blank=True)
@@ -108,9 +112,12 @@ class ProjectHeld(Held):
 
 
 class JobTime(models.Model):
-    """The time of a job that has ended, over all its attempts, in node-seconds, so that jobs add up.
+    """How a job that has ended spent its time, over all its attempts, in node-seconds.
 
-    The sums include the values stored here; if the job continues, these are subtracted and the new ones added.
+    `queued_node_s`: in the queue. `held_node_s`: allocated. `kept_node_s`: the part of the allocated time whose steps
+    were not lost, as a checkpoint or the end of the job preserved them.
+
+    `ProjectHeld` sums these values. If the job continues, they are subtracted there and the new ones added.
     """
 
     job = models.BigIntegerField(unique=True)
@@ -126,7 +133,7 @@ class JobTime(models.Model):
 
 
 class CadenceOrder(models.Model):
-    """A request that a job saves at this interval of steps from its next attempt on, whatever its spec says."""
+    """A person's request that a job saves every `every` steps from its next attempt on, whatever its spec says."""
 
     job = models.OneToOneField(Job, models.CASCADE, related_name="cadence_order")
     every = models.PositiveIntegerField()

@@ -70,7 +70,7 @@ class Replay(models.Model):
     """
 
     KEPT = timedelta(days=1)
-    LEFT_AFTER = timedelta(seconds=60)  # without a viewer
+    ABANDONED_AFTER = timedelta(seconds=60)  # without a viewer
 
     entry = models.JSONField(help_text="The entry as a TOML table.")
     instead_of = models.CharField(max_length=64, blank=True, help_text="Name of the entry that it replaces.")

@@ -46,7 +46,7 @@ def refusals_text(refused: Sequence[tuple[Mapping[str, Any], str]], combinations
     return " ".join([lead, *shown, *rest])
 
 
-_GOES_ON = Q(latest__ended_at=None) | Q(latest__decided_at=None)
+_IS_OPEN = Q(latest__ended_at=None) | Q(latest__decided_at=None)
 
 
 class SweepQuerySet(models.QuerySet["Sweep"]):
@@ -104,7 +104,7 @@ class Sweep(models.Model):
 
     def is_over(self) -> bool:
         """Return whether all of its jobs have ended and none will be restarted."""
-        return not self.jobs.filter(_GOES_ON).exists()
+        return not self.jobs.filter(_IS_OPEN).exists()
 
 
 def states_of(sweeps: Iterable[Sweep]) -> dict[int, tuple[dict[str, int], bool]]:
@@ -112,7 +112,7 @@ def states_of(sweeps: Iterable[Sweep]) -> dict[int, tuple[dict[str, int], bool]]
     found: dict[int, tuple[dict[str, int], bool]] = {sweep.pk: ({}, True) for sweep in sweeps}
     jobs = Sweep.jobs.rel.related_model._default_manager.filter(sweep__in=list(found)).order_by()
     rows = jobs.values_list("sweep", "latest__state")
-    for number, state, count, going in rows.annotate(count=Count("pk"), going=Count("pk", filter=_GOES_ON)):
+    for number, state, count, going in rows.annotate(count=Count("pk"), going=Count("pk", filter=_IS_OPEN)):
         counts, is_over = found[number]
         found[number] = (counts | ({state: count} if state else {}), is_over and not going)
     return found

@@ -79,7 +79,7 @@ def run_slice(replay_id: int) -> None:
     replay = Replay.objects.filter(pk=replay_id, ended_at=None).first()
     if replay is None:
         return
-    if timezone.now() - replay.seen_at > Replay.LEFT_AFTER:
+    if timezone.now() - replay.seen_at > Replay.ABANDONED_AFTER:
         _end(replay, "Stopped: nobody was watching.")
         return
     entry = as_site_entry(parse_entry(replay.entry))

@@ -14,7 +14,7 @@ from vigil_core import formatting
 from vigil_core.kinds import JobKind
 
 MAX_FACTS = 7
-_LEAVE_FIRST = ("step_seconds", "clients")
+_OMIT_FIRST = ("step_seconds", "clients")
 RECOVERIES = ("incarnation.ended", "nodes.lost", "nodes.joined")
 """Events that launchers report when ranks are restarted within an attempt."""
 EventRow = tuple[str, int, int | None, int, datetime, dict[str, Any]]
@@ -74,7 +74,7 @@ class StripFacts:
 def strip(facts: StripFacts) -> list[HeaderFact]:
     """Return at most seven cells: those that a chart or drawing also shows are left out first."""
     cells = [*_training(facts), *_running(facts)]
-    return [cell for cell in cells if cell.live not in _LEAVE_FIRST] if len(cells) > MAX_FACTS else cells
+    return [cell for cell in cells if cell.live not in _OMIT_FIRST] if len(cells) > MAX_FACTS else cells
 
 
 def _training(facts: StripFacts) -> list[HeaderFact]:
@@ -135,7 +135,7 @@ def _federated(latest: dict[str, Any], traffic: RoundTraffic) -> list[HeaderFact
         HeaderFact(name="Accuracy", value=formatting.loss(number(latest, "accuracy")), small=loss, live="accuracy"),
         HeaderFact(
             name="Worst client",
-            value=formatting.loss(None if traffic.worst.is_nobody else number(latest, "client_accuracy_min")),
+            value=formatting.loss(None if traffic.worst.is_unknown else number(latest, "client_accuracy_min")),
             small=traffic.worst.text,
         ),
         HeaderFact(

@@ -59,12 +59,12 @@ class LaneFacts:
     rank: int | None = None  # the rank or node blamed
     nodes: tuple[NodeFacts, ...] = ()
     acts: tuple[datetime, ...] = ()  # Vigil's actions, numbered as listed
-    again: int | None = None  # the next attempt's number
-    again_at: datetime | None = None
-    again_until: datetime | None = None  # None: still going on
-    again_nodes: tuple[str, ...] = ()
-    again_trained_at: datetime | None = None
-    again_step: int | None = None
+    next_number: int | None = None  # the next attempt's number
+    next_started_at: datetime | None = None
+    next_ended_at: datetime | None = None  # None: still going on
+    next_nodes: tuple[str, ...] = ()
+    resumed_at: datetime | None = None
+    resumed_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Lanes:
     axis: list[tuple[float, str]]
     first_x: float | None
     first_label: str
-    again_x: float | None
-    again_label: str
+    resumed_x: float | None
+    resumed_label: str
     words: str
     span: str
 
@@ -137,16 +137,18 @@ class Lanes:
         """Return where the label is anchored: centred above its line, unless the next label is close."""
         if self.first_x is None or self.first_x < LEFT + 9:
             return "start"
-        return "end" if self.first_x > 88 or (self.again_x is not None and self.again_x - self.first_x < 22) else "mid"
+        return (
+            "end" if self.first_x > 88 or (self.resumed_x is not None and self.resumed_x - self.first_x < 22) else "mid"
+        )
 
     @property
-    def again_side(self) -> str:
+    def resumed_side(self) -> str:
         """Return where the label is anchored; "" if there is no room for it."""
-        if self.again_x is None:
+        if self.resumed_x is None:
             return ""
-        if self.first_x is not None and self.again_x - self.first_x < 22:
-            return "start" if self.again_x < 80 else ""
-        return "end" if self.again_x > 92 else "mid"
+        if self.first_x is not None and self.resumed_x - self.first_x < 22:
+            return "start" if self.resumed_x < 80 else ""
+        return "end" if self.resumed_x > 92 else "mid"
 
 
 def draw(facts: LaneFacts, span: str = "near") -> Lanes:
@@ -156,15 +158,17 @@ def draw(facts: LaneFacts, span: str = "near") -> Lanes:
     for i, lane in enumerate(lanes):
         lane.y = TOP + HEIGHT * i + HEIGHT // 2
         _place_labels(lane)
-    bad, again = facts.bad_at, facts.again_trained_at
-    step = f"{facts.counts} {formatting.count(facts.again_step)}" if facts.again_step is not None else "training again"
+    bad, again = facts.bad_at, facts.resumed_at
+    step = (
+        f"{facts.counts} {formatting.count(facts.resumed_step)}" if facts.resumed_step is not None else "training again"
+    )
     return Lanes(
         lanes=lanes,
         axis=_axis(scale),
         first_x=scale(bad) if bad is not None and scale.has(bad) else None,
         first_label=formatting.second(bad) if bad is not None else "",
-        again_x=scale(again) if again is not None and scale.has(again) else None,
-        again_label=f"{step} · {formatting.second(again)}" if again is not None else "",
+        resumed_x=scale(again) if again is not None and scale.has(again) else None,
+        resumed_label=f"{step} · {formatting.second(again)}" if again is not None else "",
         words=_description(facts),
         span=span,
     )
@@ -181,7 +185,7 @@ def _bar(scale: Scale, since: datetime, until: datetime, css_class: str) -> list
 def _window(facts: LaneFacts, span: str) -> tuple[datetime, datetime]:
     first = min(facts.bad_at or facts.ended_at, facts.ended_at)
     last = facts.ended_at
-    again = facts.again_trained_at or facts.again_at
+    again = facts.resumed_at or facts.next_started_at
     if again is not None and again - last <= LONGEST_AFTER:
         last = max(last, again)
     if span == "attempt":
@@ -199,10 +203,12 @@ def _scheduler(facts: LaneFacts, scale: Scale) -> AttemptLane:
     if scale.has(facts.ended_at):
         label = f"attempt {facts.number} {formatting.word(facts.state)}"
         lane.marks.append(LaneMark(scale(facts.ended_at), "glyph", facts.state, label))
-    if facts.again_at is not None:
-        lane.bars += _bar(scale, facts.again_at, facts.again_until or scale.end, "beat")
-        if scale.has(facts.again_at):
-            lane.marks.append(LaneMark(scale(facts.again_at), "glyph", "running", f"attempt {facts.again}"))
+    if facts.next_started_at is not None:
+        lane.bars += _bar(scale, facts.next_started_at, facts.next_ended_at or scale.end, "beat")
+        if scale.has(facts.next_started_at):
+            lane.marks.append(
+                LaneMark(scale(facts.next_started_at), "glyph", "running", f"attempt {facts.next_number}")
+            )
     return lane
 
 
@@ -232,13 +238,13 @@ def _nodes(facts: LaneFacts, scale: Scale) -> list[AttemptLane]:
     lanes = [lane for node in shown for lane in _node(facts, node, scale)]
     if rest := [node for node in nodes if node not in shown]:
         lane = AttemptLane(f"{formatting.count(len(rest))} more nodes", 0)
-        _train(facts, lane, scale, goes_on=any(node.name in facts.again_nodes for node in rest))
+        _train(facts, lane, scale, continues=any(node.name in facts.next_nodes for node in rest))
         lanes.append(lane)
-    for name in [name for name in facts.again_nodes if name not in {node.name for node in nodes}][:3]:
+    for name in [name for name in facts.next_nodes if name not in {node.name for node in nodes}][:3]:
         lane = AttemptLane(name, 0)
-        _train_again(facts, lane, scale)
-        if facts.again_at is not None and scale.has(facts.again_at):
-            lane.marks.append(LaneMark(scale(facts.again_at), "dot", "running", "new in the next attempt"))
+        _add_next_attempt(facts, lane, scale)
+        if facts.next_started_at is not None and scale.has(facts.next_started_at):
+            lane.marks.append(LaneMark(scale(facts.next_started_at), "dot", "running", "new in the next attempt"))
         lanes.append(lane)
     return lanes
 
@@ -246,39 +252,39 @@ def _nodes(facts: LaneFacts, scale: Scale) -> list[AttemptLane]:
 def _node(facts: LaneFacts, node: NodeFacts, scale: Scale) -> list[AttemptLane]:
     """Return one lane; for a node with the blamed rank also one for that rank and one for the other ranks there."""
     lane = AttemptLane(node.name, 0, is_hot=node.is_blamed)
-    goes_on = node.name in facts.again_nodes
+    goes_on = node.name in facts.next_nodes
     rank_signs = [sign for sign in node.signs if sign.rank is not None and sign.rank == facts.rank]
     if not node.is_blamed or facts.rank is None or node.ranks < 2:
-        _train(facts, lane, scale, goes_on=goes_on)
+        _train(facts, lane, scale, continues=goes_on)
         lane.marks += _signs(node.signs, scale)
         return [lane]
     rank_lane = AttemptLane(f"rank {facts.rank}", 0, is_inner=True, is_hot=True)
     rank_lane.bars += _bar(scale, facts.trained_from or facts.started_at, facts.bad_at or facts.ended_at, "beat")
     rank_lane.marks += _signs(rank_signs, scale) or _stopped(facts, scale)
     rest = AttemptLane(f"other {formatting.plural(node.ranks - 1, 'rank')}", 0, is_inner=True)
-    _train(facts, rest, scale, goes_on=goes_on)
+    _train(facts, rest, scale, continues=goes_on)
     others = [sign for sign in node.signs if sign not in rank_signs]
     rest.marks += _signs([sign for sign in others if sign.rank is not None], scale)
     lane.marks += _signs([sign for sign in others if sign.rank is None], scale)
     return [lane, rank_lane, rest]
 
 
-def _train(facts: LaneFacts, lane: AttemptLane, scale: Scale, *, goes_on: bool) -> None:
+def _train(facts: LaneFacts, lane: AttemptLane, scale: Scale, *, continues: bool) -> None:
     """Add bars: waiting for the first step, training until the last, waiting for the end."""
     first, last = facts.trained_from or facts.started_at, facts.trained_until or facts.ended_at
     lane.bars += _bar(scale, facts.started_at, first, "beat stall")
     lane.bars += _bar(scale, first, last, "beat")
     lane.bars += _bar(scale, last, facts.ended_at, "beat stall")
-    if goes_on:
-        _train_again(facts, lane, scale)
+    if continues:
+        _add_next_attempt(facts, lane, scale)
 
 
-def _train_again(facts: LaneFacts, lane: AttemptLane, scale: Scale) -> None:
-    if facts.again_at is None:
+def _add_next_attempt(facts: LaneFacts, lane: AttemptLane, scale: Scale) -> None:
+    if facts.next_started_at is None:
         return
-    until = facts.again_until or scale.end
-    trained = facts.again_trained_at or until
-    lane.bars += _bar(scale, facts.again_at, min(trained, until), "beat stall")
+    until = facts.next_ended_at or scale.end
+    trained = facts.resumed_at or until
+    lane.bars += _bar(scale, facts.next_started_at, min(trained, until), "beat stall")
     lane.bars += _bar(scale, trained, until, "beat")
 
 
@@ -352,8 +358,8 @@ def _description(facts: LaneFacts) -> str:
     sentences.append(
         f"Attempt {facts.number} ended at {formatting.second(facts.ended_at)}: {formatting.word(facts.state)}."
     )
-    if facts.again_at is not None:
-        sentences.append(f"Attempt {facts.again} started at {formatting.second(facts.again_at)}.")
-    if facts.again_trained_at is not None:
-        sentences.append(f"It completed its first {facts.counts} at {formatting.second(facts.again_trained_at)}.")
+    if facts.next_started_at is not None:
+        sentences.append(f"Attempt {facts.next_number} started at {formatting.second(facts.next_started_at)}.")
+    if facts.resumed_at is not None:
+        sentences.append(f"It completed its first {facts.counts} at {formatting.second(facts.resumed_at)}.")
     return " ".join(sentences[:14])

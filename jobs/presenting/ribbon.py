@@ -12,7 +12,7 @@ from vigil_core import formatting
 
 # Width in pixels assumed when keeping labels apart.
 WIDTH_PX = 1040
-LETTER_PX, AROUND_PX = 6, 26  # width of a label: its letters, and its glyph with a margin
+LETTER_PX, MARGIN_PX = 6, 26  # width of a label: its letters, and its glyph with a margin
 LEAST_LOST = 1.0  # per cent, so that lost work stays visible
 MOST_TICKS = WIDTH_PX // 4
 _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400)
@@ -228,7 +228,7 @@ def _place_labels(ribbon: Ribbon) -> None:
     placed: list[RibbonMark] = []
     taken = 0.0
     for mark in sorted(ribbon.marks, key=lambda mark: mark.x):
-        room = 100 * (len(mark.label) * LETTER_PX + AROUND_PX) / WIDTH_PX
+        room = 100 * (len(mark.label) * LETTER_PX + MARGIN_PX) / WIDTH_PX
         following = next((x for x in stops if x > mark.x), 100.0)
         if following - mark.x >= room:
             side, taken = "right", mark.x + room

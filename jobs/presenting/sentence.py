@@ -30,13 +30,13 @@ class WorstClient:
     """Number of samples that it is evaluated on; None if unknown."""
     unreliable: int = 0
     """Number of clients evaluated on too few samples, which are not compared."""
-    is_nobody: bool = False
+    is_unknown: bool = False
     """Whether this applies to all clients."""
 
     @property
     def text(self) -> str:
         """Return "client 7 on 14 samples"."""
-        if self.is_nobody:
+        if self.is_unknown:
             return f"no client has {FEWEST_EVALUATED} evaluation samples"
         return f"{self.name} on {formatting.plural(self.samples, 'sample')}" if self.samples is not None else self.name
 

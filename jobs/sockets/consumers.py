@@ -36,7 +36,7 @@ NOT_SIGNED_IN, NOT_FOUND, GOING_AWAY = 4401, 4404, 1001
 _places = sockets.SocketLimits()
 
 
-def the_hub() -> Hub:
+def current_hub() -> Hub:
     return hub.of_this_process(settings.REDIS_URL, relay_for)
 
 
@@ -82,10 +82,10 @@ class Socket(AsyncWebsocketConsumer):
         async def guarded(message: bytes | None) -> None:
             await self._guard(send(message))
 
-        self.listeners[topic] = await the_hub().join(topic, guarded, **options)
+        self.listeners[topic] = await current_hub().join(topic, guarded, **options)
 
     async def leave(self, topic: str) -> None:
-        await the_hub().leave(self.listeners.pop(topic))
+        await current_hub().leave(self.listeners.pop(topic))
 
     def start(self, *loops: Any) -> None:
         self.tasks += [asyncio.create_task(self._guard(loop)) for loop in loops]

@@ -163,11 +163,11 @@ def kill(user: User, job: Job) -> None:
     """End a job at once: the follower has the scheduler kill its processes, and none saves a last checkpoint."""
     if not can(user, "kill", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
-    unended = Q(ended_at=None) | Q(decided_at=None)
+    unfinished = Q(ended_at=None) | Q(decided_at=None)
     for _ in range(CANCEL_TRIES):
         with durable(), transaction.atomic():
             now = timezone.now()
-            open_attempts = Attempt.objects.filter(unended, job=job)
+            open_attempts = Attempt.objects.filter(unfinished, job=job)
             killed = open_attempts.filter(kill_requested_at=None).update(kill_requested_at=now, kill_requested_by=user)
             open_attempts.filter(cancel_asked_at=None).update(cancel_asked_at=now, cancel_asked_by=user)
             if killed:

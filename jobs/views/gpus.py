@@ -17,7 +17,7 @@ from jobs.presenting import gpus as words
 from jobs.presenting.gpus import BY_NAME, FIELDS, GpuMap, GpuUsage, MapField
 from jobs.views.job import JobPage, page_of
 from portal.access import user_of
-from vigil_core.untrusted import END_OF_TIME, whole
+from vigil_core.untrusted import MAX_UNIX_TIME, whole
 
 COLUMNS = 240
 MOST_TABLE = 200  # rows of the table under the map
@@ -30,7 +30,7 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
     """Show the tab, or for htmx only what changes while the job runs."""
     shown = page_of(request, job_id)
     chosen = BY_NAME.get(request.GET.get("field", ""), FIELDS[0])
-    start, end = (whole(request.GET.get(name), END_OF_TIME) for name in ("from", "to"))
+    start, end = (whole(request.GET.get(name), MAX_UNIX_TIME) for name in ("from", "to"))
     if start is None or end is None or start >= end:
         start = end = None
     user = user_of(request)

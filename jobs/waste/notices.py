@@ -23,8 +23,8 @@ from portal.notify import SYSADMINS
 from vigil_core import formatting
 from vigil_core.untrusted import line
 
-IDLE, UNHELD = "gpu.idle", "gpu.unheld"
-STRANGERS = f"{IDLE}:strangers"
+IDLE, UNALLOCATED = "gpu.idle", "gpu.unheld"
+UNKNOWN_OWNERS = f"{IDLE}:strangers"
 PERSISTED_FOR = timedelta(seconds=50)
 """How long a process must be on a GPU before it counts as unowned: the queue is read some seconds after a job
 has started."""
@@ -113,8 +113,8 @@ class _Holders:
         spares = (attempt.job.spec.get("resources") or {}).get("spares") if attempt else 0
         if attempt is None or not spares:
             return idle
-        spared = incarnations.standing_by(attempt, spares)
-        return [gpu for gpu in idle if gpu.holding.agent.node not in spared]
+        spare_nodes = incarnations.idle_spares(attempt, spares)
+        return [gpu for gpu in idle if gpu.holding.agent.node not in spare_nodes]
 
     def job(self, scheduler_id: str, idle: Sequence[IdleGpu]) -> IdleJob:
         holdings, attempt = self.by_job[scheduler_id], self.attempts.get(scheduler_id)
@@ -133,14 +133,14 @@ def _notify_idle(jobs: Sequence[IdleJob], now: datetime) -> None:
         assert job.owner is not None
         title, detail = notice_text(job, now)
         notify.raise_notice(job.key, kind=IDLE, to=job.owner, title=title, detail=detail, link=job.link)
-    strangers = [job for job in jobs if job.owner is None]
-    if strangers:
-        gpus = sum(len(job.idle) for job in strangers)
+    ownerless = [job for job in jobs if job.owner is None]
+    if ownerless:
+        gpus = sum(len(job.idle) for job in ownerless)
         are = f"{formatting.plural(gpus, 'GPU')} {'is' if gpus == 1 else 'are'}"
         title = f"{are} idle but allocated to people without an account here."
-        notify.raise_notice(STRANGERS, kind=IDLE, to=SYSADMINS, title=title, link=f"{reverse('waste')}?by=person")
+        notify.raise_notice(UNKNOWN_OWNERS, kind=IDLE, to=SYSADMINS, title=title, link=f"{reverse('waste')}?by=person")
     if _has_active(IDLE):
-        keys = {job.key for job in notified} | _keys_on_silent_nodes(now) | ({STRANGERS} if strangers else set())
+        keys = {job.key for job in notified} | _keys_on_silent_nodes(now) | ({UNKNOWN_OWNERS} if ownerless else set())
         notify.withdraw_missing(IDLE, keys)
 
 
@@ -157,7 +157,7 @@ def _keys_on_silent_nodes(now: datetime) -> set[str]:
 
 def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
     """Return the notice's sentence, and the requested action."""
-    many, long = len(job.idle), spoken((now - job.since).total_seconds())
+    many, long = len(job.idle), duration_words((now - job.since).total_seconds())
     if many == 1:
         which = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
         title, request = f"{job.name} has left {which} idle for {long}.", "Release it, or explain why it is needed."
@@ -177,7 +177,7 @@ def _location(job: IdleJob) -> str:
     return f"On {where}; no process uses {'it' if len(job.idle) == 1 else 'them'}."
 
 
-def spoken(seconds: float) -> str:
+def duration_words(seconds: float) -> str:
     """Return a long duration in words: 38 minutes, 14 hours, 3 days."""
     minutes = int(seconds // 60)
     if minutes < 120:
@@ -189,13 +189,13 @@ def _notify_unallocated(now: datetime) -> None:
     by_node: dict[str, list[tuple[Gpu, dict[str, object]]]] = defaultdict(list)
     for gpu, process in _persistent(use.processes_on_free_gpus(now), now):
         by_node[gpu.agent.node].append((gpu, process))
-    keys = {node: f"{UNHELD}:{node}"[: notify.MOST_KEY] for node in by_node}
+    keys = {node: f"{UNALLOCATED}:{node}"[: notify.MOST_KEY] for node in by_node}
     for node, found in by_node.items():
         title, detail = _unallocated_text(node, found)
         link = reverse("node", args=[node])
-        notify.raise_notice(keys[node], kind=UNHELD, to=SYSADMINS, title=title, detail=detail, link=link)
-    if _has_active(UNHELD):
-        notify.withdraw_missing(UNHELD, keys.values())
+        notify.raise_notice(keys[node], kind=UNALLOCATED, to=SYSADMINS, title=title, detail=detail, link=link)
+    if _has_active(UNALLOCATED):
+        notify.withdraw_missing(UNALLOCATED, keys.values())
 
 
 def _persistent(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -> list[tuple[Gpu, dict[str, object]]]:

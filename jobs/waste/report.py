@@ -108,8 +108,9 @@ def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: in
 
 
 def idle_now(user: User, now: datetime) -> list[tuple[IdleJob, bool]]:
-    """Return jobs with idle GPUs that this person may see, longest idle first, and whether they may open the job's
-    page.
+    """Return the jobs with idle GPUs that this person may see, longest idle first.
+
+    The second value of each says whether they may open the job's page.
     """
     found = idle_jobs(now)
     visible = set(_visible_jobs(user, [job.attempt.job_id for job in found if job.attempt]))

@@ -170,7 +170,7 @@ def _admit(node: str, authorization: str) -> None:
     intake.admit(node, authorization)
 
 
-DOOR = ReportEndpoint(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer, _admit)
+FAST_PATH = ReportEndpoint(re.compile(r"/api/v1/nodes/([A-Za-z0-9._-]{1,255})/telemetry"), _answer, _admit)
 
 
 @machines.post(

@@ -85,7 +85,7 @@ class _EventReport:
         last = untrusted.count(more.get("last_seq", more.get("seq"))) if of_kernel else None
         is_again, opening = more.get("again") is True, CLOSES.get(event.kind)
         about = mount if opening else mount or text  # an end only names what it is about
-        since, last_at = (untrusted.number(more.get(name), untrusted.END_OF_TIME) for name in ("since", "last_at"))
+        since, last_at = (untrusted.number(more.get(name), untrusted.MAX_UNIX_TIME) for name in ("since", "last_at"))
         return cls(
             gpu=event.gpu or "",
             kind=event.kind,

@@ -192,7 +192,7 @@ class _PostIntake:
         """Convert an event's times to the portal's clock."""
         event.at = self._to_portal_time(event.at)
         for name in ("since", "last_at"):
-            if (time_value := untrusted.number(event.more.get(name), untrusted.END_OF_TIME)) is not None:
+            if (time_value := untrusted.number(event.more.get(name), untrusted.MAX_UNIX_TIME)) is not None:
                 event.more[name] = self._to_portal_time(time_value)
 
     def _note_gpus(self, sampled: Sequence[SampleBatch]) -> dict[str, int]:

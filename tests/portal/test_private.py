@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from jobs.api.reports import DOOR
+from jobs.api.reports import FAST_PATH
 from portal.http import limits
 from portal.http.posts import Intake
 from tests.lab import a_job, a_project, bearer, person, signed_in
@@ -40,7 +40,7 @@ def test_the_api_and_its_problem_documents(path: str) -> None:
 
 def test_what_is_answered_before_django() -> None:
     for application, scope in (
-        (Intake(None, [DOOR]), {"path": "/api/v1/attempts/1/reports", "headers": []}),  # type: ignore[arg-type]
+        (Intake(None, [FAST_PATH]), {"path": "/api/v1/attempts/1/reports", "headers": []}),  # type: ignore[arg-type]
         (limits.BodyLimit(None), {"path": "/jobs", "headers": [(b"content-length", b"9999999999")]}),  # type: ignore[arg-type]
     ):
         sent: list[dict[str, Any]] = []

@@ -178,7 +178,7 @@ def test_a_request_that_arrives_after_its_cancel_is_hunted_down(
 
     def hunted() -> bool:
         later()
-        strays.pursue(_turn(scheduler))
+        strays.cancel_due(_turn(scheduler))
         return not Stray.objects.exclude(scheduler_id="").exists() and _states(slurm, job) == {"CANCELLED"}
 
     slurm.wait_for(hunted, "what came late to be cancelled and gone")

@@ -82,6 +82,6 @@ def test_a_slow_row_measures_fewer_pairs(seconds: float, pairs: int, monkeypatch
     monkeypatch.setattr(gpu_rows, "time", SimpleNamespace(monotonic=lambda: now))
     setting = gpu_rows.Setting(World(0, 1, torch.device("cpu")), Path(), pairs=5, tiny=False, until=1650.0)
     done = 0
-    while setting.goes_on(done, seconds):
+    while setting.has_time_for(done, seconds):
         done, now = done + 1, now + seconds
     assert done == pairs

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from vigil_cli import portal as client
 from vigil_cli.main import main
-from vigil_cli.params import HABITS
+from vigil_cli.params import FOREIGN_COMMANDS
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def test_a_command_that_there_is_not():
 
 def test_a_command_as_other_tools_call_it():
     assert "No such command: ls. Did you mean `vigil jobs`?" in error_of("ls", status=2)
-    assert set(HABITS.values()) <= set(main.commands)
-    assert not set(HABITS) & set(main.commands)
+    assert set(FOREIGN_COMMANDS.values()) <= set(main.commands)
+    assert not set(FOREIGN_COMMANDS) & set(main.commands)
 
 
 def test_help_and_version():

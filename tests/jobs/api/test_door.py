@@ -12,7 +12,7 @@ import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.db import connections
 
-from jobs.api.reports import DOOR
+from jobs.api.reports import FAST_PATH
 from jobs.models import Attempt, Stream
 from portal.http import posts
 from portal.http.posts import COMPRESSED_BYTES, Intake
@@ -40,7 +40,7 @@ def knock(attempt: Attempt, *pieces: bytes, secret: str = SECRET, gone: bool = F
     """Status, answer and how many pieces were left unread; None if nothing was answered."""
 
     async def play() -> tuple[int, Any, int] | None:
-        intake = Intake(django, [DOOR], threads=1)  # whoever closes the connections must be who opened them
+        intake = Intake(django, [FAST_PATH], threads=1)  # whoever closes the connections must be who opened them
         scope = {
             "type": "http",
             "method": "POST",
@@ -124,4 +124,4 @@ def test_a_shipper_that_goes_away_in_the_middle_leaves_nothing(attempt: Attempt)
 def test_everything_else_goes_to_django(method: str, path: str) -> None:
     scope = {"type": "http", "method": method, "path": path, "headers": []}
     with pytest.raises(Beyond):
-        asyncio.run(Intake(django, [DOOR])(scope, None, None))  # type: ignore[arg-type]
+        asyncio.run(Intake(django, [FAST_PATH])(scope, None, None))  # type: ignore[arg-type]

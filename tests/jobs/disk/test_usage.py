@@ -81,7 +81,7 @@ def test_link_in_place_of_the_run_directory_is_not_followed(tmp_path: Path) -> N
 def test_depth_and_number_are_bounded() -> None:
     job = a_job(bytes=MB)
     deep = rundir.path_of(job.directory) / "job"
-    for _ in range(usage.DEEPEST + 3):
+    for _ in range(usage.MAX_DEPTH + 3):
         deep /= "d"
         deep.mkdir()
     assert measured(job).disk_is_partial
@@ -114,7 +114,7 @@ def test_measured_again_only_when_it_may_have_changed() -> None:
     long_ago = timezone.now() - timedelta(days=1)
     Attempt.objects.filter(job=ended).update(ended_at=long_ago, closed_at=long_ago)
     assert usage.measure_due() == 0
-    Job.objects.update(disk_measured_at=timezone.now() - usage.AGAIN_AFTER - timedelta(seconds=1))
+    Job.objects.update(disk_measured_at=timezone.now() - usage.REMEASURE_AFTER - timedelta(seconds=1))
     assert list(usage.due()) == [running]
     assert usage.measure_due() == 1
     for what in ("ended_at", "closed_at", "spools_removed_at"):

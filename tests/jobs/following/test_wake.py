@@ -96,8 +96,8 @@ def test_nobody_else_does(authorization: str, queued: Queued) -> None:
 
 @pytest.mark.django_db
 def test_guessing_is_bounded_and_keeps_nobody_out(queued: Queued) -> None:
-    answers = [push("Bearer guess").status_code for _ in range(wake.GUESSES + 5)]
-    assert set(answers[: wake.GUESSES]) == {401}
+    answers = [push("Bearer guess").status_code for _ in range(wake.MAX_WRONG_SECRETS + 5)]
+    assert set(answers[: wake.MAX_WRONG_SECRETS]) == {401}
     assert answers[-1] == 429
     assert push().status_code == 202
 
@@ -145,7 +145,7 @@ def test_echoes_follow_and_are_one_row_at_a_time(queued: Queued, monkeypatch: py
 def test_a_lost_wake_does_not_keep_others_away(queued: Queued, server: Server) -> None:
     wake.request()
     with redis.Redis.from_url(server.url) as client:
-        assert 0 < client.pttl(wake.ON_ITS_WAY) <= wake.LOST_S * 1000
+        assert 0 < client.pttl(wake.PENDING_KEY) <= wake.LOST_S * 1000
 
 
 @pytest.mark.django_db

@@ -24,8 +24,8 @@ FACTS = LaneFacts(
         NodeFacts(name="dgx-03", ranks=8, signs=(ROOT,), is_blamed=True),
     ),
     acts=(ENDED, ENDED + timedelta(seconds=1), ENDED + timedelta(minutes=2)),
-    again=4, again_at=ENDED + timedelta(minutes=2),
-    again_nodes=("dgx-01", "dgx-04"), again_trained_at=ENDED + timedelta(minutes=4), again_step=41_001,
+    next_number=4, next_started_at=ENDED + timedelta(minutes=2),
+    next_nodes=("dgx-01", "dgx-04"), resumed_at=ENDED + timedelta(minutes=4), resumed_step=41_001,
 )  # fmt: skip
 
 
@@ -60,9 +60,15 @@ def test_many_nodes_are_few_lanes() -> None:
             (
                 {},
                 {"bad_at": None, "trained_from": None, "trained_until": None},
-                {"again": None, "again_at": None, "again_trained_at": None, "again_step": None, "again_nodes": ()},
-                {"again_at": ENDED + timedelta(days=3), "again_trained_at": None},
-                {"again_at": BEGAN, "again_trained_at": BEGAN, "again_until": BEGAN},  # clocks
+                {
+                    "next_number": None,
+                    "next_started_at": None,
+                    "resumed_at": None,
+                    "resumed_step": None,
+                    "next_nodes": (),
+                },
+                {"next_started_at": ENDED + timedelta(days=3), "resumed_at": None},
+                {"next_started_at": BEGAN, "resumed_at": BEGAN, "next_ended_at": BEGAN},  # clocks
                 {"started_at": ENDED, "trained_until": BEGAN},
                 {"bad_at": ENDED + timedelta(hours=1)},
                 {"nodes": ()},

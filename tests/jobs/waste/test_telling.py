@@ -15,7 +15,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Event, Job
 from jobs.tasks import waste
 from jobs.waste import notices
-from jobs.waste.notices import spoken
+from jobs.waste.notices import duration_words
 from nodes.models import Agent, Holding, QueuedJob
 from portal.models import Notice, User
 from tests.jobs.waste.idling import ends, held, idle_for, machine, vigils, works
@@ -269,4 +269,4 @@ class TestUnheld:
     [(16 * 60, "16 minutes"), (119 * 60, "119 minutes"), (14.9 * 3600, "14 hours"), (50 * 3600, "2 days")],
 )
 def test_long_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
-    assert spoken(seconds).replace(NBSP, " ") == said
+    assert duration_words(seconds).replace(NBSP, " ") == said
