@@ -183,8 +183,11 @@ def _fail(scheduler: Any, running: list[Any]) -> list[tuple[float, float]]:
 
 
 def _measure_outcomes(running: list[Any]) -> tuple[list[float], list[float], float, int, int]:
-    """Return the seconds from each end to its decision and to its verdict, the seconds of all together, the number of
-    decisions made by a verdict, and the number of right verdicts."""
+    """Return how soon and how well the failures were handled.
+
+    Returns the seconds from each end to its decision and to its verdict, the seconds of all together, the number of
+    decisions that a verdict made, and the number of right verdicts.
+    """
     from jobs.models import Diagnosis
 
     rows = Diagnosis.objects.filter(incident__attempt__in=[attempt.pk for attempt in running], version=1)

@@ -24,7 +24,7 @@ def size_of(attempt: Attempt) -> IncarnationSize | None:
 def idle_spares(attempt: Attempt, spares: int) -> set[str]:
     """Return the attempt's nodes on which the newest incarnation runs no rank: spares, or nodes that it has lost.
 
-    Empty if these are more than the requested spares: the job itself reports them.
+    Returns an empty set if these are more than the requested spares: then the job itself reports them.
     """
     nodes = _newest(attempt).get("nodes")
     if not isinstance(nodes, list):

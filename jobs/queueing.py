@@ -1,6 +1,6 @@
-"""Queue a task of jobs by its name, so that rooms below `jobs.tasks` need not import it.
+"""Queue a task of jobs by its name, so that modules below `jobs.tasks` need not import it.
 
-A queued task is only a hint to hurry: the work that is due stands in the database, and the next tick finds it there.
+A queued task only makes work happen sooner: work that is due is stored in the database, and the next tick finds it.
 """
 
 from __future__ import annotations

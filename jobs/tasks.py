@@ -1,7 +1,7 @@
-"""Celery tasks of jobs: each calls one function of a room below.
+"""Celery tasks of jobs: each calls one function of a module below.
 
-Other rooms queue them by name (`jobs.queueing`). A lost message loses no work: the next tick finds it in the database.
-Functions are imported where they are called, so that a worker loads only what its own queue needs.
+Other modules queue them by name (`jobs.queueing`). A lost message loses no work: the next tick finds it in the
+database. Functions are imported where they are called, so that a worker loads only what its own queue needs.
 """
 
 from __future__ import annotations

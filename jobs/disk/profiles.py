@@ -28,9 +28,9 @@ class ProfileDownload:
 
 
 def request_profile(attempt: Attempt, *, number: str, rank: int, steps: int) -> None:
-    """Request a profile.
+    """Write the request for a profile.
 
-    The rank reads it at a step boundary within about a second; of several only the last counts.
+    The rank reads it at a step boundary within about a second. Of several requests only the last counts.
     """
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder:

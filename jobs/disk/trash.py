@@ -85,7 +85,7 @@ def _remove(entry: Path) -> None:
     try:
         shutil.rmtree(entry, ignore_errors=True)
         if os.path.lexists(entry):
-            if os.geteuid() != 0:  # root needs no leave
+            if os.geteuid() != 0:  # root needs no permission
                 _make_accessible(entry)
             shutil.rmtree(entry)
     except (RecursionError, OSError) as error:  # each level uses a stack frame and a descriptor

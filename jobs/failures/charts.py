@@ -94,8 +94,9 @@ def _top(rows: Sequence[FailureRow]) -> float:
 
 
 def _lines(y: _Place, most: float) -> list[PublishedLine]:
-    """Return the published rates within the scale, highest first, with labels that neither overlap nor leave the
-    chart.
+    """Return the published rates within the scale, highest first.
+
+    Their labels neither overlap nor leave the chart.
     """
     shown = sorted((rate for rate in PUBLISHED if rate.per_thousand <= most), key=lambda rate: -rate.per_thousand)
     texts = [y(rate.per_thousand) + 4 for rate in shown]

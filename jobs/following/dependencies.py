@@ -72,7 +72,7 @@ def advance() -> None:
 
 
 def _advance(unmet: QuerySet[Predecessor]) -> None:
-    """Do so for one batch of waiting jobs."""
+    """Do what `advance` does for one batch of waiting jobs."""
     before = list(unmet.exclude(before=None).values_list("before", flat=True).distinct())
     if not before and not unmet.exists():
         return

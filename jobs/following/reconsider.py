@@ -27,7 +27,7 @@ class Objection:
 
 
 def objection(attempt: Attempt) -> Objection | None:
-    """Return what a newer verdict, or a person's since the decision, has against the restart; None if nothing."""
+    """Return what a newer verdict, or a person's since the decision, says against the restart; None if nothing."""
     if attempt.origin != Attempt.Origin.RESTARTED:
         return None
     newer = Q(version__gt=F("attempt__decided_version")) | Q(overruled_at__gt=F("attempt__decided_at"))

@@ -69,7 +69,7 @@ def _resources(life: JobLife) -> dict[str, Any]:
 def _nodes(life: JobLife) -> tuple[list[str], int]:
     """Return the nodes of the newest attempt that had any, and their number.
 
-    Before the first, the most that it may get.
+    Before any attempt has had nodes, the number is the most that it may get.
     """
     names: list[str] = next((attempt.nodes for attempt in reversed(life.attempts) if attempt.nodes), [])
     return names, len(names) or max(1, whole(str(_resources(life).get("nodes", 1)).split(":")[-1]))
@@ -86,8 +86,9 @@ def _step_seconds(life: JobLife) -> float | None:
 
 
 def _between_failures(life: JobLife, event: Event, nodes: list[str], count: int) -> tuple[float | None, str]:
-    """Return the mean time between failures in seconds and its source: configured, observed, or assumed by the
-    trainer.
+    """Return the mean time between failures in seconds and its source.
+
+    The source is configured, observed, or assumed by the trainer.
     """
     assumed = untrusted.number(event.data.get("mtbf_seconds"))
     if event.data.get("source") == "config":

@@ -84,9 +84,7 @@ def _short(values: Floats, digits: int) -> list[float | None]:
 
 
 def low_use(life: JobLife) -> GpuFinding | None:
-    """Return a finding if the GPUs were little used in the last hour of the newest attempt that ran at least that
-    long.
-    """
+    """Return a finding if the GPUs were little used in the last hour of the newest attempt that ran for an hour."""
     long_attempts = [attempt for attempt in life.attempts if _ran_s(life, attempt) >= LOW_USE_HOURS * HOUR_S]
     if not long_attempts:
         return None

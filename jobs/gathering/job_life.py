@@ -254,9 +254,7 @@ def load(job: Job, now: datetime | None = None) -> JobLife:
 
 
 def _resumable(latest: Attempt, checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the newest checkpoint on the latest attempt's parent chain, or the newest of all if that chain has none
-    left.
-    """
+    """Return the newest checkpoint on the latest attempt's parent chain, or the newest of all if none is left there."""
     resumable = [checkpoint for checkpoint in checkpoints if checkpoint.resumable]
     return (newest_on_line(latest) or resumable[0]) if resumable else None
 

@@ -1,4 +1,4 @@
-"""A job as a row of a list: on the jobs page, at home, and in live updates."""
+"""Present a job as a row of a list: on the jobs page, at home, and in live updates."""
 
 from __future__ import annotations
 

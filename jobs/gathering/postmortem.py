@@ -114,8 +114,9 @@ class Document:
 
     @cached_property
     def bad_at(self) -> datetime | None:
-        """Return the first sign of the failure: the earliest root with a time, else the last step before everything
-        stopped.
+        """Return the first sign of the failure.
+
+        That is the earliest root with a time, else the last step before everything stopped.
         """
         began, ended = self.attempt.started_at, self.incident.at
         roots = [piece.at for piece in self.pieces if piece.role == "root" and piece.at is not None]

@@ -67,9 +67,7 @@ def by_step(life: JobLife, slow: Iterable[SlowMountSpan]) -> list[list[object]]:
 
 
 def _rows(life: JobLife, attempts: Sequence[Attempt]) -> list[_Row]:
-    """Return the newest slow-mount events on the attempts' nodes between the first start and the last end, oldest
-    first.
-    """
+    """Return the newest slow-mount events on the attempts' nodes while the attempts ran, oldest first."""
     began = min(attempt.started_at for attempt in attempts if attempt.started_at)
     ended = max(attempt.ended_at or life.now for attempt in attempts)
     nodes = {node for attempt in attempts for node in attempt.nodes[:NODES]}

@@ -187,7 +187,7 @@ def post_from_spool(header: lines.StreamHeader, batches: Sequence[lines.ReportBa
                 runs.setdefault(name, []).append((0, i, len(column)))
                 points.setdefault(name, []).extend(column)
         for event in batch.events:
-            # The same road as by HTTP, so that the same is good enough.
+            # Parsed like a body that came by HTTP, so that both accept the same content.
             text = json.dumps({**event, "stream": 0, "batch": i}, separators=(",", ":"))
             raw = msgspec.Raw(_without_lone_surrogates(text.encode()))
             if reported := _event(0, raw, [part], bad):

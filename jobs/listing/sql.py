@@ -1,4 +1,4 @@
-"""A fragment of an SQL statement."""
+"""Define a fragment of an SQL statement with its parameters."""
 
 from __future__ import annotations
 

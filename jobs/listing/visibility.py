@@ -1,6 +1,4 @@
-"""Match the scheduler's jobs with Vigil's: what is allocated on which node, and whose queue entries a person may
-see.
-"""
+"""Match the scheduler's jobs with Vigil's: what runs on which node, and whose queue entries a person may see."""
 
 from __future__ import annotations
 

@@ -57,8 +57,9 @@ def example_of(incident: Incident) -> dict[str, Any] | None:
 
 
 def evidence_lines(incident: Incident, last: Diagnosis) -> dict[str, str]:
-    """Return the lines stored with the verdict by file: of logs, of kernels, and the scheduler's record as sacct
-    prints it.
+    """Return the lines stored with the verdict, by file.
+
+    Files are logs of ranks, kernel logs, and the scheduler's record as sacct prints it.
     """
     found: dict[str, list[tuple[int, str]]] = {}
     for item in last.verdict.get("evidence", ()):

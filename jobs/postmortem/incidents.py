@@ -249,10 +249,11 @@ def _node_of(attempt: Attempt, verdict: Verdict) -> str:
 
 
 def fingerprint(verdict: Verdict) -> str:
-    """Return a hash that is equal for failures of the same program: cause, exception, innermost user frame, and message
-    without numbers and paths.
+    """Return a hash that is equal for failures of the same program.
 
-    Returns "" where the cause is unknown and no line of a log says more than that it failed: those are not alike.
+    It covers cause, exception, innermost user frame, and the message without numbers and paths.
+
+    Returns "" if the cause is unknown and no log line says more than that it failed: such failures are not alike.
     """
     root = next((line for line in verdict.evidence if line.role == "root"), None)
     if verdict.cause == UNKNOWN and (root is None or not root.line):

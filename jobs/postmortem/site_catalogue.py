@@ -1,4 +1,4 @@
-"""The catalogue of this site: the entries that ship with Vigil, and those that its sysadmins add.
+"""Combine the entries that ship with Vigil and those that this site's sysadmins add into the site's catalogue.
 
 A change applies from the next diagnosis on; existing verdicts stay as they are.
 """

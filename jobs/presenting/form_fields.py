@@ -105,8 +105,9 @@ class FormSection:
 
     @property
     def is_default(self) -> bool:
-        """Return whether nothing in it differs from the defaults: the form of a cloned job folds such a section
-        completely.
+        """Return whether nothing in the section differs from the defaults.
+
+        The form of a cloned job folds such a section completely.
         """
         return not any(f.changed or f.problem for f in self.all)
 

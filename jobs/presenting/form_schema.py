@@ -129,8 +129,9 @@ def as_choice(drawn: FormField, names: list[str], *, folder: str = "") -> FormFi
 
 
 def _title(name: str) -> str:
-    """Return a field's title: "Global Batch" and "global_batch" become "Global batch", "lora_rank" becomes "LoRA
-    rank".
+    """Return a field's title.
+
+    "Global Batch" and "global_batch" become "Global batch", "lora_rank" becomes "LoRA rank".
     """
     if not ("_" in name or name.islower() or name.istitle()):
         return name
@@ -139,8 +140,9 @@ def _title(name: str) -> str:
 
 
 def _hint(description: str, kind: str) -> str:
-    """Return the hint below a box, without full stop: up to the first semicolon or sentence, or for a choice the whole
-    description.
+    """Return the hint below a box, without a full stop.
+
+    That is the description up to its first semicolon or sentence, or for a choice the whole description.
     """
     return (description if kind == "choice" else re.split(r"; |\. ", description, maxsplit=1)[0]).rstrip(".")
 

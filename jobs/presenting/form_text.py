@@ -41,9 +41,7 @@ def merge_form(text: str, posted: Mapping[str, str]) -> str:
 
 
 def _with_recipe(changes: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write down the recipe that [client] implies before another part is changed, since it would no longer be implied
-    then.
-    """
+    """Write down the recipe that [client] implies, before a change of another part would stop implying it."""
     is_another = any(f"run.{part.field}" in changes for part in custom.PARTS)
     if "client" not in data or not is_another or "run.recipe" in changes:
         return changes

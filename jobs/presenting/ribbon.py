@@ -107,8 +107,9 @@ class Ribbon:
 
     @property
     def names_limit(self) -> bool:
-        """Return whether the label "limit" fits next to "now · step 88", which is right of now, or left of it near
-        the end.
+        """Return whether the label "limit" fits next to the label of now, "now · step 88".
+
+        That label is right of now, or left of it near the end.
         """
         if self.limit is None or self.now is None:
             return self.limit is not None
@@ -221,8 +222,9 @@ def _ticks(saves: list[RibbonSave], scale: Scale) -> list[tuple[float, str, str,
 
 
 def _place_labels(ribbon: Ribbon) -> None:
-    """Put labels right of the glyph, left if the next mark or `now` is close, or leave them out if neither side has
-    room.
+    """Put each label right of its glyph, or left of it, or leave it out if neither side has room.
+
+    The right side has no room if the next mark or now is close.
     """
     stops = sorted([*(mark.x for mark in ribbon.marks), *([ribbon.now] if ribbon.now is not None else []), 100.0])
     placed: list[RibbonMark] = []

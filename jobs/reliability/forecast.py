@@ -16,8 +16,9 @@ WIDE = 12.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned run: number of nodes, days, seconds that a save costs, and seconds from a failure until training
-    resumes.
+    """A planned run: its nodes and days, and two times in seconds.
+
+    `save_seconds`: the cost of a save. `restart_seconds`: from a failure until training resumes.
     """
 
     nodes: int

@@ -76,8 +76,9 @@ def _of_partition(snapshot: _Snapshot, partition: str) -> float:
 
 
 def _of_nodes(snapshot: _Snapshot, names: Collection[str]) -> float:
-    """Return the rate per hour of one of these nodes: their own failures, and their share of those without a known
-    node.
+    """Return the failure rate per hour of one of these nodes.
+
+    It counts their own failures, and their share of the failures without a known node.
     """
     nodes = [snapshot.nodes[name] for name in set(names) if name in snapshot.nodes]
     hours, failures = sum(node.node_hours for node in nodes), sum(node.named for node in nodes)

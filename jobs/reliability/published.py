@@ -1,4 +1,4 @@
-"""Published failure rates of other clusters, per 1,000 node-days of nodes with 8 GPUs. No Django."""
+"""List published failure rates of other clusters, per 1,000 node-days of nodes with 8 GPUs. No Django."""
 
 from __future__ import annotations
 

@@ -19,11 +19,10 @@ STEPS, MOST_STEPS = 5, 100
 
 
 def request_profile(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
-    """Request a profile.
+    """Request a profile and return its id.
 
-    Return its id; its rank begins at a step boundary about a second from now, and reports the end.
-
-    Raises Refused, Conflict if nothing of ours trains now, ProfileError before the attempt has begun, or SpecError.
+    The rank begins at a step boundary about a second from now, and reports the end. Raises Refused, Conflict if
+    none of Vigil's trainers runs now, ProfileError before the attempt has begun, or SpecError.
     """
     if not can(user, "change", job):
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")

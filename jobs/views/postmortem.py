@@ -63,8 +63,9 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
 
 
 def _no_postmortem(request: HttpRequest, job: Job) -> HttpResponse:
-    """Answer if there is no post-mortem: redirect to restarts in place, which have none, or explain why there is
-    none.
+    """Answer a request for a post-mortem that does not exist.
+
+    Redirect to restarts in place, which have none; otherwise explain why there is none.
     """
     attempt = verdicts.restarted_in_place(job, whole(request.GET.get("attempt"), 2**31))
     if attempt is None:

@@ -245,8 +245,9 @@ def _names(posted: QueryDict) -> set[str]:
 
 
 def _posted_text(request: HttpRequest) -> str:
-    """Return the spec's text: an uploaded file, else the editor's, with the form's changes if the form was edited
-    last.
+    """Return the spec's text: an uploaded file, else the editor's text.
+
+    If the form was edited last, the text gets the form's changes.
     """
     upload = request.FILES.get("file")
     if upload is not None and upload.size:
@@ -262,8 +263,9 @@ def _posted_text(request: HttpRequest) -> str:
 
 
 def _code(request: HttpRequest) -> bytes | None:
-    """Return the uploaded code archive, reading one byte more than allowed so that the check can report it as too
-    large.
+    """Return the uploaded code archive.
+
+    One byte more than allowed is read, so that the check can report an archive that is too large.
     """
     upload = request.FILES.get("code")
     return upload.read(MAX_CODE + 1) if upload is not None and upload.size else None

@@ -24,7 +24,7 @@ from vigil_core import formatting
 from vigil_core.untrusted import line
 
 IDLE, UNALLOCATED = "gpu.idle", "gpu.unheld"
-UNKNOWN_OWNERS = f"{IDLE}:strangers"
+UNKNOWN_OWNERS = f"{IDLE}:strangers"  # stored with notices, so its text stays
 PERSISTED_FOR = timedelta(seconds=50)
 """How long a process must be on a GPU before it counts as unowned: the queue is read some seconds after a job
 has started."""

@@ -70,10 +70,9 @@ class JobFolder:
         return rundir.read_json_under(self.root, f"job/{self.name}/{name}", limit=limit)
 
     def of_nodes(self, part: str, found: IncidentEvidence, *, limit: int) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what each launcher left of an incarnation (`<incarnation>.<node>.json`), with the scheduler's name of
-        its node.
+        """Yield what each launcher left of an incarnation (`<incarnation>.<node>.json`), with the name of its node.
 
-        The name that the job itself gives is ignored.
+        The name is the scheduler's; the one that the job itself gives is ignored.
         """
         for number, node in enumerate(self.nodes or [""]):
             if time.monotonic() > found.until:

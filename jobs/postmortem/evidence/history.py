@@ -30,9 +30,7 @@ _ALONE = 1  # with so few other failures nothing follows
 
 
 def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
-    """Add which checkpoint the attempt started from, damage that was found, and which checkpoints were left to resume
-    from.
-    """
+    """Add the checkpoint that the attempt started from, damaged ones, and those that were left to resume from."""
     attempt = incident.attempt
     events = Event.objects.filter(attempt=attempt, kind="checkpoint.damaged", incarnation=found.incarnation)
     damaged: set[str] = set()

@@ -52,9 +52,7 @@ def _requested_no_gpus(attempt: Attempt) -> bool:
 
 
 def _note_monitoring(attempt: Attempt, ended_at: datetime, found: IncidentEvidence) -> None:
-    """Note what a claim of broken hardware is checked against: whether the job had GPUs, and whether agents were
-    reporting.
-    """
+    """Note whether the job had GPUs and agents were reporting; claims of broken hardware are checked against this."""
     if _requested_no_gpus(attempt) and not allocations.allocated_to([attempt]).get(attempt.pk):
         found.available.add(NO_GPUS)
     reporting = Agent.objects.filter(node__in=attempt.nodes, heard_at__gte=ended_at).values_list("node", flat=True)

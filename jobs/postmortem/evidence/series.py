@@ -72,7 +72,7 @@ class ReportedCurve:
 
     @property
     def means(self) -> Floats:
-        """The mean of each stretch; NaN where nothing of it is finite."""
+        """Return the mean of each stretch; NaN where nothing of it is finite."""
         return self.outline.mean()
 
     @property
@@ -109,7 +109,7 @@ def _ended_by_itself(incident: Incident) -> bool:
 
 
 class _SeriesReader:
-    """Reads an attempt's series within bounds of time and number."""
+    """Read an attempt's series within bounds of time and number."""
 
     def __init__(self, incident: Incident, found: IncidentEvidence) -> None:
         self._owner = ("attempt", incident.attempt_id)
