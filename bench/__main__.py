@@ -38,7 +38,7 @@ def main(names: list[str]) -> int:
 
 
 def _is_bench(name: str) -> bool:
-    """A module that can be run, not one that others import."""
+    """Return whether the module can be run by itself, rather than only imported by others."""
     return '__name__ == "__main__"' in (Path(__file__).parent / f"{name}.py").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The node agent: what it costs its machine, and how soon an Xid of the kernel log is on the machine's page.
+"""Measure what the node agent costs its machine, and how soon an Xid in the kernel log is on the machine's page.
 
     python -m bench.agent
 
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def _enrol(folder: Path) -> tuple[Path, str]:
-    """The file with the machine's token, and a person's token."""
+    """Enrol a node and create a person; return the file with the node's token, and the person's token."""
     from nodes.telemetry.enrolment import enroll_here
     from portal.models import Token, User
 
@@ -84,7 +84,7 @@ def _wait_for_samples() -> None:
 
 
 def _cost(agent: psutil.Process) -> tuple[float, float]:
-    """Share of a core, and MB."""
+    """Return the share of a core and the megabytes that the agent used."""
     time.sleep(5)  # what a start takes is no matter of days
     before, began = stage.cpu_seconds(agent.pid), time.perf_counter()
     time.sleep(SECONDS)
@@ -115,7 +115,7 @@ async def _xids(port: int, token: str, log: Path) -> list[float]:
 
 
 def _write(log: Path, seq: int) -> None:
-    """A record of the kernel's, each of another Xid, so that none is folded into the one before."""
+    """Write a kernel record; each has another Xid, so that none is merged into the one before."""
     now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
     text = f"NVRM: Xid (PCI:0000:05:00): {13 + seq}, pid=5, name=python, Ch 00000008"
     with open(os.open(log, os.O_WRONLY | os.O_APPEND), "w") as file:

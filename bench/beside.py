@@ -1,8 +1,8 @@
 """Compare a site with a long history to an empty one: the follower's tick, ingesting reports, compaction.
 
-Both sites are there at once, a process on each, and take turns: what else goes on in the machine meets one as the
-other, where minutes apart it may be half as fast again. Each does the same, as often, on as many attempts that run;
-counted is CPU time, ours and that of PostgreSQL's process that answers us.
+Both sites exist at the same time, with a process on each, and take turns, so that other load on the machine affects
+both alike; minutes apart, speeds may differ by half. Each does the same work, as often, on as many running attempts.
+Measured is CPU time: ours, and that of the PostgreSQL process that serves us.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def _player(site: stage.Site) -> Iterator[Callable[[], dict[str, float]]]:
 
 
 def take_turns() -> None:
-    """The process on a site: a turn for each line that it reads."""
+    """Be the process on a site: take one turn for each line read from stdin."""
     turn = _turns()
     for _ in sys.stdin:
         print(json.dumps(next(turn)), flush=True)
 
 
 def spent() -> float:
-    """Seconds of CPU: ours, and those of PostgreSQL's process that answers us."""
+    """Return the seconds of CPU used by this process and by the PostgreSQL process that serves it."""
     from django.db import connection
 
     if connection.vendor != "postgresql":
@@ -90,7 +90,7 @@ def spent() -> float:
 
 
 def _turns() -> Iterator[dict[str, float]]:
-    """Milliseconds of CPU of one of each, again and again."""
+    """Yield the milliseconds of CPU that each action takes once, again and again."""
     from jobs import tasks
     from jobs.disk import usage
     from jobs.following import follow
@@ -132,7 +132,7 @@ def _turns() -> Iterator[dict[str, float]]:
 
 
 def end_all() -> None:
-    """The few of the history that run would be asked for, too: they end."""
+    """End the few attempts of the history that run: the follower would poll them too."""
     from django.db.models import F
 
     from jobs.models import Attempt
@@ -154,7 +154,7 @@ def _body(seq: int) -> bytes:
 
 
 def _timed(done: Callable[[], object], times: int) -> float:
-    """Milliseconds of CPU of each."""
+    """Return the milliseconds of CPU that each action takes."""
     began = spent()
     for _ in range(times):
         done()

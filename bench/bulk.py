@@ -1,7 +1,7 @@
-"""Writing a table's rows at once: without its indexes and references, which are made afterwards from all rows.
+"""Write a table's rows at once, without its indexes and references, which are created afterwards from all rows.
 
-A database then sorts once where it else finds a place for each row in each index. The references are made, or looked
-through, with all rows there: one that leads nowhere fails the whole.
+A database then sorts once, where it would otherwise find a place for each row in each index. References are created or
+checked with all rows present: one that leads nowhere fails the whole.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _CONSTRAINTS = """
 
 @contextmanager
 def writing(connection: BaseDatabaseWrapper, kinds: Sequence[type[models.Model]]) -> Iterator[Any]:
-    """A cursor to write these tables with; indexes and references are there when it ends, and if it fails they are not.
+    """Yield a cursor to write these tables with; indexes and references are created when the block ends.
 
-    Not one transaction: SQLite looks for every page of one through all that it has written so far.
+    If the block fails they are missing. It is not one transaction: SQLite would search for every page of one
+    through all that it has written so far.
     """
     tables = [kind._meta.db_table for kind in kinds]
     with connection.cursor() as cursor:
@@ -69,7 +70,7 @@ def _without_constraints(cursor: Any, tables: Sequence[str]) -> Iterator[None]:
 
 
 def insert(cursor: Any, like: models.Model, differs: Mapping[str, str], source: str) -> None:
-    """A row of each line of the source, in order of its column i: as the model's instance, but for what differs."""
+    """Insert a row like the instance for each line of the source, in order of its column i, with these changes."""
     columns, values, params = [], [], []
     for field in like._meta.concrete_fields:
         if field.attname in differs:
@@ -87,12 +88,12 @@ def insert(cursor: Any, like: models.Model, differs: Mapping[str, str], source: 
 
 
 def time_of(column: str, vendor: str) -> str:
-    """Seconds since 1970 as the database keeps times."""
+    """Return SQL for seconds since 1970 in the form in which the database stores times."""
     return f"to_timestamp({column})" if vendor == "postgresql" else f"datetime({column}, 'unixepoch')"
 
 
 def count_on(connection: BaseDatabaseWrapper, kinds: Sequence[type[models.Model]], number: int) -> None:
-    """PostgreSQL gives numbers from a sequence, which does not see those that were given by hand."""
+    """Continue PostgreSQL's sequence of ids, which does not notice ids that were given explicitly."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             for kind in kinds:

@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _simulate() -> float:
-    """The worst ratio of the grid."""
+    """Return the worst ratio of the grid."""
     print(f"simulated loss ÷ the best interval's; {FAILURES} failures each, C in rows (s), τ in columns (h)")
     print("        " + "".join(f"{hours:8}" for hours in HOURS))
     ratios = {

@@ -1,11 +1,11 @@
-"""The map of a thousand nodes: what the page costs, what a socket carries, and what a live frame costs the browser.
+"""Measure the map of a thousand nodes: the page, the traffic of a socket, and a live frame in the browser.
 
     python -m bench.cluster_map [sqlite|postgres …] [--nodes 1000] [--times 30] [--seconds 30]
 
-8 GPUs a node; each agent's line comes every 10 s, spread over them, through Redis to one web process, as intake tells
-it. Bars: `/cluster` p95 ≤ 200 ms of the server, with and without a shared file system that was slow on every node; a
-live frame ≤ 16 ms of the browser's main thread (Chromium, every task of it counted, at p95 and where all agents tell in
-the same second); ≤ 60 kB/s a socket. The browser's part is measured where a Chromium is.
+8 GPUs a node; each agent's line comes every 10 s, spread over them, through Redis to one web process, as intake
+publishes it. Bars: `/cluster` p95 ≤ 200 ms of the server, with and without a shared file system that was slow on
+every node; a live frame ≤ 16 ms of the browser's main thread (Chromium, every task of it counted, at p95 and if all
+agents report in the same second); ≤ 60 kB/s a socket. The browser's part is measured where a Chromium is.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _SamplePublisher:
 
 
 async def _socket(port: int, user: Any, publisher: _SamplePublisher, seconds: float) -> float:
-    """Kilobytes a second, of all that a map's socket carries."""
+    """Return the kilobytes per second that a map's socket carries."""
     from asgiref.sync import sync_to_async
     from websockets.asyncio.client import connect
 
@@ -218,7 +218,7 @@ async def _socket(port: int, user: Any, publisher: _SamplePublisher, seconds: fl
 def _frames(
     browser: str, port: int, user: Any, publisher: _SamplePublisher, seconds: float, *, at_once: bool
 ) -> dict[str, Any]:
-    """Milliseconds of main thread that each live message costs, by Chromium's own trace of all tasks."""
+    """Measure the milliseconds of main thread per live message, by Chromium's own trace of all tasks."""
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright leaves a loop running in this thread
     from django.conf import settings
     from django.test import Client

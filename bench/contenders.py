@@ -1,4 +1,4 @@
-"""Processes that are measured in turn: each runs so many rounds when it is told to, and reports what they took."""
+"""Run processes that are measured in turn: each does as many rounds as requested, and reports what they took."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PATIENCE = 900.0
 
 
 class Silent(Exception):
-    """A contender has ended, or taken too long."""
+    """Raised when a contender has ended, or takes too long."""
 
 
 @dataclass(frozen=True)
 class ContenderTurn:
-    """So many rounds of one contender."""
+    """A turn of one contender: a number of rounds."""
 
     seconds: list[float]
     cpu_seconds: float
@@ -38,7 +38,7 @@ class ContenderTurn:
 
 
 class Contender:
-    """A process that does rounds when it is asked to (bench.federated_rivals.Turns)."""
+    """A process that does rounds on request (bench.federated_rivals.Turns)."""
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
@@ -70,7 +70,7 @@ class Contender:
 
 @contextmanager
 def contending(command: Sequence[object], folder: Path, environment: Mapping[str, str]) -> Iterator[Contender]:
-    """Run a contender; it and everything it started end with the block."""
+    """Run a contender; it and everything that it started end with the block."""
     log = folder / f"contender-{len(list(folder.iterdir()))}.log"
     with log.open("wb") as output:
         child = subprocess.Popen(

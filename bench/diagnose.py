@@ -1,4 +1,4 @@
-"""`vigil diagnose` on large logs, beside `grep -E` with the same patterns; its memory; and a small log, start included.
+"""Measure `vigil diagnose`: large logs compared to `grep -E` with the same patterns, memory, and a small log.
 
     python -m bench.diagnose [--gib 1.0] [--ranks 64]
 
@@ -47,7 +47,7 @@ END = """[rank{r}]: Traceback (most recent call last):
 
 
 def _lines(rank: int, size: int, half: bool) -> Iterator[bytes]:
-    """Lines of one rank's log, so many bytes of them."""
+    """Return lines of one rank's log, of about this many bytes."""
     chance = random.Random(rank)
     made = 0
     block: list[str] = []
@@ -70,7 +70,11 @@ def _lines(rank: int, size: int, half: bool) -> Iterator[bytes]:
 
 
 def _write(folder: Path, ranks: int, size: int, half: bool) -> list[Path]:
-    """The logs. Few are made line by line, the others with another rank's number, as that takes minutes."""
+    """Write the logs.
+
+    A few are generated line by line, the others are copies with another rank's number, as generating all would take
+    minutes.
+    """
     folder.mkdir()
     paths = []
     pool = [b"".join(_lines(rank, min(size, 4 << 20), half)) for rank in range(4)]
@@ -89,7 +93,7 @@ def _write(folder: Path, ranks: int, size: int, half: bool) -> list[Path]:
 
 
 def _grep_patterns() -> list[str]:
-    """The catalogue's patterns in grep's words, but for the few that it can't read."""
+    """Return the catalogue's patterns in grep's syntax, without the few that grep cannot read."""
     found = []
     for pattern in shipped_catalogue().patterns:
         words = re.sub(r"\(\?P<\w+>|\(\?:|\(\?i:", "(", pattern).replace("(?i)", "").replace("(?m)", "")
@@ -104,7 +108,7 @@ def _grep_patterns() -> list[str]:
 
 
 def _class(text: str) -> str:
-    """A class: inside one, grep knows no backslash."""
+    """Translate a character class: grep knows no backslash inside one."""
     inner = text[1:-1].replace(r"\d", "0-9").replace(r"\w", "A-Za-z0-9_").replace(r"\s", " \t").replace(r"\S", "!-~")
     inner = re.sub(r"\\(.)", r"\1", inner)
     return f"[{inner}]"
@@ -122,7 +126,7 @@ def _grep(paths: list[Path], patterns: Path) -> float:
 
 
 def _vigil(paths: list[Path]) -> tuple[float, float, dict[str, object]]:
-    """Seconds, MiB at most, and the verdict."""
+    """Return seconds, peak MiB, and the verdict."""
     began = time.perf_counter()
     with subprocess.Popen(
         ["taskset", "-c", "0", sys.executable, "-m", "vigil_cli.main", "diagnose", "--json", *map(str, paths)],

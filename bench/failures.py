@@ -1,12 +1,12 @@
-"""Four hundred attempts that fail within a minute: how soon each is decided on and why it failed is known.
+"""Measure how soon four hundred attempts that fail within a minute are decided on and diagnosed.
 
     python -m bench.failures [--database postgres] [--attempts 400]
 
-Every two seconds the scheduler tells of the next ones' ends, and a tick of the follower goes over all of them; a
-worker diagnoses beside it, as `vigil up` starts it. A third are started anew, as their verdict says. Before that a
-backlog of a hundred is diagnosed alone. Bars, on SQLite and on PostgreSQL: every verdict within 3 minutes of the first
-end, every decision within 15 s of its own end and by its verdict, and no tick that takes the worker longer than until
-the next is due.
+Every two seconds the scheduler reports the next ends, and a tick of the follower handles them; a worker diagnoses
+meanwhile, as `vigil up` starts it. A third are restarted because of their verdict. Before that, a backlog of a
+hundred is diagnosed alone. Bars, on SQLite and on PostgreSQL: every verdict within 3 minutes of the first end, every
+decision within 15 s of its own end and by its verdict, and no tick that takes the worker longer than until the next
+is due.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
 
 
 def _attempts(count: int, scheduler: Any, *, first: int) -> list[Any]:
-    """So many that run, each a job of its own, with what their ranks and launchers leave."""
+    """Create this many running attempts, each of its own job, with the files of their ranks and launchers."""
     from jobs.models import Attempt, Job
     from jobs.spec import JobSpec
     from nodes.schedulers.base import JobStatus
@@ -137,7 +137,7 @@ def _cause(attempt: Any) -> str:
 
 
 def _backlog(scheduler: Any) -> float:
-    """Verdicts a second, where nothing else is done."""
+    """Return verdicts per second while nothing else runs."""
     from jobs.following import ending
     from jobs.following.cause import AttemptEnd
     from jobs.models import Attempt
@@ -155,9 +155,9 @@ def _backlog(scheduler: Any) -> float:
 
 
 def _fail(scheduler: Any, running: list[Any]) -> list[tuple[float, float]]:
-    """Fail all of them, evenly spaced, with a tick every two seconds until each has its decision and verdict.
+    """Fail all attempts, evenly spaced, with a tick every two seconds until each has its decision and verdict.
 
-    Of each tick the seconds of our CPU, and those that passed.
+    Returns the seconds of our CPU and the elapsed seconds of each tick.
     """
     from jobs.following import follow
     from jobs.models import Attempt, Incident

@@ -115,7 +115,7 @@ def measure(rows: Sequence[str], sizes: Sizes, *, rivals: bool = True) -> int:
 
 
 def _measure_in_child(name: str, request: str) -> int:
-    """Run a measurement in a process of its own, whose last line is the result."""
+    """Run a measurement in a child process and return the result that it prints as its last line."""
     import torch
 
     torch.set_num_threads(1)
@@ -158,7 +158,7 @@ def _rounds(clients: int, sizes: Sizes, bars: dict[str, bool], *, rivals: bool) 
 
 @contextmanager
 def _rival(name: str, work: Path, folder: Path) -> Iterator[Contender]:
-    """Other people's software in an environment of its own, but for torch, which is this one's."""
+    """Return third-party software in an environment of its own, with this environment's torch."""
     place, packages, function = RIVALS[name]
     python = stage.others(place, *packages)
     (site,) = (python.parent.parent / "lib").glob("python3*/site-packages")
@@ -212,7 +212,7 @@ def _alone(clients: int, bars: dict[str, bool]) -> dict[str, Any]:
 
 
 def _many_clients(sizes: Sizes, bars: dict[str, bool]) -> dict[str, Any]:
-    """Ten times as many clients with as many samples each; all that the process has counts, its samples, too."""
+    """Compare ten times as many clients with as many samples each; the whole process counts, samples included."""
     from bench.federated_ours import MLP
 
     print(

@@ -192,7 +192,7 @@ def _row(course: Course) -> str:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines by name over one measure."""
+    """A drawing of lines by name over one measure."""
 
     title: str
     across: str
@@ -214,7 +214,7 @@ def _gallery(drawn: Sequence[tuple[str, Sequence[Course]]]) -> str:
 
 
 def _newton(rounds: int) -> str:
-    """f − f* of Newton's kind, by rounds and by bytes."""
+    """Return f − f* of the Newton-type algorithms, by rounds and by bytes."""
     courses = [_run("fedavg", CONVEX, rounds, label="FedAvg"), _run("fednewton", CONVEX, rounds, label="FedNewton")]
     for name, label in (("fedns", "FedNS"), ("flens", "FLeNS")):
         for k in SKETCHES if name == "flens" else SKETCHES[1:2]:
@@ -238,7 +238,7 @@ def _newton(rounds: int) -> str:
 
 
 def draw(title: str, about: str, panels: Sequence[Panel]) -> str:
-    """The whole file."""
+    """Return the whole file."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     each = (WIDTH - 2 * MARGIN) // 4
     legend = 64 + LEGEND * -(-len(names) // 4)

@@ -31,7 +31,7 @@ class EvaluatedRound(Exception):
 
 @contextmanager
 def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Callable[[], None]]:
-    """Runs it from its first round to its last, or until a hook raises Over. `after`: each whole round."""
+    """Run the federation to its last round, or until a hook raises Over. `after` is called after each round."""
     from training.attempt import workspace
     from training.attempt.heartbeat import Heartbeat
     from training.attempt.stopping import StopRequest
@@ -75,7 +75,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
 
 
 def turns(request: str) -> None:
-    """Rounds in turn with others (bench.federated_rivals.Turns). `asked`: the run's table, and where its work goes."""
+    """Do rounds in turn with others (Turns). `request`: the run's table, and where its work goes."""
     from bench.federated_rivals import Over as NoMore
     from bench.federated_rivals import Turns
 
@@ -105,7 +105,7 @@ def score(rounds: Rounds) -> dict[str, float]:
 
 
 def write_work(rounds: Rounds, path: Path) -> None:
-    """The very data, split and weights, for others to do the same with."""
+    """Write the data, split and weights, so that the others do exactly the same work."""
     import numpy as np
 
     from bench.federated_rivals import Work
@@ -129,10 +129,10 @@ def write_work(rounds: Rounds, path: Path) -> None:
 
 
 def alone(request: str) -> dict[str, Any]:
-    """So many rounds from torch's import on: how soon the first is over, how long one takes, memory.
+    """Measure rounds from torch's import on: the end of the first round, the time of one round, and memory.
 
-    Memory is what Linux counts as resident, above what it was once torch was imported (`torch_mib`); `rounds_mib`: at
-    most in a round, without the table of samples, which the recipe holds as a whole.
+    Memory is what Linux counts as resident, above what it was once torch was imported (`torch_mib`). `rounds_mib`:
+    the peak in a round, without the table of samples, which the recipe holds as a whole.
     """
     import torch
 
@@ -168,9 +168,9 @@ def alone(request: str) -> dict[str, Any]:
 
 
 def state(request: str) -> dict[str, Any]:
-    """Rounds of which one is saved while the next ones go on: the process's peak memory in them, and what clients keep.
+    """Measure the peak memory while one round is saved and the next ones run, and what clients store.
 
-    The ranks of a run call it together, each with its own RANK.
+    All ranks of a run call it together, each with its own RANK.
     """
     import torch
 
@@ -218,9 +218,9 @@ def _each(part: Any) -> int:
 
 
 def ledger(request: str) -> dict[str, Any]:
-    """CPU time of what is written down, a round: reports, in whichever thread; a checkpoint, and how often one is.
+    """Measure the CPU time of what is written per round: reports, in whichever thread, and checkpoints.
 
-    Processor time and not the clock's: what else the machine does would else be half of the figure.
+    It is processor time rather than elapsed time, half of which would come from other processes on the machine.
     """
     import torch
 
@@ -262,7 +262,7 @@ def _counted(function: Callable[..., None], spent: dict[str, float]) -> Callable
 
 
 def _saved(rounds: Rounds) -> dict[str, float]:
-    """CPU time of one checkpoint, to the commit, after a first that prepares; and the interval as it begins."""
+    """Return the CPU time of a checkpoint up to its commit (not the first, which prepares), and the first interval."""
     taken = []
     for _ in range(SAVES + 1):
         began = time.process_time()
@@ -274,7 +274,7 @@ def _saved(rounds: Rounds) -> dict[str, float]:
 
 
 def sums(request: str) -> dict[str, Any]:
-    """Many updates of a large model added up as the controller does, and by float32's own add_, in turn."""
+    """Add many updates of a large model as the controller does, and by float32's own add_, in turn."""
     import torch
 
     from training.federated import schedule
@@ -313,12 +313,12 @@ def sums(request: str) -> dict[str, Any]:
 
 
 def resident(name: str) -> int:
-    """VmRSS or VmHWM of this process, in bytes."""
+    """Return VmRSS or VmHWM of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def forget_peak() -> None:
-    """VmHWM begins anew."""
+    """Reset VmHWM."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

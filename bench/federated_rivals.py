@@ -98,7 +98,7 @@ class Over(Exception):
 
 
 class Turns:
-    """A process's side: so many rounds are asked for, and told of."""
+    """A contender's side of the turns: rounds are requested on stdin and reported on stdout."""
 
     def __init__(self, score: Callable[[], dict[str, Any]]) -> None:
         self._score = score
@@ -107,12 +107,12 @@ class Turns:
         self._began = 0.0
 
     def begin(self) -> None:
-        """Ready for the first round: waits to be asked for it."""
+        """Report that the contender is ready for its first round, and wait for the request."""
         print(MARK + json.dumps({"ready": True}), flush=True)
         self._wait()
 
     def done(self) -> None:
-        """A round is over, the next may begin; Over if there is none."""
+        """Report that a round is over and wait for the next request; raise Over if there is none."""
         self._taken.append(time.perf_counter() - self._began)
         self._left -= 1
         if not self._left:
@@ -129,7 +129,7 @@ class Turns:
 
 
 def loop(path: str) -> None:
-    """FedAvg by hand: one model for all clients, its weights put back for each, their updates added up as they come."""
+    """Run FedAvg by hand: one model for all clients, reset for each, with a running sum of their updates."""
     torch.set_num_threads(1)
     work = Work.read(path)
     model = work.model()
@@ -170,7 +170,7 @@ def _repeat(train_round: Callable[[], None], score: Callable[[], dict[str, float
 
 
 def pfl(path: str) -> None:
-    """pfl-research 0.6.0: its own backend, algorithm and data classes, in one process."""
+    """Run pfl-research 0.6.0: its own backend, algorithm and data classes, in one process."""
     from pfl.aggregate.simulate import SimulatedBackend  # type: ignore[import-not-found]
     from pfl.algorithm.base import NNAlgorithmParams  # type: ignore[import-not-found]
     from pfl.algorithm.federated_averaging import FederatedAveraging  # type: ignore[import-not-found]
@@ -218,16 +218,17 @@ def _named(work: Work) -> list[tuple[int, Tensor]]:
 
 
 def _by_samples() -> Any:
-    """Updates are weighted by their samples, as by the others."""
+    """Weight updates by their samples, as the others do."""
     from pfl.aggregate.weighting import WeightByDatapoints  # type: ignore[import-not-found]
 
     return WeightByDatapoints()
 
 
 def flower(path: str) -> None:
-    """Flower 1.41's simulation: Ray with an actor a core, one thread each, its own FedAvg.
+    """Run Flower 1.41's simulation: Ray with an actor per core, one thread each, and Flower's own FedAvg.
 
-    Ray listens on every address that there is, so it has a network of its own, with the loopback alone (`unshare -n`).
+    Ray listens on every address of the machine, so it gets a network of its own with only the loopback (`unshare
+    -n`).
     """
     _loopback_up()
     os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
@@ -291,7 +292,7 @@ def flower(path: str) -> None:
 
 
 def _loopback_up() -> None:
-    """OSError where this is not a network of its own."""
+    """Enable the loopback; raises OSError if this is not a network of its own."""
     if Path("/proc/self/net/route").read_text().splitlines()[1:]:
         raise OSError("not where it could be reached: it has no network of its own")
     up, set_flags = 0x1, 0x8914  # IFF_UP, SIOCSIFFLAGS
@@ -306,7 +307,7 @@ def _read_once(path: str) -> Work:
 
 @cache
 def _made_once(path: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A process's own model, kept from client to client."""
+    """Return the process's own model, which it reuses from client to client."""
     torch.set_num_threads(1)
     work = _read_once(path)
     model = work.model()

@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _floor() -> float:
-    """Seconds until RANKS processes, started together, have imported torch."""
+    """Return the seconds until RANKS processes, started together, have imported torch."""
     began = time.perf_counter()
     processes = [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(RANKS)]
     for process in processes:
@@ -56,7 +56,7 @@ def _floor() -> float:
 
 
 def _to_first_metric(client: httpx.Client) -> float:
-    """Seconds from asking for the job to the first loss that the portal answers; the job is cancelled then."""
+    """Return the seconds from the job's submission to the first loss in the portal's answer; then cancel the job."""
     began = time.perf_counter()
     answer = client.post("/api/v1/jobs", json={"spec_toml": EXAMPLE.read_text()})
     answer.raise_for_status()

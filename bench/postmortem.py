@@ -1,11 +1,11 @@
-"""Post-mortems beside a long history of incidents: p95 of the page, REST and the list, on SQLite and PostgreSQL.
+"""Measure post-mortems with a long history of incidents: p95 of page, REST and list, on SQLite and PostgreSQL.
 
     python -m bench.postmortem [sqlite|postgres] [--incidents 100000] [--ranks 64]
 
-Bar: the page of an attempt of 64 ranks, with 40 lines of evidence, 200,000 steps of series and the attempt that went
-on, p95 ≤ 150 ms; the list with any of its filters p95 ≤ 150 ms, for a sysadmin, a member of the project that has half
-of all, and one of a project with few. In process, so what is timed is the server's own work; its CPU time (the median,
-without PostgreSQL's) says more where others load the machine.
+Bar: the page of an attempt of 64 ranks, with 40 lines of evidence, 200,000 steps of series and the attempt that
+continued, p95 ≤ 150 ms; the list with any of its filters p95 ≤ 150 ms, for a sysadmin, a member of the project that
+has half of all, and one of a project with few. In process, so what is timed is the server's own work; its CPU time
+(the median, without PostgreSQL's) says more where others load the machine.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _measure(database: str, incidents: int, ranks: int) -> int:
 
 
 def _make(incidents: int, ranks: int) -> tuple[dict[str, Any], int]:
-    """A history, of which one project has half and the last one few; and the job whose page is asked for."""
+    """Create a history, of which one project has half and the last one few, and the job whose page is requested."""
     from django.db import connection
     from django.utils import timezone
 
@@ -116,7 +116,7 @@ def _make(incidents: int, ranks: int) -> tuple[dict[str, Any], int]:
 
 
 def _job(like: Any, ranks: int) -> int:
-    """A job with an attempt of so many ranks that ended, and the one that goes on."""
+    """Create a job with an attempt of this many ranks that ended, and the attempt that continues."""
     from django.utils import timezone
 
     from jobs.models import Attempt, Checkpoint, Diagnosis, Incident, Job, Stream

@@ -1,4 +1,4 @@
-"""A rank that dies: how soon the launcher knows, and how soon training goes on, beside a cold start in the same run.
+"""Measure how soon a rank's death is noticed and training continues, compared to a cold start in the same run.
 
     python -m bench.recovery
 
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _once() -> tuple[float, float, float]:
-    """Seconds of a cold start, of noticing the death, and from there to the first new step."""
+    """Return the seconds of a cold start, of noticing the death, and from there to the first new step."""
     folder = Path(tempfile.mkdtemp(prefix="vigil-recovery-"))
     run = Run(folder / "run")
     try:
@@ -87,7 +87,7 @@ def is_committed(run: Run) -> bool:
 
 
 def first_step(run: Run, incarnation: int) -> float:
-    """The time at which rank 0 first reported a step, Unix seconds."""
+    """Return the time at which rank 0 first reported a step, in Unix seconds."""
     path = heartbeat_path(run.attempt(), rank=0, incarnation=incarnation)
     until(lambda: (beat := read_beat(path)) and beat.begun >= 2, 120)
     return time.time()

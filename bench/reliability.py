@@ -1,11 +1,12 @@
-"""/reliability over a year of 100,000 attempts: p95 of every window and grouping, on SQLite and PostgreSQL.
+"""Measure /reliability over a year of 100,000 attempts: p95 of each window and grouping, on SQLite and PostgreSQL.
 
     python -m bench.reliability [sqlite|postgres] [--attempts 100000] [--large]
 
-Bar: p95 ≤ 300 ms each. The attempts of 1 to 16 of 250 nodes, a fifth of which failed, are rows, and counted as a portal
-counts them; what that took is told, too. Beside them 5,000 are open. A sysadmin asks; and, where the site shows people
-their own projects' numbers alone, a member of ten. `--large`, which no bar is held against: what a lab of 1,000 nodes
-and thirty times the attempts would have, written as sums and failures at once.
+Bar: p95 ≤ 300 ms each. The attempts of 1 to 16 of 250 nodes, a fifth of which failed, are rows, and counted as a
+portal counts them; the time of that is printed too. 5,000 more are open. The pages are requested by a sysadmin and,
+with the setting that shows people only the numbers of their own projects, by a member of ten. `--large`, which no bar
+is held against: what a lab of 1,000 nodes and thirty times the attempts would have, written as sums and failures at
+once.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _measure(database: str, attempts: int, large: bool) -> int:
 
 
 def _people() -> tuple[Any, Any, list[Any]]:
-    """A sysadmin, a member of some of the projects, and all of these."""
+    """Create a sysadmin and a member of some of the projects; return them and the projects."""
     from nodes.models import RackPlace
     from portal.models import Membership, Project, User
 
@@ -94,7 +95,7 @@ def _people() -> tuple[Any, Any, list[Any]]:
 
 
 def _make_attempts(owner: Any, projects: list[Any], attempts: int, *, is_open: bool = False) -> None:
-    """A year of them; or those that run, for up to ten days."""
+    """Create a year of attempts, or those that run, for up to ten days."""
     from jobs.models import Attempt, Incident, Job
 
     chance = random.Random(14)
@@ -137,7 +138,7 @@ def _make_attempts(owner: Any, projects: list[Any], attempts: int, *, is_open: b
 
 
 def _count() -> float:
-    """Seconds that counting all of them took."""
+    """Return the seconds that counting all of them took."""
     from jobs.failures import counting
 
     began = time.perf_counter()
@@ -147,7 +148,7 @@ def _count() -> float:
 
 
 def _make_sums(projects: list[Any]) -> None:
-    """Days and weeks are written as they would be; sums of several days stand for seven."""
+    """Write days and weeks as counting would; sums of several days stand for seven."""
     from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
     from jobs.reliability.allocations import WEEK, monday
 

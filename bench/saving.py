@@ -50,7 +50,7 @@ def measure(*, size: int, pairs: int, window: float, dcp: bool = True) -> dict[s
 
 
 class SavedWork:
-    """Steps as a small model's: the processor busy, and one reduction that keeps the ranks together."""
+    """The steps of a small model: they keep the processor busy, and a reduction keeps the ranks together."""
 
     def __init__(self) -> None:
         self._left, self._right = torch.randn(384, 384), torch.randn(384, 384)
@@ -88,7 +88,7 @@ def _rank(rank: int, folder: Path, size: int, pairs: int, window: float, dcp: bo
 
 
 class Trial:
-    """Holds one rank's training, and the two ways to save it."""
+    """One rank's training, and the two ways to save it."""
 
     def __init__(
         self, folder: Path, checkpoints: Checkpoints, cadence: Cadence, state: dict[str, Any], work: SavedWork
@@ -97,7 +97,7 @@ class Trial:
         self.saved = 0
 
     def quiet(self, steps: int) -> float:
-        """Seconds of so many steps beside which nothing is written."""
+        """Return the seconds of this many steps while nothing is written."""
         began = time.perf_counter()
         for _ in range(steps):
             self.cadence.note_step(self.work.step(), saving=False)
@@ -116,7 +116,7 @@ class Trial:
         return seconds
 
     def ours(self, steps: int) -> tuple[float, dict[str, Any]]:
-        """Seconds of so many steps, or as many as the save at their beginning takes; what our cadence finds."""
+        """Return the seconds of this many steps, or of those that the save takes, and our cadence's measurements."""
         self.saved += 1
         facts = ManifestFields(step=self.saved, consumed_samples=0, layout={}, config_hash="", config={}, data="")
         began = time.perf_counter()

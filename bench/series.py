@@ -122,7 +122,7 @@ def _million() -> dict[str, Any]:
 
 
 def _note_longest_transaction(compact: Any) -> list[float]:
-    """Milliseconds of each of the compaction's transactions: as long do reports wait for SQLite's lock."""
+    """Print the milliseconds of the compaction's transactions: reports wait that long for SQLite's lock."""
     longest: list[float] = []
     write = compact._write
 
@@ -137,7 +137,7 @@ def _note_longest_transaction(compact: Any) -> list[float]:
 
 
 def _world() -> dict[str, Any]:
-    """A job of 1,024 ranks: every node's shipper posts four steps of eight series, again and again."""
+    """Post four steps of eight series from every node's shipper of a job of 1,024 ranks, again and again."""
     from jobs.intake import reports
     from portal.series import bands_read, compact, read
     from tests.jobs.reporting import attempt_of, job_of
@@ -184,7 +184,7 @@ def _body(turn: int, node: int) -> bytes:
 
 
 def _timed(read: Callable[[], Any], times: int = READS) -> list[float]:
-    """Milliseconds of each call but the first."""
+    """Return the milliseconds of each call but the first."""
     found = []
     for _ in range(times + 1):
         began = time.perf_counter()

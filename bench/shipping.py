@@ -14,7 +14,7 @@ SECRET = "the attempt's own token"
 
 
 def run_directory(run_dir: Path, attempt: int, port: int) -> Path:
-    """Makes a run directory as the portal and the launcher would have."""
+    """Make a run directory as the portal and the launcher would."""
     attempt_dir = run_dir / "job" / "attempt-1"
     (attempt_dir / "spool").mkdir(parents=True)
     owner = {"scheduler_id": "1", "restart_count": 0}

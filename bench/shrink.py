@@ -1,4 +1,4 @@
-"""A node that dies, of two: how soon training goes on with the other one; also when the one that led dies.
+"""Measure how soon training continues on one node after the other of two dies, also if that one led.
 
     python -m bench.shrink
 
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _once(lost: int) -> tuple[float, float, float]:
-    """Seconds of a cold start, from the kill to its notice, and from the kill to the first new step."""
+    """Return the seconds of a cold start, from the kill to its notice, and from the kill to the first new step."""
     folder = Path(tempfile.mkdtemp(prefix="vigil-shrink-"))
     run = Run(folder / "run")
     try:

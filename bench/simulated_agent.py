@@ -1,4 +1,4 @@
-"""A node agent's posts, made up: what the benches of telemetry send and plant."""
+"""Simulate a node agent's posts, which the benches of telemetry send or insert."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sender:
         return [self._batch(now + PERIOD_S * i) for i in range(count)]
 
     def next(self, count: int = 1, at: int | None = None) -> bytes:
-        """The request with its next batches."""
+        """Return the request with its next batches."""
         post = {
             "version": 1, "stream": f"{self.number:016x}", "first": self.seq, "boot_id": "b", "sent_at": time.time(),
             "agent": "bench", "batches": self.batches(count, at),

@@ -43,7 +43,7 @@ UVICORN = (
 
 
 def machine() -> str:
-    """Says where and when this was measured, and how busy the machine was with other things."""
+    """Describe where and when this was measured, and how busy the machine was with other things."""
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "unknown CPU")
     load = os.getloadavg()[0]
     now = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -58,7 +58,7 @@ def _cpuinfo() -> list[str]:
 
 
 def result(name: str, *, bars: dict[str, bool], **figures: Any) -> int:
-    """Print the machine-readable last line; the exit status."""
+    """Print the machine-readable last line and return the exit status."""
     met = all(bars.values())
     print(json.dumps({"bench": name, "met": met, "bars": bars, **figures}, default=lambda x: round(float(x), 4)))
     return 0 if met else 1
@@ -66,7 +66,10 @@ def result(name: str, *, bars: dict[str, bool], **figures: Any) -> int:
 
 @cache
 def _slowness() -> float:
-    """Return how slow this machine is beside the one on which bars were set: above 1 only, and said once."""
+    """Return how slow this machine is compared to the one on which bars were set.
+
+    The factor is at least 1, and printed once.
+    """
     factor = max(1.0, reference.slowness())
     print(f"  this machine takes {factor:.2f} times the reference's CPU time; limits in seconds are multiplied by that")
     return factor
@@ -92,7 +95,7 @@ def free_port() -> int:
 def process(
     command: Sequence[object], log: Path, *, stdin: bool = False, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child that goes when the bench does; with a stdin that stays open as long, or none."""
+    """Run a child process that ends with the bench; its stdin, if any, stays open as long."""
     parent = os.getpid()
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -140,7 +143,7 @@ def cpu_seconds(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Site:
-    """A portal's environment: a fresh home, its database migrated, Redis running, but no process of ours yet."""
+    """A portal's environment: a fresh home, a migrated database, Redis running, and no process of ours yet."""
 
     home: Path
     environment: dict[str, str]
@@ -159,7 +162,7 @@ class Site:
 
 @contextmanager
 def site(database: str = "sqlite") -> Iterator[Site]:
-    """A site on SQLite or on a private, durable PostgreSQL."""
+    """Yield a site on SQLite or on a private, durable PostgreSQL."""
     with ExitStack() as stack:
         home = Path(tempfile.mkdtemp(prefix="vigil-bench-"))
         stack.callback(shutil.rmtree, home, ignore_errors=True)
@@ -192,7 +195,7 @@ def has_slurm(name: str) -> bool:
 
 
 def django(place: Site) -> None:
-    """Be a process of this site."""
+    """Set Django up in this process for this site."""
     os.environ.update(place.environment)
     import django as framework
 
@@ -200,7 +203,7 @@ def django(place: Site) -> None:
 
 
 def others(name: str, *packages: str) -> Path:
-    """The Python of a virtual environment with other people's software, made once and kept under var/bench."""
+    """Return the Python of a virtual environment with third-party software, created once under var/bench."""
     home = CACHE / name
     done = home / "installed.txt"
     python = home / "bin" / "python"

@@ -1,4 +1,4 @@
-"""Handing one attempt to a real Slurm, beside the bare POST of the very same body.
+"""Measure the submission of one attempt to a real Slurm, compared to the bare POST of the same body.
 
     python -m bench.submit_slurm [--release 24.11]
 
@@ -92,7 +92,7 @@ def _as_it_is(body: dict[str, Any], version: object) -> object:
 
 
 def _attempts(count: int) -> list[Any]:
-    """Attempts of as many jobs that are due; they would start in a year."""
+    """Create attempts of as many jobs that are due; the jobs would start in a year."""
     from jobs.models import Attempt, Job
     from jobs.spec import JobSpec
     from portal.models import Project, User

@@ -1,9 +1,9 @@
-"""Telemetry of 1,000 nodes × 8 GPUs × 12 fields at 1 Hz, over HTTP into one web process; kept, merged, read.
+"""Measure telemetry of 1,000 nodes × 8 GPUs × 12 fields at 1 Hz: posted to one web process, stored, merged, read.
 
     python -m bench.telemetry [sqlite|postgres]
 
 Live: every agent posts its batch of 10 s once in 10 s, for a minute. Pushed: as fast as one process takes them, one and
-six batches a post. Backlog: an hour of 100 nodes, 60 batches a post, while all others go on live. Then what merging
+six batches a post. Backlog: an hour of 100 nodes, 60 batches a post, while all others keep posting. Then what merging
 costs and leaves on disk, and how long reading takes. The senders run beside the portal on the same machine.
 """
 
@@ -222,7 +222,7 @@ def _storage_costs(place: stage.Site) -> dict[str, float]:
 
 
 def _insert_frames(agent: Any, sender: Sender, start: int, seconds: int) -> None:
-    """Frames as intake leaves them."""
+    """Insert frames as intake stores them."""
     from nodes.models import Frame, Gpu
     from nodes.telemetry import frames, wire
 
@@ -277,7 +277,7 @@ def _chunk_bytes(names: str = "%") -> float:
 
 
 def _read() -> dict[str, float]:
-    """A day of one GPU's field, and of 64 GPUs."""
+    """Read a day of one GPU's field, and of 64 GPUs."""
     from nodes.models import Agent, Gpu
     from nodes.telemetry import read
     from nodes.telemetry.grid import grid
@@ -294,7 +294,7 @@ def _read() -> dict[str, float]:
 
 
 def _fill_day(agent: Any) -> None:
-    """The other seconds of a day of one field, merged."""
+    """Insert the other seconds of a day of one field, merged."""
     import numpy as np
 
     from nodes.telemetry.fields import WINDOW_S, gpu_owner
@@ -313,7 +313,7 @@ def _fill_day(agent: Any) -> None:
 
 
 def _times(do: Any, turns: int) -> float:
-    """The median in milliseconds."""
+    """Return the median in milliseconds."""
     do(0)
     took = []
     for turn in range(turns):
@@ -324,7 +324,7 @@ def _times(do: Any, turns: int) -> float:
 
 
 def _thinned(thin: Any) -> float:
-    """Bytes of a minute of one field (its mean, min and max), once it is thinned."""
+    """Return the bytes of a minute of one field (its mean, min and max) after thinning."""
     from nodes.models import Agent, Frame
     from portal.models import Chunk
 

@@ -1,4 +1,4 @@
-"""/waste beside a long history of GPU-hours: p95 of every window and grouping, on SQLite and PostgreSQL.
+"""Measure /waste with a long history of GPU-hours: p95 of every window and grouping, on SQLite and PostgreSQL.
 
     python -m bench.waste [sqlite|postgres] [--rows 1000000] [--dense]
 
@@ -146,7 +146,7 @@ def _p95(user: Any) -> dict[str, float]:
 
 
 def _add() -> float:
-    """Milliseconds to bring a day in step of which every job has been counted anew."""
+    """Return the milliseconds to update a day on which every job was counted again."""
     from jobs.waste import aggregation
     from nodes.models import GpuUse
 

@@ -76,7 +76,7 @@ def _facts(i: int, now: float) -> Event:
 
 
 def _machine(kind: str, **more: Any) -> Callable[[int, float], Event]:
-    """Events of a kind; "#" in a text becomes letters that differ from event to event."""
+    """Return events of a kind; "#" in a text becomes letters that differ from event to event."""
 
     def make(i: int, now: float) -> Event:
         fields = {

@@ -89,7 +89,7 @@ def measure(database: str, only: Sequence[str], times: int) -> int:
 
 
 class _TransactionTimes:
-    """Measures the processor time of this thread in the longest transaction of Django's connection."""
+    """Measure the processor time of this thread in the longest transaction of Django's connection."""
 
     longest_ms = 0.0
 
@@ -111,7 +111,7 @@ class _TransactionTimes:
 
 
 class _Watcher:
-    """Answers, once it is stopped, how long the writer was held at most, and how long another writer waited."""
+    """Measure how long the writer was held at most, and how long another writer waited."""
 
     longest_ms = waited_ms = 0.0
 
@@ -234,7 +234,7 @@ def _report_cases(times: int) -> Iterator[Case]:
 
 
 def _machine() -> tuple[Any, str]:
-    """A machine with a long history; and its agent's token."""
+    """Create a machine with a long history; return it and its agent's token."""
     from django.utils import timezone
 
     from nodes.models import Agent, Gpu, NodeEvent
@@ -260,7 +260,7 @@ def _machine() -> tuple[Any, str]:
 
 
 def _attempt() -> Any:
-    """A federated attempt with a long history."""
+    """Create a federated attempt with a long history."""
     from django.utils import timezone
 
     from jobs.models import Attempt, Checkpoint, Client, Event, Job
