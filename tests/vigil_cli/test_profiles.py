@@ -10,7 +10,7 @@ WAITS = {
     "id": "abc123", "attempt": 2, "rank": 0, "name": "", "first_step": None, "last_step": None, "bytes": 0,
     "is_pending": True, "problem": "", "requested_at": "2026-01-31T12:00:00Z", "saved_at": None,
 }  # fmt: skip
-SAVED = {**WAITS, "name": NAME, "first_step": 90, "last_step": 94, "bytes": 504_344, "waits": False}
+SAVED = {**WAITS, "name": NAME, "first_step": 90, "last_step": 94, "bytes": 504_344, "is_pending": False}
 
 
 def test_asks(portal):  # noqa: F811
@@ -40,7 +40,7 @@ def test_waits_and_fetches(portal, tmp_path, monkeypatch):  # noqa: F811
 
 def test_says_that_none_was_written(portal):  # noqa: F811
     portal.answers["POST", "jobs/7/profile"] = {"id": "abc123"}
-    lost = {**WAITS, "waits": False, "problem": "Its attempt ended before it was written."}
+    lost = {**WAITS, "is_pending": False, "problem": "Its attempt ended before it was written."}
     portal.answers["GET", "jobs/7/profiles"] = {"items": [lost], "next": None}
     assert "Its attempt ended" in vigil("profile", "7", "--wait", status=1).stderr
 

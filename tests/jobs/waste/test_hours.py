@@ -338,7 +338,7 @@ class TestAsking:
         rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
         assert [row["scheduler_id"] for row in rows] == ["70", "80", "90", "99"]
         assert rows[2]["name"] == """'=HYPERLINK("x"), "y\"""", "no spreadsheet takes it for a formula"
-        assert (rows[0]["allocated_hours"], rows[0]["project"], rows[0]["person"]) == ("100.0000", "siskin", "mira")
+        assert (rows[0]["held_hours"], rows[0]["project"], rows[0]["person"]) == ("100.0000", "siskin", "mira")
         assert rows[3]["job"] == ""
 
     def test_hostile_names_are_escaped(self, lab: dict[str, User]) -> None:
