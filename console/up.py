@@ -94,7 +94,7 @@ class Up:
     # starting
 
     def start(self) -> None:
-        """Start everything, in parallel where the order allows it. Raises Refused if that is impossible."""
+        """Start everything, in parallel where the order allows it. Raises StartRefused if that is impossible."""
         began = time.monotonic()
         mark = fingerprint(self.settings)
         prepared = is_prepared(self.settings, mark)
@@ -156,7 +156,7 @@ class Up:
         return here
 
     def _read_preparation(self, preparing: socket.socket) -> list[str]:
-        """Return the notes that web prints once the site is prepared. Raises Refused if it cannot be prepared."""
+        """Return the notes that web prints once the site is prepared. Raises StartRefused if it cannot be prepared."""
         preparing.setblocking(False)
         buffer = b""
         while not buffer.endswith(b"\n"):

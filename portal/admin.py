@@ -70,11 +70,11 @@ class Audited(_ModelAdmin):
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
         for thing in queryset:
-            self._note(request, "deleted", thing, record_changes.of_deletion(thing))
+            self._note(request, "deleted", thing, record_changes.values_of_deleted(thing))
         return super().log_deletions(request, queryset)
 
     def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> Any:
-        request.META[_CHANGE] = record_changes.of_forms(form, formsets)
+        request.META[_CHANGE] = record_changes.changes_of_forms(form, formsets)
         return super().construct_change_message(request, form, formsets, add)
 
     def _note(self, request: HttpRequest, what: str, thing: Any, change: Change) -> None:
@@ -151,7 +151,7 @@ class PersonForm(UserChangeForm):
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         leaves = not (cleaned.get("is_superuser") and cleaned.get("is_active"))
-        if leaves and self.instance.pk and sysadmins.would_be_none([self.instance.pk]):
+        if leaves and self.instance.pk and sysadmins.would_leave_none([self.instance.pk]):
             lost = "is_active" if cleaned.get("is_superuser") else "is_superuser"
             self.add_error(lost, f"{self.instance} {sysadmins.LAST}")
         return cleaned
@@ -220,7 +220,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
         """List what is deleted along with these people, and refuse if no sysadmin would be left."""
         deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
         with transaction.atomic():
-            if sysadmins.would_be_none([user.pk for user in objs]):
+            if sysadmins.would_leave_none([user.pk for user in objs]):
                 protected = [*protected, f"One of these {sysadmins.LAST}"]
         return deleted, counts, missing, protected
 

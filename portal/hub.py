@@ -305,7 +305,7 @@ class Hub:
 _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
-def of_this_process(url: str, relay: Callable[[str], Relay]) -> Hub:
+def hub_of_process(url: str, relay: Callable[[str], Relay]) -> Hub:
     """Return the one hub of the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _hubs:

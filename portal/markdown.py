@@ -26,7 +26,7 @@ def render(text: str, *, deeper: int = 1, link: Callable[[str], str] | None = No
         if token.type in {"heading_open", "heading_close"}:
             token.tag = f"h{min(max(int(token.tag[1]) + deeper, 2), 6)}"
         if token.type == "link_open":
-            _mend(token, link)
+            _secure_link(token, link)
     return SafeString(parser.renderer.render(tokens, parser.options, {}))
 
 
@@ -57,7 +57,7 @@ def _unlink(tokens: Sequence[Token], link: Callable[[str], str]) -> None:
     is_dead = False
     for token in tokens:
         if token.type == "link_open":
-            _mend(token, link)
+            _secure_link(token, link)
             is_dead = not token.attrs["href"]
         if token.type in {"link_open", "link_close"}:
             token.hidden = is_dead
@@ -78,7 +78,7 @@ def _all(tokens: Sequence[Token]) -> list[Token]:
     return [child for token in tokens for child in (token, *(token.children or ()))]
 
 
-def _mend(token: Token, link: Callable[[str], str] | None) -> None:
+def _secure_link(token: Token, link: Callable[[str], str] | None) -> None:
     href = str(token.attrs.get("href", ""))
     if link is not None:
         href = link(href)

@@ -14,7 +14,7 @@ from vigil_core import formatting
 Values = dict[str, Any]
 
 
-def of_forms(form: BaseForm, formsets: Iterable[BaseInlineFormSet[Any, Any, Any]]) -> Change:
+def changes_of_forms(form: BaseForm, formsets: Iterable[BaseInlineFormSet[Any, Any, Any]]) -> Change:
     """Return the changes of a submitted form and of the rows below it."""
     before, after = _of_form(form)
     for row_before, row_after in (row for formset in formsets or () for row in _of_rows(formset)):
@@ -23,7 +23,7 @@ def of_forms(form: BaseForm, formsets: Iterable[BaseInlineFormSet[Any, Any, Any]
     return Change(before=before, after=after)
 
 
-def of_deletion(thing: Any) -> Change:
+def values_of_deleted(thing: Any) -> Change:
     """Return the values of a record that is about to be deleted."""
     return Change(before={field.name: getattr(thing, field.attname) for field in thing._meta.concrete_fields})
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from console.demo.scenarios import PostmortemNotes, Story
+from console.demo.scenarios import DemoJob, PostmortemNotes
 from jobs.models import Attempt, Diagnosis, Event, Incident
 from jobs.postmortem import editing, incidents
 from jobs.postmortem.editing import Action
@@ -17,9 +17,9 @@ from jobs.restarts import ENDED
 NOTICED, DIAGNOSED = timedelta(seconds=2), timedelta(seconds=8)  # after the end
 
 
-def make(new: Sequence[Story], past: Iterable[Attempt]) -> None:
+def make(new: Sequence[DemoJob], past: Iterable[Attempt]) -> None:
     """Open and diagnose incidents of the jobs of these stories, with their people's notes."""
-    written = {story.name: story.written for story in new}
+    written = {story.name: story.postmortem_notes for story in new}
     for attempt in past:
         if attempt.job.name not in written:
             continue

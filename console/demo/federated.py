@@ -43,7 +43,7 @@ class FederatedIncarnation(Incarnation):
         }  # fmt: skip
         return {name: [column.astype(np.float64)] for name, column in columns.items()}
 
-    def about_data(self) -> list[dict[str, Any]]:
+    def data_events(self) -> list[dict[str, Any]]:
         owners = self.story.owners
         names = tuple(owner.name for owner in owners)
         samples = np.array([owner.samples for owner in owners])
@@ -54,14 +54,14 @@ class FederatedIncarnation(Incarnation):
             *({**self.event("clients.named"), **part.pack()} for part in tables.name_events(names)),
         ]
 
-    def of_steps(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:
-        some = slice(low - self.first, high - self.first)
-        states, losses, seconds = self._states()[some], self._losses()[some], self._seconds()[some]
+    def step_events(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:
+        span = slice(low - self.first, high - self.first)
+        states, losses, seconds = self._states()[span], self._losses()[span], self._seconds()[span]
         numbers, clients = np.arange(low + 1, high + 1), np.arange(len(self.story.owners))
-        each = {STATES[state]: (states == state).sum(axis=1) for state in range(len(STATES))}
+        state_counts = {STATES[state]: (states == state).sum(axis=1) for state in range(len(STATES))}
         table = tables.RoundTable(
             rounds={
-                "round": numbers, **each, "seconds": np.where(states == TRAINED, seconds, 0).max(axis=1),
+                "round": numbers, **state_counts, "seconds": np.where(states == TRAINED, seconds, 0).max(axis=1),
                 "bytes_up": (UPDATE_MIB * 2**20 * (states != DROPPED).sum(axis=1)).astype(np.uint64),
                 "bytes_down": np.full(len(numbers), int(UPDATE_MIB * 2**20 * len(clients))),
                 "loss": np.where(states == DROPPED, 0, losses).sum(axis=1) / (states != DROPPED).sum(axis=1),

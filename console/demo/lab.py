@@ -16,7 +16,7 @@ from django.utils import timezone
 from console.demo import cluster, ends, failures, telemetry
 from console.demo.federated import VALIDATED, FederatedIncarnation
 from console.demo.reports import Incarnation, post_reports
-from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, DemoAttempt, Story
+from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, DemoAttempt, DemoJob
 from jobs.models import Attempt, Checkpoint, Job, Tag
 from jobs.spec import JobSpec
 from jobs.submitting import submit
@@ -33,7 +33,7 @@ def make() -> list[str]:
     sysadmin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     made = []
     existing = set(Job.objects.filter(tags__name=TAG).values_list("name", flat=True))
-    for story in sorted(STORIES, key=lambda story: -story.tries[0].hours_ago):
+    for story in sorted(STORIES, key=lambda story: -story.attempts[0].hours_ago):
         if story.name not in existing:
             _create_job(story, people.get(story.owner) or sysadmin or next(iter(people.values())))
             made.append(story.name)
@@ -62,52 +62,53 @@ def _people() -> dict[str, User]:
     return people
 
 
-def _create_job(story: Story, owner: User) -> None:
-    text = spec_text(story)
+def _create_job(demo_job: DemoJob, owner: User) -> None:
+    text = spec_text(demo_job)
     spec = JobSpec.parse_toml(text)
     with transaction.atomic():
         job = Job.objects.create(
-            project=Project.objects.get(slug=story.project), owner=owner, name=story.name, kind=spec.kind,
-            spec=spec.model_dump(mode="json"), spec_toml=text, notes=story.notes,
+            project=Project.objects.get(slug=demo_job.project), owner=owner, name=demo_job.name, kind=spec.kind,
+            spec=spec.model_dump(mode="json"), spec_toml=text, notes=demo_job.notes,
         )  # fmt: skip
-        Tag.objects.bulk_create([Tag(job=job, name=name) for name in (TAG, *story.tags)])
-        Job.objects.filter(pk=job.pk).update(created_at=_ago(story.tries[0]) - timedelta(seconds=3))
-        for number, chapter in enumerate(story.tries, 1):
-            _create_attempt(job, story, chapter, number)
-        _write_logs(job, story)
+        Tag.objects.bulk_create([Tag(job=job, name=name) for name in (TAG, *demo_job.tags)])
+        Job.objects.filter(pk=job.pk).update(created_at=_ago(demo_job.attempts[0]) - timedelta(seconds=3))
+        for number, demo_attempt in enumerate(demo_job.attempts, 1):
+            _create_attempt(job, demo_job, demo_attempt, number)
+        _write_logs(job, demo_job)
     # Nothing is left to verify: the files of these checkpoints never existed.
     Checkpoint.objects.filter(job=job, state=Checkpoint.State.COMMITTED).update(state=Checkpoint.State.VERIFIED)
 
 
-def _ago(chapter: DemoAttempt) -> datetime:
+def _ago(demo_attempt: DemoAttempt) -> datetime:
     """Return the time at which the attempt was submitted."""
-    return timezone.now() - timedelta(hours=chapter.hours_ago)
+    return timezone.now() - timedelta(hours=demo_attempt.hours_ago)
 
 
-def _create_attempt(job: Job, story: Story, chapter: DemoAttempt, number: int) -> None:
-    submitted = _ago(chapter)
-    started = submitted + timedelta(minutes=chapter.queued_minutes)
-    start = Checkpoint.objects.filter(job=job, step=chapter.steps[0][0]).order_by("-generation").first()
+def _create_attempt(job: Job, story: DemoJob, demo_attempt: DemoAttempt, number: int) -> None:
+    submitted = _ago(demo_attempt)
+    started = submitted + timedelta(minutes=demo_attempt.queued_minutes)
+    start = Checkpoint.objects.filter(job=job, step=demo_attempt.steps[0][0]).order_by("-generation").first()
     attempt = Attempt.objects.create(
         job=job, number=number, state="running", steps=story.steps, resume_from=start,
         origin=Attempt.Origin.SUBMITTED if number == 1 else Attempt.Origin.RESTARTED,
     )  # fmt: skip
     kind = FederatedIncarnation if story.owners else Incarnation
-    last = post_reports(attempt, story, chapter, started.timestamp(), 10 * number, kind)
+    last = post_reports(attempt, story, demo_attempt, started.timestamp(), 10 * number, kind)
     ended = datetime.fromtimestamp(last, UTC) + timedelta(seconds=2)
     Attempt.objects.filter(pk=attempt.pk).update(
-        state=chapter.state, cause=chapter.cause, reason=chapter.reason, failure=chapter.failure,
-        decision=chapter.decision, exit_code=chapter.exit_code, signal=chapter.signal, nodes=list(chapter.nodes),
+        state=demo_attempt.state, cause=demo_attempt.cause, reason=demo_attempt.reason, failure=demo_attempt.failure,
+        decision=demo_attempt.decision, exit_code=demo_attempt.exit_code, signal=demo_attempt.signal,
+        nodes=list(demo_attempt.nodes),
         scheduler_id=f"demo-{attempt.pk}", directory=f"attempt-{number}", token_digest="",
         created_at=submitted, submitted_at=submitted + timedelta(seconds=1), started_at=started, ended_at=ended,
         decided_at=ended, closed_at=ended, last_report_at=ended, pace_seconds=story.step_s, pace_steps=1.0,
-        cancel_asked_at=ended - timedelta(seconds=40) if chapter.cause == "cancelled" else None,
-        cancel_asked_by=job.owner if chapter.cause == "cancelled" else None,
+        cancel_asked_at=ended - timedelta(seconds=40) if demo_attempt.cause == "cancelled" else None,
+        cancel_asked_by=job.owner if demo_attempt.cause == "cancelled" else None,
     )  # fmt: skip
     Job.objects.filter(pk=job.pk).update(latest=attempt)
 
 
-def _write_logs(job: Job, story: Story) -> None:
+def _write_logs(job: Job, story: DemoJob) -> None:
     """Create a run directory with what its ranks would have printed."""
     relative = f"{story.project}/{job.pk}-{TAG}00"
     directory = Path(settings.VIGIL_RUNS) / relative
@@ -116,22 +117,22 @@ def _write_logs(job: Job, story: Story) -> None:
         (directory / "portal").mkdir(parents=True, exist_ok=True)
         (directory / "portal" / "spec.toml").write_text(job.spec_toml)
         ended = dict(job.attempts.values_list("number", "ended_at"))
-        for number, chapter in enumerate(story.tries, 1):
+        for number, chapter in enumerate(story.attempts, 1):
             logs = directory / "job" / f"attempt-{number}" / "logs"
             logs.mkdir(parents=True, exist_ok=True)
             for incarnation, (first, last) in enumerate(chapter.steps):
                 for rank in range(story.world):
                     text = _log(story, chapter, rank, first, last)
                     if incarnation == len(chapter.steps) - 1:
-                        text += _last_words(chapter, rank, ended[number] or timezone.now())
+                        text += _final_output(chapter, rank, ended[number] or timezone.now())
                     (logs / f"{incarnation}.{rank}.log").write_text(text)
     finally:
         os.umask(old)
     Job.objects.filter(pk=job.pk).update(directory=relative)
 
 
-def _log(story: Story, chapter: DemoAttempt, rank: int, first: int, last: int) -> str:
-    lines = [f"rank {rank} of {story.world} on {story.node_of(rank, chapter)}"]
+def _log(story: DemoJob, demo_attempt: DemoAttempt, rank: int, first: int, last: int) -> str:
+    lines = [f"rank {rank} of {story.world} on {story.node_of(rank, demo_attempt)}"]
     if first:
         lines.append(f"restored step-{first}")
     if story.owners:
@@ -141,10 +142,10 @@ def _log(story: Story, chapter: DemoAttempt, rank: int, first: int, last: int) -
     return "\n".join(lines) + "\n"
 
 
-def _last_words(chapter: DemoAttempt, rank: int, ended: datetime) -> str:
-    """Return what the failing rank printed last, and after it the others."""
-    is_first = chapter.failure.get("rank") == rank
-    if not (text := chapter.log if is_first else chapter.echo):
+def _final_output(demo_attempt: DemoAttempt, rank: int, ended: datetime) -> str:
+    """Return what a rank printed last: the failing one its error, the others what followed from it."""
+    is_first = demo_attempt.failure.get("rank") == rank
+    if not (text := demo_attempt.log if is_first else demo_attempt.echo):
         return ""
     at = timezone.localtime(ended - timedelta(seconds=40 if is_first else 18 - rank * 0.02))
     what = "Traceback (most recent call last):\n" if is_first else ""
@@ -163,7 +164,7 @@ def _start_job(user: User, text: str, existing: set[str]) -> str:
     return spec.name
 
 
-def spec_text(story: Story) -> str:
+def spec_text(story: DemoJob) -> str:
     """Return the spec as the person would have written it."""
     tags = ", ".join(f'"{tag}"' for tag in (TAG, *story.tags))
     return f"""\
@@ -192,11 +193,11 @@ source = "/data/packages"
 """
 
 
-def _distributed(story: Story) -> str:
+def _distributed(story: DemoJob) -> str:
     return f"steps = {story.steps}\nglobal_batch = {story.global_batch}\nwarmup_steps = 200\n"
 
 
-def _federated(story: Story) -> str:
+def _federated(story: DemoJob) -> str:
     return f"""\
 rounds = {story.steps}
 clients = {len(story.owners)}

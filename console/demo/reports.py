@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from console.demo.scenarios import DemoAttempt, Story
+from console.demo.scenarios import DemoAttempt, DemoJob
 from jobs.intake import reports, wire
 from jobs.models import Attempt
 
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class _RankStream:
-    """One rank's stream, which numbers its batches."""
+    """The stream of one rank, which numbers its batches."""
 
     rank: int
     incarnation: int
@@ -51,12 +51,12 @@ class _RankStream:
 
 
 def post_reports(
-    attempt: Attempt, story: Story, chapter: DemoAttempt, began: float, generation: int, kind: type[Incarnation]
+    attempt: Attempt, story: DemoJob, demo_attempt: DemoAttempt, began: float, generation: int, kind: type[Incarnation]
 ) -> float:
     """Post everything that this attempt's ranks would have, and return the Unix time of the last report."""
     now = began + 20.0  # start-up
-    for number, (first, last) in enumerate(chapter.steps):
-        run = kind(attempt, story, chapter, number, first, last, generation + number)
+    for number, (first, last) in enumerate(demo_attempt.steps):
+        run = kind(attempt, story, demo_attempt, number, first, last, generation + number)
         for post in run.posts(now):
             reports.ingest(attempt.pk, wire.parse(json.dumps(post).encode()), seconds=math.inf)
         now = run.now + 15.0
@@ -68,8 +68,8 @@ class Incarnation:
     """Generates what the ranks of one start report."""
 
     attempt: Attempt
-    story: Story
-    chapter: DemoAttempt
+    story: DemoJob
+    demo_attempt: DemoAttempt
     number: int
     first: int
     last: int
@@ -80,7 +80,7 @@ class Incarnation:
         """Yield the whole incarnation in posts of some thousand points."""
         self.now, story = now, self.story
         world = story.world
-        ranks = [_RankStream(rank, self.number, story.node_of(rank, self.chapter)) for rank in range(world)]
+        ranks = [_RankStream(rank, self.number, story.node_of(rank, self.demo_attempt)) for rank in range(world)]
         values = self.values(world)
         size = STEPS_A_BATCH * BATCHES_A_POST
         yield self._opening(ranks)
@@ -91,17 +91,17 @@ class Incarnation:
             self.now += SILENT_S
         yield self._closing(ranks[0])
 
-    def about_data(self) -> list[dict[str, Any]]:
+    def data_events(self) -> list[dict[str, Any]]:
         """Return events that come before the first step."""
         return []
 
-    def of_steps(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:
+    def step_events(self, low: int, high: int, batch: int, time: float) -> list[dict[str, Any]]:
         """Return events of the steps after `low`, up to `high`."""
         return []
 
     @property
     def _fails(self) -> bool:
-        return self.last < self.story.steps and self.chapter.cause not in {"stopped", "cancelled"}
+        return self.last < self.story.steps and self.demo_attempt.cause not in {"stopped", "cancelled"}
 
     def _opening(self, ranks: list[_RankStream]) -> dict[str, Any]:
         story = self.story
@@ -113,7 +113,7 @@ class Incarnation:
         events = [
             self.event("run.started", **started),
             self.event("phase", phase="step", step=self.first),
-            *self.about_data(),
+            *self.data_events(),
         ]
         return {"version": 1, "streams": [ranks[0].part([self.now], end=False)], "series": {}, "events": events}
 
@@ -122,16 +122,22 @@ class Incarnation:
         streams, events = [rank.part([self.now], end=True)], []
         if self.last == self.story.steps:
             events.append(self.event("run.completed", step=self.last))
-        elif self.chapter.cause in {"stopped", "cancelled"}:
+        elif self.demo_attempt.cause in {"stopped", "cancelled"}:
             events.append(
-                self.event("stop.requested", reason="time_limit" if self.chapter.cause == "stopped" else "cancel")
+                self.event("stop.requested", reason="time_limit" if self.demo_attempt.cause == "stopped" else "cancel")
             )
             events.append(self.event("stop.saved", step=self.last))
-        elif self.chapter.cause != "node_fail":  # after a node failure no launcher is left to report
-            launcher = _RankStream(-1, 0, self.chapter.nodes[0])
+        elif self.demo_attempt.cause != "node_fail":  # after a node failure no launcher is left to report
+            launcher = _RankStream(-1, 0, self.demo_attempt.nodes[0])
             streams.append(launcher.part([self.now], end=True))
-            failure = self.chapter.failure or {"rank": 1, "exit_code": None, "signal": 9, "kind": "signal", "error": ""}
-            restarting = self.number + 1 < len(self.chapter.steps)
+            failure = self.demo_attempt.failure or {
+                "rank": 1,
+                "exit_code": None,
+                "signal": 9,
+                "kind": "signal",
+                "error": "",
+            }
+            restarting = self.number + 1 < len(self.demo_attempt.steps)
             ended = {**failure, "failure": failure["kind"], "incarnation": self.number, "restarting": restarting}
             events.append({"stream": 1, "batch": 0, **ended, "kind": "incarnation.ended", "time": self.now})
         return {"version": 1, "streams": streams, "series": {}, "events": events}
@@ -157,7 +163,7 @@ class Incarnation:
         self.validate(series, cuts)
         self.sample(series, cuts)
         for batch, (low, high) in enumerate(cuts):
-            events += self.of_steps(low, high, batch, times[batch])
+            events += self.step_events(low, high, batch, times[batch])
         events += [self._verdict(stop, batch=len(cuts) - 1, time=times[-1])] if stop - self.first > SAMPLED else []
         streams = [rank.part(times, end=stop == self.last and rank.rank > 0) for rank in ranks]
         self.now = times[-1]
@@ -213,7 +219,7 @@ class Incarnation:
     def _saves(self, low: int, high: int, batch: int, time: float) -> Iterator[dict[str, Any]]:
         """Yield the checkpoints committed in this batch, and what was pruned for them."""
         every = self.story.checkpoint_every
-        saved_last = high == self.last and self.chapter.cause in {"completed", "stopped", "cancelled"}
+        saved_last = high == self.last and self.demo_attempt.cause in {"completed", "stopped", "cancelled"}
         if high % every and not saved_last:
             return
         before = (high - 1) // every * every
@@ -269,8 +275,8 @@ class Incarnation:
             columns[f"{name}_seconds"].append(np.abs(first * share * random.normal(1, 0.02, len(step))))
         if (mfu := self._mfu(1.0)) is not None:
             columns["mfu"].append(mfu / first)
-        if self.chapter.failure.get("error", "").startswith("FloatingPointError"):
-            columns["loss"][self.chapter.failure["rank"]][-1] = math.nan
+        if self.demo_attempt.failure.get("error", "").startswith("FloatingPointError"):
+            columns["loss"][self.demo_attempt.failure["rank"]][-1] = math.nan
         return {name: columns[name] for name in columns if columns[name]}
 
 

@@ -31,7 +31,7 @@ class DemoAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class PostmortemNotes:
-    """What people wrote about a job's failure. Actions: text, owner, days until due, whether done."""
+    """Notes that people wrote about a job's failure. Actions: text, owner, days until due, whether done."""
 
     narrative: str
     factors: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class DemoClient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class DemoJob:
     """A job of the past. `floor` and `start` bound its loss, `step_s` is seconds a step."""
 
     name: str
@@ -113,7 +113,7 @@ class Story:
     recipe: str
     steps: int
     step_s: float
-    tries: tuple[DemoAttempt, ...]
+    attempts: tuple[DemoAttempt, ...]
     gpus: int = 8
     nodes: int = 1
     global_batch: int = 1024
@@ -127,7 +127,7 @@ class Story:
     tags: tuple[str, ...] = ()
     notes: str = ""
     time_limit: str = "12:00:00"
-    written: PostmortemNotes | None = None
+    postmortem_notes: PostmortemNotes | None = None
     owners: tuple[DemoClient, ...] = ()
     """The clients of a federation, whose steps are rounds."""
 
@@ -135,8 +135,8 @@ class Story:
     def world(self) -> int:
         return self.gpus * self.nodes
 
-    def node_of(self, rank: int, chapter: DemoAttempt) -> str:
-        return chapter.nodes[rank * len(chapter.nodes) // self.world]
+    def node_of(self, rank: int, demo_attempt: DemoAttempt) -> str:
+        return demo_attempt.nodes[rank * len(demo_attempt.nodes) // self.world]
 
 
 PEOPLE = {
@@ -153,17 +153,17 @@ _OUT_OF_MEMORY = (
 )
 
 STORIES = (
-    Story(
+    DemoJob(
         name="gpt-760m-baseline", owner="ada.lindqvist", project="language", recipe="language", steps=4000, step_s=4.2,
         tags=("baseline", "gpt"), notes="The run that the sweep below is compared with.",
-        tries=(DemoAttempt(hours_ago=62, steps=((0, 4000),), nodes=("dgx-01",)),),
+        attempts=(DemoAttempt(hours_ago=62, steps=((0, 4000),), nodes=("dgx-01",)),),
     ),
-    Story(
+    DemoJob(
         name="gpt-760m-context-4k", owner="", project="language", recipe="language", steps=6000, step_s=5.1,
         tags=("gpt", "context"), straggler=5, checkpoint_every=250, floor=1.72, time_limit="16:00:00",
         bound=COMMUNICATION,
         notes="As the baseline, with a context of 4,096.",
-        written=PostmortemNotes(
+        postmortem_notes=PostmortemNotes(
             narrative="Same slot as the riser that was reseated in October. We should swap the tray this time.",
             factors=("The node took jobs again without a burn-in.", "Nobody was notified of the first replay errors."),
             actions=(
@@ -172,7 +172,7 @@ STORIES = (
                 ("Save every 250 steps instead of every 1,000", "ada.lindqvist", -1, True),
             ),
         ),
-        tries=(
+        attempts=(
             DemoAttempt(
                 hours_ago=15.2144, steps=((0, 3180),), state="node_fail", cause="node_fail", exit_code=None,
                 nodes=("dgx-03",), queued_minutes=41, reason="Node dgx-03 stopped responding",
@@ -190,10 +190,10 @@ STORIES = (
             DemoAttempt(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
         ),
     ),
-    Story(
+    DemoJob(
         name="gpt-760m-batch-4096", owner="kofi.mensah", project="language", recipe="language", steps=4000, step_s=6.8,
         tags=("gpt", "sweep"), global_batch=4096, time_limit="04:00:00",
-        tries=(
+        attempts=(
             DemoAttempt(
                 hours_ago=9.1, steps=((0, 14),), state="failed", cause="exception", exit_code=1, nodes=("dgx-02",),
                 failure={"rank": 0, "incarnation": 0, "exit_code": 1, "kind": "exception", "error": _OUT_OF_MEMORY},
@@ -203,11 +203,11 @@ STORIES = (
             ),
         ),
     ),
-    Story(
+    DemoJob(
         name="gpt-760m-lr-6e-4", owner="", project="language", recipe="language", steps=4000, step_s=4.2,
         tags=("gpt", "sweep"), spike=(1430, 1.012), checkpoint_every=250,
         notes="Twice the learning rate. Does it still train?",
-        tries=(
+        attempts=(
             DemoAttempt(
                 hours_ago=6.3, steps=((0, 1522),), state="failed", cause="exception", exit_code=1, nodes=("dgx-04",),
                 failure={
@@ -219,13 +219,13 @@ STORIES = (
             ),
         ),
     ),
-    Story(
+    DemoJob(
         name="digits-label-noise-20", owner="mei.tanaka", project="vision", recipe="vision", steps=3000, step_s=0.9,
         gpus=4, start=2.3, floor=0.31, tags=("noise",), parameters=44_000, global_batch=256, bound=INPUT,
         notes="A rank was killed from outside; its launcher restarted the ranks in place.",
-        tries=(DemoAttempt(hours_ago=30, steps=((0, 1710), (1600, 3000)), nodes=("dgx-06",)),),
+        attempts=(DemoAttempt(hours_ago=30, steps=((0, 1710), (1600, 3000)), nodes=("dgx-06",)),),
     ),
-    Story(
+    DemoJob(
         name="gpt-by-package", owner="ada.lindqvist", project="language", recipe="language", steps=90, step_s=38.0,
         gpus=4, start=4.9, floor=2.2, tags=("federated",), parameters=43_000, checkpoint_every=10, global_batch=1920,
         time_limit="02:00:00",
@@ -241,23 +241,23 @@ STORIES = (
             DemoClient(name="wsgiref", samples=210, dropped=0.12),
             DemoClient(name="xml", samples=1_640, late=0.05),
         ),
-        tries=(DemoAttempt(hours_ago=19, steps=((0, 44), (40, 90)), nodes=("dgx-06",)),),
+        attempts=(DemoAttempt(hours_ago=19, steps=((0, 44), (40, 90)), nodes=("dgx-06",)),),
     ),
-    Story(
+    DemoJob(
         name="digits-mixup", owner="kofi.mensah", project="vision", recipe="vision", steps=2000, step_s=0.9,
         gpus=4, start=2.3, floor=0.12, tags=("augmentation",), parameters=44_000, global_batch=256, bound=INPUT,
-        tries=(
+        attempts=(
             DemoAttempt(
                 hours_ago=27, steps=((0, 860),), state="cancelled", cause="cancelled", exit_code=75, nodes=("dgx-06",),
                 decision="Not restarted: it was cancelled. Resume continues from its newest checkpoint.",
             ),
         ),
     ),
-    Story(
+    DemoJob(
         name="gpt-1b3-two-nodes", owner="jonas.weber", project="language", recipe="language", steps=2400, step_s=11.0,
         nodes=2, tags=("gpt", "1b3"), checkpoint_every=300, floor=1.81, time_limit="05:00:00",
         parameters=1_300_000_000, global_batch=2560, bound=COMMUNICATION,
-        tries=(
+        attempts=(
             DemoAttempt(
                 hours_ago=22, steps=((0, 1620),), state="failed", cause="stopped", exit_code=75,
                 nodes=("dgx-07", "dgx-08"), queued_minutes=95, reason="Stopped at its time limit, with a checkpoint",

@@ -77,11 +77,11 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
     """
     now = time.time() if now is None else now
     names = [name for name, *_ in NODES]
-    there = set(Agent.objects.filter(node__in=names).values_list("node", flat=True))
+    existing = set(Agent.objects.filter(node__in=names).values_list("node", flat=True))
     new = [
         Agent.objects.create(node=name, is_made_up=True, version="demo", heard_at=_moment(now))
         for name in names
-        if name not in there
+        if name not in existing
     ]
     for agent in new:
         machines.note_facts(agent, _facts(agent.node), _moment(now - WEEKS_S))
@@ -108,9 +108,11 @@ def report_now(now: float | None = None) -> None:
     allocate_gpus(now)
     for agent in Agent.objects.filter(is_made_up=True, node__in=[name for name, *_ in NODES]):
         second = np.arange(at, at + PERIOD_S, dtype=np.int64)
-        there = _present_gpus(agent)
-        values = np.stack([_gpu_values(agent, gpu, second) for gpu in there], axis=1)
-        batch = SampleBatch(at, 1, [gpu.uuid for gpu in there], values, _host(agent, at), _processes(agent, there), [])
+        present_gpus = _present_gpus(agent)
+        values = np.stack([_gpu_values(agent, gpu, second) for gpu in present_gpus], axis=1)
+        batch = SampleBatch(
+            at, 1, [gpu.uuid for gpu in present_gpus], values, _host(agent, at), _processes(agent, present_gpus), []
+        )
         stream = agent.streams.filter(uid=_STREAM).first()
         first = stream.next_seq if stream else 0
         if not Agent.objects.filter(pk=agent.pk, is_made_up=True).exists():
@@ -123,11 +125,11 @@ def allocate_gpus(now: float) -> None:
     gpus = {
         (gpu.agent.node, gpu.index): gpu for gpu in Gpu.objects.filter(agent__is_made_up=True).select_related("agent")
     }
-    open_ones = set(Holding.objects.filter(until=None, is_made_up=True).values_list("gpu_id", "scheduler_id"))
+    open_holdings = set(Holding.objects.filter(until=None, is_made_up=True).values_list("gpu_id", "scheduler_id"))
     for job in QueuedJob.objects.filter(is_made_up=True, state="running"):
         for node, indices in job.gpu_indices.items():
             for gpu in (gpus[node, index] for index in indices if (node, index) in gpus):
-                if (gpu.pk, job.scheduler_id) not in open_ones:
+                if (gpu.pk, job.scheduler_id) not in open_holdings:
                     _allocate(gpu, job)
 
 
@@ -141,8 +143,8 @@ def _allocate(gpu: Gpu, job: QueuedJob) -> None:
 def _past_holdings(attempt: Attempt) -> Iterator[Holding]:
     """Yield the GPU allocations of an ended attempt, on those of its nodes that are made up."""
     spec, started = attempt.job.spec, attempt.started_at or attempt.created_at
-    many = int((spec.get("resources") or {}).get("gpus_per_node") or 0)
-    for gpu in Gpu.objects.filter(agent__node__in=attempt.nodes, agent__is_made_up=True, index__lt=many):
+    gpus_per_node = int((spec.get("resources") or {}).get("gpus_per_node") or 0)
+    for gpu in Gpu.objects.filter(agent__node__in=attempt.nodes, agent__is_made_up=True, index__lt=gpus_per_node):
         yield Holding(
             gpu=gpu, agent_id=gpu.agent_id, scheduler_id=attempt.scheduler_id, user=attempt.job.owner.username,
             name=attempt.job.name, source=Holding.Source.LAUNCHER, since=started, until=attempt.ended_at,

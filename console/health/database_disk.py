@@ -36,7 +36,7 @@ _last: Path | Unchecked | None = None
 def data_directory() -> Path | Unchecked | None:
     """Return where the server's files are, if that is on this machine.
 
-    While it does not answer, maybe because its disk is full, return what it last said; None if it never did.
+    While it does not answer, perhaps because its disk is full, return its last answer; None if there was none.
     """
     global _last
     with suppress(DatabaseError):
@@ -49,7 +49,7 @@ def _fetch_data_directory() -> Path | Unchecked:
     if not is_local(connection.connection.info.host):
         return ELSEWHERE
     with connection.cursor() as cursor:
-        # Of settings that it hides from a user, this view has no row; SHOW would fail.
+        # This view omits settings that are hidden from the user; SHOW would raise an error.
         cursor.execute("SELECT setting FROM pg_settings WHERE name = 'data_directory'")
         row = cursor.fetchone()
     return Path(row[0]) if row else HIDDEN

@@ -61,7 +61,7 @@ class _Probe(threading.Thread):
             self.found = error
 
 
-def room_of(path: Path) -> DiskSpace | OSError | None:
+def disk_space(path: Path) -> DiskSpace | OSError | None:
     """Return the free space at a path, or why it cannot be read; None if its file system does not answer in time."""
     probe = _Probe.running.get(path)
     if probe is None:
@@ -74,13 +74,13 @@ def room_of(path: Path) -> DiskSpace | OSError | None:
 
 
 def check() -> Iterator[Finding]:
-    for code, name, path in _places():
-        yield from _judge(code, name, path, room_of(path))
+    for code, name, path in _locations():
+        yield from _assess(code, name, path, disk_space(path))
     if connection.vendor == "postgresql":
-        yield from _server()
+        yield from _database_server()
 
 
-def _places() -> Iterator[tuple[str, str, Path]]:
+def _locations() -> Iterator[tuple[str, str, Path]]:
     yield "disk.home", "VIGIL_HOME", settings.VIGIL_HOME
     yield "disk.runs", "VIGIL_RUNS", settings.VIGIL_RUNS
     if connection.vendor == "sqlite":
@@ -89,22 +89,22 @@ def _places() -> Iterator[tuple[str, str, Path]]:
             yield "disk.database", "the database", folder
 
 
-def _server() -> Iterator[Finding]:
+def _database_server() -> Iterator[Finding]:
     """Check the disk of a database server that runs on this machine; else yield why it is not checked."""
     folder = database_disk.data_directory()
     if folder is None:
         return
     if isinstance(folder, Path):
-        room = room_of(folder)
+        room = disk_space(folder)
         if not isinstance(room, OSError):
-            yield from _judge("disk.database", "the database", folder, room)
+            yield from _assess("disk.database", "the database", folder, room)
             return
         folder = database_disk.UNSEEN
     title = database_disk.TITLE.format(folder.why)
     yield Finding("disk", "disk.database", "unchecked", title, "", folder.remedy)
 
 
-def _judge(code: str, name: str, path: Path, found: DiskSpace | OSError | None) -> Iterator[Finding]:
+def _assess(code: str, name: str, path: Path, found: DiskSpace | OSError | None) -> Iterator[Finding]:
     if found is None or isinstance(found, OSError):
         yield _unreadable(code, name, path, found)
     elif found.is_full:

@@ -1,4 +1,4 @@
-"""Report in the database that this process works, every ten seconds; read who has reported."""
+"""Report in the database every ten seconds that this process is working; read which processes have reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HeartbeatReporter(threading.Thread):
 
 
 def report(role: str, activity: Activity, *, host: str = HOST, pid: int | None = None) -> None:
-    """Store that a process works now. Beat opens no database; the worker that takes its ticks reports for it."""
+    """Store that a process is working. Beat opens no database, so the worker that takes its ticks reports for it."""
     pid = os.getpid() if pid is None else pid
     changes = {
         "at": Now(),

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from console.pages.cluster import is_fragment, sysadmin_of, varied
 from nodes.agent.version import VERSION
-from nodes.cluster.racks import natural
+from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, EnrolmentSecret, Node, NodeEvent
 from nodes.telemetry import enrolment
 from nodes.telemetry.intake import CLOCK_S
@@ -84,7 +84,7 @@ class AgentRow:
         """Sort worst first: silent for longest, then clocks, gaps, never reported, and reporting."""
         order = (SILENT, CLOCK, GAPS, NEVER, REPORTING).index(self.condition)
         last_report = self.agent.heard_at.timestamp() if self.condition == SILENT and self.agent.heard_at else 0.0
-        return order, last_report, natural(self.agent.node)
+        return order, last_report, natural_sort_key(self.agent.node)
 
 
 @login_required

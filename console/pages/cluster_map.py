@@ -25,7 +25,7 @@ from portal.access import user_of
 from portal.models import User
 from vigil_core.untrusted import plain
 
-BY = (("state", "State"), ("use", "Utilisation"), ("heat", "Temperature"), ("owner", "Owner"))
+VIEWS = (("state", "State"), ("use", "Utilisation"), ("heat", "Temperature"), ("owner", "Owner"))
 SLOW_WINDOW = timedelta(days=1)  # how long a slow file system stays on the page
 MOST_OWNERS = 12  # listed in the legend
 
@@ -34,27 +34,27 @@ MOST_OWNERS = 12  # listed in the legend
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     user, now = user_of(request), timezone.now()
-    there = machines(user, now)
+    nodes = machines(user, now)
     partitions = list(Partition.objects.values_list("name", flat=True))
-    whole = rack_map.draw(there, partitions)
+    full_map = rack_map.draw(nodes, partitions)
     slow, waiting = mounts.between(now - SLOW_WINDOW, now, now=now), _waiting(user)
     rack = plain(request.GET.get("rack", ""))[:64]
-    shown = rack_map.draw_rack(whole, rack) if rack else whole
+    shown = rack_map.draw_rack(full_map, rack) if rack else full_map
     context = {
         "section": "cluster",
         "place": "map",
         "fragment": is_fragment(request),
         "now": now,
         "stale": stale_text(Reading.Part.NODES, now),
-        "headline": map_words.headline(whole, slow, waiting, now),
-        "facts": [(*fact, _address(where)) for *fact, where in map_words.facts(whole, waiting)],
-        "nodes": len(there),
-        "gpus": whole.gpus,
+        "headline": map_words.headline(full_map, slow, waiting, now),
+        "facts": [(*fact, _address(where)) for *fact, where in map_words.facts(full_map, waiting)],
+        "nodes": len(nodes),
+        "gpus": full_map.gpus,
         "map": shown,
         "packed": packed(shown) if shown.size == "canvas" else None,
         "rack": rack,
-        "by": _by(request),
-        "choices": BY,
+        "by": _chosen_view(request),
+        "choices": VIEWS,
         "owners": shown.owners[:MOST_OWNERS],
         "more_owners": len(shown.owners) - MOST_OWNERS,
         "slow": [(event, event.text(now)) for event in slow],
@@ -100,9 +100,9 @@ def _waiting(user: User) -> map_words.PendingDemand:
     return map_words.PendingDemand(totals["jobs"] or 0, totals["gpus"] or 0)
 
 
-def _by(request: HttpRequest) -> str:
-    wanted = request.GET.get("by", "")
-    return wanted if wanted in dict(BY) else BY[0][0]
+def _chosen_view(request: HttpRequest) -> str:
+    view = request.GET.get("by", "")
+    return view if view in dict(VIEWS) else VIEWS[0][0]
 
 
 def _address(where: str) -> str:

@@ -137,7 +137,7 @@ def _of_scheduler(row: tuple[Any, ...]) -> MapNode:
     free = {kind: max(0, count - used.get(kind, 0)) for kind, count in _counts(by_type).items()}
     return MapNode(
         name, state=state, reason=reason, partitions=_names(partitions), cpus=cpus, cpus_used=cpus_used, gpus=gpus,
-        gpus_used=gpus_used, free_by_type=free, takes_jobs=not capacity.closed(state),
+        gpus_used=gpus_used, free_by_type=free, takes_jobs=not capacity.closed_reason(state),
         is_in_service=capacity.is_in_service(state),
     )  # fmt: skip
 

@@ -137,14 +137,14 @@ class MachineView:
         return not self.agent.is_made_up and self.agent.is_silent(self.now)
 
     @cached_property
-    def sight(self) -> TelemetryAccess:
+    def access(self) -> TelemetryAccess:
         now = self.now.timestamp()
         start = min(self.span.start, earliest_report(now, [self.agent]))
         return access_of(self.user, [gpu.pk for gpu in self.gpus], start, max(self.span.end, now))
 
     def hides(self, gpu: Gpu) -> bool:
         """Return whether the GPU's current values are hidden from this person."""
-        return self.sight.hides_newest(gpu.pk, self.now.timestamp(), self.agent.sampled_at)
+        return self.access.hides_newest(gpu.pk, self.now.timestamp(), self.agent.sampled_at)
 
     def newest(self, gpu: Gpu) -> dict[str, Any]:
         return {} if self.hides(gpu) else self.agent.newest.get("gpus", {}).get(gpu.uuid, {})
@@ -280,22 +280,22 @@ def marks(shown: MachineView) -> dict[str, Any]:
                 [stretch.since.timestamp(), stretch.until and stretch.until.timestamp(), style, holder_text(stretch)]
             )
     happened = [
-        _mark(stretch, uuids)
-        for stretch in shown.events
-        if stretch.words.tone != "notice" or stretch.event.kind == "boot"
+        _mark(page_event, uuids)
+        for page_event in shown.events
+        if page_event.words.tone != "notice" or page_event.event.kind == "boot"
     ]
     span = shown.span
     times = {"seconds": RANGES[span.name]} if span.name else {"from": span.start, "to": span.end}
     return {"span": times, "bands": bands, "marks": happened}
 
 
-def _mark(happening: NodePageEvent, uuids: dict[int, str]) -> list[Any]:
-    event = happening.event
+def _mark(page_event: NodePageEvent, uuids: dict[int, str]) -> list[Any]:
+    event = page_event.event
     if event.kind == "agent.gap" and (missing := _missing(event)):
-        return [*missing, None, "gap", happening.words.title, True]
+        return [*missing, None, "gap", page_event.words.title, True]
     until = None if event.is_open else event.last_at.timestamp()
     uuid = uuids.get(event.gpu_id) if event.gpu_id else None
-    return [event.at.timestamp(), until, uuid, happening.words.tone, happening.words.title, event.kind in OPENS]
+    return [event.at.timestamp(), until, uuid, page_event.words.tone, page_event.words.title, event.kind in OPENS]
 
 
 def _missing(event: NodeEvent) -> list[float]:

@@ -55,7 +55,7 @@ def _node(row: MapRow, places: dict[str, int]) -> list[Any]:
     heats = "".join([HEX.get(device.temperature_c, FULL) for device in devices])
     owners = "".join([HEX[places.get(device.holder.user)] if device.holder else NOTHING for device in devices])
     indices = [device.index for device in devices]
-    counted = indices == list(range(len(devices)))
+    is_sequential = indices == list(range(len(devices)))
     packed_row: list[Any] = [
         row.name,
         row.limit_c,
@@ -64,6 +64,6 @@ def _node(row: MapRow, places: dict[str, int]) -> list[Any]:
         heats,
         owners,
         row.trouble,
-        None if counted else indices,
+        None if is_sequential else indices,
     ]
     return packed_row if devices else [*packed_row, row.machine.cpus_used, row.machine.cpus]

@@ -11,7 +11,7 @@ from zlib import crc32
 from django.utils.functional import cached_property  # before Python 3.12, functools' takes a lock each time
 
 from console.pages.map_rows import MapGpu, MapNode
-from nodes.cluster.racks import natural
+from nodes.cluster.racks import natural_sort_key
 from nodes.health import temperature
 from vigil_core import formatting
 
@@ -136,7 +136,7 @@ class MapRow:
     @cached_property
     def why(self) -> str:
         """Return one line with what matters most about it."""
-        return self.trouble or self.people
+        return self.trouble or self.jobs_text
 
     @cached_property
     def trouble(self) -> str:
@@ -153,7 +153,7 @@ class MapRow:
         return ""
 
     @cached_property
-    def people(self) -> str:
+    def jobs_text(self) -> str:
         """Return its jobs and what is free: "plover, 2 free"."""
         named = list(dict.fromkeys([job.name for job in self.machine.jobs if job.name]))
         devices = self.machine.devices
@@ -335,9 +335,9 @@ def _racks(rows: Iterable[MapRow]) -> list[MapColumn]:
     by_rack: dict[str, list[MapRow]] = defaultdict(list)
     for row in rows:
         by_rack[row.machine.rack].append(row)
-    for inside in by_rack.values():
-        inside.sort(key=lambda row: (row.machine.slot, natural(row.name)))
-    order = sorted(by_rack, key=lambda rack: (by_rack[rack][0].machine.rack_order, natural(rack), rack))
+    for rack_rows in by_rack.values():
+        rack_rows.sort(key=lambda row: (row.machine.slot, natural_sort_key(row.name)))
+    order = sorted(by_rack, key=lambda rack: (by_rack[rack][0].machine.rack_order, natural_sort_key(rack), rack))
     return [MapColumn(rack, True, by_rack[rack]) for rack in order]
 
 
@@ -350,12 +350,14 @@ def _by_partition(rows: Iterable[MapRow], partitions: Sequence[str], tallest: in
             names = sorted(row.machine.partitions, key=lambda name: (place.get(name, len(place)), name))
             groups[names[0] if names else ""].append(row)
     for name in sorted(groups, key=lambda name: (not name, place.get(name, len(place)), name)):
-        inside = sorted(groups[name], key=lambda row: natural(row.name))
-        parts = -(-len(inside) // tallest)
-        height = -(-len(inside) // parts)
+        partition_rows = sorted(groups[name], key=lambda row: natural_sort_key(row.name))
+        parts = -(-len(partition_rows) // tallest)
+        height = -(-len(partition_rows) // parts)
         for part in range(parts):
             part_text = f"{part + 1} of {parts}" if parts > 1 else ""
-            yield MapColumn(name or "No partition", False, inside[part * height : (part + 1) * height], part_text)
+            yield MapColumn(
+                name or "No partition", False, partition_rows[part * height : (part + 1) * height], part_text
+            )
 
 
 def _compare(racks: Sequence[MapColumn]) -> None:

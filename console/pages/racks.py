@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from console.pages.cluster import sysadmin_of
 from nodes.cluster import racks
-from nodes.cluster.racks import natural
+from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, Node, RackPlace
 from portal.access import CLUSTER, can, user_of
 from vigil_core import formatting
@@ -40,7 +40,7 @@ def replace(request: HttpRequest) -> HttpResponse:
     if problem:
         return _page(request, text=text, mistakes=[problem])
     try:
-        places = racks.of_csv(text)
+        places = racks.parse_csv(text)
     except racks.WrongPlaces as error:
         return _page(
             request, text=text, mistakes=[f"Line {mistake.line}: {mistake.message}" for mistake in error.mistakes]
@@ -58,11 +58,11 @@ def put(request: HttpRequest) -> HttpResponse:
     user = sysadmin_of(request, "place nodes in racks")
     node, rack, slot = (plain(request.POST.get(name, "")).strip()[:300] for name in ("node", "rack", "slot"))
     if not rack:
-        if not racks.take_out(user, node):
+        if not racks.remove_node(user, node):
             messages.error(request, f"{node[:60] or 'No node'} is not in a rack.")
         return redirect("racks")
     try:
-        racks.put(user, node, rack, slot)
+        racks.place_node(user, node, rack, slot)
     except racks.WrongPlaces as error:
         messages.error(request, f"Not saved: {error.mistakes[0].message}")
     return redirect("racks")
@@ -72,7 +72,7 @@ def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = 
     rows = list(RackPlace.objects.all())
     node_names = set(Node.objects.values_list("name", flat=True)) | set(Agent.objects.values_list("node", flat=True))
     placed = {row.node for row in rows}
-    free = sorted(node_names - placed, key=natural)
+    free = sorted(node_names - placed, key=natural_sort_key)
     context = {
         "section": "cluster",
         "place": "racks",
@@ -80,7 +80,7 @@ def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = 
         "groups": _by_rack(rows),
         "known": node_names,
         "free": free[:1_000],
-        "racks": sorted({row.rack for row in rows}, key=natural),
+        "racks": sorted({row.rack for row in rows}, key=natural_sort_key),
         "may_change": can(user_of(request), "change", CLUSTER),
         "text": text,
         "mistakes": mistakes or [],
@@ -93,7 +93,7 @@ def _by_rack(rows: list[RackPlace]) -> list[tuple[str, list[RackPlace]]]:
     groups: dict[str, list[RackPlace]] = {}
     for row in rows:
         groups.setdefault(row.rack, []).append(row)
-    key: Callable[[str], object] = lambda rack: (groups[rack][0].order, natural(rack))  # noqa: E731
+    key: Callable[[str], object] = lambda rack: (groups[rack][0].order, natural_sort_key(rack))  # noqa: E731
     return [(rack, groups[rack]) for rack in sorted(groups, key=key)]  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
         )  # fmt: skip
     response.status_code = 503 if errors else 200
     response["Cache-Control"] = "no-store"
-    response._has_been_logged = True  # type: ignore[attr-defined]  # or Django logs an error at each look at a 503
+    response._has_been_logged = True  # type: ignore[attr-defined]  # else Django logs an error for each 503
     if errors:
         response["Retry-After"] = "10"
     return response

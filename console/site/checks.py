@@ -113,8 +113,8 @@ def _has_capability(name: str) -> bool:
     """Return whether the scheduler has a capability; False for an unknown scheduler, which its own check reports."""
     from nodes.schedulers import choose
 
-    known = settings.VIGIL_SCHEDULER in choose.NAMES
-    return known and bool(getattr(choose.capabilities_of(settings.VIGIL_SCHEDULER), name))
+    is_known = settings.VIGIL_SCHEDULER in choose.NAMES
+    return is_known and bool(getattr(choose.capabilities_of(settings.VIGIL_SCHEDULER), name))
 
 
 @register(TAG)
@@ -122,15 +122,15 @@ def slurm_is_configured(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
     """Check the settings that Slurm needs, without contacting it. `vigil check slurm` tests everything."""
     if not _has_capability("is_remote"):
         return []
-    from jobs.checking import settings as asked
+    from jobs.checking import settings as slurm_settings
     from jobs.checking import this_site
 
     site = this_site.settings_only()
-    found = [finding for finding in (asked.url(site), asked.tokens(site)) if finding.level == "error"]
+    found = [finding for finding in (slurm_settings.url(site), slurm_settings.tokens(site)) if finding.level == "error"]
     if found:
         message = " ".join(f"{finding.detail}. {finding.remedy}" for finding in found)
         return [Error(f"VIGIL_SCHEDULER=slurm, and {message}", id="vigil.E005")]
-    mentioned = asked.key_mode(site) if site.key_file and not site.token_command else None
+    mentioned = slurm_settings.key_mode(site) if site.key_file and not site.token_command else None
     if mentioned is None:
         return []
     return [Warning(f"{mentioned.detail[:1].upper()}{mentioned.detail[1:]}.", hint=mentioned.remedy, id="vigil.W006")]

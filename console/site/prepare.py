@@ -27,7 +27,8 @@ LOCK = 7_424_101
 def prepare(mark: str = "") -> list[str]:
     """Bring the site up to date and return what a person should read: notes, and the first sysadmin's link.
 
-    `mark` is written to VIGIL_HOME/prepared once everything is done. Raises Refused if the site would misbehave later.
+    `mark` is written to VIGIL_HOME/prepared once everything is done. Raises StartRefused if the
+    site would misbehave later.
     """
     notes = _check()
     _migrate()
@@ -42,7 +43,7 @@ def prepare(mark: str = "") -> list[str]:
 
 
 def _check() -> list[str]:
-    """Run the checks: raise Refused at the first error, return the warnings."""
+    """Run the checks: raise StartRefused at the first error, return the warnings."""
     notes = []
     for found in run_checks(tags=[checks.TAG]):
         text = " ".join(part for part in (str(found.msg), found.hint) if part)

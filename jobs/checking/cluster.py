@@ -20,7 +20,7 @@ def nodes(site: CheckedSite) -> Iterator[CheckFinding]:
         return
     counted: dict[str, int] = {}
     for node in there:
-        for kind, count in gpu_types.there(node).items():
+        for kind, count in gpu_types.installed(node).items():
             kind = kind or "GPUs without a type"
             counted[kind] = counted.get(kind, 0) + count
     types = ", ".join(f"{count} × {kind}" for kind, count in sorted(counted.items())) or "no GPUs"

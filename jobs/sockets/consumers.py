@@ -37,7 +37,7 @@ _places = sockets.SocketLimits()
 
 
 def current_hub() -> Hub:
-    return hub.of_this_process(settings.REDIS_URL, relay_for)
+    return hub.hub_of_process(settings.REDIS_URL, relay_for)
 
 
 class Socket(AsyncWebsocketConsumer):

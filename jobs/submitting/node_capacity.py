@@ -70,5 +70,5 @@ def shortfalls(spec: JobSpec, room: FreeCapacity, *, times: int, where: str) -> 
 def room_of(spec: JobSpec, node: Node) -> FreeCapacity:
     """Return what the node has for this job: its GPUs of the requested type, or all if the type is unknown."""
     wanted = spec.resources.gpu_type
-    gpus = gpu_types.of(gpu_types.there(node), wanted if gpu_types.has(node, wanted) else "")
+    gpus = gpu_types.count_of(gpu_types.installed(node), wanted if gpu_types.has(node, wanted) else "")
     return FreeCapacity(node.cpus, gpus, node.memory_mib)

@@ -200,7 +200,7 @@ def used(tres: str, jobs: Iterable[QueuedJobInfo]) -> int:
 
 def _gpus_of(job: QueuedJobInfo, kind: str) -> int:
     """Return how many GPUs of this type the job has or asks for; all for ""."""
-    return gpu_types.of(job.gpus_by_type or {job.gpu_type: job.gpus}, kind)
+    return gpu_types.count_of(job.gpus_by_type or {job.gpu_type: job.gpus}, kind)
 
 
 def requested(tres: str, request: Request, *, nodes: int | None = None) -> int:

@@ -24,7 +24,7 @@ def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
         yield from _single_machine(facts)
         return
     yield _too_few_nodes(facts, is_reason=is_reason)
-    if fit.could and (fragments := _fragments(facts)):
+    if fit.fits_if_empty and (fragments := _fragments(facts)):
         yield fragments
     if fit.until < inf:
         yield _reserved(facts)
@@ -34,15 +34,20 @@ def _too_few_nodes(facts: WaitFacts, *, is_reason: bool) -> Block:
     fit, request = facts.fit, facts.request
     have = len(fit.nodes)
     others = others_text(facts)
-    if not fit.ever:
-        most = f"{fit.able} in service" if fit.able else "none"
-        text = f"It requests {_request_text(request, free=False)}; there {are(fit.able)} {most}: {others}."
+    if not fit.can_ever_fit:
+        most = f"{fit.suitable_nodes} in service" if fit.suitable_nodes else "none"
+        text = f"It requests {_request_text(request, free=False)}; there {are(fit.suitable_nodes)} {most}: {others}."
         return _nodes_block(
-            request, f"{text} It can never start as requested.", have=fit.able, is_reason=is_reason, final=True
+            request,
+            f"{text} It can never start as requested.",
+            have=fit.suitable_nodes,
+            is_reason=is_reason,
+            final=True,
         )
-    if not fit.could:
-        text = f"It requests {_request_text(request, free=False)}; {fit.able} {are(fit.able)} in service: {others}."
-        return _nodes_block(request, text, have=fit.able, is_reason=is_reason)
+    if not fit.fits_if_empty:
+        in_service = f"{fit.suitable_nodes} {are(fit.suitable_nodes)} in service"
+        text = f"It requests {_request_text(request, free=False)}; {in_service}: {others}."
+        return _nodes_block(request, text, have=fit.suitable_nodes, is_reason=is_reason)
     has = "none has" if not have else "1 has" if have == 1 else f"{have} have"
     missing = set(request.required_nodes) - set(fit.nodes)
     if have >= request.min_nodes and missing:
@@ -70,7 +75,7 @@ def _nodes_block(request: Request, text: str, *, have: int, is_reason: bool, fin
 def others_text(facts: WaitFacts) -> str:
     """Return why the other nodes do not fit, grouped: "2 are drained, 1 is down, 5 have fewer than 8 free GPUs"."""
     return ", ".join(
-        f"{formatting.count(number)} {_other_text(facts, why, number)}" for why, number in facts.fit.others
+        f"{formatting.count(number)} {_other_text(facts, why, number)}" for why, number in facts.fit.obstacles
     )
 
 
@@ -122,7 +127,7 @@ def _reserved(facts: WaitFacts) -> Block:
     until, now = facts.fit.until, facts.cluster.now
     first = next((seat for seat in facts.seats if seat.until == until), None)
     name = first.taken_by if first else ""
-    nodes = dict(facts.fit.others).get(WINDOW, 0)
+    nodes = dict(facts.fit.obstacles).get(WINDOW, 0)
     who = formatting.plural(nodes, "node")
     text = (
         f"Reservation {name} takes {who} at {clock(until, now)}, {formatting.duration(until - now)} from now;"

@@ -229,7 +229,9 @@ def _largest(spec: JobSpec, cluster: ClusterCapacity) -> int:
     """Return how many ranks the largest node has room for."""
     if spec.resources.gpus_per_node:
         wanted = spec.resources.gpu_type
-        return min(64, max((gpu_types.of(gpu_types.there(node), wanted) for node in cluster.nodes), default=0))
+        return min(
+            64, max((gpu_types.count_of(gpu_types.installed(node), wanted) for node in cluster.nodes), default=0)
+        )
     each = spec.resources.cpus_per_rank
     return min(1024, max((node.cpus // each for node in cluster.nodes), default=0))
 

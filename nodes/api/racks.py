@@ -106,12 +106,12 @@ def _read(request: ApiRequest) -> Sequence[racks.RackPosition]:
         raise too_large()
     try:
         if request.content_type == "text/csv":
-            return racks.of_csv(request.body.decode())
+            return racks.parse_csv(request.body.decode())
         if request.content_type == "application/json":
             bounded.check_json(request.body)
-            return racks.of_cells(map(_cells, msgspec.json.decode(request.body, type=_RackBody).items))
+            return racks.parse_cells(map(_cells, msgspec.json.decode(request.body, type=_RackBody).items))
     except racks.WrongPlaces as error:
-        errors = [{"field": f"line {one.line}", "message": one.message} for one in error.mistakes]
+        errors = [{"field": f"line {mistake.line}", "message": mistake.message} for mistake in error.mistakes]
         raise Problem(422, str(error).replace("\n", " "), kind="invalid", errors=errors) from None  # type: ignore[arg-type]
     except msgspec.ValidationError as error:
         raise Problem(422, f"{error}.", kind="invalid") from None

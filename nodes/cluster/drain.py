@@ -65,7 +65,7 @@ def request_order(
 
 def is_drained_by_another(node: Node, user: User) -> bool:
     """Return whether the node is drained, and not by this person's own last order."""
-    if DRAINED.isdisjoint(capacity.words_of(node.state)) or not node.reason:
+    if DRAINED.isdisjoint(capacity.state_words(node.state)) or not node.reason:
         return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
     if last is None or last.asked_by != user:

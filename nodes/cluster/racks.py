@@ -97,7 +97,7 @@ class _RackReader:
         return ""
 
 
-def of_csv(text: str) -> list[RackPosition]:
+def parse_csv(text: str) -> list[RackPosition]:
     """Parse the positions in a CSV text: node, rack, optional slot and order; a header line is optional.
 
     Separated by commas, semicolons or tabs, as its first line is. Raises WrongPlaces.
@@ -111,16 +111,16 @@ def of_csv(text: str) -> list[RackPosition]:
             ]
         )
     text = text.removeprefix("\ufeff")
-    return _of_lines(_split(text))
+    return _parse_lines(_split(text))
 
 
-def of_cells(rows: Iterable[Sequence[str]]) -> list[RackPosition]:
+def parse_cells(rows: Iterable[Sequence[str]]) -> list[RackPosition]:
     """Parse positions given as rows of cells, the first of which is line 1. Raises WrongPlaces."""
-    return _of_lines(enumerate(rows, 1))
+    return _parse_lines(enumerate(rows, 1))
 
 
 def as_csv(places: Iterable[RackPosition | RackPlace]) -> str:
-    """Return the positions as CSV that `of_csv` reads."""
+    """Return the positions as CSV that `parse_csv` reads."""
     return csv_text.write(
         [COLUMNS, *((place_row.node, place_row.rack, place_row.slot, place_row.order) for place_row in places)]
     )
@@ -154,9 +154,9 @@ def replace(user: User, places: Sequence[RackPosition]) -> int:
     return changed
 
 
-def put(user: User, node: str, rack: str, slot: str) -> RackPosition:
+def place_node(user: User, node: str, rack: str, slot: str) -> RackPosition:
     """Set one node's position; its rack keeps its order. Raises WrongPlaces."""
-    (place,) = of_cells([(node, rack, slot)])
+    (place,) = parse_cells([(node, rack, slot)])
     with transaction.atomic():
         rack_order = RackPlace.objects.filter(rack=place.rack).values_list("order", flat=True).first()
         values = {"rack": place.rack, "slot": place.slot, "order": place.order if rack_order is None else rack_order}
@@ -167,7 +167,7 @@ def put(user: User, node: str, rack: str, slot: str) -> RackPosition:
     return place
 
 
-def take_out(user: User, node: str) -> bool:
+def remove_node(user: User, node: str) -> bool:
     """Remove a node from its rack."""
     with transaction.atomic():
         before = _shown_places(RackPlace.objects.filter(node=node))
@@ -178,7 +178,7 @@ def take_out(user: User, node: str) -> bool:
 
 
 @lru_cache(maxsize=16_384)
-def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Return a sort key by which rack 2 comes before rack 10."""
     parts = [part for part in _UNITS.split(name.lower()) if part]
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
@@ -191,7 +191,7 @@ def _agreed(places: Sequence[RackPosition]) -> Iterator[RackPosition]:
         yield RackPosition(place.node, place.rack, place.slot, orders.get(place.rack, 0))
 
 
-def _of_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[RackPosition]:
+def _parse_lines(lines: Iterable[tuple[int, Sequence[str]]]) -> list[RackPosition]:
     reader, places = _RackReader(), []
     for n, (line, cells) in enumerate(lines):
         if n >= MOST:

@@ -45,9 +45,9 @@ _last: dict[type[models.Fact], tuple[datetime, tuple[Any, ...]]] = {}
 
 def _cached(model: type[models.Fact], kind: type[Reported], read_at: datetime | None) -> tuple[Reported, ...]:
     """Return the rows, cached per reading: they change only with their reading, in its transaction."""
-    known = _last.get(model)
-    if known is not None and known[0] == read_at:
-        return known[1]
+    cached = _last.get(model)
+    if cached is not None and cached[0] == read_at:
+        return cached[1]
     rows = _read(model, kind)
     if read_at is not None:
         _last[model] = (read_at, rows)

@@ -78,20 +78,20 @@ def differences(kind: RowKind, reported: Iterable[ReportedRecord], *, made_up: b
     """Compare reported records with the rows; made-up rows stay, except those that a scheduler reports as real."""
     rows = kind.model._default_manager.filter(is_made_up=made_up)
     columns = ("pk", "digest", *kind.key)
-    known = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
+    stored = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
     changed: dict[tuple[object, ...], Fact] = {}
     reported_keys, unreadable = set(), 0
     digest_of, key_of = _digester(kind.model), _getter(kind.key)
-    for one in reported:
-        key, digest = key_of(one), digest_of(one)
-        if known.get(key, (0, ""))[1] != digest:
-            row = kind.model(**columns_of(one, kind.model), digest=digest, is_made_up=made_up)
+    for record in reported:
+        key, digest = key_of(record), digest_of(record)
+        if stored.get(key, (0, ""))[1] != digest:
+            row = kind.model(**columns_of(record, kind.model), digest=digest, is_made_up=made_up)
             if not _is_storable(row):
                 unreadable += 1
                 continue
             changed[key] = row
         reported_keys.add(key)
-    gone = [pk for key, (pk, _) in known.items() if key not in reported_keys]
+    gone = [pk for key, (pk, _) in stored.items() if key not in reported_keys]
     return Difference(kind, list(changed.values()), gone, unreadable)
 
 
@@ -148,8 +148,8 @@ def _getter(names: tuple[str, ...]) -> Callable[[ReportedRecord], tuple[object, 
 
 def _digester(model: type[Fact]) -> Callable[[ReportedRecord], str]:
     """Return a fast function that distinguishes two descriptions: there may be thousands every 15 s."""
-    own = {"id", "digest", "is_made_up"}
-    names = tuple(field.name for field in model._meta.concrete_fields if field.name not in own)
+    internal = {"id", "digest", "is_made_up"}
+    names = tuple(field.name for field in model._meta.concrete_fields if field.name not in internal)
     get, form = attrgetter(*names), f"{FORM} {names}".encode()
 
     def digest(record: ReportedRecord) -> str:

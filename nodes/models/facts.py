@@ -79,7 +79,7 @@ class Node(Fact):
     @property
     def takes_jobs(self) -> bool:
         """Return whether a job can start on it now: not while it is drained, down, reserved, rebooting …"""
-        return not capacity.closed(self.state)
+        return not capacity.closed_reason(self.state)
 
     @property
     def cpus_free(self) -> int:
@@ -95,7 +95,7 @@ class Node(Fact):
         used = gpu_types.used(self)
         return [
             {"type": kind, "gpus": count, "used": used.get(kind, 0), "free": self._free(count, used.get(kind, 0))}
-            for kind, count in gpu_types.there(self).items()
+            for kind, count in gpu_types.installed(self).items()
         ]
 
     @property

@@ -71,7 +71,7 @@ class Agent(models.Model):
 
 
 class AgentStream(models.Model):
-    """One buffer folder of an agent, and how far it has been taken in (docs/reference/protocols.md §11)."""
+    """A buffer folder of an agent, and how much of it the portal has stored (docs/reference/protocols.md §11)."""
 
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="streams")
     uid = models.CharField(max_length=16)
@@ -159,7 +159,7 @@ class Holding(models.Model):
     """A period in which one of the scheduler's jobs, Vigil's or not, has a GPU allocated."""
 
     class Source(models.TextChoices):
-        """Where the claim comes from; a later one is more reliable."""
+        """The sources of claims, from the least to the most reliable."""
 
         PROCESSES = "processes", "its processes' control groups"
         SCHEDULER = "scheduler", "the scheduler's indices"

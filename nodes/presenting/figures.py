@@ -16,7 +16,7 @@ COOL_C = 20
 
 @dataclass(frozen=True)
 class GpuField:
-    """One of the four fields in a GPU's row."""
+    """Describe one of the four fields in a GPU's row."""
 
     name: str
     title: str

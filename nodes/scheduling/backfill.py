@@ -12,12 +12,12 @@ from math import inf
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import features, gpu_types
-from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, closed, copies, free, of_partition
+from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, closed_reason, copies, free, of_partition
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobsAhead:
-    """What remains once every job ahead that fits has started, and until when it is free."""
+    """The capacity that remains once every job ahead that fits has started, and until when it is free."""
 
     left: Mapping[str, FreeCapacity]
     waiting: tuple[QueuedJobInfo, ...] = ()  # ahead, without room yet; highest priority first
@@ -32,21 +32,21 @@ def after(ahead: Sequence[QueuedJobInfo], cluster: ClusterCapacity) -> JobsAhead
 
     A plan names no nodes, so it blocks all nodes of its partition: what ends by then delays nobody.
     """
-    left = {node.name: free(node) for node in cluster.nodes if not closed(node.state)}
+    left = {node.name: free(node) for node in cluster.nodes if not closed_reason(node.state)}
     by_partition: dict[str, list[NodeStatus]] = {}
-    hopeless: set[tuple[object, ...]] = set()
+    shapes_without_room: set[tuple[object, ...]] = set()
     waiting, placed = [], 0
     until: dict[str, tuple[float, str]] = {}
     for job in ahead:
         need, shape = _need(job), _shape(job)
-        if shape not in hopeless and placed < MOST_PLACED:
+        if shape not in shapes_without_room and placed < MOST_PLACED:
             if job.partition not in by_partition:
                 there = of_partition(job.partition, cluster)
                 by_partition[job.partition] = [node for node in there if node.name in left]
             if _place(job, need, by_partition[job.partition], left, cluster):
                 placed += 1
                 continue
-            hopeless.add(shape)
+            shapes_without_room.add(shape)
         waiting.append(job)
         planned = max(cluster.now, job.starts_at) if job.starts_at is not None else cluster.now
         for name in job.partition.split(","):
@@ -96,8 +96,10 @@ def _place(
     chosen: list[tuple[str, int]] = []
     missing = max(1, job.node_count)
     for node in nodes:
-        known = node.memory_mib > 0
-        most = min(copies(need, left[node.name], is_memory_reported=known), _copies_by_type(need, left[node.name]))
+        is_memory_reported = node.memory_mib > 0
+        most = min(
+            copies(need, left[node.name], is_memory_reported=is_memory_reported), _copies_by_type(need, left[node.name])
+        )
         most = most if cluster.simulates_nodes else min(1, most)
         if most and features.holds(every, node.features):
             chosen.append((node.name, min(most, missing)))
@@ -114,7 +116,8 @@ def _place(
 def _copies_by_type(need: FreeCapacity, room: FreeCapacity) -> int:
     """Return how often the GPUs that it requests by type are available."""
     return min(
-        (gpu_types.of(room.types, kind) // each for kind, each in need.types.items() if kind and each), default=2**31
+        (gpu_types.count_of(room.types, kind) // each for kind, each in need.types.items() if kind and each),
+        default=2**31,
     )
 
 

@@ -1,6 +1,6 @@
 """Compute what is free on a cluster and what could start on it now. Pure: dataclasses in and out, no Django.
 
-    cluster = Cluster(nodes=…, partitions=…, reservations=…, queue=…, now=…)
+    cluster = ClusterCapacity(nodes=…, partitions=…, reservations=…, queue=…, now=…)
     seats = survey(request, cluster)          each node as this request may use it
     fit = assess(request, seats, cluster)     could it start, on which nodes, and why not on the others
 
@@ -55,8 +55,8 @@ class FreeCapacity:
     types: Mapping[str, int] = field(default_factory=dict)
 
     def of_type(self, wanted: str) -> FreeCapacity:
-        """Return the same room with only the GPUs of this type; with all for "", which any type satisfies."""
-        return replace(self, gpus=gpu_types.of(self.types, wanted)) if wanted else self
+        """Return the same capacity with only the GPUs of this type; with all GPUs for "", which any type satisfies."""
+        return replace(self, gpus=gpu_types.count_of(self.types, wanted)) if wanted else self
 
     def less(self, taken: FreeCapacity, times: int = 1) -> FreeCapacity:
         """Return what remains after `taken` is subtracted `times` times.
@@ -66,11 +66,11 @@ class FreeCapacity:
         types = dict(self.types)
         for kind, count in taken.types.items():
             types[kind] = types.get(kind, 0) - count * times
-        loose = (taken.gpus - sum(taken.types.values())) * times
-        for kind, there in types.items():
-            given = min(max(0, there), loose)
-            types[kind] -= given
-            loose -= given
+        untyped = (taken.gpus - sum(taken.types.values())) * times
+        for kind, available in types.items():
+            assigned = min(max(0, available), untyped)
+            types[kind] -= assigned
+            untyped -= assigned
         return FreeCapacity(
             self.cpus - taken.cpus * times,
             self.gpus - taken.gpus * times,
@@ -141,18 +141,18 @@ class Seat:
     why: str = ""
     until: float = inf
     taken_by: str = ""  # for whom that time is reserved
-    lasting: bool = False  # waiting does not help this request
+    is_permanent: bool = False  # why it cannot be used never changes
     size: FreeCapacity = field(default_factory=FreeCapacity)  # its total of the requested type
 
 
-class Step(IntEnum):
-    """How close a node is to accepting a request."""
+class NodeSuitability(IntEnum):
+    """Grades of how close a node is to accepting a request; each includes those before it."""
 
-    NEVER = 0  # too small, or does not match the request
-    EVER = 1  # suitable, but out of service
-    ABLE = 2  # in service
-    CLEAR = 3  # and not reserved for others during the job
-    NOW = 4  # and enough of it is free
+    UNSUITABLE = 0  # too small, or does not match the request
+    SUITABLE = 1  # suitable, but out of service
+    IN_SERVICE = 2  # in service
+    UNRESERVED = 3  # and not reserved for others during the job
+    FREE = 4  # and enough of it is free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,16 +161,16 @@ class Fit:
 
     starts: bool
     nodes: tuple[str, ...]  # with room for it now
-    able: int  # suitable if they were empty
-    could: bool  # there are enough of those, so that waiting helps
-    ever: bool  # there are enough, including those out of service now
-    others: tuple[tuple[str, int], ...]  # obstacles by number of nodes, most first: ("drained", 2), ("room:gpus", 5)
+    suitable_nodes: int  # in service, and large enough if they were empty
+    fits_if_empty: bool  # there are enough of those, so waiting helps
+    can_ever_fit: bool  # there are enough, including those out of service now
+    obstacles: tuple[tuple[str, int], ...]  # by number of nodes, most first: ("drained", 2), ("room:gpus", 5)
     free_gpus: Mapping[int, int] = field(default_factory=dict)  # of the suitable nodes: free GPUs → nodes
     until: float = inf  # the earliest time at which a reservation of others is in the way
     is_sure: bool = True  # False: the features could not be parsed
 
 
-def words_of(state: str) -> list[str]:
+def state_words(state: str) -> list[str]:
     """Split a node's state into its parts: "idle+drain" and "down*" have two."""
     parts = state.lower().replace("+", " ").split()
     found = []
@@ -181,9 +181,9 @@ def words_of(state: str) -> list[str]:
 
 
 @lru_cache(maxsize=512)
-def closed(state: str) -> str:
+def closed_reason(state: str) -> str:
     """Return the one-word reason why no new job starts on a node in this state; "" if one may."""
-    words = words_of(state)
+    words = state_words(state)
     for table in (OUT, PASSING, CLOSED):
         for word in words:
             if word in table:
@@ -194,11 +194,11 @@ def closed(state: str) -> str:
 @lru_cache(maxsize=512)
 def is_in_service(state: str) -> bool:
     """Return whether a node accepts jobs, or will again by itself: not drained, down or failing."""
-    return not any(word in OUT for word in words_of(state))
+    return not any(word in OUT for word in state_words(state))
 
 
-def whole(node: NodeStatus) -> FreeCapacity:
-    return FreeCapacity(node.cpus, node.gpus, node.memory_mib, gpu_types.there(node))
+def total(node: NodeStatus) -> FreeCapacity:
+    return FreeCapacity(node.cpus, node.gpus, node.memory_mib, gpu_types.installed(node))
 
 
 def free(node: NodeStatus) -> FreeCapacity:
@@ -227,55 +227,65 @@ def copies(need: FreeCapacity, room: FreeCapacity, *, is_memory_reported: bool =
         (need.gpus, room.gpus),
         (need.memory_mib if is_memory_reported else 0, room.memory_mib),
     ]
-    return min((have // each for each, have in pairs if each), default=2**31)
+    return min((have // needed for needed, have in pairs if needed), default=2**31)
 
 
 def survey(request: Request, cluster: ClusterCapacity, *, left: Mapping[str, FreeCapacity] | None = None) -> list[Seat]:
     """Return each node of the request's partition as it may use it. `left` overrides what the nodes report as free."""
     claims = _claims(request, cluster)
-    ways = features.read(request.constraint)
-    every = [way.every for way in ways] if ways is not None else [features.ANY]
-    own = [r for r in cluster.reservations if r.name in request.reservation.split(",")] if request.reservation else None
-    fitting: dict[tuple[str, ...], bool] = {}
+    alternatives = features.read(request.constraint)
+    feature_tests = [way.every for way in alternatives] if alternatives is not None else [features.ANY]
+    own_reservations = (
+        [r for r in cluster.reservations if r.name in request.reservation.split(",")] if request.reservation else None
+    )
+    fits_by_features: dict[tuple[str, ...], bool] = {}
     seats = []
     for node in of_partition(request.partition, cluster):
-        if node.features not in fitting:
-            fitting[node.features] = any(features.holds(test, node.features) for test in every)
-        why = _unfit(request, node, fits=fitting[node.features], own=own)
-        until, by = claims.get(node.name, (inf, ""))
+        if node.features not in fits_by_features:
+            fits_by_features[node.features] = any(features.holds(test, node.features) for test in feature_tests)
+        why = _permanent_obstacle(
+            request, node, fits=fits_by_features[node.features], own_reservations=own_reservations
+        )
+        until, reserved_by = claims.get(node.name, (inf, ""))
         room = left.get(node.name, FreeCapacity()) if left is not None else free(node)
-        lasting = bool(why)
+        is_permanent = bool(why)
         if not why and until <= cluster.now:
             why = "reserved"
-        word = why or closed(node.state)
-        if word == "reserved" and not why and own:
-            word = ""  # its own reservation is what closes the node to others
-        if not word and request.exclusive and (node.cpus_used or node.gpus_used):
+        obstacle = why or closed_reason(node.state)
+        if obstacle == "reserved" and not why and own_reservations:
+            obstacle = ""  # its own reservation is what closes the node to others
+        if not obstacle and request.exclusive and (node.cpus_used or node.gpus_used):
             room = FreeCapacity()
         wanted = request.gpu_type if request.gpus else ""
-        seats.append(Seat(node, room.of_type(wanted), word, until, by, lasting, whole(node).of_type(wanted)))
+        seats.append(
+            Seat(node, room.of_type(wanted), obstacle, until, reserved_by, is_permanent, total(node).of_type(wanted))
+        )
     return seats
 
 
 def assess(request: Request, seats: Sequence[Seat], cluster: ClusterCapacity) -> Fit:
     """Return whether the request could start now on these seats; if not, what prevents it."""
     end = cluster.now + request.time_limit_s
-    judged = [(seat, *_judged(seat, request.room, end)) for seat in seats]
+    rated = [(seat, *_rate(seat, request.room, end)) for seat in seats]
 
-    def at_least(step: Step) -> list[Seat]:
-        return [seat for seat, reached, _ in judged if reached >= step]
+    def at_least(least: NodeSuitability) -> list[Seat]:
+        return [seat for seat, suitability, _ in rated if suitability >= least]
 
-    now_on, able, ever = at_least(Step.NOW), at_least(Step.ABLE), at_least(Step.EVER)
+    free_seats, in_service, suitable = (
+        at_least(NodeSuitability.FREE),
+        at_least(NodeSuitability.IN_SERVICE),
+        at_least(NodeSuitability.SUITABLE),
+    )
     ways = features.read(request.constraint)
     return Fit(
-        starts=ways is not None and _enough(request, now_on, ways, cluster),
-        nodes=tuple(seat.node.name for seat in now_on),
-        able=len(able),
-        could=ways is None or _enough(request, able, ways, cluster, empty=True),
-        ever=ways is None or _enough(request, ever, ways, cluster, empty=True),
-        others=tuple(Counter(why for _, _, why in judged if why).most_common()),
-        free_gpus=Counter(seat.room.gpus for seat in at_least(Step.CLEAR)),
-        until=min((seat.until for seat, _, why in judged if why == WINDOW), default=inf),
+        starts=ways is not None and _enough(request, free_seats, ways, cluster),
+        nodes=tuple(seat.node.name for seat in free_seats),
+        suitable_nodes=len(in_service),
+        fits_if_empty=ways is None or _enough(request, in_service, ways, cluster, empty=True),
+        can_ever_fit=ways is None or _enough(request, suitable, ways, cluster, empty=True),
+        obstacles=tuple(Counter(why for _, _, why in rated if why).most_common()),
+        free_gpus=Counter(seat.room.gpus for seat in at_least(NodeSuitability.UNRESERVED)),
+        until=min((seat.until for seat, _, why in rated if why == WINDOW), default=inf),
         is_sure=ways is not None,
     )
 
@@ -284,7 +294,7 @@ def starts(request: Request, seats: Iterable[Seat], cluster: ClusterCapacity) ->
     """Return only whether `assess` would find that it starts; quicker, for trying many requests."""
     end, need = cluster.now + request.time_limit_s, request.room
     ways = features.read(request.constraint)
-    now_on = [
+    free_seats = [
         seat
         for seat in seats
         if not seat.why
@@ -293,7 +303,7 @@ def starts(request: Request, seats: Iterable[Seat], cluster: ClusterCapacity) ->
         and end <= seat.until
         and (need.memory_mib <= seat.room.memory_mib or not seat.node.memory_mib)
     ]
-    return ways is not None and _enough(request, now_on, ways, cluster)
+    return ways is not None and _enough(request, free_seats, ways, cluster)
 
 
 def of_partition(name: str, cluster: ClusterCapacity) -> list[NodeStatus]:
@@ -314,31 +324,31 @@ def may_use(reservation: ReservationInfo, *, user: str, account: str) -> bool:
     return not invited or user in invited or account in invited
 
 
-def _judged(seat: Seat, need: FreeCapacity, end: float) -> tuple[Step, str]:
-    """Return how far a seat gets towards this room until then, and the reason it gets no further; "" for none."""
-    node, known = seat.node, seat.node.memory_mib > 0
-    if seat.lasting:
-        return Step.NEVER, seat.why
-    if small := lacking(need, seat.size, is_memory_reported=known):
-        return Step.NEVER, f"small:{small}"
+def _rate(seat: Seat, need: FreeCapacity, end: float) -> tuple[NodeSuitability, str]:
+    """Return how suitable a seat is for this need until `end`, and what prevents more; "" if nothing does."""
+    node, is_memory_reported = seat.node, seat.node.memory_mib > 0
+    if seat.is_permanent:
+        return NodeSuitability.UNSUITABLE, seat.why
+    if too_small := lacking(need, seat.size, is_memory_reported=is_memory_reported):
+        return NodeSuitability.UNSUITABLE, f"small:{too_small}"
     if not is_in_service(node.state):
-        return Step.EVER, seat.why
+        return NodeSuitability.SUITABLE, seat.why
     if seat.why:
-        return Step.ABLE, seat.why
+        return NodeSuitability.IN_SERVICE, seat.why
     if seat.until < end:
-        return Step.ABLE, WINDOW
-    if short := lacking(need, seat.room, is_memory_reported=known):
-        return Step.CLEAR, f"room:{short}"
-    return Step.NOW, ""
+        return NodeSuitability.IN_SERVICE, WINDOW
+    if shortage := lacking(need, seat.room, is_memory_reported=is_memory_reported):
+        return NodeSuitability.UNRESERVED, f"room:{shortage}"
+    return NodeSuitability.FREE, ""
 
 
 def _claims(request: Request, cluster: ClusterCapacity) -> dict[str, tuple[float, str]]:
     """Return from when each node is reserved for others, and by what; now if the reservation has begun."""
-    own = request.reservation.split(",") if request.reservation else []
+    own_names = request.reservation.split(",") if request.reservation else []
     found: dict[str, tuple[float, str]] = {}
     for reservation in cluster.reservations:
         begins, ends = reservation.starts_at or 0.0, reservation.ends_at or inf
-        if reservation.name in own or ends <= cluster.now:
+        if reservation.name in own_names or ends <= cluster.now:
             continue
         for name in reservation.nodes:
             if begins < found.get(name, (inf, ""))[0]:
@@ -346,13 +356,15 @@ def _claims(request: Request, cluster: ClusterCapacity) -> dict[str, tuple[float
     return found
 
 
-def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[ReservationInfo] | None) -> str:
+def _permanent_obstacle(
+    request: Request, node: NodeStatus, *, fits: bool, own_reservations: list[ReservationInfo] | None
+) -> str:
     """Return why a node can never satisfy this request, however long it waits."""
     if node.name in request.excluded_nodes:
         return "excluded"
     if node.name not in request.required_nodes and 0 < request.max_nodes <= len(set(request.required_nodes)):
         return "not asked for"
-    if own is not None and not any(node.name in r.nodes or "FLEX" in r.flags for r in own):
+    if own_reservations is not None and not any(node.name in r.nodes or "FLEX" in r.flags for r in own_reservations):
         return "outside the reservation"
     if not fits:
         return "other features"
@@ -364,7 +376,7 @@ def _unfit(request: Request, node: NodeStatus, *, fits: bool, own: list[Reservat
 def _enough(
     request: Request,
     seats: Sequence[Seat],
-    ways: Iterable[features.FeatureSet],
+    alternatives: Iterable[features.FeatureSet],
     cluster: ClusterCapacity,
     *,
     empty: bool = False,
@@ -372,17 +384,22 @@ def _enough(
     """Return whether these seats suffice for the allocation. `empty`: as if nothing else ran on them."""
     if cluster.simulates_nodes:
         rooms = ((s.size if empty else s.room, s.node.memory_mib > 0) for s in seats)
-        return sum(copies(request.room, room, is_memory_reported=known) for room, known in rooms) >= request.min_nodes
+        return (
+            sum(copies(request.room, room, is_memory_reported=is_reported) for room, is_reported in rooms)
+            >= request.min_nodes
+        )
     required = set(request.required_nodes)
     if not required <= {seat.node.name for seat in seats}:
         return False
-    return any(_is_met(request, seats, way, required) for way in ways)
+    return any(_is_met(request, seats, way, required) for way in alternatives)
 
 
 def _is_met(request: Request, seats: Sequence[Seat], way: features.FeatureSet, required: Collection[str]) -> bool:
-    kept = [seat.node for seat in seats if way.every is features.ANY or features.holds(way.every, seat.node.features)]
-    first = [node.features for node in kept if node.name in required]
-    if len(first) < len(required) or not features.is_served(way, [node.features for node in kept]):
+    matching = [
+        seat.node for seat in seats if way.every is features.ANY or features.holds(way.every, seat.node.features)
+    ]
+    required_features = [node.features for node in matching if node.name in required]
+    if len(required_features) < len(required) or not features.is_served(way, [node.features for node in matching]):
         return False
-    size = max(request.min_nodes, len(first) + features.size_of(way, first))
-    return size <= len(kept) and size <= max(request.max_nodes, request.min_nodes)
+    size = max(request.min_nodes, len(required_features) + features.size_of(way, required_features))
+    return size <= len(matching) and size <= max(request.max_nodes, request.min_nodes)

@@ -25,7 +25,7 @@ class HasGpus(Protocol):
     def gpus_used_by_type(self) -> Mapping[str, int]: ...
 
 
-def there(node: HasGpus) -> Mapping[str, int]:
+def installed(node: HasGpus) -> Mapping[str, int]:
     """Return how many of each type the node has."""
     return node.gpus_by_type or ({node.gpu_type: node.gpus} if node.gpus else {})
 
@@ -38,10 +38,10 @@ def used(node: HasGpus) -> Mapping[str, int]:
 def free(node: HasGpus) -> dict[str, int]:
     """Return how many of each type are not allocated."""
     taken = used(node)
-    return {kind: max(0, count - taken.get(kind, 0)) for kind, count in there(node).items()}
+    return {kind: max(0, count - taken.get(kind, 0)) for kind, count in installed(node).items()}
 
 
-def of(counts: Mapping[str, int], wanted: str) -> int:
+def count_of(counts: Mapping[str, int], wanted: str) -> int:
     """Return how many are of the wanted type; all for "", which any type satisfies."""
     if not wanted:
         return sum(counts.values())
@@ -50,23 +50,23 @@ def of(counts: Mapping[str, int], wanted: str) -> int:
 
 def has(node: HasGpus, wanted: str) -> bool:
     """Return whether the node has GPUs of the wanted type, free or not."""
-    return of(there(node), wanted) > 0
+    return count_of(installed(node), wanted) > 0
 
 
 def names(nodes: Iterable[HasGpus]) -> list[str]:
     """Return every type that these nodes have, sorted; GPUs without a type have none."""
-    return sorted({kind for node in nodes for kind, count in there(node).items() if kind and count})
+    return sorted({kind for node in nodes for kind, count in installed(node).items() if kind and count})
 
 
-def spelling(wanted: str, known: Iterable[str]) -> str:
+def spelling(wanted: str, available: Iterable[str]) -> str:
     """Return the matching known type as the scheduler spells it: "h100" for "H100"; "" if there is none."""
-    alike = sorted(name for name in known if name.lower() == wanted.lower())
+    alike = sorted(name for name in available if name.lower() == wanted.lower())
     return wanted if wanted in alike else next(iter(alike), "")
 
 
 def text(node: HasGpus) -> str:
     """Return the type of its GPUs; "1 a100, 7 1g.10gb" if it has several."""
-    counts = there(node)
+    counts = installed(node)
     if len(counts) < 2:
         return "".join(counts)
     return ", ".join(f"{count} {kind or 'without a type'}" for kind, count in counts.items())

@@ -31,7 +31,7 @@ class _FrameHeader(msgspec.Struct, array_like=True):
     host: dict[str, float]
 
 
-_abouts = msgspec.msgpack.Decoder(_FrameHeader)
+_header_decoder = msgspec.msgpack.Decoder(_FrameHeader)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def encode(at: int, period: int, gpus: Sequence[int], host: Mapping[str, float],
 def decode(data: bytes) -> DecodedFrame:
     (length,) = _LENGTH.unpack_from(data)
     end = _LENGTH.size + length
-    header = _abouts.decode(data[_LENGTH.size : end])
+    header = _header_decoder.decode(data[_LENGTH.size : end])
     flat = np.frombuffer(zlib.decompress(data[end:]), np.uint8).reshape(4, -1).T
     steps = np.ascontiguousarray(flat).view("<i4")
     numbers = len(header.gpus) * header.n

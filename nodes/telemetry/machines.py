@@ -64,7 +64,7 @@ class MachineGpus:
     rows: dict[str, Gpu]
     places: dict[str, GpuPlace]
     """The open slot interval by UUID."""
-    ever: int
+    gpus_ever_reported: int
     """How many GPUs the machine has ever reported."""
     changed: dict[str, Gpu] = field(default_factory=dict)
     left: dict[str, datetime] = field(default_factory=dict)
@@ -127,10 +127,10 @@ class MachineGpus:
         """
         gpu = self.rows.get(uuid)
         if gpu is None:
-            if self.ever >= MAX_GPUS:
+            if self.gpus_ever_reported >= MAX_GPUS:
                 return False
             gpu = self.rows[uuid] = self.changed[uuid] = Gpu(uuid=uuid, first_seen_at=at, agent=self.agent, index=index)
-            self.ever += 1
+            self.gpus_ever_reported += 1
             self._set(gpu, _described(about, index))
         elif gpu.agent_id != self.agent.pk and gpu.gone_at is None and not gpu.agent.is_silent():
             warn.once(("gpu", self.agent.pk), "%s reports %s, which %s has", self.agent, uuid, gpu.agent)

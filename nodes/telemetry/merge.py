@@ -36,14 +36,14 @@ def merge(budget_s: float = 10.0, *, now: float | None = None) -> int:
     """Merge full windows for about `budget_s`; return how many frames were merged."""
     deadline = time.monotonic() + budget_s
     merged = 0
-    for agent_id, window in _ripe(time.time() if now is None else now):
+    for agent_id, window in _due_windows(time.time() if now is None else now):
         merged += merge_window(agent_id, window)
         if time.monotonic() > deadline:
             break
     return merged
 
 
-def _ripe(now: float) -> Iterator[tuple[int, int]]:
+def _due_windows(now: float) -> Iterator[tuple[int, int]]:
     """Yield (machine, first second of the window), those that have waited longest first.
 
     One window per machine in turn, so that a machine with samples of past years does not delay the others.

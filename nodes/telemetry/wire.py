@@ -121,16 +121,16 @@ class TelemetryPost(msgspec.Struct):
     batches: list[SampleBatch]
 
 
-_posts = msgspec.json.Decoder(_Post)
-_objects = msgspec.json.Decoder(dict[str, Any])
-_happenings = msgspec.json.Decoder(MachineEvent)
+_post_decoder = msgspec.json.Decoder(_Post)
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_event_decoder = msgspec.json.Decoder(MachineEvent)
 
 
 def parse(body: bytes) -> TelemetryPost:
     """Return the post in a request body. Raises Malformed."""
     check_text(body, BOUNDS)
     try:
-        sent = _posts.decode(body)
+        sent = _post_decoder.decode(body)
     except UNREADABLE as error:
         message, _, place = str(error).partition(" - at `$")
         raise Malformed(place.strip("`.") or "body", message) from None
@@ -175,7 +175,7 @@ def _event(place: str, raw: msgspec.Raw) -> MachineEvent:
     if len(bytes(raw)) > EVENT_BYTES:
         raise Malformed(place, f"more than {EVENT_BYTES} bytes")
     try:
-        event, more = _happenings.decode(raw), _objects.decode(raw)
+        event, more = _event_decoder.decode(raw), _object_decoder.decode(raw)
     except UNREADABLE as error:
         raise Malformed(place, str(error)) from None
     event.more = {name: value for name, value in more.items() if name not in {"kind", "at", "gpu", "more"}}

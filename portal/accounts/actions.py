@@ -76,14 +76,14 @@ def last_address() -> str:
     return str(settings.VIGIL_PUBLIC_URL)
 
 
-def living_link(secret: str) -> LoginLink | None:
+def valid_link(secret: str) -> LoginLink | None:
     alive = LoginLink.objects.filter(used_at=None, expires_at__gt=timezone.now(), user__is_active=True)
     return alive.select_related("user").filter(digest=digest(secret)).first()
 
 
 def consume_link(secret: str) -> User | None:
     """Mark the link used and return the person whom it signs in; None if it is invalid or was used before."""
-    link = living_link(secret)
+    link = valid_link(secret)
     # If two requests use the link at once, the conditional update lets one of them win.
     if link is None or not LoginLink.objects.filter(pk=link.pk, used_at=None).update(used_at=timezone.now()):
         return None
@@ -129,7 +129,7 @@ def revoke_all_tokens(user: User) -> int:
     has_file = tokens_of(user).filter(name=CLI_TOKEN).exists()
     revoked = tokens_of(user).update(revoked_at=timezone.now())
     if has_file and (Path(settings.VIGIL_HOME) / CLI_TOKEN).exists():
-        transaction.on_commit(lambda: _leave_cli_token(user), robust=True)
+        transaction.on_commit(lambda: _write_cli_token(user), robust=True)
     return revoked
 
 
@@ -153,13 +153,13 @@ def first_start() -> str | None:
         project, made = projects.ensure_default()
         if made:
             Membership.objects.get_or_create(user=sysadmin, project=project, defaults={"role": Membership.Role.LEAD})
-    _leave_cli_token(sysadmin)
+    _write_cli_token(sysadmin)
     unseen = sysadmin.last_login is None and not sysadmin.has_usable_password()
     return make_link(sysadmin) if unseen else None
 
 
 def _first_sysadmin() -> User:
-    name = _who_starts()
+    name = _starting_user()
     if User.objects.filter(username=name).exists():
         name = f"{name}-admin"
     fields = {"is_superuser": True, "is_staff": True, "slurm_user": _slurm_user(name), "password": make_password(None)}
@@ -170,7 +170,7 @@ def _first_sysadmin() -> User:
     return user
 
 
-def _who_starts() -> str:
+def _starting_user() -> str:
     try:
         name = getpass.getuser()
         User.username_validator(name)
@@ -186,10 +186,10 @@ def _slurm_user(name: str) -> str | None:
     return wanted if wanted and wanted != "root" and not taken else None
 
 
-def _leave_cli_token(user: User) -> None:
+def _write_cli_token(user: User) -> None:
     """Write `$VIGIL_HOME/cli.toml` with this address and a valid token, so that `vigil` works on this machine."""
     path = Path(settings.VIGIL_HOME) / CLI_TOKEN
-    secret = _living_secret(path)
+    secret = _valid_secret(path)
     if secret is None:
         user.tokens.filter(name=CLI_TOKEN, revoked_at=None).update(revoked_at=timezone.now())
         scope = Token.Scope.ADMIN if user.is_sysadmin else Token.Scope.WRITE
@@ -200,7 +200,7 @@ def _leave_cli_token(user: User) -> None:
         _write_private(path, text)
 
 
-def _living_secret(path: Path) -> str | None:
+def _valid_secret(path: Path) -> str | None:
     try:
         secret = tomllib.loads(path.read_text())["token"]
     except (OSError, ValueError, KeyError):

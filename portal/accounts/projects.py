@@ -19,11 +19,11 @@ def delete(project: Project, successor: Project | None = None) -> None:
     with transaction.atomic():
         rows = {row.pk: row for row in Project.objects.select_for_update().order_by("pk")}
         if rows[project.pk].is_default:
-            heir = rows.get(successor.pk) if successor is not None and successor.pk != project.pk else None
-            if heir is None:
+            new_default = rows.get(successor.pk) if successor is not None and successor.pk != project.pk else None
+            if new_default is None:
                 raise NoSuccessor
             Project.objects.filter(pk=project.pk).update(is_default=False)
-            Project.objects.filter(pk=heir.pk).update(is_default=True)
+            Project.objects.filter(pk=new_default.pk).update(is_default=True)
         project.delete()
 
 

@@ -9,7 +9,7 @@ from portal.models import User
 LAST = "is the last sysadmin: nobody could manage Vigil any more. Make somebody else a sysadmin first."
 
 
-def would_be_none(leaving: Collection[int]) -> bool:
+def would_leave_none(leaving: Collection[int]) -> bool:
     """Return whether no active sysadmin would be left without these people. Call it in the transaction of the change.
 
     All sysadmins are locked until the transaction ends: if two remove each other's right at once, the second waits and

@@ -60,7 +60,7 @@ def login_link(request: HttpRequest, secret: str) -> HttpResponse:
             login(request, user, backend="allauth.account.auth_backends.AuthenticationBackend")
             request.session[MAY_SET] = True
             return redirect("set_password")
-    elif link := actions.living_link(secret):
+    elif link := actions.valid_link(secret):
         return _unreferred(render(request, "account/link.html", {"link_user": link.user, "secret": secret}))
     return _unreferred(render(request, "account/link_dead.html", status=410))
 

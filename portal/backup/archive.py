@@ -103,7 +103,7 @@ def _padding(size: int) -> bytes:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Reader]:
-    """Open an archive and read its manifest; any defect, now or later, raises Refused with a sentence."""
+    """Open an archive and read its manifest; any defect, now or later, raises StartRefused with a sentence."""
     try:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
             yield Reader(path, stream)

@@ -29,7 +29,7 @@ class BackupResult:
 
 
 def backup(settings: ModuleType, path: Path, *, force: bool = False) -> BackupResult:
-    """Write the archive. Raises Refused with a sentence if that is impossible."""
+    """Write the archive. Raises StartRefused with a sentence if that is impossible."""
     began = time.monotonic()
     path = path.absolute()
     _refuse_target(path, force)

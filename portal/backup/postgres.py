@@ -200,7 +200,7 @@ class _Program:
         )
 
     def finish(self) -> None:
-        """Wait for the program to end; on failure raise Refused with its own message."""
+        """Wait for the program to end; on failure raise StartRefused with its own message."""
         if self.process.wait():
             self.errors.seek(0)
             raise StartRefused(f"{self.name} failed: {_last_line(self.errors.read().decode(errors='replace'))}.")

@@ -37,7 +37,7 @@ class RestoreResult:
 
 
 def restore(settings: ModuleType, path: Path, *, force: bool = False) -> RestoreResult:
-    """Restore the backup. Raises Refused with a sentence if that is impossible."""
+    """Restore the backup. Raises StartRefused with a sentence if that is impossible."""
     home: Path = settings.VIGIL_HOME
     try:
         with lock_home(home, STOP_IT):

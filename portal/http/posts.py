@@ -90,7 +90,9 @@ class Intake:
         authorization, encoding = headers.get("authorization", ""), headers.get("content-encoding", "")
         with ExitStack() as places:
             if not _is_small(scope):
-                refusal = await self._in_turn(_in_thread, _admission_refusal, endpoint.admit, sender, authorization)
+                refusal = await self._run_in_thread_slot(
+                    _in_thread, _admission_refusal, endpoint.admit, sender, authorization
+                )
                 if refusal is None and not places.enter_context(self._take_slot(endpoint, sender)):
                     refusal = problems.plain(503, {"Retry-After": "1"})
                 if refusal is not None:
@@ -98,7 +100,7 @@ class Intake:
                     return
             chunks = await _read(receive)
             if chunks is not None:  # else the client disconnected
-                answer = await self._in_turn(
+                answer = await self._run_in_thread_slot(
                     _in_thread, response_of, endpoint.answer, sender, authorization, encoding, chunks
                 )
                 await respond(send, answer)
@@ -118,7 +120,7 @@ class Intake:
             if not self.large[key]:
                 del self.large[key]
 
-    async def _in_turn(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run_in_thread_slot(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run the work in a thread and return its result; return 503 if too many are waiting for a thread."""
         if self.waiting >= WAITING:
             return problems.plain(503, {"Retry-After": "1"})

@@ -6,7 +6,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 
 # Temporary redirects: a browser caches a permanent one, even after a page of that name is added.
-LEADS = {
+GUESSED_PATHS = {
     "account_login": ("login", "login/", "signin", "signin/", "sign-in"),
     "account_logout": ("logout", "logout/", "signout", "signout/", "sign-out"),
     "account_signup": ("signup", "signup/", "register", "register/"),
@@ -24,18 +24,18 @@ LEADS = {
 DETAIL_ROUTES = {"job": "job/<int:job_id>", "sweep": "sweep/<int:sweep_id>", "node": "node/<str:name>"}
 
 
-def _leads_to(name: str, route: str) -> URLPattern:
+def _redirects(name: str, route: str) -> URLPattern:
     @csrf_exempt  # a POST should learn that nothing is accepted here, not that a token is missing
     @require_safe
-    def lead(request: HttpRequest, **named: int | str) -> HttpResponse:
+    def redirect_read(request: HttpRequest, **named: int | str) -> HttpResponse:
         there = reverse(name, kwargs=named)
         query = request.META.get("QUERY_STRING", "")
         return HttpResponseRedirect(f"{there}?{query}" if query else there)
 
-    return path(route, lead)
+    return path(route, redirect_read)
 
 
 urlpatterns = [
-    *(_leads_to(name, route) for name, routes in LEADS.items() for route in routes),
-    *(_leads_to(name, route) for name, route in DETAIL_ROUTES.items()),
+    *(_redirects(name, route) for name, routes in GUESSED_PATHS.items() for route in routes),
+    *(_redirects(name, route) for name, route in DETAIL_ROUTES.items()),
 ]

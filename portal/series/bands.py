@@ -35,7 +35,7 @@ class Band:
 
 
 def across(values: Floats, there: NDArray[np.bool_], ranks: Integers) -> tuple[Floats, Floats, Floats, Integers]:
-    """Return min, median, max and worst rank of each row of `values` (steps × ranks); `there` masks reported values."""
+    """Return min, median, max and worst rank of each row of `values` (steps × ranks); `there` marks reported ones."""
     present = np.where(there, values, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows that contain only NaN

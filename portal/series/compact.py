@@ -31,7 +31,7 @@ _REST_S = 0.005  # between transactions, so that waiting writers get their turn
 
 
 @dataclass(frozen=True)
-class _Ripe:
+class _DueSeries:
     """A series and incarnation whose unmerged rows are worth merging."""
 
     series_id: int
@@ -75,14 +75,14 @@ def compact(budget_s: float = 30.0, *, quiet: Callable[[Set[Owner]], Set[Owner]]
     """
     deadline = time.monotonic() + budget_s
     gone = 0
-    for ripe in _ripe(quiet):
+    for ripe in _due_series(quiet):
         gone += _compact_series(ripe, deadline)
         if time.monotonic() > deadline:
             break
     return gone
 
 
-def _ripe(quiet: Callable[[Set[Owner]], Set[Owner]]) -> list[_Ripe]:
+def _due_series(quiet: Callable[[Set[Owner]], Set[Owner]]) -> list[_DueSeries]:
     groups = (
         Chunk.objects.filter(kind__lt=Chunk.Kind.MERGED)
         .values_list("series_id", "incarnation", "series__owner_kind", "series__owner_id")
@@ -100,35 +100,35 @@ def _ripe(quiet: Callable[[Set[Owner]], Set[Owner]]) -> list[_Ripe]:
     for series_id, incarnation, kind, number, rows, loose, points, ranks in found:
         is_idle = (kind, number) in idle
         if is_idle or loose >= ROWS or (rows > 1 and points >= 2 * POINTS * ranks):
-            ripe.append(_Ripe(series_id, incarnation, is_idle))
+            ripe.append(_DueSeries(series_id, incarnation, is_idle))
     return ripe
 
 
-def _compact_series(ripe: _Ripe, deadline: float) -> int:
+def _compact_series(due: _DueSeries, deadline: float) -> int:
     """Merge in rounds until nothing worth merging is left; a transaction holds only a limited number of rows."""
     gone = 0
     while True:
-        unmerged = Chunk.objects.filter(series_id=ripe.series_id, incarnation=ripe.incarnation).order_by("id")
+        unmerged = Chunk.objects.filter(series_id=due.series_id, incarnation=due.incarnation).order_by("id")
         rows, loose = (
             [_Row(*row) for row in unmerged.filter(kind=kind).values_list(*_Row._fields)[:limit]]
             for kind, limit in ((Chunk.Kind.GATHERED, None), (Chunk.Kind.LOOSE, BATCH))
         )
-        plans, is_all = _plan(rows, loose, is_idle=ripe.is_idle)
-        _store_bands(ripe, [row for plan in plans for row in plan.rows])
-        swapped = sum(_write(swap) for plan in plans if (swap := _swap(ripe, plan)))
+        plans, is_all = _plan(rows, loose, is_idle=due.is_idle)
+        _store_bands(due, [row for plan in plans for row in plan.rows])
+        swapped = sum(_write(swap) for plan in plans if (swap := _swap(due, plan)))
         gone += swapped
         if not swapped or (is_all and len(loose) < BATCH) or time.monotonic() > deadline:
             return gone
 
 
-def _store_bands(ripe: _Ripe, rows: Sequence[_Row]) -> None:
+def _store_bands(due: _DueSeries, rows: Sequence[_Row]) -> None:
     """Store bands before their points stop being loose: a crash in between only means that they are stored twice."""
     loose = (row for row in rows if row.kind == Chunk.Kind.LOOSE and row.rank_last >= 0)
     spans = [(row.first_step, row.last_step) for row in loose]
-    series = Series.objects.get(pk=ripe.series_id)
+    series = Series.objects.get(pk=due.series_id)
     if series.column or not spans:
         return
-    made = bands_read.make(ripe.series_id, ripe.incarnation, spans, None)
+    made = bands_read.make(due.series_id, due.incarnation, spans, None)
     if made is None:
         return
     owner = (series.owner_kind, series.owner_id)
@@ -137,7 +137,7 @@ def _store_bands(ripe: _Ripe, rows: Sequence[_Row]) -> None:
             ids = store.declare(owner, [series.name], column=column)
             points = bands_read.column_of(made, column)
             runs = _runs(0, points)
-            store.append(ids, [Fresh(series.name, ripe.incarnation, runs, points.step, points.value)])
+            store.append(ids, [Fresh(series.name, due.incarnation, runs, points.step, points.value)])
 
 
 def _plan(gathered: Sequence[_Row], loose: Sequence[_Row], *, is_idle: bool) -> tuple[list[_Plan], bool]:
@@ -180,7 +180,7 @@ def _sharing_ranks(rows: Sequence[_Row]) -> list[list[_Row]]:
     return [sorted(group, key=lambda row: place[row.id]) for group in groups]
 
 
-def _swap(ripe: _Ripe, plan: _Plan) -> _Swap | None:
+def _swap(due: _DueSeries, plan: _Plan) -> _Swap | None:
     """Return full chunks of each rank and one gathered row for the remainder; or narrow rows for wide ones."""
     ids = [row.id for row in plan.rows]
     data = dict(Chunk.objects.filter(id__in=ids).values_list("id", "data"))
@@ -191,38 +191,38 @@ def _swap(ripe: _Ripe, plan: _Plan) -> _Swap | None:
         for rank, points in decode_loose(bytes(data[chunk_id])):
             parts.setdefault(rank, []).append(points)
     ranks = {rank: merge([(points, 0) for points in points_parts])[0] for rank, points_parts in sorted(parts.items())}
-    rows = _cut(ripe, ranks) if plan.cut else _filled(ripe, ranks)
-    is_as_before = len(ids) == len(rows) == 1 and plan.rows[0].kind == Chunk.Kind.GATHERED and not ripe.is_idle
+    rows = _cut(due, ranks) if plan.cut else _filled(due, ranks)
+    is_as_before = len(ids) == len(rows) == 1 and plan.rows[0].kind == Chunk.Kind.GATHERED and not due.is_idle
     return None if is_as_before else _Swap(ids, rows)
 
 
-def _cut(ripe: _Ripe, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
+def _cut(due: _DueSeries, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
     slices: dict[int, dict[int, Points]] = {}
     for rank, points in ranks.items():
         slices.setdefault(rank // RANKS, {})[rank] = points
-    return [_gathered(ripe, part) for part in slices.values()]
+    return [_gathered(due, part) for part in slices.values()]
 
 
-def _filled(ripe: _Ripe, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
+def _filled(due: _DueSeries, ranks: dict[int, Points]) -> list[tuple[Any, ...]]:
     rows, left = [], {}
     for rank, points in ranks.items():
-        end = len(points) if ripe.is_idle else len(points) - len(points) % POINTS
+        end = len(points) if due.is_idle else len(points) - len(points) % POINTS
         for at in range(0, end, POINTS):
             part = points.take(slice(at, min(at + POINTS, end)))
-            rows.append(store.merged_row(ripe.series_id, ripe.incarnation, rank, part))
+            rows.append(store.merged_row(due.series_id, due.incarnation, rank, part))
         if end < len(points):
             left[rank] = points.take(slice(end, None))
-    return [*rows, _gathered(ripe, left)] if left else rows
+    return [*rows, _gathered(due, left)] if left else rows
 
 
-def _gathered(ripe: _Ripe, ranks: dict[int, Points]) -> tuple[Any, ...]:
+def _gathered(due: _DueSeries, ranks: dict[int, Points]) -> tuple[Any, ...]:
     runs = [run for rank, points in ranks.items() for run in _runs(rank, points)]
     step = np.concatenate([points.step for points in ranks.values()])
     value = np.concatenate([points.value for points in ranks.values()])
     about, times = summarise(step, value), [run[1] for run in runs]
     # fmt: off
     return (
-        ripe.series_id, ripe.incarnation, Chunk.Kind.GATHERED, min(ranks), max(ranks),
+        due.series_id, due.incarnation, Chunk.Kind.GATHERED, min(ranks), max(ranks),
         about.first_step, about.last_step, about.n, 0, min(times), max(times),
         about.min, about.max, about.sum, about.odd, encode_loose(runs, step, value),
     )

@@ -20,7 +20,7 @@ from nodes.scheduling.capacity import (
     FreeCapacity,
     Request,
     assess,
-    closed,
+    closed_reason,
     is_in_service,
     starts,
     survey,
@@ -165,8 +165,8 @@ def oracle(request: Request, where: ClusterCapacity) -> bool:
 def test_starts_exactly_where_some_choice_of_nodes_would_do(where: ClusterCapacity, request: Request) -> None:
     fit = fits_now(request, where)
     assert fit.starts == oracle(request, where) == starts(request, survey(request, where), where)
-    assert fit.starts <= fit.could <= fit.ever
-    assert sum(count for _, count in fit.others) + len(fit.nodes) <= len(where.nodes)
+    assert fit.starts <= fit.fits_if_empty <= fit.can_ever_fit
+    assert sum(count for _, count in fit.obstacles) + len(fit.nodes) <= len(where.nodes)
 
 
 @settings(max_examples=examples(150))
@@ -217,7 +217,7 @@ def test_promises_nothing_of_what_it_cannot_read(expression: str) -> None:
     fit = fits_now(Request(constraint=expression), cluster(node("n0", features=("a", "b"))))
     assert not fit.starts
     assert not fit.is_sure
-    assert fit.could
+    assert fit.fits_if_empty
 
 
 @given(st.text(alphabet="ab&|*()[]12 ,", max_size=12))
@@ -229,14 +229,14 @@ def test_groups_why_not_the_others() -> None:
     nodes = [node(f"d{i}", state="drained") for i in range(2)] + [node("x", state="down*")]
     nodes += [node(f"h{i}", gpus_used=4, cpus_used=32) for i in range(3)] + [node("old", gpus=4)]
     fit = fits_now(Request(gpus=8), cluster(*nodes))
-    assert dict(fit.others) == {"drained": 2, "down": 1, "room:gpus": 3, "small:gpus": 1}
+    assert dict(fit.obstacles) == {"drained": 2, "down": 1, "room:gpus": 3, "small:gpus": 1}
     assert not fit.starts
-    assert fit.could
-    assert fit.able == 3
+    assert fit.fits_if_empty
+    assert fit.suitable_nodes == 3
     assert dict(fit.free_gpus) == {4: 3}
-    assert not fits_now(Request(gpus=8, min_nodes=4, max_nodes=4), cluster(*nodes)).could
-    assert fits_now(Request(gpus=8, min_nodes=4, max_nodes=4), cluster(*nodes)).ever
-    assert not fits_now(Request(gpus=16), cluster(*nodes)).ever
+    assert not fits_now(Request(gpus=8, min_nodes=4, max_nodes=4), cluster(*nodes)).fits_if_empty
+    assert fits_now(Request(gpus=8, min_nodes=4, max_nodes=4), cluster(*nodes)).can_ever_fit
+    assert not fits_now(Request(gpus=16), cluster(*nodes)).can_ever_fit
 
 
 def test_a_reservation_that_begins_too_early_is_in_the_way() -> None:
@@ -246,7 +246,7 @@ def test_a_reservation_that_begins_too_early_is_in_the_way() -> None:
     late = fits_now(Request(time_limit_s=7201), where)
     assert not late.starts
     assert late.until == NOW + 7200
-    assert late.others == (("window", 1),)
+    assert late.obstacles == (("window", 1),)
 
 
 def test_who_is_planned_next_leaves_a_window() -> None:
@@ -276,7 +276,7 @@ def test_one_machine_plays_several_nodes(nodes: int, cpus: int, starts: bool) ->
     here = cluster(node("box", cpus=12, cpus_used=4, gpus=0, plays_many=True))
     fit = fits_now(Request(min_nodes=nodes, max_nodes=nodes, cpus=cpus), here)
     assert fit.starts == starts
-    assert fit.could == (nodes * cpus <= 12)
+    assert fit.fits_if_empty == (nodes * cpus <= 12)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_one_machine_plays_several_nodes(nodes: int, cpus: int, starts: bool) ->
     ],
 )  # fmt: skip
 def test_reads_states_as_slurm_writes_them(state: str, why: str, in_service: bool) -> None:
-    assert closed(state) == why
+    assert closed_reason(state) == why
     assert is_in_service(state) == in_service
 
 

@@ -60,7 +60,7 @@ def nodes(draw: st.DrawFn) -> list[NodeStatus]:
 
 
 def left_of(node: NodeStatus, wanted: str) -> int:
-    return gpu_types.of(gpu_types.free(node), wanted)
+    return gpu_types.count_of(gpu_types.free(node), wanted)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -73,9 +73,11 @@ def test_a_job_starts_where_enough_of_its_type_is_free(
     seats = survey(asked, where)
     fit = assess(asked, seats, where)
     able = [node.name for node in there if left_of(node, wanted if gpus else "") >= gpus]
-    ever = [node.name for node in there if gpu_types.of(gpu_types.there(node), wanted if gpus else "") >= gpus]
+    ever = [
+        node.name for node in there if gpu_types.count_of(gpu_types.installed(node), wanted if gpus else "") >= gpus
+    ]
     assert set(fit.nodes) == set(able)
-    assert (fit.starts, fit.ever) == (len(able) >= many, len(ever) >= many)
+    assert (fit.starts, fit.can_ever_fit) == (len(able) >= many, len(ever) >= many)
     assert starts(asked, seats, where) == fit.starts
 
 
@@ -98,7 +100,7 @@ def test_jobs_ahead_take_gpus_of_their_own_type(there: list[NodeStatus], wants: 
     for size in range(len(TYPES) + 1):
         for kinds in combinations(TYPES, size):
             before = sum(left_of(node, kind) for node in there for kind in kinds)
-            remaining = sum(gpu_types.of(one.types, kind) for one in ahead.left.values() for kind in kinds)
+            remaining = sum(gpu_types.count_of(one.types, kind) for one in ahead.left.values() for kind in kinds)
             assert before - remaining >= sum(job.gpus for job in placed if job.gpu_type in kinds)
     total = sum(left_of(node, "") for node in there)
     assert total - sum(one.gpus for one in ahead.left.values()) == sum(job.gpus for job in placed)

@@ -17,7 +17,7 @@ RACKS = "/api/v1/racks"
 
 def wrong(text: str) -> list[str]:
     with pytest.raises(WrongPlaces) as caught:
-        racks.of_csv(text)
+        racks.parse_csv(text)
     return str(caught.value).splitlines()
 
 
@@ -29,7 +29,7 @@ def test_what_a_spreadsheet_saves_is_read() -> None:
         'dgx-01\t"A 1"\t3\t2\ndgx-02\tA 1',
         " dgx-01 , A 1 , 3 , 2 \n,,\n dgx-02,A 1",
     ):
-        assert racks.of_csv(text) == both, text
+        assert racks.parse_csv(text) == both, text
 
 
 def test_every_mistake_is_named_by_its_line() -> None:
@@ -51,7 +51,7 @@ def test_every_mistake_is_named_by_its_line() -> None:
     assert len(wrong("\n".join(["?,R"] * 100))) == racks.MAX_REPORTED_MISTAKES
     many = "\n".join(f"n{i},R" for i in range(racks.MOST + 1))
     assert wrong(many) == ["Line 10001: there are more than 10,000 lines. Remove some."]
-    assert len(racks.of_csv(many[: many.rindex("\n")])) == racks.MOST
+    assert len(racks.parse_csv(many[: many.rindex("\n")])) == racks.MOST
 
 
 cells = st.text(st.characters(exclude_characters="\0"), max_size=12)
@@ -64,13 +64,13 @@ def test_any_text_is_taken_or_refused_by_lines(text: str) -> None:
     last = max(text.count("\n") + text.count("\r"), len(text.splitlines())) + 1
     assert all(1 <= mistake.line <= last for mistake in mistakes)
     agreed = [*racks._agreed(places)]
-    assert racks.of_csv(racks.as_csv(agreed)) == agreed
+    assert racks.parse_csv(racks.as_csv(agreed)) == agreed
 
 
 def taken(text: str) -> tuple[list[RackPosition], list[racks.Mistake]]:
     """The places, or the mistakes: never neither of a text that says something."""
     try:
-        return racks.of_csv(text), []
+        return racks.parse_csv(text), []
     except WrongPlaces as error:
         return [], error.mistakes or [racks.Mistake(0, "refused without a word")]
 
@@ -84,11 +84,18 @@ places_of_racks = st.lists(
 
 @given(places_of_racks)
 def test_what_is_written_is_read_again(places: list[RackPosition]) -> None:
-    assert racks.of_csv(racks.as_csv(places)) == places
+    assert racks.parse_csv(racks.as_csv(places)) == places
 
 
 def test_racks_sort_as_people_count() -> None:
-    assert sorted(["R10", "r2", "R1", "A", "2", "10"], key=racks.natural) == ["2", "10", "A", "R1", "r2", "R10"]
+    assert sorted(["R10", "r2", "R1", "A", "2", "10"], key=racks.natural_sort_key) == [
+        "2",
+        "10",
+        "A",
+        "R1",
+        "r2",
+        "R10",
+    ]
 
 
 @pytest.fixture
@@ -101,12 +108,12 @@ def there() -> list[tuple[str, str, int, int]]:
 
 
 def test_replacing_changes_what_differs_and_is_noted_once(ops: User) -> None:
-    first = racks.of_csv("a,R1,1,5\nb,R1,2\nc,R2,1,4")
+    first = racks.parse_csv("a,R1,1,5\nb,R1,2\nc,R2,1,4")
     assert racks.replace(ops, first) == 3
     assert there() == [("c", "R2", 1, 4), ("a", "R1", 1, 5), ("b", "R1", 2, 5)], "a rack's order is all its nodes'"
     kept = RackPlace.objects.get(node="a").pk
     assert racks.replace(ops, first) == 0
-    assert racks.replace(ops, racks.of_csv("a,R1,1,5\nb,R3,1")) == 2
+    assert racks.replace(ops, racks.parse_csv("a,R1,1,5\nb,R3,1")) == 2
     assert RackPlace.objects.get(node="a").pk == kept
     assert there() == [("b", "R3", 1, 0), ("a", "R1", 1, 5)]
     told = list(AuditEntry.objects.order_by("id").values_list("action", "thing", "detail"))
@@ -145,7 +152,7 @@ def test_racks_over_rest(ops: User) -> None:
     ],
 )
 def test_what_is_wrong_changes_nothing(ops: User, body: str | bytes, kind: str, status: int, field: str | None) -> None:
-    racks.replace(ops, racks.of_csv("kept,R"))
+    racks.replace(ops, racks.parse_csv("kept,R"))
     answer = bearer(ops, scope="admin").put(RACKS, body, content_type=kind)
     assert answer.status_code == status, answer.text
     assert [error["field"] for error in answer.json()["errors"]] == ([field] if field else [])

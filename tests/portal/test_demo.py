@@ -60,7 +60,7 @@ class TestLab:
     def test_the_past_is_whole_and_over(self, made: Made) -> None:
         _, runs = made
         past = Attempt.objects.filter(job__name__in=[story.name for story in STORIES])
-        assert past.count() == sum(len(story.tries) for story in STORIES)
+        assert past.count() == sum(len(story.attempts) for story in STORIES)
         for undone in ("ended_at", "closed_at", "decided_at"):
             assert past.filter(**{undone: None}).count() == 0, "nothing is left to the follower"
         assert not Checkpoint.objects.filter(state=Checkpoint.State.COMMITTED).exists(), "nothing to verify on disk"
@@ -69,7 +69,7 @@ class TestLab:
         for story in STORIES:
             latest = Job.objects.get(name=story.name).latest
             assert latest is not None
-            assert (latest.step, latest.steps) == (story.tries[-1].last_step, story.steps)
+            assert (latest.step, latest.steps) == (story.attempts[-1].last_step, story.steps)
             assert latest.latest["loss"]
 
         job = Job.objects.get(name="gpt-760m-context-4k")

@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def decode_job_list(content: bytes) -> object:
-    """Decode a job list like decoded(), with only the fields in READ. Anything unexpected falls back to decoded()."""
+    """Decode a job list like decoded(), with only FIELDS_READ. Anything unexpected falls back to decoded()."""
     try:
         found = msgspec.structs.asdict(_decoder.decode(content))
     except (msgspec.MsgspecError, ValueError):

@@ -118,7 +118,7 @@ def test_disk_nearly_full_and_full(monkeypatch: pytest.MonkeyPatch, settings: An
         "without inodes (btrfs)": (disk.DiskSpace(50 * gib, 100 * gib, 0, 0), []),
     }
     for what, (room, levels) in rooms.items():
-        monkeypatch.setattr(disk, "room_of", lambda path, room=room: room)
+        monkeypatch.setattr(disk, "disk_space", lambda path, room=room: room)
         assert [f.level for f in disk.check() if f.code in {"disk.home", "disk.runs"}] == levels, what
 
 

@@ -27,7 +27,7 @@ def _no_report() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "room_of", lambda path: disk.DiskSpace(1024**4, 1024**4, 9, 10))
+    monkeypatch.setattr(disk, "disk_space", lambda path: disk.DiskSpace(1024**4, 1024**4, 9, 10))
     monkeypatch.setattr(connection, "vendor", "postgresql")
     monkeypatch.setattr(database_disk, "data_directory", lambda: ELSEWHERE)
     monkeypatch.setattr(run, "CHECKS", {"disk": disk.check})
@@ -63,9 +63,9 @@ def test_the_disk_of_a_server_on_this_machine_is_checked(monkeypatch: pytest.Mon
     folder = database_disk.data_directory()
     assert isinstance(folder, Path)
     assert (folder / "PG_VERSION").is_file()
-    real, gib = disk.room_of, 1024**3
+    real, gib = disk.disk_space, 1024**3
     full = disk.DiskSpace(gib // 10, 100 * gib, 9, 10)
-    monkeypatch.setattr(disk, "room_of", lambda path: full if path == folder else real(path))
+    monkeypatch.setattr(disk, "disk_space", lambda path: full if path == folder else real(path))
     (finding,) = [finding for finding in disk.check() if finding.code == "disk.database"]
     assert (finding.level, finding.title) == ("error", "The disk of the database is full.")
 
@@ -74,7 +74,7 @@ def test_the_disk_of_a_server_on_this_machine_is_checked(monkeypatch: pytest.Mon
 def test_a_disk_that_filled_up_is_named_while_the_server_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(database_disk.data_directory(), Path)
     gib = 1024**3
-    monkeypatch.setattr(disk, "room_of", lambda path: disk.DiskSpace(gib // 10, 100 * gib, 9, 10))
+    monkeypatch.setattr(disk, "disk_space", lambda path: disk.DiskSpace(gib // 10, 100 * gib, 9, 10))
 
     def refuse() -> None:
         raise OperationalError("could not connect: No space left on device")

@@ -59,7 +59,7 @@ def test_a_file_replaces_all(ops: User) -> None:
     ],
 )
 def test_a_mistake_changes_nothing_and_is_shown(ops: User, sent: dict[str, object], said: str) -> None:
-    racks.replace(ops, racks.of_csv("kept,R"))
+    racks.replace(ops, racks.parse_csv("kept,R"))
     answer = signed_in(ops).post("/racks/all", sent)
     assert answer.status_code == 422
     assert said in unescape(answer.text)
@@ -69,7 +69,7 @@ def test_a_mistake_changes_nothing_and_is_shown(ops: User, sent: dict[str, objec
 
 def test_nodes_are_placed_one_by_one(ops: User) -> None:
     client = signed_in(ops)
-    racks.replace(ops, racks.of_csv("dgx-01,A1,1,7"))
+    racks.replace(ops, racks.parse_csv("dgx-01,A1,1,7"))
     client.post("/racks/one", {"node": " dgx-02 ", "rack": "A1", "slot": "2"})
     assert there() == {"dgx-01": ("A1", 1), "dgx-02": ("A1", 2)}
     assert RackPlace.objects.get(node="dgx-02").order == 7, "its rack stands where it stood"
@@ -83,7 +83,7 @@ def test_nodes_are_placed_one_by_one(ops: User) -> None:
 
 
 def test_others_read_and_change_nothing(ops: User) -> None:
-    racks.replace(ops, racks.of_csv("kept,R"))
+    racks.replace(ops, racks.parse_csv("kept,R"))
     mira = person("mira")
     html = text(mira)
     assert "kept" in html

@@ -75,7 +75,7 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
         try:
             await scene()
         finally:
-            await hub.of_this_process("", consumers.relay_for).close()
+            await hub.hub_of_process("", consumers.relay_for).close()
             await database_sync_to_async(connections.close_all)()
 
     asyncio.run(whole())

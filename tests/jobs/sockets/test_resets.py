@@ -87,7 +87,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> bool:
 
 
 def nobody_listens() -> bool:
-    return not hub.of_this_process("", consumers.relay_for)._topics
+    return not hub.hub_of_process("", consumers.relay_for)._topics
 
 
 Scene = Callable[[uvicorn.Server, Raw], Awaitable[None]]
