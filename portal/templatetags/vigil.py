@@ -32,9 +32,9 @@ def plural(number: int, forms: str) -> str:
 
 
 @register.filter
-def mib(size: float | None) -> str:
-    """Return an amount of memory given in MiB: "70.2 GiB"."""
-    return formatting.memory(None if size is None else size * 2**20)
+def mib(size: float | str | None) -> str:
+    """Return an amount of memory given in MiB: "70.2 GiB". Django passes "" for a missing value."""
+    return formatting.memory(size * 2**20 if isinstance(size, int | float) else None)
 
 
 @register.filter
