@@ -9,6 +9,7 @@ from django.db.models import Count, F, Max
 from django.urls import reverse
 from django.utils import timezone
 
+from diagnosis.causes import CAUSES, NONE, UNKNOWN
 from jobs import rounds
 from jobs.checkpoints import newest_on_line
 from jobs.client_name import client_name
@@ -53,8 +54,8 @@ class JobLife:
     spread: tuple[int, int] | None = None
     # For a federation, once a round is done.
     exchange: RoundTraffic | None = None
-    # Ids of the attempts that have a post-mortem.
-    postmortems: frozenset[int] = frozenset()
+    # By attempt that has a post-mortem: the newest verdict's cause and its sentence, "" while there is none.
+    postmortems: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def latest(self) -> Attempt:
@@ -138,6 +139,8 @@ class JobLife:
                 resumed_step=attempt.resume_from.step if attempt.resume_from else None,
                 newest_checkpoint=newest.step if newest else None,
                 instead=advice_instead_of_resume(attempt.cause),
+                diagnosis=self._diagnosis,
+                advice=self._advice,
                 validation_loss=number(attempt.latest, "validation_loss"),
                 accuracy=number(attempt.latest, "accuracy") if self.exchange else None,
                 worst=self.exchange.worst if self.exchange else None,
@@ -151,6 +154,18 @@ class JobLife:
                 unconfirmed=attempt.is_unconfirmed,
             )
         )
+
+    @property
+    def _diagnosis(self) -> str:
+        """Return the verdict on the latest attempt in one sentence; "" if its cause is unknown."""
+        cause, says = self.postmortems.get(self.latest.pk, ("", ""))
+        return says if cause in CAUSES and cause not in (UNKNOWN, NONE) else ""
+
+    @property
+    def _advice(self) -> str:
+        """Return what the job's owner should do about the cause; "" if it is the sysadmins' to repair."""
+        cause = CAUSES.get(self.postmortems.get(self.latest.pk, ("", ""))[0])
+        return cause.advice if cause is not None and cause.owner in ("researcher", "both") else ""
 
     @property
     def facts(self) -> list[HeaderFact]:
@@ -247,9 +262,12 @@ def load(job: Job, now: datetime | None = None) -> JobLife:
         exchange=_round_traffic(job, attempts) if job.kind == "federated" else None,
         saved=_saved(job),
         spread=size_of(latest) if is_elastic(job.spec) else None,
-        postmortems=frozenset(
-            Incident.objects.filter(attempt__in=attempts, incarnation=None).order_by().values_list("attempt", flat=True)
-        ),
+        postmortems={
+            attempt: (cause, says)
+            for attempt, cause, says in Incident.objects.filter(attempt__in=attempts, incarnation=None)
+            .order_by()
+            .values_list("attempt", "cause", "says")
+        },
     )
 
 

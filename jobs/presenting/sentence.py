@@ -63,6 +63,8 @@ class SentenceFacts:
     last_report_at: datetime | None = None
     resumed_step: int | None = None
     newest_checkpoint: int | None = None
+    diagnosis: str = ""  # the cause of a failure in one sentence; empty: unknown
+    advice: str = ""  # what its owner should do about that cause
     instead: str = ""  # what to do if resuming from that checkpoint would end the same way
     validation_loss: float | None = None
     accuracy: float | None = None  # a federation's
@@ -217,12 +219,12 @@ def _ended(facts: SentenceFacts) -> Sentence:
         "deadline": f"Passed its deadline{_at_step(facts)}.",
     }.get(facts.state, f"Failed{_at_step(facts)}.")
     move = facts.instead or _resumable(facts)
-    fix = (
+    fix = facts.advice or (
         "Check its output, then submit it with sbatch again."
         if facts.attached
         else "Check the log, then clone the job with a fix."
     )
-    return Sentence(lead, _as_sentence(facts.reason), move or fix)
+    return Sentence(lead, _as_sentence(facts.diagnosis or facts.reason), move or fix)
 
 
 def _worst(facts: SentenceFacts) -> str:

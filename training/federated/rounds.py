@@ -141,7 +141,7 @@ class Rounds(Loop):
         )
         self.round_reporter.report_split()
         self._phase("step")
-        origin = f"from {start.name}" if start else "afresh"
+        origin = f"from {start.name}" if start else "from scratch"
         ranks = f"{self.world.size} rank{'s' * (self.world.size > 1)} on {self.world.device.type}"
         self._log(
             f"{config.algorithm} on {config.recipe}: {model.weights.size:,} parameters, {config.selected:,} of "
