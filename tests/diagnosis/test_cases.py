@@ -68,7 +68,9 @@ def test_the_command_scores_a_folder_and_lines_of_json(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.output
     answer = json.loads(made.output)
     assert (answer["right"], answer["cases"]) == (2, 3)
-    assert answer["confusion"] == [{"is": "gpu.ecc", "said": "memory.gpu_oom", "count": 1}]
+    (confusion,) = answer["confusion"]
+    assert (confusion["expected"], confusion["verdict"], confusion["count"]) == ("gpu.ecc", "memory.gpu_oom", 1)
+    assert (confusion["is"], confusion["said"]) == ("gpu.ecc", "memory.gpu_oom"), "the earlier names of these fields"
     made = CliRunner().invoke(main, ["diagnose", "--evaluate", str(lines)])
     assert "2 of 3 correct" in made.output
 
