@@ -73,10 +73,10 @@ def _prepare(rank: int, prepare: Callable[..., Prepared]) -> tuple[Recorder, Pre
     return recorder, made
 
 
-def _makes(cache: Path, identity: str | None, tell: Callable[..., None], *, source: str = "") -> Prepared:
+def _makes(cache: Path, identity: str | None, report_progress: Callable[..., None], *, source: str = "") -> Prepared:
     assert (cache, identity, source) == (Path("/cache"), "x", "/data")
-    tell(None)
-    tell(ShardProgress("mine", 2_000_000, time.monotonic(), bytes=1_000_000, documents=7))
+    report_progress(None)
+    report_progress(ShardProgress("mine", 2_000_000, time.monotonic(), bytes=1_000_000, documents=7))
     return Prepared(Path("/made"), "mine")
 
 
