@@ -1,0 +1,86 @@
+"""How much Vigil may take out of service by itself, and when it stops. No Django.
+
+Limits: at most 5 % of all nodes in an hour, but at least one; and no node of a partition of which 20 % are out of
+service already, for any reason. Beyond that findings are only proposed. The breaker: if one rule fires on three nodes
+and a tenth of the cluster within two minutes, or a limit is exceeded, something else is wrong (a switch, a driver, the
+rule itself). Then nothing is done automatically until a person resets it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+HOUR_S = 3_600.0
+HOURLY_SHARE = 0.05
+PARTITION_SHARE = 0.20
+BREAKER_NODES = 3
+BREAKER_SHARE = 0.10
+BREAKER_S = 120.0
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """The nodes by partition, and those out of service or about to be."""
+
+    partitions: Mapping[str, frozenset[str]]
+    out: frozenset[str]
+    nodes: int
+
+
+@dataclass(frozen=True)
+class AutomaticDrain:
+    """A node that Vigil drained by itself."""
+
+    node: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A rule that opened a finding on a node."""
+
+    rule: str
+    node: str
+    at: float
+
+
+def hourly_limit(nodes: int) -> int:
+    """Return how many nodes may be drained automatically in an hour."""
+    return max(1, math.floor(nodes * HOURLY_SHARE))
+
+
+def partition_limit(nodes: int) -> int:
+    """Return how many nodes of a partition may be out of service after an automatic drain."""
+    return math.floor(nodes * PARTITION_SHARE)
+
+
+def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, now: float) -> str:
+    """Return why this node may not be drained automatically now; "" if it may.
+
+    `drains` are all automatic drains of the last hour, whatever became of them.
+    """
+    recent = {drain.node for drain in drains if drain.at > now - HOUR_S}
+    limit = hourly_limit(cluster.nodes)
+    if node not in recent and len(recent) >= limit:
+        return f"Vigil has drained {len(recent)} of at most {limit} nodes in the last hour."
+    for name, members in sorted(cluster.partitions.items()):
+        if node not in members:
+            continue
+        out, limit = len((cluster.out & members) | {node}), partition_limit(len(members))
+        if out > limit:
+            return f"{out - 1} of {len(members)} nodes of {name} are out of service; with it more than 20 % would be."
+    return ""
+
+
+def tripping_rule(openings: Iterable[Opening], nodes: int, now: float) -> tuple[str, int] | None:
+    """Return the rule that trips the breaker and its number of nodes: it fired almost everywhere at once."""
+    hit: dict[str, set[str]] = {}
+    for opening in openings:
+        if now - BREAKER_S <= opening.at <= now + BREAKER_S:
+            hit.setdefault(opening.rule, set()).add(opening.node)
+    for rule, names in sorted(hit.items()):
+        if len(names) >= max(BREAKER_NODES, nodes * BREAKER_SHARE):
+            return rule, len(names)
+    return None

@@ -1,0 +1,96 @@
+"""What one rule has found about one GPU, node or rack: the state that the engine moves on. No Django."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from nodes.health.rules.condition import FieldValue
+
+State = Literal["none", "watching", "open", "cleared"]
+
+MOST_OCCURRENCES = 1_000
+"""Of one trigger; older ones are dropped. A rule needs at most as many (`rule.MOST_COUNT`)."""
+MOST_OPENINGS = 50
+
+
+class Subject(NamedTuple):
+    """What a finding is about. `gpu`: a UUID, or "". `item`: a mount or port of the node, or ""."""
+
+    node: str
+    gpu: str = ""
+    item: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was observed about a subject at a moment (Unix seconds). `count`: so many equal events at once."""
+
+    signal: str
+    subject: Subject
+    at: float
+    fields: Mapping[str, FieldValue]
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Occurrence:
+    """An event that counts towards a trigger, with the values that must differ between events."""
+
+    at: float
+    count: int
+    values: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RuleProgress:
+    """The progress of one rule about one subject.
+
+    none → watching (something was observed) → open (the rule's count or time is reached) → cleared. `holding` and
+    `occurrences` are by the position of the rule's trigger. After it was cleared only newer evidence counts.
+    """
+
+    state: State = "none"
+    first_seen: float | None = None
+    last_seen: float | None = None
+    count: int = 0
+    occurrences: dict[int, list[Occurrence]] = field(default_factory=dict)
+    holding: dict[int, float] = field(default_factory=dict)
+    good_since: float | None = None
+    repaired_at: float | None = None
+    opened_at: float | None = None
+    cleared_at: float | None = None
+    openings: list[float] = field(default_factory=list)
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ("watching", "open")
+
+    def as_payload(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        values = {name: getattr(self, name) for name in _PLAIN if getattr(self, name) is not None}
+        values["occurrences"] = [
+            [number, occurrence.at, occurrence.count, occurrence.values]
+            for number, occurrences in self.occurrences.items()
+            for occurrence in occurrences
+        ]
+        return {**values, "holding": [[number, since] for number, since in self.holding.items()]}
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any]) -> RuleProgress:
+        """Return the finding of `as_payload`."""
+        finding = cls(**{name: payload[name] for name in _PLAIN if name in payload})
+        for number, at, count, values in payload.get("occurrences", ()):
+            finding.occurrences.setdefault(number, []).append(Occurrence(at, count, values))
+        finding.holding = dict(payload.get("holding", ()))
+        return finding
+
+    def successor(self) -> RuleProgress:
+        """Return the finding that follows when something new happens after this one was cleared."""
+        return RuleProgress(cleared_at=self.cleared_at, openings=self.openings[-MOST_OPENINGS:])
+
+
+_PLAIN = (
+    "state", "first_seen", "last_seen", "count", "good_since", "repaired_at", "opened_at", "cleared_at", "openings"
+)  # fmt: skip

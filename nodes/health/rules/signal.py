@@ -1,0 +1,130 @@
+"""Signals: what health rules can be about, with the fields of an observation of each.
+
+An *event* happens at a moment and is counted. A *state* holds for a time, and is reported at every reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Subject = Literal["gpu", "node", "rack", "cluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One kind of observation. `fields`: names with what they mean, units in the name."""
+
+    name: str
+    kind: Literal["event", "state"]
+    subject: Subject
+    description: str
+    fields: Mapping[str, str]
+
+    @property
+    def is_event(self) -> bool:
+        return self.kind == "event"
+
+
+_ALL = (
+    Signal(
+        "xid", "event", "gpu", "An error that NVIDIA's driver logged about a GPU.",
+        {
+            "code": "the Xid's number",
+            "text": "the rest of the line",
+            "is_fatal": "whether its line says so (NVLink)",
+            "is_listed": "whether a rule of the catalogue names the code",
+            "is_echo": "another Xid of the same GPU within 60 s explains it",
+            "recovery": "for Xid 154: the action that the driver recommends, such as none, reset or reboot",
+            "user": "who had the GPU, to count different people",
+            "program": "the name of the job that had the GPU, to count different programs",
+        },
+    ),
+    Signal(
+        "sxid", "event", "node", "An error that an NVSwitch logged.",
+        {"code": "the SXid's number", "is_fatal": "whether its line says so", "text": "the rest of the line"},
+    ),
+    Signal(
+        "gpu_lost", "state", "gpu", "A GPU of which NVML reports only that it is lost.",
+        {"is_lost": "whether it is"},
+    ),
+    Signal(
+        "gpu_count", "state", "node", "How many GPUs the node has.",
+        {"found": "GPUs that the agent lists", "missing": "how many fewer than the scheduler expects"},
+    ),
+    Signal(
+        "nvml", "state", "node", "NVIDIA's management library.",
+        {"silent_s": "seconds since when it has not responded; 0: it responds"},
+    ),
+    Signal(
+        "gpu_counters", "state", "gpu", "Slow counters and states of a GPU.",
+        {
+            "ecc_uncorrected": "uncorrectable memory errors since the driver was loaded",
+            "ecc_corrected": "corrected memory errors since the driver was loaded",
+            "ecc_corrected_to_peers": "the same, divided by the median of its node's other GPUs (at least 1)",
+            "sram_threshold_exceeded": "NVIDIA's own criterion to replace the GPU: 1 if it is met",
+            "remapped_pending": "memory rows whose remapping waits for a reset",
+            "remapped_failed": "1: a row could not be remapped",
+            "remapped_uncorrected": "rows that were remapped after uncorrectable errors, ever",
+            "recovery_action": "the driver's advice: 0 none, 1 reset, 2 reboot, 4 drain and reset, …",
+            "nvlinks_down": "NVLinks that are not active",
+            "pcie_width_to_peers": "PCIe lanes in use, divided by the median of its node's other GPUs",
+            "pcie_generation_to_peers": "PCIe generation while it works, divided by that of other working GPUs",
+            "power_cap_to_peers": "its power limit, divided by the median of its node's other GPUs",
+        },
+    ),
+    Signal(
+        "gpu_samples", "state", "gpu", "What a GPU last reported; it is sampled every second.",
+        {
+            "temperature_c": "temperature",
+            "margin_c": "degrees left to its slowdown temperature",
+            "throttle": "NVML's reason bits: 0x04 power cap, 0x20 and 0x40 heat, 0x80 power brake",
+            "gpu_percent": "utilisation",
+            "watts": "power",
+        },
+    ),
+    Signal(
+        "host", "state", "node", "What the node's operating system reports.",
+        {
+            "blocked_processes": "processes in uninterruptible sleep (state D)",
+            "clock_offset_s": "seconds by which its clock differs from the portal's, whichever way",
+            "root_free_share": "free part of the root file system, 0 to 1",
+            "root_free_mib": "free space of the root file system",
+            "shm_free_share": "free part of /dev/shm, 0 to 1",
+        },
+    ),
+    Signal(
+        "mount", "state", "node", "A shared file system that the agent probes.",
+        {
+            "is_slow": "it takes longer than 2 s, hangs or fails",
+            "slow_s": "seconds since when; 0: it is well",
+            "problem": "why it fails; empty while it only hangs or is slow",
+            "affected_share": "share of the nodes with this file system on which it is slow, 0 to 1",
+        },
+    ),
+    Signal(
+        "port", "state", "node", "An InfiniBand or RoCE port.",
+        {
+            "is_up": "whether its link is active",
+            "usually_up": "whether it is active on most other nodes that have a port of this name",
+        },
+    ),
+    Signal(
+        "agent", "state", "node", "The node's agent.",
+        {
+            "silent_s": "seconds since its last report",
+            "silent_share": "share of all agents that are silent, 0 to 1",
+            "is_down": "whether the scheduler does not reach the node either",
+        },
+    ),
+    Signal(
+        "software", "state", "node", "Versions on the node, compared with most other nodes of its partition.",
+        {
+            "driver_differs": "whether its driver is another",
+            "kernel_differs": "whether its kernel is another",
+            "vbios_differs": "whether a GPU's VBIOS is not that of most GPUs of its model",
+        },
+    ),
+)  # fmt: skip
+SIGNALS: Mapping[str, Signal] = {signal.name: signal for signal in _ALL}

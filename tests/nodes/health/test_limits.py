@@ -1,0 +1,73 @@
+"""Automatic drains never exceed their limits, whatever is found and in whatever order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodes.health.limits import (
+    HOUR_S,
+    AutomaticDrain,
+    Opening,
+    ServiceState,
+    hourly_limit,
+    partition_limit,
+    refusal,
+    tripping_rule,
+)
+
+NODES = [f"dgx-{number:02}" for number in range(40)]
+
+
+def cluster(*out: str, nodes: int = 40) -> ServiceState:
+    names = NODES[:nodes]
+    half = frozenset(names[: nodes // 2])
+    return ServiceState({"gpu": frozenset(names), "debug": half}, frozenset(out), nodes)
+
+
+def test_one_node_of_a_small_cluster_may_go_but_not_the_only_one_of_a_partition() -> None:
+    assert hourly_limit(3) == 1
+    assert hourly_limit(100) == 5
+    assert partition_limit(4) == 0
+    assert partition_limit(5) == 1
+    assert "more than 20 %" in refusal(cluster(nodes=4), [], "dgx-00", 0)
+
+
+def test_the_hour_and_the_partition_are_limits() -> None:
+    drains = [AutomaticDrain("dgx-30", 1000), AutomaticDrain("dgx-31", 1100)]
+    assert "2 of at most 2 nodes" in refusal(cluster(), drains, "dgx-05", 1200)
+    assert refusal(cluster(), drains, "dgx-05", 1000 + HOUR_S) == ""
+    assert "4 of 20 nodes of debug" in refusal(cluster(*NODES[:4]), [], "dgx-05", 0)
+    assert refusal(cluster(*NODES[:4]), [], "dgx-35", 0) == ""
+    assert refusal(cluster(*NODES[:4]), [], "dgx-03", 0) == "", "it is out already: that takes nothing away"
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 600), st.booleans()), max_size=120))
+def test_no_history_exceeds_the_limits(history: list[tuple[str, int, bool]]) -> None:
+    """Findings and people's drains come in any order; automatic drains stay within both limits at every moment."""
+    now, out, drains = 0.0, set[str](), list[AutomaticDrain]()
+    for node, gap, is_person in history:
+        now += gap
+        if is_person:
+            out ^= {node}
+            continue
+        if refusal(cluster(*out), drains, node, now) == "":
+            before = set(out)
+            out.add(node)
+            drains.append(AutomaticDrain(node, now))
+            for members in cluster().partitions.values():
+                if node in members and node not in before:
+                    assert len(out & members) <= partition_limit(len(members))
+        recent = {drain.node for drain in drains if drain.at > now - HOUR_S}
+        assert len(recent) <= hourly_limit(40)
+
+
+@pytest.mark.parametrize(("hit", "nodes", "trips"), [(2, 10, False), (3, 10, True), (3, 40, False), (4, 40, True)])
+def test_one_rule_on_many_nodes_at_once_trips_the_breaker(hit: int, nodes: int, trips: bool) -> None:
+    openings = [Opening("mount.hung", name, 100.0 + number) for number, name in enumerate(NODES[:hit])]
+    found = tripping_rule(openings, nodes, 110)
+    assert found == (("mount.hung", hit) if trips else None)
+    assert tripping_rule(openings, nodes, 1000) is None, "it was long ago"
+    assert tripping_rule([*openings, *openings], nodes, 110) == found, "a node counts once"

@@ -1,0 +1,242 @@
+"""Rules are read from TOML: what is wrong with one is said with its key, and every shipped rule passes its examples."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodes.health import engine
+from nodes.health.examples import broken_examples
+from nodes.health.progress import Observation, RuleProgress, Subject
+from nodes.health.rules.catalogue import active_rules, shipped_rules
+from nodes.health.rules.condition import BadCondition, parse_condition
+from nodes.health.rules.duration import parse_duration, write_duration
+from nodes.health.rules.rule import BadRule, Rule, parse_rules
+
+HOT = """
+[[rule]]
+name = "hot"
+title = "GPU close to its slowdown temperature"
+source = "a test"
+severity = "warning"
+action = "watch"
+signal = "gpu_samples"
+where = { margin_c = "<= 3" }
+for = "5m"
+clears = "recovered"
+clears_after = "10m"
+clears_where = { margin_c = "> 5" }
+"""
+
+
+def rule_of(text: str) -> Rule:
+    (rule,) = parse_rules(text)
+    return rule
+
+
+@pytest.mark.parametrize("name", shipped_rules())
+def test_every_shipped_rule_fires_on_what_it_must_and_on_nothing_else(name: str) -> None:
+    rule = shipped_rules()[name]
+    assert broken_examples(rule) == []
+    assert {example.fires for example in rule.examples} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('name = "hot"', 'name = "Hot!"', "needs a name"),
+        ('severity = "warning"', 'severity = "bad"', "hot: severity: must be one of info, warning, critical, fatal"),
+        ('action = "watch"', "", "hot: action: must be one of"),
+        ("margin_c", "margin", "hot: where: margin is not a field of the signal gpu_samples. Did you mean margin_c?"),
+        ('signal = "gpu_samples"', 'signal = "gpu_sample"', "Did you mean gpu_samples?"),
+        ('"<= 3"', '["a", {}]', "hot: where.margin_c: {} is not a number"),
+        ('for = "5m"', 'for = "5 min"', "hot: for: '5 min' is not a duration"),
+        ('for = "5m"', "count = 3", "gpu_samples is a state: it has a duration (for), not a count"),
+        ('clears = "recovered"', 'clears = "quiet"', 'a state is over when it has "recovered"'),
+        ('title = "GPU close', 'titel = "GPU close', "titel: is not a key. Did you mean title?"),
+        ('source = "a test"', "", "hot: source: is missing"),
+        ('for = "5m"', 'for = "9999d"', "longer than a year"),
+    ],
+)
+def test_what_is_wrong_with_a_rule_is_said_with_its_key(before: str, after: str, said: str) -> None:
+    assert before in HOT
+    with pytest.raises(BadRule) as error:
+        parse_rules(HOT.replace(before, after))
+    assert said in str(error.value)
+
+
+def test_a_rule_of_events_needs_a_period_for_its_count() -> None:
+    text = HOT.replace("gpu_samples", "xid").replace("margin_c", "code").replace('for = "5m"', "count = 3")
+    text = text.replace('clears_where = { code = "> 5" }', "").replace("recovered", "quiet")
+    with pytest.raises(BadRule, match="hot: within: is missing"):
+        parse_rules(text)
+    assert rule_of(text + 'within = "24h"').triggers[0].count == 3
+
+
+def test_rules_that_are_no_toml_or_too_deep_are_refused() -> None:
+    with pytest.raises(tomllib.TOMLDecodeError):
+        parse_rules("[[rule]")
+    with pytest.raises(BadRule):
+        parse_rules("rule = [1]")
+    with pytest.raises(BadRule, match="deep|nested"):
+        parse_rules("a = " + "[" * 50 + "]" * 50)
+
+
+def test_a_site_replaces_shipped_rules_and_switches_them_off() -> None:
+    name = next(iter(shipped_rules()))
+    off = HOT.replace('name = "hot"', f'name = "{name}"\nenabled = false')
+    assert name in active_rules()
+    assert name not in active_rules(parse_rules(off, is_site=True))
+    assert active_rules(parse_rules(HOT, is_site=True))["hot"].is_site
+
+
+@pytest.mark.parametrize(
+    ("written", "true", "false"),
+    [
+        (79, [79, 79.0], [78, True, "79", None]),
+        ([48, 95], [48, 95], [79, None]),
+        ("<= 3", [3, -1, 2.5], [3.1, None, "2", float("nan")]),
+        ("!= 0", [1], [0, None]),
+        ("has 0x40", [0x40, 0xFF], [0x20, 0, None]),
+        ("contains fatal", ["NVLink: Fatal error"], ["corrected", 5, None]),
+        ("drain", ["drain", "Drain"], ["drained", True]),
+        (True, [True], [False, 1, None]),
+        (1, [1], [True]),
+    ],
+)
+def test_conditions(written: object, true: list[object], false: list[object]) -> None:
+    condition = parse_condition(written)
+    assert all(condition.holds(value) for value in true)  # type: ignore[arg-type]
+    assert not any(condition.holds(value) for value in false)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("written", [{}, [], None, [[]], float("inf"), "x" * 201, list(range(101))])
+def test_conditions_that_cannot_be_read_are_refused(written: object) -> None:
+    with pytest.raises(BadCondition):
+        parse_condition(written)
+
+
+@given(st.integers(0, 366 * 86_400))
+def test_durations_are_written_as_they_are_read(seconds: int) -> None:
+    assert parse_duration(write_duration(seconds)) == seconds
+
+
+HEAT = rule_of(HOT)
+GPU = Subject("dgx-01", "GPU-1")
+
+
+def heat(finding: RuleProgress, at: float, margin: float | None) -> str:
+    engine.observe(HEAT, finding, Observation("gpu_samples", GPU, at, {"margin_c": margin}))
+    return finding.state
+
+
+def test_a_state_opens_after_its_time_and_clears_with_hysteresis() -> None:
+    finding = RuleProgress()
+    assert heat(finding, 0, 20) == "none"
+    assert heat(finding, 10, 3) == "watching"
+    assert heat(finding, 309, 2) == "watching"
+    assert heat(finding, 320, 2) == "open"
+    assert finding.opened_at == 310, "the moment at which the rule's time was over, not that of the reading"
+    assert heat(finding, 400, 4) == "open"
+    assert finding.good_since is None, "better, but not as good as the rule wants before it clears"
+    assert heat(finding, 500, 6) == "open"
+    assert heat(finding, 900, None) == "open"
+    assert finding.good_since is None, "an unknown temperature is no recovery"
+    assert heat(finding, 1000, 9) == "open"
+    assert heat(finding, 1600, 9) == "cleared"
+
+
+def test_a_state_that_ends_early_or_becomes_unknown_starts_again() -> None:
+    for interruption in (10.0, None):
+        finding = RuleProgress()
+        heat(finding, 0, 1)
+        heat(finding, 200, interruption)
+        heat(finding, 210, 1)
+        assert heat(finding, 400, 1) == "watching"
+        assert heat(finding, 510, 1) == "open"
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from([1, 4, 9, None])), max_size=60), st.integers(1, 5))
+def test_how_often_time_advances_does_not_matter(steps: list[tuple[int, int | None]], pace: int) -> None:
+    """A trial that sees only the readings finds the same as a live engine that looks every few seconds."""
+    sparse, dense, at = RuleProgress(), RuleProgress(), 0
+    for gap, margin in steps:
+        for tick in range(at, at + gap, pace):
+            engine.advance(HEAT, dense, tick)
+        at += gap
+        heat(sparse, at, margin)
+        heat(dense, at, margin)
+        assert sparse == dense
+
+
+REPEATED = shipped_rules()["errors-follow-gpu"]
+
+
+def xid(finding: RuleProgress, at: float, user: str, program: str, rule: Rule = REPEATED, code: int = 13) -> str:
+    fields = {"code": code, "user": user, "program": program}
+    engine.observe(rule, finding, Observation("xid", GPU, at, fields))
+    return finding.state
+
+
+@given(st.permutations(range(4)))
+def test_events_count_in_whatever_order_they_arrive(order: list[int]) -> None:
+    finding = RuleProgress()
+    for number in order:
+        xid(finding, 1000.0 * number, f"user{number % 2}", f"program{number}")
+    assert finding.state == "open"
+
+
+def test_events_count_only_within_their_time_and_if_they_differ() -> None:
+    day = 86_400.0
+    finding = RuleProgress()
+    for number in range(5):
+        assert xid(finding, number * 4 * day, f"user{number}", f"program{number}") == "watching"
+    finding = RuleProgress()
+    for number in range(50):
+        assert xid(finding, float(number), "ada", f"program{number}") == "watching"
+    finding = RuleProgress()
+    for _ in range(3):
+        xid(finding, 0.0, "", "")
+    assert finding.state == "watching", "an unknown person is not a different one"
+
+
+LOST = shipped_rules()["off-bus"]
+
+
+def test_evidence_from_before_the_clear_never_reopens_and_newer_evidence_does() -> None:
+    finding = RuleProgress()
+    assert xid(finding, 100, "", "", LOST, 79) == "open"
+    engine.clear(finding, 200)
+    assert xid(finding, 150, "", "", LOST, 79) == "cleared"
+    assert xid(finding, 200, "", "", LOST, 79) == "cleared"
+    after = finding.successor()
+    assert xid(after, 201, "", "", LOST, 79) == "open"
+    assert engine.effective(LOST, after) == ("fatal", "replace"), "the second time within its period"
+    assert engine.effective(LOST, finding) == ("fatal", "drain")
+
+
+def test_a_repair_ends_a_finding_unless_it_happens_again_or_a_burn_in_must_pass() -> None:
+    text = HOT.replace("gpu_samples", "xid").replace("margin_c", "code").replace('for = "5m"', "")
+    rule = rule_of(
+        text.replace('clears = "recovered"', 'clears = "reset"').replace('clears_where = { code = "> 5" }', "")
+    )
+    finding = RuleProgress()
+    assert xid(finding, 0, "", "", rule, 2) == "open"
+    engine.repair(rule, finding, "boot", 100)
+    assert xid(finding, 300, "", "", rule, 2) == "open"
+    engine.advance(rule, finding, 10_000)
+    assert finding.cleared_at is None, "the repair did not help"
+    engine.repair(rule, finding, "reset", 10_000)
+    engine.advance(rule, finding, 10_599)
+    assert finding.cleared_at is None
+    engine.advance(rule, finding, 10_600)
+    assert finding.cleared_at == 10_600
+
+    finding = RuleProgress()
+    xid(finding, 0, "", "", LOST, 79)
+    engine.repair(LOST, finding, "boot", 100)
+    engine.advance(LOST, finding, 1e9)
+    assert finding.cleared_at is None, "it needs a burn-in"
