@@ -1,4 +1,4 @@
-"""Exclude nodes blamed for the end of a job's attempts from its next ones, for a day.
+"""Exclude nodes from a job's attempts: those blamed for the end of earlier ones, for a day, and unhealthy ones.
 
 Which nodes are blamed is decided with what follows the end (jobs.following.policy). A trainer's event may name one
 (training.guards): it is only trusted if the attempt ran on that node, and excludes it for no other job.
@@ -16,10 +16,11 @@ from django.utils import timezone
 from jobs.eligible_nodes import eligible
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec
-from nodes.models import Node, NodeOrder
+from nodes.models import HealthEntry, Node, NodeOrder
 
 CAUSE, EVENT = "corruption", "guard.corruption"
 EXCLUDED_FOR = timedelta(hours=24)
+MOST_UNHEALTHY = 1_000
 FRACTION = 10
 """At most one in this many of the partition's nodes is excluded from a job, but at least one."""
 
@@ -93,8 +94,9 @@ def blamed(job: Job, *, before: int) -> list[str]:
 
 
 def excluded_nodes(job: Job, *, before: int) -> list[str]:
-    """Return the nodes that the attempt of this number excludes."""
-    found = blamed(job, before=before)
+    """Return the nodes that the attempt of this number excludes: blamed ones, and those that a health rule excludes."""
+    unhealthy = HealthEntry.objects.open().filter(action="exclude").order_by("node").values_list("node", flat=True)
+    found = [*blamed(job, before=before), *unhealthy.distinct()[:MOST_UNHEALTHY]]
     return EligibleNodes.for_job(job).at_most(found) if found else []
 
 

@@ -21,6 +21,18 @@ def alert() -> None:
     notify_sysadmins()
 
 
+@shared_task(name="nodes.tasks.health", expires=10)
+def health() -> None:
+    """Apply the health rules to what nodes report, and act on what they find."""
+    from nodes.monitoring.evaluate import evaluate
+    from nodes.remediation.act import decide
+    from nodes.remediation.return_to_service import return_recovered
+
+    evaluate()
+    decide()
+    return_recovered()
+
+
 @shared_task(name="nodes.tasks.pull", expires=10)
 def pull() -> None:
     """Poll the dcgm-exporters that the site configures for machines without agents."""

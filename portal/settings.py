@@ -38,6 +38,9 @@ if not 30 <= VIGIL_MAX_GRACE_SECONDS <= 65_535:
 VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # retention after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: for sites where Slurm has PrivateData=jobs
+VIGIL_HEALTH = env("VIGIL_HEALTH", "propose")  # or act: health rules drain nodes by themselves, within limits
+if VIGIL_HEALTH not in ("propose", "act"):
+    raise SystemExit(f"VIGIL_HEALTH is propose or act, not {VIGIL_HEALTH}.")
 VIGIL_SLURM_URL = env("VIGIL_SLURM_URL")  # http(s)://host:6820 or unix:/path of slurmrestd
 VIGIL_SLURM_KEY_FILE = env("VIGIL_SLURM_KEY_FILE")  # slurmctld's jwt_hs256.key; the worker alone opens it
 VIGIL_SLURM_TOKEN_COMMAND = env("VIGIL_SLURM_TOKEN_COMMAND")  # instead of the key: prints a token for {user}

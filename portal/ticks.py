@@ -30,6 +30,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "apply-rounds": {"task": "jobs.tasks.apply_rounds", "schedule": 30.0, "options": {"expires": 30}},
     "merge-telemetry": {"task": "nodes.tasks.merge", "schedule": 30.0, "options": {"expires": 30}},
     "alert-hardware": {"task": "nodes.tasks.alert", "schedule": 15.0, "options": {"expires": 15}},
+    "health": {"task": "nodes.tasks.health", "schedule": 5.0, "options": {"expires": 5}},
     "thin-telemetry": {"task": "nodes.tasks.thin", "schedule": 3600.0, "options": {"expires": 3600}},
     "waste": {"task": "jobs.tasks.waste", "schedule": 60.0, "options": {"expires": 60}},
     "reliability": {"task": "jobs.tasks.reliability", "schedule": 60.0, "options": {"expires": 60}},

@@ -37,42 +37,64 @@ class DrainedByAnother(Exception):
         super().__init__(f"{node.name} is drained{by}{since}: {node.reason.rstrip('.')}.")
 
 
+class OrderedByPerson(Exception):
+    """Raised if Vigil would replace an order that a person gave and that is not carried out yet."""
+
+    def __init__(self, order: NodeOrder) -> None:
+        super().__init__(f"{order.requester} has just ordered to {order.action} {order.node}.")
+
+
 def request_order(
-    user: User, node: Node, action: NodeOrder.Action, reason: str = "", *, replaces: str | None = None
+    user: User | None,
+    node: Node,
+    action: NodeOrder.Action,
+    reason: str = "",
+    *,
+    replaces: str | None = None,
+    rule: str = "",
 ) -> NodeOrder:
     """Create an order for the node. Repeating an open order returns it; a different one replaces it.
 
-    In Slurm a drain overwrites another's reason, and an undrain ends it. `replaces` is the reason that the sysadmin has
-    seen and means to replace. Raises DrainedByAnother if the node has a different one by somebody else.
+    `user` is None where Vigil follows a health `rule` by itself. In Slurm a drain overwrites another's reason, and an
+    undrain ends it. `replaces` is the reason that the sysadmin has seen and means to replace. Raises DrainedByAnother
+    if the node has a different one by somebody else.
     """
     with transaction.atomic():
         # The row lock serialises orders for a node: the second request finds the first one's order.
         node = Node.objects.select_for_update().get(pk=node.pk)
-        if node.reason != replaces and is_drained_by_another(node, user):
+        if node.reason != replaces and is_drained_by_another(node, user, rule):
             raise DrainedByAnother(node)
         waiting = NodeOrder.objects.open().filter(node=node.name)
-        same = waiting.filter(action=action, reason=reason, asked_by=user).first()
+        same = waiting.filter(action=action, reason=reason, asked_by=user, rule=rule).first()
         if same is not None:
             return same
+        if user is None and (other := waiting.exclude(asked_by=None).first()) is not None:
+            raise OrderedByPerson(other)
         waiting.update(state=NodeOrder.State.REPLACED, ended_at=timezone.now())
         order = NodeOrder.objects.create(
-            node=node.name, action=action, reason=reason, asked_by=user, replaces=node.reason
+            node=node.name, action=action, reason=reason, asked_by=user, rule=rule, replaces=node.reason
         )
         before = {"state": node.state, "reason": node.reason}
         note(user, action, node.name, reason, Change(before=before, after={"state": action, "reason": reason}))
     return order
 
 
-def is_drained_by_another(node: Node, user: User) -> bool:
-    """Return whether the node is drained, and not by this person's own last order."""
+def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool:
+    """Return whether the node is drained, and not by the last order of this person or health rule."""
     if DRAINED.isdisjoint(capacity.state_words(node.state)) or not node.reason:
         return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
-    if last is None or last.asked_by != user:
+    return last is None or (last.asked_by, last.rule) != (user, rule) or not is_reason_of(last, node)
+
+
+def is_reason_of(order: NodeOrder, node: Node) -> bool:
+    """Return whether the reason that the scheduler reports for the node is this order's.
+
+    Slurm's adapter splits the requester off the reason; the local scheduler reports the reason as it was given.
+    """
+    if node.reason == order.reason_with_requester:
         return True
-    # Slurm's adapter splits the requester off the reason; the local scheduler reports the reason as it was given.
-    reported = {(last.reason, user.username), (last.reason_with_requester, node.reason_by)}
-    return (node.reason, node.reason_by) not in reported
+    return (node.reason, node.reason_by) == (order.reason, order.requester)
 
 
 def carry_out(scheduler: Scheduler) -> None:
@@ -100,7 +122,8 @@ def _due() -> QuerySet[NodeOrder]:
 
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     node = Node.objects.filter(name=order.node).first()
-    if node and order.asked_by and node.reason != order.replaces and is_drained_by_another(node, order.asked_by):
+    is_known = order.asked_by is not None or bool(order.rule)  # a deleted person's order has neither
+    if node and is_known and node.reason != order.replaces and is_drained_by_another(node, order.asked_by, order.rule):
         _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Drain it again to replace that.")
         return
     try:

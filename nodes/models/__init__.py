@@ -13,6 +13,7 @@ from nodes.models.facts import (
     Reading,
     Reservation,
 )
+from nodes.models.health import HealthControl, HealthEntry, SiteRule
 from nodes.models.notes import NodeNote
 from nodes.models.racks import RackPlace
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
@@ -28,6 +29,8 @@ __all__ = [
     "Gpu",
     "GpuPlace",
     "GpuUse",
+    "HealthControl",
+    "HealthEntry",
     "Holding",
     "License",
     "Node",
@@ -40,4 +43,5 @@ __all__ = [
     "RackPlace",
     "Reading",
     "Reservation",
+    "SiteRule",
 ]

@@ -328,7 +328,7 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
 
 
 class NodeOrder(models.Model):
-    """A sysadmin's order for a node, which the next tick carries out."""
+    """An order for a node by a sysadmin or a health rule, which the next tick carries out."""
 
     class Action(models.TextChoices):
         DRAIN = "drain"
@@ -344,6 +344,7 @@ class NodeOrder(models.Model):
     action = models.CharField(max_length=16, choices=Action.choices)
     reason = models.TextField(blank=True)
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    rule = models.CharField(max_length=64, blank=True, help_text="The health rule that Vigil followed by itself.")
     asked_at = models.DateTimeField(auto_now_add=True)
     state = models.CharField(max_length=16, choices=State.choices, default=State.ASKED)
     replaces = models.TextField(blank=True, help_text="The node's reason at the time of the request.")
@@ -372,4 +373,9 @@ class NodeOrder(models.Model):
     @property
     def reason_with_requester(self) -> str:
         """Return the reason with the requester appended, whom the scheduler does not know."""
-        return f"{self.reason} (vigil: {self.asked_by.username if self.asked_by else 'unknown'})"
+        return f"{self.reason} (vigil: {self.requester})"
+
+    @property
+    def requester(self) -> str:
+        """Return who gave the order: a person's name, or the health rule's."""
+        return self.rule or (self.asked_by.username if self.asked_by else "unknown")

@@ -11,7 +11,7 @@ from typing import Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import Count, OuterRef, Q, Subquery, Sum
+from django.db.models import Count, F, OuterRef, Q, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
@@ -259,10 +259,12 @@ class NodeEvent(models.Model):
     last_seq = models.BigIntegerField(null=True, blank=True)
     fingerprint = models.CharField(max_length=32, blank=True, editable=False)
     data = models.JSONField(default=dict, blank=True)
+    judged = models.BigIntegerField(default=0, help_text="How much of its count health rules have taken into account.")
 
     class Meta:
         ordering = ("-at", "-id")
         indexes = (
+            models.Index(fields=["id"], condition=Q(judged__lt=F("count")), name="events_to_judge"),
             models.Index(fields=["agent", "-at"], name="events_of_a_machine"),
             models.Index(fields=["gpu", "-at"], name="events_of_a_gpu"),
             models.Index(fields=["kind", "-at"], name="events_of_a_kind"),

@@ -1,0 +1,142 @@
+"""Store what health rules found, what became of it, and how far Vigil may act by itself."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+from nodes.models.facts import NodeOrder
+from nodes.models.telemetry import Gpu
+
+
+class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
+    def active(self) -> Self:
+        """Select what is not over: watched, open, and dismissed entries that still last."""
+        return self.exclude(state=HealthEntry.EntryState.CLEARED)
+
+    def open(self) -> Self:
+        return self.filter(state=HealthEntry.EntryState.OPEN)
+
+    def due(self, now: datetime) -> Self:
+        """Select active entries that change by themselves by now."""
+        return self.active().filter(due_at__lte=now)
+
+
+class HealthEntry(models.Model):
+    """What one rule found about one GPU, or about a node, from its first evidence until it was cleared.
+
+    `watching` until the rule's count or time is reached, then `open`. A `dismissed` entry is open, too, but somebody
+    decided that nothing is to be done about it. Evidence that comes after `cleared` begins another entry.
+    """
+
+    class EntryState(models.TextChoices):
+        WATCHING = "watching"
+        OPEN = "open"
+        DISMISSED = "dismissed"
+        CLEARED = "cleared"
+
+    class EntryDecision(models.TextChoices):
+        """What was decided about the rule's action."""
+
+        NONE = "", "nothing to decide"
+        PROPOSED = "proposed", "waits for a sysadmin"
+        AUTOMATIC = "automatic", "done by Vigil"
+        APPROVED = "approved"
+        DISMISSED = "dismissed"
+
+    node = models.CharField(max_length=255)
+    gpu = models.ForeignKey(Gpu, models.SET_NULL, null=True, blank=True, related_name="health_entries", db_index=False)
+    item = models.CharField(max_length=300, blank=True, help_text="The mount or port that it is about.")
+    rule = models.CharField(max_length=64)
+    title = models.CharField(max_length=120, help_text="The rule's title when the entry began.")
+    cause = models.CharField(max_length=64, blank=True)
+    state = models.CharField(max_length=16, choices=EntryState.choices, default=EntryState.WATCHING)
+    severity = models.CharField(max_length=16)
+    action = models.CharField(max_length=16)
+    count = models.BigIntegerField(default=0)
+    first_seen = models.DateTimeField(help_text="Time of the first evidence.")
+    last_seen = models.DateTimeField(help_text="Time of the newest evidence.")
+    opened_at = models.DateTimeField(null=True, blank=True)
+    cleared_at = models.DateTimeField(null=True, blank=True)
+    due_at = models.DateTimeField(null=True, blank=True, help_text="When it next changes by itself.")
+    is_late = models.BooleanField(default=False, help_text="Its evidence was old when it arrived: proposed only.")
+    evidence = models.JSONField(default=list, blank=True, help_text="Newest observations: time, signal, fields.")
+    progress = models.JSONField(default=dict, blank=True, editable=False, help_text="The engine's state.")
+    decision = models.CharField(max_length=16, choices=EntryDecision.choices, default=EntryDecision.NONE, blank=True)
+    decided_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+    decided_at = models.DateTimeField(null=True, blank=True)
+    decision_reason = models.TextField(blank=True)
+    held_back = models.TextField(blank=True, help_text="Why Vigil did not act by itself.")
+    order = models.ForeignKey(
+        NodeOrder, models.SET_NULL, null=True, blank=True, related_name="health_entries", db_index=False
+    )
+
+    objects = HealthEntryQuerySet.as_manager()
+
+    class Meta:
+        ordering = ("-id",)
+        verbose_name = "health entry"
+        verbose_name_plural = "health entries"
+        constraints = (
+            models.UniqueConstraint(
+                fields=["node", "rule", "gpu", "item"], condition=~Q(state="cleared") & Q(gpu__isnull=False),
+                name="one_active_entry_a_gpu_and_rule",
+            ),
+            models.UniqueConstraint(
+                fields=["node", "rule", "item"], condition=~Q(state="cleared") & Q(gpu__isnull=True),
+                name="one_active_entry_a_node_and_rule",
+            ),
+        )  # fmt: skip
+        indexes = (
+            models.Index(fields=["state", "-last_seen"], name="health_by_state"),
+            models.Index(fields=["node", "-last_seen"], name="health_of_a_node"),
+            models.Index(fields=["due_at"], condition=~Q(state="cleared"), name="health_due"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.rule} on {self.node}"
+
+    @property
+    def is_active(self) -> bool:
+        return self.state != self.EntryState.CLEARED
+
+
+class SiteRule(models.Model):
+    """A health rule of this site. One with the name of a shipped rule replaces that one."""
+
+    name = models.CharField(max_length=64, unique=True)
+    toml = models.TextField(help_text="One [[rule]] table, as docs/reference/health-rules.md describes it.")
+    changed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = "health rule"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class HealthControl(models.Model):
+    """The single row whose lock serialises automatic actions, with the state of the breaker."""
+
+    ID = 1
+    tripped_at = models.DateTimeField(null=True, blank=True, help_text="Since when nothing is done automatically.")
+    tripped_by = models.CharField(max_length=64, blank=True, help_text="The rule that fired almost everywhere.")
+    tripped_detail = models.TextField(blank=True)
+    reset_at = models.DateTimeField(null=True, blank=True)
+    reset_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+
+    def __str__(self) -> str:
+        return "tripped" if self.tripped_at else "closed"
+
+    @staticmethod
+    def locked() -> HealthControl:
+        """Return the row, locked until the transaction ends; created on first use."""
+        rows = HealthControl.objects
+        rows.bulk_create([HealthControl(pk=HealthControl.ID)], ignore_conflicts=True)
+        return rows.select_for_update().get(pk=HealthControl.ID)

@@ -1,0 +1,306 @@
+"""Apply the health rules to what was observed, and store what they find.
+
+States are read outside of any transaction; only entries that a rule matches, or that exist already, are then locked and
+written. Evaluating the same observations twice changes nothing, so two workers may do it at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from nodes.health import engine
+from nodes.health.progress import Observation, RuleProgress, Subject
+from nodes.health.rules.rule import Rule
+from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
+from nodes.monitoring import events
+from nodes.monitoring.site_rules import rules_in_force
+from nodes.monitoring.states import States
+from portal import bulk
+
+LATE = timedelta(minutes=10)
+"""Evidence that is older when it arrives is history: it is proposed, never acted on."""
+MOST_EVIDENCE = 20
+MOST_ENTRIES = 200
+"""Entries per transaction."""
+EVENTS_S = 5.0
+"""For new events, per evaluation."""
+REFRESH_S = 60.0
+"""How old the stored `last_seen` of a lasting state may become."""
+State = HealthEntry.EntryState
+
+
+class Key(NamedTuple):
+    """What an active entry is about: one rule and one subject."""
+
+    rule: str
+    subject: Subject
+
+
+@dataclass
+class EvaluationOutcome:
+    """What one evaluation changed."""
+
+    opened: list[HealthEntry] = field(default_factory=list)
+    cleared: list[HealthEntry] = field(default_factory=list)
+
+
+def evaluate(now: datetime | None = None) -> EvaluationOutcome:
+    """Judge new events and the current states. Returns the entries that opened and cleared."""
+    now = now or timezone.now()
+    rules = rules_in_force()
+    evaluation = EvaluationOutcome()
+    until = time.monotonic() + EVENTS_S
+    while _judge_events(rules, now, evaluation) == events.MOST and time.monotonic() < until:
+        pass  # a storm: what is left is judged by the next evaluation
+    _judge_states(rules, States.read(now), evaluation)
+    _advance(rules, now, evaluation)
+    return evaluation
+
+
+def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOutcome) -> int:
+    """Judge a batch of events in one transaction; return how many rows there were."""
+    if not NodeEvent.objects.filter(events.UNJUDGED).exists():
+        return 0
+    with transaction.atomic():
+        HealthControl.locked()
+        judgements = events.unjudged()
+        changes = _EntryChanges(rules, now)
+        changes.load(_keys_of_events(rules, judgements), nodes={j.row.agent.node for j in judgements if j.repair})
+        for judgement in judgements:
+            if judgement.observation is not None:
+                changes.observe(judgement.observation)
+            elif judgement.repair is not None:
+                changes.repair(judgement.row.agent.node, judgement.repair, judgement.row.last_at.timestamp())
+            judgement.row.judged = judgement.row.count
+        changes.save(evaluation)
+        bulk.update_rows([judgement.row for judgement in judgements], ("judged",))
+    return len(judgements)
+
+
+def _keys_of_events(rules: Mapping[str, Rule], judgements: Iterable[events.Judgement]) -> set[Key]:
+    observations = [judgement.observation for judgement in judgements if judgement.observation is not None]
+    return {Key(rule.name, observation.subject) for rule, observation in _matching(rules, observations)}
+
+
+def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: EvaluationOutcome) -> None:
+    observations = list(states.observations())
+    active = _active_keys()
+    concerned: defaultdict[Subject, list[Observation]] = defaultdict(list)
+    keys: dict[Subject, set[Key]] = defaultdict(set)
+    by_signal = _by_signal(rules)
+    for observation in observations:
+        for rule in by_signal.get(observation.signal, ()):
+            key = Key(rule.name, observation.subject)
+            if key in active or _matches(rule, observation):
+                keys[observation.subject].add(key)
+        if observation.subject in keys:
+            concerned[observation.subject].append(observation)
+    for subjects in _batches(list(keys)):
+        with transaction.atomic():
+            HealthControl.locked()
+            changes = _EntryChanges(rules, states.now)
+            changes.load({key for subject in subjects for key in keys[subject]})
+            for subject in subjects:
+                for observation in concerned[subject]:
+                    changes.observe(observation, only=keys[subject])
+            changes.save(evaluation)
+
+
+def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOutcome) -> None:
+    """Open, clear and forget what is due by now."""
+    due = list(HealthEntry.objects.due(now).order_by("due_at").values_list("pk", flat=True))
+    for start in range(0, len(due), MOST_ENTRIES):
+        with transaction.atomic():
+            HealthControl.locked()
+            changes = _EntryChanges(rules, now)
+            rows = HealthEntry.objects.active().select_related("gpu")
+            changes.take(rows.filter(pk__in=due[start : start + MOST_ENTRIES]))
+            changes.save(evaluation)
+
+
+class _EntryChanges:
+    """The entries that an evaluation may change, while the control row is locked."""
+
+    def __init__(self, rules: Mapping[str, Rule], now: datetime) -> None:
+        self.rules = rules
+        self.now = now
+        self.rows: dict[Key, HealthEntry] = {}
+        self.findings: dict[Key, RuleProgress] = {}
+        self.before: dict[Key, dict[str, Any]] = {}
+        self.late: set[Key] = set()
+        self.evidence: defaultdict[Key, list[Any]] = defaultdict(list)
+        self._by_signal = _by_signal(rules)
+
+    def load(self, keys: set[Key], nodes: Iterable[str] = ()) -> None:
+        """Load the active entries of these keys, all active ones of these nodes, and what was cleared last."""
+        names = {key.subject.node for key in keys}
+        rows = HealthEntry.objects.select_related("gpu").filter(
+            Q(node__in=names, rule__in={key.rule for key in keys}) | Q(node__in=list(nodes))
+        )
+        self.take(rows.active())
+        missing = keys - self.rows.keys()
+        cleared = rows.filter(state=State.CLEARED, cleared_at__gt=self.now - _MEMORY).order_by("cleared_at")
+        for row in cleared if missing else ():
+            if (key := _key_of(row)) in missing:
+                self.findings[key] = RuleProgress.from_payload(row.progress).successor()
+        for key in missing - self.findings.keys():
+            self.findings[key] = RuleProgress()
+
+    def take(self, rows: Iterable[HealthEntry]) -> None:
+        for row in rows:
+            key = _key_of(row)
+            self.rows[key], self.findings[key] = row, RuleProgress.from_payload(row.progress)
+            self.before[key] = row.progress
+
+    def observe(self, observation: Observation, only: set[Key] | None = None) -> None:
+        for rule in self._by_signal.get(observation.signal, ()):
+            key = Key(rule.name, observation.subject)
+            if key not in self.findings or (only is not None and key not in only):
+                continue
+            finding = self.findings[key]
+            was_open = finding.state == "open"
+            engine.observe(rule, finding, observation)
+            if _matches(rule, observation):
+                fields = {name: value for name, value in observation.fields.items() if value not in (None, "")}
+                self.evidence[key].append([observation.at, observation.signal, fields, observation.count])
+            is_late = observation.at < (self.now - LATE).timestamp()
+            if finding.state == "open" and not was_open and is_late:
+                self.late.add(key)
+
+    def repair(self, node: str, kind: engine.Repair, at: float) -> None:
+        for key, finding in self.findings.items():
+            if key.subject.node == node and (rule := self.rules.get(key.rule)) is not None:
+                engine.repair(rule, finding, kind, at)
+
+    def save(self, evaluation: EvaluationOutcome) -> None:
+        changed, forgotten, new = [], [], []
+        uuids = {key.subject.gpu for key in self.findings.keys() - self.rows.keys() if key.subject.gpu}
+        gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(uuid__in=uuids).only("uuid")} if uuids else {}
+        for key, finding in self.findings.items():
+            rule, row = self.rules.get(key.rule), self.rows.get(key)
+            if rule is not None:
+                engine.advance(rule, finding, self.now.timestamp())
+            elif row is not None:  # the rule was switched off or removed
+                engine.clear(finding, self.now.timestamp())
+            if row is None:
+                if rule is None or not finding.is_active or (key.subject.gpu and key.subject.gpu not in gpus):
+                    continue
+                row = self.rows[key] = _new_row(rule, key.subject, gpus.get(key.subject.gpu))
+                new.append(row)
+            elif finding.state == "none":
+                forgotten.append(row.pk)
+                continue
+            elif not self._is_changed(key, finding):
+                continue
+            else:
+                changed.append(row)
+            self._update(row, key, finding, rule, evaluation)
+        HealthEntry.objects.filter(pk__in=forgotten).delete()
+        HealthEntry.objects.bulk_create(new)
+        bulk.update_rows(changed, _CHANGED)
+
+    def _is_changed(self, key: Key, finding: RuleProgress) -> bool:
+        """Return whether the row must be written: not for each reading of a state that just lasts."""
+        before = RuleProgress.from_payload(self.before[key])
+        age = (finding.last_seen or 0) - (before.last_seen or 0)
+        before.last_seen = finding.last_seen
+        return before != finding or age >= REFRESH_S
+
+    def _update(
+        self, row: HealthEntry, key: Key, finding: RuleProgress, rule: Rule | None, evaluation: EvaluationOutcome
+    ) -> None:
+        was_open = row.state in (State.OPEN, State.DISMISSED)
+        if finding.state == "open" and not was_open:
+            row.state = State.OPEN
+            evaluation.opened.append(row)
+        elif finding.state == "cleared":
+            row.state = State.CLEARED
+            evaluation.cleared.append(row)
+        if rule is not None:
+            row.severity, row.action = engine.effective(rule, finding)
+            due = engine.next_change(rule, finding)
+            row.due_at = None if due is None else _moment(due)
+        row.count = finding.count
+        row.first_seen, row.last_seen = _moment(finding.first_seen or 0), _moment(finding.last_seen or 0)
+        row.opened_at = None if finding.opened_at is None else _moment(finding.opened_at)
+        row.cleared_at = _moment(finding.cleared_at or 0) if finding.state == "cleared" else None
+        row.is_late = row.is_late or key in self.late
+        if self.evidence[key]:
+            row.evidence = _merged_evidence(row.evidence, self.evidence[key])
+        row.progress = finding.as_payload()
+
+
+_MEMORY = timedelta(days=366)
+"""How long a cleared entry counts towards an escalation; no rule looks back further than a year."""
+_CHANGED = (
+    "state", "severity", "action", "count", "first_seen", "last_seen", "opened_at", "cleared_at", "due_at", "is_late",
+    "evidence", "progress",
+)  # fmt: skip
+
+
+def _new_row(rule: Rule, subject: Subject, gpu: Gpu | None) -> HealthEntry:
+    return HealthEntry(
+        node=subject.node, gpu=gpu, item=subject.item, rule=rule.name, title=rule.title, cause=rule.cause
+    )
+
+
+def _merged_evidence(stored: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+    """Append observations; a state that lasts is one observation with its newest values."""
+    merged = list(stored)
+    for observation in new:
+        if merged and _is_state(observation) and merged[-1][1] == observation[1]:
+            merged[-1] = [merged[-1][0], *observation[1:]]
+        else:
+            merged.append(observation)
+    return merged[-MOST_EVIDENCE:]
+
+
+def _is_state(observation: Sequence[Any]) -> bool:
+    return observation[1] not in ("xid", "sxid")
+
+
+def _active_keys() -> set[Key]:
+    rows = HealthEntry.objects.active().values_list("rule", "node", "gpu__uuid", "item")
+    return {Key(rule, Subject(node, gpu or "", item)) for rule, node, gpu, item in rows}
+
+
+def _key_of(row: HealthEntry) -> Key:
+    return Key(row.rule, Subject(row.node, row.gpu.uuid if row.gpu else "", row.item))
+
+
+def _by_signal(rules: Mapping[str, Rule]) -> dict[str, list[Rule]]:
+    found: defaultdict[str, list[Rule]] = defaultdict(list)
+    for rule in rules.values():
+        for signal in rule.signals:
+            found[signal].append(rule)
+    return found
+
+
+def _matching(rules: Mapping[str, Rule], observations: Iterable[Observation]) -> Iterator[tuple[Rule, Observation]]:
+    by_signal = _by_signal(rules)
+    for observation in observations:
+        for rule in by_signal.get(observation.signal, ()):
+            if _matches(rule, observation):
+                yield rule, observation
+
+
+def _matches(rule: Rule, observation: Observation) -> bool:
+    return any(trigger.matches(observation.signal, observation.fields) for trigger in rule.triggers)
+
+
+def _batches(subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]:
+    for start in range(0, len(subjects), MOST_ENTRIES):
+        yield subjects[start : start + MOST_ENTRIES]
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)

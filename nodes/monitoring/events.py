@@ -1,0 +1,141 @@
+"""Read what happened on nodes since the last evaluation, as observations for health rules.
+
+An event's row is judged once per count: `judged` says how much of it rules have seen, and moves in the transaction that
+stores what they found. So nothing is counted twice or lost, wherever a worker is killed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+
+from django.db.models import F, Q
+
+from nodes.health.engine import Repair
+from nodes.health.progress import Observation, Subject
+from nodes.health.rules.catalogue import shipped_rules
+from nodes.health.rules.condition import FieldValue
+from nodes.models import Holding, NodeEvent
+
+MOST = 500
+"""Rows per evaluation: a storm of events must not keep the transaction open."""
+ECHO = timedelta(seconds=60)
+CLEAN_UP = 45  # the Xid that follows others
+RECOVERY_CHANGED = 154
+REPAIRS: dict[str, Repair] = {"boot": "boot", "driver.reloaded": "reset"}
+UNJUDGED = Q(judged__lt=F("count"), agent__is_made_up=False)
+_RECOVERY = re.compile(r"\bto 0x[0-9a-f]+ \(([^)]{1,40})\)", re.IGNORECASE)
+
+
+_FATAL = re.compile(r"(?<!non)(?<!non-)fatal", re.IGNORECASE)
+
+
+@cache
+def listed_xids() -> frozenset[int]:
+    """Return the Xids that a shipped rule names."""
+    codes: set[int] = set()
+    for rule in shipped_rules().values():
+        for trigger in rule.triggers:
+            condition = trigger.where.get("code")
+            if trigger.signal.name == "xid" and condition is not None and isinstance(condition.operand, tuple):
+                codes |= {code for code in condition.operand if isinstance(code, int)}
+    return frozenset(codes)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One row with what rules are to learn from it: an observation, or a repair."""
+
+    row: NodeEvent
+    observation: Observation | None
+    repair: Repair | None = None
+
+
+def unjudged() -> list[Judgement]:
+    """Return the rows that rules have not seen completely, oldest first, and what each of them says."""
+    found = list(NodeEvent.objects.filter(UNJUDGED).select_related("agent", "gpu").order_by("id")[:MOST])
+    return list(_judgements(sorted(found, key=lambda row: (row.last_at, row.pk))))
+
+
+def _judgements(rows: Sequence[NodeEvent]) -> Iterator[Judgement]:
+    xids = [row for row in rows if row.kind == "xid" and row.gpu_id is not None]
+    echoes, holders = _echoes(xids), _holders(xids)
+    for row in rows:
+        at, count = row.last_at.timestamp(), row.count - row.judged
+        if row.kind == "xid":
+            user, program = holders.get(row.pk, ("", ""))
+            fields: dict[str, FieldValue] = {
+                "code": row.code,
+                "text": row.text,
+                "is_fatal": _FATAL.search(row.text) is not None,
+                "is_listed": row.code in listed_xids(),
+                "is_echo": row.pk in echoes,
+                "recovery": _recovery(row),
+                "user": user,
+                "program": program,
+            }
+            subject = Subject(row.agent.node, row.gpu.uuid if row.gpu else "")
+            yield Judgement(row, Observation("xid", subject, at, fields, count))
+        elif row.kind == "sxid":
+            fields = {"code": row.code, "text": row.text, "is_fatal": row.data.get("fatal") is True}
+            yield Judgement(row, Observation("sxid", Subject(row.agent.node), at, fields, count))
+        else:
+            yield Judgement(row, None, REPAIRS.get(row.kind))
+
+
+def _echoes(rows: Sequence[NodeEvent]) -> set[int]:
+    """Return the rows with Xid 45 that another Xid of the same GPU explains."""
+    cleanups = [row for row in rows if row.code == CLEAN_UP]
+    if not cleanups:
+        return set()
+    first, last = min(row.at for row in cleanups) - ECHO, max(row.last_at for row in cleanups) + ECHO
+    others = NodeEvent.objects.filter(
+        kind="xid", gpu__in={row.gpu_id for row in cleanups}, last_at__gte=first, at__lte=last
+    ).exclude(code=CLEAN_UP)
+    near: defaultdict[int | None, list[NodeEvent]] = defaultdict(list)
+    for other in others.only("gpu", "at", "last_at"):
+        near[other.gpu_id].append(other)
+    return {
+        row.pk
+        for row in cleanups
+        if any(other.at - ECHO <= row.last_at and row.at <= other.last_at + ECHO for other in near[row.gpu_id])
+    }
+
+
+def _holders(rows: Sequence[NodeEvent]) -> dict[int, tuple[str, str]]:
+    """Return by row the user and the name of the job that had the GPU, if exactly one had it."""
+    if not rows:
+        return {}
+    overlapping = Holding.objects.filter(
+        Q(until=None) | Q(until__gte=min(row.at for row in rows)),
+        gpu__in={row.gpu_id for row in rows},
+        since__lte=max(row.last_at for row in rows),
+    )
+    by_gpu: defaultdict[int, list[Holding]] = defaultdict(list)
+    for holding in overlapping.only("gpu", "user", "name", "scheduler_id", "since", "until"):
+        by_gpu[holding.gpu_id].append(holding)
+    found = {}
+    for row in rows:
+        jobs = [
+            holding
+            for holding in by_gpu[row.gpu_id or 0]
+            if holding.since <= row.last_at and (holding.until is None or holding.until >= row.last_at)
+        ]
+        if len(jobs) == 1:
+            found[row.pk] = jobs[0].user, jobs[0].name or jobs[0].scheduler_id
+    return found
+
+
+def _recovery(row: NodeEvent) -> str | None:
+    """Return what Xid 154 recommends, as one word: none, reset, reboot, drain, …"""
+    if row.code != RECOVERY_CHANGED or not (found := _RECOVERY.search(row.text)):
+        return None
+    words = found[1].lower()
+    for word in ("reboot", "reset", "drain", "none"):
+        if word in words:
+            return word
+    return words

@@ -1,0 +1,39 @@
+"""Compare a value with those of its peers. No Django."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from statistics import median
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+LEAST_PEERS = 2
+MAJORITY = 0.6
+
+
+def ratios(values: Mapping[Key, float | None], *, least: float = 0.0) -> dict[Key, float]:
+    """Return each value divided by the median of the *other* values; none where fewer than two others are known.
+
+    `least` is the smallest divisor: three errors where the others have none are three times as many, not infinitely.
+    """
+    known = {key: float(value) for key, value in values.items() if value is not None}
+    found: dict[Key, float] = {}
+    if len(known) <= LEAST_PEERS:
+        return found
+    for key, value in known.items():
+        middle = max(least, median(other for peer, other in known.items() if peer != key))
+        if middle > 0:
+            found[key] = value / middle
+    return found
+
+
+def majority(values: Iterable[str]) -> str:
+    """Return the value that most share; "" if there are too few, or no clear majority."""
+    counts = Counter(value for value in values if value)
+    if not counts:
+        return ""
+    value, number = counts.most_common(1)[0]
+    total = sum(counts.values())
+    return value if total > LEAST_PEERS and number >= MAJORITY * total else ""

@@ -1,0 +1,287 @@
+"""Read the current state of GPUs and nodes, as observations for health rules.
+
+One query per table, however many nodes there are: a thousand nodes are read every ten seconds. A machine whose agent is
+silent reports nothing but its silence: what its GPUs do is unknown then, and what is unknown neither opens nor clears
+anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from nodes.health.progress import Observation, Subject
+from nodes.health.rules.condition import FieldValue
+from nodes.models import Agent, Gpu, Node, NodeEvent
+from nodes.monitoring import peers
+from nodes.scheduling import capacity
+from vigil_core import untrusted
+
+WORKING_PERCENT = 50
+NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
+_COPIED = (
+    "ecc_uncorrected", "ecc_corrected", "sram_threshold_exceeded", "remapped_pending", "remapped_failed",
+    "remapped_uncorrected", "recovery_action",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class States:
+    """Everything that is read for one evaluation. `agents` are those of real machines, by row id."""
+
+    now: datetime
+    agents: Mapping[int, Agent]
+    gpus: Mapping[int, tuple[Gpu, ...]]
+    nodes: Mapping[str, Node]
+    lasting: Mapping[int, tuple[NodeEvent, ...]]
+
+    @classmethod
+    def read(cls, now: datetime) -> States:
+        agents = {agent.pk: agent for agent in Agent.objects.filter(is_made_up=False).exclude(heard_at=None)}
+        gpus: defaultdict[int, list[Gpu]] = defaultdict(list)
+        for gpu in Gpu.objects.filter(gone_at=None, agent__in=list(agents)).order_by("agent", "index"):
+            gpus[gpu.agent_id].append(gpu)
+        lasting: defaultdict[int, list[NodeEvent]] = defaultdict(list)
+        open_events = NodeEvent.objects.filter(is_open=True, kind__in=("gpu.silent", "mount.slow"))
+        for event in open_events.order_by("at"):
+            lasting[event.agent_id].append(event)
+        return cls(
+            now,
+            agents,
+            {pk: tuple(rows) for pk, rows in gpus.items()},
+            {node.name: node for node in Node.objects.reported()},
+            {pk: tuple(rows) for pk, rows in lasting.items()},
+        )
+
+    def observations(self) -> Iterator[Observation]:
+        """Yield one observation per signal and subject."""
+        for agent in self.agents.values():
+            yield self._agent(agent)
+            if not agent.is_silent(self.now):
+                yield from self._machine(agent)
+
+    def _machine(self, agent: Agent) -> Iterator[Observation]:
+        at = self.now.timestamp()
+        for signal, fields in (
+            ("host", self._host(agent)),
+            ("nvml", {"silent_s": self._silent_s(agent)}),
+            ("gpu_count", self._gpu_count(agent)),
+            ("software", self._software(agent)),
+        ):
+            yield Observation(signal, Subject(agent.node), at, fields)
+        yield from self._mounts(agent, at)
+        yield from self._ports(agent, at)
+        if not self._silent_s(agent):  # while NVML hangs, what is stored about its GPUs is old
+            yield from self._gpus(agent, at)
+
+    def _gpus(self, agent: Agent, at: float) -> Iterator[Observation]:
+        rows = self.gpus.get(agent.pk, ())
+        samples = {gpu.pk: _table(_table(agent.newest.get("gpus")).get(gpu.uuid)) for gpu in rows}
+        counters = _with_peers({gpu.pk: gpu.counters for gpu in rows}, samples)
+        for gpu in rows:
+            subject = Subject(agent.node, gpu.uuid)
+            yield Observation("gpu_lost", subject, at, {"is_lost": gpu.lost_at is not None})
+            if gpu.lost_at is None:
+                yield Observation("gpu_samples", subject, at, _samples(gpu, samples[gpu.pk]))
+                yield Observation("gpu_counters", subject, at, counters[gpu.pk])
+
+    def _agent(self, agent: Agent) -> Observation:
+        silent_s = (self.now - agent.heard_at).total_seconds() if agent.heard_at else None
+        node = self.nodes.get(agent.node)
+        fields: dict[str, FieldValue] = {
+            "silent_s": silent_s,
+            "silent_share": self._silent_share,
+            "is_down": None if node is None else not NO_REPORT.isdisjoint(capacity.state_words(node.state)),
+        }
+        return Observation("agent", Subject(agent.node), self.now.timestamp(), fields)
+
+    @cached_property
+    def _silent_share(self) -> float:
+        silent = sum(agent.is_silent(self.now) for agent in self.agents.values())
+        return silent / len(self.agents) if self.agents else 0.0
+
+    def _silent_s(self, agent: Agent) -> float:
+        began = [event.at for event in self.lasting.get(agent.pk, ()) if event.kind == "gpu.silent"]
+        return (self.now - min(began)).total_seconds() if began else 0.0
+
+    def _gpu_count(self, agent: Agent) -> dict[str, FieldValue]:
+        found = len(self.gpus.get(agent.pk, ()))
+        node = self.nodes.get(agent.node)
+        # A node whose GPUs are cut into MIG slices has more in the scheduler than NVML lists: then nothing is missing.
+        expected = node.gpus if node is not None and node.gpus <= MOST_PHYSICAL else None
+        return {"found": found, "missing": None if expected is None else max(0, expected - found)}
+
+    def _host(self, agent: Agent) -> dict[str, FieldValue]:
+        host = _table(agent.newest.get("host"))
+        root_total, root_used = _number(host, "disk_total_mib:/"), _number(host, "disk_used_mib:/")
+        shm_total, shm_used = _number(host, "shm_total_mib"), _number(host, "shm_used_mib")
+        return {
+            "blocked_processes": _number(host, "blocked_processes"),
+            "clock_offset_s": None if agent.clock_offset_s is None else abs(agent.clock_offset_s),
+            "root_free_share": _free_share(root_total, root_used),
+            "root_free_mib": None if root_total is None or root_used is None else root_total - root_used,
+            "shm_free_share": _free_share(shm_total, shm_used),
+        }
+
+    def _mounts(self, agent: Agent, at: float) -> Iterator[Observation]:
+        slow = {
+            str(event.data.get("mount")): event
+            for event in self.lasting.get(agent.pk, ())
+            if event.kind == "mount.slow"
+        }
+        for path, source in _mounted(agent).items():
+            event = slow.get(path)
+            fields: dict[str, FieldValue] = {
+                "is_slow": event is not None,
+                "slow_s": (self.now - event.at).total_seconds() if event else 0.0,
+                "problem": untrusted.line(event.data.get("problem"), 200) if event else "",
+                "affected_share": self._affected_shares.get(source, 0.0),
+            }
+            yield Observation("mount", Subject(agent.node, item=path), at, fields)
+
+    @cached_property
+    def _affected_shares(self) -> dict[str, float]:
+        """Return by source on which share of the nodes that mount it it is slow now."""
+        mounted: Counter[str] = Counter()
+        slow: Counter[str] = Counter()
+        for agent in self.agents.values():
+            if agent.is_silent(self.now):
+                continue
+            sources = _mounted(agent)
+            mounted.update(set(sources.values()))
+            paths = {str(event.data.get("mount")) for event in self.lasting.get(agent.pk, ())}
+            slow.update({source for path, source in sources.items() if path in paths})
+        return {source: slow[source] / number for source, number in mounted.items()}
+
+    def _ports(self, agent: Agent, at: float) -> Iterator[Observation]:
+        for name, value in _table(agent.newest.get("host")).items():
+            kind, _, port = name.partition(":")
+            if kind == "ib_up" and port and isinstance(value, int | float):
+                fields = {"is_up": bool(value), "usually_up": self._usually_up(name)}
+                yield Observation("port", Subject(agent.node, item=port[:64]), at, fields)
+
+    def _usually_up(self, name: str) -> bool:
+        """Return whether a port of this name is active on most nodes: one that is not is not cabled."""
+        up, there = self._ports_up[name]
+        return 2 * up > there
+
+    @cached_property
+    def _ports_up(self) -> dict[str, tuple[int, int]]:
+        up: Counter[str] = Counter()
+        there: Counter[str] = Counter()
+        for agent in self.agents.values():
+            ports = {
+                name: value for name, value in _table(agent.newest.get("host")).items() if name.startswith("ib_up:")
+            }
+            there.update(ports)
+            up.update(name for name, value in ports.items() if value)
+        return {name: (up[name], number) for name, number in there.items()}
+
+    def _software(self, agent: Agent) -> dict[str, FieldValue]:
+        usual = self._usual_versions.get(self._partition(agent), {})
+        fields: dict[str, FieldValue] = {}
+        for name in ("driver", "kernel"):
+            version, expected = untrusted.line(agent.facts.get(name), 128), usual.get(name, "")
+            fields[f"{name}_differs"] = version != expected if version and expected else None
+        unusual = [
+            vbios != expected
+            for gpu in self.gpus.get(agent.pk, ())
+            if (vbios := untrusted.line(gpu.facts.get("vbios"), 64))
+            and (expected := self._usual_vbios.get(gpu.model, ""))
+        ]
+        fields["vbios_differs"] = any(unusual) if unusual else None
+        return fields
+
+    @cached_property
+    def _usual_versions(self) -> dict[str, dict[str, str]]:
+        versions: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for agent in self.agents.values():
+            for name in ("driver", "kernel"):
+                versions[self._partition(agent)][name].append(untrusted.line(agent.facts.get(name), 128))
+        return {
+            partition: {name: peers.majority(values) for name, values in by_name.items()}
+            for partition, by_name in versions.items()
+        }
+
+    @cached_property
+    def _usual_vbios(self) -> dict[str, str]:
+        versions: defaultdict[str, list[str]] = defaultdict(list)
+        for rows in self.gpus.values():
+            for gpu in rows:
+                versions[gpu.model].append(untrusted.line(gpu.facts.get("vbios"), 64))
+        return {model: peers.majority(values) for model, values in versions.items()}
+
+    def _partition(self, agent: Agent) -> str:
+        node = self.nodes.get(agent.node)
+        return str(node.partitions[0]) if node is not None and node.partitions else ""
+
+
+MOST_PHYSICAL = 16
+"""GPUs of one node that are surely whole GPUs: a scheduler that lists more lists MIG slices."""
+
+
+def _samples(gpu: Gpu, newest: Mapping[str, Any]) -> dict[str, FieldValue]:
+    temperature = _number(newest, "temperature_c")
+    limit = gpu.slowdown_c
+    return {
+        "temperature_c": temperature,
+        "margin_c": None if temperature is None or not limit else limit - temperature,
+        "throttle": untrusted.count(newest.get("throttle")),
+        "gpu_percent": _number(newest, "gpu_percent"),
+        "watts": _number(newest, "watts"),
+    }
+
+
+def _with_peers(
+    counters: Mapping[int, Mapping[str, Any]], samples: Mapping[int, Mapping[str, Any]]
+) -> dict[int, dict[str, FieldValue]]:
+    """Return the counters of a node's GPUs with their ratios to the other GPUs."""
+    working = {pk for pk, values in samples.items() if (_number(values, "gpu_percent") or 0) >= WORKING_PERCENT}
+    ratios = {
+        "ecc_corrected_to_peers": peers.ratios(_column(counters, "ecc_corrected"), least=1.0),
+        "pcie_width_to_peers": peers.ratios(_column(counters, "pcie_width")),
+        "power_cap_to_peers": peers.ratios(_column(counters, "power_cap_watts")),
+        # A GPU lowers its PCIe generation while it idles.
+        "pcie_generation_to_peers": peers.ratios(
+            {pk: value for pk, value in _column(counters, "pcie_generation").items() if pk in working}
+        ),
+    }
+    found: dict[int, dict[str, FieldValue]] = {}
+    for pk, values in counters.items():
+        links = values.get("nvlinks")
+        found[pk] = {name: _number(values, name) for name in _COPIED}
+        found[pk]["nvlinks_down"] = sum(link == 0 for link in links) if isinstance(links, list) and links else None
+        found[pk] |= {name: by_gpu.get(pk) for name, by_gpu in ratios.items()}
+    return found
+
+
+def _column(counters: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float | None]:
+    return {pk: _number(values, name) for pk, values in counters.items()}
+
+
+def _mounted(agent: Agent) -> dict[str, str]:
+    """Return the mounts that the agent probes: source by path."""
+    rows = agent.facts.get("mounts")
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {
+        path: untrusted.line(row.get("source"), 300) or path
+        for row in found
+        if (path := untrusted.line(row.get("mount"), 300))
+    }
+
+
+def _free_share(total: float | None, used: float | None) -> float | None:
+    return None if not total or used is None else max(0.0, 1 - used / total)
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _number(values: Mapping[str, Any], name: str) -> float | None:
+    value = values.get(name)
+    return untrusted.number(value, 1e15) if not isinstance(value, bool) else float(value)

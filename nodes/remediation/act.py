@@ -1,0 +1,141 @@
+"""Decide what happens about an open health entry: act, propose, or nothing.
+
+An act writes the entry's decision, the order and the audit entry in one transaction, under the lock of the control row,
+which also counts what was done in the last hour: two workers together exceed no limit, and a worker that is killed
+leaves either all of it or nothing. The scheduler is told by the next tick, as with a person's order
+(`nodes.cluster.drain`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from nodes.cluster import drain
+from nodes.health import limits
+from nodes.health.rules.rule import OUT_OF_SERVICE
+from nodes.models import HealthControl, HealthEntry, Node, NodeOrder, Partition
+from nodes.remediation.reason import drain_reason
+from nodes.scheduling import capacity
+from portal.access import note
+
+logger = logging.getLogger(__name__)
+
+Decision = HealthEntry.EntryDecision
+State = HealthEntry.EntryState
+_BREAKER = timedelta(seconds=limits.BREAKER_S)
+_HOUR = timedelta(seconds=limits.HOUR_S)
+
+
+def decide(now: datetime | None = None) -> None:
+    """Decide about every open entry whose rule wants the node out of service; safe to run twice at once."""
+    now = now or timezone.now()
+    if not _undecided().exists():
+        return
+    trip_if_widespread(now)
+    for pk in _undecided().values_list("pk", flat=True):
+        _decide(pk, now)
+
+
+def _undecided() -> QuerySet[HealthEntry]:
+    return HealthEntry.objects.open().filter(decision=Decision.NONE, action__in=OUT_OF_SERVICE).order_by("opened_at")
+
+
+def _decide(pk: int, now: datetime) -> None:
+    with transaction.atomic():
+        control = HealthControl.locked()
+        entry = HealthEntry.objects.open().filter(pk=pk, decision=Decision.NONE).select_related("gpu").first()
+        if entry is None:  # another worker or a person was faster
+            return
+        entry.held_back = _obstacle(entry, control, now)
+        if not entry.held_back:
+            entry.held_back = _drain(entry)
+        entry.decision = Decision.PROPOSED if entry.held_back else Decision.AUTOMATIC
+        entry.decided_at = None if entry.held_back else now
+        entry.save(update_fields=["decision", "decided_at", "held_back", "order"])
+    logger.info("health entry %d (%s): %s. %s", pk, entry, entry.get_decision_display(), entry.held_back)
+
+
+def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
+    """Return why Vigil does not act by itself; "" if it may."""
+    if settings.VIGIL_HEALTH != "act":
+        return "Vigil only proposes (VIGIL_HEALTH=propose)."
+    if entry.is_late:
+        return "Its evidence was more than 10 minutes old when it arrived."
+    if control.tripped_at is not None:
+        return f"Automatic actions are stopped: {control.tripped_detail}"
+    node = Node.objects.reported().filter(name=entry.node).first()
+    if node is None:
+        return "The scheduler does not know this node."
+    return limits.refusal(_cluster(), _automatic_drains(now), entry.node, now.timestamp())
+
+
+def _drain(entry: HealthEntry) -> str:
+    """Order the drain; return why not, if the node is a person's."""
+    node = Node.objects.get(name=entry.node)
+    own = NodeOrder.objects.filter(node=node.name).exclude(rule="").first()
+    if own is not None and own.action == NodeOrder.Action.DRAIN and _stands(own, node):
+        entry.order = own  # another rule drained it: nothing is drained twice
+        return ""
+    try:
+        entry.order = drain.request_order(None, node, NodeOrder.Action.DRAIN, drain_reason(entry), rule=entry.rule)
+    except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+        return str(error)
+    return ""
+
+
+def _stands(order: NodeOrder, node: Node) -> bool:
+    """Return whether this order is the newest one, and waits to be carried out or is why the node is drained."""
+    newest = NodeOrder.objects.filter(node=node.name).first()
+    if newest != order:
+        return False
+    return order.is_open or (order.state == NodeOrder.State.DONE and drain.is_reason_of(order, node))
+
+
+def trip_if_widespread(now: datetime) -> bool:
+    """Trip the breaker if one rule opened on many nodes at once; return whether it is tripped."""
+    with transaction.atomic():
+        control = HealthControl.locked()
+        if control.tripped_at is not None:
+            return True
+        since = max(now - _BREAKER, control.reset_at or now - _BREAKER)
+        opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE)
+        openings = [
+            limits.Opening(rule, node, at.timestamp())
+            for rule, node, at in opened.values_list("rule", "node", "opened_at")
+            if at is not None
+        ]
+        found = limits.tripping_rule(openings, Node.objects.reported().count(), now.timestamp())
+        if found is None:
+            return False
+        rule, number = found
+        control.tripped_at, control.tripped_by = now, rule
+        control.tripped_detail = f"{rule} was found on {number} nodes within two minutes."
+        control.save(update_fields=["tripped_at", "tripped_by", "tripped_detail"])
+        note(None, "health breaker tripped", rule, control.tripped_detail)
+    return True
+
+
+def _cluster() -> limits.ServiceState:
+    nodes = list(Node.objects.reported().only("name", "state", "partitions"))
+    partitions: defaultdict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        for name in node.partitions:
+            partitions[name].add(node.name)
+    ordered = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True)
+    out = {node.name for node in nodes if not capacity.is_in_service(node.state)} | set(ordered)
+    known = set(Partition.objects.reported().values_list("name", flat=True))
+    return limits.ServiceState(
+        {name: frozenset(names) for name, names in partitions.items() if name in known}, frozenset(out), len(nodes)
+    )
+
+
+def _automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
+    rows = NodeOrder.objects.exclude(rule="").filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
+    return [limits.AutomaticDrain(node, at.timestamp()) for node, at in rows.values_list("node", "asked_at")]

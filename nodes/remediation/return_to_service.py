@@ -1,0 +1,54 @@
+"""Undrain nodes that health rules drained, once everything that speaks against them is over.
+
+Vigil undrains only what its own order drained, and only while that order's reason stands: a person who drained the node
+as well, or changed the reason, keeps it. A rule that needs a burn-in stays open until one passed or a person cleared
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from django.conf import settings
+from django.db import transaction
+
+from nodes.cluster import drain
+from nodes.health.rules.rule import OUT_OF_SERVICE
+from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
+
+logger = logging.getLogger(__name__)
+
+
+def return_recovered() -> None:
+    """Order to undrain every node that a rule drained and that nothing speaks against; safe to run twice at once."""
+    if settings.VIGIL_HEALTH != "act":
+        return
+    for name in _drained_by_rules():
+        with transaction.atomic():
+            HealthControl.locked()
+            _return(name)
+
+
+def _drained_by_rules() -> list[str]:
+    """Return the nodes whose current reason is that of a rule's drain."""
+    out = {node.name: node for node in Node.objects.reported().exclude(reason="")}
+    orders = NodeOrder.objects.filter(
+        node__in=list(out), action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE
+    ).exclude(rule="")
+    return sorted({order.node for order in orders if drain.is_reason_of(order, out[order.node])})
+
+
+def _return(name: str) -> None:
+    node, newest = Node.objects.filter(name=name).first(), NodeOrder.objects.filter(node=name).first()
+    if node is None or newest is None or not newest.rule or newest.action != NodeOrder.Action.DRAIN:
+        return  # a person's order came since
+    if newest.state != NodeOrder.State.DONE or not drain.is_reason_of(newest, node):
+        return
+    if HealthEntry.objects.open().filter(node=name, action__in=OUT_OF_SERVICE).exists():
+        return
+    if not newest.health_entries.exists():  # its entry was deleted: a person decides
+        return
+    try:
+        drain.request_order(None, node, NodeOrder.Action.UNDRAIN, rule=newest.rule)
+    except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+        logger.info("%s is not returned to service: %s", name, error)

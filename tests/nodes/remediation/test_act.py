@@ -1,0 +1,182 @@
+"""What a machine reports becomes a health entry, and with VIGIL_HEALTH=act one drain, audited and within limits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from nodes.cluster import drain
+from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder
+from nodes.remediation import inbox
+from nodes.remediation.act import decide
+from nodes.schedulers.base import SchedulerError
+from portal.models import AuditEntry
+from tests.lab import sysadmin
+from tests.nodes.remediation.cluster import NAMES, Lab
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def lab(settings: Any) -> Lab:
+    settings.VIGIL_HEALTH = "act"
+    return Lab()
+
+
+def test_a_gpu_that_fell_off_the_bus_drains_its_node_once(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "[node] Xid 79 on GPU 0 (vigil: off-bus)"}
+    entry = lab.entry()
+    assert (entry.state, entry.decision, entry.severity, entry.count) == ("open", "automatic", "fatal", 1)
+    assert (entry.order.state, entry.order.asked_by) == ("done", None)  # type: ignore[union-attr]
+    (audit,) = AuditEntry.objects.all()
+    assert (audit.user, audit.action, audit.thing) == (None, "drain", "dgx-01")
+    lab.xid(79)
+    lab.happens("gpu.lost", gpu=lab.machine().gpus[0], since=time.time() - 60)
+    lab.step()
+    lab.step()
+    assert NodeOrder.objects.count() == 1, "with the Xid and without it, it is one finding and one drain"
+    assert lab.entry().count == 2
+
+
+def test_a_lost_gpu_without_an_xid_drains_after_its_time(lab: Lab) -> None:
+    lab.happens("gpu.lost", gpu=lab.machine().gpus[1], since=time.time())
+    lab.step()
+    assert lab.entry().state == "watching"
+    assert not lab.scheduler.drained
+    HealthEntry.objects.update(due_at=None)
+    entry = lab.entry()
+    entry.progress["holding"] = [[number, since - 30] for number, since in entry.progress["holding"]]
+    entry.save()
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "[node] GPU fell off the bus on GPU 1 (vigil: off-bus)"}
+
+
+def test_proposes_where_the_site_does_not_let_it_act(lab: Lab, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(79)
+    lab.step()
+    entry = lab.entry()
+    assert (entry.decision, entry.order) == ("proposed", None)
+    assert "VIGIL_HEALTH=propose" in entry.held_back
+    ops = sysadmin("ops")
+    inbox.approve(ops, entry.pk, "looks right")
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "[node] Xid 79 on GPU 0: off-bus (vigil: ops)"}
+    assert lab.entry().decision == "approved"
+    assert inbox.approve(ops, entry.pk, "twice").order == lab.entry().order
+
+
+def test_old_evidence_is_proposed_and_never_acted_on(lab: Lab) -> None:
+    lab.xid(79, ago=1200)
+    lab.step()
+    assert (lab.entry().decision, lab.entry().is_late) == ("proposed", True)
+    assert not lab.scheduler.drained
+
+
+def test_harmless_errors_drain_nothing(lab: Lab) -> None:
+    for code in (13, 31, 43, 45, 63, 94):
+        lab.xid(code)
+    lab.happens("boot", booted_at=time.time())
+    lab.step()
+    assert not NodeOrder.objects.exists()
+    assert not HealthEntry.objects.open().exclude(action="ignore").exists()
+
+
+def test_a_drain_by_a_person_is_neither_replaced_nor_undone(lab: Lab) -> None:
+    lab.scheduler.drain("dgx-01", "broken fan")
+    lab.step()
+    lab.xid(79)
+    lab.step()
+    assert lab.scheduler.drained["dgx-01"] == "broken fan"
+    assert (lab.entry().decision, lab.entry().order) == ("proposed", None)
+    assert "broken fan" in lab.entry().held_back
+
+
+def test_one_rule_on_many_nodes_trips_the_breaker_until_a_person_resets_it(lab: Lab) -> None:
+    for node in NAMES[:5]:
+        lab.xid(79, node)
+    lab.step()
+    control = HealthControl.objects.get()
+    assert control.tripped_by == "off-bus"
+    assert not lab.scheduler.drained
+    assert {entry.decision for entry in HealthEntry.objects.all()} == {"proposed"}
+    lab.xid(79, NAMES[8])
+    lab.step()
+    assert not lab.scheduler.drained, "nothing is done automatically until a person resets it"
+    inbox.reset_breaker(sysadmin("ops"), "a switch was rebooted")
+    lab.xid(79, NAMES[9])
+    lab.step()
+    assert list(lab.scheduler.drained) == [NAMES[9]]
+
+
+def test_limits_hold_over_an_hour(lab: Lab) -> None:
+    """Of twelve nodes one may go in an hour; the second is proposed with the reason."""
+    lab.xid(79, "dgx-01")
+    lab.step()
+    lab.xid(79, "dgx-02")
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+    assert lab.entry(node="dgx-02").held_back == "Vigil has drained 1 of at most 1 nodes in the last hour."
+
+
+def test_a_scheduler_that_refuses_or_is_away_is_asked_again_and_drains_once(lab: Lab) -> None:
+    lab.scheduler.broken_parts["drain"] = SchedulerError("no answer")
+    lab.xid(79)
+    lab.step()
+    assert lab.entry().order.state == "asked"  # type: ignore[union-attr]
+    del lab.scheduler.broken_parts["drain"]
+    NodeOrder.objects.update(tried_at=None)
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+    assert NodeOrder.objects.count() == 1
+
+
+def test_an_event_is_judged_once_and_its_later_counts_too(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    assert NodeEvent.objects.get().judged == 1
+    decide()
+    lab.step()
+    assert (lab.entry().count, HealthEntry.objects.count()) == (1, 1)
+
+
+def test_what_a_person_cleared_stays_cleared_and_a_new_event_counts(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    ops = sysadmin("ops")
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    lab.step()
+    assert not HealthEntry.objects.active().exists()
+    time.sleep(0.01)
+    lab.xid(79, text="again")
+    lab.step()
+    again = HealthEntry.objects.active().get()
+    assert again.action == "replace", "the second time within 30 days"
+    audit = AuditEntry.objects.filter(user=ops).get()
+    assert (audit.action, audit.detail) == ("health cleared", "reseated")
+
+
+def test_a_dismissed_entry_stays_so_while_it_lasts(lab: Lab, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(79)
+    lab.step()
+    inbox.dismiss(sysadmin("ops"), lab.entry().pk, "ticket 4711")
+    settings.VIGIL_HEALTH = "act"
+    lab.xid(79)
+    lab.step()
+    assert (lab.entry().state, lab.entry().count) == ("dismissed", 2)
+    assert not lab.scheduler.drained
+
+
+def test_an_order_of_a_person_that_waits_is_not_replaced(lab: Lab) -> None:
+    lab.machine()
+    ops = sysadmin("ops")
+    drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.UNDRAIN)
+    lab.xid(79)
+    lab.step()
+    assert not lab.scheduler.drained
+    assert lab.entry().held_back == "ops has just ordered to undrain dgx-01."

@@ -1,0 +1,132 @@
+"""Sysadmins decide on the page, over REST and at the command line; everybody else only reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodes.models import HealthEntry
+from portal.models import User
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.remediation.cluster import NAMES, Lab
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def lab(settings: Any) -> Lab:
+    settings.VIGIL_HEALTH = "propose"
+    return Lab()
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+@pytest.fixture
+def mira() -> User:
+    return person("mira", a_project())
+
+
+def found(lab: Lab) -> HealthEntry:
+    lab.xid(79, text="GPU has fallen off the bus.")
+    lab.step()
+    return lab.entry()
+
+
+def decide(user: User, entry: HealthEntry, action: str, **body: Any) -> Any:
+    return bearer(user, "admin" if user.is_sysadmin else "submit").post(
+        f"/api/v1/health/{entry.pk}/{action}", body, content_type="application/json"
+    )
+
+
+def test_the_page_shows_what_waits_and_drains_on_approval(lab: Lab, ops: User) -> None:
+    entry = found(lab)
+    page = signed_in(ops).get("/health").content.decode()
+    assert "1 finding waits for your decision." in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Xid 79: GPU has fallen off the bus." in page
+    assert "VIGIL_HEALTH=propose" in page
+    answer = signed_in(ops).post(f"/health/{entry.pk}/approve", {"reason": "seen it"})
+    assert answer.status_code == 302
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+    page = signed_in(ops).get("/health").content.decode()
+    assert "needs repair." in page
+    assert "approved by ops" in page
+
+
+def test_people_read_and_only_sysadmins_decide(lab: Lab, mira: User) -> None:
+    entry = found(lab)
+    page = signed_in(mira).get("/health")
+    assert page.status_code == 200
+    assert f"/health/{entry.pk}/approve" not in page.content.decode()
+    for action in ("approve", "dismiss", "clear"):
+        assert signed_in(mira).post(f"/health/{entry.pk}/{action}", {"reason": "x"}).status_code == 403
+        assert decide(mira, entry, action, reason="x").status_code == 403
+    assert signed_in(mira).post("/health/breaker", {"reason": "x"}).status_code == 403
+    assert lab.entry().decision == "proposed"
+
+
+def test_rest_lists_filters_and_hides_whose_program_it_was(lab: Lab, ops: User, mira: User) -> None:
+    entry = found(lab)
+    stored = HealthEntry.objects.get(pk=entry.pk)
+    stored.evidence[-1][2]["user"] = "ada"
+    stored.save()
+    (item,) = bearer(mira, "read").get("/api/v1/health", {"node": "dgx-01"}).json()["items"]
+    assert (item["rule"], item["gpu"], item["state"], item["decision"]) == ("off-bus", 0, "open", "proposed")
+    assert "user" not in item["evidence"][0]["fields"]
+    (item,) = bearer(ops, "read").get("/api/v1/health").json()["items"]
+    assert item["evidence"][0]["fields"]["user"] == "ada"
+    for wanted in ({"node": "dgx-02"}, {"severity": "info"}, {"rule": "hot"}, {"state": "cleared"}):
+        assert bearer(ops, "read").get("/api/v1/health", wanted).json()["items"] == []
+    assert bearer(ops, "read").get(f"/api/v1/health/{entry.pk}").json()["id"] == entry.pk
+    assert bearer(ops, "read").get("/api/v1/health/99999").status_code == 404
+
+
+def test_decisions_need_a_reason_and_a_fitting_state(lab: Lab, ops: User) -> None:
+    entry = found(lab)
+    assert decide(ops, entry, "approve").status_code == 422
+    assert decide(ops, entry, "approve", reason=" ").status_code == 422
+    assert decide(ops, entry, "approve", reason="x", force=True).status_code == 422
+    assert decide(ops, entry, "clear", reason="reseated").json()["state"] == "cleared"
+    assert decide(ops, entry, "dismiss", reason="x").status_code == 409
+    assert decide(ops, entry, "approve", reason="x").status_code == 409
+
+
+def test_approving_over_another_persons_drain_needs_replace(lab: Lab, ops: User) -> None:
+    lab.scheduler.drain("dgx-01", "broken fan")
+    lab.step()
+    entry = found(lab)
+    assert decide(ops, entry, "approve", reason="x").status_code == 409
+    assert decide(ops, entry, "approve", reason="x", replace=True).status_code == 200
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "[node] Xid 79 on GPU 0: off-bus (vigil: ops)"}
+
+
+def test_rules_are_listed_with_where_they_come_from(ops: User) -> None:
+    rules = {rule["name"]: rule for rule in bearer(ops, "read").get("/api/v1/health/rules").json()["items"]}
+    assert rules["off-bus"]["clears"] == "boot after 5m"
+    assert rules["off-bus"]["needs_burn_in"]
+    assert "GPU fell off the bus" in signed_in(ops).get("/health/rules").content.decode()
+
+
+def test_the_breaker_is_shown_and_reset_with_a_reason(lab: Lab, ops: User, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "act"
+    for node in NAMES[:4]:
+        lab.xid(79, node)
+    lab.step()
+    shown = bearer(ops, "read").get("/api/v1/health/breaker").json()
+    assert shown["rule"] == "off-bus"
+    assert "Automatic actions are stopped" in signed_in(ops).get("/health").content.decode()
+    assert signed_in(ops).post("/health/breaker", {"reason": ""}).status_code == 302
+    assert bearer(ops, "read").get("/api/v1/health/breaker").json()["tripped_at"]
+    signed_in(ops).post("/health/breaker", {"reason": "a switch was rebooted"})
+    assert bearer(ops, "read").get("/api/v1/health/breaker").json()["tripped_at"] is None
+
+
+def test_empty_pages_say_what_comes(mira: User) -> None:
+    page = signed_in(mira).get("/health").content.decode()
+    assert "No node is known yet." in page
+    assert "No findings yet" in page

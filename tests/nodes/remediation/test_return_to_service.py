@@ -1,0 +1,88 @@
+"""Vigil undrains only what its own rules drained, while their reason stands and nothing else is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodes.cluster import drain
+from nodes.models import Node, NodeOrder, SiteRule
+from nodes.remediation import inbox
+from tests.lab import sysadmin
+from tests.nodes.remediation.cluster import Lab
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def lab(settings: Any) -> Lab:
+    settings.VIGIL_HEALTH = "act"
+    return Lab()
+
+
+def drained_by_rule(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    assert lab.scheduler.drained
+
+
+def test_returns_once_the_entry_is_cleared(lab: Lab) -> None:
+    drained_by_rule(lab)
+    lab.step()
+    assert lab.scheduler.drained, "it is still open"
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated, burn-in passed")
+    lab.step()
+    assert not lab.scheduler.drained
+    assert [order.action for order in NodeOrder.objects.order_by("id")] == ["drain", "undrain"]
+    lab.step()
+    assert NodeOrder.objects.count() == 2
+
+
+def test_stays_out_while_something_else_speaks_against_it(lab: Lab) -> None:
+    SiteRule.objects.create(
+        name="xid-31",
+        toml="""
+[[rule]]
+name = "xid-31"
+title = "Xid 31"
+source = "a test"
+severity = "critical"
+action = "drain"
+signal = "xid"
+where = { code = 31 }
+clears = "person"
+""",
+    )
+    lab.xid(79)
+    lab.xid(31)
+    lab.step()
+    assert NodeOrder.objects.count() == 1, "two rules, one drain"
+    ops = sysadmin("ops")
+    inbox.clear(ops, lab.entry("off-bus").pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+    inbox.clear(ops, lab.entry("xid-31").pk, "fixed")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_a_person_who_drained_it_meanwhile_keeps_it(lab: Lab) -> None:
+    drained_by_rule(lab)
+    ops = sysadmin("ops")
+    node = Node.objects.get(name="dgx-01")
+    drain.request_order(ops, node, NodeOrder.Action.DRAIN, "waits for a part", replaces=node.reason)
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "waits for a part (vigil: ops)"}
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+
+
+def test_a_reason_that_somebody_changed_with_scontrol_keeps_it(lab: Lab) -> None:
+    drained_by_rule(lab)
+    lab.scheduler.drain("dgx-01", "mine now")
+    lab.step()
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "mine now"}
