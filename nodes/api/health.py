@@ -1,0 +1,266 @@
+"""REST: what health rules found, what became of it, and the rules themselves."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from django.utils import timezone
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from nodes.api.nodes import OrderShape, Why, order_shape
+from nodes.api.sysadmins import only_sysadmins
+from nodes.cluster import drain as orders
+from nodes.health.rules.duration import write_duration
+from nodes.health.rules.rule import Rule
+from nodes.models import HealthControl, HealthEntry, Node
+from nodes.monitoring.site_rules import rules_in_force
+from nodes.remediation import inbox
+from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import SortOrder, page
+from portal.http.problems import Problem
+
+router = Router(tags=["health"])
+NO_ENTRY = {404: "No such health entry."}
+NOT_DECIDED = NO_ENTRY | {
+    403: "Only for sysadmins, with a token of scope admin.",
+    409: "The decision does not fit the entry's state, or somebody else has drained the node.",
+}
+_PERSONAL = frozenset({"user", "program"})
+"""Fields of evidence that only sysadmins see: whose program had the GPU."""
+
+
+class ObservationShape(Schema):
+    """One observation."""
+
+    at: datetime
+    signal: str
+    fields: dict[str, bool | int | float | str]
+    count: int
+
+
+class HealthEntryShape(Schema):
+    """What one rule found about a GPU or a node."""
+
+    id: int
+    node: str
+    gpu: int | None = Field(description="The GPU's index; null: it is about the node.")
+    gpu_uuid: str | None
+    item: str = Field(description="The mount or port that it is about; empty: none.")
+    rule: str
+    title: str
+    state: str = Field(description="watching, open, dismissed or cleared.")
+    severity: str = Field(description="info, warning, critical or fatal.")
+    action: str = Field(description="What the rule wants: ignore, watch, exclude, drain, reset or replace.")
+    decision: str = Field(description="Empty, proposed, automatic, approved or dismissed.")
+    decided_by: str | None
+    decision_reason: str
+    held_back: str = Field(description="Why Vigil did not act by itself.")
+    count: int
+    first_seen: datetime
+    last_seen: datetime
+    opened_at: datetime | None
+    cleared_at: datetime | None
+    evidence: list[ObservationShape] = Field(description="The newest observations.")
+    order: OrderShape | None
+
+
+class HealthEntries(Schema):
+    items: list[HealthEntryShape]
+    next: str | None = None
+
+
+class RuleShape(Schema):
+    """A health rule in force."""
+
+    name: str
+    title: str
+    severity: str
+    action: str
+    signals: list[str]
+    clears: str
+    needs_burn_in: bool
+    advice: str
+    source: str
+    is_site: bool
+
+
+class Rules(Schema):
+    items: list[RuleShape]
+    next: str | None = None
+
+
+class BreakerShape(Schema):
+    """Whether automatic actions are stopped."""
+
+    tripped_at: datetime | None = Field(description="Null: Vigil acts, if VIGIL_HEALTH=act.")
+    rule: str
+    detail: str
+
+
+class WantedEntries(WantedPage):
+    state: Literal["", "watching", "open", "dismissed", "cleared"] = Field("", description="Empty: not yet cleared.")
+    node: Text = ""
+    rule: Text = ""
+    severity: Literal["", "info", "warning", "critical", "fatal"] = ""
+
+
+class WantedDecision(Schema):
+    model_config = {"extra": "forbid"}
+    reason: Why = Field(description="Why; it is kept with the entry and in the audit log.")
+
+
+class WantedApproval(WantedDecision):
+    replace: bool = Field(False, description="Replace somebody else's drain and its reason.")
+
+
+@router.get("", response=HealthEntries, summary="Health entries, newest first")
+def entries(request: ApiRequest, wanted: Query[WantedEntries]) -> dict[str, Any]:
+    """List what health rules found: everything that is not cleared, or the entries in one state."""
+    rows = HealthEntry.objects.filter(state=wanted.state) if wanted.state else HealthEntry.objects.active()
+    filters = {"node": wanted.node, "rule": wanted.rule, "severity": wanted.severity}
+    rows = rows.filter(**{name: value for name, value in filters.items() if value})
+    found = page(
+        rows.select_related("gpu", "order__asked_by", "decided_by").defer("progress"),
+        SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit,
+    )  # fmt: skip
+    return {"items": [entry_shape(entry, request.auth.is_sysadmin) for entry in found.items], "next": found.next}
+
+
+@router.get("/rules", response=Rules, summary="The health rules in force")
+def rules(request: ApiRequest) -> dict[str, Any]:
+    """List the shipped rules and the site's, without those that are switched off."""
+    return {"items": [_rule_shape(rule) for rule in rules_in_force().values()]}
+
+
+@router.get("/breaker", response=BreakerShape, summary="Whether automatic actions are stopped")
+def breaker(request: ApiRequest) -> dict[str, Any]:
+    """Return the breaker's state: it trips when one rule fires almost everywhere at once."""
+    return _breaker_shape()
+
+
+@router.post(
+    "/breaker/reset",
+    response=BreakerShape,
+    summary="Let Vigil act by itself again (sysadmins)",
+    openapi_extra=described(errors={403: NOT_DECIDED[403], 409: "The breaker is not tripped."}),
+)
+def reset_breaker(request: ApiRequest, decision: WantedDecision) -> dict[str, Any]:
+    """Reset the breaker, once it is clear why the rule fired. What it proposed meanwhile stays proposed."""
+    only_sysadmins(request, "reset the breaker")
+    try:
+        inbox.reset_breaker(request.auth, decision.reason)
+    except inbox.NotPossible as error:
+        raise Problem(409, str(error)) from None
+    return _breaker_shape()
+
+
+@router.get("/{int:entry_id}", response=HealthEntryShape, summary="One entry", openapi_extra=described(errors=NO_ENTRY))
+def entry(request: ApiRequest, entry_id: int) -> dict[str, Any]:
+    """Return an entry with its newest evidence and its order."""
+    return entry_shape(_entry(entry_id), request.auth.is_sysadmin)
+
+
+@router.post(
+    "/{int:entry_id}/approve",
+    response=HealthEntryShape,
+    summary="Do what the rule proposes (sysadmins)",
+    openapi_extra=described(errors=NOT_DECIDED),
+)
+def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dict[str, Any]:
+    """Drain the node in your name, with the finding as the reason. `order` says what became of it."""
+    only_sysadmins(request, "decide about health entries")
+    entry = _entry(entry_id)
+    try:
+        inbox.approve(
+            request.auth, entry.pk, decision.reason, replaces=_reason(entry.node) if decision.replace else None
+        )
+    except orders.DrainedByAnother as error:
+        raise Problem(409, f"{error} Send `replace`: true to drain it anyway.", kind="drained") from None
+    except inbox.NotPossible as error:
+        raise Problem(409, str(error)) from None
+    return entry_shape(_entry(entry_id), True)
+
+
+@router.post(
+    "/{int:entry_id}/dismiss",
+    response=HealthEntryShape,
+    summary="Decide that nothing is to be done (sysadmins)",
+    openapi_extra=described(errors=NOT_DECIDED),
+)
+def dismiss(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
+    """Take no action while this lasts. Once it has cleared, new evidence opens a new entry."""
+    only_sysadmins(request, "decide about health entries")
+    _decide(inbox.dismiss, request, entry_id, decision.reason)
+    return entry_shape(_entry(entry_id), True)
+
+
+@router.post(
+    "/{int:entry_id}/clear",
+    response=HealthEntryShape,
+    summary="End an entry (sysadmins)",
+    openapi_extra=described(errors=NOT_DECIDED),
+)
+def clear(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
+    """End the entry: what was observed until now never opens it again. Vigil undrains what only it had drained."""
+    only_sysadmins(request, "decide about health entries")
+    _decide(inbox.clear, request, entry_id, decision.reason)
+    return entry_shape(_entry(entry_id), True)
+
+
+def _decide(decide: Any, request: ApiRequest, entry_id: int, reason: str) -> None:
+    try:
+        decide(request.auth, _entry(entry_id).pk, reason)
+    except inbox.NotPossible as error:
+        raise Problem(409, str(error)) from None
+
+
+def entry_shape(entry: HealthEntry, is_sysadmin: bool) -> dict[str, Any]:
+    same = (
+        "id", "node", "item", "rule", "title", "state", "severity", "action", "decision", "decision_reason",
+        "held_back", "count", "first_seen", "last_seen", "opened_at", "cleared_at",
+    )  # fmt: skip
+    return {name: getattr(entry, name) for name in same} | {
+        "gpu": entry.gpu.index if entry.gpu else None,
+        "gpu_uuid": entry.gpu.uuid if entry.gpu else None,
+        "decided_by": entry.decided_by.username if entry.decided_by else None,
+        "evidence": [
+            {
+                "at": datetime.fromtimestamp(at, timezone.get_current_timezone()),
+                "signal": signal,
+                "fields": {name: value for name, value in fields.items() if is_sysadmin or name not in _PERSONAL},
+                "count": count,
+            }
+            for at, signal, fields, count in entry.evidence
+        ],
+        "order": order_shape(entry.order) if entry.order else None,
+    }
+
+
+def _entry(entry_id: int) -> HealthEntry:
+    rows = HealthEntry.objects.select_related("gpu", "order__asked_by", "decided_by")
+    found = rows.filter(pk=entry_id).first() if entry_id < 2**63 else None
+    if found is None:
+        raise Problem(404, f"There is no health entry {entry_id}. GET /api/v1/health lists them.")
+    return found
+
+
+def _reason(node: str) -> str | None:
+    return Node.objects.filter(name=node).values_list("reason", flat=True).first()
+
+
+def _rule_shape(rule: Rule) -> dict[str, Any]:
+    clearing = rule.clearing
+    after = f" after {write_duration(clearing.after_s)}" if clearing.after_s else ""
+    return {
+        "name": rule.name, "title": rule.title, "severity": rule.severity, "action": rule.action,
+        "signals": sorted(rule.signals), "clears": f"{clearing.ending}{after}", "needs_burn_in": rule.needs_burn_in,
+        "advice": rule.advice, "source": rule.source, "is_site": rule.is_site,
+    }  # fmt: skip
+
+
+def _breaker_shape() -> dict[str, Any]:
+    control = HealthControl.objects.filter(pk=HealthControl.ID).first() or HealthControl()
+    return {"tripped_at": control.tripped_at, "rule": control.tripped_by, "detail": control.tripped_detail}
