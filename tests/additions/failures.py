@@ -107,27 +107,31 @@ assert "00000000aaaa" not in masked("using balloon_key_00000000aaaa")
         guards=("tests/vigil_core/test_masking.py::test_each_form_masks_its_example_alone[balloon]",),
     ),
     Addition(
-        thing="GPU health rule",
-        files={
-            "nodes/health/power.py": '''
-"""Decide when a GPU draws too much power. Pure."""
-
-def is_above_cap(watts: float | None, cap_watts: float | None) -> bool:
-    return watts is not None and cap_watts is not None and watts > cap_watts
-''',
-            "tests/nodes/health/test_power.py": """
-from nodes.health import power
-
-def test_unknown_power_is_not_above_the_cap() -> None:
-    assert not power.is_above_cap(None, 700)
-    assert power.is_above_cap(701, 700)
-""",
+        thing="health rule",
+        edits={
+            "nodes/health/catalogue/thermal.toml": at_end(
+                """
+[[rule]]
+name = "cold"
+title = "GPU is colder than its room"
+source = "a test"
+severity = "info"
+action = "watch"
+where = { temperature_c = "< 5" }
+clears = "recovered"
+example = [
+  { fires = true, steps = [{ temperature_c = 1 }] },
+  { fires = false, steps = [{ temperature_c = 30 }] },
+]
+"""
+            ),
         },
         check="""
-from nodes.health import power
-assert power.is_above_cap(701, 700)
+from nodes.health.examples import broken_examples
+from nodes.health.rules.catalogue import shipped_rules
+assert broken_examples(shipped_rules()["cold"]) == []
 """,
-        guards=("tests/nodes/health/test_power.py",),
+        guards=("tests/nodes/health/test_rules.py::test_every_shipped_rule_fires_on_what_it_must_and_on_nothing_else[cold]",),
     ),
     Addition(
         thing="telemetry field of a GPU",
