@@ -17,8 +17,8 @@ from bench.federated_rivals import Work
 ROOT = Path(__file__).parents[2]
 TINY = """
 from bench.federated import ROWS, Sizes, measure
-measure(ROWS, Sizes(clients=(50,), rounds=1, turns=2, crowds=(10, 20), keepers=20, numbers=70_000, updates=5, pairs=1,
-                    ledger_rounds=2), rivals=False)
+measure(ROWS, Sizes(clients=(50,), rounds=1, turns=2, client_counts=(10, 20), stateful_clients=20, numbers=70_000,
+                    updates=5, pairs=1, ledger_rounds=2), rivals=False)
 """
 GALLERY = """
 import sys
