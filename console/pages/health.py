@@ -66,15 +66,15 @@ class EntryRow:
 
     @property
     def observed(self) -> str:
-        """Return the newest observation: "code 79", "margin_c 2"; never whose program it was."""
+        """Return the newest observation, as far as the rule asks for it; never whose program it was."""
         if not self.entry.evidence:
             return ""
         _, signal, fields, _ = self.entry.evidence[-1]
-        shown = {name: value for name, value in fields.items() if name not in ("user", "program")}
         if signal in ("xid", "sxid"):
-            code = f"{'Xid' if signal == 'xid' else 'SXid'} {shown.get('code', '–')}"
-            return f"{code}: {shown['text']}" if shown.get("text") else code
-        return ", ".join(f"{name} {_value(value)}" for name, value in shown.items())
+            code = f"{'Xid' if signal == 'xid' else 'SXid'} {fields.get('code', '–')}"
+            return f"{code}: {fields['text']}".rstrip(".") if fields.get("text") else code
+        asked = {name for trigger in self.rule.triggers for name in trigger.where} if self.rule else set(fields)
+        return ", ".join(f"{name} {_value(value)}" for name, value in fields.items() if name in asked)
 
 
 def _value(value: object) -> str:
@@ -191,7 +191,7 @@ def headline(rows: Sequence[EntryRow], waiting: int) -> tuple[str, str]:
     rest = f"{formatting.plural(watched, 'more finding')} {'is' if watched == 1 else 'are'} watched." if watched else ""
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
-        return f"{formatting.plural(waiting, 'finding')} {verb} for your decision.", rest
+        return f"{formatting.plural(waiting, 'finding')} {verb} for a decision.", rest
     if out:
         names = ", ".join(sorted(out)[:3]) + (f" and {len(out) - 3} more" if len(out) > 3 else "")
         return f"{names} {'needs' if len(out) == 1 else 'need'} repair.", rest

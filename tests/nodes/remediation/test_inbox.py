@@ -45,8 +45,8 @@ def decide(user: User, entry: HealthEntry, action: str, **body: Any) -> Any:
 def test_the_page_shows_what_waits_and_drains_on_approval(lab: Lab, ops: User) -> None:
     entry = found(lab)
     page = signed_in(ops).get("/health").content.decode()
-    assert "1 finding waits for your decision." in page.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Xid 79: GPU has fallen off the bus." in page
+    assert "1 finding waits for a decision." in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Xid 79: GPU has fallen off the bus" in page
     assert "VIGIL_HEALTH=propose" in page
     answer = signed_in(ops).post(f"/health/{entry.pk}/approve", {"reason": "seen it"})
     assert answer.status_code == 302
