@@ -65,7 +65,8 @@ def _service(name: str, said: dict[str, Any]) -> Service:
         image=said["image"],
         target=said["build"]["target"] if "build" in said else None,
         command=said.get("command"),
-        environment={key: str(value) for key, value in said.get("environment", {}).items()},
+        # An engine fills in variables after it has parsed the file: an empty one is an empty text, not null.
+        environment={key: "" if value is None else str(value) for key, value in said.get("environment", {}).items()},
         secrets=said.get("secrets", []),
         volumes=[_volume(line) for line in said.get("volumes", [])],
         tmpfs=said.get("tmpfs", []),
