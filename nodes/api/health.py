@@ -33,7 +33,7 @@ _PERSONAL = frozenset({"user", "program"})
 
 
 class ObservationShape(Schema):
-    """One observation."""
+    """Describes one observation of a signal."""
 
     at: datetime
     signal: str
@@ -42,7 +42,7 @@ class ObservationShape(Schema):
 
 
 class HealthEntryShape(Schema):
-    """What one rule found about a GPU or a node."""
+    """Describes what one rule found about a GPU or a node, and what was decided."""
 
     id: int
     node: str
@@ -93,7 +93,7 @@ class Rules(Schema):
 
 
 class BreakerShape(Schema):
-    """Whether automatic actions are stopped."""
+    """Says whether automatic actions are stopped, and by which rule."""
 
     tripped_at: datetime | None = Field(description="Null: Vigil acts, if VIGIL_HEALTH=act.")
     rule: str

@@ -90,7 +90,7 @@ def effective(rule: Rule, finding: RuleProgress) -> tuple[Severity, Action]:
 
 def _count(rule: Rule, finding: RuleProgress, number: int, observation: Observation) -> None:
     trigger = rule.triggers[number]
-    _note_seen(finding, observation.at, observation.count)
+    _record_evidence(finding, observation.at, observation.count)
     if finding.repaired_at is not None and observation.at > finding.repaired_at:
         finding.repaired_at = None  # the repair did not help
     if finding.state == "open":
@@ -120,14 +120,14 @@ def _reached_at(trigger: Trigger, occurrences: list[Occurrence]) -> float | None
 def _hold(finding: RuleProgress, number: int, trigger: Trigger, observation: Observation) -> None:
     if trigger.matches(observation.signal, observation.fields):
         finding.holding.setdefault(number, observation.at)
-        _note_seen(finding, observation.at, 0 if finding.count else 1)
+        _record_evidence(finding, observation.at, 0 if finding.count else 1)
         if finding.repaired_at is not None and observation.at > finding.repaired_at:
             finding.repaired_at = None
     else:
         finding.holding.pop(number, None)
 
 
-def _note_seen(finding: RuleProgress, at: float, count: int) -> None:
+def _record_evidence(finding: RuleProgress, at: float, count: int) -> None:
     if not finding.is_active:
         finding.state, finding.first_seen, finding.last_seen, finding.count = "watching", at, at, 0
         finding.opened_at = finding.repaired_at = finding.good_since = None

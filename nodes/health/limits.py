@@ -1,4 +1,4 @@
-"""How much Vigil may take out of service by itself, and when it stops. No Django.
+"""Limit how much Vigil takes out of service by itself, and stop it when something else is wrong. No Django.
 
 Limits: at most 5 % of all nodes in an hour, but at least one; and no node of a partition of which 20 % are out of
 service already, for any reason. Beyond that findings are only proposed. The breaker: if one rule fires on three nodes

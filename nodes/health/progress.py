@@ -1,4 +1,4 @@
-"""What one rule has found about one GPU, node or rack: the state that the engine moves on. No Django."""
+"""Hold the state of one rule about one GPU, node or rack, which the engine changes. No Django."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_OPENINGS = 50
 
 
 class Subject(NamedTuple):
-    """What a finding is about. `gpu`: a UUID, or "". `item`: a mount or port of the node, or ""."""
+    """Identifies what a finding is about. `gpu`: a UUID, or "". `item`: a mount or port of the node, or ""."""
 
     node: str
     gpu: str = ""
@@ -25,7 +25,7 @@ class Subject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was observed about a subject at a moment (Unix seconds). `count`: so many equal events at once."""
+    """Records what was observed about a subject at a moment (Unix seconds). `count`: so many equal events at once."""
 
     signal: str
     subject: Subject

@@ -1,4 +1,4 @@
-"""Durations as rules write them: 30s, 5m, 1h, 7d."""
+"""Parse and write durations as rules have them: 30s, 5m, 1h, 7d."""
 
 from __future__ import annotations
 

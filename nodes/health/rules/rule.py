@@ -42,7 +42,7 @@ class BadRule(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """What a rule waits for.
+    """Describes what a rule waits for.
 
     An event fires once `count` of it happened within `within_s` seconds, if their `distinct` fields had at least so
     many different values ({"user": 2}). A state fires once it has held for `for_s` seconds.
@@ -64,7 +64,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clearing:
-    """When a finding is over by itself.
+    """Describes when a finding is over by itself.
 
     quiet: nothing more happened for `after_s`; recovered: the state has not held for `after_s` (`where`: it has been
     this good meanwhile); reset, boot: the GPU was reset or the node booted, and `after_s` passed without anything new;
@@ -78,7 +78,7 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Escalation:
-    """What happens if the same rule opens `count` times within `within_s`: resets did not help."""
+    """Describes what happens if the rule opens `count` times within `within_s`: resets did not help."""
 
     count: int
     within_s: float
@@ -233,7 +233,7 @@ class _RuleTable:
         if not isinstance(found, dict):
             raise self._bad(f"{place}distinct", "must be a table of fields with numbers")
         for name, number in found.items():
-            self._known_field(name, signal, f"{place}distinct")
+            self._require_field(name, signal, f"{place}distinct")
             if type(number) is not int or not 1 <= number <= count:
                 raise self._bad(f"{place}distinct.{name}", "must be a whole number from 1 to count")
         return dict(found)
@@ -243,14 +243,14 @@ class _RuleTable:
             raise self._bad(place, "must be a table of fields with conditions")
         found = {}
         for name, value in table.items():
-            self._known_field(name, signal, place)
+            self._require_field(name, signal, place)
             try:
                 found[name] = parse_condition(value)
             except BadCondition as error:
                 raise self._bad(f"{place}.{name}", str(error)) from None
         return found
 
-    def _known_field(self, name: str, signal: Signal, place: str) -> None:
+    def _require_field(self, name: str, signal: Signal, place: str) -> None:
         if name not in signal.fields:
             meant = _meant(name, signal.fields)
             raise self._bad(place, f"{name:.60} is not a field of the signal {signal.name}{meant}")
@@ -314,7 +314,7 @@ class _RuleTable:
             raise self._bad("example", f"{step.get('signal')!r:.60} is not a signal")
         fields = {name: value for name, value in step.items() if name not in {"at", "signal"}}
         for name, value in fields.items():
-            self._known_field(name, signal, "example")
+            self._require_field(name, signal, "example")
             if not isinstance(value, bool | int | float | str):
                 raise self._bad("example", f"{name} must be a number, a text, or true or false")
         return self._seconds(step, "at", "example: ", default="0s"), signal.name, fields
