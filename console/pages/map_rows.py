@@ -21,7 +21,7 @@ from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, RackPlace
 from nodes.models.json_text import json_text
 from nodes.models.telemetry import SILENT
-from nodes.scheduling import capacity
+from nodes.scheduling import node_states
 from nodes.telemetry.newest import NO_VALUES, NewestValues, newest_of
 from nodes.telemetry.use import IDLE_AFTER
 from portal.models import User
@@ -137,8 +137,8 @@ def _of_scheduler(row: tuple[Any, ...]) -> MapNode:
     free = {kind: max(0, count - used.get(kind, 0)) for kind, count in _counts(by_type).items()}
     return MapNode(
         name, state=state, reason=reason, partitions=_names(partitions), cpus=cpus, cpus_used=cpus_used, gpus=gpus,
-        gpus_used=gpus_used, free_by_type=free, takes_jobs=not capacity.closed_reason(state),
-        is_in_service=capacity.is_in_service(state),
+        gpus_used=gpus_used, free_by_type=free, takes_jobs=not node_states.closed_reason(state),
+        is_in_service=node_states.is_in_service(state),
     )  # fmt: skip
 
 

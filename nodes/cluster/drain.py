@@ -13,7 +13,7 @@ from django.utils import timezone
 from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
-from nodes.scheduling import capacity
+from nodes.scheduling import node_states
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
@@ -81,7 +81,7 @@ def request_order(
 
 def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool:
     """Return whether the node is drained, and not by the last order of this person or health rule."""
-    if DRAINED.isdisjoint(capacity.state_words(node.state)) or not node.reason:
+    if DRAINED.isdisjoint(node_states.state_words(node.state)) or not node.reason:
         return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
     return last is None or (last.asked_by, last.rule) != (user, rule) or not is_reason_of(last, node)

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from nodes.scheduling import capacity, gpu_types
+from nodes.scheduling import gpu_types, node_states
 from portal.models import User
 from vigil_core import formatting
 
@@ -74,12 +74,12 @@ class Node(Fact):
 
     @property
     def is_in_service(self) -> bool:
-        return capacity.is_in_service(self.state)
+        return node_states.is_in_service(self.state)
 
     @property
     def takes_jobs(self) -> bool:
         """Return whether a job can start on it now: not while it is drained, down, reserved, rebooting …"""
-        return not capacity.closed_reason(self.state)
+        return not node_states.closed_reason(self.state)
 
     @property
     def cpus_free(self) -> int:

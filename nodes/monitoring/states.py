@@ -18,7 +18,7 @@ from nodes.health.progress import Observation, Subject
 from nodes.health.rules.condition import FieldValue
 from nodes.models import Agent, Gpu, Node, NodeEvent
 from nodes.monitoring import peers
-from nodes.scheduling import capacity
+from nodes.scheduling import node_states
 from vigil_core import untrusted
 
 WORKING_PERCENT = 50
@@ -95,7 +95,7 @@ class States:
         fields: dict[str, FieldValue] = {
             "silent_s": silent_s,
             "silent_share": self._silent_share,
-            "is_down": None if node is None else not NO_REPORT.isdisjoint(capacity.state_words(node.state)),
+            "is_down": None if node is None else not NO_REPORT.isdisjoint(node_states.state_words(node.state)),
         }
         return Observation("agent", Subject(agent.node), self.now.timestamp(), fields)
 

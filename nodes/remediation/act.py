@@ -22,7 +22,7 @@ from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder, Partition
 from nodes.remediation.reason import drain_reason
-from nodes.scheduling import capacity
+from nodes.scheduling import node_states
 from portal.access import note
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _cluster() -> limits.ServiceState:
         for name in node.partitions:
             partitions[name].add(node.name)
     ordered = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True)
-    out = {node.name for node in nodes if not capacity.is_in_service(node.state)} | set(ordered)
+    out = {node.name for node in nodes if not node_states.is_in_service(node.state)} | set(ordered)
     known = set(Partition.objects.reported().values_list("name", flat=True))
     return limits.ServiceState(
         {name: frozenset(names) for name, names in partitions.items() if name in known}, frozenset(out), len(nodes)

@@ -12,7 +12,8 @@ from math import inf
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import features, gpu_types
-from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, closed_reason, copies, free, of_partition
+from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, copies, free, of_partition
+from nodes.scheduling.node_states import closed_reason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,10 @@ from nodes.scheduling.capacity import (
     FreeCapacity,
     Request,
     assess,
-    closed_reason,
-    is_in_service,
     starts,
     survey,
 )
+from nodes.scheduling.node_states import closed_reason, is_in_service
 from tests.examples import examples
 
 NOW = 1_000_000.0

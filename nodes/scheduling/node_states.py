@@ -1,0 +1,48 @@
+"""Read node states as sinfo or the REST API write them: in service or not, and why no new job starts. No Django."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+# Node states in which no new job starts, as sinfo or the REST API write them, and why.
+OUT = {
+    "down": "down", "drain": "drained", "drained": "drained", "drng": "draining", "draining": "draining",
+    "fail": "failing", "failg": "failing", "failing": "failing", "error": "failing", "unknown": "unknown to Slurm",
+    "unk": "unknown to Slurm", "future": "not set up", "futr": "not set up", "inval": "misconfigured",
+    "invalid_reg": "misconfigured", "blocked": "blocked", "no_respond": "not responding",
+    "not_responding": "not responding", "perfctrs": "taken by the administrators", "npc": "taken by the administrators",
+}  # fmt: skip
+PASSING = {
+    "completing": "being cleaned up", "comp": "being cleaned up", "reboot": "rebooting", "reboot_issued": "rebooting",
+    "reboot_requested": "rebooting", "boot": "rebooting", "power_down": "powering down", "pow_dn": "powering down",
+    "powering_down": "powering down", "power_up": "powering up", "powering_up": "powering up", "pow_up": "powering up",
+}  # fmt: skip
+CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
+MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
+
+
+def state_words(state: str) -> list[str]:
+    """Split a node's state into its parts: "idle+drain" and "down*" have two."""
+    parts = state.lower().replace("+", " ").split()
+    found = []
+    for part in parts:
+        word = part.rstrip("*~#%$@^!-+")
+        found += [word, *(MARKS[mark] for mark in part[len(word) :] if mark in MARKS)]
+    return found
+
+
+@lru_cache(maxsize=512)
+def closed_reason(state: str) -> str:
+    """Return the one-word reason why no new job starts on a node in this state; "" if one may."""
+    words = state_words(state)
+    for table in (OUT, PASSING, CLOSED):
+        for word in words:
+            if word in table:
+                return table[word]
+    return ""
+
+
+@lru_cache(maxsize=512)
+def is_in_service(state: str) -> bool:
+    """Return whether a node accepts jobs, or will again by itself: not drained, down or failing."""
+    return not any(word in OUT for word in state_words(state))
