@@ -45,6 +45,15 @@ def save(step, data=b"weights"):
         vigil_report.checkpoint(path, step)
 
 
+def save_first(step):
+    """No rank goes on, to fail and end the others, before rank 0 has saved."""
+    save(step)
+    if RANK == 0:
+        (FOLDER / "saved").touch()
+    while not (FOLDER / "saved").exists():
+        time.sleep(0.01)
+
+
 def for_ever():
     steps(1, 10)
     while not vigil_report.stopping():
@@ -85,11 +94,7 @@ def exception():
 
 def host_memory(group):
     steps(1, 10)
-    save(10)
-    if RANK == 0:
-        (FOLDER / "saved").touch()
-    while not (FOLDER / "saved").exists():
-        time.sleep(0.01)
+    save_first(10)
     if RANK == 1:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     held = []
@@ -99,7 +104,7 @@ def host_memory(group):
 
 def device_memory():
     steps(1, 10)
-    save(10)
+    save_first(10)
     lose_a_peer(1)
     error = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
     raise error(
