@@ -45,9 +45,11 @@ class GpuWatch:
     """Whether the facts changed since they were last reported."""
     gpus: tuple[GpuInfo, ...] = ()
     lost: set[str] = field(default_factory=set)
-    """GPUs that a previous agent reported as lost."""
+    """GPUs that a previous agent, or an earlier list of NVML's, lost: their samples mean that they are back."""
     silent_since: float | None = None
     """Since when NVML was silent, as reported by the previous agent."""
+    _lost_here: set[str] = field(default_factory=set)
+    """GPUs that this agent reported as lost."""
     _sent_counters: dict[str, Event] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
@@ -97,6 +99,7 @@ class GpuWatch:
             case GpuLost() | GpuRecovered():
                 gpu = self._identified(report.gpu)
                 self.lost.discard(gpu.uuid)
+                (self._lost_here.add if isinstance(report, GpuLost) else self._lost_here.discard)(gpu.uuid)
                 return [
                     {
                         "kind": "gpu.lost" if isinstance(report, GpuLost) else "gpu.back",
@@ -115,6 +118,7 @@ class GpuWatch:
         """Return events for conditions that lasted when the previous agent ended, and no longer do."""
         back = [gpu for gpu in self.gpus if gpu.uuid in self.lost & by_uuid.keys()]
         self.lost -= by_uuid.keys()
+        self._lost_here -= by_uuid.keys()
         events: list[Event] = [{"kind": "gpu.back", "at": samples.time, **_identity(gpu)} for gpu in back]
         if self.silent_since is not None:
             since, self.silent_since = self.silent_since, None
@@ -124,12 +128,24 @@ class GpuWatch:
 
     def _machine(self, inventory: GpuInventory) -> list[Event]:
         self.absent, self.has_changed = None, True
-        self.gpus = tuple(inventory.gpus)
+        before, self.gpus = self.gpus, tuple(inventory.gpus)
         self.gpus = tuple(self._identified(gpu) for gpu in inventory.gpus)
         self.remembered.note([gpu.as_payload() for gpu in self.gpus])
-        return (
-            [{"kind": "driver.reloaded", "at": time.time(), "driver": inventory.driver}] if inventory.reopened else []
-        )
+        reloaded = {"kind": "driver.reloaded", "at": time.time(), "driver": inventory.driver}
+        return [*([reloaded] if inventory.reopened else []), *self._vanished(before)]
+
+    def _vanished(self, before: tuple[GpuInfo, ...]) -> list[Event]:
+        """Report GPUs that NVML listed before and no longer does: they are lost, whether it called them so or not.
+
+        If none is left, the driver has a problem, not each GPU. Another GPU in the slot means that it was replaced.
+        """
+        listed = {gpu.uuid for gpu in self.gpus}
+        gone = [gpu for gpu in before if gpu.uuid and gpu.uuid not in listed] if listed - {""} else []
+        self.lost |= {gpu.uuid for gpu in gone}
+        occupied = {gpu.bus for gpu in self.gpus}
+        new = [gpu for gpu in gone if gpu.uuid not in self._lost_here and gpu.bus not in occupied]
+        self._lost_here |= {gpu.uuid for gpu in new}
+        return [{"kind": "gpu.lost", "at": time.time(), "reason": "vanished", **_identity(gpu)} for gpu in new]
 
     def _identified(self, gpu: GpuInfo) -> GpuInfo:
         """Identify a GPU that was lost before it was first read, if exactly one known GPU is missing."""

@@ -150,6 +150,7 @@ class XidAggregator:
         if folded.count > 1:
             event |= {"last_seq": folded.last_seq, "last_at": round(folded.last_at, 3)}
         more = {"pid": xid.pid, "name": xid.name or None, "switch": xid.switch, "fatal": xid.is_fatal}
+        more["implied"] = xid.is_implied or None
         return event | {name: value for name, value in more.items() if value is not None}
 
     def _unconfirmed(self, unheard: _NvmlOnly) -> Event:

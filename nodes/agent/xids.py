@@ -17,6 +17,7 @@ MAX_RECORDS_PER_SENTENCE = 5  # the driver splits long sentences over several re
 MAX_TEXT = 500
 MAX_NAME = 64
 MAX_GPUS = 64
+PROBED = "The NVIDIA probe routine failed for "
 _ADDRESS = r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?"
 _REPORT = rf"\((?:PCI:)?(?P<bus>{_ADDRESS})[^)]{{0,64}}\): (?P<number>\d{{1,6}})(?!\d),? ?(?P<rest>.*)"
 _XID = re.compile(rf"NVRM: Xid {_REPORT}", re.S)
@@ -24,6 +25,10 @@ _SXID = re.compile(rf"nvidia-nvswitch(?P<switch>\d{{1,3}}): SXid {_REPORT}", re.
 _PID = re.compile(r"pid=(?:'?<unknown>'?|'?(?P<pid>\d{1,10})'?)(?:, |$)")
 _NAME = re.compile(r"name=(?:<unknown>|(?P<name>.{0,64}?))(?:, |$)", re.S)
 _PLACE = re.compile(rf"\b(?P<bus>[0-9a-fA-F]{{4,8}}:{_ADDRESS})(?![0-9a-fA-F:])")
+_PROBE_FAILED = re.compile(
+    rf"nvidia(?:: probe of (?P<bus>{_ADDRESS})| (?P<newer_bus>{_ADDRESS}): probe with driver nvidia)"
+    r" failed with error .{0,20}"
+)
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F_]*|\d[0-9a-fA-F_]*")
 
 
@@ -42,6 +47,8 @@ class XidRecord:
     switch: int | None = None
     is_fatal: bool | None = None
     """For an SXid: as the line says."""
+    is_implied: bool = False
+    """The driver reports the loss of a GPU without an Xid; it counts as Xid 79."""
 
     @property
     def aggregation_key(self) -> tuple[str, str, int, str]:
@@ -51,7 +58,7 @@ class XidRecord:
 
 def may_contain_xid(record: bytes) -> bool:
     """Return whether a raw record may contain an Xid; nearly all records do not."""
-    return b"NVRM" in record or b"SXid" in record
+    return b"NVRM" in record or b"SXid" in record or (b"nvidia" in record and b"probe" in record)
 
 
 class DriverLogParser:
@@ -60,6 +67,7 @@ class DriverLogParser:
     def __init__(self) -> None:
         self._pending_bus, self._records_since = "", 0
         self._fell: dict[str, tuple[float, bool]] = {}
+        self._fell_at = self._unsupported_at = -2 * SAME_FALL_S
 
     def read(self, text: str, at: float) -> XidRecord | None:
         """Return the Xid in a kernel record, if any; `at` is its time, in any seconds."""
@@ -70,7 +78,26 @@ class DriverLogParser:
             return _sxid(text)
         if text.startswith("NVRM: ") and (fall := self._fall(text)):
             return self._deduplicated(fall, at, has_number=False)
+        if (failed := self._probe_failure(text, at)) is not None:
+            return self._deduplicated(failed, at, has_number=False)
         return None
+
+    def _probe_failure(self, text: str, at: float) -> XidRecord | None:
+        """Return an Xid 79 for a GPU that the driver could not start, unless the records before it say why.
+
+        The kernel names the GPU ("nvidia: probe of 0000:05:00.0 failed with error -1"); the driver's own summary after
+        it ("The NVIDIA probe routine failed for 1 device(s).") does not, and counts only if nothing preceded it.
+        """
+        if text.startswith("NVRM: ") and "not supported by" in text:
+            self._unsupported_at = at
+        if at - self._unsupported_at <= SAME_FALL_S:
+            return None
+        if found := _PROBE_FAILED.fullmatch(text):
+            if "" in self._fell and at - self._fell[""][0] <= SAME_FALL_S:
+                return None  # a sentence whose beginning is missing has reported it, without its bus
+            return _implied(normalised(found["bus"] or found["newer_bus"]), text)
+        is_summary = text.startswith(f"NVRM: {PROBED}") and at - self._fell_at > SAME_FALL_S
+        return _implied("", text) if is_summary else None
 
     def _fall(self, text: str) -> XidRecord | None:
         """Return an Xid 79 for a "fallen off the bus" sentence, whose bus may be in an earlier record."""
@@ -85,13 +112,14 @@ class DriverLogParser:
                 else ""
             )
             self._pending_bus = ""
-            return XidRecord("xid", OFF_THE_BUS, bus, clean(text.replace("NVRM: ", ""), MAX_TEXT))
+            return _implied(bus, text)
         if named and text.startswith("NVRM: The NVIDIA GPU "):
             self._pending_bus, self._records_since = normalised(named["bus"]), 0
         return None
 
     def _deduplicated(self, fall: XidRecord, at: float, *, has_number: bool) -> XidRecord | None:
         """Drop duplicates: sentences and an Xid, in any order, report the same fall once; further Xids count."""
+        self._fell_at = at
         previous = self._fell.get(fall.bus)
         if len(self._fell) > MAX_GPUS:
             self._fell.clear()
@@ -101,6 +129,10 @@ class DriverLogParser:
         had_number = previous[1]
         self._fell[fall.bus] = (previous[0], had_number or has_number)
         return fall if has_number and had_number else None
+
+
+def _implied(bus: str, text: str) -> XidRecord:
+    return XidRecord("xid", OFF_THE_BUS, bus, clean(text.replace("NVRM: ", ""), MAX_TEXT), is_implied=True)
 
 
 def _xid(text: str) -> XidRecord | None:

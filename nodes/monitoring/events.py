@@ -74,6 +74,7 @@ def _judgements(rows: Sequence[NodeEvent]) -> Iterator[Judgement]:
                 "is_fatal": _FATAL.search(row.text) is not None,
                 "is_listed": row.code in listed_xids(),
                 "is_echo": row.pk in echoes,
+                "is_implied": row.data.get("implied") is True,
                 "recovery": _recovery(row),
                 "user": user,
                 "program": program,

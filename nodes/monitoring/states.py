@@ -8,7 +8,7 @@ anything.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -38,6 +38,8 @@ class States:
     gpus: Mapping[int, tuple[Gpu, ...]]
     nodes: Mapping[str, Node]
     lasting: Mapping[int, tuple[NodeEvent, ...]]
+    gone: Mapping[int, tuple[Gpu, ...]]
+    """GPUs that were last seen there and are no longer listed, the last to leave first."""
 
     @classmethod
     def read(cls, now: datetime) -> States:
@@ -55,6 +57,7 @@ class States:
             {pk: tuple(rows) for pk, rows in gpus.items()},
             {node.name: node for node in Node.objects.reported()},
             {pk: tuple(rows) for pk, rows in lasting.items()},
+            _gone_gpus(agents),
         )
 
     def observations(self) -> Iterator[Observation]:
@@ -88,6 +91,8 @@ class States:
             if gpu.lost_at is None:
                 yield Observation("gpu_samples", subject, at, _samples(gpu, samples[gpu.pk]))
                 yield Observation("gpu_counters", subject, at, counters[gpu.pk])
+        for gpu in self._vanished(agent):
+            yield Observation("gpu_lost", Subject(agent.node, gpu.uuid), at, {"is_lost": True})
 
     def _agent(self, agent: Agent) -> Observation:
         silent_s = (self.now - agent.heard_at).total_seconds() if agent.heard_at else None
@@ -109,11 +114,34 @@ class States:
         return (self.now - min(began)).total_seconds() if began else 0.0
 
     def _gpu_count(self, agent: Agent) -> dict[str, FieldValue]:
-        found = len(self.gpus.get(agent.pk, ()))
+        missing = self._missing(agent)
+        return {
+            "found": len(self.gpus.get(agent.pk, ())),
+            "missing": None if missing is None else missing - len(self._vanished(agent)),
+        }
+
+    def _missing(self, agent: Agent) -> int | None:
+        """Return how many GPUs fewer the agent lists than the scheduler expects; None if that is unknown."""
         node = self.nodes.get(agent.node)
         # A node whose GPUs are cut into MIG slices has more in the scheduler than NVML lists: then nothing is missing.
-        expected = node.gpus if node is not None and node.gpus <= MOST_PHYSICAL else None
-        return {"found": found, "missing": None if expected is None else max(0, expected - found)}
+        if node is None or node.gpus > MOST_PHYSICAL:
+            return None
+        return max(0, node.gpus - len(self.gpus.get(agent.pk, ())))
+
+    def _vanished(self, agent: Agent) -> Sequence[Gpu]:
+        """Return the GPUs that should be there and are not: each of them is lost.
+
+        If NVML lists none at all, its driver has failed, not every GPU. Without the scheduler's number, only those
+        count of which the agent said that they vanished, and whose slot is empty.
+        """
+        listed, gone = self.gpus.get(agent.pk, ()), self.gone.get(agent.pk, ())
+        if not listed or not gone:
+            return ()
+        missing = self._missing(agent)
+        if missing is not None:
+            return gone[:missing]
+        occupied = {gpu.bus for gpu in listed}
+        return [gpu for gpu in gone if gpu.lost_at is not None and gpu.bus not in occupied]
 
     def _host(self, agent: Agent) -> dict[str, FieldValue]:
         host = _table(agent.newest.get("host"))
@@ -222,6 +250,14 @@ class States:
 
 MOST_PHYSICAL = 16
 """GPUs of one node that are surely whole GPUs: a scheduler that lists more lists MIG slices."""
+
+
+def _gone_gpus(agents: Mapping[int, Agent]) -> dict[int, tuple[Gpu, ...]]:
+    rows = Gpu.objects.filter(agent__in=list(agents), gone_at__isnull=False).defer("facts", "counters")
+    gone: defaultdict[int, list[Gpu]] = defaultdict(list)
+    for gpu in rows.order_by("agent", "-gone_at"):
+        gone[gpu.agent_id].append(gpu)
+    return {pk: tuple(gpus) for pk, gpus in gone.items()}
 
 
 def _samples(gpu: Gpu, newest: Mapping[str, Any]) -> dict[str, FieldValue]:

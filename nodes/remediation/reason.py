@@ -18,11 +18,17 @@ def drain_reason(entry: HealthEntry) -> str:
 
 
 def _signal(entry: HealthEntry) -> str:
-    newest: Sequence[Any] = entry.evidence[-1] if entry.evidence else ()
-    signal, fields = (newest[1], newest[2]) if len(newest) >= 3 and isinstance(newest[2], Mapping) else ("", {})
-    if signal in ("xid", "sxid") and "code" in fields:
-        return f"{'Xid' if signal == 'xid' else 'SXid'} {fields['code']}"
+    """Return the newest Xid or SXid among the evidence, which says more than the rule's title."""
+    for observation in reversed(entry.evidence):
+        signal, fields = _parts(observation)
+        if signal in ("xid", "sxid") and "code" in fields and not fields.get("is_implied"):
+            return f"{'Xid' if signal == 'xid' else 'SXid'} {fields['code']}"
     return entry.title
+
+
+def _parts(observation: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
+    is_complete = len(observation) >= 3 and isinstance(observation[2], Mapping)
+    return (str(observation[1]), observation[2]) if is_complete else ("", {})
 
 
 def _where(entry: HealthEntry) -> str:

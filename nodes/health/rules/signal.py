@@ -36,6 +36,7 @@ _ALL = (
             "is_fatal": "whether its line says so (NVLink)",
             "is_listed": "whether a rule of the catalogue names the code",
             "is_echo": "another Xid of the same GPU within 60 s explains it",
+            "is_implied": "for Xid 79: the driver logged that the GPU is gone, without an Xid",
             "recovery": "for Xid 154: the action that the driver recommends, such as none, reset or reboot",
             "user": "who had the GPU, to count different people",
             "program": "the name of the job that had the GPU, to count different programs",
@@ -46,12 +47,15 @@ _ALL = (
         {"code": "the SXid's number", "is_fatal": "whether its line says so", "text": "the rest of the line"},
     ),
     Signal(
-        "gpu_lost", "state", "gpu", "A GPU of which NVML reports only that it is lost.",
+        "gpu_lost", "state", "gpu", "A GPU of which NVML reports only that it is lost, or that NVML no longer lists.",
         {"is_lost": "whether it is"},
     ),
     Signal(
         "gpu_count", "state", "node", "How many GPUs the node has.",
-        {"found": "GPUs that the agent lists", "missing": "how many fewer than the scheduler expects"},
+        {
+            "found": "GPUs that the agent lists",
+            "missing": "how many fewer than the scheduler expects, not counting those that are known to be lost",
+        },
     ),
     Signal(
         "nvml", "state", "node", "NVIDIA's management library.",

@@ -98,6 +98,36 @@ class TestWhatItTells:
         (back,) = until(lambda: agent.portal.events("gpu.back"))
         assert back["gpu"] == uuid(5)
 
+    def test_a_gpu_that_vanished_from_nvml_is_lost_too_and_once(self, agent: Running, gpus: StandIn) -> None:
+        agent.start()
+        sampled(agent)
+        gpus.set_state("* reload 1", "* count 7")
+        (lost,) = until(lambda: agent.portal.events("gpu.lost"))
+        assert (lost["gpu"], lost["bus"], lost["reason"]) == (uuid(7), bus(7), "vanished")
+        gpus.set_state("* reload 2")
+        (back,) = until(lambda: agent.portal.events("gpu.back"))
+        assert back["gpu"] == uuid(7)
+        assert len(agent.portal.events("gpu.lost")) == 1
+
+    def test_a_lost_gpu_that_vanishes_is_reported_once(self, agent: Running, gpus: StandIn) -> None:
+        agent.start()
+        sampled(agent)
+        gpus.set_state("7 lost 1")
+        until(lambda: agent.portal.events("gpu.lost"))
+        gpus.set_state("* reload 1", "* count 7")
+        until(lambda: agent.portal.events("driver.reloaded"))
+        gpus.set_state("* reload 2")
+        until(lambda: agent.portal.events("gpu.back"))
+        assert len(agent.portal.events("gpu.lost")) == len(agent.portal.events("gpu.back")) == 1
+
+    def test_another_gpu_in_the_slot_is_no_loss(self, agent: Running, gpus: StandIn) -> None:
+        agent.start()
+        sampled(agent)
+        gpus.set_state("* reload 1", "3 uuid GPU-another")
+        until(lambda: agent.portal.events("driver.reloaded"))
+        until(lambda: len(agent.portal.events("facts")) == 2)
+        assert not agent.portal.events("gpu.lost")
+
     def test_what_ended_while_no_agent_ran_is_told_by_the_next(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
         sampled(agent)

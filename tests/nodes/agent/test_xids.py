@@ -90,6 +90,15 @@ REAL = [
         "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
         {"kind": "sxid", "number": 12028, "switch": 3, "is_fatal": False},
     ),
+    (
+        "nvidia: probe of 0000:b3:00.0 failed with error -1",
+        {"number": 79, "bus": "0000:b3:00", "is_implied": True},
+    ),
+    (
+        "nvidia 0000:b3:00.0: probe with driver nvidia failed with error -1",
+        {"number": 79, "bus": "0000:b3:00", "is_implied": True},
+    ),
+    ("NVRM: The NVIDIA probe routine failed for 1 device(s).", {"number": 79, "bus": "", "is_implied": True}),
     # Names that hold whatever programs are called.
     ("NVRM: Xid (PCI:0000:10:1c): 43, pid=7, name=nvc:[driver], Ch 8", {"bus": "0000:10:1c", "name": "nvc:[driver]"}),
     ("NVRM: Xid (PCI:0000:38:00): 43, pid=7, name=KMS thread, Ch 8", {"name": "KMS thread", "text": "Ch 8"}),
@@ -119,6 +128,8 @@ def test_real_lines(line: str, said: dict[str, Any]) -> None:
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15",
         "usb 1-1: Product: NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.",
         "NVRM: Xid (nowhere): 79",
+        "NVRM: The NVIDIA probe routine was not called for 1 device(s).",
+        "usb 1-1: probe of nvidia failed with error -1",
         "NVRM: Xid (PCI:0000:05:00): seventy-nine",
         "NVRM: GPU at PCI:0000:05:00: GPU-1ebc3ad1-1d4c-4d5a-8b0c-1f1d8f6bd9d0",
     ],
@@ -154,6 +165,42 @@ SENTENCE = "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."
 def test_a_fall_is_told_once_by_sentence_and_xid(lines: list[str]) -> None:
     driver = DriverLogParser()
     assert len([line for line in lines if driver.read(line, 100.0)]) == 1
+
+
+BOOT_WITHOUT_A_GPU = (
+    "NVRM: The NVIDIA GPU 0000:b3:00.0",
+    "NVRM: (PCI ID: 10de:26b5) installed in this system has",
+    "NVRM: fallen off the bus and is not responding to commands.",
+    "nvidia: probe of 0000:b3:00.0 failed with error -1",
+    "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+)
+
+
+@pytest.mark.parametrize("first", range(5))
+def test_a_gpu_that_does_not_start_is_reported_once(first: int) -> None:
+    """However much of what the kernel writes at a boot is left in its log."""
+    driver = DriverLogParser()
+    found = [xid for line in BOOT_WITHOUT_A_GPU[first:] if (xid := driver.read(line, 3.0))]
+    assert [xid.number for xid in found] == [79]
+
+
+def test_two_gpus_that_do_not_start_are_two() -> None:
+    driver = DriverLogParser()
+    lines = [f"nvidia: probe of 0000:{bus}:00.0 failed with error -1" for bus in ("05", "b3")]
+    lines.append("NVRM: The NVIDIA probe routine failed for 2 device(s).")
+    assert [xid.bus for line in lines if (xid := driver.read(line, 3.0))] == ["0000:05:00", "0000:b3:00"]
+
+
+def test_a_gpu_that_the_driver_does_not_support_is_not_lost() -> None:
+    driver = DriverLogParser()
+    lines = (
+        "NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:0df8)",
+        "NVRM: installed in this system is not supported by the",
+        "NVRM: NVIDIA 570.86.15 driver release.",
+        "nvidia: probe of 0000:b3:00.0 failed with error -1",
+        "NVRM: The NVIDIA probe routine failed for 1 device(s).",
+    )
+    assert [driver.read(line, 3.0) for line in lines] == [None] * 5
 
 
 def test_a_fall_much_later_is_another() -> None:
