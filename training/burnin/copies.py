@@ -1,0 +1,67 @@
+"""Measure copies: between host and each GPU, and between GPUs; between two places of the host's memory without GPUs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from training.burnin.device_tests import basis
+from training.burnin.results import emit, outcome_of, result
+
+COPY_BYTES = 1 << 28
+CPU_COPY_BYTES = 1 << 26
+
+
+def test_copies(gpus: Sequence[int], *, seconds: float) -> None:
+    """Copy in every direction, each for an equal part of the seconds, and compare what arrived with what was sent."""
+    emit({"begin": "copy", "item": "host"})
+    if not gpus:
+        _measure(torch.device("cpu"), torch.device("cpu"), "memory to memory", seconds)
+        return
+    devices = [torch.device("cuda", gpu) for gpu in gpus]
+    host = torch.device("cpu")
+    directions = [(host, device, f"host to GPU {device.index}") for device in devices]
+    directions += [(device, host, f"GPU {device.index} to host") for device in devices]
+    directions += [
+        (source, target, f"GPU {source.index} to GPU {target.index}")
+        for source in devices
+        for target in devices
+        if source != target
+    ]
+    for source, target, item in directions:
+        emit({"begin": "copy", "item": item})
+        _measure(source, target, item, seconds / len(directions))
+
+
+def _measure(source: torch.device, target: torch.device, item: str, seconds: float) -> None:
+    on_cpu = source.type == target.type == "cpu"
+    words = (CPU_COPY_BYTES if on_cpu else COPY_BYTES) // 8
+    original = torch.arange(words, dtype=torch.int64)
+    sent, received = _place(original, source), _place(torch.zeros_like(original), target)
+    received.copy_(sent)  # the first copy pays for setting up the path
+    _synchronize(source, target)
+    began, copies = time.monotonic(), 0
+    while copies == 0 or time.monotonic() - began < seconds:
+        for _ in range(4):
+            received.copy_(sent, non_blocking=not on_cpu)
+        _synchronize(source, target)
+        copies += 4
+    rate = copies * words * 8 / (time.monotonic() - began) / 1e9
+    wrong = int((received.cpu() != original).sum())
+    detail = f"{wrong:,} words arrived differently" if wrong else ""
+    about = basis(target if target.type == "cuda" else source)
+    emit(result("copy", item, outcome=outcome_of(not wrong), value=rate, unit="GB/s", basis=about, detail=detail))
+
+
+def _place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        return tensor.to(device)
+    return tensor.clone().pin_memory() if torch.cuda.is_available() else tensor.clone()
+
+
+def _synchronize(*devices: torch.device) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)

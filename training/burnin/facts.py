@@ -1,0 +1,45 @@
+"""Describe the machine that is tested: its GPUs, driver and software."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from training.burnin.device_tests import cpu_model
+from training.burnin.results import emit, result
+
+MOST_GPUS = 64
+DRIVER_FILE = "/proc/driver/nvidia/version"
+
+
+def emit_facts() -> None:
+    """Print the facts. Raises whatever torch raises where the driver cannot be used."""
+    emit({"begin": "facts", "item": "this node"})
+    gpus: list[dict[str, Any]] = []
+    for index in range(min(torch.cuda.device_count(), MOST_GPUS)) if torch.cuda.is_available() else ():
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append({"index": index, "model": properties.name, "uuid": f"GPU-{getattr(properties, 'uuid', '')}"})
+    emit(
+        result("facts", "this node")
+        | {
+            "gpus": gpus,
+            "driver": driver_version(),
+            "torch": str(torch.__version__),
+            "cuda": str(torch.version.cuda or ""),
+            "cpu": cpu_model(),
+            "cpus": len(os.sched_getaffinity(0)),
+        }  # fmt: skip
+    )
+
+
+def driver_version() -> str:
+    """Return the version of NVIDIA's kernel module; "" without one."""
+    try:
+        with open(DRIVER_FILE, encoding="utf-8", errors="replace") as file:
+            found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", file.readline())
+    except OSError:
+        return ""
+    return found[1] if found else ""

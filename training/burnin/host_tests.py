@@ -1,0 +1,121 @@
+"""Test what belongs to the node and not to a GPU: its memory, its scratch disk, and the folders that jobs need."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from training.burnin.results import FAILED, emit, outcome_of, result
+
+BLOCK = 1 << 22
+MOST_DISK_BYTES = 1 << 30
+MOST_MEMORY_BYTES = 1 << 32
+MEMORY_PART = 4  # a quarter of the available memory: jobs that start next must find it free
+MOUNT_TIMEOUT_S = 20.0
+# Runs in a process of its own: a call to a server that hangs cannot be interrupted.
+MOUNT_PROBE = "import os, sys; os.statvfs(sys.argv[1]); next(os.scandir(sys.argv[1]), None)"
+
+
+def test_host(mounts: Sequence[str], scratch: str, *, seconds: float) -> None:
+    """Test mounts, memory and disk; the last two share the seconds."""
+    for folder in mounts:
+        emit({"begin": "mount", "item": folder})
+        test_mount(folder)
+    emit({"begin": "host memory", "item": "memory"})
+    test_host_memory(until=time.monotonic() + seconds / 2)
+    emit({"begin": "disk", "item": scratch})
+    test_disk(scratch, until=time.monotonic() + seconds / 2)
+
+
+def test_mount(folder: str) -> None:
+    """Check that a folder can be opened, and how long that takes."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", MOUNT_PROBE, folder], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        _, errors = process.communicate(timeout=MOUNT_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # without waiting: a process that hangs in the kernel does not end
+        emit(result("mount", folder, outcome=FAILED, detail=f"did not answer within {MOUNT_TIMEOUT_S:.0f} s"))
+        return
+    if process.returncode:
+        last = (errors.strip().splitlines() or ["cannot be opened"])[-1]
+        why = "cannot be opened: " + last.partition("] ")[2].partition(":")[0] if "] " in last else last
+        emit(result("mount", folder, outcome=FAILED, detail=why))
+        return
+    emit(result("mount", folder, value=(time.monotonic() - began) * 1000, unit="ms"))
+
+
+def test_host_memory(*, until: float) -> None:
+    """Write patterns to a part of the host's memory and read them back; a pass takes no longer than the time left."""
+    most = max(1, min(MOST_MEMORY_BYTES, _available_memory() // MEMORY_PART) // BLOCK)
+    began, passed, wrong = time.monotonic(), 0, 0
+    while not passed or time.monotonic() < until:
+        pattern = os.urandom(64) * (BLOCK // 64)
+        half = time.monotonic() + (until - time.monotonic()) / 2
+        blocks: list[bytearray] = []
+        while len(blocks) < most and not (blocks and time.monotonic() > half):
+            blocks.append(bytearray(pattern))
+        wrong += sum(block != pattern for block in blocks)
+        passed += len(blocks)
+    rate = 2 * BLOCK * passed / (time.monotonic() - began) / 1e9
+    detail = f"{wrong:,} blocks of 4 MiB read back differ from what was written" if wrong else ""
+    emit(result("host memory", "memory", outcome=outcome_of(not wrong), value=rate, unit="GB/s", detail=detail))
+
+
+def test_disk(scratch: str, *, until: float) -> None:
+    """Write a file of random data through to the disk, read it back without the page cache, and compare."""
+    try:
+        writing, reading, is_equal = _write_and_read(scratch, until)
+    except OSError as error:
+        emit(result("disk", scratch, outcome=FAILED, detail=f"cannot be used: {error.strerror or error}"))
+        return
+    detail = "" if is_equal else "a file read back differs from what was written"
+    emit(result("disk", f"write {scratch}", outcome=outcome_of(is_equal), value=writing, unit="GB/s", detail=detail))
+    emit(result("disk", f"read {scratch}", outcome=outcome_of(is_equal), value=reading, unit="GB/s", detail=detail))
+
+
+def _write_and_read(scratch: str, until: float) -> tuple[float, float, bool]:
+    """Return GB/s written and read, and whether the data were the same."""
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="vigil-burnin-", buffering=0) as file:
+        room = os.statvfs(scratch)
+        most = min(MOST_DISK_BYTES, room.f_bavail * room.f_frsize // 4) // BLOCK * BLOCK
+        written, began, checksum = 0, time.monotonic(), hashlib.blake2b()
+        half = began + (until - began) / 2
+        for block in _blocks():
+            if written and (written >= most or time.monotonic() > half):
+                break
+            file.write(block)
+            checksum.update(block)
+            written += BLOCK
+        os.fsync(file.fileno())
+        writing = written / (time.monotonic() - began) / 1e9
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        began, found = time.monotonic(), hashlib.blake2b()
+        while data := os.read(file.fileno(), BLOCK):
+            found.update(data)
+        reading = written / (time.monotonic() - began) / 1e9
+    return writing, reading, found.digest() == checksum.digest()
+
+
+def _blocks() -> Iterator[bytes]:
+    """Yield blocks that differ and do not compress, without the cost of a random generator for each."""
+    base = os.urandom(BLOCK)
+    for number in range(1 << 62):
+        yield number.to_bytes(8, "little") + base[8:]
+
+
+def _available_memory() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return BLOCK * MEMORY_PART

@@ -1,0 +1,66 @@
+"""Read the plan of a burn-in, which the portal writes and every node follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_BYTES = 1 << 20
+
+
+class BadPlan(ValueError):
+    """Raised if the plan cannot be followed; the message says why."""
+
+
+@dataclass(frozen=True)
+class BurnInPlan:
+    """The nodes to test, for how long, and what to test besides GPUs and memory.
+
+    `pairs`: rounds of pairs of nodes; no node is in two pairs of a round. `mounts`: folders that must be reachable.
+    `scratch`: the folder on each node to write to and read from.
+    """
+
+    nodes: tuple[str, ...]
+    seconds: float
+    pairs: tuple[tuple[tuple[str, str], ...], ...]
+    mounts: tuple[str, ...]
+    scratch: str
+
+    def partner_of(self, node: str, number: int) -> str | None:
+        """Return the node's partner in a round; None if it has none in this one."""
+        for first, second in self.pairs[number]:
+            if node in (first, second):
+                return second if node == first else first
+        return None
+
+
+def read_plan(run: Path) -> BurnInPlan:
+    """Read `portal/plan.json` below the run directory. Raises OSError or BadPlan."""
+    with open(run / "portal" / "plan.json", encoding="utf-8") as file:
+        try:
+            document = json.loads(file.read(MAX_BYTES))
+            return BurnInPlan(
+                nodes=tuple(map(str, document["nodes"])),
+                seconds=float(document["seconds"]),
+                pairs=tuple(tuple((str(a), str(b)) for a, b in pairs) for pairs in document["pairs"]),
+                mounts=tuple(map(str, document["mounts"])),
+                scratch=str(document["scratch"]),
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadPlan(f"{file.name} is not the plan of a burn-in ({error!r}).") from None
+
+
+def node_name(plan: BurnInPlan) -> str:
+    """Return this node's name in the plan: as the scheduler calls it, else by its place in the allocation.
+
+    The local scheduler plays nodes under names of its own; with one node in the plan it can only be that one.
+    """
+    for name in (os.environ.get("SLURMD_NODENAME", ""), platform.node(), platform.node().partition(".")[0]):
+        if name in plan.nodes:
+            return name
+    if len(plan.nodes) == 1:
+        return plan.nodes[0]
+    raise BadPlan(f"This node is none of {', '.join(plan.nodes[:8])}.")
