@@ -36,6 +36,7 @@ from jobs.api import wake as wake_api
 from jobs.api import waste as waste_api
 from jobs.api import why as why_api
 from nodes.api import agents as agents_api
+from nodes.api import drains as drains_api
 from nodes.api import health as health_api
 from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
@@ -72,6 +73,7 @@ api.add_router("/v1/spec", jobs_api.spec_router)
 api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
 api.add_router("/v1/nodes", machine_files_api.router)
+api.add_router("/v1/drains", drains_api.router)
 api.add_router("/v1/health", health_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)

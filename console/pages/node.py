@@ -206,7 +206,7 @@ def _place_order(request: HttpRequest, name: str, action: NodeOrder.Action, reas
         replace = f"To replace its reason: vigil drain {name} --reason R --replace"
         again = replace if action == NodeOrder.Action.DRAIN else "Read the reason before you undrain the node."
         messages.error(request, f"{error} Nothing was changed. {again}")
-    return redirect("node", name)
+    return redirect("drains") if request.POST.get("next") == "drains" else redirect("node", name)
 
 
 @login_required

@@ -66,6 +66,7 @@ class OrderShape(Schema):
     state: str = Field(description="asked (pending), done, refused, or replaced by a later order.")
     outcome: str = Field(description="The scheduler's message: why it refused the order or has not answered yet.")
     requested_by: str | None
+    rule: str = Field(description="The rule or plan that Vigil followed by itself; empty: a person's order.")
     requested_at: datetime
     ended_at: datetime | None
     asked_by: str | None = deprecated("requested_by")
@@ -348,7 +349,7 @@ def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object
 
 
 def order_shape(order: NodeOrder) -> dict[str, Any]:
-    names = ("id", "node", "action", "reason", "state", "outcome", "ended_at")
+    names = ("id", "node", "action", "reason", "rule", "state", "outcome", "ended_at")
     shown = {name: getattr(order, name) for name in names} | {
         "requested_by": order.asked_by.username if order.asked_by else None,
         "requested_at": order.asked_at,

@@ -84,7 +84,15 @@ def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool
     if DRAINED.isdisjoint(node_states.state_words(node.state)) or not node.reason:
         return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
+    if last is not None and last.action == NodeOrder.Action.UNDRAIN and _is_newer_than_rows(last):
+        return False
     return last is None or (last.asked_by, last.rule) != (user, rule) or not is_reason_of(last, node)
+
+
+def _is_newer_than_rows(order: NodeOrder) -> bool:
+    """Return whether the nodes have not been read since the order was carried out: their rows show what was before."""
+    read_at = Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first()
+    return order.ended_at is not None and (read_at is None or read_at < order.ended_at)
 
 
 def is_reason_of(order: NodeOrder, node: Node) -> bool:
@@ -98,9 +106,18 @@ def is_reason_of(order: NodeOrder, node: Node) -> bool:
 
 
 def carry_out(scheduler: Scheduler) -> None:
-    """Carry out open orders that are due, oldest first, within a tick's budget."""
+    """Carry out open orders that are due, oldest first, within a tick's budget.
+
+    An order that waited too long because no worker ran is refused: what it was for may be over.
+    """
     until = time.monotonic() + BUDGET_S
-    due = list(_due())
+    due = []
+    for order in _due():
+        if timezone.now() - order.asked_at > GIVE_UP:
+            minutes = GIVE_UP.total_seconds() / 60
+            _end(order, NodeOrder.State.REFUSED, _give_up_text(order, f"No worker ran for {minutes:.0f} min."))
+        else:
+            due.append(order)
     if due:  # somebody may have drained a node with scontrol since the last reading
         sync.read(scheduler, Reading.Part.NODES)
     for order in due:
@@ -122,6 +139,9 @@ def _due() -> QuerySet[NodeOrder]:
 
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     node = Node.objects.filter(name=order.node).first()
+    if node and _is_done_already(order, node):
+        _end(order, NodeOrder.State.DONE, "")
+        return
     is_known = order.asked_by is not None or bool(order.rule)  # a deleted person's order has neither
     if node and is_known and node.reason != order.replaces and is_drained_by_another(node, order.asked_by, order.rule):
         _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Drain it again to replace that.")
@@ -138,14 +158,28 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     sync.hurry(Reading.Part.NODES)
 
 
+def _is_done_already(order: NodeOrder, node: Node) -> bool:
+    """Return whether a worker carried the order out, and was killed before it recorded that."""
+    if order.action == NodeOrder.Action.DRAIN:
+        return not DRAINED.isdisjoint(node_states.state_words(node.state)) and is_reason_of(order, node)
+    return bool(order.replaces) and node.is_in_service and not node.reason
+
+
 def _note_failure(order: NodeOrder, error: SchedulerError) -> None:
     if error.permanent:
         _end(order, NodeOrder.State.REFUSED, str(error))
     elif timezone.now() - order.asked_at > GIVE_UP:
-        minutes = GIVE_UP.total_seconds() / 60
-        _end(order, NodeOrder.State.REFUSED, f"Given up after {minutes:.0f} min. The scheduler's last answer: {error}")
+        _end(order, NodeOrder.State.REFUSED, _give_up_text(order, str(error)))
     else:
         NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now(), outcome=str(error))
+
+
+def _give_up_text(order: NodeOrder, otherwise: str) -> str:
+    """Return why an order is given up: the scheduler's last answer, else what kept it from being sent."""
+    minutes = GIVE_UP.total_seconds() / 60
+    if order.outcome or order.tried_at is not None:
+        return f"Given up after {minutes:.0f} min. The scheduler's last answer: {order.outcome or otherwise}"
+    return f"{otherwise} Order it again if it is still wanted."
 
 
 def _end(order: NodeOrder, state: NodeOrder.State, outcome: str) -> None:

@@ -82,6 +82,11 @@ class Node(Fact):
         return not node_states.closed_reason(self.state)
 
     @property
+    def has_jobs(self) -> bool:
+        """Return whether jobs may run on it, though it may be drained: DRAIN with allocated CPUs, or completing."""
+        return bool(self.cpus_used or self.gpus_used) or node_states.runs_jobs(self.state)
+
+    @property
     def cpus_free(self) -> int:
         return self._free(self.cpus, self.cpus_used)
 

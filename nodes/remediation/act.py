@@ -36,11 +36,26 @@ _HOUR = timedelta(seconds=limits.HOUR_S)
 def decide(now: datetime | None = None) -> None:
     """Decide about every open entry whose rule wants the node out of service; safe to run twice at once."""
     now = now or timezone.now()
+    _propose_refused()
     if not _undecided().exists():
         return
     trip_if_widespread(now)
     for pk in _undecided().values_list("pk", flat=True):
         _decide(pk, now)
+
+
+def _propose_refused() -> None:
+    """Let a person decide where the scheduler refused the order, or no worker carried it out in time."""
+    done = (Decision.AUTOMATIC, Decision.APPROVED)
+    refused = HealthEntry.objects.open().filter(decision__in=done, order__state=NodeOrder.State.REFUSED)
+    if not refused.exists():
+        return
+    with transaction.atomic():
+        HealthControl.locked()
+        for entry in refused.select_related("order"):
+            entry.decision, entry.decided_at = Decision.PROPOSED, None
+            entry.held_back = f"Its order was refused: {entry.order.outcome}" if entry.order else ""
+            entry.save(update_fields=["decision", "decided_at", "held_back"])
 
 
 def _undecided() -> QuerySet[HealthEntry]:

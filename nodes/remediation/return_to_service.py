@@ -15,6 +15,7 @@ from django.db import transaction
 from nodes.cluster import drain
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
+from nodes.scheduling import node_states
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ def _return(name: str) -> None:
     node, newest = Node.objects.filter(name=name).first(), NodeOrder.objects.filter(node=name).first()
     if node is None or newest is None or not newest.rule or newest.action != NodeOrder.Action.DRAIN:
         return  # a person's order came since
+    if node.has_jobs or node_states.state_words(node.state) not in (["drained"], ["drain"]):
+        return  # draining, completing or down: it returns once nothing runs there and the scheduler reaches it
     if newest.state != NodeOrder.State.DONE or not drain.is_reason_of(newest, node):
         return
     if HealthEntry.objects.open().filter(node=name, action__in=OUT_OF_SERVICE).exists():

@@ -18,6 +18,7 @@ PASSING = {
     "powering_down": "powering down", "power_up": "powering up", "powering_up": "powering up", "pow_up": "powering up",
 }  # fmt: skip
 CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
+WITH_JOBS = frozenset({"draining", "drng", "completing", "comp", "mixed", "mix", "allocated", "alloc"})
 MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
 
 
@@ -40,6 +41,12 @@ def closed_reason(state: str) -> str:
             if word in table:
                 return table[word]
     return ""
+
+
+@lru_cache(maxsize=512)
+def runs_jobs(state: str) -> bool:
+    """Return whether a node in this state has jobs, or has to clean up after some: draining, mixed, completing …"""
+    return any(word in WITH_JOBS for word in state_words(state))
 
 
 @lru_cache(maxsize=512)

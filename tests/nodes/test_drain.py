@@ -178,6 +178,7 @@ def test_a_silent_scheduler_is_asked_again_but_not_for_ever(ops: User, scheduler
 
     scheduler.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
     post(ops, "dgx-01/drain", reason="again")
+    drain.carry_out(scheduler)
     _age(drain.GIVE_UP)
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "refused"
@@ -217,3 +218,35 @@ def test_only_what_is_there(ops: User, scheduler: ScriptedScheduler) -> None:
     Node.objects.create(name="dgx-99", is_made_up=True)
     assert post(ops, "dgx-02/drain", reason="fan").status_code == 404
     assert post(ops, "dgx-99/drain", reason="fan").status_code == 409
+
+
+def test_an_order_from_before_a_long_pause_is_not_carried_out(ops: User, scheduler: ScriptedScheduler) -> None:
+    post(ops, "dgx-01/drain", reason="fan")
+    _age(drain.GIVE_UP)
+    drain.carry_out(scheduler)
+    assert order_of(ops)["state"] == "refused"
+    assert order_of(ops)["outcome"] == "No worker ran for 10 min. Order it again if it is still wanted."
+    assert not scheduler.drained
+
+
+@pytest.mark.parametrize("action", ["drain", "undrain"])
+def test_an_order_whose_worker_died_before_it_was_recorded_is_done(
+    ops: User, scheduler: ScriptedScheduler, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if action == "undrain":
+        post(ops, "dgx-01/drain", reason="fan")
+        drain.carry_out(scheduler)
+        sync.read(scheduler, Reading.Part.NODES)
+    post(ops, f"dgx-01/{action}", **({"reason": "fan"} if action == "drain" else {}))
+    with monkeypatch.context() as patch:
+        patch.setattr(drain, "_end", _dies)
+        with pytest.raises(KeyboardInterrupt):
+            drain.carry_out(scheduler)
+    calls = scheduler.asked.count(action)
+    drain.carry_out(scheduler)
+    assert order_of(ops)["state"] == "done"
+    assert scheduler.asked.count(action) == calls
+
+
+def _dies(*_: object) -> None:
+    raise KeyboardInterrupt

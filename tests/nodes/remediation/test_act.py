@@ -6,12 +6,14 @@ import time
 from typing import Any
 
 import pytest
+from django.db.models import F
 
 from nodes.cluster import drain
 from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder
 from nodes.remediation import inbox
 from nodes.remediation.act import decide
 from nodes.schedulers.base import SchedulerError
+from nodes.tasks import health
 from portal.models import AuditEntry
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import NAMES, Lab
@@ -180,3 +182,47 @@ def test_an_order_of_a_person_that_waits_is_not_replaced(lab: Lab) -> None:
     lab.step()
     assert not lab.scheduler.drained
     assert lab.entry().held_back == "ops has just ordered to undrain dgx-01."
+
+
+def test_a_new_event_right_after_an_undrain_drains_again(lab: Lab) -> None:
+    """The rows still show the drain that was just ended: it must not be taken for somebody else's."""
+    lab.xid(79)
+    lab.step()
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    health()
+    drain.carry_out(lab.scheduler)
+    assert not lab.scheduler.drained
+    assert Node.objects.get(name="dgx-01").state == "drained", "not read again yet"
+    time.sleep(0.01)
+    lab.xid(79, "dgx-01", text="again")
+    HealthControl.objects.update(reset_at=None)
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+
+
+def test_a_new_event_before_the_undrain_is_sent_replaces_it(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    health()
+    assert NodeOrder.objects.open().get().action == "undrain"
+    time.sleep(0.01)
+    lab.xid(79, text="again")
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+    assert HealthEntry.objects.active().get().decision == "automatic"
+
+
+def test_an_order_that_no_worker_carried_out_waits_for_a_person(lab: Lab) -> None:
+    lab.xid(79)
+    health()
+    NodeOrder.objects.update(asked_at=F("asked_at") - drain.GIVE_UP)
+    lab.step()
+    assert not lab.scheduler.drained, "no old order is replayed after a restart"
+    lab.step()
+    entry = lab.entry()
+    assert entry.decision == "proposed"
+    assert entry.held_back.startswith("Its order was refused: No worker ran for 10 min.")
+    inbox.approve(sysadmin("ops"), entry.pk, "still broken")
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nodes.cluster import drain
-from nodes.models import Node, NodeOrder, SiteRule
+from nodes.cluster import drain, sync
+from nodes.models import Node, NodeOrder, Reading, SiteRule
 from nodes.remediation import inbox
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
@@ -86,3 +87,24 @@ def test_a_reason_that_somebody_changed_with_scontrol_keeps_it(lab: Lab) -> None
     inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
     lab.step()
     assert lab.scheduler.drained == {"dgx-01": "mine now"}
+
+
+def test_does_not_return_while_a_job_still_runs_there(lab: Lab) -> None:
+    drained_by_rule(lab)
+    set_machine(lab, state="draining", cpus_used=8)
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+    set_machine(lab, state="completing", cpus_used=0)
+    lab.step()
+    assert lab.scheduler.drained
+    set_machine(lab, state="drained")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def set_machine(lab: Lab, **changes: Any) -> None:
+    lab.scheduler.machines = [
+        replace(machine, **changes) if machine.name == "dgx-01" else machine for machine in lab.scheduler.machines
+    ]
+    sync.read(lab.scheduler, Reading.Part.NODES)

@@ -1,0 +1,123 @@
+"""Render /drains: every node out of service, who took it out, whether that is still true, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from console.pages.cluster import is_fragment, stale_text, varied
+from nodes.cluster import drain as orders
+from nodes.drains import cost, overview
+from nodes.drains.overview import DrainedNode
+from nodes.drains.reasons import DrainHolder
+from nodes.drains.standing import ReasonStanding
+from nodes.models import NodeOrder, Reading
+from portal.access import CLUSTER, can, user_of
+from portal.models import User
+from vigil_core import formatting
+
+MOST = 200
+"""Nodes on the page; the others are listed by REST."""
+_WHOSE = {
+    DrainHolder.RULE: "by Vigil’s rule",
+    DrainHolder.PERSON: "by",
+    DrainHolder.MAINTENANCE: "for maintenance",
+    DrainHolder.SPARE: "as a hot spare",
+    DrainHolder.BURN_IN: "for a burn-in",
+}
+
+
+@dataclass(frozen=True)
+class DrainRow:
+    """A node out of service, as one person sees it."""
+
+    drained: DrainedNode
+    is_by_another: bool
+
+    @property
+    def whose(self) -> str:
+        """Return "by ops", "by Vigil’s rule off-bus", "by Slurm"; "by nobody known" if nothing says so."""
+        holder, name = self.drained.holder, self.drained.holder_name
+        if holder in (DrainHolder.MAINTENANCE, DrainHolder.SPARE, DrainHolder.BURN_IN):
+            return _WHOSE[holder]
+        if not name:
+            return "by nobody known"
+        if holder == DrainHolder.UNKNOWN:
+            return f"by {name} (a person or a script)"
+        return f"{_WHOSE.get(holder, 'by')} {name}"
+
+    @property
+    def standing(self) -> str:
+        return {
+            ReasonStanding.OVER: "no longer true",
+            ReasonStanding.STANDS: "still true",
+            ReasonStanding.UNKNOWN: "not checked",
+        }[self.drained.judgement.standing]
+
+    @property
+    def facts(self) -> str:
+        """Return the facts as one sentence; "" without any."""
+        text = "; ".join(self.drained.judgement.facts)
+        return f"{text[0].upper()}{text[1:]}." if text else ""
+
+    @property
+    def cost(self) -> str:
+        return cost.hourly_text(self.drained.idle_gpus)
+
+    @property
+    def glyph(self) -> str:
+        if self.drained.is_over:
+            return "notice"
+        return "failed" if self.drained.node.state.startswith("down") else "warn"
+
+    @property
+    def may_return(self) -> bool:
+        """Return whether an undrain order makes sense: the scheduler knows the node and none waits already."""
+        pending = self.drained.pending
+        is_waiting = pending is not None and pending.action == NodeOrder.Action.UNDRAIN
+        return not self.drained.node.is_made_up and not is_waiting
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    user, now = user_of(request), timezone.now()
+    nodes = list(overview.out_of_service().order_by("name")[: MOST + 1])
+    rows = [_row(drained, user) for drained in overview.described(nodes[:MOST], now)]
+    rows.sort(key=lambda row: (not row.drained.is_over, -row.drained.idle_gpus, row.drained.node.name))
+    context = {
+        "section": "cluster",
+        "place": "drains",
+        "stale": stale_text(Reading.Part.NODES, now),
+        "headline": headline(rows),
+        "rows": rows,
+        "has_more": len(nodes) > MOST,
+        "most": MOST,
+        "may_change": can(user, "change", CLUSTER),
+        "most_reason": orders.MOST_REASON,
+    }
+    return varied(render(request, "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html", context))
+
+
+def _row(drained: DrainedNode, user: User) -> DrainRow:
+    return DrainRow(drained, orders.is_drained_by_another(drained.node, user))
+
+
+def headline(rows: Sequence[DrainRow]) -> tuple[str, str]:
+    """Return the page's lead: how many nodes are out and what they cost; then how many could return."""
+    if not rows:
+        return "All nodes are in service.", ""
+    lost = cost.hourly_text(sum(row.drained.idle_gpus for row in rows))
+    are = "is" if len(rows) == 1 else "are"
+    lead = f"{formatting.plural(len(rows), 'node')} {are} out of service{f': {lost}' if lost else ''}."
+    over = [row.drained.node.name for row in rows if row.drained.is_over]
+    if not over:
+        return lead, ""
+    names = over[0] if len(over) == 1 else formatting.plural(len(over), "node")
+    return lead, f"The reason no longer holds for {names}."

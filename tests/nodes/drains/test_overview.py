@@ -1,0 +1,184 @@
+"""/drains says who took a node out of service, whether that still stands, what it costs, and what to do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from nodes.cluster import drain, sync
+from nodes.models import Node, NodeOrder, Reading
+from nodes.remediation import inbox
+from portal.models import User
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.remediation.cluster import Lab
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def lab(settings: Any) -> Lab:
+    settings.VIGIL_HEALTH = "act"
+    return Lab()
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+def by_hand(lab: Lab, reason: str, *, by: str = "root", ago: float = 3600, node: str = "dgx-01", **more: Any) -> None:
+    """Change a node as Slurm, a health check or a person with scontrol does."""
+    changes = {"state": "drained", "reason": reason, "reason_by": by, "reason_at": time.time() - ago, **more}
+    lab.scheduler.machines = [
+        replace(machine, **changes) if machine.name == node else machine for machine in lab.scheduler.machines
+    ]
+    sync.read(lab.scheduler, Reading.Part.NODES)
+
+
+def listed(user: User) -> dict[str, Any]:
+    return {item["node"]: item for item in bearer(user, "read").get("/api/v1/drains").json()["items"]}
+
+
+def test_names_whose_drain_it_is(lab: Lab, ops: User) -> None:
+    lab.xid(79)
+    lab.step()
+    by_hand(lab, "ECC on gpu3, RMA 4711", by="mira", node="dgx-02")
+    by_hand(lab, "NHC: check_fs_mount:  /scratch not mounted", node="dgx-03")
+    by_hand(lab, "Kill task failed", node="dgx-04")
+    entry = lab.entry()
+    found = listed(ops)
+    assert {node: (item["holder"], item["holder_name"]) for node, item in found.items()} == {
+        "dgx-01": ("rule", "off-bus"),
+        "dgx-02": ("person", "mira"),
+        "dgx-03": ("nhc", "NHC"),
+        "dgx-04": ("slurm", "Slurm"),
+    }
+    assert found["dgx-01"]["entries"] == [entry.pk]
+    assert (found["dgx-01"]["about"], found["dgx-01"]["standing"]) == ("node", "stands")
+    assert found["dgx-01"]["order"]["rule"] == "off-bus"
+    page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "4 nodes are out of service: 8 GPU-hours an hour." in page
+    assert f"/health#entry-{entry.pk}" in page
+    assert "NHC: check_fs_mount" in page
+
+
+def test_a_persons_drain_over_vigil_is_that_persons(lab: Lab, ops: User) -> None:
+    drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.DRAIN, "fan 3")
+    lab.step()
+    (item,) = listed(ops).values()
+    assert (item["holder"], item["holder_name"], item["reason"]) == ("person", "ops", "fan 3")
+    assert item["advice"] == "Ask ops."
+
+
+def test_a_rules_reason_is_over_once_its_findings_are_cleared(lab: Lab, ops: User, settings: Any) -> None:
+    lab.xid(79)
+    lab.step()
+    settings.VIGIL_HEALTH = "propose"  # nothing returns by itself
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    item = listed(ops)["dgx-01"]
+    assert (item["standing"], item["facts"]) == ("over", ["its findings are cleared"])
+    assert "The reason no longer holds for" in signed_in(ops).get("/drains").text
+
+
+def test_kill_task_failed_is_over_once_the_process_is_gone(lab: Lab, ops: User) -> None:
+    by_hand(lab, "Kill task failed")
+    assert listed(ops)["dgx-01"]["standing"] == "unknown", "no agent reports"
+    machine = lab.machine()
+    now = int(time.time())
+    machine.post(machine.batch(now - 20, host={"blocked_processes": 2}))
+    assert listed(ops)["dgx-01"]["facts"] == ["2 processes blocked (state D)".replace("2 p", "2\N{NO-BREAK SPACE}p")]
+    assert listed(ops)["dgx-01"]["standing"] == "stands"
+    machine.post(machine.batch(now - 10, host={"blocked_processes": 0}))
+    item = listed(ops)["dgx-01"]
+    assert (item["standing"], item["facts"]) == ("over", ["no process is blocked or left on a GPU"])
+
+
+def test_kill_task_failed_is_over_after_a_reboot(lab: Lab, ops: User) -> None:
+    by_hand(lab, "Kill task failed", booted_at=time.time() - 60)
+    item = listed(ops)["dgx-01"]
+    assert item["standing"] == "over"
+    assert item["facts"][0].startswith("rebooted since")
+
+
+def test_what_does_not_respond_is_over_once_it_does(lab: Lab, ops: User) -> None:
+    by_hand(lab, "Not responding", by="slurm", state="down")
+    assert listed(ops)["dgx-01"]["standing"] == "stands"
+    lab.machine()
+    assert "the machine is up: its agent reports. Check slurmd" in listed(ops)["dgx-01"]["facts"]
+    by_hand(lab, "Not responding", by="slurm", state="drained")
+    assert listed(ops)["dgx-01"]["standing"] == "over"
+
+
+def test_missing_gpus_are_counted_again(lab: Lab, ops: User) -> None:
+    by_hand(lab, "gres/gpu count reported lower than configured (1 < 2)", by="slurm", gpus=2)
+    machine = lab.machine()
+    assert listed(ops)["dgx-01"]["standing"] == "over"
+    machine.gpus = machine.gpus[:1]
+    machine.post(machine.facts(time.time()))
+    item = listed(ops)["dgx-01"]
+    assert (item["standing"], item["facts"]) == ("stands", ["1 of 2 GPUs are there"])
+
+
+def test_a_replaced_gpu_and_a_reloaded_driver_are_facts(lab: Lab, ops: User) -> None:
+    machine = lab.machine()
+    by_hand(lab, "RMA 4711", by="mira", ago=-1)
+    later = time.time() + 5
+    machine.gpus = (machine.gpus[0], "GPU-new")
+    machine.post(machine.facts(later))
+    machine.post(machine.event("driver.reloaded", later + 1, driver="570.99"))
+    facts = listed(ops)["dgx-01"]["facts"]
+    assert "GPU 1 was replaced" in facts
+    assert any(fact.startswith("NVIDIA driver reloaded") for fact in facts)
+
+
+def test_costs_money_where_a_price_is_set(lab: Lab, ops: User, settings: Any) -> None:
+    settings.VIGIL_GPU_HOUR_PRICE = 2.5
+    by_hand(lab, "fan", by="mira", gpus_used=1, cpus_used=8, state="draining")
+    item = listed(ops)["dgx-01"]
+    assert (item["idle_gpus"], item["cost_per_hour"], item["has_jobs"]) == (1, 2.5, True)
+    assert item["advice"] == "Wait until its jobs have ended before you repair it."
+    assert "€2.50 an hour" in signed_in(ops).get("/drains").text
+
+
+def test_people_read_and_only_sysadmins_undrain(lab: Lab, ops: User) -> None:
+    by_hand(lab, "fan", by="mira")
+    ada = person("ada", a_project())
+    page = signed_in(ada).get("/drains").text
+    assert "fan" in page
+    assert "Undrain" not in page
+    answer = signed_in(ops).post("/nodes/dgx-01/undrain", {"next": "drains", "replaces": "fan"})
+    assert (answer.status_code, answer["Location"]) == (302, "/drains")
+    assert "is sent to the scheduler" in signed_in(ops).get("/drains").text
+
+
+def test_a_hostile_reason_is_text(lab: Lab, ops: User) -> None:
+    by_hand(lab, "<script>alert(1)</script>", by="<b>mira</b>")
+    page = signed_in(ops).get("/drains").text
+    assert "<script>alert" not in page
+    assert "<b>mira" not in page
+
+
+def test_all_in_service_is_said(lab: Lab, ops: User) -> None:
+    page = signed_in(ops).get("/drains").text
+    assert "All nodes are in service." in page
+    assert bearer(ops, "read").get("/api/v1/drains").json()["items"] == []
+
+
+def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django_assert_max_num_queries: Any) -> None:
+    Node.objects.bulk_create(
+        [
+            Node(name=f"n{number:04}", state="down", reason="Not responding", reason_at=datetime.now(UTC), gpus=8)
+            for number in range(600)
+        ]
+    )
+    client = bearer(ops, "read")
+    with django_assert_max_num_queries(40):
+        answer = client.get("/api/v1/drains", {"limit": 200}).json()
+    assert len(answer["items"]) == 200
+    after = client.get("/api/v1/drains", {"limit": 200, "cursor": answer["next"]}).json()
+    assert after["items"][0]["node"] == "n0200"
+    assert "The first 200 by name are shown" in signed_in(ops).get("/drains").text
