@@ -146,6 +146,14 @@ def reliability() -> None:
     counting.count()
 
 
+@shared_task(name="jobs.tasks.assess", expires=120)
+def assess() -> None:
+    """Compute what jobs show about nodes and programs over days, for health rules."""
+    from jobs.assessing.assess import assess
+
+    assess()
+
+
 @shared_task(name="jobs.tasks.measure")
 def measure() -> None:
     """Measure run directories that may have changed, for a few seconds at most."""

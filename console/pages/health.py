@@ -46,7 +46,14 @@ class EntryRow:
         return GLYPHS.get(self.entry.severity, "warn")
 
     @property
+    def subject(self) -> str:
+        """Return what it is about, if that is not a node: a rack, a program, the cluster."""
+        return self.entry.item or "the cluster"
+
+    @property
     def where(self) -> str:
+        if not self.entry.node:
+            return ""
         if self.entry.gpu is not None:
             return f"GPU{formatting.NBSP}{self.entry.gpu.index}"
         return self.entry.item

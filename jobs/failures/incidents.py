@@ -40,13 +40,13 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
 
 
 def _program(incident: Incident, cause: str) -> str:
-    """Return a key that is equal when the same program fails again: its fingerprint, if the program is what failed.
+    """Return a key that is equal when the same program fails again: its fingerprint, unless a machine failed.
 
     A GPU that falls off the bus produces the same text under every job, so each job or sweep counts as its own
     program. If only the job's log or a person says that a machine is broken, it counts once per owner, so that nobody's
     claim alone can blame a node.
     """
-    if cause in PROGRAMS and incident.fingerprint:
+    if cause in (*PROGRAMS, *UNDIAGNOSED) and incident.fingerprint:
         return f"print {incident.fingerprint}"
     job = incident.attempt.job
     if cause in MACHINES and not incident.is_confirmed:

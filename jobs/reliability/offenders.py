@@ -10,7 +10,8 @@ fails wherever it runs. Meta also finds its "lemon nodes" by the number of diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jobs.reliability import poisson
@@ -36,6 +37,8 @@ class Offender:
     expected: float
     chance: float
     """Probability of this many failures on any of the nodes by chance alone."""
+    programs_chance: float
+    """The same, with each program counted once."""
     is_node: bool
     """Whether different programs failed, rather than one or a few that failed often."""
 
@@ -48,6 +51,26 @@ class Offender:
     def times(self) -> float:
         """Return the ratio of observed to expected failures."""
         return self.counts.failures / self.expected
+
+
+@dataclass(frozen=True)
+class ProgramFailures:
+    """Failures of one program with the same error, by where they happened.
+
+    `share_of_one_node`: the share of the failures that ran on the node with most of them. If it is high, the node may
+    be to blame as well as the program.
+    """
+
+    failures: int
+    nodes: int
+    share_of_one_node: float
+
+    @classmethod
+    def count(cls, places: Sequence[Collection[str]]) -> ProgramFailures:
+        """Count from the nodes of each failed attempt."""
+        per_node = Counter(node for nodes in places for node in set(nodes))
+        most = max(per_node.values(), default=0)
+        return cls(len(places), len(per_node), round(most / len(places), 3) if places else 0.0)
 
 
 def offenders(nodes: Iterable[NodeFailures]) -> list[Offender]:
@@ -72,5 +95,5 @@ def _judge(node: NodeFailures, failures: int, days: float, nodes: int) -> Offend
     chance = min(1.0, nodes * poisson.at_least(node.failures, expected))
     if chance >= SURE:
         return None
-    is_node = nodes * poisson.at_least(node.programs, expected) < SURE
-    return Offender(node, expected, chance, is_node)
+    programs_chance = min(1.0, nodes * poisson.at_least(node.programs, expected))
+    return Offender(node, expected, chance, programs_chance, is_node=programs_chance < SURE)

@@ -1,5 +1,6 @@
 """Export the models of this app, where Django looks for them."""
 
+from nodes.models.assessments import Assessment
 from nodes.models.facts import (
     Association,
     AssociationQuerySet,
@@ -21,6 +22,7 @@ from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, G
 __all__ = [
     "Agent",
     "AgentStream",
+    "Assessment",
     "Association",
     "AssociationQuerySet",
     "EnrolmentSecret",

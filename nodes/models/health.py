@@ -98,7 +98,7 @@ class HealthEntry(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.rule} on {self.node}"
+        return f"{self.rule} on {self.node or self.item or 'the cluster'}"
 
     @property
     def is_active(self) -> bool:

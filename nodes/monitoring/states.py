@@ -17,7 +17,7 @@ from typing import Any
 from nodes.health.progress import Observation, Subject
 from nodes.health.rules.condition import FieldValue
 from nodes.models import Agent, Gpu, Node, NodeEvent
-from nodes.monitoring import peers
+from nodes.monitoring import assessments, peers
 from nodes.scheduling import node_states
 from vigil_core import untrusted
 
@@ -66,6 +66,7 @@ class States:
             yield self._agent(agent)
             if not agent.is_silent(self.now):
                 yield from self._machine(agent)
+        yield from assessments.observations(self.now)
 
     def _machine(self, agent: Agent) -> Iterator[Observation]:
         at = self.now.timestamp()

@@ -172,6 +172,8 @@ class _RuleTable:
         self._refuse_unknown(self.raw, _KEYS, "")
         triggers = self._triggers()
         action: Action = self._choice("action", ACTIONS)
+        if triggers[0].signal.subject in ("rack", "cluster") and action in OUT_OF_SERVICE | {"exclude"}:
+            raise self._bad("action", f"{triggers[0].signal.name} is not about one node: use ignore or watch")
         severity: Severity = self._choice("severity", SEVERITIES)
         return Rule(
             name=self.name,

@@ -130,5 +130,26 @@ _ALL = (
             "vbios_differs": "whether a GPU's VBIOS is not that of most GPUs of its model",
         },
     ),
+    Signal(
+        "repeat_failures", "state", "node", "A node on which jobs fail more often than on the others (/reliability).",
+        {
+            "is_node": "whether different programs failed there, so that the node is to blame",
+            "failures": "failures of machines and unknown ones on the node in 30 days, since it was last repaired",
+            "expected": "how many the rate of the other nodes lets expect",
+            "programs": "different programs among them",
+            "chance": "probability of so many on any of the nodes by chance",
+            "programs_chance": "the same, with each program counted once",
+        },
+    ),
+    Signal(
+        "program_failures", "state", "cluster", "A program that fails in the same way wherever it runs.",
+        {
+            "failures": "failures with the same error in 14 days",
+            "nodes": "different nodes that they happened on",
+            "share_of_one_node": "share of the failures that ran on the node with most of them, 0 to 1",
+            "user": "owner of the newest failed job",
+            "program": "number and name of the newest failed job",
+        },
+    ),
 )  # fmt: skip
 SIGNALS: Mapping[str, Signal] = {signal.name: signal for signal in _ALL}
