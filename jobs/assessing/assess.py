@@ -7,10 +7,11 @@ from datetime import datetime
 from django.utils import timezone
 
 from jobs import lease
-from jobs.assessing import offenders
+from jobs.assessing import offenders, step_times
 from nodes.monitoring import assessments
 
 SOUND_NODE = {"is_node": False, "programs": 0, "programs_chance": 1.0}
+USUAL_PACE = {"ratio": 1.0, "programs": 0, "slow_programs": 0, "slow_share": 0.0, "attempts": 0, "other_nodes": 0}
 SOUND_PROGRAM = {"failures": 0, "nodes": 0, "share_of_one_node": 0.0}
 
 
@@ -23,5 +24,7 @@ def assess(now: datetime | None = None) -> None:
     try:
         assessments.replace("repeat_failures", offenders.failing_nodes(now), SOUND_NODE, now)
         assessments.replace("program_failures", offenders.failing_programs(now), SOUND_PROGRAM, now)
+        step_times.measure(now)
+        assessments.replace("step_time", step_times.paces(now), USUAL_PACE, now)
     finally:
         lock.release()

@@ -10,12 +10,14 @@ from jobs.models.postmortem import FollowUp, PostMortem
 from jobs.models.reliability import CadenceOrder, Failure, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.models.round import Client, ClientSplit, PendingRoundEvent, Round
 from jobs.models.site_entry import Replay, SiteCatalogue, SiteEntry
+from jobs.models.step_time import AttemptPace
 from jobs.models.stray import Stray
 from jobs.models.sweep import Sweep
 from jobs.models.waste import GpuHours, JobHours
 
 __all__ = [
     "Attempt",
+    "AttemptPace",
     "CadenceOrder",
     "Checkpoint",
     "Client",

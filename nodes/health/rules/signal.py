@@ -142,6 +142,17 @@ _ALL = (
         },
     ),
     Signal(
+        "step_time", "state", "node", "A node on which programs take longer steps than the same programs elsewhere.",
+        {
+            "ratio": "step time to that of the same programs elsewhere, median over programs; 1.2: a fifth slower",
+            "programs": "programs that ran there and elsewhere in 7 days",
+            "slow_programs": "how many of them are clearly slower there",
+            "slow_share": "their share, 0 to 1",
+            "attempts": "attempts on the node that are compared",
+            "other_nodes": "nodes that they are compared with",
+        },
+    ),
+    Signal(
         "program_failures", "state", "cluster", "A program that fails in the same way wherever it runs.",
         {
             "failures": "failures with the same error in 14 days",
