@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from nodes.health import engine
 from nodes.health.examples import broken_examples
 from nodes.health.progress import Observation, RuleProgress, Subject
-from nodes.health.rules.catalogue import active_rules, shipped_rules
+from nodes.health.rules.catalogue import active_rules, shipped_rules, shipped_text
 from nodes.health.rules.condition import BadCondition, parse_condition
 from nodes.health.rules.duration import parse_duration, write_duration
-from nodes.health.rules.rule import BadRule, Rule, parse_rules
+from nodes.health.rules.rule import OUT_OF_SERVICE, BadRule, Rule, parse_rules
 
 HOT = """
 [[rule]]
@@ -240,3 +240,34 @@ def test_a_repair_ends_a_finding_unless_it_happens_again_or_a_burn_in_must_pass(
     engine.repair(LOST, finding, "boot", 100)
     engine.advance(LOST, finding, 1e9)
     assert finding.cleared_at is None, "it needs a burn-in"
+
+
+@pytest.mark.parametrize("name", shipped_rules(True).keys() - shipped_rules().keys() | {"program-error"})
+def test_strict_rules_fire_on_what_they_must(name: str) -> None:
+    rule = shipped_rules(True)[name]
+    assert broken_examples(rule) == []
+    assert {example.fires for example in rule.examples} == {True, False}
+
+
+@pytest.mark.parametrize(("code", "is_strict", "drains"), [
+    (13, False, False), (31, False, False), (79, False, True),
+    (13, True, True), (31, True, True), (79, True, True), (43, True, False), (94, True, False),
+])  # fmt: skip
+def test_strict_treats_one_xid_13_31_or_79_as_a_reason_to_evict(code: int, is_strict: bool, drains: bool) -> None:
+    actions = set()
+    for rule in active_rules(is_strict=is_strict).values():
+        finding = RuleProgress()
+        fields = {"code": code, "is_listed": True, "is_fatal": False}
+        engine.observe(rule, finding, Observation("xid", GPU, 0.0, fields))
+        if finding.state == "open":
+            actions.add(rule.action)
+    assert bool(actions & OUT_OF_SERVICE) == drains
+
+
+@pytest.mark.parametrize("name", shipped_rules(True))
+def test_the_text_of_a_shipped_rule_is_that_rule(name: str) -> None:
+    assert rule_of(shipped_text(name, True)) == shipped_rules(True)[name]
+
+
+def test_there_is_no_text_of_an_unknown_rule() -> None:
+    assert shipped_text("no-such-rule") == ""
