@@ -58,12 +58,13 @@ class Judgement:
 def unjudged() -> list[Judgement]:
     """Return the rows that rules have not seen completely, oldest first, and what each of them says."""
     found = list(NodeEvent.objects.filter(UNJUDGED).select_related("agent", "gpu").order_by("id")[:MOST])
-    return list(_judgements(sorted(found, key=lambda row: (row.last_at, row.pk))))
+    return list(judgements(sorted(found, key=lambda row: (row.last_at, row.pk))))
 
 
-def _judgements(rows: Sequence[NodeEvent]) -> Iterator[Judgement]:
+def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Iterator[Judgement]:
+    """Yield what each of these rows says, in their order. `with_holders`: also whose job had the GPU."""
     xids = [row for row in rows if row.kind == "xid" and row.gpu_id is not None]
-    echoes, holders = _echoes(xids), _holders(xids)
+    echoes, holders = _echoes(xids), _holders(xids) if with_holders else {}
     for row in rows:
         at, count = row.last_at.timestamp(), row.count - row.judged
         if row.kind == "xid":

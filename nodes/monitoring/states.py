@@ -162,7 +162,7 @@ class States:
             for event in self.lasting.get(agent.pk, ())
             if event.kind == "mount.slow"
         }
-        for path, source in _mounted(agent).items():
+        for path, source in mounted(agent).items():
             event = slow.get(path)
             fields: dict[str, FieldValue] = {
                 "is_slow": event is not None,
@@ -175,16 +175,16 @@ class States:
     @cached_property
     def _affected_shares(self) -> dict[str, float]:
         """Return by source on which share of the nodes that mount it it is slow now."""
-        mounted: Counter[str] = Counter()
+        machines: Counter[str] = Counter()
         slow: Counter[str] = Counter()
         for agent in self.agents.values():
             if agent.is_silent(self.now):
                 continue
-            sources = _mounted(agent)
-            mounted.update(set(sources.values()))
+            sources = mounted(agent)
+            machines.update(set(sources.values()))
             paths = {str(event.data.get("mount")) for event in self.lasting.get(agent.pk, ())}
             slow.update({source for path, source in sources.items() if path in paths})
-        return {source: slow[source] / number for source, number in mounted.items()}
+        return {source: slow[source] / number for source, number in machines.items()}
 
     def _ports(self, agent: Agent, at: float) -> Iterator[Observation]:
         for name, value in _table(agent.newest.get("host")).items():
@@ -300,7 +300,7 @@ def _column(counters: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, f
     return {pk: _number(values, name) for pk, values in counters.items()}
 
 
-def _mounted(agent: Agent) -> dict[str, str]:
+def mounted(agent: Agent) -> dict[str, str]:
     """Return the mounts that the agent probes: source by path."""
     rows = agent.facts.get("mounts")
     found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

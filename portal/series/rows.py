@@ -31,6 +31,10 @@ _DATA = (
     "SELECT series_id, first_step, data FROM portal_chunk WHERE series_id IN ({}) AND kind = 2 AND rank = %s"
     " AND first_step <= %s AND last_step >= %s"
 )
+_EXTREMES = (
+    "SELECT series_id, first_step, last_step, min, max, odd, data FROM portal_chunk WHERE series_id IN ({})"
+    " AND kind = 2 AND rank = %s AND first_step <= %s AND last_step >= %s"
+)
 # Loose rows hold several ranks; their statistics are over all of them.
 _UNMERGED = (
     f"SELECT {', '.join(_FIELDS)} FROM portal_chunk WHERE series_id IN ({{}}) AND kind < 2 AND rank <= %s"
@@ -97,6 +101,22 @@ def merged_of(series_ids: Sequence[int], rank: int, start: int, end: int) -> Ite
             for series_id, _, data in sorted(cursor.fetchall(), key=itemgetter(1)):
                 found.setdefault(series_id, []).append(bytes(data))
         yield from found.items()
+
+
+def merged_rows(
+    series_ids: Sequence[int], start: int, end: int
+) -> Iterator[tuple[int, tuple[int, int, float | None, float | None, int, bytes]]]:
+    """Yield the merged chunks of these series of rank 0 with points in start..end, in order of their first step.
+
+    Each is (series, (first step, last step, min, max, values that are not finite, data)).
+    """
+    for at in range(0, len(series_ids), _AT_ONCE):
+        part = series_ids[at : at + _AT_ONCE]
+        with connection.cursor() as cursor:
+            cursor.execute(_EXTREMES.format(", ".join(["%s"] * len(part))), [*part, 0, end, start])
+            for series_id, *row, data in sorted(cursor.fetchall(), key=itemgetter(1)):
+                first, last, low, high, odd = row
+                yield series_id, (first, last, low, high, odd, bytes(data))
 
 
 def merge(parts: Sequence[tuple[Points, int]]) -> tuple[Points, NDArray[np.int64]]:

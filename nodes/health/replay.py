@@ -1,0 +1,89 @@
+"""Apply a rule to the stored observations of one subject: the engine of live evaluation, without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nodes.health import engine
+from nodes.health.engine import Repair
+from nodes.health.progress import Observation, RuleProgress, Subject
+from nodes.health.rules.rule import Action, Rule, Severity
+
+
+class RepairStep(NamedTuple):
+    """A GPU was reset, or the node booted, at this moment (Unix seconds)."""
+
+    at: float
+    kind: Repair
+
+
+Step = Observation | RepairStep
+
+
+@dataclass(frozen=True)
+class ReplayedEntry:
+    """A finding that would have opened. `cleared_at` is None if it would still be open at the end of the history."""
+
+    subject: Subject
+    opened_at: float
+    cleared_at: float | None
+    severity: Severity
+    action: Action
+    count: int
+    observed: Observation | None
+
+
+def replay(rule: Rule, subject: Subject, steps: Iterable[Step], until: float) -> Iterator[ReplayedEntry]:
+    """Yield the findings that open on these steps, which are in order of time, up to `until` (Unix seconds).
+
+    A finding that only a person or a burn-in ends stays open until `until`: what a person would have done is unknown.
+    """
+    history = _History(rule, subject)
+    for step in steps:
+        yield from history.advance(step.at)
+        if isinstance(step, RepairStep):
+            engine.repair(rule, history.finding, step.kind, step.at)
+        else:
+            history.observe(step)
+    yield from history.advance(until)
+    if history.is_open:
+        yield history.entry(None)
+
+
+class _History:
+    """The finding while time passes, with what made it open."""
+
+    def __init__(self, rule: Rule, subject: Subject) -> None:
+        self.rule, self.subject = rule, subject
+        self.finding = RuleProgress()
+        self.newest: Observation | None = None
+        self.opening: tuple[Severity, Action, Observation | None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.finding.state == "open"
+
+    def advance(self, now: float) -> Iterator[ReplayedEntry]:
+        engine.advance(self.rule, self.finding, now)
+        self._note_opening()
+        if self.finding.state == "cleared":
+            yield self.entry(self.finding.cleared_at)
+            self.finding, self.opening = self.finding.successor(), None
+
+    def observe(self, observation: Observation) -> None:
+        if any(trigger.matches(observation.signal, observation.fields) for trigger in self.rule.triggers):
+            self.newest = observation
+        engine.observe(self.rule, self.finding, observation)
+        self._note_opening()
+
+    def _note_opening(self) -> None:
+        if self.opening is None and self.finding.opened_at is not None:
+            self.opening = (*engine.effective(self.rule, self.finding), self.newest)
+
+    def entry(self, cleared_at: float | None) -> ReplayedEntry:
+        assert self.opening is not None
+        severity, action, observed = self.opening
+        opened_at = self.finding.opened_at or 0.0
+        return ReplayedEntry(self.subject, opened_at, cleared_at, severity, action, self.finding.count, observed)
