@@ -17,6 +17,7 @@ from jobs.eligible_nodes import eligible
 from jobs.models import Attempt, Event, Job
 from jobs.spec import JobSpec
 from nodes.models import HealthEntry, Node, NodeOrder
+from nodes.scheduling import node_states
 
 CAUSE, EVENT = "corruption", "guard.corruption"
 EXCLUDED_FOR = timedelta(hours=24)
@@ -57,9 +58,14 @@ class EligibleNodes:
 
     @classmethod
     def for_job(cls, job: Job) -> Self:
-        spec = JobSpec.parse(job.spec)
+        return cls.for_spec(JobSpec.parse(job.spec))
+
+    @classmethod
+    def for_spec(cls, spec: JobSpec) -> Self:
         nodes = list(
-            Node.objects.only("name", "partitions", "plays_many", "gpu_type", "gpus_by_type", "features", "gpus")
+            Node.objects.only(
+                "name", "state", "partitions", "plays_many", "gpu_type", "gpus_by_type", "features", "gpus"
+            )
         )
         found, _ = eligible(spec, nodes)
         return cls(spec, [node for node in found if node.name not in spec.resources.exclude_nodes])
@@ -76,6 +82,25 @@ class EligibleNodes:
             return False
         left = sum(node.name not in without for node in self.nodes)
         return not self.nodes or left >= self.spec.resources.least_allocated
+
+    def dispensable(self, unhealthy: Iterable[str], without: Sequence[str]) -> list[str]:
+        """Return as many of the unhealthy nodes, in their order, as the job can do without besides `without`.
+
+        Enough nodes that are in service must be left: a job on a doubtful node is better than one that waits.
+        """
+        names = {node.name for node in self.nodes}
+        closed = {node.name for node in self.nodes if not node_states.is_in_service(node.state)}
+        found: list[str] = []
+        for name in unhealthy:
+            more = [*without, *found, name]
+            if (
+                name in names
+                and name not in without
+                and self.at_most(more) == more
+                and self.are_enough({*more, *closed})
+            ):
+                found.append(name)
+        return found
 
 
 def blamed(job: Job, *, before: int) -> list[str]:
@@ -95,17 +120,53 @@ def blamed(job: Job, *, before: int) -> list[str]:
 
 def excluded_nodes(job: Job, *, before: int) -> list[str]:
     """Return the nodes that the attempt of this number excludes: blamed ones, and those that a health rule excludes."""
-    unhealthy = HealthEntry.objects.open().filter(action="exclude").order_by("node").values_list("node", flat=True)
-    found = [*blamed(job, before=before), *unhealthy.distinct()[:MOST_UNHEALTHY]]
-    return EligibleNodes.for_job(job).at_most(found) if found else []
+    names, unhealthy = blamed(job, before=before), findings()
+    if not names and not unhealthy:
+        return []
+    nodes = EligibleNodes.for_job(job)
+    excluded = nodes.at_most(names)
+    return [*excluded, *nodes.dispensable(unhealthy, excluded)]
 
 
-def with_exclusions(spec: JobSpec, attempt: Attempt) -> JobSpec:
-    """Return the specification with the nodes that this attempt excludes."""
+def findings() -> dict[str, str]:
+    """Return the nodes that a health rule excludes with what it found, the most serious and oldest first."""
+    rows = HealthEntry.objects.open().filter(action="exclude").exclude(node="").order_by("opened_at")
+    found: dict[str, str] = {}
+    for severity, node, title in rows.values_list("severity", "node", "title")[:MOST_UNHEALTHY]:
+        if node not in found or severity == "critical":
+            found[node] = title
+    return found
+
+
+def avoided_nodes(spec: JobSpec) -> dict[str, str]:
+    """Return the nodes that a first attempt of this specification would avoid, and why."""
+    unhealthy = findings()
+    chosen = EligibleNodes.for_spec(spec).dispensable(unhealthy, ()) if unhealthy else []
+    return {node: unhealthy[node] for node in chosen}
+
+
+def reasons(attempt: Attempt) -> dict[str, str]:
+    """Return the nodes that an attempt was submitted without, and why."""
+    if not attempt.excluded_nodes:
+        return {}
+    unhealthy, named = findings(), blamed(attempt.job, before=attempt.number)
+    return {
+        node: "An earlier attempt failed there" if node in named else unhealthy.get(node, "It was not healthy")
+        for node in attempt.excluded_nodes
+    }
+
+
+def without_nodes(spec: JobSpec, nodes: Iterable[str]) -> JobSpec:
+    """Return the specification with these nodes excluded as well."""
     excluded = spec.resources.exclude_nodes
-    more = [node for node in attempt.excluded_nodes if node not in excluded]
+    more = [node for node in nodes if node not in excluded]
     if not more:
         return spec
     return spec.model_copy(
         update={"resources": spec.resources.model_copy(update={"exclude_nodes": [*excluded, *more]})},
     )
+
+
+def with_exclusions(spec: JobSpec, attempt: Attempt) -> JobSpec:
+    """Return the specification with the nodes that this attempt excludes."""
+    return without_nodes(spec, attempt.excluded_nodes)

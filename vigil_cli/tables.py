@@ -122,6 +122,7 @@ def why(answer: dict[str, Any]) -> list[str]:
     lines += [f"  also: {block['text']}" for block in answer["blocks"] if block["text"] != answer["text"]]
     if answer["starts_at"]:
         lines.append(f"  starts: about {local(answer['starts_at'])}, estimated by the scheduler")
+    lines += [f"  avoids: {avoided['node']}: {avoided['reason']}" for avoided in answer.get("avoids", [])]
     if answer["state"] != "pending":
         return lines
     for starts_now, head in ((True, "Would start now:"), (False, "Would fit, but not start at once:")):

@@ -51,6 +51,13 @@ class VariantShape(Schema):
     url: str = Field(description="The form with these changes.")
 
 
+class AvoidedShape(Schema):
+    """Describes a node that the attempt was submitted without."""
+
+    node: str
+    reason: str
+
+
 class WhyShape(Schema):
     job: int
     state: str
@@ -67,6 +74,9 @@ class WhyShape(Schema):
     ahead: AheadShape
     variants: list[VariantShape] = Field(
         description="Variants of the request that would start sooner, best first; at most five."
+    )
+    avoids: list[AvoidedShape] = Field(
+        description="Nodes that it was submitted without: an attempt failed there, or a health rule excludes them."
     )
     reported_at: datetime | None = Field(description="Time of the scheduler's last report on nodes and queue.")
     told_at: datetime | None = deprecated("reported_at")
@@ -92,6 +102,7 @@ def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
         "blocks": [_block(block) for block in found.blocks] if found else [],
         "ahead": asdict(found.ahead) if found else {"jobs": 0, "gpus": 0, "named": []},
         "variants": [_variant(answer.job.pk, variant) for variant in found.variants] if found else [],
+        "avoids": [{"node": node, "reason": reason} for node, reason in answer.avoids.items()],
         "reported_at": answer.read_at,
         "stale": answer.stale,
     }

@@ -115,6 +115,7 @@ def _submit(sweep: Sweep, rows: list[Attempt], claim: datetime, scheduler: Sched
     if not rows:
         return
     handover.check_owner(sweep.owner)
+    handover.avoid_unhealthy_nodes(rows, claim)
     array = array_submission(sweep, rows)
     if Attempt.objects.filter(handover.claimed_at(claim), job__sweep=sweep, ended_at=None).count() < len(rows):
         return  # writing took so long that another process has claimed them since

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import live
+from jobs import blamed_nodes, live
 from jobs.disk import missing, tokens
 from jobs.disk.prepare import prepare, submission
 from jobs.errors import JobError
@@ -122,11 +123,28 @@ def _submit(attempt: Attempt, claim: datetime, source: Scheduler) -> str | None:
         return None
     if not _may_start(attempt, claim, source):
         return None
+    avoid_unhealthy_nodes([attempt], claim)
     request = submission(attempt, prepare(attempt))
     _check_grace(request)
     if not Attempt.objects.filter(claimed_at(claim), pk=attempt.pk, ended_at=None).exists():
         return None  # writing took so long that another process has claimed it since
     return source.submit(request)
+
+
+def avoid_unhealthy_nodes(attempts: Sequence[Attempt], claim: datetime) -> None:
+    """Exclude the nodes that health rules exclude now from first attempts, which request the same resources.
+
+    Later attempts did so when they were created.
+    """
+    if attempts[0].number > 1:
+        return
+    excluded = blamed_nodes.excluded_nodes(attempts[0].job, before=1)
+    if excluded == attempts[0].excluded_nodes:
+        return
+    for attempt in attempts:
+        attempt.excluded_nodes = excluded
+    rows = Attempt.objects.filter(claimed_at(claim), pk__in=[attempt.pk for attempt in attempts])
+    rows.update(excluded_nodes=excluded)
 
 
 def check_owner(owner: User) -> None:

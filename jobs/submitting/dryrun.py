@@ -6,7 +6,7 @@ Nodes are those that the last tick stored: no scheduler is called inside a reque
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from django.db.models import Max
 from django.utils import timezone
 from numpy.typing import NDArray
 
+from jobs import blamed_nodes
 from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
 from jobs.following import moves
@@ -37,6 +38,7 @@ from training.federation.coverage_forecast import forecast
 from training.federation.outline import DataOutline, outline
 from vigil_core import formatting
 
+MOST_AVOIDED = 5
 NEWEST = 200
 """Number of a project's newest jobs that are searched for a similar one."""
 
@@ -117,6 +119,10 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFindin
     if spec.resources.begin_at or spec.after:
         yield DryRunFinding("info", "Start", f"Waits until {_preconditions(spec)}.")
         return
+    avoided = blamed_nodes.avoided_nodes(spec)
+    if avoided:
+        yield DryRunFinding("info", "Nodes", f"Avoids {_avoided_text(avoided)}.")
+        spec = blamed_nodes.without_nodes(spec, avoided)
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
     found = explain(WaitingJob(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
     being_submitted = _count_being_submitted(there)
@@ -129,6 +135,12 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFindin
         jobs = f"{formatting.plural(being_submitted, 'job')} {'is' if being_submitted == 1 else 'are'}"
         waits += f" {jobs} being submitted before it."
     yield DryRunFinding("warn", "Start", f"Waits. {waits.strip()}{_alternative(found)}")
+
+
+def _avoided_text(avoided: Mapping[str, str]) -> str:
+    named = [f"{node} ({reason})" for node, reason in list(avoided.items())[:MOST_AVOIDED]]
+    more = len(avoided) - len(named)
+    return formatting.listed([*named, f"{more} more"] if more else named)
 
 
 def if_it_fails(spec: JobSpec, project: Project) -> DryRunFinding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from django.urls import reverse
@@ -37,6 +37,8 @@ class WaitReport:
     read_at: datetime | None = None
     stale: str = ""  # why that is long ago
     now: datetime | None = None
+    avoids: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that it was submitted without, and why."""
 
     @property
     def variants_by_promise(self) -> list[tuple[str, list[tuple[Variant, str]]]]:
@@ -87,7 +89,8 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
     )
     read_at, stale = _readings()
     text = "It is being cancelled." if attempt.cancel_asked_at else found.sentence
-    return WaitReport(job, attempt, text or "It is in the queue.", found, read_at, stale, now)
+    avoids = blamed_nodes.reasons(attempt)
+    return WaitReport(job, attempt, text or "It is in the queue.", found, read_at, stale, now, avoids)
 
 
 def _requested(job: Job, attempt: Attempt) -> tuple[JobSpec | None, Request] | None:
