@@ -140,7 +140,7 @@ class _Records:
             memory_mib=untrusted.number(host.get("memory_total_mib"), 1e12),
             memory_expected_mib=node.memory_mib,
             blocked_processes=untrusted.number(host.get("blocked_processes"), 1e6),
-            stray_processes=self._stray(agent) if agent is not None and reports else None,
+            stray_processes=self._stray(node, agent) if agent is not None and reports else None,
             open_findings=open_findings,
             cleared_findings=len(findings) - open_findings,
         )
@@ -153,11 +153,14 @@ class _Records:
         came = {place.index for place in self.places.get(agent.pk, ()) if place.until is None and place.since > since}
         return tuple(sorted(left & came))
 
-    def _stray(self, agent: Agent) -> int:
-        """Return how many processes are on GPUs that no job has."""
+    def _stray(self, node: Node, agent: Agent) -> int:
+        """Return how many processes of ended jobs are on its GPUs: while no job runs, all that name one."""
         free = {gpu.uuid for gpu in self.gpus.get(agent.pk, ())} - self.allocated.get(agent.pk, set())
         rows = agent.processes if isinstance(agent.processes, list) else []
-        return sum(isinstance(row, dict) and row.get("gpu") in free for row in rows)
+        is_empty = not node.has_jobs
+        return sum(
+            isinstance(row, dict) and (row.get("gpu") in free or (is_empty and bool(row.get("job")))) for row in rows
+        )
 
     @cached_property
     def orders(self) -> Mapping[str, NodeOrder]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from nodes.health.progress import Observation, Subject
 from nodes.health.rules.condition import FieldValue
-from nodes.models import Agent, Gpu, Node, NodeEvent
+from nodes.models import Agent, Gpu, Node, NodeEvent, Reading
 from nodes.monitoring import assessments, peers
 from nodes.scheduling import node_states
 from vigil_core import untrusted
 
+FRESH = timedelta(seconds=60)
 WORKING_PERCENT = 50
 NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
 _COPIED = (
@@ -40,6 +41,8 @@ class States:
     lasting: Mapping[int, tuple[NodeEvent, ...]]
     gone: Mapping[int, tuple[Gpu, ...]]
     """GPUs that were last seen there and are no longer listed, the last to leave first."""
+    nodes_are_fresh: bool = True
+    """Whether the scheduler has reported its nodes lately: else jobs may run that the rows do not show."""
 
     @classmethod
     def read(cls, now: datetime) -> States:
@@ -58,6 +61,7 @@ class States:
             {node.name: node for node in Node.objects.reported()},
             {pk: tuple(rows) for pk, rows in lasting.items()},
             _gone_gpus(agents),
+            Reading.objects.filter(part=Reading.Part.NODES, read_at__gt=now - FRESH).exists(),
         )
 
     def observations(self) -> Iterator[Observation]:
@@ -75,6 +79,7 @@ class States:
             ("nvml", {"silent_s": self._silent_s(agent)}),
             ("gpu_count", self._gpu_count(agent)),
             ("software", self._software(agent)),
+            ("leftover", self._leftover(agent)),
         ):
             yield Observation(signal, Subject(agent.node), at, fields)
         yield from self._mounts(agent, at)
@@ -143,6 +148,20 @@ class States:
             return gone[:missing]
         occupied = {gpu.bus for gpu in listed}
         return [gpu for gpu in gone if gpu.lost_at is not None and gpu.bus not in occupied]
+
+    def _leftover(self, agent: Agent) -> dict[str, FieldValue]:
+        """Return the processes that name a job, while the scheduler says that none runs there.
+
+        While jobs run, nobody knows for certain whose process is whose: an array task's own id is not in the queue.
+        """
+        node = self.nodes.get(agent.node)
+        if node is None or not self.nodes_are_fresh:
+            return {"processes": None, "user": None}
+        rows = [row for row in agent.processes if isinstance(row, dict) and row.get("job")]
+        users = {untrusted.line(row.get("user"), 64) for row in rows}
+        if node.has_jobs or not rows:
+            return {"processes": 0, "user": ""}
+        return {"processes": len(rows), "user": users.pop() if len(users) == 1 else ""}
 
     def _host(self, agent: Agent) -> dict[str, FieldValue]:
         host = _table(agent.newest.get("host"))

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nodes.models import HealthEntry
+from nodes.monitoring.site_rules import rules_in_force
 
-NODE = "[node]"
-"""Begins reasons about the machine itself; `[user]` those about what a user's programs left behind."""
+NODE, USER = "[node]", "[user]"
+"""Begin reasons about the machine itself, and about what a user's programs left behind."""
 MOST_LETTERS = 150
 
 
 def drain_reason(entry: HealthEntry) -> str:
     """Return what was observed and where, without the rule, which the requester names."""
-    return f"{NODE} {_signal(entry)}{_where(entry)}"[:MOST_LETTERS]
+    rule = rules_in_force().get(entry.rule)
+    tag = USER if rule is not None and rule.blames == "user" else NODE
+    return f"{tag} {_signal(entry)}{_where(entry)}"[:MOST_LETTERS]
 
 
 def _signal(entry: HealthEntry) -> str:

@@ -20,6 +20,7 @@ from vigil_core.bounded import Bounds
 
 Severity = Literal["info", "warning", "critical", "fatal"]
 Action = Literal["ignore", "watch", "exclude", "drain", "reset", "replace"]
+Blamed = Literal["node", "user"]
 Ending = Literal["quiet", "recovered", "reset", "boot", "burn-in", "person"]
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -100,7 +101,7 @@ class Rule:
 
     `at_once`: the node is drained without waiting for a person's approval even while other findings wait, if the site
     lets Vigil act. `needs_burn_in`: only a passed burn-in or a person returns the node to service. `cause`: findings
-    of one GPU with the same cause are shown as one.
+    of one GPU with the same cause are shown as one. `blames`: whose problem it is, which begins the drain's reason.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Rule:
     cause: str = ""
     at_once: bool = False
     needs_burn_in: bool = False
+    blames: Blamed = "node"
     escalation: Escalation | None = None
     examples: tuple[Example, ...] = ()
     is_enabled: bool = True
@@ -153,8 +155,8 @@ def parse_rule(raw: Mapping[str, Any], *, is_site: bool = False) -> Rule:
 
 _TRIGGER_KEYS = ("signal", "where", "count", "within", "distinct", "for")
 _KEYS = (
-    "name", "title", "advice", "source", "severity", "action", "cause", "at_once", "burn_in", "enabled", "clears",
-    "clears_after", "clears_where", "escalates", "trigger", "example", *_TRIGGER_KEYS,
+    "name", "title", "advice", "source", "severity", "action", "cause", "at_once", "blames", "burn_in", "enabled",
+    "clears", "clears_after", "clears_where", "escalates", "trigger", "example", *_TRIGGER_KEYS,
 )  # fmt: skip
 
 
@@ -187,6 +189,7 @@ class _RuleTable:
             cause=self._text("cause", optional=True),
             at_once=self._flag("at_once"),
             needs_burn_in=self._flag("burn_in"),
+            blames=self._choice("blames", get_args(Blamed)) if "blames" in self.raw else "node",
             escalation=self._escalation(action, severity),
             examples=self._examples(triggers),
             is_enabled=self._flag("enabled", default=True),

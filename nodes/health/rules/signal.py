@@ -123,6 +123,13 @@ _ALL = (
         },
     ),
     Signal(
+        "leftover", "state", "node", "Processes of ended jobs on a node's GPUs.",
+        {
+            "processes": "how many there are while no job runs on the node; 0 while one does",
+            "user": "whose they are, if they are one user's",
+        },
+    ),
+    Signal(
         "software", "state", "node", "Versions on the node, compared with most other nodes of its partition.",
         {
             "driver_differs": "whether its driver is another",
