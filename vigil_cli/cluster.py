@@ -42,15 +42,22 @@ def node(name: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="NODES")
 @click.option("--reason", required=True, metavar="R", help="The reason that the scheduler shows; your name is added.")
 @click.option("--replace", is_flag=True, help=REPLACE)
+@click.option("--yes", is_flag=True, help="Drain several nodes without a question.")
 @as_json
-def drain(name: str, reason: str, replace: bool, as_json: bool) -> None:
-    """Drain a node: no new jobs start on it (sysadmins).
+def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> None:
+    """Drain a node, or several: no new jobs start there (sysadmins).
 
-    Running jobs continue. Waits up to 30 s for the scheduler to confirm.
+    Running jobs continue. Waits up to 30 s for the scheduler to confirm. NODES may be a host expression as Slurm writes
+    them, such as dgx[01-16,20]: what that hits is shown first.
     """
+    if any(letter in name for letter in "[, "):
+        from vigil_cli.bulk_drain import drain_many
+
+        drain_many(find_portal(), name, reason, replace=replace, is_confirmed=yes, as_json=as_json)
+        return
     _order(name, "drain", {"reason": reason, "replace": replace}, as_json)
 
 

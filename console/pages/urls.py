@@ -4,6 +4,7 @@ from django.urls import path
 
 from console.pages import (
     agents,
+    bulk_drain,
     cluster_map,
     context,
     docs,
@@ -29,6 +30,7 @@ urlpatterns = [
     path("agents", agents.index, name="agents"),
     path("agents/secret", agents.make_secret, name="agents_secret"),
     path("drains", drains.index, name="drains"),
+    path("drains/several", bulk_drain.page, name="drains_several"),
     path("health", health.index, name="health"),
     path("health/rules", health.rules_page, name="health_rules"),
     path("health/breaker", health.reset_breaker, name="health_breaker"),

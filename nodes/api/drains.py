@@ -1,4 +1,4 @@
-"""REST: which nodes are out of service, who took them out, and whether the reason still stands."""
+"""REST: which nodes are out of service and whether the reason still stands; drain many nodes at once."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.nodes import OrderShape, ReadingShape, order_shape
+from nodes.api.nodes import OrderShape, ReadingShape, Why, order_shape
+from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import sync
-from nodes.drains import cost, overview
+from nodes.drains import bulk, cost, host_expression, overview
+from nodes.drains.host_expression import BadHostExpression
 from nodes.drains.overview import DrainedNode
 from nodes.models import Reading
 from portal.http.api import ApiRequest, WantedPage
+from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
+from portal.http.problems import Problem
 
 router = Router(tags=["drains"])
 
@@ -52,6 +56,53 @@ class Drains(Schema):
     reading: ReadingShape
 
 
+ERRORS = {403: "Only for sysadmins, with a token of scope admin."}
+BAD_NODES = {422: "The expression names no nodes, unknown ones, or too many."}
+
+
+class WantedNodeNames(Schema):
+    model_config = {"extra": "forbid"}
+    nodes: str = Field(
+        min_length=1, max_length=host_expression.MOST_LETTERS,
+        description="Names and host expressions as Slurm writes them: dgx[01-16,20],login1. At most 1,000 nodes.",
+    )  # fmt: skip
+
+
+class WantedBulkDrain(WantedNodeNames):
+    reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
+    replace: bool = Field(False, description="Also replace somebody else's drains and their reasons.")
+
+
+class PartitionShareShape(Schema):
+    name: str
+    nodes: int
+    hit: int = Field(description="How many of its nodes would be drained.")
+    out: int = Field(description="How many would then be out of service, for any reason.")
+
+
+class DrainPreviewShape(Schema):
+    """What a drain of these nodes would hit."""
+
+    nodes: list[str]
+    out_already: list[str] = Field(description="Those that are out of service already.")
+    jobs: int = Field(description="Running jobs there; they continue.")
+    users: list[str] = Field(description="Whose jobs these are.")
+    gpus: int = Field(description="GPUs in service that would take no new jobs.")
+    cluster_gpus: int = Field(description="All GPUs in service.")
+    partitions: list[PartitionShareShape]
+
+
+class BulkOutcomeShape(Schema):
+    node: str
+    order: OrderShape | None = Field(description="Null: nothing was ordered.")
+    problem: str = Field(description="Why nothing was ordered: somebody else has drained the node.")
+
+
+class BulkOutcomes(Schema):
+    items: list[BulkOutcomeShape]
+    next: str | None = None
+
+
 @router.get("", response=Drains, summary="Nodes out of service, by name")
 def drains(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
     """List drained, draining, down and failing nodes: who took each out, and whether the reason still stands."""
@@ -61,6 +112,63 @@ def drains(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
         "next": found.next,
         "reading": sync.readings()[Reading.Part.NODES],
     }
+
+
+@router.post(
+    "/preview",
+    response=DrainPreviewShape,
+    summary="What a drain of these nodes would hit (sysadmins)",
+    openapi_extra=described(errors=ERRORS | BAD_NODES),
+)
+def preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
+    """Return running jobs, partitions and the share of capacity that a drain would hit. Changes nothing."""
+    only_sysadmins(request, "drain nodes")
+    try:
+        found = bulk.preview(wanted.nodes)
+    except (BadHostExpression, bulk.UnknownNodes) as error:
+        raise _bad_nodes(error) from None
+    return {
+        "nodes": [node.name for node in found.nodes],
+        "out_already": [node.name for node in found.out_already],
+        "jobs": found.jobs,
+        "users": list(found.users),
+        "gpus": found.gpus,
+        "cluster_gpus": found.cluster_gpus,
+        "partitions": [
+            {"name": share.name, "nodes": share.nodes, "hit": share.hit, "out": share.out} for share in found.partitions
+        ],
+    }
+
+
+@router.post(
+    "",
+    response={202: BulkOutcomes},
+    summary="Drain many nodes (sysadmins)",
+    openapi_extra=described(errors=ERRORS | BAD_NODES),
+)
+def drain_many(request: ApiRequest, wanted: WantedBulkDrain) -> Status[dict[str, Any]]:
+    """Order to drain every node of the expression for one reason; running jobs continue.
+
+    Nodes that somebody else has drained are left as they are, with the reason in `problem`, unless `replace` is set.
+    """
+    only_sysadmins(request, "drain nodes")
+    try:
+        outcomes = bulk.drain_all(request.auth, wanted.nodes, wanted.reason, replace=wanted.replace)
+    except (BadHostExpression, bulk.UnknownNodes) as error:
+        raise _bad_nodes(error) from None
+    items = [
+        {
+            "node": outcome.node,
+            "order": order_shape(outcome.order) if outcome.order else None,
+            "problem": outcome.problem,
+        }
+        for outcome in outcomes
+    ]
+    return Status(202, {"items": items})
+
+
+def _bad_nodes(error: ValueError) -> Problem:
+    return Problem(422, str(error), kind="invalid", errors=[{"field": "nodes", "message": str(error)}])
 
 
 def _drain_shape(drained: DrainedNode) -> dict[str, Any]:

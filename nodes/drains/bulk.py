@@ -1,0 +1,124 @@
+"""Drain many nodes for one reason: what that would hit, and the orders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from nodes.cluster import drain
+from nodes.drains import host_expression
+from nodes.models import Node, NodeOrder, Partition, QueuedJob
+from nodes.schedulers.cluster import ALLOCATED_STATES
+from portal.models import User
+
+AT_ONCE = 50
+"""Orders per transaction, so that other writers do not wait long."""
+
+
+class UnknownNodes(ValueError):
+    """Raised if the scheduler does not know some of the nodes."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        super().__init__(f"The scheduler does not know {shown}.")
+
+
+@dataclass(frozen=True)
+class PartitionShare:
+    """How much of a partition would be out of service: `hit` of its nodes by this drain, `out` in all."""
+
+    name: str
+    nodes: int
+    hit: int
+    out: int
+
+
+@dataclass(frozen=True)
+class DrainPreview:
+    """What a drain of these nodes would hit."""
+
+    nodes: tuple[Node, ...]
+    out_already: tuple[Node, ...]
+    """Those that are out of service: somebody else's drain is not replaced unless requested."""
+    jobs: int
+    """Running jobs: they continue."""
+    users: tuple[str, ...]
+    gpus: int
+    """GPUs that take no new jobs afterwards, and do now."""
+    cluster_gpus: int
+    partitions: tuple[PartitionShare, ...]
+
+
+@dataclass(frozen=True)
+class BulkOutcome:
+    """What became of one node: an order, or why there is none."""
+
+    node: str
+    order: NodeOrder | None
+    problem: str = ""
+
+
+def find_nodes(expression: str) -> list[Node]:
+    """Return the nodes of an expression. Raises BadHostExpression and UnknownNodes."""
+    names = host_expression.expand(expression)
+    found = {node.name: node for node in Node.objects.reported().filter(name__in=names)}
+    if missing := [name for name in names if name not in found]:
+        raise UnknownNodes(missing)
+    return [found[name] for name in names]
+
+
+def preview(expression: str) -> DrainPreview:
+    """Return what a drain would hit. Raises BadHostExpression and UnknownNodes."""
+    nodes = find_nodes(expression)
+    names = {node.name for node in nodes}
+    everything = list(Node.objects.reported().only("name", "state", "partitions", "gpus"))
+    jobs, users = _jobs_on(names)
+    return DrainPreview(
+        nodes=tuple(nodes),
+        out_already=tuple(node for node in nodes if not node.is_in_service),
+        jobs=jobs,
+        users=users,
+        gpus=sum(node.gpus for node in nodes if node.is_in_service),
+        cluster_gpus=sum(node.gpus for node in everything if node.is_in_service),
+        partitions=_shares(everything, names),
+    )
+
+
+def drain_all(user: User, expression: str, reason: str, *, replace: bool = False) -> list[BulkOutcome]:
+    """Order to drain every node of the expression. Raises BadHostExpression and UnknownNodes before any order."""
+    nodes = find_nodes(expression)
+    outcomes: list[BulkOutcome] = []
+    for start in range(0, len(nodes), AT_ONCE):
+        with transaction.atomic():
+            outcomes += [_drain(user, node, reason, replace) for node in nodes[start : start + AT_ONCE]]
+    return outcomes
+
+
+def _drain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
+    try:
+        order = drain.request_order(
+            user, node, NodeOrder.Action.DRAIN, reason, replaces=node.reason if replace else None
+        )
+    except drain.DrainedByAnother as error:
+        return BulkOutcome(node.name, None, str(error))
+    return BulkOutcome(node.name, order)
+
+
+def _jobs_on(names: set[str]) -> tuple[int, tuple[str, ...]]:
+    jobs = QueuedJob.objects.filter(state__in=ALLOCATED_STATES, is_made_up=False).order_by()
+    users = [user for user, nodes in jobs.values_list("user", "nodes") if not names.isdisjoint(nodes)]
+    return len(users), tuple(sorted(set(users)))
+
+
+def _shares(everything: Sequence[Node], names: set[str]) -> tuple[PartitionShare, ...]:
+    total, hit, out = Counter[str](), Counter[str](), Counter[str]()
+    for node in everything:
+        for partition in node.partitions:
+            total[partition] += 1
+            hit[partition] += node.name in names
+            out[partition] += node.name in names or not node.is_in_service
+    known = Partition.objects.reported().values_list("name", flat=True)
+    return tuple(PartitionShare(name, total[name], hit[name], out[name]) for name in known if hit[name])

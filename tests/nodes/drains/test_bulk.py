@@ -1,0 +1,111 @@
+"""Many nodes are drained by one expression, after a preview, without touching other people's drains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodes.models import NodeOrder, QueuedJob
+from portal.models import AuditEntry, User
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.remediation.cluster import Lab
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+def post(user: User, address: str, **body: Any) -> Any:
+    client = bearer(user, "admin" if user.is_sysadmin else "submit")
+    return client.post(f"/api/v1/drains{address}", body, content_type="application/json")
+
+
+def test_preview_says_what_it_hits_and_changes_nothing(lab: Lab, ops: User) -> None:
+    QueuedJob.objects.create(scheduler_id="7", name="a", user="mira", state="running", nodes=["dgx-02", "dgx-09"])
+    QueuedJob.objects.create(scheduler_id="8", name="b", user="ada", state="pending", nodes=[])
+    lab.scheduler.drain("dgx-03", "broken fan")
+    lab.step()
+    found = post(ops, "/preview", nodes="dgx-[01-04]").json()
+    assert found == {
+        "nodes": ["dgx-01", "dgx-02", "dgx-03", "dgx-04"], "out_already": ["dgx-03"], "jobs": 1, "users": ["mira"],
+        "gpus": 6, "cluster_gpus": 22, "partitions": [{"name": "gpu", "nodes": 12, "hit": 4, "out": 4}],
+    }  # fmt: skip
+    assert not NodeOrder.objects.exists()
+
+
+def test_drains_all_but_what_somebody_else_drained(lab: Lab, ops: User) -> None:
+    lab.scheduler.drain("dgx-03", "broken fan")
+    lab.step()
+    answer = post(ops, "", nodes="dgx-[01-03]", reason="new switch")
+    assert answer.status_code == 202
+    assert [(item["node"], item["order"] is not None) for item in answer.json()["items"]] == [
+        ("dgx-01", True), ("dgx-02", True), ("dgx-03", False),
+    ]  # fmt: skip
+    assert "broken fan" in answer.json()["items"][2]["problem"]
+    lab.step()
+    assert lab.scheduler.drained == {
+        "dgx-01": "new switch (vigil: ops)", "dgx-02": "new switch (vigil: ops)", "dgx-03": "broken fan",
+    }  # fmt: skip
+    assert AuditEntry.objects.filter(user=ops, action="drain").count() == 2
+    again = post(ops, "", nodes="dgx-[01-03]", reason="new switch", replace=True)
+    assert all(item["order"] for item in again.json()["items"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ("dgx-[01-99]", "The scheduler does not know dgx-13, dgx-14"),
+        ("n[1-999999999]", "more than 1,000 nodes"),
+        ("dgx-[", "do not match"),
+    ],
+)
+def test_refuses_before_any_order(lab: Lab, ops: User, nodes: str, message: str) -> None:
+    for address, more in (("", {"reason": "x"}), ("/preview", {})):
+        answer = post(ops, address, nodes=nodes, **more)
+        assert answer.status_code == 422
+        assert message in answer.json()["errors"][0]["message"]
+    page = signed_in(ops).get("/drains/several", {"nodes": nodes}).text
+    assert message.replace("'", "&#x27;") in page
+    assert not NodeOrder.objects.exists()
+
+
+def test_only_sysadmins(lab: Lab) -> None:
+    ada = person("ada", a_project())
+    assert post(ada, "", nodes="dgx-01", reason="x").status_code == 403
+    assert post(ada, "/preview", nodes="dgx-01").status_code == 403
+    assert signed_in(ada).get("/drains/several").status_code == 403
+    assert signed_in(ada).post("/drains/several", {"nodes": "dgx-01", "reason": "x"}).status_code == 403
+    assert "Drain nodes…" not in signed_in(ada).get("/drains").text
+
+
+def test_the_page_previews_and_drains(lab: Lab, ops: User) -> None:
+    client = signed_in(ops)
+    assert "/drains/several" in client.get("/drains").text
+    page = client.get("/drains/several", {"nodes": "dgx-[01-03]"}).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "This drains 3 nodes, 25 % of the GPUs in service." in page
+    assert "No job runs there." in page
+    assert client.post("/drains/several", {"nodes": "dgx-[01-03]", "reason": " "}).status_code == 400
+    assert not NodeOrder.objects.exists()
+    answer = client.post("/drains/several", {"nodes": "dgx-[01-03]", "reason": "new  switch"})
+    assert answer.status_code == 302
+    assert {order.reason for order in NodeOrder.objects.all()} == {"new switch"}
+    assert NodeOrder.objects.open().count() == 3
+
+
+def test_two_sysadmins_at_once_give_one_order_a_node(lab: Lab, ops: User) -> None:
+    post(ops, "", nodes="dgx-[01-02]", reason="switch")
+    post(sysadmin("eva"), "", nodes="dgx-[02-03]", reason="cable")
+    lab.step()
+    assert lab.scheduler.drained == {
+        "dgx-01": "switch (vigil: ops)", "dgx-02": "cable (vigil: eva)", "dgx-03": "cable (vigil: eva)",
+    }  # fmt: skip
+    assert lab.scheduler.asked.count("drain") == 3

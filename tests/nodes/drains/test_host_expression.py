@@ -1,0 +1,66 @@
+"""Host expressions expand as Slurm's do, and never beyond the limit."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodes.drains.host_expression import MOST_NODES, BadHostExpression, expand
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("dgx01", ["dgx01"]),
+        ("dgx[01-03,7],login", ["dgx01", "dgx02", "dgx03", "dgx7", "login"]),
+        ("dgx[08-10]", ["dgx08", "dgx09", "dgx10"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("a, b c,a", ["a", "b", "c"]),
+        ("gpu-1.lab", ["gpu-1.lab"]),
+    ],
+)
+def test_expands(expression: str, names: list[str]) -> None:
+    assert expand(expression) == names
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("", "Name at least one node"),
+        ("n[1-999999999]", "more than 1,000 nodes"),
+        ("n[1-99]m[1-99]", "more than 1,000 nodes"),
+        ("n[1-900],m[1-900]", "more than 1,000 nodes"),
+        ("n[9999999999]", "not a number or range"),
+        ("n[3-1]", "counts down"),
+        ("n[", "do not match"),
+        ("n]1[", "do not match"),
+        ("n[[1]]", "do not match"),
+        ("n[a-b]", "not a number or range"),
+        ("n[]", "not a number or range"),
+        ("../etc", "not the name of a node"),
+        ("a;reboot", "not the name of a node"),
+        ("x" * 3000, "more than 2,000 characters"),
+        (" ,, ", "names no node"),
+        ("n" + "[1,1]" * 100, "more than 1,000 nodes"),
+    ],
+)
+def test_refuses_what_names_no_nodes_or_too_many(expression: str, message: str) -> None:
+    with pytest.raises(BadHostExpression, match=message):
+        expand(expression)
+
+
+@given(st.text(alphabet="n0123456789[]-, ", max_size=60))
+def test_is_bounded_whatever_is_written(expression: str) -> None:
+    began = time.process_time()
+    with suppress(BadHostExpression):
+        assert 1 <= len(expand(expression)) <= MOST_NODES
+    assert time.process_time() - began < 5
+
+
+@given(st.lists(st.integers(0, 9999), min_size=1, max_size=20, unique=True))
+def test_a_list_of_numbers_is_those_nodes(numbers: list[int]) -> None:
+    assert expand(f"n[{','.join(map(str, numbers))}]") == [f"n{number}" for number in numbers]
