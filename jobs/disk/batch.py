@@ -12,6 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+BARRED = """\
+# What is there and closed to this user is another thing than what is not there: somebody else has to set it right.
+barred() {
+    local at who shown='%A, of %U and the group %G'
+    case $1 in */*) at=$(readlink -m -- "$1") who=$(id -un) ;; *) return ;; esac
+    [ ! -f "$at" ] || [ -x "$at" ] || fail "$who may not run $at: it is $(stat -c "$shown" -- "$at"). Open it to them."
+    while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname -- "$at"); done
+    [ ! -d "$at" ] || [ -x "$at" ] ||
+        fail "$who may not enter $at, so $1 cannot be run: it is $(stat -c "$shown" -- "$at"). Open it to them."
+}
+"""
+
 # If one attempt is submitted twice (a response was lost, so it was sent again), the first job takes the claim, a link
 # that is made with its content in one step; the other ends at once. A requeue of the first finds its own id there.
 #
@@ -45,15 +57,7 @@ mkdir -p "$told" && rm -f "$told/asked" "$told/code" "$told/failed"
 
 fail() {{ printf '%s\\n' "$*" | tee "$told/failed" >&2; exit 2; }}
 
-# What is there and closed to this user is another thing than what is not there: somebody else has to set it right.
-barred() {{
-    local at who shown='%A, of %U and the group %G'
-    case $1 in */*) at=$(readlink -m -- "$1") who=$(id -un) ;; *) return ;; esac
-    [ ! -f "$at" ] || [ -x "$at" ] || fail "$who may not run $at: it is $(stat -c "$shown" -- "$at"). Open it to them."
-    while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname -- "$at"); done
-    [ ! -d "$at" ] || [ -x "$at" ] ||
-        fail "$who may not enter $at, so $1 cannot be run: it is $(stat -c "$shown" -- "$at"). Open it to them."
-}}
+{barred}
 
 asked= ended=
 pass_on() {{
@@ -178,6 +182,7 @@ class Batch:
             run=_quoted(self.run),
             python=_quoted(self.python),
             start=_quoted(self.start),
+            barred=BARRED.rstrip("\n"),
             prepare=self._prepare(),
             options="".join(f" {option}" for option in self._options()),
             inside="".join(f"{_quoted(word)} " for word in self._inside()),

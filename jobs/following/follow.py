@@ -6,6 +6,7 @@
     give back allocations whose job has ended (leftover_allocations)
     settle    attempts that ended: collect, decide, close (ending)
     submit    attempts that no scheduler has yet (handover; sweeps: arrays)
+    burn-ins  a step of each that is not over (jobs.burnins.advance)
 Nothing here may take long: a tick that is cut short continues in the next one. A scheduler that did not answer the poll
 gets no other call in that tick, and nothing is concluded from its silence.
 """
@@ -19,6 +20,7 @@ from functools import partial
 from django.db.models import Q
 
 from jobs import allocations, lease
+from jobs.burnins import advance as burn_ins
 from jobs.disk import folders, pins, rundir, tokens
 from jobs.disk.prepare import chosen_start
 from jobs.following import (
@@ -84,6 +86,7 @@ class Tick(TickContext):
             self.settle,
             self.submit,
             self.fetch_steps,
+            self.advance_burn_ins,
             self.sync_nodes,
             self.notify_of_launch_failures,
             pins.repair,
@@ -156,6 +159,9 @@ class Tick(TickContext):
     def fetch_steps(self) -> None:
         if self.outage is None:
             steps.fetch(self)
+
+    def advance_burn_ins(self) -> None:
+        burn_ins.advance(self.lease, self.scheduler, None if self.outage else self.statuses)
 
     def notify_of_launch_failures(self) -> None:
         if self.outage is None:

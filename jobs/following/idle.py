@@ -9,12 +9,13 @@ from django.utils import timezone
 
 from jobs.following.steps import LOOK_BACK
 
-# Uses the partial index of open attempts, the index of ends, and a table that is nearly always empty. Plain SQL: the
-# query takes a tenth of the time that the ORM would need to build it.
+# Uses partial indexes of open attempts and burn-ins, the index of ends, and a table that is nearly always empty.
+# Plain SQL: the query takes a tenth of the time that the ORM would need to build it.
 _HAS_WORK = """
     SELECT EXISTS (SELECT 1 FROM jobs_attempt WHERE closed_at IS NULL)
         OR EXISTS (SELECT 1 FROM jobs_attempt WHERE ended_at > %s AND slurm_steps_at IS NULL AND scheduler_id <> '')
-        OR EXISTS (SELECT 1 FROM jobs_stray)"""
+        OR EXISTS (SELECT 1 FROM jobs_stray)
+        OR EXISTS (SELECT 1 FROM nodes_burnin WHERE state <> 'ended')"""
 _HAS_ORDERS = "SELECT EXISTS (SELECT 1 FROM nodes_nodeorder WHERE state = 'asked')"
 
 

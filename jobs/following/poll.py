@@ -17,6 +17,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from jobs import live
+from jobs.burnins.advance import scheduler_ids
 from jobs.disk import folders
 from jobs.following import attached, ending, handover
 from jobs.following.cause import AttemptEnd
@@ -103,13 +104,15 @@ class Poll:
         following = Attempt.objects.alive().exclude(scheduler_id="").order_by("id")
         following = following.annotate(sweep_key=F("job__sweep__key"), kind=F("job__kind"))
         tracked = [TrackedAttempt(*row) for row in following.values_list(*TrackedAttempt._fields)]
-        if not tracked:
+        burn_ins = scheduler_ids()
+        if not tracked and not burn_ins:
             return
         try:
-            statuses = self.scheduler.status(sorted({attempt.scheduler_id for attempt in tracked}))
+            statuses = self.scheduler.status(sorted({attempt.scheduler_id for attempt in tracked} | burn_ins))
         except SchedulerError as error:
             self.tick.outage = error
             raise
+        self.tick.statuses = statuses
         until = time.monotonic() + APPLY_S
         for attempt in self._load(self._select_changed(tracked, statuses)):
             if time.monotonic() > until:

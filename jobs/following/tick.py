@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from jobs import live
 from jobs.lease import ActiveLease, LeaseLost
 from jobs.models import Attempt
-from nodes.schedulers.base import Scheduler, SchedulerError
+from nodes.schedulers.base import JobStatus, Scheduler, SchedulerError
 
 logger = logging.getLogger(__name__)
 
@@ -17,12 +17,14 @@ logger = logging.getLogger(__name__)
 class TickContext:
     """The state of a tick under its lease.
 
-    `outage`: why the scheduler did not answer in this tick, so that it gets no more calls.
+    `outage`: why the scheduler did not answer in this tick, so that it gets no more calls. `statuses`: of the jobs that
+    were polled, by id.
     """
 
     def __init__(self, lease: ActiveLease, scheduler: Scheduler) -> None:
         self.lease, self.scheduler = lease, scheduler
         self.outage: SchedulerError | None = None
+        self.statuses: Mapping[str, JobStatus] = {}
 
     def run_isolated(self, part: Callable[[], object], name: str) -> None:
         """Run one part so that its failure does not stop the others; the next tick tries it again."""

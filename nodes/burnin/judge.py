@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from nodes.burnin.reports import FACTS, START, ItemSummary, NodeFacts
+from nodes.burnin.reports import FACTS, START, ItemSummary, TestedMachine
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 SLOWEST_SHARE = {"memory": 0.8, "matrix": 0.85, "copy": 0.75, "all-reduce": 0.75, "pair": 0.75}
@@ -28,7 +28,7 @@ _GPU = re.compile(r"GPU \d+")
 
 @dataclass(frozen=True)
 class BurnInFinding:
-    """One sentence about a node. A warning does not fail it."""
+    """States what is wrong with a node, in one sentence. A warning does not fail it."""
 
     text: str
     is_warning: bool = False
@@ -36,7 +36,7 @@ class BurnInFinding:
 
 @dataclass(frozen=True)
 class GoldenKey:
-    """What a golden record is for. `kind` is the test's item without the GPU's number; see `kind_of`."""
+    """Names what a golden record is for. `kind` is the test's item without the GPU's number; see `kind_of`."""
 
     model: str
     driver: str
@@ -56,13 +56,13 @@ class GoldenValue:
 
 @dataclass
 class NodeResults:
-    """What one node reported. `ended`: its program ran to its end; `problem`: what happened to it otherwise.
+    """Holds what one node reported. `ended`: its program ran to its end; `problem`: what happened to it otherwise.
 
     `expected_gpus`: how many GPUs the scheduler has there.
     """
 
     node: str
-    facts: NodeFacts | None = None
+    machine: TestedMachine | None = None
     tests: list[ItemSummary] = field(default_factory=list)
     ended: bool = False
     problem: str = ""
@@ -70,8 +70,8 @@ class NodeResults:
     expected_gpus: int = 0
 
     def key(self, test: ItemSummary) -> GoldenKey:
-        facts = self.facts or NodeFacts()
-        return GoldenKey(facts.model, facts.driver, test.test, kind_of(test), test.basis)
+        machine = self.machine or TestedMachine()
+        return GoldenKey(machine.model, machine.driver, test.test, kind_of(test), test.basis)
 
 
 @dataclass
@@ -96,7 +96,7 @@ def judge(nodes: Sequence[NodeResults], golden: Mapping[GoldenKey, GoldenValue])
     """Return the verdict about each node, by its name."""
     found: dict[str, list[BurnInFinding]] = {results.node: [] for results in nodes}
     for results in nodes:
-        found[results.node] += _own_failures(results)
+        found[results.node] += _reported_failures(results)
     for place, finding in (*_differing_products(nodes, golden), *_slower(nodes, golden), *_bad_pairs(nodes)):
         found[place].append(finding)
     return {results.node: _verdict(results, found[results.node]) for results in nodes}
@@ -115,10 +115,10 @@ def _verdict(results: NodeResults, findings: list[BurnInFinding]) -> NodeVerdict
     return NodeVerdict(PASSED, findings)
 
 
-def _own_failures(results: NodeResults) -> Iterable[BurnInFinding]:
+def _reported_failures(results: NodeResults) -> Iterable[BurnInFinding]:
     """Yield what the node's tests report by themselves; pairs are judged together."""
-    if results.facts is not None and results.facts.gpus < results.expected_gpus:
-        yield BurnInFinding(f"Found {results.facts.gpus} of {results.expected_gpus} GPUs.")
+    if results.machine is not None and results.machine.gpus < results.expected_gpus:
+        yield BurnInFinding(f"Found {results.machine.gpus} of {results.expected_gpus} GPUs.")
     for test in results.tests:
         if test.failures and test.test != "pair":
             label = "the tests could not start" if test.test in (START, FACTS) else test.test
@@ -178,9 +178,9 @@ def _slower(
         share = SLOWEST_SHARE.get(key.test, SLOWEST_SHARE_OF_HOST) if is_gpu else SLOWEST_SHARE_OF_HOST
         for place, (node, test, value) in enumerate(measured):
             peers = [other for number, (_, _, other) in enumerate(measured) if number != place]
-            normal, whose = _normal(peers, golden.get(key))
+            normal, source = _normal(peers, golden.get(key))
             if normal is not None and value < normal * share:
-                text = f"{_capital(test.test)} {test.item}: {_figure(value)} {test.unit}, {whose} {_figure(normal)}."
+                text = f"{_capital(test.test)} {test.item}: {_figure(value)} {test.unit}, {source} {_figure(normal)}."
                 yield node, BurnInFinding(text, is_warning=not is_gpu)
 
 

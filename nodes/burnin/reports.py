@@ -23,8 +23,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class NodeFacts:
-    """What the program found on the node. `gpu_model` is empty where there is no GPU."""
+class TestedMachine:
+    """Describes the node as the program found it. `gpu_model` is empty where there is no GPU."""
 
     gpu_model: str = ""
     gpus: int = 0
@@ -41,7 +41,7 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class BurnInResult:
-    """One result of one test."""
+    """Reports one result of one test."""
 
     test: str
     item: str
@@ -55,7 +55,7 @@ class BurnInResult:
 
 @dataclass
 class ItemSummary:
-    """All results of one test of one item, such as the copy "host to GPU 3". `values` are the newest ones."""
+    """Sums up all results of one test of one item, such as the copy "host to GPU 3". `values` are the newest ones."""
 
     test: str
     item: str
@@ -82,7 +82,7 @@ class ItemSummary:
             self.digests = [*self.digests, result.digest][:4]
 
 
-def parse_line(data: bytes) -> BurnInResult | NodeFacts | None:
+def parse_line(data: bytes) -> BurnInResult | TestedMachine | None:
     """Return what one line reports; None for a line that is none of ours."""
     if len(data) > MAX_LINE:
         return None
@@ -113,11 +113,11 @@ def _result(line: Mapping[str, Any]) -> BurnInResult | None:
     )
 
 
-def _facts(line: Mapping[str, Any]) -> NodeFacts:
+def _facts(line: Mapping[str, Any]) -> TestedMachine:
     raw = line["gpus"]
     gpus = [gpu for gpu in raw[:MAX_GPUS] if isinstance(gpu, dict)] if isinstance(raw, list) else []
     models = [untrusted.line(gpu.get("model"), 100) for gpu in gpus]
-    return NodeFacts(
+    return TestedMachine(
         gpu_model=max(set(models), key=models.count) if models else "",
         gpus=len(gpus),
         driver=untrusted.line(line.get("driver"), 40),

@@ -1,6 +1,7 @@
 """Export the models of this app, where Django looks for them."""
 
 from nodes.models.assessments import Assessment
+from nodes.models.burnin import BurnIn, BurnInNode, BurnInTest, GoldenRecord
 from nodes.models.facts import (
     Association,
     AssociationQuerySet,
@@ -25,9 +26,13 @@ __all__ = [
     "Assessment",
     "Association",
     "AssociationQuerySet",
+    "BurnIn",
+    "BurnInNode",
+    "BurnInTest",
     "EnrolmentSecret",
     "Fact",
     "Frame",
+    "GoldenRecord",
     "Gpu",
     "GpuPlace",
     "GpuUse",

@@ -282,3 +282,14 @@ class Scheduler(Protocol):
         ...
 
     def undrain(self, node: str) -> None: ...
+
+    def reserve(self, name: str, nodes: Sequence[str], *, seconds: int) -> None:
+        """Reserve nodes for the portal's own jobs, even while others' jobs still run there.
+
+        Jobs run in it that name it (`Submission.reservation`). Does nothing if a reservation of this name exists.
+        """
+        ...
+
+    def unreserve(self, name: str) -> None:
+        """Remove a reservation. Does nothing if there is none of this name."""
+        ...

@@ -148,6 +148,15 @@ class ScriptedScheduler:
         self._drained(node, "idle", "")
         self.drained.pop(node, None)
 
+    def reserve(self, name: str, nodes: Sequence[str], *, seconds: int) -> None:
+        self._part("reserve")
+        if all(reservation.name != name for reservation in self.reserved):
+            self.reserved.append(ReservationInfo(name=name, nodes=tuple(nodes)))
+
+    def unreserve(self, name: str) -> None:
+        self._part("unreserve")
+        self.reserved = [reservation for reservation in self.reserved if reservation.name != name]
+
     def _drained(self, node: str, state: str, reason: str) -> None:
         if node not in {machine.name for machine in self.machines}:
             raise SchedulerError(f"There is no node {node}.", permanent=True)

@@ -27,6 +27,7 @@ class SchedulerContract:
     """Tests that apply to Slurm and to the local scheduler alike."""
 
     user = ""  # whose jobs these are
+    reservation_user = ""  # the portal's own user
     patience_s = 20.0  # Slurm lets a requeued job wait
     shortest_limit_s, grace_s = 2, 1  # Slurm counts minutes
     apart = "setsid"  # how far from the batch script a process may be and is found nevertheless
@@ -207,6 +208,26 @@ class SchedulerContract:
         assert self.node(scheduler, name).state not in {"drained", "draining"}
         with pytest.raises(SchedulerError):
             scheduler.drain("no-such-node", "fan 3")
+
+    def test_only_jobs_of_the_reservation_start_in_it(self, scheduler: Scheduler, work: Path) -> None:
+        name = scheduler.nodes()[0].name
+        reservation = f"vigil_test_{next(_keys):x}"
+        scheduler.reserve(reservation, [name], seconds=600)
+        try:
+            scheduler.reserve(reservation, [name], seconds=600)  # an order may be repeated
+            assert reservation in {found.name for found in scheduler.reservations()}
+            waiting = scheduler.submit(self.submission(work, "true", required_nodes=(name,)))
+            until(lambda: self.status(scheduler, waiting).reason not in UNSAID, seconds=self.patience_s)
+            inside = self.submission(
+                work, "true", required_nodes=(name,), reservation=reservation, user=self.reservation_user
+            )
+            assert self.state(scheduler, scheduler.submit(inside), *ENDED).state == "completed"
+            assert self.status(scheduler, waiting).state == "pending"
+        finally:
+            scheduler.unreserve(reservation)
+        scheduler.unreserve(reservation)
+        assert self.state(scheduler, waiting, *ENDED).state == "completed"
+        assert reservation not in {found.name for found in scheduler.reservations()}
 
     def node(self, scheduler: Scheduler, name: str) -> NodeStatus:
         return next(node for node in scheduler.nodes() if node.name == name)

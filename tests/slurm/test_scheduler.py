@@ -40,7 +40,7 @@ def work(slurm: Cluster) -> Iterator[Path]:
 
 
 class TestSlurm(SchedulerContract):
-    user = ALICE
+    user, reservation_user = ALICE, PORTAL
     patience_s = 120.0
     shortest_limit_s, grace_s = 60, 10  # Slurm warns up to half a minute early: a longer one before its step is there
     apart = ""  # without cgroups, as here, Slurm loses sight of other sessions

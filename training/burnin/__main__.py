@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from training.burnin.node_run import NodeRun
-from training.burnin.plan import BadPlan, node_name, read_plan
+from training.burnin.plan import UnreadablePlan, node_name, read_plan
 
 
 def main(arguments: list[str]) -> int:
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     try:
         plan = read_plan(run)
         node = node_name(plan)
-    except (OSError, BadPlan) as error:
+    except (OSError, UnreadablePlan) as error:
         print(f"This node cannot be tested: {error}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are killed on the way out

@@ -25,8 +25,8 @@ STDERR_BYTES = 2_000
 Line = dict[str, Any]
 
 
-class Child:
-    """One child with the test that it is in."""
+class TestProcess:
+    """Follows one child: what it printed, and the test that it is in."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], item: str) -> None:
         self.item, self.test = item, "start"
@@ -67,7 +67,7 @@ class Child:
             print(f"{self.item}: a process cannot be killed.", file=sys.stderr)
 
 
-def run_children(children: Sequence[Child], write: Callable[[Line], None], *, limit_s: float) -> None:
+def run_children(children: Sequence[TestProcess], write: Callable[[Line], None], *, limit_s: float) -> None:
     """Follow children until all have ended, for `limit_s` at most; write their results, and why one failed."""
     until = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
@@ -86,7 +86,7 @@ def run_children(children: Sequence[Child], write: Callable[[Line], None], *, li
 
 def _follow(
     selector: selectors.BaseSelector,
-    running: list[Child],
+    running: list[TestProcess],
     write: Callable[[Line], None],
     until: float,
     limit_s: float,
@@ -109,7 +109,7 @@ def _follow(
 
 
 def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey, write: Callable[[Line], None]) -> None:
-    child: Child = key.data
+    child: TestProcess = key.data
     data = os.read(key.fd, 65_536)
     if not data:
         selector.unregister(key.fileobj)
@@ -120,16 +120,16 @@ def _read(selector: selectors.BaseSelector, key: selectors.SelectorKey, write: C
         child.errors = (child.errors + data)[-STDERR_BYTES:]
 
 
-def _is_open(selector: selectors.BaseSelector, child: Child) -> bool:
+def _is_open(selector: selectors.BaseSelector, child: TestProcess) -> bool:
     return any(key.data is child for key in selector.get_map().values())
 
 
-def _close(selector: selectors.BaseSelector, child: Child) -> None:
+def _close(selector: selectors.BaseSelector, child: TestProcess) -> None:
     for key in [key for key in selector.get_map().values() if key.data is child]:
         selector.unregister(key.fileobj)
 
 
-def _why_ended(child: Child) -> str:
+def _why_ended(child: TestProcess) -> str:
     code = child.process.returncode
     how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     lines = [line for line in child.errors.decode(errors="replace").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""One rank of an all-reduce whose sum is known: inside a node, or between the ranks of two nodes."""
+"""Run one rank of an all-reduce whose sum is known: inside a node, or between the ranks of two nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """One rank's place. `folder` and `name`: where rank 0 publishes its store; `host`: its node's name."""
+    """Places one rank. `folder` and `name`: where rank 0 publishes its store; `host`: its node's name."""
 
     test: str
     item: str

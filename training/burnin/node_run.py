@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.burnin.child import Child, Line, run_children
+from training.burnin.child import Line, TestProcess, run_children
 from training.burnin.meeting import Meeting
 from training.burnin.plan import BurnInPlan
 from training.burnin.results import ABSENT, ResultFile, result
@@ -30,6 +30,7 @@ CYCLE_S = 600.0
 SHARES = {"devices": 0.4, "copies": 0.15, "all-reduce": 0.1, "host": 0.15, "pairs": 0.2}
 START_S = 300.0  # for a process to start: importing torch from a busy file system may take minutes
 PARTNER_WAIT_S = 300.0
+ABSENT_WAIT_S = 5.0
 LEADER_WAIT_S = 600.0
 CPU_RANKS = 2
 ENVIRONMENT = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # torch's indices are then NVML's
@@ -59,6 +60,7 @@ class NodeRun:
         self.deadline = time.monotonic() + plan.seconds
         self.gpus: list[int] = []
         self.has_torch = False
+        self.absent: set[str] = set()
         self.has_leader = True
 
     def run(self) -> None:
@@ -100,7 +102,7 @@ class NodeRun:
     def _devices(self) -> list[int | None]:
         return [*self.gpus] or [None]
 
-    def _device(self, gpu: int | None, seconds: float) -> Child:
+    def _device(self, gpu: int | None, seconds: float) -> TestProcess:
         item = "CPUs" if gpu is None else f"GPU {gpu}"
         return self._child("device", {"gpu": gpu, "item": item, "seconds": seconds}, item)
 
@@ -127,11 +129,12 @@ class NodeRun:
             return
         name = f"{number}.{turn}"
         self.meeting.publish(f"{name}.{self.node}", "here")
-        until = time.monotonic() + PARTNER_WAIT_S
+        until = time.monotonic() + (PARTNER_WAIT_S if partner not in self.absent else ABSENT_WAIT_S)
         there = self.meeting.wait(f"{name}.{partner}", until=until)
         count = self.meeting.wait(f"gpus.{partner}", until=until) if there else None
         if count is None:
-            detail = f"{partner} did not come to the test within {PARTNER_WAIT_S:.0f} s"
+            self.absent.add(partner)
+            detail = f"{partner} did not come to the test"
             self.results.write(result("pair", partner, outcome=ABSENT, detail=detail))
             return
         gpus = min(len(self.gpus), int(count) if count.isdecimal() else 0)
@@ -165,8 +168,8 @@ class NodeRun:
             self.has_leader = False
         return goes_on
 
-    def _child(self, kind: str, options: dict[str, Any], item: str) -> Child:
-        return Child([kind, json.dumps(options)], ENVIRONMENT, item)
+    def _child(self, kind: str, options: dict[str, Any], item: str) -> TestProcess:
+        return TestProcess([kind, json.dumps(options)], ENVIRONMENT, item)
 
-    def _run(self, children: Sequence[Child], seconds: float) -> None:
+    def _run(self, children: Sequence[TestProcess], seconds: float) -> None:
         run_children(children, self.results.write, limit_s=START_S + 2 * seconds)

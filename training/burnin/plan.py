@@ -11,7 +11,7 @@ from pathlib import Path
 MAX_BYTES = 1 << 20
 
 
-class BadPlan(ValueError):
+class UnreadablePlan(ValueError):
     """Raised if the plan cannot be followed; the message says why."""
 
 
@@ -38,7 +38,7 @@ class BurnInPlan:
 
 
 def read_plan(run: Path) -> BurnInPlan:
-    """Read `portal/plan.json` below the run directory. Raises OSError or BadPlan."""
+    """Read `portal/plan.json` below the run directory. Raises OSError or UnreadablePlan."""
     with open(run / "portal" / "plan.json", encoding="utf-8") as file:
         try:
             document = json.loads(file.read(MAX_BYTES))
@@ -50,7 +50,7 @@ def read_plan(run: Path) -> BurnInPlan:
                 scratch=str(document["scratch"]),
             )
         except (ValueError, TypeError, KeyError) as error:
-            raise BadPlan(f"{file.name} is not the plan of a burn-in ({error!r}).") from None
+            raise UnreadablePlan(f"{file.name} is not the plan of a burn-in ({error!r}).") from None
 
 
 def node_name(plan: BurnInPlan) -> str:
@@ -63,4 +63,4 @@ def node_name(plan: BurnInPlan) -> str:
             return name
     if len(plan.nodes) == 1:
         return plan.nodes[0]
-    raise BadPlan(f"This node is none of {', '.join(plan.nodes[:8])}.")
+    raise UnreadablePlan(f"This node is none of {', '.join(plan.nodes[:8])}.")

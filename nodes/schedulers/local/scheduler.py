@@ -119,13 +119,15 @@ class LocalScheduler:
         with slots.locked(self.root):
             slots.write_capacity(self.root, self._capacity())
             free = slots.free(self._capacity(), slots.alive(self.root))
-            drain_order = slots.drain_order(self.root)
+            drain_order, reserved = slots.drain_order(self.root), slots.reservation(self.root)
         cpus_used, gpus_used = self.cpus - free["cpus"], len(self.gpus) - len(free["gpus"])
         busy = [gpu.index for gpu in self.gpus if gpu.index not in free["gpus"]]
         idle, full = not cpus_used and not gpus_used, cpus_used >= self.cpus
         state = "idle" if idle else "allocated" if full else "mixed"
         if drain_order is not None:
             state = "drained" if idle else "draining"
+        elif reserved is not None:
+            state = f"{state}+reserved"
         node = NodeStatus(
             name=shim.node_names(1)[0],
             state=state,
@@ -155,7 +157,11 @@ class LocalScheduler:
         return Listing([only])
 
     def reservations(self) -> Listing[ReservationInfo]:
-        return Listing()
+        with slots.locked(self.root):
+            reserved = slots.reservation(self.root)
+        node = shim.node_names(1)[0]
+        found = [ReservationInfo(name=reserved["name"], nodes=(node,), ends_at=reserved["until"])] if reserved else []
+        return Listing(found)
 
     def licenses(self) -> Listing[LicenseInfo]:
         return Listing()
@@ -177,6 +183,22 @@ class LocalScheduler:
             if slots.drain_order(self.root) is None:
                 raise SchedulerError(f"{node} is not drained.", permanent=True)
             slots.undrain(self.root, self._capacity())
+
+    def reserve(self, name: str, nodes: Sequence[str], *, seconds: int) -> None:
+        for node in nodes:
+            self._check_name(node)
+        with self._reporting_write_errors(), slots.locked(self.root):
+            found = slots.reservation(self.root)
+            if found is not None and found["name"] != name:
+                raise SchedulerError(f"This machine is reserved already: {found['name']}.")
+            if found is None:
+                slots.reserve(self.root, name, self._capacity(), until=time.time() + seconds)
+
+    def unreserve(self, name: str) -> None:
+        with self._reporting_write_errors(), slots.locked(self.root):
+            found = slots.reservation(self.root)
+            if found is None or found["name"] == name:
+                slots.unreserve(self.root, self._capacity())
 
     def _check_name(self, node: str) -> None:
         name = shim.node_names(1)[0]
@@ -251,6 +273,7 @@ class LocalScheduler:
                 "gpus": submission.gpus_per_node,
                 "memory_mib": submission.memory_mib_per_node or 0,
                 "begin_at": submission.begin_at,
+                "reservation": submission.reservation,
                 "min_nodes": submission.min_nodes,
                 "max_nodes": submission.max_nodes,
             },

@@ -6,6 +6,7 @@ Standard library only and quick to import: every shim imports it, and a job's st
     <root>/changed         touched whenever slots were taken or released: waiting shims check again
     <root>/capacity.json   {"cpus", "gpus": [ids], "memory_mib"} at the last submit; missing while drained
     <root>/drained.json    {"reason", "by", "at"}: nothing starts while it exists
+    <root>/reserved.json   {"name", "until", "capacity"}: only its jobs start; capacity.json is missing
     <root>/queue/<id>.json   {"cpus", "gpus", "memory_mib", "min_nodes", "max_nodes", "begin_at"}: pending or running
     <root>/jobs/<id>/slots.json    {"nodes", "cpus", "gpus": [ids], "memory_mib"}: its allocation
     <root>/jobs/<id>/shim.lock     locked for the shim's lifetime: a dead shim has no allocation
@@ -91,8 +92,10 @@ def changed_at(root: str) -> int:
 
 
 def write_capacity(root: str, capacity: JsonObject) -> None:
-    """Publish the capacity to the shims unless the machine is drained. Call it under the lock."""
-    if drain_order(root) is None and read_json(_capacity_path(root)) != capacity:
+    """Publish the capacity to the shims unless the machine is drained or reserved. Call it under the lock."""
+    if is_closed(root):
+        return
+    if read_json(_capacity_path(root)) != capacity:
         write_json(_capacity_path(root), capacity)
         touch_changed(root)
 
@@ -115,10 +118,44 @@ def drain(root: str, *, reason: str, by: str) -> None:
 
 
 def undrain(root: str, capacity: JsonObject) -> None:
-    """Let pending jobs start again. Call it under the lock."""
-    write_json(_capacity_path(root), capacity)
+    """Let pending jobs start again, unless the machine is reserved. Call it under the lock."""
     os.unlink(_drained_path(root))
+    write_capacity(root, capacity)
     touch_changed(root)
+
+
+def reservation(root: str) -> JsonObject | None:
+    """Return the reservation (name, until, capacity); None if there is none, or it is over."""
+    found = read_json(_reserved_path(root))
+    return found if found is not None and found["until"] > time.time() else None
+
+
+def is_closed(root: str) -> bool:
+    """Return whether ordinary jobs cannot start."""
+    return drain_order(root) is not None or reservation(root) is not None
+
+
+def reserve(root: str, name: str, capacity: JsonObject, *, until: float) -> None:
+    """Let only jobs that name the reservation start. Call it under the lock.
+
+    As with `drain`, shims of an older Vigil wait because there is no capacity; newer ones take it from the reservation.
+    """
+    write_json(_reserved_path(root), {"name": name, "until": until, "capacity": capacity})
+    with suppress(FileNotFoundError):
+        os.unlink(_capacity_path(root))
+    touch_changed(root)
+
+
+def unreserve(root: str, capacity: JsonObject) -> None:
+    """Remove the reservation; pending jobs start unless the machine is drained. Call it under the lock."""
+    with suppress(FileNotFoundError):
+        os.unlink(_reserved_path(root))
+    write_capacity(root, capacity)
+    touch_changed(root)
+
+
+def _reserved_path(root: str) -> str:
+    return os.path.join(root, "reserved.json")
 
 
 def _sync(folder: str) -> None:
@@ -212,19 +249,28 @@ def take(root: str, job_id: int) -> tuple[JsonObject | None, str]:
     with locked(root):
         if (drain_reason := drain_order(root)) is not None:
             return None, f"This machine is drained: {drain_reason['reason'].rstrip('.')}."
-        capacity = read_json(_capacity_path(root))
+        reserved = reservation(root)
+        capacity = reserved["capacity"] if reserved else read_json(_capacity_path(root))
         if capacity is None:
             return None, "Resources"
         jobs = alive(root)
         ticket_of_job = next((ticket for other, ticket, _ in jobs if other == job_id), None)
         if ticket_of_job is None:
             return None, "Resources"
+        if reserved and ticket_of_job.get("reservation") != reserved["name"]:
+            return None, f"This machine is reserved: {reserved['name']}."
         if not _can_ever_fit(ticket_of_job, capacity):
             return None, TOO_LARGE
         if _begins_later(ticket_of_job):
             return None, "BeginTime"
         # A job that no longer fits, because the machine became smaller, waits without holding up the others.
-        waiting = (t for other, t, slots in jobs if other < job_id and slots is None and not _begins_later(t))
+        # So does every job outside a reservation.
+        waiting = (
+            ticket
+            for other, ticket, slots in jobs
+            if other < job_id and slots is None and not _begins_later(ticket)
+            and (reserved is None or ticket.get("reservation") == reserved["name"])
+        )  # fmt: skip
         if any(_can_ever_fit(ticket, capacity) for ticket in waiting):
             return None, "Priority"
         free_now = free(capacity, jobs)

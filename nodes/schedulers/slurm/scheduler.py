@@ -7,6 +7,7 @@ comes from the same cache: nothing else asks Slurm about jobs.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -226,6 +227,26 @@ class Slurm:
 
     def undrain(self, node: str) -> None:
         self._set_node(node, "RESUME", "")
+
+    def reserve(self, name: str, nodes: Sequence[str], *, seconds: int) -> None:
+        """Reserve with scontrol: up to v0.0.42, REST only reads reservations."""
+        if wrong := next((node for node in (name, *nodes) if not _NODE.match(node)), None):
+            raise SchedulerError(f"{wrong!r} is not the name of a node or reservation.", permanent=True)
+        if any(reservation.name == name for reservation in self.rest.reservations()):
+            return
+        self.commands.call(
+            "scontrol", "create", "reservation", f"reservationname={name}", f"nodes={','.join(nodes)}",
+            f"users={self.user}", "starttime=now", f"duration={math.ceil(seconds / 60)}", "flags=maint,ignore_jobs",
+            user=self.user, why="This Slurm can reserve nodes",
+        )  # fmt: skip
+
+    def unreserve(self, name: str) -> None:
+        if not _NODE.match(name):
+            raise SchedulerError(f"{name!r} is not the name of a reservation.", permanent=True)
+        if all(reservation.name != name for reservation in self.rest.reservations()):
+            return
+        why = "This Slurm can remove reservations"
+        self.commands.call("scontrol", "delete", f"reservationname={name}", user=self.user, why=why)
 
     def _default_partition(self) -> str:
         """Return the default partition from scontrol; "" if it fails or is not installed with the worker."""

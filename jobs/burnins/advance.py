@@ -1,0 +1,303 @@
+"""Advance burn-ins by one step a tick. The state is in the database, and every step may be repeated after a crash.
+
+    waiting     reserve the nodes; wait until no job runs on them
+    starting    undrain them inside the reservation, where others stay out; submit the tests
+    running     store results as they are made, until the scheduler reports the end; then judge
+    returning   drain what failed, leave in service what passed, drain again what was drained and has no verdict;
+                remove the reservation last, so that no job starts in between
+    ended
+
+Slurm starts nothing on a drained node, in a reservation or not, hence this order. Only the follower calls this, under
+its lease; a step that needs the scheduler and does not get it is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs.burnins import results, returning, submission, verdicts
+from jobs.disk import rundir
+from jobs.errors import JobError
+from jobs.lease import ActiveLease
+from nodes.burnin import plan
+from nodes.cluster import drain, sync
+from nodes.models import BurnIn, BurnInNode, Node, NodeOrder, Reading
+from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, Scheduler, SchedulerError
+from nodes.scheduling import node_states
+from vigil_core import formatting
+
+logger = logging.getLogger(__name__)
+
+BUDGET_S = 2.0  # per tick
+AGAIN = timedelta(seconds=10)  # before a call to the scheduler that failed is repeated
+WAIT_FOR_JOBS = timedelta(days=7)  # the reservation lasts so long beyond the tests
+MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
+LATE_RESULTS = timedelta(seconds=20)  # after its end: shared file systems show new lines late
+RULE = "burn-in"
+"""Stands for a person's name in orders: the reason in the scheduler ends with "(vigil: burn-in)"."""
+BUSY = frozenset({
+    "alloc", "allocated", "mix", "mixed", "completing", "comp", "draining", "drng",
+})  # fmt: skip
+LOST = frozenset({"node_fail", "boot_fail"})
+State = BurnIn.BurnInState
+
+
+def scheduler_ids() -> set[str]:
+    """Return the ids of jobs whose status `advance` needs."""
+    rows = BurnIn.objects.filter(state=State.RUNNING).exclude(scheduler_id="")
+    return set(rows.values_list("scheduler_id", flat=True))
+
+
+def advance(lease: ActiveLease, scheduler: Scheduler, statuses: Mapping[str, JobStatus] | None) -> None:
+    """Advance every burn-in that is not over. `statuses` is None if the scheduler did not answer in this tick."""
+    until = time.monotonic() + BUDGET_S
+    for burn_in in BurnIn.objects.active().order_by("tried_at", "pk")[:50]:
+        if time.monotonic() > until:
+            return
+        lease.check()
+        try:
+            _Step(burn_in, scheduler, statuses).run()
+        except (SchedulerError, JobError, OSError) as error:
+            _record_failure(burn_in, error)
+        except Exception:
+            logger.exception("%s failed in this tick", burn_in)
+
+
+def _record_failure(burn_in: BurnIn, error: Exception) -> None:
+    """Keep a burn-in that could not be advanced; end it where trying again cannot help."""
+    text = str(error)
+    is_permanent = isinstance(error, JobError) or (isinstance(error, SchedulerError) and error.permanent)
+    if is_permanent and burn_in.state in (State.WAITING, State.STARTING):
+        _end_early(burn_in, text)
+        return
+    logger.warning("%s: %s", burn_in, text)
+    BurnIn.objects.filter(pk=burn_in.pk).update(detail=text, tried_at=timezone.now())
+
+
+def _end_early(burn_in: BurnIn, problem: str) -> None:
+    """Go on with returning the nodes, without results."""
+    rows = BurnIn.objects.filter(pk=burn_in.pk, state=burn_in.state)
+    rows.update(state=State.RETURNING, problem=problem, detail="", tried_at=None)
+
+
+@dataclass(frozen=True)
+class _Step:
+    burn_in: BurnIn
+    scheduler: Scheduler
+    statuses: Mapping[str, JobStatus] | None
+
+    def run(self) -> None:
+        if self._waits_to_retry():
+            return
+        {
+            State.WAITING: self._wait,
+            State.STARTING: self._start,
+            State.RUNNING: self._follow,
+            State.RETURNING: self._return,
+        }[State(self.burn_in.state)]()
+
+    def _waits_to_retry(self) -> bool:
+        tried_at = self.burn_in.tried_at
+        if self.burn_in.state == State.RUNNING or tried_at is None:
+            return False
+        return timezone.now() - AGAIN < tried_at <= timezone.now()
+
+    def _wait(self) -> None:
+        if self.burn_in.cancel_requested_at is not None:
+            _end_early(self.burn_in, "Cancelled before it started.")
+            return
+        if self.statuses is None:
+            return
+        nodes = list(Node.objects.filter(name__in=submission.names(self.burn_in)))
+        if missing := set(submission.names(self.burn_in)) - {node.name for node in nodes}:
+            _end_early(self.burn_in, f"The scheduler no longer knows {formatting.listed(sorted(missing)[:8])}.")
+            return
+        if self.burn_in.reserved_at is None:
+            seconds = self.burn_in.seconds * 2 + plan.OVERHEAD_S + int(WAIT_FOR_JOBS.total_seconds())
+            names = [node.name for node in nodes]
+            self.scheduler.reserve(self.burn_in.reservation, names, seconds=seconds)
+            self._set(reserved_at=timezone.now(), detail="Waits for the scheduler to report its nodes.", tried_at=None)
+            sync.hurry(Reading.Part.NODES)
+        elif _is_read_since(self.burn_in.reserved_at):
+            busy = [node.name for node in nodes if is_busy(node)]
+            if busy:
+                self._say(f"Waits for jobs on {formatting.listed(busy[:8])} to end.")
+            else:
+                self._move(State.STARTING, detail="")
+
+    def _start(self) -> None:
+        if self.statuses is None:
+            return
+        if self.burn_in.scheduler_id == "" and self.burn_in.submitting_at is not None:
+            found = self.scheduler.find(self.burn_in.key, user=sync.service_user())
+            if found is not None:
+                self._set(scheduler_id=found)
+                self._move(State.RUNNING, detail="")
+                return
+        if self.burn_in.cancel_requested_at is not None:
+            _end_early(self.burn_in, "Cancelled before it started.")
+            return
+        if not self._are_undrained():
+            return
+        request = submission.submission(self.burn_in, submission.prepare(self.burn_in))
+        submission.mark_submitting(self.burn_in)
+        self._set(scheduler_id=self.scheduler.submit(request))
+        self._move(State.RUNNING, detail="")
+
+    def _are_undrained(self) -> bool:
+        """Order to undrain the nodes that were drained; return whether all are undrained now."""
+        for row in self.burn_in.nodes.filter(was_drained=True).select_related("undrain_order"):
+            order = row.undrain_order or self._order_undrain(row)
+            if order is None:
+                return False
+            if order.is_open:
+                self._say(f"Waits for the scheduler to undrain {row.node}.")
+                return False
+            if order.state != NodeOrder.State.DONE:
+                _end_early(self.burn_in, f"{row.node} was not undrained: {order.outcome or order.get_state_display()}")
+                return False
+            node = Node.objects.filter(name=row.node).first()
+            if node is None or not _is_read_since(order.ended_at):
+                return False
+            if not drain.DRAINED.isdisjoint(node_states.state_words(node.state)):
+                _end_early(self.burn_in, f"{row.node} was drained again: {node.reason}")
+                return False
+        return True
+
+    def _order_undrain(self, row: BurnInNode) -> NodeOrder | None:
+        node = Node.objects.get(name=row.node)
+        if drain.DRAINED.isdisjoint(node_states.state_words(node.state)):  # somebody undrained it meanwhile
+            BurnInNode.objects.filter(pk=row.pk).update(was_drained=False)
+            return None
+        if node.reason != row.earlier_reason:
+            _end_early(self.burn_in, f"{row.node} has another reason to be drained by now: {node.reason}")
+            return None
+        try:
+            with transaction.atomic():
+                order = drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=RULE)
+                BurnInNode.objects.filter(pk=row.pk).update(undrain_order=order)
+        except drain.OrderedByPerson as error:
+            _end_early(self.burn_in, str(error))
+            return None
+        return order
+
+    def _follow(self) -> None:
+        results.read_results(self.burn_in)
+        if self.burn_in.job_ended_at is not None:
+            self._judge_if_complete()
+            return
+        if self.statuses is None:
+            return
+        status = self.statuses.get(self.burn_in.scheduler_id)
+        if status is None:
+            self._handle_missing()
+            return
+        is_stopping = self.burn_in.cancel_requested_at is not None or status.restart_count
+        if self.burn_in.tried_at is not None and not is_stopping:
+            self._set(tried_at=None)
+        if status.state in ENDED:
+            self._note_end(status)
+        elif is_stopping:
+            self._stop(status)
+        elif status.started_at is not None and self.burn_in.started_at is None:
+            self._set(started_at=datetime.fromtimestamp(status.started_at, UTC), detail="", tried_at=None)
+        elif status.started_at is None and status.state != UNKNOWN:
+            self._say(f"Waits for the scheduler to start it{f': {status.reason}' if status.reason else ''}.")
+
+    def _handle_missing(self) -> None:
+        """End it if the scheduler does not know the job for a while; `tried_at` is since when."""
+        now = timezone.now()
+        if self.burn_in.tried_at is None:
+            self._set(tried_at=now)
+        elif now - self.burn_in.tried_at > MISSING_FOR:
+            self._set(job_ended_at=now, problem=f"The scheduler does not know job {self.burn_in.scheduler_id}.")
+
+    def _stop(self, status: JobStatus) -> None:
+        """Cancel the job: a person wants it, or Slurm requeued it because a node failed."""
+        problem = "Cancelled." if self.burn_in.cancel_requested_at else "A node failed, so the scheduler requeued it."
+        lost = status.previous_nodes if status.restart_count and len(status.previous_nodes) == 1 else ()
+        self.burn_in.nodes.filter(node__in=lost).update(outcome=verdicts.LOST_NODE)
+        if self.burn_in.problem != problem:
+            self._set(problem=problem)
+        if self.burn_in.tried_at is None or timezone.now() - self.burn_in.tried_at > AGAIN:
+            self._set(tried_at=timezone.now())
+            self.scheduler.cancel(self.burn_in.scheduler_id, user=sync.service_user())
+
+    def _note_end(self, status: JobStatus) -> None:
+        problem = self.burn_in.problem or ("" if status.state == "completed" else verdicts.end_text(status))
+        if status.state in LOST and self.burn_in.nodes.count() == 1:
+            self.burn_in.nodes.update(outcome=verdicts.LOST_NODE)
+        started = self.burn_in.started_at or (
+            datetime.fromtimestamp(status.started_at, UTC) if status.started_at else None
+        )
+        self._set(job_ended_at=timezone.now(), problem=problem, started_at=started, tried_at=None, detail="")
+
+    def _judge_if_complete(self) -> None:
+        ended_at = self.burn_in.job_ended_at or timezone.now()
+        is_complete = not self.burn_in.nodes.filter(has_ended=False).exists()
+        if not is_complete and ended_at <= timezone.now() < ended_at + LATE_RESULTS:
+            return
+        log = _end_of_log(self.burn_in)
+        with transaction.atomic():
+            if self._move(State.RETURNING, detail="", log=log):
+                verdicts.judge_nodes(self.burn_in)
+
+    def _return(self) -> None:
+        if not returning.order_all(self.burn_in, RULE):
+            self._say("Waits for the scheduler to drain or undrain its nodes.")
+            return
+        if self.statuses is None:
+            return
+        if self.burn_in.scheduler_id == "" and self.burn_in.submitting_at is not None:
+            found = self.scheduler.find(self.burn_in.key, user=sync.service_user())
+            if found is not None:  # submitted just before the worker was killed
+                self.scheduler.cancel(found, user=sync.service_user())
+        self.scheduler.unreserve(self.burn_in.reservation)
+        sync.hurry(Reading.Part.RESERVATIONS)
+        sync.hurry(Reading.Part.NODES)
+        returning.finish(self.burn_in)
+
+    def _say(self, detail: str) -> None:
+        if self.burn_in.detail != detail:
+            self._set(detail=detail)
+
+    def _set(self, **changes: object) -> None:
+        BurnIn.objects.filter(pk=self.burn_in.pk).update(**changes)
+        for name, value in changes.items():
+            setattr(self.burn_in, name, value)
+
+    def _move(self, state: State, **changes: object) -> bool:
+        """Change the state, and return whether this call did."""
+        rows = BurnIn.objects.filter(pk=self.burn_in.pk, state=self.burn_in.state)
+        if not rows.update(state=state, tried_at=None, **changes):
+            return False
+        self.burn_in.state = state
+        logger.info("%s: %s", self.burn_in, state)
+        return True
+
+
+def is_busy(node: Node) -> bool:
+    """Return whether a job has anything on the node: DRAIN with ALLOCATED or COMPLETING is not idle."""
+    return node.cpus_used > 0 or node.gpus_used > 0 or not BUSY.isdisjoint(node_states.state_words(node.state))
+
+
+def _is_read_since(moment: datetime | None) -> bool:
+    """Return whether nodes were read from the scheduler after this moment."""
+    read_at = Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first()
+    return read_at is not None and (moment is None or read_at > moment)
+
+
+def _end_of_log(burn_in: BurnIn) -> str:
+    try:
+        data = rundir.read_under(rundir.path_of(burn_in.directory), "job/batch.log", limit=1 << 22)
+    except OSError:
+        return ""
+    text = data[-4_000:].decode(errors="replace")
+    return "".join(letter for letter in text if letter.isprintable() or letter == "\n")

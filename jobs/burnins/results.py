@@ -1,0 +1,79 @@
+"""Read the results that nodes append to their files, a bounded part at a time, and store their sums."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs.disk import rundir
+from nodes.burnin.reports import END, MAX_LINE, MAX_TESTS_OF_NODE, BurnInResult, TestedMachine, parse_line
+from nodes.models import BurnIn, BurnInNode, BurnInTest
+
+_SUMS = ("unit", "basis", "count", "failures", "absences", "values", "digests", "detail")
+READ_BYTES = 256 * 1024  # per node and tick
+MOST_BYTES = 64 * 1024 * 1024  # of one node: 48 hours of 64 GPUs are a tenth of it
+
+
+def read_results(burn_in: BurnIn) -> None:
+    """Store what is new in each node's file."""
+    root = rundir.path_of(burn_in.directory)
+    for row in burn_in.nodes.filter(is_active=True, has_ended=False).order_by("node"):
+        _read(row, root)
+
+
+def _read(row: BurnInNode, root: Path) -> None:
+    try:
+        descriptor = rundir.open_under(root, f"job/results/{row.node}.jsonl")
+    except (FileNotFoundError, PermissionError, rundir.UnsafePath):
+        return
+    try:
+        data = os.pread(descriptor, READ_BYTES, row.read_bytes)
+    finally:
+        os.close(descriptor)
+    complete = data[: data.rfind(b"\n") + 1]
+    if not complete and len(data) > MAX_LINE:
+        complete = data  # no line of ours is so long
+    if complete and row.read_bytes < MOST_BYTES:
+        _store(row, complete)
+
+
+def _store(row: BurnInNode, data: bytes) -> None:
+    with transaction.atomic():
+        tests = {(test.test, test.item): test for test in BurnInTest.objects.filter(burn_in_node=row)}
+        changed: dict[tuple[str, str], BurnInTest] = {}
+        for line in data.splitlines():
+            found = parse_line(line)
+            if isinstance(found, TestedMachine):
+                row.machine = vars(found)
+            elif found is not None and found.test == END:
+                row.has_ended = True
+            elif found is not None and (test := _row_of(row, found, tests)) is not None:
+                _add(test, found)
+                changed[test.test, test.item] = test
+        new = [test for test in changed.values() if test.pk is None]
+        BurnInTest.objects.bulk_update([test for test in changed.values() if test.pk is not None], _SUMS)
+        BurnInTest.objects.bulk_create(new)
+        before, row.read_bytes = row.read_bytes, row.read_bytes + len(data)
+        row.last_result_at = timezone.now()
+        stored = BurnInNode.objects.filter(pk=row.pk, read_bytes=before).update(
+            read_bytes=row.read_bytes, machine=row.machine, has_ended=row.has_ended, last_result_at=row.last_result_at
+        )
+        if not stored:  # another worker has stored it
+            transaction.set_rollback(True)
+
+
+def _row_of(row: BurnInNode, found: BurnInResult, tests: dict[tuple[str, str], BurnInTest]) -> BurnInTest | None:
+    key = (found.test, found.item)
+    if key not in tests and len(tests) < MAX_TESTS_OF_NODE:
+        tests[key] = BurnInTest(burn_in_node=row, test=found.test, item=found.item)
+    return tests.get(key)
+
+
+def _add(test: BurnInTest, found: BurnInResult) -> None:
+    summary = test.summary()
+    summary.add(found)
+    for name, value in vars(summary).items():
+        setattr(test, name, value)

@@ -1,0 +1,115 @@
+"""Decide what becomes of each node after its burn-in, and close the burn-in.
+
+    passed         stays in service; what health rules found before, and needed a burn-in, is cleared
+    failed         is drained with the first reason
+    otherwise      is drained again if it was drained before
+
+A node that somebody drained meanwhile keeps that reason.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from django.db import transaction
+from django.utils import timezone
+
+from jobs.burnins import golden
+from jobs.burnins.verdicts import results_of
+from jobs.disk.trash import discarded
+from jobs.errors import Conflict
+from jobs.queueing import queue
+from nodes.burnin.judge import FAILED, PASSED
+from nodes.cluster import drain
+from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder, Reading
+from nodes.monitoring.site_rules import rules_in_force
+from nodes.remediation import inbox
+from nodes.remediation.reason import NODE
+from nodes.scheduling import node_states
+
+MOST_LETTERS = 150
+NodeState = NodeOrder.State
+
+
+def order_all(burn_in: BurnIn, rule: str) -> bool:
+    """Order what follows for each node, once; return whether every order has ended."""
+    for row in burn_in.nodes.filter(is_returned=False).select_related("undrain_order"):
+        if not _is_known_since_undrain(row):
+            return False
+        with transaction.atomic():
+            _order(burn_in, row, rule)
+    orders = NodeOrder.objects.filter(pk__in=burn_in.nodes.exclude(return_order=None).values("return_order"))
+    return not orders.open().exists()
+
+
+def finish(burn_in: BurnIn) -> None:
+    """End the burn-in: note what became of the nodes, add those that passed to the golden records, free its folder."""
+    with transaction.atomic():
+        rows = BurnIn.objects.filter(pk=burn_in.pk, state=BurnIn.BurnInState.RETURNING)
+        if not rows.update(state=BurnIn.BurnInState.ENDED, ended_at=timezone.now(), detail="", tried_at=None):
+            return
+        for row in burn_in.nodes.select_related("return_order").order_by("node"):
+            if row.verdict == PASSED:
+                golden.add(results_of(row, burn_in))
+            BurnInNode.objects.filter(pk=row.pk).update(is_active=False, outcome=_outcome(row))
+    with suppress(Conflict, OSError), discarded(burn_in.directory):
+        queue("jobs.tasks.empty_trash")
+
+
+def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
+    node = Node.objects.filter(name=row.node).first()
+    outcome, order = "", None
+    reason = _drain_reason(burn_in, row)
+    if row.undrain_order is not None and row.undrain_order.is_open:  # cancelled before it was carried out
+        now = timezone.now()
+        NodeOrder.objects.open().filter(pk=row.undrain_order.pk).update(state=NodeState.REPLACED, ended_at=now)
+    elif row.verdict == PASSED:
+        _clear_entries(burn_in, row)
+    elif reason and node is not None:
+        try:
+            order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, rule=rule)
+        except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+            outcome = str(error)
+    BurnInNode.objects.filter(pk=row.pk).update(is_returned=True, return_order=order, outcome=outcome)
+
+
+def _is_known_since_undrain(row: BurnInNode) -> bool:
+    """Return whether the node's state is newer than its undrain: an older one would show it as somebody's drain."""
+    order = row.undrain_order
+    if order is None or order.state != NodeState.DONE or order.ended_at is None:
+        return True
+    read_at = Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first()
+    return read_at is not None and read_at > order.ended_at
+
+
+def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:
+    """Return the reason to drain the node with; "" if it stays as it is."""
+    if row.verdict == FAILED:
+        first = row.findings[0]["text"] if row.findings else "failed"
+        return f"{NODE} {first}".rstrip(".")[:MOST_LETTERS]
+    if row.verdict != PASSED and row.undrain_order is not None:
+        return f"{NODE} no result of burn-in {burn_in.pk}; before: {row.earlier_reason}"[:MOST_LETTERS]
+    return ""
+
+
+def _clear_entries(burn_in: BurnIn, row: BurnInNode) -> None:
+    """Clear what only a passed burn-in clears, unless something was observed since it began."""
+    rules = rules_in_force()
+    entries = HealthEntry.objects.active().filter(node=row.node, last_seen__lt=burn_in.started_at)
+    for entry in entries:
+        found = rules.get(entry.rule)
+        if found is not None and (found.needs_burn_in or found.clearing.ending == "burn-in"):
+            inbox.clear(None, entry.pk, f"Burn-in {burn_in.pk} passed.")
+
+
+def _outcome(row: BurnInNode) -> str:
+    node = Node.objects.filter(name=row.node).first()
+    if row.return_order is not None and row.return_order.state == NodeState.DONE:
+        return "Drained."
+    if row.return_order is not None:
+        return f"Not drained: {row.return_order.outcome or row.return_order.get_state_display()}"[:300]
+    if node is None:
+        return "The scheduler no longer knows it."
+    if drain.DRAINED.isdisjoint(node_states.state_words(node.state)):
+        return "In service."
+    return (row.outcome or f"Drained: {node.reason}")[:300]

@@ -1,0 +1,113 @@
+"""Start and cancel burn-ins. No scheduler is called here: the follower carries out what is stored (advance.py)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from jobs.errors import Conflict, JobError
+from jobs.queueing import queue
+from nodes.burnin import plan
+from nodes.cluster import drain
+from nodes.models import BurnIn, BurnInNode, Node, NodeOrder
+from nodes.scheduling import node_states
+from portal.access import note
+from portal.audit import Change
+from portal.models import User
+from vigil_core import formatting
+
+
+class CannotStart(JobError):
+    """Raised if the request names no nodes, unknown ones, or too many; the message says what to do."""
+
+
+class NeedsAgreement(Conflict):
+    """Raised if somebody drained a node, and the request does not agree that it may return to service."""
+
+
+def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool = False) -> BurnIn:
+    """Store a burn-in of these nodes. Raises CannotStart, NeedsAgreement, or Conflict if one is being tested already.
+
+    `may_undrain`: the sysadmin agrees that nodes which a person drained return to service if they pass.
+    """
+    names = list(dict.fromkeys(names))
+    nodes = _nodes(names)
+    _check_seconds(seconds)
+    if not may_undrain and (drained := [node for node in nodes if is_drained_by_person(node)]):
+        raise NeedsAgreement(_drained_text(drained))
+    try:
+        with transaction.atomic():
+            burn_in = BurnIn.objects.create(
+                key=f"burnin{secrets.token_hex(8)}", seconds=seconds, may_undrain=may_undrain, started_by=user
+            )
+            BurnInNode.objects.bulk_create(
+                BurnInNode(
+                    burn_in=burn_in, node=node.name, gpus=node.gpus, was_drained=is_drained(node),
+                    earlier_reason=node.reason if is_drained(node) else "",
+                )
+                for node in nodes
+            )  # fmt: skip
+            about = {"nodes": names, "seconds": seconds, "may_undrain": may_undrain}
+            note(user, "burnin.started", burn_in, change=Change(after=about))
+            transaction.on_commit(lambda: queue("jobs.tasks.follow"))
+    except IntegrityError:
+        raise Conflict(_busy_text(names)) from None
+    return burn_in
+
+
+def cancel(user: User, burn_in: BurnIn) -> None:
+    """Request the end; nodes that were drained before are drained again. Raises Conflict if it is over."""
+    rows = BurnIn.objects.active().filter(pk=burn_in.pk)
+    with transaction.atomic():
+        if rows.filter(cancel_requested_at=None).update(cancel_requested_at=timezone.now(), cancel_requested_by=user):
+            note(user, "burnin.cancelled", burn_in)
+            transaction.on_commit(lambda: queue("jobs.tasks.follow"))
+        elif not rows.exists():
+            raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} has ended.")
+
+
+def is_drained(node: Node) -> bool:
+    return not drain.DRAINED.isdisjoint(node_states.state_words(node.state))
+
+
+def is_drained_by_person(node: Node) -> bool:
+    """Return whether the node is drained, and not by one of Vigil's health rules: by a person, or a site's program."""
+    if not is_drained(node):
+        return False
+    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
+    return last is None or last.asked_by is not None or not last.rule or not drain.is_reason_of(last, node)
+
+
+def _nodes(names: Sequence[str]) -> list[Node]:
+    if not names:
+        raise CannotStart("No node was named. Name at least one.")
+    if len(names) > plan.MAX_NODES:
+        raise CannotStart(f"{len(names):,} nodes are too many for one burn-in: name {plan.MAX_NODES} at most.")
+    found = {node.name: node for node in Node.objects.reported().filter(name__in=names)}
+    if missing := [name for name in names if name not in found]:
+        raise CannotStart(f"The scheduler does not know {formatting.listed(missing[:8])}. `vigil nodes` lists nodes.")
+    down = [name for name in names if "down" in node_states.state_words(found[name].state)]
+    if down:
+        raise CannotStart(f"{formatting.listed(down[:8])} cannot be tested while down. Repair and boot first.")
+    return [found[name] for name in names]
+
+
+def _check_seconds(seconds: int) -> None:
+    if not plan.MIN_SECONDS <= seconds <= plan.MAX_SECONDS:
+        raise CannotStart(f"{seconds:,} s: a burn-in lasts from 1 minute to 48 hours.")
+
+
+def _drained_text(nodes: Sequence[Node]) -> str:
+    (first, *others) = nodes
+    more = f" So are {len(others)} more." if others else ""
+    return f"{drain.DrainedByAnother(first)}{more} A node that passes stays in service."
+
+
+def _busy_text(names: Sequence[str]) -> str:
+    busy = BurnInNode.objects.filter(is_active=True, node__in=names).order_by("node").first()
+    if busy is None:
+        return "Not started: another burn-in of these nodes was just started or ended. Try again."
+    return f"Not started: {busy.node} is being tested by burn-in {busy.burn_in_id}. Wait for it or cancel it."

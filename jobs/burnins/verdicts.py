@@ -1,0 +1,65 @@
+"""Judge the nodes of a burn-in whose tests have ended, and store each verdict with its reasons."""
+
+from __future__ import annotations
+
+from django.utils import timezone
+
+from jobs.burnins import golden
+from nodes.burnin.judge import FAILED, BurnInFinding, NodeResults, NodeVerdict, judge
+from nodes.health.rules.rule import OUT_OF_SERVICE
+from nodes.models import BurnIn, BurnInNode, HealthEntry, Node
+from nodes.schedulers.base import JobStatus
+from nodes.scheduling import node_states
+
+DOWN = frozenset({"down", "no_respond", "not_responding", "fail", "failing"})
+LOST_NODE = "The node failed during the burn-in."
+
+
+def end_text(status: JobStatus) -> str:
+    """Say how a job ended that did not complete."""
+    reason = f": {status.reason.rstrip('.')}" if status.reason else ""
+    return f"The tests ended early ({status.state.replace('_', ' ')}{reason})."
+
+
+def judge_nodes(burn_in: BurnIn) -> None:
+    """Store the verdict of every node. Call it in the transaction that leaves the state `running`."""
+    rows = {row.node: row for row in burn_in.nodes.order_by("node")}
+    nodes = [results_of(row, burn_in) for row in rows.values()]
+    for name, verdict in judge(nodes, golden.records_for(nodes)).items():
+        _store(rows[name], _with_health(burn_in, name, verdict))
+
+
+def results_of(row: BurnInNode, burn_in: BurnIn) -> NodeResults:
+    """Return what the judge needs to know of a node."""
+    is_lost = row.outcome == LOST_NODE or (not row.has_ended and _is_down(row.node))
+    return NodeResults(
+        row.node,
+        row.tested_machine,
+        [test.summary() for test in row.tests.order_by("id")],
+        ended=row.has_ended,
+        problem=LOST_NODE if is_lost else burn_in.problem,
+        is_node_lost=is_lost,
+        expected_gpus=row.gpus,
+    )
+
+
+def _is_down(name: str) -> bool:
+    state = Node.objects.filter(name=name).values_list("state", flat=True).first()
+    return state is not None and not DOWN.isdisjoint(node_states.state_words(state))
+
+
+def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdict:
+    """Fail a node on which a health rule found something meanwhile that takes it out of service."""
+    since = burn_in.started_at or burn_in.requested_at
+    entries = HealthEntry.objects.filter(
+        node=name, opened_at__gte=since, opened_at__lte=timezone.now(), action__in=OUT_OF_SERVICE
+    )
+    texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
+    if not texts:
+        return verdict
+    return NodeVerdict(FAILED, [*map(BurnInFinding, texts), *verdict.findings])
+
+
+def _store(row: BurnInNode, verdict: NodeVerdict) -> None:
+    findings = [{"text": finding.text[:400], "is_warning": finding.is_warning} for finding in verdict.findings[:200]]
+    BurnInNode.objects.filter(pk=row.pk).update(verdict=verdict.verdict, findings=findings)
