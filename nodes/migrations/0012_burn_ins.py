@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('nodes', '0010_health_entries'),
+        ('nodes', '0011_assessments'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
