@@ -33,6 +33,14 @@ def health() -> None:
     return_recovered()
 
 
+@shared_task(name="nodes.tasks.temperatures", expires=30)
+def temperatures() -> None:
+    """Estimate or read the inlet temperatures of nodes and racks."""
+    from nodes.monitoring.temperatures import measure
+
+    measure()
+
+
 @shared_task(name="nodes.tasks.pull", expires=10)
 def pull() -> None:
     """Poll the dcgm-exporters that the site configures for machines without agents."""

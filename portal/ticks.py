@@ -34,6 +34,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "thin-telemetry": {"task": "nodes.tasks.thin", "schedule": 3600.0, "options": {"expires": 3600}},
     "waste": {"task": "jobs.tasks.waste", "schedule": 60.0, "options": {"expires": 60}},
     "reliability": {"task": "jobs.tasks.reliability", "schedule": 60.0, "options": {"expires": 60}},
+    "temperatures": {"task": "nodes.tasks.temperatures", "schedule": 60.0, "options": {"expires": 30}},
     "assess": {"task": "jobs.tasks.assess", "schedule": 300.0, "options": {"expires": 120}},
     "forget-telemetry": {"task": "nodes.tasks.forget", "schedule": 24 * 3600.0, "options": {"expires": 24 * 3600}},
     "measure": {"task": "jobs.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
+from console.pages import rack_temperatures
 from console.pages.cluster import sysadmin_of
 from nodes.cluster import racks
 from nodes.cluster.racks import natural_sort_key
@@ -85,6 +86,7 @@ def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = 
         "text": text,
         "mistakes": mistakes or [],
         "most": racks.MOST,
+        **rack_temperatures.context(user_of(request)),
     }
     return render(request, "nodes/racks.html", context, status=422 if mistakes else 200)
 

@@ -72,14 +72,14 @@ def slow_nodes(times: Iterable[StepTime]) -> list[NodePace]:
 
 
 @dataclass
-class _Program:
+class _ProgramTimes:
     """A program's attempts: all of them, and by node."""
 
     times: list[StepTime]
     by_node: dict[str, list[StepTime]]
 
 
-def _by_program(times: Sequence[StepTime]) -> list[_Program]:
+def _by_program(times: Sequence[StepTime]) -> list[_ProgramTimes]:
     found: defaultdict[str, list[StepTime]] = defaultdict(list)
     for time in times:
         found[time.program].append(time)
@@ -90,11 +90,11 @@ def _by_program(times: Sequence[StepTime]) -> list[_Program]:
             for node in time.nodes:
                 by_node[node].append(time)
         if len(by_node) > LEAST_OTHER_NODES:
-            programs.append(_Program(several, by_node))
+            programs.append(_ProgramTimes(several, by_node))
     return programs
 
 
-def _pace(node: str, programs: Sequence[_Program]) -> NodePace | None:
+def _pace(node: str, programs: Sequence[_ProgramTimes]) -> NodePace | None:
     ratios, slow, attempts = [], 0, 0
     others: set[str] = set()
     for program in programs:

@@ -22,6 +22,7 @@ from nodes.agent.facts import facts
 from nodes.agent.gpu_history import GpuHistory
 from nodes.agent.gpu_watch import GpuWatch
 from nodes.agent.host import PROC, SYS, HostSampler
+from nodes.agent.inlet import InletProbe
 from nodes.agent.kernel_log import KernelLog
 from nodes.agent.kernel_watch import KernelWatch
 from nodes.agent.lasting_conditions import LastingConditions
@@ -98,6 +99,7 @@ class AgentLoop:
             MountProbes(slow=self._conditions.since_by_subject("mount.slow")),
         )
         self._processes = GpuProcesses(proc_root)
+        self._inlet = InletProbe(settings.inlet, every=timing.seconds_of(60)) if settings.inlet is not None else None
         self._refused: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sender = self._make_sender()
         self._events: list[Event] = self._boot_event()
@@ -130,6 +132,7 @@ class AgentLoop:
         """Read what has arrived, and store what is due."""
         self._kernel.read()
         self._note([*self._gpus.poll(), *self._mounts.poll(time.time())])
+        self._poll_inlet()
         self._log_gpu_status()
         self._update_facts()
         self._split_rejected()
@@ -200,7 +203,7 @@ class AgentLoop:
             period=self._timing.period,
             n=n,
             samples=self._gpus.samples.take(self._first, n),
-            host={**self._host.sample(), **self._mounts.values()} if is_last else {},
+            host=self._host_values() if is_last else {},
             processes=self._processes.payloads(self._gpus.newest_counters, self._gpus.gpus),
             events=events,
         )
@@ -211,6 +214,16 @@ class AgentLoop:
         self._kernel.open()
         self._probe_mounts()
         self._make_room()
+
+    def _host_values(self) -> dict[str, float | None]:
+        inlet = self._inlet.values() if self._inlet else {}
+        return {**self._host.sample(), **self._mounts.values(), **inlet}
+
+    def _poll_inlet(self) -> None:
+        if self._inlet is not None:
+            self._inlet.poll()
+            problem = self._inlet.problem
+            self._status.update("inlet", f"The inlet temperature cannot be read: {problem}" if problem else "")
 
     # Events.
 
@@ -357,6 +370,8 @@ class AgentLoop:
             self._append_events(self._take_events())
         self._gpus.reader.close()
         self._mounts.close()
+        if self._inlet is not None:
+            self._inlet.close()
         self._sender.finish(LAST_POST_SECONDS)
         self._buffer.close()
         log("Stopped.")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 STATE = "/var/lib/vigil-agent"
 KMSG = "/dev/kmsg"
 MAX_MOUNTS = 16
+IPMITOOL = "ipmitool"
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 
 
@@ -31,6 +32,8 @@ class AgentSettings:
     """The mounts to probe; None: every network file system."""
     url: str = ""
     token_file: Path = Path()
+    inlet: str | None = None
+    """The BMC's sensor of the inlet temperature; "": the one that looks like it; None: the BMC is not read."""
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) -> AgentSettings:
@@ -46,6 +49,7 @@ def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) 
         mounts=_mounts(values.get("VIGIL_AGENT_MOUNTS", "")),
         url=_url(values.get("VIGIL_AGENT_URL", "")) if posts else "",
         token_file=_token_file(values.get("VIGIL_AGENT_TOKEN_FILE", "")) if posts else Path(),
+        inlet=_inlet(values.get("VIGIL_AGENT_INLET", "")),
     )
 
 
@@ -87,6 +91,18 @@ def _mounts(text: str) -> tuple[str, ...] | None:
     if len(names) > MAX_MOUNTS:
         raise InvalidSetting(f"VIGIL_AGENT_MOUNTS names {len(names)} mounts. Name at most {MAX_MOUNTS}.")
     return tuple(dict.fromkeys(str(_path("VIGIL_AGENT_MOUNTS", name)) for name in names))
+
+
+def _inlet(text: str) -> str | None:
+    tool, _, sensor = text.strip().partition(":")
+    if not tool:
+        return None
+    if tool != IPMITOOL or not sensor.isprintable() or len(sensor) > 64:
+        raise InvalidSetting(
+            f"VIGIL_AGENT_INLET is {text!r:.80}. Set it to ipmitool, or ipmitool:SENSOR with a sensor's name as"
+            " `ipmitool sdr type Temperature` prints it; leave it empty to not read the BMC."
+        )
+    return sensor.strip()
 
 
 def _url(text: str) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from django.http import HttpResponse
+from django.utils import timezone
 from ninja import Router, Schema
 from pydantic import Field
 
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import racks
-from nodes.models import RackPlace
+from nodes.models import Assessment, RackPlace
+from nodes.monitoring.temperatures import hourly, racks_in_order
 from portal.http.api import ApiRequest, too_large
 from portal.http.openapi import described
 from portal.http.posts import UNREADABLE
@@ -47,6 +50,29 @@ class RackPlaceShape(Schema):
     order: int = Field(description="Position of the rack among racks; racks with the same value are sorted by name.")
 
 
+class RackHourShape(Schema):
+    """The mean inlet temperature of a rack in one hour."""
+
+    at: datetime
+    inlet_c: float
+
+
+class RackInletShape(Schema):
+    """The temperature of the air that a rack's nodes take in."""
+
+    rack: str
+    inlet_c: float | None = Field(description="Now; null: no node of the rack reports.")
+    above_neighbours_c: float | None = Field(description="Above the median of up to two racks on either side.")
+    is_estimate: bool = Field(description="Estimated from GPU temperature and power, not measured by BMCs.")
+    nodes: int = Field(description="Nodes with a value.")
+    hours: list[RackHourShape] = Field(description="The last 24 hours, oldest first.")
+
+
+class RackInlets(Schema):
+    items: list[RackInletShape]
+    next: str | None = None
+
+
 class RackPlaces(Schema):
     items: list[RackPlaceShape]
     next: str | None = None
@@ -75,6 +101,28 @@ def places(request: ApiRequest) -> Any:
     if "text/csv" in request.headers.get("Accept", ""):
         return HttpResponse(racks.as_csv(rows), content_type="text/csv; charset=utf-8")
     return {"items": list(rows)}
+
+
+@router.get("/temperatures", response=RackInlets, summary="Inlet temperatures of racks")
+def temperatures(request: ApiRequest) -> dict[str, Any]:
+    """List the inlet temperature of each rack, now and by the hour, in the order in which racks stand."""
+    now = timezone.now()
+    current = {row.item: row.fields for row in Assessment.objects.fresh(now).filter(signal="rack_inlet")}
+    hours = hourly(timedelta(hours=24), now)
+    items = []
+    for rack, _ in racks_in_order():
+        fields = current.get(rack, {})
+        items.append(
+            {
+                "rack": rack,
+                "inlet_c": fields.get("inlet_c"),
+                "above_neighbours_c": fields.get("above_neighbours_c"),
+                "is_estimate": fields.get("is_estimate", True),
+                "nodes": fields.get("nodes", 0),
+                "hours": [{"at": row.hour, "inlet_c": round(row.mean_c, 2)} for row in hours.get(rack, [])],
+            }
+        )
+    return {"items": items}
 
 
 @router.put(

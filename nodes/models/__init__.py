@@ -19,6 +19,7 @@ from nodes.models.health import HealthControl, HealthEntry, SiteRule
 from nodes.models.notes import NodeNote
 from nodes.models.racks import RackPlace
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
+from nodes.models.temperatures import NodeThermals, RackTemperature
 
 __all__ = [
     "Agent",
@@ -44,10 +45,12 @@ __all__ = [
     "NodeEvent",
     "NodeNote",
     "NodeOrder",
+    "NodeThermals",
     "Partition",
     "Qos",
     "QueuedJob",
     "RackPlace",
+    "RackTemperature",
     "Reading",
     "Reservation",
     "SiteRule",

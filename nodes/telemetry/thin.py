@@ -16,7 +16,7 @@ import numpy as np
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
-from nodes.models import Agent, Frame, Holding, NodeEvent
+from nodes.models import Agent, Frame, Holding, NodeEvent, RackTemperature
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from portal.models import Chunk, Series
 from portal.series import store
@@ -76,6 +76,7 @@ def forget(*, now: float | None = None) -> int:
     moment = datetime.fromtimestamp(max(0, end), UTC)
     NodeEvent.objects.filter(last_at__lt=moment, is_open=False).delete()
     Holding.objects.filter(until__lt=moment).delete()
+    RackTemperature.objects.filter(hour__lt=moment).delete()
     deleted = 0
     for agent in Agent.objects.only("pk"):
         for owner in owners_of(agent):

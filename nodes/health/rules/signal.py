@@ -149,6 +149,15 @@ _ALL = (
         },
     ),
     Signal(
+        "rack_inlet", "state", "rack", "The temperature of the air that a rack's nodes take in.",
+        {
+            "inlet_c": "median over its nodes",
+            "above_neighbours_c": "how much warmer than the median of up to two racks on either side",
+            "is_estimate": "whether it is estimated from GPU temperature and power, not measured by BMCs",
+            "nodes": "nodes with a value",
+        },
+    ),
+    Signal(
         "step_time", "state", "node", "A node on which programs take longer steps than the same programs elsewhere.",
         {
             "ratio": "step time to that of the same programs elsewhere, median over programs; 1.2: a fifth slower",

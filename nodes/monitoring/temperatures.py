@@ -1,0 +1,145 @@
+"""Estimate or read the inlet temperature of nodes and racks, once a minute, and store it by rack and hour."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from nodes.cluster.racks import natural_sort_key
+from nodes.health.inlet import GpuThermals, NodeInlet, RackInlet, ThermalReading, node_inlet, rack_inlets, resistances
+from nodes.health.progress import Subject
+from nodes.models import Agent, Gpu, NodeThermals, RackPlace, RackTemperature
+from nodes.monitoring import assessments
+from portal import bulk
+from vigil_core import untrusted
+
+COLDEST_C, WARMEST_C = -10.0, 80.0
+"""What a BMC reports outside of this is no inlet temperature."""
+MOST_ROWS = 200
+"""Per transaction."""
+UNKNOWN = {"inlet_c": None, "above_neighbours_c": None, "nodes": 0}
+
+
+def measure(now: datetime | None = None) -> list[RackInlet]:
+    """Learn from the newest readings of all GPUs, and store the inlets of nodes and racks. Returns those of racks."""
+    now = now or timezone.now()
+    agents = [agent for agent in Agent.objects.filter(is_made_up=False) if not agent.is_silent(now)]
+    models: defaultdict[int, dict[str, str]] = defaultdict(dict)
+    for agent_id, uuid, model in Gpu.objects.filter(gone_at=None, lost_at=None).values_list("agent", "uuid", "model"):
+        models[agent_id][uuid] = model
+    rows = {row.agent_id: row for row in NodeThermals.objects.all()}
+    thermals = {agent.pk: _learn(agent, models[agent.pk], rows.get(agent.pk)) for agent in agents}
+    known = resistances((models[pk].get(uuid, ""), gpu) for pk, gpus in thermals.items() for uuid, gpu in gpus.items())
+    inlets = {agent.node: _inlet(agent, models[agent.pk], thermals[agent.pk], known) for agent in agents}
+    _store_nodes(agents, rows, thermals, inlets, now)
+    racks = racks_in_order()
+    found = rack_inlets([(rack, [inlets[node] for node in nodes if node in inlets]) for rack, nodes in racks])
+    _store_racks(found, dict(racks), now)
+    return found
+
+
+def racks_in_order() -> list[tuple[str, list[str]]]:
+    """Return the racks as they stand next to each other, with their nodes."""
+    places: dict[str, list[RackPlace]] = {}
+    for row in RackPlace.objects.all():
+        places.setdefault(row.rack, []).append(row)
+    names = sorted(places, key=natural_sort_key)
+    names.sort(key=lambda rack: places[rack][0].order)
+    return [(rack, [row.node for row in places[rack]]) for rack in names]
+
+
+def _learn(agent: Agent, models: Mapping[str, str], row: NodeThermals | None) -> dict[str, GpuThermals]:
+    """Return what is known of the node's GPUs after its newest reading."""
+    stored = row.gpus if row is not None and isinstance(row.gpus, dict) else {}
+    newest = agent.newest.get("gpus") if isinstance(agent.newest, dict) else None
+    found = {}
+    for uuid in models:
+        gpu = found[uuid] = GpuThermals.from_payload(stored.get(uuid))
+        values = newest.get(uuid) if isinstance(newest, dict) else None
+        reading = _reading(agent, values) if isinstance(values, dict) else None
+        if reading is not None and (gpu.last is None or reading.at > gpu.last.at):
+            gpu.observe(reading)
+    return found
+
+
+def _reading(agent: Agent, values: Mapping[str, Any]) -> ThermalReading | None:
+    celsius, watts = (untrusted.number(values.get(name), 1e4) for name in ("temperature_c", "watts"))
+    if celsius is None or watts is None or agent.sampled_at is None:
+        return None
+    return ThermalReading(float(agent.sampled_at), celsius, watts)
+
+
+def _inlet(
+    agent: Agent, models: Mapping[str, str], gpus: Mapping[str, GpuThermals], known: Mapping[str, float]
+) -> NodeInlet:
+    estimated = node_inlet([(models[uuid], gpu) for uuid, gpu in gpus.items()], known)
+    host = agent.newest.get("host") if isinstance(agent.newest, dict) else None
+    measured = untrusted.number(host.get("inlet_c"), 1e3) if isinstance(host, dict) else None
+    if measured is not None and not COLDEST_C <= measured <= WARMEST_C:
+        measured = None
+    return NodeInlet(agent.node, measured, estimated)
+
+
+def _store_nodes(
+    agents: Sequence[Agent],
+    rows: Mapping[int, NodeThermals],
+    thermals: Mapping[int, Mapping[str, GpuThermals]],
+    inlets: Mapping[str, NodeInlet],
+    now: datetime,
+) -> None:
+    new: list[NodeThermals] = []
+    changed: list[NodeThermals] = []
+    for agent in agents:
+        row = rows.get(agent.pk) or NodeThermals(agent=agent)
+        row.gpus = {uuid: gpu.as_payload() for uuid, gpu in thermals[agent.pk].items()}
+        row.estimated_c, row.measured_c = inlets[agent.node].estimated_c, inlets[agent.node].measured_c
+        row.updated_at = now
+        (changed if row.pk else new).append(row)
+    NodeThermals.objects.bulk_create(new, ignore_conflicts=True)
+    for some in _batches(changed):
+        bulk.update_rows(some, ("gpus", "estimated_c", "measured_c", "updated_at"))
+
+
+def _store_racks(found: Sequence[RackInlet], nodes: Mapping[str, Sequence[str]], now: datetime) -> None:
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    with transaction.atomic():
+        rows = {row.rack: row for row in RackTemperature.objects.filter(hour=hour)}
+        new = []
+        for inlet in found:
+            row = rows.get(inlet.rack)
+            if row is None:
+                row = RackTemperature(rack=inlet.rack, hour=hour, max_c=inlet.inlet_c)
+                new.append(row)
+            row.sum_c, row.count = row.sum_c + inlet.inlet_c, row.count + 1
+            row.max_c, row.is_estimate = max(row.max_c, inlet.inlet_c), inlet.is_estimate
+            row.nodes = len(nodes[inlet.rack])
+        RackTemperature.objects.bulk_create(new, ignore_conflicts=True)
+        bulk.update_rows(list(rows.values()), ("sum_c", "count", "max_c", "is_estimate", "nodes"))
+    fields = {
+        Subject("", "", inlet.rack): {
+            "inlet_c": inlet.inlet_c,
+            "above_neighbours_c": inlet.above_neighbours_c,
+            "is_estimate": inlet.is_estimate,
+            "nodes": inlet.nodes,
+        }
+        for inlet in found
+    }
+    assessments.replace("rack_inlet", fields, UNKNOWN, now)
+
+
+def hourly(rack_hours: timedelta, now: datetime) -> dict[str, list[RackTemperature]]:
+    """Return the hours of the last time span by rack, oldest first."""
+    found: defaultdict[str, list[RackTemperature]] = defaultdict(list)
+    for row in RackTemperature.objects.filter(hour__gt=now - rack_hours).order_by("hour"):
+        found[row.rack].append(row)
+    return dict(found)
+
+
+def _batches(rows: Sequence[NodeThermals]) -> Iterable[Sequence[NodeThermals]]:
+    for start in range(0, len(rows), MOST_ROWS):
+        yield rows[start : start + MOST_ROWS]
