@@ -42,6 +42,8 @@ from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
 from portal.accounts import api as accounts_api
 from portal.accounts import views
+from portal.announcements import api as announcements_api
+from portal.announcements.current import add_header
 from portal.http import problems
 from portal.http.api import make_api
 from portal.notices import api as notices_api
@@ -50,8 +52,10 @@ from portal.notices import views as channels
 from portal.records import site
 
 api = make_api()
+api.add_decorator(add_header, mode="view")
 request_api.install(api)
 api.add_router("/v1", accounts_api.router)
+api.add_router("/v1/announcements", announcements_api.router)
 api.add_router("/v1/notices", notices_api.router)
 api.add_router("/v1/outbox", outbox_api.router)
 api.add_router("/v1/jobs", jobs_api.router)

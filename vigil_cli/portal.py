@@ -60,6 +60,7 @@ class Portal:
     token: str = field(repr=False)
     source: str = field(default="VIGIL_URL", repr=False, compare=False)  # where the address is configured
     _http: httpx.Client | None = field(default=None, repr=False)
+    _has_shown_announcements: bool = field(default=False, repr=False, compare=False)
 
     @property
     def http(self) -> httpx.Client:
@@ -117,6 +118,7 @@ class Portal:
             else:
                 self._check_redirect(answer)
                 if answer.status_code < 400:
+                    self._show_announcements(answer.headers.get("Vigil-Announcements", ""))
                     return answer
                 if answer.status_code == 401:
                     raise self._unauthorized()
@@ -124,6 +126,14 @@ class Portal:
                     raise _error_of(answer)
             time.sleep(RETRY_S)
         raise AssertionError("unreachable")
+
+    def _show_announcements(self, header: str) -> None:
+        """Print on stderr what the portal announces to everybody, once per command."""
+        if header and not self._has_shown_announcements:
+            from vigil_cli.announcements import show
+
+            self._has_shown_announcements = True
+            show(header)
 
     def stream(self, path: str, **parameters: Any) -> Iterator[str]:
         """Yield a long text piece by piece."""

@@ -8,6 +8,7 @@ from django.utils.functional import SimpleLazyObject
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
 
+from portal.announcements.current import current
 from portal.models import User
 
 THEMES = {"light", "dark"}
@@ -20,6 +21,7 @@ def context(request: HttpRequest) -> dict[str, object]:
     return {
         "theme": theme if theme in THEMES else None,
         "active_jobs": SimpleLazyObject(lambda: _active_jobs(request)),
+        "announcements": SimpleLazyObject(current),
         "sees_disk": SimpleLazyObject(lambda: _sees_disk(request)),
     }
 

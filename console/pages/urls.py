@@ -4,6 +4,7 @@ from django.urls import path
 
 from console.pages import (
     agents,
+    announcements,
     bulk_drain,
     cluster_map,
     context,
@@ -27,6 +28,8 @@ urlpatterns = [
     path("theme", context.theme, name="theme"),
     path("cluster", cluster_map.index, name="cluster"),
     path("cluster/<str:name>/<int:index>", cluster_map.gpu, name="cluster_gpu"),
+    path("announcements", announcements.index, name="announcements"),
+    path("announcements/<int:announcement_id>/withdraw", announcements.withdraw, name="announcement_withdraw"),
     path("agents", agents.index, name="agents"),
     path("agents/secret", agents.make_secret, name="agents_secret"),
     path("drains", drains.index, name="drains"),

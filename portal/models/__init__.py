@@ -1,5 +1,6 @@
 """Export the models of this app, where Django looks for them."""
 
+from portal.models.announcement import Announcement, AnnouncementQuerySet
 from portal.models.ground import (
     DEFAULT_PROJECT,
     SLUG,
@@ -27,6 +28,8 @@ from portal.models.runbook import SiteRunbook
 __all__ = [
     "DEFAULT_PROJECT",
     "SLUG",
+    "Announcement",
+    "AnnouncementQuerySet",
     "AuditEntry",
     "Channel",
     "Chunk",

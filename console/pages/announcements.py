@@ -1,0 +1,71 @@
+"""Render /announcements: what sysadmins announce to everybody, and since when."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST
+
+from console.pages.cluster import sysadmin_of
+from portal.access import CLUSTER, can, user_of
+from portal.announcements import write
+from portal.models import Announcement
+
+MOST_PAST = 30
+GLYPHS = {"info": "notice", "warning": "warn", "critical": "failed"}
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def index(request: HttpRequest) -> HttpResponse:
+    """List announcements; sysadmins write them."""
+    mistake = ""
+    if request.method == "POST":
+        user = sysadmin_of(request, "announce something")
+        try:
+            starts_at, ends_at = (_moment(request.POST.get(name, ""), name) for name in ("starts_at", "ends_at"))
+            write.announce(user, request.POST.get("text", ""), request.POST.get("level", ""), starts_at, ends_at)
+        except write.BadAnnouncement as error:
+            mistake = str(error)
+        else:
+            messages.success(request, "Announced.")
+            return redirect("announcements")
+    standing = [*Announcement.objects.pending().select_related("written_by").order_by("starts_at")]
+    past = Announcement.objects.exclude(pk__in=[row.pk for row in standing]).select_related("written_by")
+    context = {
+        "section": "home",
+        "standing": [(row, GLYPHS[row.level]) for row in standing],
+        "past": past[:MOST_PAST],
+        "may_change": can(user_of(request), "change", CLUSTER),
+        "levels": Announcement.Level.values,
+        "most": Announcement.MOST,
+        "mistake": mistake,
+        "sent": request.POST,
+        "zone": timezone.get_current_timezone_name(),
+    }
+    return render(request, "portal/announcements.html", context, status=400 if mistake else 200)
+
+
+@login_required
+@require_POST
+def withdraw(request: HttpRequest, announcement_id: int) -> HttpResponse:
+    user = sysadmin_of(request, "withdraw announcements")
+    row = get_object_or_404(Announcement, pk=min(announcement_id, 2**63 - 1))
+    if not write.withdraw(user, row):
+        messages.error(request, "This announcement is over already.")
+    return redirect("announcements")
+
+
+def _moment(text: str, field: str) -> datetime | None:
+    """Return a time as a browser sends it, in the site's time zone; None if it is empty."""
+    if not text:
+        return None
+    try:
+        return timezone.make_aware(datetime.strptime(text[:16], "%Y-%m-%dT%H:%M"))
+    except (ValueError, OverflowError):
+        raise write.BadAnnouncement(field, "Enter times as 2026-12-01T08:00.") from None

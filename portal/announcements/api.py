@@ -1,0 +1,109 @@
+"""REST: announcements to everybody."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from portal.access import CLUSTER, can
+from portal.announcements import write
+from portal.http.api import ApiRequest, Moment, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import SortOrder, page
+from portal.http.problems import Problem
+from portal.models import Announcement, Token
+
+router = Router(tags=["people"])
+ONLY = {403: "Only for sysadmins, with a token of scope admin."}
+
+
+class AnnouncementShape(Schema):
+    """A short plain text for everybody."""
+
+    id: int
+    text: str
+    level: str = Field(description="info, warning or critical.")
+    starts_at: datetime
+    ends_at: datetime | None = Field(description="Null: until it is withdrawn.")
+    written_by: str | None
+    withdrawn_at: datetime | None
+    is_shown: bool = Field(description="Whether it is shown now.")
+
+
+class Announcements(Schema):
+    items: list[AnnouncementShape]
+    next: str | None = None
+
+
+class WantedAnnouncements(WantedPage):
+    all: bool = Field(False, description="Also those that are planned, over or withdrawn.")
+
+
+class NewAnnouncement(Schema):
+    model_config = {"extra": "forbid"}
+    text: str = Field(min_length=1, max_length=Announcement.MOST, description="Plain text, one paragraph.")
+    level: str = Field("info", max_length=16, description="info, warning or critical.")
+    starts_at: Moment | None = Field(None, description="Default: now.")
+    ends_at: Moment | None = Field(None, description="Default: until it is withdrawn.")
+
+
+@router.get("", response=Announcements, summary="Announcements, newest first")
+def announcements(request: ApiRequest, wanted: Query[WantedAnnouncements]) -> dict[str, Any]:
+    """List what is announced to everybody now, or with `all` everything that ever was."""
+    rows = Announcement.objects.all() if wanted.all else Announcement.objects.shown()
+    found = page(
+        rows.select_related("written_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
+    )
+    return {"items": [_shape(row) for row in found.items], "next": found.next}
+
+
+@router.post(
+    "",
+    response={201: AnnouncementShape},
+    summary="Announce something to everybody (sysadmins)",
+    openapi_extra=described(errors=ONLY | {422: "The text, the level or the times are wrong."}),
+)
+def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, Any]]:
+    """Show a text at home, on the submit page and to users of `vigil`, from one time to another."""
+    _only_sysadmins(request)
+    try:
+        row = write.announce(request.auth, wanted.text, wanted.level, wanted.starts_at, wanted.ends_at)
+    except write.BadAnnouncement as error:
+        errors = [{"field": error.field, "message": str(error)}]
+        raise Problem(422, str(error), kind="invalid", errors=errors) from None  # type: ignore[arg-type]
+    return Status(201, _shape(row))
+
+
+@router.post(
+    "/{int:announcement_id}/withdraw",
+    response=AnnouncementShape,
+    summary="Withdraw an announcement (sysadmins)",
+    openapi_extra=described(errors=ONLY | {404: "No such announcement."}),
+)
+def withdraw(request: ApiRequest, announcement_id: int) -> dict[str, Any]:
+    """End an announcement before its time. One that is over stays as it is."""
+    _only_sysadmins(request)
+    rows = Announcement.objects.select_related("written_by")
+    row = rows.filter(pk=announcement_id).first() if announcement_id < 2**63 else None
+    if row is None:
+        raise Problem(404, f"There is no announcement {announcement_id}.")
+    write.withdraw(request.auth, row)
+    row.refresh_from_db()
+    return _shape(row)
+
+
+def _only_sysadmins(request: ApiRequest) -> None:
+    if not can(request.auth, "change", CLUSTER):
+        raise Problem(403, "Only sysadmins can announce something. Ask one of them.")
+    if request.token_scope not in {None, Token.Scope.ADMIN}:
+        raise Problem(403, "This token cannot announce anything. Create one with scope admin.", kind="scope")
+
+
+def _shape(row: Announcement) -> dict[str, Any]:
+    same = ("id", "text", "level", "starts_at", "ends_at", "withdrawn_at", "is_shown")
+    return {name: getattr(row, name) for name in same} | {
+        "written_by": row.written_by.username if row.written_by else None
+    }

@@ -1,0 +1,132 @@
+"""Announcements: everybody sees them between their times, as text; only sysadmins write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from portal.announcements import current
+from portal.models import Announcement, AuditEntry, User
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+ADDRESS = "/api/v1/announcements"
+
+
+@pytest.fixture(autouse=True)
+def _uncached() -> Iterator[None]:
+    current.forget()
+    yield
+    current.forget()
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+@pytest.fixture
+def mira() -> User:
+    return person("mira", a_project())
+
+
+def announce(user: User, text: str = "Maintenance on Saturday", **more: Any) -> Any:
+    client = bearer(user, "admin" if user.is_sysadmin else "submit")
+    return client.post(ADDRESS, {"text": text, **more}, content_type="application/json")
+
+
+def test_everybody_sees_it_at_home_on_submit_and_by_rest(ops: User, mira: User) -> None:
+    answer = announce(ops, level="warning")
+    assert answer.status_code == 201
+    for page in ("/", "/submit", "/announcements"):
+        assert "Maintenance on Saturday" in signed_in(mira).get(page).text
+    (item,) = bearer(mira, "read").get(ADDRESS).json()["items"]
+    assert (item["text"], item["level"], item["is_shown"], item["written_by"]) == (
+        "Maintenance on Saturday", "warning", True, "ops",
+    )  # fmt: skip
+    assert AuditEntry.objects.get(user=ops).action == "announce"
+    withdrawn = bearer(ops, "admin").post(f"{ADDRESS}/{item['id']}/withdraw").json()
+    assert withdrawn["withdrawn_at"]
+    assert "Maintenance on Saturday" not in signed_in(mira).get("/").text
+    assert bearer(mira, "read").get(ADDRESS).json()["items"] == []
+    assert len(bearer(mira, "read").get(ADDRESS, {"all": True}).json()["items"]) == 1
+
+
+def test_only_between_its_times(ops: User, mira: User) -> None:
+    now = timezone.now()
+    announce(ops, "later", starts_at=(now + timedelta(hours=1)).isoformat())
+    announce(ops, "soon over", ends_at=(now + timedelta(hours=1)).isoformat())
+    assert [row.text for row in current.current()] == ["soon over"]
+    Announcement.objects.update(ends_at=now - timedelta(seconds=1))
+    current.forget()
+    assert current.current() == ()
+    page = signed_in(mira).get("/announcements").text
+    assert "Nothing is announced." in page
+
+
+def test_the_most_urgent_come_first_and_few_are_shown(ops: User) -> None:
+    for number in range(7):
+        announce(ops, f"info {number}")
+    announce(ops, "fire", level="critical")
+    shown = [row.text for row in current.current()]
+    assert (shown[0], len(shown)) == ("fire", 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"text": " "}, "text"), ({"text": "x" * 401}, "text"), ({"text": "a\u202eb"}, "text"),
+        ({"level": "loud"}, "level"), ({"ends_at": "2020-01-01T00:00:00Z"}, "ends_at"),
+        ({"starts_at": "2999-01-01T00:00:00Z"}, "starts_at"), ({"starts_at": "2026-01-01T00:00:00"}, "starts_at"),
+        ({"colour": "red"}, "colour"),
+    ],
+)  # fmt: skip
+def test_refuses_what_cannot_be_shown(ops: User, body: dict[str, Any], field: str) -> None:
+    answer = announce(ops, **{"text": "x", **body})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == field
+    assert not Announcement.objects.exists()
+
+
+def test_only_sysadmins_write(ops: User, mira: User) -> None:
+    assert announce(mira).status_code == 403
+    assert bearer(ops, "submit").post(ADDRESS, {"text": "x"}, content_type="application/json").status_code == 403
+    assert signed_in(mira).post("/announcements", {"text": "x", "level": "info"}).status_code == 403
+    row = Announcement.objects.create(text="x", written_by=ops)
+    assert bearer(mira, "submit").post(f"{ADDRESS}/{row.pk}/withdraw").status_code == 403
+    assert signed_in(mira).post(f"/announcements/{row.pk}/withdraw").status_code == 403
+    assert '<form method="post" action="/announcements"' not in signed_in(mira).get("/announcements").text
+
+
+def test_sysadmins_write_on_the_page(ops: User) -> None:
+    client = signed_in(ops)
+    assert client.post("/announcements", {"text": "", "level": "info"}).status_code == 400
+    assert client.post("/announcements", {"text": "x", "level": "info", "ends_at": "soon"}).status_code == 400
+    sent = {"text": "<b>bold</b>", "level": "critical", "ends_at": "2999-01-01T00:00"}
+    assert "more than a year" in client.post("/announcements", sent).text
+    assert client.post("/announcements", {**sent, "ends_at": ""}).status_code == 302
+    assert "&lt;b&gt;bold&lt;/b&gt;" in client.get("/").text
+    row = Announcement.objects.get()
+    assert client.post(f"/announcements/{row.pk}/withdraw").status_code == 302
+    assert client.post("/announcements/99999999999999999999/withdraw").status_code == 404
+
+
+def test_the_command_is_told_in_a_header_and_nobody_else(ops: User, mira: User) -> None:
+    announce(ops, "Ünder, 50 % \u2013 soon")
+    client = bearer(mira, "read")
+    header = client.get("/api/v1/nodes", headers={"User-Agent": "vigil-cli"}).headers[current.HEADER]
+    assert header == "info;%C3%9Cnder%2C 50 %25 %E2%80%93 soon"
+    assert current.HEADER not in client.get("/api/v1/nodes").headers
+    refused = client.get("/api/v1/nodes/nowhere", headers={"User-Agent": "vigil-cli"})
+    assert current.HEADER not in refused.headers
+
+
+def test_reading_them_costs_one_query_in_five_seconds(ops: User, mira: User, django_assert_num_queries: Any) -> None:
+    announce(ops)
+    current.current()
+    with django_assert_num_queries(0):
+        assert len(current.current()) == 1
