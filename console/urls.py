@@ -38,6 +38,7 @@ from jobs.api import why as why_api
 from nodes.api import agents as agents_api
 from nodes.api import drains as drains_api
 from nodes.api import health as health_api
+from nodes.api import maintenance as maintenance_api
 from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
 from portal.accounts import api as accounts_api
@@ -79,6 +80,7 @@ api.add_router("/v1/nodes", nodes_api.router)
 api.add_router("/v1/nodes", machine_files_api.router)
 api.add_router("/v1/drains", drains_api.router)
 api.add_router("/v1/health", health_api.router)
+api.add_router("/v1/maintenance", maintenance_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

@@ -23,11 +23,13 @@ def alert() -> None:
 
 @shared_task(name="nodes.tasks.health", expires=10)
 def health() -> None:
-    """Apply the health rules to what nodes report, and act on what they find."""
+    """Apply the health rules to what nodes report, act on what they find, and begin and end maintenance."""
+    from nodes.drains import maintenance
     from nodes.monitoring.evaluate import evaluate
     from nodes.remediation.act import decide
     from nodes.remediation.return_to_service import return_recovered
 
+    maintenance.advance()
     evaluate()
     decide()
     return_recovered()

@@ -17,7 +17,7 @@ from nodes.drains import cost, overview
 from nodes.drains.overview import DrainedNode
 from nodes.drains.reasons import DrainHolder
 from nodes.drains.standing import ReasonStanding
-from nodes.models import NodeOrder, Reading
+from nodes.models import MaintenanceWindow, NodeOrder, Reading
 from portal.access import CLUSTER, can, user_of
 from portal.models import User
 from vigil_core import formatting
@@ -99,6 +99,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "rows": rows,
         "has_more": len(nodes) > MOST,
         "most": MOST,
+        "windows": MaintenanceWindow.objects.standing().order_by("starts_at")[:5],
         "may_change": can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,
     }

@@ -20,7 +20,7 @@ from console.pages.node_facts import MachineView
 from console.pages.nodes import NodeRow
 from jobs.listing import visibility
 from nodes.cluster import drain as orders
-from nodes.models import Agent, Node, NodeNote, NodeOrder, Reading
+from nodes.models import Agent, MaintenanceWindow, Node, NodeNote, NodeOrder, Reading
 from nodes.presenting import machine
 from nodes.telemetry import mounts
 from nodes.telemetry.mounts import SlowFileSystem
@@ -62,6 +62,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
         "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
         "most_reason": orders.MOST_REASON,
+        "maintenance": _maintenance(name),
         "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],
         "most_note": NodeNote.MOST,
         "facts": [*_facts(node, shown)],
@@ -69,6 +70,12 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         **(_agent_context(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
     }
     return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
+
+
+def _maintenance(name: str) -> list[MaintenanceWindow]:
+    """Return the node's maintenance that is planned or has begun; there are at most a hundred windows."""
+    rows = MaintenanceWindow.objects.standing().order_by("starts_at")
+    return [window for window in rows if name in window.nodes][:3]
 
 
 def _gpu_keys(shown: MachineView | None) -> str:

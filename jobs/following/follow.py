@@ -42,6 +42,7 @@ from jobs.following.tick import TickContext, logger
 from jobs.lease import LeaseLost
 from jobs.models import Attempt, Job
 from nodes.cluster import drain, sync
+from nodes.drains import reservations
 from nodes.schedulers.base import Scheduler, SchedulerError
 
 FOLDERS_S = 1.0  # budget per tick for each part that may have much to do, so that none delays the others
@@ -182,6 +183,7 @@ class Tick(TickContext):
         is_new = sync.sync(self.scheduler)
         if is_new:
             self.run_isolated(allocations.update, "allocations.hold")
+            self.run_isolated(partial(reservations.carry_out, self.scheduler), "reservations for maintenance")
         return is_new
 
     def _settle(self, attempt: Attempt, until: float) -> None:

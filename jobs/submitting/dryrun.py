@@ -23,6 +23,7 @@ from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts
+from jobs.submitting import maintenance
 from jobs.submitting.admission import check
 from jobs.why.explain import WaitExplanation, WaitingJob, explain
 from jobs.why.pending import names
@@ -64,7 +65,7 @@ def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> lis
         return [DryRunFinding("error", "Specification", str(error))]
     return [
         _specification(spec), *_start(user, spec, project), *_data(spec), *_code((spec, *others)), *_split(spec),
-        *_disk(spec), if_it_fails(spec, project),
+        *_disk(spec), *_maintenance(spec), if_it_fails(spec, project),
     ]  # fmt: skip
 
 
@@ -154,6 +155,10 @@ def if_it_fails(spec: JobSpec, project: Project) -> DryRunFinding:
     more = [f"{key}: {restarts.MOVES[move]}, set by {level}." for key, (move, level) in sorted(overrides.items())]
     at_most = f" At most {formatting.plural(allowed, 'restart')}."
     return DryRunFinding("info", "If it fails", f"{text}{at_most} {' '.join(more)}".strip())
+
+
+def _maintenance(spec: JobSpec) -> list[DryRunFinding]:
+    return [DryRunFinding("warn", "Maintenance", text) for text in maintenance.warnings(spec, timezone.now())]
 
 
 def _preconditions(spec: JobSpec) -> str:

@@ -18,7 +18,18 @@ from django.utils import timezone
 from nodes.cluster import drain
 from nodes.drains.reasons import DrainHolder, DrainReason, read_reason
 from nodes.drains.standing import NodeSince, ReasonJudgement, ReasonStanding, judge
-from nodes.models import Agent, Gpu, GpuPlace, HealthEntry, Holding, Node, NodeEvent, NodeOrder, QueuedJob
+from nodes.models import (
+    Agent,
+    Gpu,
+    GpuPlace,
+    HealthEntry,
+    Holding,
+    MaintenanceWindow,
+    Node,
+    NodeEvent,
+    NodeOrder,
+    QueuedJob,
+)
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.scheduling import node_states
 from vigil_core import untrusted
@@ -143,7 +154,20 @@ class _Records:
             stray_processes=self._stray(node, agent) if agent is not None and reports else None,
             open_findings=open_findings,
             cleared_findings=len(findings) - open_findings,
+            is_window_open=self.windows.get(self._requester(node)),
         )
+
+    def _requester(self, node: Node) -> str:
+        order = self.orders.get(node.name)
+        return order.rule if order is not None else node.reason_by
+
+    @cached_property
+    def windows(self) -> Mapping[str, bool]:
+        """Return whether each window is standing, by the name under which it drains."""
+        names = {self._requester(node) for node in self.nodes}
+        numbers = [number for name in names if (number := untrusted.whole(name.removeprefix("maintenance-")))]
+        rows = MaintenanceWindow.objects.filter(pk__in=numbers)
+        return {window.requester: window.is_standing for window in rows}
 
     def _replaced(self, agent: Agent | None, since: datetime | None) -> tuple[int, ...]:
         """Return the slots that another GPU has taken since."""

@@ -148,11 +148,11 @@ def _without_requester(text: str) -> tuple[str, str]:
 def _automatic_holder(text: str, set_by: str, rules: Container[str]) -> tuple[DrainHolder, DrainCause]:
     """Return whose drain it is: first by who set it, then by its wording."""
     user, low = set_by.partition("(")[0], text.lower()
-    if set_by in rules:
-        return DrainHolder.RULE, DrainCause.OTHER
     for holder, beginning in _VIGIL:
         if set_by.startswith(beginning):
             return holder, DrainCause.OTHER
+    if set_by in rules:
+        return DrainHolder.RULE, DrainCause.OTHER
     for beginning, cause in _SLURM:
         if low.startswith(beginning):
             return DrainHolder.SLURM, cause

@@ -16,6 +16,7 @@ from nodes.models.facts import (
     Reservation,
 )
 from nodes.models.health import HealthControl, HealthEntry, SiteRule
+from nodes.models.maintenance import MaintenanceWindow
 from nodes.models.notes import NodeNote
 from nodes.models.racks import RackPlace
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
@@ -41,6 +42,7 @@ __all__ = [
     "HealthEntry",
     "Holding",
     "License",
+    "MaintenanceWindow",
     "Node",
     "NodeEvent",
     "NodeNote",

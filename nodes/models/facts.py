@@ -331,6 +331,10 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
     def open(self) -> Self:
         return self.filter(state=NodeOrder.State.ASKED)
 
+    def by_health_rules(self) -> Self:
+        """Select orders that follow a finding: not a person's, nor those of maintenance or for hot spares."""
+        return self.exclude(Q(rule="") | Q(rule="spare") | Q(rule__startswith="maintenance-"))
+
 
 class NodeOrder(models.Model):
     """An order for a node by a sysadmin or a health rule, which the next tick carries out."""

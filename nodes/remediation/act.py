@@ -20,10 +20,11 @@ from django.utils import timezone
 from nodes.cluster import drain
 from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
-from nodes.models import HealthControl, HealthEntry, Node, NodeOrder, Partition
+from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Partition
 from nodes.remediation.reason import drain_reason
 from nodes.scheduling import node_states
 from portal.access import note
+from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,13 @@ def decide(now: datetime | None = None) -> None:
     if not _undecided().exists():
         return
     trip_if_widespread(now)
-    for pk in _undecided().values_list("pk", flat=True):
-        _decide(pk, now)
+    in_maintenance = MaintenanceWindow.ends_by_node(now)
+    for pk, node in _undecided().values_list("pk", "node"):
+        if node not in in_maintenance:
+            _decide(pk, now)
+        else:  # it stays undecided, and is decided when the window is over
+            text = f"In maintenance until {formatting.clock(in_maintenance[node])}."
+            _undecided().filter(pk=pk).exclude(held_back=text).update(held_back=text)
 
 
 def _propose_refused() -> None:
@@ -94,7 +100,7 @@ def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
 def _drain(entry: HealthEntry) -> str:
     """Order the drain; return why not, if the node is a person's."""
     node = Node.objects.get(name=entry.node)
-    own = NodeOrder.objects.filter(node=node.name).exclude(rule="").first()
+    own = NodeOrder.objects.by_health_rules().filter(node=node.name).first()
     if own is not None and own.action == NodeOrder.Action.DRAIN and _stands(own, node):
         entry.order = own  # another rule drained it: nothing is drained twice
         return ""
@@ -120,7 +126,9 @@ def trip_if_widespread(now: datetime) -> bool:
         if control.tripped_at is not None:
             return True
         since = max(now - _BREAKER, control.reset_at or now - _BREAKER)
-        opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE)
+        opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE).exclude(
+            node__in=MaintenanceWindow.ends_by_node(now)  # whoever works on a rack unplugs many things at once
+        )
         openings = [
             limits.Opening(rule, node, at.timestamp())
             for rule, node, at in opened.values_list("rule", "node", "opened_at")
@@ -152,5 +160,5 @@ def _cluster() -> limits.ServiceState:
 
 
 def _automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
-    rows = NodeOrder.objects.exclude(rule="").filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
+    rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
     return [limits.AutomaticDrain(node, at.timestamp()) for node, at in rows.values_list("node", "asked_at")]

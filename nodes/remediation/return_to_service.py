@@ -33,9 +33,9 @@ def return_recovered() -> None:
 def _drained_by_rules() -> list[str]:
     """Return the nodes whose current reason is that of a rule's drain."""
     out = {node.name: node for node in Node.objects.reported().exclude(reason="")}
-    orders = NodeOrder.objects.filter(
+    orders = NodeOrder.objects.by_health_rules().filter(
         node__in=list(out), action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE
-    ).exclude(rule="")
+    )
     return sorted({order.node for order in orders if drain.is_reason_of(order, out[order.node])})
 
 

@@ -293,3 +293,10 @@ class Scheduler(Protocol):
     def unreserve(self, name: str) -> None:
         """Remove a reservation. Does nothing if there is none of this name."""
         ...
+
+    def reserve_window(self, name: str, nodes: Sequence[str], *, starts_at: float, ends_at: float) -> None:
+        """Reserve nodes for maintenance between these Unix seconds: no job starts that would overlap.
+
+        Does nothing if a reservation of this name exists. Raises a permanent SchedulerError if it cannot reserve ahead.
+        """
+        ...

@@ -157,6 +157,11 @@ class ScriptedScheduler:
         self._part("unreserve")
         self.reserved = [reservation for reservation in self.reserved if reservation.name != name]
 
+    def reserve_window(self, name: str, nodes: Sequence[str], *, starts_at: float, ends_at: float) -> None:
+        self._part("reserve_window")
+        if all(reservation.name != name for reservation in self.reserved):
+            self.reserved.append(ReservationInfo(name=name, nodes=tuple(nodes), starts_at=starts_at, ends_at=ends_at))
+
     def _drained(self, node: str, state: str, reason: str) -> None:
         if node not in {machine.name for machine in self.machines}:
             raise SchedulerError(f"There is no node {node}.", permanent=True)

@@ -200,6 +200,9 @@ class LocalScheduler:
             if found is None or found["name"] == name:
                 slots.unreserve(self.root, self._capacity())
 
+    def reserve_window(self, name: str, nodes: Sequence[str], *, starts_at: float, ends_at: float) -> None:
+        raise SchedulerError("The local scheduler has no reservations for maintenance.", permanent=True)
+
     def _check_name(self, node: str) -> None:
         name = shim.node_names(1)[0]
         if node != name:

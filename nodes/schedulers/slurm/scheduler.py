@@ -248,6 +248,23 @@ class Slurm:
         why = "This Slurm can remove reservations"
         self.commands.call("scontrol", "delete", f"reservationname={name}", user=self.user, why=why)
 
+    def reserve_window(self, name: str, nodes: Sequence[str], *, starts_at: float, ends_at: float) -> None:
+        """Reserve with scontrol: up to v0.0.42, REST only reads reservations.
+
+        Running jobs do not matter (ignore_jobs); times are relative, as the worker's time zone may differ from Slurm's.
+        """
+        if wrong := next((node for node in (name, *nodes) if not _NODE.match(node)), None):
+            raise SchedulerError(f"{wrong!r} is not the name of a node or reservation.", permanent=True)
+        if any(reservation.name == name for reservation in self.rest.reservations()):
+            return
+        ahead_s, now = max(0, math.ceil(starts_at - time.time())), time.time()
+        minutes = max(1, math.ceil((ends_at - max(starts_at, now)) / 60))
+        self.commands.call(
+            "scontrol", "create", "reservation", f"reservationname={name}", f"nodes={','.join(nodes)}",
+            f"users={self.user}", f"starttime=now+{ahead_s}seconds" if ahead_s else "starttime=now",
+            f"duration={minutes}", "flags=maint,ignore_jobs", user=self.user, why="This Slurm can reserve nodes",
+        )  # fmt: skip
+
     def _default_partition(self) -> str:
         """Return the default partition from scontrol; "" if it fails or is not installed with the worker."""
         why = "This Slurm reports its default partition"

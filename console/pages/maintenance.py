@@ -1,0 +1,96 @@
+"""Render /maintenance: planned maintenance of nodes, and the form that plans it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST
+
+from console.pages.cluster import scheduler_name, sysadmin_of
+from nodes.cluster import sync
+from nodes.drains import host_expression, maintenance
+from nodes.drains.bulk import UnknownNodes
+from nodes.drains.host_expression import BadHostExpression
+from nodes.models import MaintenanceWindow
+from portal.access import CLUSTER, can, user_of
+from portal.models import User
+from vigil_core import formatting
+from vigil_core.untrusted import plain
+
+MOST_PAST = 20
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def index(request: HttpRequest) -> HttpResponse:
+    mistake = ""
+    if request.method == "POST":
+        try:
+            _plan(request, sysadmin_of(request, "plan maintenance"))
+        except (maintenance.BadWindow, BadHostExpression, UnknownNodes) as error:
+            mistake = str(error)
+        else:
+            messages.success(request, "Planned.")
+            return redirect("maintenance")
+    standing = list(MaintenanceWindow.objects.standing().select_related("planned_by").order_by("starts_at"))
+    context = {
+        "section": "cluster",
+        "place": "drains",
+        "headline": headline(standing),
+        "standing": standing,
+        "past": MaintenanceWindow.objects.exclude(pk__in=[window.pk for window in standing])[:MOST_PAST],
+        "may_change": can(user_of(request), "change", CLUSTER),
+        "may_reserve": sync.capabilities().has_slurm_options,
+        "scheduler": scheduler_name(),
+        "most_reason": MaintenanceWindow.MOST_REASON,
+        "most_letters": host_expression.MOST_LETTERS,
+        "mistake": mistake,
+        "sent": request.POST,
+        "zone": timezone.get_current_timezone_name(),
+    }
+    return render(request, "nodes/maintenance.html", context, status=400 if mistake else 200)
+
+
+def _plan(request: HttpRequest, user: User) -> MaintenanceWindow:
+    sent = {name: plain(request.POST.get(name, "")).strip() for name in ("nodes", "reason", "starts_at", "ends_at")}
+    starts_at, ends_at = (_moment(sent[name], name) for name in ("starts_at", "ends_at"))
+    wants_reservation = bool(request.POST.get("reserve"))
+    return maintenance.plan(
+        user, sent["nodes"], sent["reason"], starts_at, ends_at, wants_reservation=wants_reservation
+    )
+
+
+@login_required
+@require_POST
+def cancel(request: HttpRequest, window_id: int) -> HttpResponse:
+    user = sysadmin_of(request, "cancel maintenance")
+    window = get_object_or_404(MaintenanceWindow, pk=min(window_id, 2**63 - 1))
+    if not maintenance.cancel(user, window):
+        messages.error(request, "This maintenance is over already.")
+    return redirect("maintenance")
+
+
+def headline(standing: list[MaintenanceWindow]) -> tuple[str, str]:
+    """Return the page's lead: what is in maintenance now, then what comes next."""
+    active = [window for window in standing if window.state == MaintenanceWindow.WindowState.ACTIVE]
+    coming = [window for window in standing if window not in active]
+    names = {name for window in active for name in window.nodes}
+    rest = f"The next begins {formatting.clock(coming[0].starts_at)}." if coming else ""
+    if names:
+        return f"{formatting.plural(len(names), 'node')} in maintenance.", rest
+    if coming:
+        return f"{formatting.plural(len(coming), 'maintenance window')} planned.", rest
+    return "No maintenance is planned.", ""
+
+
+def _moment(text: str, field: str) -> datetime:
+    """Return a time as a browser sends it, in the site's time zone."""
+    try:
+        return timezone.make_aware(datetime.strptime(text[:16], "%Y-%m-%dT%H:%M"))
+    except (ValueError, OverflowError):
+        raise maintenance.BadWindow(field, "Enter both times, as in 2026-12-01T08:00.") from None

@@ -1,0 +1,119 @@
+"""REST: planned maintenance of nodes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from nodes.api.sysadmins import only_sysadmins
+from nodes.drains import host_expression, maintenance
+from nodes.drains.bulk import UnknownNodes
+from nodes.drains.host_expression import BadHostExpression
+from nodes.models import MaintenanceWindow
+from portal.http.api import ApiRequest, Moment, Text, WantedPage, bad_field
+from portal.http.openapi import described
+from portal.http.paging import SortOrder, page
+from portal.http.problems import Problem
+
+router = Router(tags=["drains"])
+ONLY = {403: "Only for sysadmins, with a token of scope admin."}
+
+
+class MaintenanceShape(Schema):
+    """Nodes on which somebody works from one time to another."""
+
+    id: int
+    expression: str = Field(description="The nodes as they were named.")
+    nodes: list[str]
+    reason: str
+    starts_at: datetime
+    ends_at: datetime
+    state: str = Field(description="planned, active, ended or cancelled.")
+    wants_reservation: bool
+    reservation: str = Field(description="The reservation's name in the scheduler; empty: Vigil drains the nodes.")
+    problem: str = Field(description="What the scheduler refused, or which nodes stayed drained.")
+    planned_by: str | None
+    ended_at: datetime | None
+
+
+class MaintenanceWindows(Schema):
+    items: list[MaintenanceShape]
+    next: str | None = None
+
+
+class WantedWindows(WantedPage):
+    all: bool = Field(False, description="Also those that are over.")
+
+
+class NewWindow(Schema):
+    model_config = {"extra": "forbid"}
+    nodes: str = Field(min_length=1, max_length=host_expression.MOST_LETTERS, description="Such as dgx[01-16,20].")
+    reason: Text = Field(description="Shown in the scheduler, on pages and to whoever submits a job.")
+    starts_at: Moment
+    ends_at: Moment
+    reserve: bool = Field(
+        False,
+        description="Reserve the nodes in the scheduler, which then starts no job that would overlap. Otherwise, and "
+        "where it cannot, Vigil drains them at the start and undrains them at the end.",
+    )
+
+
+@router.get("", response=MaintenanceWindows, summary="Maintenance windows, newest first")
+def windows(request: ApiRequest, wanted: Query[WantedWindows]) -> dict[str, Any]:
+    """List windows that are planned or have begun; with `all` also those that are over."""
+    rows = MaintenanceWindow.objects.all() if wanted.all else MaintenanceWindow.objects.standing()
+    found = page(
+        rows.select_related("planned_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
+    )
+    return {"items": [_shape(window) for window in found.items], "next": found.next}
+
+
+@router.post(
+    "",
+    response={201: MaintenanceShape},
+    summary="Plan maintenance of nodes (sysadmins)",
+    openapi_extra=described(errors=ONLY | {422: "The nodes, the reason or the times are wrong."}),
+)
+def plan(request: ApiRequest, wanted: NewWindow) -> Status[dict[str, Any]]:
+    """Plan a window. While it lasts, no health rule acts on its nodes, and no new job starts there."""
+    only_sysadmins(request, "plan maintenance")
+    try:
+        window = maintenance.plan(
+            request.auth, wanted.nodes, wanted.reason, wanted.starts_at, wanted.ends_at,
+            wants_reservation=wanted.reserve,
+        )  # fmt: skip
+    except maintenance.BadWindow as error:
+        raise bad_field(error.field, str(error)) from None
+    except (BadHostExpression, UnknownNodes) as error:
+        raise bad_field("nodes", str(error)) from None
+    return Status(201, _shape(window))
+
+
+@router.post(
+    "/{int:window_id}/cancel",
+    response=MaintenanceShape,
+    summary="Cancel or end maintenance (sysadmins)",
+    openapi_extra=described(errors=ONLY | {404: "No such window."}),
+)
+def cancel(request: ApiRequest, window_id: int) -> dict[str, Any]:
+    """End a window now: its reservation is removed, and what it drained is undrained."""
+    only_sysadmins(request, "cancel maintenance")
+    rows = MaintenanceWindow.objects.select_related("planned_by")
+    window = rows.filter(pk=window_id).first() if window_id < 2**63 else None
+    if window is None:
+        raise Problem(404, f"There is no maintenance window {window_id}.")
+    maintenance.cancel(request.auth, window)
+    window.refresh_from_db()
+    return _shape(window)
+
+
+def _shape(window: MaintenanceWindow) -> dict[str, Any]:
+    same = (
+        "id", "expression", "nodes", "reason", "starts_at", "ends_at", "state", "wants_reservation", "reservation",
+        "problem", "ended_at",
+    )  # fmt: skip
+    planned_by = window.planned_by.username if window.planned_by else None
+    return {name: getattr(window, name) for name in same} | {"planned_by": planned_by}

@@ -1,0 +1,65 @@
+"""Reserve the nodes of maintenance windows in the scheduler, and remove reservations of windows that are over."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from django.db.models import Q
+from django.utils import timezone
+
+from nodes.cluster import sync
+from nodes.models import MaintenanceWindow, Reading
+from nodes.schedulers.base import Scheduler, SchedulerError
+
+logger = logging.getLogger(__name__)
+
+AGAIN = timedelta(seconds=30)
+MOST_AT_ONCE = 5
+State = MaintenanceWindow.WindowState
+
+
+def carry_out(scheduler: Scheduler) -> None:
+    """Create and remove what is due. Each call is recorded; one that was killed in between is repeated harmlessly."""
+    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
+    wanted = Q(state__in=(State.PLANNED, State.ACTIVE), wants_reservation=True, reservation="")
+    unwanted = Q(state__in=(State.ENDED, State.CANCELLED)) & ~Q(reservation="")
+    for window in MaintenanceWindow.objects.filter(due, wanted | unwanted).order_by("pk")[:MOST_AT_ONCE]:
+        if window.is_standing:
+            _reserve(window, scheduler)
+        else:
+            _remove(window, scheduler)
+
+
+def _name(window: MaintenanceWindow) -> str:
+    # The time makes it unique: a restored database may give a number a second time.
+    return f"vigil_maintenance_{window.pk}_{int(window.planned_at.timestamp())}"
+
+
+def _reserve(window: MaintenanceWindow, scheduler: Scheduler) -> None:
+    rows = MaintenanceWindow.objects.filter(pk=window.pk)
+    try:
+        scheduler.reserve_window(
+            _name(window), window.nodes, starts_at=window.starts_at.timestamp(), ends_at=window.ends_at.timestamp()
+        )
+    except SchedulerError as error:
+        changes: dict[str, object] = {"tried_at": timezone.now(), "problem": str(error)}
+        if error.permanent:  # Vigil drains the nodes at the start instead
+            changes |= {"wants_reservation": False, "problem": f"Not reserved: {error} Vigil drains the nodes instead."}
+        rows.update(**changes)
+        logger.warning("maintenance %d: %s", window.pk, error)
+        return
+    rows.update(reservation=_name(window), tried_at=None, problem="")
+    sync.hurry(Reading.Part.RESERVATIONS)
+
+
+def _remove(window: MaintenanceWindow, scheduler: Scheduler) -> None:
+    rows = MaintenanceWindow.objects.filter(pk=window.pk)
+    try:
+        scheduler.unreserve(window.reservation)
+    except SchedulerError as error:
+        rows.update(tried_at=timezone.now(), problem=str(error))
+        logger.warning("maintenance %d: %s", window.pk, error)
+        return
+    rows.update(reservation="", tried_at=None)
+    sync.hurry(Reading.Part.RESERVATIONS)
