@@ -26,6 +26,7 @@ from nodes.agent.inlet import InletProbe
 from nodes.agent.kernel_log import KernelLog
 from nodes.agent.kernel_watch import KernelWatch
 from nodes.agent.lasting_conditions import LastingConditions
+from nodes.agent.links import LinkWatch
 from nodes.agent.log import StatusLog, log
 from nodes.agent.mounts import MountProbes
 from nodes.agent.posting import ReportClient
@@ -98,6 +99,7 @@ class AgentLoop:
             HostSampler(proc_root, sys),
             MountProbes(slow=self._conditions.since_by_subject("mount.slow")),
         )
+        self._links = LinkWatch(sys)
         self._processes = GpuProcesses(proc_root)
         self._inlet = InletProbe(settings.inlet, every=timing.seconds_of(60)) if settings.inlet is not None else None
         self._refused: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -197,6 +199,7 @@ class AgentLoop:
 
     def _append_window(self, n: int, *, is_last: bool = True) -> None:
         """Store a window. `is_last`: it gets the host's current values."""
+        self._note(self._links.read(time.time()))
         events, *more = [*batches.in_chunks(self._take_events())] or [[]]
         batch = batches.with_samples(
             at=self._slot_time(self._first),

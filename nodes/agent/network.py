@@ -56,3 +56,9 @@ def infiniband_state(sys: Path) -> dict[str, float | None]:
         if counted := [count for count in errors if count is not None]:
             found[f"ib_errors:{name}"] = float(sum(counted))
     return found
+
+
+def link_downs(sys: Path) -> dict[str, int]:
+    """Return how often the link of each port went down since its driver was loaded."""
+    counts = {name: proc.number(folder / "counters/link_downed") for name, folder in _ports(sys)}
+    return {name: int(count) for name, count in counts.items() if count is not None}

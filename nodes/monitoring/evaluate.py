@@ -20,6 +20,7 @@ from django.utils import timezone
 from nodes.health import engine
 from nodes.health.progress import Observation, RuleProgress, Subject
 from nodes.health.rules.rule import Rule
+from nodes.health.rules.signal import SIGNALS
 from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
 from nodes.monitoring import events
 from nodes.monitoring.site_rules import rules_in_force
@@ -265,7 +266,8 @@ def _merged_evidence(stored: Sequence[Any], new: Sequence[Any]) -> list[Any]:
 
 
 def _is_state(observation: Sequence[Any]) -> bool:
-    return observation[1] not in ("xid", "sxid")
+    signal = SIGNALS.get(observation[1])
+    return signal is None or not signal.is_event
 
 
 def _active_keys() -> set[Key]:

@@ -20,6 +20,7 @@ from nodes.health.progress import Observation, Subject
 from nodes.health.rules.catalogue import shipped_rules
 from nodes.health.rules.condition import FieldValue
 from nodes.models import Holding, NodeEvent
+from vigil_core import untrusted
 
 MOST = 500
 """Rows per evaluation: a storm of events must not keep the transaction open."""
@@ -85,6 +86,9 @@ def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Itera
         elif row.kind == "sxid":
             fields = {"code": row.code, "text": row.text, "is_fatal": row.data.get("fatal") is True}
             yield Judgement(row, Observation("sxid", Subject(row.agent.node), at, fields, count))
+        elif row.kind == "link.down":
+            subject = Subject(row.agent.node, item=untrusted.line(row.data.get("port"), 64))
+            yield Judgement(row, Observation("link_down", subject, at, {}, count))
         else:
             yield Judgement(row, None, REPAIRS.get(row.kind))
 

@@ -23,6 +23,8 @@ from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)
 WORKING_PERCENT = 50
+LEAST_SILENT = 3
+"""Silent agents from which on their share matters."""
 NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
 _COPIED = (
     "ecc_uncorrected", "ecc_corrected", "sram_threshold_exceeded", "remapped_pending", "remapped_failed",
@@ -70,6 +72,7 @@ class States:
             yield self._agent(agent)
             if not agent.is_silent(self.now):
                 yield from self._machine(agent)
+        yield from self._all_agents()
         yield from assessments.observations(self.now)
 
     def _machine(self, agent: Agent) -> Iterator[Observation]:
@@ -110,10 +113,23 @@ class States:
         }
         return Observation("agent", Subject(agent.node), self.now.timestamp(), fields)
 
+    def _all_agents(self) -> Iterator[Observation]:
+        if self.agents:
+            fields = {
+                "agents": len(self.agents),
+                "silent": self._silent,
+                "silent_share": self._silent / len(self.agents),
+            }
+            yield Observation("agents", Subject(""), self.now.timestamp(), fields)
+
     @cached_property
+    def _silent(self) -> int:
+        return sum(agent.is_silent(self.now) for agent in self.agents.values())
+
+    @property
     def _silent_share(self) -> float:
-        silent = sum(agent.is_silent(self.now) for agent in self.agents.values())
-        return silent / len(self.agents) if self.agents else 0.0
+        """Return the share of silent agents; 0 for one or two, which are no sign of something common."""
+        return self._silent / len(self.agents) if self._silent >= LEAST_SILENT else 0.0
 
     def _silent_s(self, agent: Agent) -> float:
         began = [event.at for event in self.lasting.get(agent.pk, ()) if event.kind == "gpu.silent"]

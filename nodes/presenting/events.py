@@ -40,6 +40,7 @@ _TITLES = {
     "kmsg.overrun": "Kernel log lines were lost",
     "agent.gap": "Samples are missing",
     "boot": "Booted",
+    "link.down": "InfiniBand link went down",
 }
 _TONES = {"xid": "failed", "sxid": "failed", "gpu.lost": "failed", "boot": "notice", "driver.reloaded": "notice"}
 
@@ -81,6 +82,8 @@ def _detail(kind: str, data: Mapping[str, Any]) -> str:
     if kind == "agent.gap" and (batches := untrusted.count(data.get("batches"))):
         discarded = formatting.plural(batches, "batch", "batches")
         return f"The agent discarded {discarded}: the portal could not be reached and its buffer was full."
+    if kind == "link.down":
+        return untrusted.line(data.get("port"), 64)
     if kind == "kmsg.overrun":
         return "The kernel's ring buffer was full."
     return ""

@@ -84,6 +84,7 @@ class _EventReport:
         first = untrusted.count(more.get("seq")) if of_kernel else None
         last = untrusted.count(more.get("last_seq", more.get("seq"))) if of_kernel else None
         is_again, opening = more.get("again") is True, CLOSES.get(event.kind)
+        port = untrusted.line(more.get("port"), 64) if event.kind == "link.down" else ""
         about = mount if opening else mount or text  # an end only names what it is about
         since, last_at = (untrusted.number(more.get(name), untrusted.MAX_UNIX_TIME) for name in ("since", "last_at"))
         return cls(
@@ -101,7 +102,7 @@ class _EventReport:
             is_again=is_again,
             is_confirmed=more.get("confirmed") is True,
             mount=mount,
-            fingerprint=fingerprint(opening or event.kind, event.gpu or "", None if opening else code, about),
+            fingerprint=fingerprint(opening or event.kind, event.gpu or port, None if opening else code, about),
             data=more,
         )
 

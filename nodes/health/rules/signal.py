@@ -114,11 +114,20 @@ _ALL = (
             "usually_up": "whether it is active on most other nodes that have a port of this name",
         },
     ),
+    Signal("link_down", "event", "node", "An InfiniBand or RoCE link that went down, even if only for a moment.", {}),
+    Signal(
+        "agents", "state", "cluster", "All agents together.",
+        {
+            "agents": "agents that have reported before",
+            "silent": "how many of them are silent",
+            "silent_share": "their share, 0 to 1",
+        },
+    ),
     Signal(
         "agent", "state", "node", "The node's agent.",
         {
             "silent_s": "seconds since its last report",
-            "silent_share": "share of all agents that are silent, 0 to 1",
+            "silent_share": "share of all agents that are silent, 0 to 1; 0 unless three are",
             "is_down": "whether the scheduler does not reach the node either",
         },
     ),
