@@ -38,6 +38,7 @@ from jobs.api import why as why_api
 from nodes.api import agents as agents_api
 from nodes.api import drains as drains_api
 from nodes.api import health as health_api
+from nodes.api import health_rules as health_rules_api
 from nodes.api import maintenance as maintenance_api
 from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
@@ -79,8 +80,10 @@ api.add_router("/v1", reports_api.router)
 api.add_router("/v1/nodes", nodes_api.router)
 api.add_router("/v1/nodes", machine_files_api.router)
 api.add_router("/v1/drains", drains_api.router)
+api.add_router("/v1/health/rules", health_rules_api.router)
 api.add_router("/v1/health", health_api.router)
 api.add_router("/v1/maintenance", maintenance_api.router)
+api.add_router("/v1/policies", health_rules_api.policy_router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

@@ -130,7 +130,7 @@ def excluded_nodes(job: Job, *, before: int) -> list[str]:
 
 def findings() -> dict[str, str]:
     """Return the nodes that a health rule excludes with what it found, the most serious and oldest first."""
-    rows = HealthEntry.objects.open().filter(action="exclude").exclude(node="").order_by("opened_at")
+    rows = HealthEntry.objects.excluding().exclude(node="").order_by("opened_at")
     found: dict[str, str] = {}
     for severity, node, title in rows.values_list("severity", "node", "title")[:MOST_UNHEALTHY]:
         if node not in found or severity == "critical":

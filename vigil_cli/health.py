@@ -1,13 +1,14 @@
-"""Health entries on the command line: `vigil health` with `approve`, `dismiss`, `clear` and `rules`. No Django."""
+"""Health on the command line: `vigil health` with `approve`, `dismiss`, `clear`, `rules` and `try`. No Django."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from vigil_cli.params import as_json, out
-from vigil_cli.portal import find_portal
+from vigil_cli.portal import CliError, find_portal
 from vigil_cli.tables import local, table
 from vigil_core import formatting
 
@@ -68,8 +69,24 @@ def clear(entry: int, reason: str, as_json: bool) -> None:
 @health.command()
 @as_json
 def rules(as_json: bool) -> None:
-    """List the health rules in force."""
+    """List the health rules: those that ship with Vigil and the site's."""
     out(find_portal().get("health/rules"), _rule_lines, as_json)
+
+
+@health.command("try")
+@click.argument("file", metavar="RULE.toml", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--days", type=click.IntRange(1, 30), default=30, show_default=True, help="How far back.")
+@as_json
+def try_rule(file: Path, days: int, as_json: bool) -> None:
+    """Show what a rule would have found in the last 30 days (sysadmins).
+
+    Nothing is changed. Exits with 1 if the rule is not valid.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{file} cannot be read: {error}") from None
+    out(find_portal().post("health/rules/try", json={"toml": text, "days": days}), _dry_run_lines, as_json)
 
 
 def _decide(entry: int, action: str, body: dict[str, Any], as_json: bool) -> None:
@@ -108,11 +125,50 @@ def _rule_lines(answer: dict[str, Any]) -> list[str]:
     rows = [
         [
             *(rule["name"], rule["severity"], rule["action"], ", ".join(rule["signals"])),
-            *(rule["clears"], rule["title"] + (" (site)" if rule["is_site"] else "")),
+            *(rule["clears"], rule["title"] + _rule_mark(rule)),
         ]
         for rule in answer["items"]
     ]
     return table(head, rows, "No rules.")
+
+
+def _rule_mark(rule: dict[str, Any]) -> str:
+    words = ["site"] if rule["is_site"] else []
+    words += ["unreadable"] if rule["problem"] else [] if rule["is_enabled"] else ["off"]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _dry_run_lines(answer: dict[str, Any]) -> list[str]:
+    head = ["OPENED", "NODE", "WHERE", "OBSERVED", "CLEARED", "ACTION", "WOULD HAVE", "JOBS"]
+    rows = [
+        [
+            *(local(entry["opened_at"])[:16], entry["node"], _where(entry), _observed(entry)),
+            local(entry["cleared_at"])[:16] if entry["cleared_at"] else "still open",
+            *(entry["action"], _OUTCOMES[entry["outcome"]], ", ".join(entry["jobs"])),
+        ]
+        for entry in answer["entries"]
+    ]
+    read = f"{formatting.count(answer['nodes_read'])} of {formatting.count(answer['nodes'])} nodes"
+    lines = table(head, rows, f"The rule would have found nothing ({read} were read).")
+    if answer["entries"]:
+        drained = formatting.plural(answer["nodes_drained"], "node")
+        found = formatting.plural(answer["found"], "finding")
+        lines.append(f"{found}; Vigil would have drained {drained}. Read {read} in {answer['seconds']:.1f} s.")
+    if len(answer["entries"]) < answer["found"]:
+        lines.append(f"The first {len(answer['entries'])} are listed.")
+    if answer["tripped_at"]:
+        lines.append(f"The breaker would have stopped automatic actions at {local(answer['tripped_at'])[:16]}.")
+    return [*lines, *([answer["cut"]] if answer["cut"] else []), *answer["untried"]]
+
+
+_OUTCOMES = {"none": "", "drained": "drained", "already_drained": "been drained already", "held_back": "been held back"}
+
+
+def _observed(entry: dict[str, Any]) -> str:
+    fields = {name: value for name, value in entry["observed"].items() if name not in ("user", "program", "text")}
+    if entry["signal"] in ("xid", "sxid"):
+        return f"{'Xid' if entry['signal'] == 'xid' else 'SXid'} {fields.get('code', '–')}"
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
 def _where(entry: dict[str, Any]) -> str:

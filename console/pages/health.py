@@ -16,7 +16,6 @@ from django.views.decorators.http import require_POST, require_safe
 
 from console.pages.cluster import is_fragment, sysadmin_of, varied
 from nodes.cluster import drain as orders
-from nodes.health.rules.duration import write_duration
 from nodes.health.rules.rule import OUT_OF_SERVICE, SEVERITIES, Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
@@ -81,10 +80,10 @@ class EntryRow:
             code = f"{'Xid' if signal == 'xid' else 'SXid'} {fields.get('code', '–')}"
             return f"{code}: {fields['text']}".rstrip(".") if fields.get("text") else code
         asked = {name for trigger in self.rule.triggers for name in trigger.where} if self.rule else set(fields)
-        return ", ".join(f"{name} {_value(value)}" for name, value in fields.items() if name in asked)
+        return ", ".join(f"{name} {field_text(value)}" for name, value in fields.items() if name in asked)
 
 
-def _value(value: object) -> str:
+def field_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return formatting.measure(value) if isinstance(value, int | float) else str(value)
@@ -113,27 +112,6 @@ def index(request: HttpRequest) -> HttpResponse:
         "rules": len(rules),
     }
     return varied(render(request, "nodes/_health.html" if is_fragment(request) else "nodes/health.html", context))
-
-
-@login_required
-@require_safe
-def rules_page(request: HttpRequest) -> HttpResponse:
-    rules = sorted(rules_in_force().values(), key=lambda rule: (-SEVERITIES.index(rule.severity), rule.name))
-    rows = [(rule, GLYPHS[rule.severity], _clears(rule)) for rule in rules]
-    return render(request, "nodes/health_rules.html", {"section": "cluster", "place": "health", "rows": rows})
-
-
-def _clears(rule: Rule) -> str:
-    """Return when a finding of the rule is over: "a passed burn-in", "1h after a reset"."""
-    after = f"{write_duration(rule.clearing.after_s)} " if rule.clearing.after_s else ""
-    if rule.needs_burn_in or rule.clearing.ending == "burn-in":
-        return "a passed burn-in, or a person"
-    return {
-        "quiet": f"{after}without another",
-        "recovered": f"{after}back to normal",
-        "reset": f"{after}after a reset of the GPU".strip(),
-        "boot": f"{after}after a boot".strip(),
-    }.get(rule.clearing.ending, "a person")
 
 
 @login_required

@@ -1,4 +1,4 @@
-"""REST: what health rules found, what became of it, and the rules themselves."""
+"""REST: what health rules found, and what became of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from pydantic import Field
 from nodes.api.nodes import OrderShape, Why, order_shape
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
-from nodes.health.rules.duration import write_duration
-from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node
-from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
@@ -72,26 +69,6 @@ class HealthEntries(Schema):
     next: str | None = None
 
 
-class RuleShape(Schema):
-    """A health rule in force."""
-
-    name: str
-    title: str
-    severity: str
-    action: str
-    signals: list[str]
-    clears: str
-    needs_burn_in: bool
-    advice: str
-    source: str
-    is_site: bool
-
-
-class Rules(Schema):
-    items: list[RuleShape]
-    next: str | None = None
-
-
 class BreakerShape(Schema):
     """Says whether automatic actions are stopped, and by which rule."""
 
@@ -127,12 +104,6 @@ def entries(request: ApiRequest, wanted: Query[WantedEntries]) -> dict[str, Any]
         SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit,
     )  # fmt: skip
     return {"items": [entry_shape(entry, request.auth.is_sysadmin) for entry in found.items], "next": found.next}
-
-
-@router.get("/rules", response=Rules, summary="The health rules in force")
-def rules(request: ApiRequest) -> dict[str, Any]:
-    """List the shipped rules and the site's, without those that are switched off."""
-    return {"items": [_rule_shape(rule) for rule in rules_in_force().values()]}
 
 
 @router.get("/breaker", response=BreakerShape, summary="Whether automatic actions are stopped")
@@ -249,16 +220,6 @@ def _entry(entry_id: int) -> HealthEntry:
 
 def _reason(node: str) -> str | None:
     return Node.objects.filter(name=node).values_list("reason", flat=True).first()
-
-
-def _rule_shape(rule: Rule) -> dict[str, Any]:
-    clearing = rule.clearing
-    after = f" after {write_duration(clearing.after_s)}" if clearing.after_s else ""
-    return {
-        "name": rule.name, "title": rule.title, "severity": rule.severity, "action": rule.action,
-        "signals": sorted(rule.signals), "clears": f"{clearing.ending}{after}", "needs_burn_in": rule.needs_burn_in,
-        "advice": rule.advice, "source": rule.source, "is_site": rule.is_site,
-    }  # fmt: skip
 
 
 def _breaker_shape() -> dict[str, Any]:

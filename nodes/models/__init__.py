@@ -15,7 +15,7 @@ from nodes.models.facts import (
     Reading,
     Reservation,
 )
-from nodes.models.health import HealthControl, HealthEntry, SiteRule
+from nodes.models.health import ActionPolicy, HealthControl, HealthEntry, SiteRule
 from nodes.models.maintenance import MaintenanceWindow
 from nodes.models.notes import NodeNote
 from nodes.models.racks import RackPlace
@@ -23,6 +23,7 @@ from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, G
 from nodes.models.temperatures import NodeThermals, RackTemperature
 
 __all__ = [
+    "ActionPolicy",
     "Agent",
     "AgentStream",
     "Assessment",

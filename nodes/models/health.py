@@ -21,6 +21,10 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
     def open(self) -> Self:
         return self.filter(state=HealthEntry.EntryState.OPEN)
 
+    def excluding(self) -> Self:
+        """Select the open entries whose nodes new attempts avoid: not those that still wait for a decision."""
+        return self.open().filter(action="exclude").exclude(decision=HealthEntry.EntryDecision.PROPOSED)
+
     def due(self, now: datetime) -> Self:
         """Select active entries that change by themselves by now."""
         return self.active().filter(due_at__lte=now)
@@ -110,6 +114,8 @@ class SiteRule(models.Model):
 
     name = models.CharField(max_length=64, unique=True)
     toml = models.TextField(help_text="One [[rule]] table, as docs/reference/health-rules.md describes it.")
+    is_enabled = models.BooleanField(default=True, help_text="Off: the shipped rule does not apply either.")
+    version = models.IntegerField(default=1, help_text="Grows with each change, so that nobody overwrites another's.")
     changed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     changed_at = models.DateTimeField(auto_now=True)
 
@@ -119,6 +125,28 @@ class SiteRule(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class ActionPolicy(models.Model):
+    """How far Vigil goes with one action of health rules. Without a row it acts, as far as VIGIL_HEALTH lets it."""
+
+    class PolicyMode(models.TextChoices):
+        ACT = "act"
+        PROPOSE = "propose"
+        IGNORE = "ignore"
+
+    action = models.CharField(max_length=16, unique=True)
+    mode = models.CharField(max_length=16, choices=PolicyMode.choices)
+    changed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ("action",)
+        verbose_name = "action policy"
+        verbose_name_plural = "action policies"
+
+    def __str__(self) -> str:
+        return f"{self.action}: {self.mode}"
 
 
 class HealthControl(models.Model):

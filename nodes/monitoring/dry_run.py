@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
+from django.core.cache import cache
 from django.db.models import Q
 from django.utils import timezone
 
@@ -28,6 +29,7 @@ from nodes.monitoring.sampled_fields import STORED_FIELDS, sampled_subjects
 from nodes.monitoring.stored_events import EventWindow
 from nodes.monitoring.stored_mounts import MountHistory
 from nodes.monitoring.stored_samples import StoredSamples
+from portal.models import User
 from vigil_core import formatting
 
 DAYS = 30
@@ -92,6 +94,17 @@ def dry_run(
 ) -> RuleDryRun:
     """Apply the rule to the last `days`, at most DAYS, for about `budget_s` seconds."""
     return _DryRunReader(rule, min(max(1, days), DAYS), now or timezone.now(), budget_s).run()
+
+
+def dry_run_for(user: User, rule: Rule, *, days: int = DAYS) -> RuleDryRun | None:
+    """Try the rule for a person; None if a dry run of theirs is still going on: each takes a core for seconds."""
+    key = f"health-dry-run-{user.pk}"
+    if not cache.add(key, True, timeout=4 * int(BUDGET_S)):
+        return None
+    try:
+        return dry_run(rule, days=days)
+    finally:
+        cache.delete(key)
 
 
 def untried(rule: Rule) -> list[str]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.db import transaction
@@ -22,8 +23,8 @@ from nodes.health.progress import Observation, RuleProgress, Subject
 from nodes.health.rules.rule import Rule
 from nodes.health.rules.signal import SIGNALS
 from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
-from nodes.monitoring import events
-from nodes.monitoring.site_rules import rules_in_force
+from nodes.monitoring import events, policies
+from nodes.monitoring.site_rules import rules_in_force, unreadable_rules
 from nodes.monitoring.states import States
 from portal import bulk
 
@@ -119,6 +120,7 @@ def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: Evaluat
 def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOutcome) -> None:
     """Open, clear and forget what is due by now."""
     due = list(HealthEntry.objects.due(now).order_by("due_at").values_list("pk", flat=True))
+    due += _of_ended_rules(rules)
     for start in range(0, len(due), MOST_ENTRIES):
         with transaction.atomic():
             HealthControl.locked()
@@ -126,6 +128,14 @@ def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOut
             rows = HealthEntry.objects.active().select_related("gpu")
             changes.take(rows.filter(pk__in=due[start : start + MOST_ENTRIES]))
             changes.save(evaluation)
+
+
+def _of_ended_rules(rules: Mapping[str, Rule]) -> list[int]:
+    """Return the active entries of rules that were switched off or deleted."""
+    rows = HealthEntry.objects.active().exclude(rule__in=list(rules))
+    names = set(rows.order_by().values_list("rule", flat=True).distinct())
+    ended = names - unreadable_rules() if names else set()
+    return list(rows.filter(rule__in=ended).values_list("pk", flat=True)) if ended else []
 
 
 class _EntryChanges:
@@ -140,6 +150,16 @@ class _EntryChanges:
         self.late: set[Key] = set()
         self.evidence: defaultdict[Key, list[Any]] = defaultdict(list)
         self._by_signal = _by_signal(rules)
+
+    @cached_property
+    def modes(self) -> Mapping[str, str]:
+        """Return the policies of actions by action."""
+        return policies.modes()
+
+    @cached_property
+    def unreadable(self) -> frozenset[str]:
+        """Return the rules that cannot be read: nobody ended their findings."""
+        return unreadable_rules()
 
     def load(self, keys: set[Key], nodes: Iterable[str] = ()) -> None:
         """Load the active entries of these keys, all active ones of these nodes, and what was cleared last."""
@@ -190,7 +210,7 @@ class _EntryChanges:
             rule, row = self.rules.get(key.rule), self.rows.get(key)
             if rule is not None:
                 engine.advance(rule, finding, self.now.timestamp())
-            elif row is not None:  # the rule was switched off or removed
+            elif row is not None and key.rule not in self.unreadable:  # the rule was switched off or removed
                 engine.clear(finding, self.now.timestamp())
             if row is None:
                 if rule is None or not finding.is_active or (key.subject.gpu and key.subject.gpu not in gpus):
@@ -227,7 +247,10 @@ class _EntryChanges:
             row.state = State.CLEARED
             evaluation.cleared.append(row)
         if rule is not None:
+            is_ignored = was_open and row.action == "ignore"  # by the policy of the time
             row.severity, row.action = engine.effective(rule, finding)
+            if is_ignored or (not was_open and self.modes.get(row.action) == policies.Mode.IGNORE):
+                row.action = "ignore"
             due = engine.next_change(rule, finding)
             row.due_at = None if due is None else _moment(due)
         row.count = finding.count

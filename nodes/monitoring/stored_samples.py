@@ -36,7 +36,7 @@ LIVE_S = 10
 
 
 @dataclass(frozen=True)
-class Column:
+class JudgedColumn:
     """Values of one series in order of time, with their verdicts."""
 
     at: Integers
@@ -94,7 +94,7 @@ class StoredSamples:
             found.append(Observation(subject.signal, subject.subject, at / _TICKS, fields))
         return found
 
-    def _judged(self, subject: SampledSubject, series: str) -> Column:
+    def _judged(self, subject: SampledSubject, series: str) -> JudgedColumn:
         """Return the values at which the verdict changes, and the last one before each change."""
         triggers, more = [], []
         for name, (source, convert) in subject.fields.items():
@@ -110,7 +110,7 @@ class StoredSamples:
             return column
         changes = np.flatnonzero(np.diff(column.verdict)) + 1
         edges = np.unique(np.concatenate(([0], changes, changes - 1, [len(column.at) - 1])))
-        return Column(column.at[edges], column.value[edges], column.verdict[edges])
+        return JudgedColumn(column.at[edges], column.value[edges], column.verdict[edges])
 
 
 _TICKS = 2
@@ -126,18 +126,18 @@ class _StoredColumn:
         self.seconds: list[_ChunkRow] = []
         self.fresh: list[tuple[Integers, Floats]] = []
 
-    def judged(self, verdicts: ColumnVerdicts, triggers: int) -> Column:
+    def judged(self, verdicts: ColumnVerdicts, triggers: int) -> JudgedColumn:
         parts = [_judged_minutes(low, high, verdicts, triggers, self.start) for low, high in self.minutes]
         parts += [_judged_seconds(row, verdicts, self.start, self.end) for row in self.seconds]
         parts += [_judged_values(step, value, verdicts) for step, value in self.fresh]
         if not parts:
-            return Column(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+            return JudgedColumn(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
         at = np.concatenate([part.at for part in parts])
         order = np.argsort(at, kind="stable")
         at = at[order]
         order = order[np.append(at[1:] != at[:-1], len(at) > 0)]  # late values win
         value, verdict = (np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "verdict"))
-        return Column(np.concatenate([part.at for part in parts])[order], value[order], verdict[order])
+        return JudgedColumn(np.concatenate([part.at for part in parts])[order], value[order], verdict[order])
 
 
 class _ChunkRow(NamedTuple):
@@ -156,7 +156,9 @@ class _ChunkRow(NamedTuple):
         return points.step[is_wanted], points.value[is_wanted]
 
 
-def _judged_minutes(low: _ChunkRow, high: _ChunkRow, verdicts: ColumnVerdicts, triggers: int, start: int) -> Column:
+def _judged_minutes(
+    low: _ChunkRow, high: _ChunkRow, verdicts: ColumnVerdicts, triggers: int, start: int
+) -> JudgedColumn:
     if not low.is_odd and not high.is_odd and (code := verdicts.over(low.low, high.high)) is not None:
         return _whole(low, code, start)
     step, lowest = low.values(start - MINUTES.seconds, low.last)
@@ -170,26 +172,26 @@ def _judged_minutes(low: _ChunkRow, high: _ChunkRow, verdicts: ColumnVerdicts, t
     at[0::2], at[1::2] = step * _TICKS, step * _TICKS + 1
     value[0::2], value[1::2] = np.where(is_low_first, lowest, highest), np.where(is_low_first, highest, lowest)
     verdict[0::2], verdict[1::2] = np.where(is_low_first, *codes), np.where(is_low_first, *codes[::-1])
-    return Column(at, value, verdict)
+    return JudgedColumn(at, value, verdict)
 
 
-def _judged_seconds(row: _ChunkRow, verdicts: ColumnVerdicts, start: int, end: int) -> Column:
+def _judged_seconds(row: _ChunkRow, verdicts: ColumnVerdicts, start: int, end: int) -> JudgedColumn:
     if not row.is_odd and row.last <= end and (code := verdicts.over(row.low, row.high)) is not None:
         return _whole(row, code, start)
     return _judged_values(*row.values(start, end), verdicts)
 
 
-def _judged_values(step: Integers, value: Floats, verdicts: ColumnVerdicts) -> Column:
+def _judged_values(step: Integers, value: Floats, verdicts: ColumnVerdicts) -> JudgedColumn:
     """Judge the newest value of each ten seconds: that is what live evaluation sees."""
     newest = np.flatnonzero(np.append(np.diff(step // LIVE_S) != 0, len(step) > 0))
     step, value = step[newest], value[newest]
-    return Column(step * _TICKS, value, verdicts.of(value))
+    return JudgedColumn(step * _TICKS, value, verdicts.of(value))
 
 
-def _whole(row: _ChunkRow, code: int, start: int) -> Column:
+def _whole(row: _ChunkRow, code: int, start: int) -> JudgedColumn:
     """Return the ends of a chunk whose values all have one verdict."""
     at = np.array([max(row.first, start), row.last], np.int64) * _TICKS
-    return Column(at, np.array([row.low, row.low]), np.array([code, code], np.int64))
+    return JudgedColumn(at, np.array([row.low, row.low]), np.array([code, code], np.int64))
 
 
 def _fulfilled(codes: Integers, triggers: int) -> Integers:

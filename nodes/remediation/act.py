@@ -21,6 +21,7 @@ from nodes.cluster import drain
 from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Partition
+from nodes.monitoring import policies
 from nodes.remediation.reason import drain_reason
 from nodes.scheduling import node_states
 from portal.access import note
@@ -32,12 +33,14 @@ Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
 _HOUR = timedelta(seconds=limits.HOUR_S)
+_BY_POLICY = "The policy for {} is to propose it."
 
 
 def decide(now: datetime | None = None) -> None:
     """Decide about every open entry whose rule wants the node out of service; safe to run twice at once."""
     now = now or timezone.now()
     _propose_refused()
+    _propose_exclusions()
     if not _undecided().exists():
         return
     trip_if_widespread(now)
@@ -64,6 +67,14 @@ def _propose_refused() -> None:
             entry.save(update_fields=["decision", "decided_at", "held_back"])
 
 
+def _propose_exclusions() -> None:
+    """Let a person decide about each node to exclude, if that is the policy."""
+    if policies.modes()["exclude"] == policies.Mode.PROPOSE:
+        HealthEntry.objects.open().filter(decision=Decision.NONE, action="exclude").update(
+            decision=Decision.PROPOSED, held_back=_BY_POLICY.format("exclude")
+        )
+
+
 def _undecided() -> QuerySet[HealthEntry]:
     return HealthEntry.objects.open().filter(decision=Decision.NONE, action__in=OUT_OF_SERVICE).order_by("opened_at")
 
@@ -87,6 +98,8 @@ def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
     """Return why Vigil does not act by itself; "" if it may."""
     if settings.VIGIL_HEALTH != "act":
         return "Vigil only proposes (VIGIL_HEALTH=propose)."
+    if policies.modes()[entry.action] != policies.Mode.ACT:
+        return _BY_POLICY.format(entry.action)
     if entry.is_late:
         return "Its evidence was more than 10 minutes old when it arrived."
     if control.tripped_at is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -314,7 +315,8 @@ class _RuleTable:
     def _step(self, step: object, default: Signal) -> tuple[float, str, Mapping[str, FieldValue]]:
         if not isinstance(step, dict):
             raise self._bad("example", "a step must be a table")
-        signal = SIGNALS.get(step.get("signal", default.name))
+        named = step.get("signal", default.name)
+        signal = SIGNALS.get(named) if isinstance(named, str) else None
         if signal is None:
             raise self._bad("example", f"{step.get('signal')!r:.60} is not a signal")
         fields = {name: value for name, value in step.items() if name not in {"at", "signal"}}
@@ -330,6 +332,8 @@ class _RuleTable:
             raise self._bad(key, "is missing")
         if len(value) > _TEXTS[key]:
             raise self._bad(key, f"must be at most {_TEXTS[key]} characters")
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+            raise self._bad(key, "must be one line without control characters")
         return value
 
     def _flag(self, key: str, *, default: bool = False) -> bool:
