@@ -105,6 +105,8 @@ STILL = {
     "announcements", "api/v1/announcements", "drains/several", "api/v1/drains/preview", "maintenance",
     "api/v1/maintenance", "health/rules", "health/breaker", "api/v1/health/rules", "api/v1/health/breaker",
     "api/v1/health/breaker/reset",
+    "burnins", "burnins/start", "burnins/golden", "api/v1/burnins", "api/v1/burnins/golden",
+    "api/v1/burnins/golden/reset",
     "catalogue/new", "catalogue/check", "catalogue/take", "api/v1/catalogue/check", "api/v1/catalogue/replays",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",
     "readyz", "metrics",

@@ -13,6 +13,7 @@ import nodes.admin  # noqa: F401
 from console.pages import metrics, readiness
 from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
+from jobs.api import burnins as burnins_api
 from jobs.api import cadence as cadence_api
 from jobs.api import catalogue as catalogue_api
 from jobs.api import disk as disk_api
@@ -84,6 +85,7 @@ api.add_router("/v1/health/rules", health_rules_api.router)
 api.add_router("/v1/health", health_api.router)
 api.add_router("/v1/maintenance", maintenance_api.router)
 api.add_router("/v1/policies", health_rules_api.policy_router)
+api.add_router("/v1/burnins", burnins_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

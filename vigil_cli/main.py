@@ -16,6 +16,7 @@ import click
 from vigil_cli import (
     agent,
     attach,
+    burnin,
     cancel,
     catalogue,
     checkpoints,
@@ -355,6 +356,7 @@ OTHERS = (
     *cluster.ALL,
     *drains.ALL,
     *health.ALL,
+    *burnin.ALL,
     *sweeps.ALL,
     *profiles.ALL,
     *notices.ALL,

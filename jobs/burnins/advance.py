@@ -128,7 +128,7 @@ class _Step:
         elif _is_read_since(self.burn_in.reserved_at):
             busy = [node.name for node in nodes if is_busy(node)]
             if busy:
-                self._say(f"Waits for jobs on {formatting.listed(busy[:8])} to end.")
+                self._set_detail(f"Waits for jobs on {formatting.listed(busy[:8])} to end.")
             else:
                 self._move(State.STARTING, detail="")
 
@@ -158,7 +158,7 @@ class _Step:
             if order is None:
                 return False
             if order.is_open:
-                self._say(f"Waits for the scheduler to undrain {row.node}.")
+                self._set_detail(f"Waits for the scheduler to undrain {row.node}.")
                 return False
             if order.state != NodeOrder.State.DONE:
                 _end_early(self.burn_in, f"{row.node} was not undrained: {order.outcome or order.get_state_display()}")
@@ -209,7 +209,7 @@ class _Step:
         elif status.started_at is not None and self.burn_in.started_at is None:
             self._set(started_at=datetime.fromtimestamp(status.started_at, UTC), detail="", tried_at=None)
         elif status.started_at is None and status.state != UNKNOWN:
-            self._say(f"Waits for the scheduler to start it{f': {status.reason}' if status.reason else ''}.")
+            self._set_detail(f"Waits for the scheduler to start it{f': {status.reason}' if status.reason else ''}.")
 
     def _handle_missing(self) -> None:
         """End it if the scheduler does not know the job for a while; `tried_at` is since when."""
@@ -251,7 +251,7 @@ class _Step:
 
     def _return(self) -> None:
         if not returning.order_all(self.burn_in, RULE):
-            self._say("Waits for the scheduler to drain or undrain its nodes.")
+            self._set_detail("Waits for the scheduler to drain or undrain its nodes.")
             return
         if self.statuses is None:
             return
@@ -264,7 +264,7 @@ class _Step:
         sync.hurry(Reading.Part.NODES)
         returning.finish(self.burn_in)
 
-    def _say(self, detail: str) -> None:
+    def _set_detail(self, detail: str) -> None:
         if self.burn_in.detail != detail:
             self._set(detail=detail)
 

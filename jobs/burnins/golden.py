@@ -19,7 +19,11 @@ def records_for(nodes: Sequence[NodeResults]) -> dict[GoldenKey, GoldenValue]:
     """Return the golden records for what these nodes measured."""
     models = {results.machine.model for results in nodes if results.machine is not None}
     rows = GoldenRecord.objects.filter(model__in=models)
-    return {row.key: GoldenValue(row.count, median(row.values) if row.values else None, row.digest) for row in rows}
+    return {row.key: GoldenValue(row.count, value_of(row), row.digest) for row in rows}
+
+
+def value_of(row: GoldenRecord) -> float | None:
+    return median(row.values) if row.values else None
 
 
 def add(results: NodeResults) -> None:

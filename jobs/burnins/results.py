@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs.disk import rundir
-from nodes.burnin.reports import END, MAX_LINE, MAX_TESTS_OF_NODE, BurnInResult, TestedMachine, parse_line
+from nodes.burnin.reports import END, MAX_LINE, MAX_TESTS_OF_NODE, BurnInMachine, BurnInResult, parse_line
 from nodes.models import BurnIn, BurnInNode, BurnInTest
 
 _SUMS = ("unit", "basis", "count", "failures", "absences", "values", "digests", "detail")
@@ -46,7 +46,7 @@ def _store(row: BurnInNode, data: bytes) -> None:
         changed: dict[tuple[str, str], BurnInTest] = {}
         for line in data.splitlines():
             found = parse_line(line)
-            if isinstance(found, TestedMachine):
+            if isinstance(found, BurnInMachine):
                 row.machine = vars(found)
             elif found is not None and found.test == END:
                 row.has_ended = True

@@ -34,7 +34,7 @@ NodeState = NodeOrder.State
 def order_all(burn_in: BurnIn, rule: str) -> bool:
     """Order what follows for each node, once; return whether every order has ended."""
     for row in burn_in.nodes.filter(is_returned=False).select_related("undrain_order"):
-        if not _is_known_since_undrain(row):
+        if not _is_read_since_undrain(row):
             return False
         with transaction.atomic():
             _order(burn_in, row, rule)
@@ -73,7 +73,7 @@ def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
     BurnInNode.objects.filter(pk=row.pk).update(is_returned=True, return_order=order, outcome=outcome)
 
 
-def _is_known_since_undrain(row: BurnInNode) -> bool:
+def _is_read_since_undrain(row: BurnInNode) -> bool:
     """Return whether the node's state is newer than its undrain: an older one would show it as somebody's drain."""
     order = row.undrain_order
     if order is None or order.state != NodeState.DONE or order.ended_at is None:

@@ -20,7 +20,7 @@ from portal.models import User
 from vigil_core import formatting
 
 
-class CannotStart(JobError):
+class CannotBurnIn(JobError):
     """Raised if the request names no nodes, unknown ones, or too many; the message says what to do."""
 
 
@@ -29,7 +29,7 @@ class NeedsAgreement(Conflict):
 
 
 def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool = False) -> BurnIn:
-    """Store a burn-in of these nodes. Raises CannotStart, NeedsAgreement, or Conflict if one is being tested already.
+    """Store a burn-in of these nodes. Raises CannotBurnIn, NeedsAgreement, or Conflict if one is being tested already.
 
     `may_undrain`: the sysadmin agrees that nodes which a person drained return to service if they pass.
     """
@@ -83,21 +83,21 @@ def is_drained_by_person(node: Node) -> bool:
 
 def _nodes(names: Sequence[str]) -> list[Node]:
     if not names:
-        raise CannotStart("No node was named. Name at least one.")
+        raise CannotBurnIn("No node was named. Name at least one.")
     if len(names) > plan.MAX_NODES:
-        raise CannotStart(f"{len(names):,} nodes are too many for one burn-in: name {plan.MAX_NODES} at most.")
+        raise CannotBurnIn(f"{len(names):,} nodes are too many for one burn-in: name {plan.MAX_NODES} at most.")
     found = {node.name: node for node in Node.objects.reported().filter(name__in=names)}
     if missing := [name for name in names if name not in found]:
-        raise CannotStart(f"The scheduler does not know {formatting.listed(missing[:8])}. `vigil nodes` lists nodes.")
+        raise CannotBurnIn(f"The scheduler does not know {formatting.listed(missing[:8])}. `vigil nodes` lists nodes.")
     down = [name for name in names if "down" in node_states.state_words(found[name].state)]
     if down:
-        raise CannotStart(f"{formatting.listed(down[:8])} cannot be tested while down. Repair and boot first.")
+        raise CannotBurnIn(f"{formatting.listed(down[:8])} cannot be tested while down. Repair and boot first.")
     return [found[name] for name in names]
 
 
 def _check_seconds(seconds: int) -> None:
     if not plan.MIN_SECONDS <= seconds <= plan.MAX_SECONDS:
-        raise CannotStart(f"{seconds:,} s: a burn-in lasts from 1 minute to 48 hours.")
+        raise CannotBurnIn(f"{seconds:,} s: a burn-in lasts from 1 minute to 48 hours.")
 
 
 def _drained_text(nodes: Sequence[Node]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from nodes.burnin.reports import FACTS, START, ItemSummary, TestedMachine
+from nodes.burnin.reports import FACTS, START, BurnInMachine, ItemSummary
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 SLOWEST_SHARE = {"memory": 0.8, "matrix": 0.85, "copy": 0.75, "all-reduce": 0.75, "pair": 0.75}
@@ -62,7 +62,7 @@ class NodeResults:
     """
 
     node: str
-    machine: TestedMachine | None = None
+    machine: BurnInMachine | None = None
     tests: list[ItemSummary] = field(default_factory=list)
     ended: bool = False
     problem: str = ""
@@ -70,7 +70,7 @@ class NodeResults:
     expected_gpus: int = 0
 
     def key(self, test: ItemSummary) -> GoldenKey:
-        machine = self.machine or TestedMachine()
+        machine = self.machine or BurnInMachine()
         return GoldenKey(machine.model, machine.driver, test.test, kind_of(test), test.basis)
 
 

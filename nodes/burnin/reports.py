@@ -23,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class TestedMachine:
+class BurnInMachine:
     """Describes the node as the program found it. `gpu_model` is empty where there is no GPU."""
 
     gpu_model: str = ""
@@ -82,7 +82,7 @@ class ItemSummary:
             self.digests = [*self.digests, result.digest][:4]
 
 
-def parse_line(data: bytes) -> BurnInResult | TestedMachine | None:
+def parse_line(data: bytes) -> BurnInResult | BurnInMachine | None:
     """Return what one line reports; None for a line that is none of ours."""
     if len(data) > MAX_LINE:
         return None
@@ -113,11 +113,11 @@ def _result(line: Mapping[str, Any]) -> BurnInResult | None:
     )
 
 
-def _facts(line: Mapping[str, Any]) -> TestedMachine:
+def _facts(line: Mapping[str, Any]) -> BurnInMachine:
     raw = line["gpus"]
     gpus = [gpu for gpu in raw[:MAX_GPUS] if isinstance(gpu, dict)] if isinstance(raw, list) else []
     models = [untrusted.line(gpu.get("model"), 100) for gpu in gpus]
-    return TestedMachine(
+    return BurnInMachine(
         gpu_model=max(set(models), key=models.count) if models else "",
         gpus=len(gpus),
         driver=untrusted.line(line.get("driver"), 40),

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 
 from nodes.burnin import judge
-from nodes.burnin.reports import ItemSummary, TestedMachine
+from nodes.burnin.reports import BurnInMachine, ItemSummary
 from nodes.models.facts import NodeOrder
 
 
@@ -77,7 +77,7 @@ class BurnIn(models.Model):
 
 
 class BurnInNode(models.Model):
-    """One node of a burn-in. `is_active` as long as the burn-in is: a node is in one at a time."""
+    """Stores one node of a burn-in. `is_active` as long as the burn-in is: a node is in one at a time."""
 
     burn_in = models.ForeignKey(BurnIn, models.CASCADE, related_name="nodes")
     node = models.CharField(max_length=255)
@@ -109,12 +109,12 @@ class BurnInNode(models.Model):
         return f"{self.node} in burn-in {self.burn_in_id}"
 
     @property
-    def tested_machine(self) -> TestedMachine | None:
-        return TestedMachine(**self.machine) if self.machine else None
+    def tested_machine(self) -> BurnInMachine | None:
+        return BurnInMachine(**self.machine) if self.machine else None
 
 
 class BurnInTest(models.Model):
-    """All results of one test of one item of a node; see `ItemSummary`, whose columns it has."""
+    """Sums up all results of one test of one item of a node; see `ItemSummary`, whose columns it has."""
 
     burn_in_node = models.ForeignKey(BurnInNode, models.CASCADE, related_name="tests")
     test = models.CharField(max_length=32)
@@ -146,7 +146,7 @@ class BurnInTest(models.Model):
 
 
 class GoldenRecord(models.Model):
-    """What passed burn-ins of one model and driver measured: the newest medians, and the digest that all had."""
+    """Keeps what passed burn-ins of one model and driver measured: the newest medians, and the digest that all had."""
 
     model = models.CharField(max_length=128)
     driver = models.CharField(max_length=40, blank=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.burnins.start import CannotStart, NeedsAgreement, cancel, start
+from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
 from jobs.errors import Conflict
 from nodes.models import BurnIn, GoldenRecord, NodeOrder
 from nodes.schedulers.base import SchedulerError
@@ -143,14 +143,14 @@ def pass_or_cancel(bench: Bench) -> None:
 
 @pytest.mark.parametrize("seconds", [0, 59, 48 * 3600 + 1, -1])
 def test_refuses_a_duration(bench: Bench, seconds: int) -> None:
-    with pytest.raises(CannotStart):
+    with pytest.raises(CannotBurnIn):
         bench.start(seconds=seconds)
 
 
 def test_refuses_unknown_nodes(bench: Bench) -> None:
-    with pytest.raises(CannotStart, match="dgx-99"):
+    with pytest.raises(CannotBurnIn, match="dgx-99"):
         bench.start("dgx-99")
-    with pytest.raises(CannotStart):
+    with pytest.raises(CannotBurnIn):
         start(bench.user, [], 60)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodes.burnin.judge import GoldenKey, GoldenValue, NodeResults, NodeVerdict, judge
-from nodes.burnin.reports import ItemSummary, TestedMachine
+from nodes.burnin.reports import BurnInMachine, ItemSummary
 
 H100 = "NVIDIA H100, torch 2.13, CUDA 13.0"
 XEON = "Xeon, torch 2.13"
@@ -11,7 +11,7 @@ GOOD, BAD = "a" * 64, "b" * 64
 
 
 def node(name: str = "dgx-01", *tests: ItemSummary, ended: bool = True, gpus: int = 8) -> NodeResults:
-    return NodeResults(name, TestedMachine("NVIDIA H100", gpus, "570.1"), list(tests), ended, expected_gpus=8)
+    return NodeResults(name, BurnInMachine("NVIDIA H100", gpus, "570.1"), list(tests), ended, expected_gpus=8)
 
 
 def matrix(gpu: int, digest: str = GOOD, value: float = 700.0) -> ItemSummary:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.burnin.reports import MAX_VALUES, BurnInResult, ItemSummary, TestedMachine, parse_line
+from nodes.burnin.reports import MAX_VALUES, BurnInMachine, BurnInResult, ItemSummary, parse_line
 
 LINE: dict[str, Any] = {
     "at": 1.0, "test": "copy", "item": "host to GPU 2", "outcome": "passed", "value": 24.8, "unit": "GB/s",
@@ -17,7 +17,7 @@ LINE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def parse(**changes: Any) -> BurnInResult | TestedMachine | None:
+def parse(**changes: Any) -> BurnInResult | BurnInMachine | None:
     return parse_line(json.dumps({**LINE, **changes}).encode())
 
 
@@ -52,9 +52,9 @@ def test_digests_are_hexadecimal_and_text_is_printable() -> None:
 def test_facts() -> None:
     gpus = [{"index": number, "model": "H100", "uuid": "GPU-1"} for number in range(8)]
     found = parse(test="facts", item="this node", gpus=gpus, driver="570.1", torch="2.13", cuda="13.0", cpu="Xeon")
-    assert found == TestedMachine("H100", 8, "570.1", "2.13", "13.0", "Xeon")
+    assert found == BurnInMachine("H100", 8, "570.1", "2.13", "13.0", "Xeon")
     found = parse(test="facts", item="this node", gpus=[7, None] * 1_000, driver=9)
-    assert found == TestedMachine()
+    assert found == BurnInMachine()
 
 
 SCALARS = st.none() | st.booleans() | st.floats() | st.text()

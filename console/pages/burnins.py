@@ -1,0 +1,195 @@
+"""Render /burnins: the list with a form that starts one, and each burn-in with verdicts and results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from console.pages.cluster import is_fragment, sysadmin_of, varied
+from jobs.burnins import golden, report
+from jobs.burnins import start as burnins
+from jobs.errors import Conflict
+from nodes.burnin import plan
+from nodes.burnin.judge import FAILED, PASSED
+from nodes.models import BurnIn, BurnInNode, GoldenRecord
+from portal.http.paging import BadCursor, SortOrder, page
+from vigil_core.formatting import listed, plural
+from vigil_core.untrusted import plain
+
+PER_PAGE = 50
+MOST_NODES = 256
+MOST_GOLDEN = 200
+DURATIONS = (("1 minute", 60), ("10 minutes", 600), ("1 hour", 3_600), ("8 hours", 28_800), ("48 hours", 172_800))
+GLYPHS = {PASSED: "completed", FAILED: "failed"}
+
+
+@dataclass(frozen=True)
+class BurnInRow:
+    """A burn-in with its nodes in a sentence."""
+
+    burn_in: BurnIn
+    nodes: Sequence[BurnInNode]
+
+    @property
+    def title(self) -> str:
+        names = [row.node for row in self.nodes]
+        return listed(names) if len(names) <= 3 else f"{names[0]} and {plural(len(names) - 1, 'more node')}"
+
+    @property
+    def glyph(self) -> str:
+        if self.burn_in.is_active:
+            return "running" if self.burn_in.state == "running" else "pending"
+        verdicts = {row.verdict for row in self.nodes}
+        return "failed" if FAILED in verdicts else "completed" if verdicts == {PASSED} else "cancelled"
+
+    @property
+    def result(self) -> str:
+        """Return what came of it, or how far it is."""
+        burn_in = self.burn_in
+        if burn_in.is_active:
+            if (done := report.progress(burn_in)) is not None:
+                return f"running, {done:.0%}"
+            return burn_in.detail or burn_in.get_state_display()
+        if len(self.nodes) == 1:
+            return self.nodes[0].verdict or burn_in.problem.rstrip(".") or "no result"
+        counts = [
+            f"{sum(row.verdict == verdict for row in self.nodes)} {verdict}"
+            for verdict in (PASSED, FAILED)
+            if any(row.verdict == verdict for row in self.nodes)
+        ]
+        return ", ".join(counts) or burn_in.problem.rstrip(".") or "no result"
+
+
+@dataclass(frozen=True)
+class NodeCard:
+    """Shows one node of a burn-in. `items`: its results; only of the node that the address names."""
+
+    row: BurnInNode
+    items: Sequence[report.ItemReport]
+    earlier: Sequence[BurnInNode]
+
+    @property
+    def glyph(self) -> str:
+        return GLYPHS.get(self.row.verdict, "running" if not self.row.verdict else "warn")
+
+    @property
+    def machine_text(self) -> str:
+        machine = self.row.tested_machine
+        if machine is None:
+            return ""
+        driver = f", driver {machine.driver}" if machine.driver else ""
+        count = f"{machine.gpus} × " if machine.gpus else ""
+        return f"{count}{machine.model}{driver}, torch {machine.torch}"
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    sysadmin_of(request, "see burn-ins")
+    node = plain(request.GET.get("node", ""))[:255]
+    rows = BurnIn.objects.all()
+    if node:
+        rows = rows.filter(pk__in=BurnInNode.objects.filter(node=node).values("burn_in"))
+    found_rows = rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log")
+    try:
+        found = page(
+            found_rows, SortOrder("id", descending=True), cursor=request.GET.get("cursor") or None, limit=PER_PAGE
+        )
+    except BadCursor as error:
+        raise BadRequest(str(error)) from None
+    context = {
+        "section": "cluster",
+        "place": "burnins",
+        "node": node,
+        "rows": [BurnInRow(row, list(row.nodes.all())) for row in found.items],
+        "next": found.next,
+        "durations": DURATIONS,
+        "golden": [(row, golden.value_of(row)) for row in GoldenRecord.objects.all()[:MOST_GOLDEN]],
+        "models": list(GoldenRecord.objects.values_list("model", "driver").distinct().order_by("model", "driver")[:50]),
+    }
+    return varied(render(request, "nodes/_burn_ins.html" if is_fragment(request) else "nodes/burn_ins.html", context))
+
+
+@login_required
+@require_POST
+def start(request: HttpRequest) -> HttpResponse:
+    """Start a burn-in of the nodes in the form, whose names are separated by spaces or commas."""
+    user = sysadmin_of(request, "start burn-ins")
+    names = plain(request.POST.get("nodes", ""))[:20_000].replace(",", " ").split()
+    seconds = request.POST.get("seconds", "")
+    try:
+        made = burnins.start(
+            user, names, int(seconds) if seconds.isdecimal() and len(seconds) < 9 else plan.DEFAULT_SECONDS,
+            may_undrain="may_undrain" in request.POST,
+        )  # fmt: skip
+    except burnins.NeedsAgreement as error:
+        messages.error(request, f"{error} Tick the box to agree.")
+        return redirect("burn_ins")
+    except (burnins.CannotBurnIn, Conflict) as error:
+        messages.error(request, str(error))
+        return redirect("burn_ins")
+    return redirect("burn_in", made.pk)
+
+
+@login_required
+@require_safe
+def burn_in_page(request: HttpRequest, burn_in_id: int) -> HttpResponse:
+    sysadmin_of(request, "see burn-ins")
+    found = _burn_in(burn_in_id)
+    rows: list[Any] = list(report.counted_nodes(found.nodes.select_related("burn_in"))[:MOST_NODES])
+    chosen = plain(request.GET.get("node", "")) or (rows[0].node if len(rows) == 1 else "")
+    cards = [
+        NodeCard(
+            row,
+            report.item_reports(row) if row.node == chosen else (),
+            report.earlier_rows(row) if row.node == chosen else (),
+        )
+        for row in rows
+    ]
+    context = {
+        "section": "cluster",
+        "place": "burnins",
+        "burn_in": found,
+        "shown": BurnInRow(found, rows),
+        "progress": report.progress(found),
+        "cards": cards,
+        "chosen": chosen,
+    }
+    return varied(render(request, "nodes/_burn_in.html" if is_fragment(request) else "nodes/burn_in.html", context))
+
+
+@login_required
+@require_POST
+def cancel(request: HttpRequest, burn_in_id: int) -> HttpResponse:
+    user = sysadmin_of(request, "cancel burn-ins")
+    try:
+        burnins.cancel(user, _burn_in(burn_in_id))
+    except Conflict as error:
+        messages.error(request, str(error))
+    return redirect("burn_in", burn_in_id)
+
+
+@login_required
+@require_POST
+def reset_golden(request: HttpRequest) -> HttpResponse:
+    """Forget the golden records of a model and driver."""
+    user = sysadmin_of(request, "reset golden records")
+    model, driver = plain(request.POST.get("model", ""))[:128], plain(request.POST.get("driver", ""))[:40]
+    if not golden.reset(user, model, driver):
+        messages.error(request, f"There are no golden records of {model}.")
+    return redirect("burn_ins")
+
+
+def _burn_in(burn_in_id: int) -> BurnIn:
+    found = BurnIn.objects.select_related("started_by", "cancel_requested_by").filter(pk=min(burn_in_id, 2**63 - 1))
+    if (row := found.first()) is None:
+        raise Http404(f"There is no burn-in {burn_in_id}.")
+    return row

@@ -1,0 +1,121 @@
+"""Burn-ins over REST and on pages: for sysadmins only, and safe against odd input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from nodes.models import BurnIn, GoldenRecord
+from tests.jobs.burnins.bench import Bench, good_lines, line
+from tests.lab import person
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def client(bench: Bench) -> Client:
+    signed_in = Client()
+    signed_in.force_login(bench.user)
+    return signed_in
+
+
+def post(client: Client, address: str = "", **body: Any) -> Any:
+    return client.post(f"/api/v1/burnins{address}", body, content_type="application/json")
+
+
+def test_over_rest(bench: Bench, client: Client) -> None:
+    made = post(client, nodes=["dgx-01"], seconds=60)
+    assert (made.status_code, made.json()["state"]) == (201, "waiting"), made.content
+    assert post(client, nodes=["dgx-01"]).status_code == 409
+    bench.burn_in = BurnIn.objects.get()
+    bench.until_running()
+    bench.write([*good_lines()[:-1], line("memory", "GPU 1", outcome="failed", detail="12 words <b>differ</b>")])
+    bench.tick()
+    running = client.get(f"/api/v1/burnins/{bench.burn_in.pk}").json()
+    assert 0 <= running["progress"] <= 1
+    assert (running["nodes"][0]["tests"], running["nodes"][0]["failures"]) == (5, 1)
+    assert post(client, f"/{bench.burn_in.pk}/cancel").status_code == 200
+    bench.end_job("cancelled")
+    bench.until_ended()
+    assert post(client, f"/{bench.burn_in.pk}/cancel").status_code == 409
+    listed = client.get("/api/v1/burnins?state=ended&node=dgx-01").json()["items"]
+    assert [(row["id"], row["nodes"][0]["verdict"]) for row in listed] == [(bench.burn_in.pk, "failed")]
+    detail = client.get(f"/api/v1/burnins/{bench.burn_in.pk}/nodes/dgx-01").json()
+    copies = [(item["item"], item["value"], item["peers"]) for item in detail["results"] if item["test"] == "copy"]
+    assert copies == [("host to GPU 0", 24.8, 24.8), ("host to GPU 1", 24.8, 24.8)]
+    assert client.get(f"/api/v1/burnins/{bench.burn_in.pk}/nodes/dgx-02").status_code == 404
+    assert client.get("/api/v1/burnins/999").status_code == 404
+    page = client.get(f"/burnins/{bench.burn_in.pk}")
+    assert page.status_code == 200
+    assert "12 words &lt;b&gt;differ" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"nodes": []}, {"nodes": ["dgx-01"], "seconds": 59}, {"nodes": ["dgx-01; reboot"]}, {"nodes": ["dgx-99"]},
+     {"nodes": ["dgx-01"] * 300}, {"nodes": ["dgx-01"], "seconds": 172_801}, {"nodes": ["dgx-01"], "force": True}],
+)  # fmt: skip
+def test_refuses_over_rest(client: Client, body: dict[str, Any]) -> None:
+    assert post(client, **body).status_code == 422
+    assert not BurnIn.objects.exists()
+
+
+def test_a_persons_drain_over_rest(bench: Bench, client: Client) -> None:
+    bench.lab.scheduler.drain("dgx-01", "fan 3")
+    bench.read_nodes()
+    refused = post(client, nodes=["dgx-01"])
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:vigil:problem:drained")
+    assert post(client, nodes=["dgx-01"], may_undrain=True).status_code == 201
+
+
+def test_only_for_sysadmins(bench: Bench) -> None:
+    bench.start()
+    mira = person("mira")
+    client = Client()
+    client.force_login(mira)
+    address = f"/{bench.burn_in.pk}"
+    assert post(client, nodes=["dgx-02"]).status_code == 403
+    assert post(client, f"{address}/cancel").status_code == 403
+    assert post(client, "/golden/reset", model="H100").status_code == 403
+    for place in ("", address, f"{address}/nodes/dgx-01", "/golden"):
+        assert client.get(f"/api/v1/burnins{place}").status_code == 403
+    for place in ("", address):
+        assert client.get(f"/burnins{place}").status_code == 403
+    assert client.post("/burnins/start", {"nodes": "dgx-02"}).status_code == 403
+    assert client.post(f"/burnins{address}/cancel").status_code == 403
+    assert BurnIn.objects.get().cancel_requested_at is None
+
+
+def test_on_pages(bench: Bench, client: Client) -> None:
+    assert "No burn-ins yet" in client.get("/burnins").content.decode()
+    made = client.post("/burnins/start", {"nodes": "dgx-01, dgx-02", "seconds": "60"})
+    bench.burn_in = BurnIn.objects.get()
+    assert made.headers["Location"] == f"/burnins/{bench.burn_in.pk}"
+    bench.until_running()
+    for node in ("dgx-01", "dgx-02"):
+        bench.write(good_lines(), node)
+    bench.end_job()
+    bench.until_ended()
+    page = client.get(f"/burnins/{bench.burn_in.pk}?node=dgx-02").content.decode()
+    assert "2 passed" in page
+    assert "700" in page
+    listed = client.get("/burnins").content.decode()
+    assert "2 passed" in listed
+    assert GoldenRecord.objects.exists()
+    client.post("/burnins/golden", {"model": "NVIDIA H100", "driver": "570.1"})
+    assert not GoldenRecord.objects.exists()
+    assert client.get("/burnins?cursor=nonsense").status_code == 400
+    assert "/burnins?node=dgx-01" in client.get("/nodes/dgx-01").content.decode()
+
+
+def test_the_list_takes_as_many_queries_for_many_nodes(
+    bench: Bench, client: Client, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(1, 13):
+        bench.start(f"dgx-{number:02}")
+    with django_assert_max_num_queries(25):
+        client.get("/burnins")
+    with django_assert_max_num_queries(15):
+        client.get("/api/v1/burnins")

@@ -1,0 +1,105 @@
+"""Test nodes from the command line: `vigil burnin NODE… [--for 10m]`. No Django."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from vigil_cli.drain import DRAINED
+from vigil_cli.params import as_json, out
+from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.tables import table
+from vigil_cli.terminal import echo
+from vigil_core import formatting
+
+POLL_S = 2.0
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Duration(click.ParamType[int]):
+    """A duration such as 90s, 10m, 48h or 2d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        number, unit = value[:-1], value[-1:]
+        if unit not in UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 6:
+            self.fail(f"{value!r} is not a duration. Write 10m, 2h or 1d.", param, ctx)
+        return int(number) * UNITS[unit]
+
+
+@click.command()
+@click.argument("nodes", metavar="NODE…", nargs=-1, required=True)
+@click.option("--for", "seconds", type=Duration(), default="10m", help="How long, from 1m to 48h; 10m by default.")
+@click.option("--may-undrain", is_flag=True, help="Also return nodes to service that a person drained.")
+@click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
+@as_json
+def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
+    """Test nodes, and return those that pass to service (sysadmins).
+
+    A node is reserved, undrained inside the reservation, and tested once no job runs there. One that fails is drained.
+    Ctrl-C stops following; the burn-in goes on.
+    """
+    portal = find_portal()
+    burn_in = _start(portal, {"nodes": list(nodes), "seconds": seconds, "may_undrain": may_undrain})
+    if not no_wait:
+        echo(f"Burn-in {burn_in['id']}: {burn_in['url']}", err=True)
+        burn_in = _follow(portal, burn_in)
+    out(burn_in, _lines, as_json)
+    if not no_wait and any(node["verdict"] != "passed" for node in burn_in["nodes"]):
+        raise click.exceptions.Exit(1)
+
+
+def _start(portal: Portal, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        started: dict[str, Any] = portal.post("burnins", json=body)
+    except CliError as error:
+        if error.problem.get("type") != DRAINED:
+            raise
+        drained = str(error).partition(" Send ")[0]
+        raise CliError(f"{drained} Add --may-undrain to agree.", status=409) from None
+    return started
+
+
+def _follow(portal: Portal, burn_in: dict[str, Any]) -> dict[str, Any]:
+    """Return the burn-in once it has ended; progress goes to stderr."""
+    last = ""
+    while burn_in["state"] != "ended":
+        text = _progress(burn_in)
+        if text != last:
+            echo(text, err=True)
+            last = text
+        time.sleep(POLL_S)
+        burn_in = portal.get(f"burnins/{burn_in['id']}")
+    return burn_in
+
+
+def _progress(burn_in: dict[str, Any]) -> str:
+    if burn_in["progress"] is None:
+        return str(burn_in["detail"] or f"{burn_in['state'].capitalize()}.")
+    done = int(burn_in["progress"] * 20) * 5  # in steps of 5 %, so that a log has few lines
+    failed = sum(node["failures"] for node in burn_in["nodes"])
+    failures = f", {formatting.plural(failed, 'test')} failed" if failed else ""
+    return f"Running, {done} %{failures}."
+
+
+def _lines(burn_in: dict[str, Any]) -> list[str]:
+    rows = [
+        [node["node"], node["verdict"] or "not judged", node["outcome"] or "–", _first(node)]
+        for node in burn_in["nodes"]
+    ]
+    lines = table(["NODE", "VERDICT", "NOW", "WHY"], rows, "No nodes.")
+    more = [f"{node['node']}: {finding['text']}" for node in burn_in["nodes"] for finding in node["findings"][1:]]
+    problem = [burn_in["problem"]] if burn_in["problem"] else []
+    return [*lines, *more, *problem]
+
+
+def _first(node: dict[str, Any]) -> str:
+    return str(node["findings"][0]["text"]) if node["findings"] else ""
+
+
+ALL = (burnin,)
