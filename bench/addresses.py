@@ -39,6 +39,7 @@ REQUESTS: dict[str, tuple[str, ...]] = {
     "agents": ("",),
     "drains": ("",),
     "health": ("",),
+    "health/entries": ("", "state=cleared", "node=dgx-01"),
     "racks": ("",),
     "nodes": ("",),
     "disk": ("",),

@@ -15,8 +15,8 @@ def merge() -> None:
 
 @shared_task(name="nodes.tasks.alert", expires=15)
 def alert() -> None:
-    """Notify sysadmins of hardware that needs repair."""
-    from nodes.telemetry.hardware_alerts import notify_sysadmins
+    """Notify sysadmins of findings that need a repair or a decision."""
+    from nodes.remediation.notices import notify_sysadmins
 
     notify_sysadmins()
 

@@ -27,6 +27,8 @@ PAGES = frozenset(
 FORMER = {"scripting": "reference/cli"}
 """Pages of version 0.1 that now have another name. Links in old e-mails and bookmarks still lead to them."""
 _PICTURE = re.compile(r"([a-z-]+/)?[a-z-]+\.svg")
+FILES = frozenset({"monitoring/alerts.yml", "monitoring/grafana.json"})
+"""Files that pages link to for download."""
 
 
 @login_required
@@ -38,9 +40,11 @@ def index(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_safe
 def page(request: HttpRequest, name: str) -> HttpResponse:
-    """Show one file as a page, or send a picture that a page shows."""
+    """Show one file as a page, or send a picture or a file that pages link to."""
     if _PICTURE.fullmatch(name) and (FOLDER / name).is_file():
         return HttpResponse((FOLDER / name).read_bytes(), content_type="image/svg+xml")
+    if name in FILES:
+        return HttpResponse((FOLDER / name).read_bytes(), content_type="text/plain; charset=utf-8")
     if name not in PAGES:
         return redirect("doc", page_of_former_name(name), permanent=True)
     context = {"section": "docs", "title": title_of(name), "html": html_of(name)}
@@ -80,7 +84,7 @@ def address(href: str, folder: str = "") -> str:
         return reverse("doc", args=[target.removesuffix(".md")]) + hash_sign + anchor
     if target == f"{INDEX}.md":
         return reverse("docs") + hash_sign + anchor
-    if _PICTURE.fullmatch(target):
+    if _PICTURE.fullmatch(target) or target in FILES:
         return reverse("doc", args=[target])
     code = runbook.linked_cause(target.removeprefix("runbooks/"))
     return reverse("runbook", args=[code]) if code else ""

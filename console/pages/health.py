@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.db.models import Case, IntegerField, Value, When
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages.cluster import is_fragment, sysadmin_of, varied
 from nodes.cluster import drain as orders
-from nodes.health.rules.rule import OUT_OF_SERVICE, SEVERITIES, Rule
+from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
+from nodes.remediation.entry_lists import ActiveEntries, EntryList
+from nodes.remediation.limits_used import limits_used
 from portal.access import CLUSTER, can, user_of
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import plain
 
-MOST = 200
-"""Entries of each list: what is more is found by node, or over REST."""
-MOST_ORDERS = 20
+MOST = {EntryList.WAITING: 50, EntryList.OPEN: 50, EntryList.WATCHED: 50}
+"""Entries of each list; the page of all entries has the rest."""
+MOST_OLD = 20
 GLYPHS = {"fatal": "failed", "critical": "failed", "warning": "warn", "info": "notice"}
-Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 
 
@@ -62,15 +63,6 @@ class EntryRow:
         return self.rule.advice if self.rule else ""
 
     @property
-    def needs_decision(self) -> bool:
-        return self.entry.decision == Decision.PROPOSED and self.entry.state == State.OPEN
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether it matters to sysadmins: what a rule ignores is only counted."""
-        return self.entry.state != State.WATCHING and self.entry.action != "ignore"
-
-    @property
     def observed(self) -> str:
         """Return the newest observation, as far as the rule asks for it; never whose program it was."""
         if not self.entry.evidence:
@@ -92,21 +84,21 @@ def field_text(value: object) -> str:
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    user, rules = user_of(request), rules_in_force()
-    rows = _rows(HealthEntry.objects.active(), rules)
+    user, rules, now = user_of(request), rules_in_force(), timezone.now()
+    entries = ActiveEntries()
     control = HealthControl.objects.select_related("reset_by").filter(pk=HealthControl.ID).first()
-    waiting = [row for row in rows if row.needs_decision]
+    acts = settings.VIGIL_HEALTH == "act"
+    cleared = HealthEntry.objects.filter(state=State.CLEARED).order_by("-cleared_at")
     context = {
         "section": "cluster",
         "place": "health",
-        "headline": headline(rows, len(waiting)),
-        "waiting": waiting,
-        "open": [row for row in rows if row.is_open and not row.needs_decision],
-        "watching": [row for row in rows if not row.is_open],
-        "cleared": _rows(HealthEntry.objects.filter(state=State.CLEARED), rules, most=MOST_ORDERS, order="-cleared_at"),
-        "orders": NodeOrder.objects.exclude(rule="")[:MOST_ORDERS],
+        "headline": headline(entries),
+        "lists": {which.value: _EntryRows.read(entries, which, rules) for which in EntryList},
+        "cleared": _rows(cleared.select_related("gpu", "decided_by").defer("progress")[:MOST_OLD], rules),
+        "orders": NodeOrder.objects.by_health_rules()[:MOST_OLD],
         "breaker": control if control is not None and control.tripped_at else None,
-        "acts": settings.VIGIL_HEALTH == "act",
+        "limits": limits_used(now) if acts else None,
+        "acts": acts,
         "may_decide": can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,
         "rules": len(rules),
@@ -158,31 +150,39 @@ def reset_breaker(request: HttpRequest) -> HttpResponse:
     return redirect("health")
 
 
-def _rows(entries: Any, rules: Any, *, most: int = MOST, order: str = "") -> list[EntryRow]:
-    urgency = Case(
-        *(When(severity=name, then=Value(place)) for place, name in enumerate(reversed(SEVERITIES))),
-        default=Value(len(SEVERITIES)), output_field=IntegerField(),
-    )  # fmt: skip
-    rows = entries.select_related("gpu", "order", "decided_by").defer("progress")
-    ordered = rows.order_by(order) if order else rows.order_by(urgency, "-last_seen")
-    return [EntryRow(entry, rules.get(entry.rule)) for entry in ordered[:most]]
+@dataclass(frozen=True)
+class _EntryRows:
+    """One list of the page: its most urgent entries, and how many there are."""
+
+    rows: list[EntryRow]
+    number: int
+
+    @classmethod
+    def read(cls, entries: ActiveEntries, which: EntryList, rules: Mapping[str, Rule]) -> _EntryRows:
+        return cls(_rows(entries.newest(which, MOST[which]), rules), entries.count(which))
+
+    @property
+    def more(self) -> int:
+        return self.number - len(self.rows)
 
 
-def headline(rows: Sequence[EntryRow], waiting: int) -> tuple[str, str]:
+def _rows(entries: Iterable[HealthEntry], rules: Mapping[str, Rule]) -> list[EntryRow]:
+    return [EntryRow(entry, rules.get(entry.rule)) for entry in entries]
+
+
+def headline(entries: ActiveEntries) -> tuple[str, str]:
     """Return the page's lead: what waits for a decision, else what is open; then what is watched."""
-    found = [row for row in rows if row.is_open and row.entry.state == State.OPEN]
-    out = {row.entry.node for row in found if row.entry.action in OUT_OF_SERVICE}
-    watched = sum(not row.is_open for row in rows)
+    waiting, watched = entries.count(EntryList.WAITING), entries.count(EntryList.WATCHED)
     rest = f"{formatting.plural(watched, 'more finding')} {'is' if watched == 1 else 'are'} watched." if watched else ""
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         return f"{formatting.plural(waiting, 'finding')} {verb} for a decision.", rest
+    names, out = entries.nodes_to_repair(3)
     if out:
-        names = ", ".join(sorted(out)[:3]) + (f" and {len(out) - 3} more" if len(out) > 3 else "")
-        return f"{names} {'needs' if len(out) == 1 else 'need'} repair.", rest
-    if found:
-        return f"{formatting.plural(len(found), 'finding')}, none of which takes a node out of service.", rest
-    nodes = Node.objects.reported().count()
-    if not nodes:
+        shown = ", ".join(names) + (f" and {out - 3} more" if out > 3 else "")
+        return f"{shown} {'needs' if out == 1 else 'need'} repair.", rest
+    if found := entries.count(EntryList.OPEN):
+        return f"{formatting.plural(found, 'finding')}, none of which takes a node out of service.", rest
+    if not Node.objects.reported().exists():
         return "No node is known yet.", "Findings appear here once nodes and their agents report."
     return "Nothing is wrong with the nodes that report.", rest

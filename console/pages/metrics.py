@@ -13,6 +13,7 @@ from django.views.decorators.http import require_safe
 
 from console.health import heartbeats, run
 from jobs.following.tick_metrics import KEY
+from nodes.monitoring import metrics as health_metrics
 from nodes.telemetry import gauges
 from portal import counted
 from portal.publish import connection
@@ -43,6 +44,7 @@ def page(request: HttpRequest) -> HttpResponse:
 def _families(*, cluster: bool, process: bool) -> Iterator[Family]:
     if cluster:
         yield from gauges.families()
+        yield from health_metrics.families()
         yield from _background()
         yield from _health()
     if process:

@@ -367,7 +367,10 @@ class NodeOrder(models.Model):
 
     class Meta:
         ordering = ("-id",)
-        indexes = (models.Index(fields=["node", "-id"], name="orders_of_a_node"),)
+        indexes = (
+            models.Index(fields=["node", "-id"], name="orders_of_a_node"),
+            models.Index(fields=["-id"], condition=~Q(rule=""), name="orders_by_rules"),
+        )
         constraints = (
             models.UniqueConstraint(fields=["node"], condition=Q(state="asked"), name="one_open_order_a_node"),
         )

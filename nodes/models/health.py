@@ -96,9 +96,16 @@ class HealthEntry(models.Model):
             ),
         )  # fmt: skip
         indexes = (
-            models.Index(fields=["state", "-last_seen"], name="health_by_state"),
-            models.Index(fields=["node", "-last_seen"], name="health_of_a_node"),
+            models.Index(fields=["state", "-id"], name="health_of_a_state"),
+            models.Index(fields=["node", "-id"], name="health_of_one_node"),
+            models.Index(fields=["rule", "-id"], name="health_of_a_rule"),
             models.Index(fields=["due_at"], condition=~Q(state="cleared"), name="health_due"),
+            models.Index(
+                fields=["state", "decision", "severity", "action", "-last_seen"],
+                condition=~Q(state="cleared"),
+                name="health_active",
+            ),
+            models.Index(fields=["-cleared_at"], condition=Q(state="cleared"), name="health_cleared"),
         )
 
     def __str__(self) -> str:

@@ -9,7 +9,6 @@ leaves either all of it or nothing. The scheduler is told by the next tick, as w
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -20,10 +19,10 @@ from django.utils import timezone
 from nodes.cluster import drain
 from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
-from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Partition
+from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
 from nodes.monitoring import policies
+from nodes.remediation.limits_used import automatic_drains, service_state
 from nodes.remediation.reason import drain_reason
-from nodes.scheduling import node_states
 from portal.access import note
 from vigil_core import formatting
 
@@ -32,7 +31,6 @@ logger = logging.getLogger(__name__)
 Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
-_HOUR = timedelta(seconds=limits.HOUR_S)
 _BY_POLICY = "The policy for {} is to propose it."
 
 
@@ -107,7 +105,7 @@ def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
     node = Node.objects.reported().filter(name=entry.node).first()
     if node is None:
         return "The scheduler does not know this node."
-    return limits.refusal(_cluster(), _automatic_drains(now), entry.node, now.timestamp())
+    return limits.refusal(service_state(), automatic_drains(now), entry.node, now.timestamp())
 
 
 def _drain(entry: HealthEntry) -> str:
@@ -156,22 +154,3 @@ def trip_if_widespread(now: datetime) -> bool:
         control.save(update_fields=["tripped_at", "tripped_by", "tripped_detail"])
         note(None, "health breaker tripped", rule, control.tripped_detail)
     return True
-
-
-def _cluster() -> limits.ServiceState:
-    nodes = list(Node.objects.reported().only("name", "state", "partitions"))
-    partitions: defaultdict[str, set[str]] = defaultdict(set)
-    for node in nodes:
-        for name in node.partitions:
-            partitions[name].add(node.name)
-    ordered = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True)
-    out = {node.name for node in nodes if not node_states.is_in_service(node.state)} | set(ordered)
-    known = set(Partition.objects.reported().values_list("name", flat=True))
-    return limits.ServiceState(
-        {name: frozenset(names) for name, names in partitions.items() if name in known}, frozenset(out), len(nodes)
-    )
-
-
-def _automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
-    rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
-    return [limits.AutomaticDrain(node, at.timestamp()) for node, at in rows.values_list("node", "asked_at")]

@@ -161,3 +161,10 @@ def test_the_client_works_without_the_site(source: Path, tmp_path: Path, running
     command = [sys.executable, "-P", "-S", "-c", WITHOUT_SITE, str(client.packages), *libraries]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "install the vigil wheel" in refused.stdout
+
+
+def test_the_site_has_every_data_file_of_its_packages(source: Path, site: Installed) -> None:
+    packages = [path.name for path in site.packages.iterdir() if (source / path.name / "__init__.py").is_file()]
+    files = [path for name in packages for path in (source / name).rglob("*") if path.suffix in {".toml", ".md", ".gz"}]
+    assert len(files) > 20
+    assert [str(path) for path in files if not (site.packages / path.relative_to(source)).is_file()] == []

@@ -1,0 +1,47 @@
+"""Render /health/entries: all health entries, searched by node, rule, state and severity, a page at a time."""
+
+from __future__ import annotations
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from console.pages.health import EntryRow
+from nodes.health.rules.rule import SEVERITIES
+from nodes.models import HealthEntry
+from nodes.monitoring.site_rules import rules_in_force
+from portal.http.paging import BadCursor, SortOrder, page
+from vigil_core.untrusted import plain
+
+ROWS = 50
+FIELDS = ("node", "rule", "state", "severity")
+_ORDER = SortOrder("id", descending=True)
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    wanted, rules = search_of(request.GET), rules_in_force()
+    rows = HealthEntry.objects.filter(**wanted).select_related("gpu", "order", "decided_by").defer("progress")
+    try:
+        found = page(rows, _ORDER, cursor=request.GET.get("after") or None, limit=ROWS)
+    except BadCursor:
+        found = page(rows, _ORDER, cursor=None, limit=ROWS)
+    context = {
+        "section": "cluster",
+        "place": "health",
+        "rows": [EntryRow(entry, rules.get(entry.rule)) for entry in found.items],
+        "next": found.next,
+        "wanted": wanted,
+        "states": HealthEntry.EntryState.values,
+        "severities": reversed(SEVERITIES),
+        "rules": sorted(rules),
+    }
+    return render(request, "nodes/health_entries.html", context)
+
+
+def search_of(params: QueryDict) -> dict[str, str]:
+    """Parse the search from the URL; fields that are empty are left out."""
+    values = {name: plain(params.get(name, ""))[:255].strip() for name in FIELDS}
+    return {name: value for name, value in values.items() if value}

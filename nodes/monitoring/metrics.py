@@ -1,0 +1,41 @@
+"""Export open health entries and the breaker for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db.models import Count
+
+from nodes.health.rules.rule import ACTIONS, SEVERITIES
+from nodes.models import HealthControl, HealthEntry
+from nodes.monitoring.site_rules import rules_in_force
+from vigil_core.exposition import Family, Value
+
+Decision = HealthEntry.EntryDecision
+State = HealthEntry.EntryState
+
+
+def families() -> Iterator[Family]:
+    """Yield every metric family, with a 0 for each severity and action that has no entry."""
+    rows = HealthEntry.objects.active().exclude(state=State.WATCHING).order_by()
+    grouped = rows.values_list("state", "decision", "severity", "action").annotate(Count("pk"))
+    number: dict[tuple[str, ...], Value] = dict.fromkeys(((s, a) for s in SEVERITIES for a in ACTIONS), 0)
+    waiting = 0
+    for state, decision, severity, action, count in grouped:
+        if state == State.OPEN:
+            number[severity, action] = number.get((severity, action), 0) + count
+            waiting += count if decision == Decision.PROPOSED else 0
+    yield Family(
+        "vigil_health_open", "gauge", "Open health entries; those that somebody dismissed are left out.",
+        ("severity", "action"), sorted(number.items()),
+    )  # fmt: skip
+    yield Family("vigil_health_waiting", "gauge", "Open entries that wait for a decision.", (), [((), waiting)])
+    open_rules = HealthEntry.objects.open().order_by().values_list("rule").annotate(Count("pk"))
+    by_rule: dict[str, int] = {**dict.fromkeys(rules_in_force(), 0), **dict(open_rules)}
+    yield Family(
+        "vigil_health_rule_open", "gauge", "Open health entries by rule.", ("rule",),
+        [((name,), count) for name, count in sorted(by_rule.items())],
+    )  # fmt: skip
+    tripped = HealthControl.objects.filter(pk=HealthControl.ID, tripped_at__isnull=False).exists()
+    description = "1: one rule fired almost everywhere, and Vigil does nothing automatically."
+    yield Family("vigil_health_breaker_tripped", "gauge", description, (), [((), int(tripped))])

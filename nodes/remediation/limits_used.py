@@ -1,0 +1,64 @@
+"""Read how much of the limits on automatic drains is used."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from nodes.health import limits
+from nodes.models import Node, NodeOrder, Partition
+from nodes.scheduling import node_states
+
+_HOUR = timedelta(seconds=limits.HOUR_S)
+
+
+@dataclass(frozen=True)
+class PartitionUse:
+    """A partition's nodes out of service, and how many may be."""
+
+    name: str
+    out: int
+    most: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class LimitsUsed:
+    """Automatic drains of the last hour, and partitions close to their limit, the closest first."""
+
+    drained: int
+    most: int
+    partitions: list[PartitionUse]
+
+
+def limits_used(now: datetime) -> LimitsUsed:
+    cluster = service_state()
+    partitions = [
+        PartitionUse(name, len(cluster.out & members), limits.partition_limit(len(members)), len(members))
+        for name, members in sorted(cluster.partitions.items())
+    ]
+    partitions.sort(key=lambda partition: partition.out - partition.most, reverse=True)
+    drained = {drain.node for drain in automatic_drains(now)}
+    return LimitsUsed(len(drained), limits.hourly_limit(cluster.nodes), partitions)
+
+
+def service_state() -> limits.ServiceState:
+    """Return the nodes by partition, and those out of service or ordered to be."""
+    nodes = list(Node.objects.reported().only("name", "state", "partitions"))
+    partitions: defaultdict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        for name in node.partitions:
+            partitions[name].add(node.name)
+    ordered = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True)
+    out = {node.name for node in nodes if not node_states.is_in_service(node.state)} | set(ordered)
+    known = set(Partition.objects.reported().values_list("name", flat=True))
+    return limits.ServiceState(
+        {name: frozenset(names) for name, names in partitions.items() if name in known}, frozenset(out), len(nodes)
+    )
+
+
+def automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
+    """Return all drains that rules ordered in the last hour, whatever became of them."""
+    rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
+    return [limits.AutomaticDrain(node, at.timestamp()) for node, at in rows.values_list("node", "asked_at")]

@@ -1,0 +1,72 @@
+"""Test the alert rules for Prometheus and the dashboard for Grafana that are made from the health rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from nodes.health.alerting import alerts, dashboard, main
+from nodes.health.rules.catalogue import active_rules
+
+DOCS = Path(__file__).parents[3] / "docs" / "monitoring"
+SITE_RULE = """
+[[rule]]
+name = "my-xid"
+title = "Our \\"own\\" Xid: {{ braces }}"
+source = "us"
+severity = "critical"
+action = "watch"
+signal = "xid"
+where = { code = 999 }
+clears = "quiet"
+clears_after = "1h"
+[[rule.example]]
+fires = true
+steps = [{ code = 999 }]
+[[rule.example]]
+fires = false
+steps = [{ code = 998 }]
+"""
+
+
+def test_the_shipped_files_are_those_of_the_shipped_rules() -> None:
+    """After a change of the rules: python -m nodes.health.alerting docs/monitoring."""
+    rules = list(active_rules().values())
+    assert (DOCS / "alerts.yml").read_text() == alerts(rules)
+    assert (DOCS / "grafana.json").read_text() == dashboard(rules)
+
+
+def test_prometheus_accepts_them_with_a_site_rule(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(SITE_RULE)
+    main([str(tmp_path), str(tmp_path / "site.toml")])
+    checked = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "alerts.yml"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "VigilMyXid" in (tmp_path / "alerts.yml").read_text()
+
+
+@pytest.mark.django_db
+def test_they_use_metrics_that_exist(settings: Any) -> None:
+    settings.VIGIL_METRICS_TOKEN = "a token of prometheus's own"
+    answer = Client().get("/metrics", headers={"Authorization": f"Bearer {settings.VIGIL_METRICS_TOKEN}"})
+    exported = set(re.findall(r"^# TYPE (\S+)", answer.text, re.MULTILINE)) | {"vigil_task_queue_length"}
+    panels = json.loads((DOCS / "grafana.json").read_text())["panels"]
+    used = [target["expr"] for panel in panels for target in panel["targets"]]
+    used += re.findall(r'expr: "(.*)"$', (DOCS / "alerts.yml").read_text(), re.MULTILINE)
+    named = {name for expression in used for name in re.findall(r"\bvigil_\w+", expression)}
+    assert len(named) > 8
+    assert named <= exported
+
+
+def test_no_panel_overlaps_another() -> None:
+    places = [panel["gridPos"] for panel in json.loads((DOCS / "grafana.json").read_text())["panels"]]
+    cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
+    assert len(cells) == len(set(cells))
+    assert all(place["x"] + place["w"] <= 24 for place in places)

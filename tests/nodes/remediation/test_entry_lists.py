@@ -1,0 +1,76 @@
+"""Test the lists of /health: the most urgent entries first, true counts, and the rest on the page of all entries."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from nodes.models import HealthEntry
+from portal.models import User
+from tests.lab import a_project, person, signed_in
+from tests.nodes.remediation.cluster import Lab
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def mira() -> User:
+    return person("mira", a_project())
+
+
+def entries(number: int, node: str = "n", **values: Any) -> None:
+    now = timezone.now()
+    fields = {
+        "rule": "off-bus", "title": "GPU fell off the bus", "severity": "fatal", "action": "drain", "state": "open",
+        "decision": "proposed", "first_seen": now, "opened_at": now, **values,
+    }  # fmt: skip
+    HealthEntry.objects.bulk_create(
+        HealthEntry(node=f"{node}{place:03}", last_seen=now - timedelta(minutes=place), **fields)
+        for place in range(number)
+    )
+
+
+def test_counts_are_true_beyond_what_is_listed(mira: User) -> None:
+    entries(120)
+    entries(70, "w", severity="warning", action="watch", decision="")
+    page = signed_in(mira).get("/health").content.decode()
+    assert "120\xa0findings wait for a decision." in page
+    assert page.count('class="card finding"') == 50
+    assert '<a href="/health/entries?state=open">70\xa0more entries</a>' in page
+    assert "n000" in page
+    assert "n119" not in page, "the newest are shown"
+
+
+def test_the_most_severe_are_listed_first(mira: User) -> None:
+    entries(60, severity="critical", rule="gsp-timeout", title="GSP does not respond")
+    entries(1, "old", first_seen=timezone.now() - timedelta(days=9))
+    page = signed_in(mira).get("/health").content.decode()
+    assert page.index("old000") < page.index("n000")
+
+
+def test_all_entries_can_be_searched_page_by_page(mira: User) -> None:
+    entries(60)
+    entries(5, "c", state="cleared", decision="approved", cleared_at=timezone.now())
+    client = signed_in(mira)
+    page = client.get("/health/entries").content.decode()
+    assert page.count("<tr id=") == 50
+    following = page.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    assert client.get(f"/health/entries{following}").content.decode().count("<tr id=") == 15
+    assert client.get("/health/entries?state=cleared").content.decode().count("<tr id=") == 5
+    assert client.get("/health/entries?node=n007&state=open").content.decode().count("<tr id=") == 1
+    assert "No matching entries" in client.get("/health/entries?node=n007&state=cleared").content.decode()
+    assert client.get("/health/entries?after=nonsense&state=%00").status_code == 200
+
+
+def test_the_limits_are_shown_where_vigil_acts(mira: User, settings: Any) -> None:
+    lab = Lab()
+    assert "Limits left" not in signed_in(mira).get("/health").content.decode()
+    settings.VIGIL_HEALTH = "act"
+    lab.xid(79)
+    lab.step()
+    page = signed_in(mira).get("/health").content.decode()
+    assert "1 of at most 1\xa0automatic drain in the last hour" in page
+    assert "1 of 12\xa0nodes out of service" in page
