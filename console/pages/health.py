@@ -48,6 +48,8 @@ class EntryRow:
     @property
     def subject(self) -> str:
         """Return what it is about, if that is not a node: a rack, a program, the cluster."""
+        if self.rule is not None and self.rule.subject == "rack":
+            return f"rack {self.entry.item}"
         return self.entry.item or "the cluster"
 
     @property

@@ -15,6 +15,7 @@ from nodes.models import Assessment, RackTemperature
 from nodes.monitoring.temperatures import hourly, racks_in_order
 from nodes.presenting import temperatures as drawing
 from portal.models import User
+from vigil_core import formatting
 
 DAY, PATTERN = timedelta(hours=24), timedelta(days=14)
 WARM_C = 2.0
@@ -85,11 +86,13 @@ def _daily(days: dict[str, list[RackTemperature]]) -> str:
     )
 
 
-def _bands(now: datetime) -> list[tuple[str, int, str, str]]:
+def _bands(now: datetime) -> list[tuple[str, int, str, float]]:
     """Return rows of (temperatures, failures, rate per 1,000 node-days with its interval, node-days)."""
     rows = []
     for band in failures.failures_by_inlet(now):
         often, ends = per_thousand(band.rate)
         text = TOO_FEW if band.rate.is_few else f"{often} ({ends})"
-        rows.append((f"{band.low_c} to {band.high_c} °C", band.rate.failures, text, f"{band.rate.node_days:,.0f}"))
+        rows.append(
+            (f"{band.low_c} to {band.high_c}{formatting.NBSP}°C", band.rate.failures, text, band.rate.node_days)
+        )
     return rows

@@ -21,6 +21,8 @@ class Signal:
     subject: Subject
     description: str
     fields: Mapping[str, str]
+    is_history: bool = False
+    """It is about past days, so it lasts for a while although nothing new happens: a repair ends it all the same."""
 
     @property
     def is_event(self) -> bool:
@@ -156,6 +158,7 @@ _ALL = (
             "chance": "probability of so many on any of the nodes by chance",
             "programs_chance": "the same, with each program counted once",
         },
+        is_history=True,
     ),
     Signal(
         "rack_inlet", "state", "rack", "The temperature of the air that a rack's nodes take in.",
@@ -176,6 +179,7 @@ _ALL = (
             "attempts": "attempts on the node that are compared",
             "other_nodes": "nodes that they are compared with",
         },
+        is_history=True,
     ),
     Signal(
         "program_failures", "state", "cluster", "A program that fails in the same way wherever it runs.",

@@ -8,10 +8,12 @@ import pytest
 
 from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
 from jobs.errors import Conflict
+from jobs.tasks import assess
 from nodes.models import BurnIn, GoldenRecord, NodeOrder
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry
 from tests.jobs.burnins.bench import BAD, H100, Bench, away, good_lines, line
+from tests.jobs.reliability.lab import count, ran
 
 pytestmark = pytest.mark.django_db
 
@@ -63,6 +65,27 @@ def test_a_node_that_a_rule_drained_returns_and_its_entry_is_cleared(bench: Benc
     assert (entry.state, entry.decision_reason) == ("cleared", f"Burn-in {bench.burn_in.pk} passed.")
     bench.lab.step()
     assert [order.action for order in NodeOrder.objects.order_by("id")] == ["drain", "undrain"]
+
+
+def test_a_node_that_kept_failing_returns_although_its_past_failures_are_still_counted(bench: Bench) -> None:
+    for name in bench.lab.names:
+        ran(72.0, ago=300, nodes=[name])
+    for number in range(6):
+        ran(2.0, ago=40 + number, nodes=["dgx-01"], cause="gpu.off_bus")
+    count()
+    assess()
+    bench.lab.step()
+    assert bench.lab.scheduler.drained
+    bench.start()
+    bench.until_running()
+    bench.lab.step()  # the failures of last week are observed during the burn-in, too
+    bench.write(good_lines())
+    bench.end_job()
+    bench.until_ended()
+    assert not bench.lab.scheduler.drained
+    assess()
+    bench.lab.step()
+    assert (bench.lab.entry("repeat-offender").state, bench.lab.scheduler.drained) == ("cleared", {})
 
 
 def test_a_node_that_fails_is_drained_with_the_reason(bench: Bench) -> None:

@@ -72,7 +72,7 @@ def test_a_warm_rack_is_a_finding_after_an_hour_with_its_estimate(lab: Lab) -> N
     assert entry.evidence[-1][2]["above_neighbours_c"] > 2
     page = signed_in(sysadmin("ops")).get("/health").content.decode()
     assert "Rack takes in warmer air than its neighbours" in page
-    assert "on B" in page
+    assert "on rack B" in page
 
 
 def test_measured_temperatures_need_no_learning(lab: Lab) -> None:
