@@ -43,6 +43,7 @@ from nodes.api import health_rules as health_rules_api
 from nodes.api import maintenance as maintenance_api
 from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
+from nodes.api import spares as spares_api
 from portal.accounts import api as accounts_api
 from portal.accounts import views
 from portal.announcements import api as announcements_api
@@ -83,6 +84,7 @@ api.add_router("/v1/nodes", machine_files_api.router)
 api.add_router("/v1/drains", drains_api.router)
 api.add_router("/v1/health/rules", health_rules_api.router)
 api.add_router("/v1/health", health_api.router)
+api.add_router("/v1/spares", spares_api.router)
 api.add_router("/v1/maintenance", maintenance_api.router)
 api.add_router("/v1/policies", health_rules_api.policy_router)
 api.add_router("/v1/burnins", burnins_api.router)

@@ -24,7 +24,7 @@ def alert() -> None:
 @shared_task(name="nodes.tasks.health", expires=10)
 def health() -> None:
     """Apply the health rules to what nodes report, act on what they find, and begin and end maintenance."""
-    from nodes.drains import maintenance
+    from nodes.drains import maintenance, spares
     from nodes.monitoring.evaluate import evaluate
     from nodes.remediation.act import decide
     from nodes.remediation.return_to_service import return_recovered
@@ -33,6 +33,7 @@ def health() -> None:
     evaluate()
     decide()
     return_recovered()
+    spares.keep()
 
 
 @shared_task(name="nodes.tasks.temperatures", expires=30)

@@ -12,12 +12,14 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.pages.cluster import is_fragment, stale_text, varied
+from jobs.burnins import start as burnins
+from nodes.burnin import plan
 from nodes.cluster import drain as orders
 from nodes.drains import cost, overview
 from nodes.drains.overview import DrainedNode
 from nodes.drains.reasons import DrainHolder
 from nodes.drains.standing import ReasonStanding
-from nodes.models import MaintenanceWindow, NodeOrder, Reading
+from nodes.models import BurnInNode, HotSpare, MaintenanceWindow, NodeOrder, Partition, Reading
 from portal.access import CLUSTER, can, user_of
 from portal.models import User
 from vigil_core import formatting
@@ -39,6 +41,8 @@ class DrainRow:
 
     drained: DrainedNode
     is_by_another: bool
+    burn_in: int | None = None
+    """The burn-in that tests it, or waits until it may."""
 
     @property
     def whose(self) -> str:
@@ -77,6 +81,17 @@ class DrainRow:
         return "failed" if self.drained.node.state.startswith("down") else "warn"
 
     @property
+    def needs_agreement(self) -> bool:
+        """Return whether a person, or a site's program, must agree that it returns if it passes a burn-in."""
+        return burnins.is_drained_by_person(self.drained.node)
+
+    @property
+    def may_be_tested(self) -> bool:
+        """Return whether a burn-in could test it: one that is down must be repaired first."""
+        is_drained = burnins.is_drained(self.drained.node)
+        return is_drained and not self.drained.node.is_made_up and self.burn_in is None
+
+    @property
     def may_return(self) -> bool:
         """Return whether an undrain order makes sense: the scheduler knows the node and none waits already."""
         pending = self.drained.pending
@@ -89,36 +104,46 @@ class DrainRow:
 def index(request: HttpRequest) -> HttpResponse:
     user, now = user_of(request), timezone.now()
     nodes = list(overview.out_of_service().order_by("name")[: MOST + 1])
-    rows = [_row(drained, user) for drained in overview.described(nodes[:MOST], now)]
+    tested = BurnInNode.objects.filter(is_active=True, node__in=[node.name for node in nodes])
+    burn_ins = dict(tested.values_list("node", "burn_in"))
+    rows = [_row(drained, user, burn_ins.get(drained.node.name)) for drained in overview.described(nodes[:MOST], now)]
+    spares = {spare.node: spare for spare in HotSpare.objects.all()}
+    standing_by = [row for row in rows if row.drained.holder == DrainHolder.SPARE]
+    rows = [row for row in rows if row not in standing_by]
     rows.sort(key=lambda row: (not row.drained.is_over, -row.drained.idle_gpus, row.drained.node.name))
     context = {
         "section": "cluster",
         "place": "drains",
         "stale": stale_text(Reading.Part.NODES, now),
-        "headline": headline(rows),
+        "headline": headline(rows, len(standing_by)),
+        "spares": [(spare, name in {row.drained.node.name for row in standing_by}) for name, spare in spares.items()],
+        "partitions": Partition.objects.reported().values_list("name", flat=True),
         "rows": rows,
         "has_more": len(nodes) > MOST,
         "most": MOST,
         "windows": MaintenanceWindow.objects.standing().order_by("starts_at")[:5],
         "may_change": can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,
+        "burn_in_s": plan.DEFAULT_SECONDS,
     }
     return varied(render(request, "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html", context))
 
 
-def _row(drained: DrainedNode, user: User) -> DrainRow:
-    return DrainRow(drained, orders.is_drained_by_another(drained.node, user))
+def _row(drained: DrainedNode, user: User, burn_in: int | None) -> DrainRow:
+    return DrainRow(drained, orders.is_drained_by_another(drained.node, user), burn_in)
 
 
-def headline(rows: Sequence[DrainRow]) -> tuple[str, str]:
-    """Return the page's lead: how many nodes are out and what they cost; then how many could return."""
+def headline(rows: Sequence[DrainRow], standing_by: int = 0) -> tuple[str, str]:
+    """Return the page's lead: how many nodes are out and what they cost; then how many could return, and spares."""
+    stand = "stands" if standing_by == 1 else "stand"
+    rest = f"{formatting.plural(standing_by, 'hot spare')} {stand} by." if standing_by else ""
     if not rows:
-        return "All nodes are in service.", ""
+        return ("All other nodes are in service." if standing_by else "All nodes are in service."), rest
     lost = cost.hourly_text(sum(row.drained.idle_gpus for row in rows))
     are = "is" if len(rows) == 1 else "are"
     lead = f"{formatting.plural(len(rows), 'node')} {are} out of service{f': {lost}' if lost else ''}."
     over = [row.drained.node.name for row in rows if row.drained.is_over]
     if not over:
-        return lead, ""
+        return lead, rest
     names = over[0] if len(over) == 1 else formatting.plural(len(over), "node")
-    return lead, f"The reason no longer holds for {names}."
+    return lead, f"The reason no longer holds for {names}. {rest}".strip()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from console.pages.rack_map import MapRow, RackMap, kilowatts
+from nodes.scheduling import node_states
 from nodes.telemetry.mounts import SlowFileSystem
 from vigil_core import formatting
 
@@ -31,7 +32,9 @@ def headline(drawn: RackMap, slow: Sequence[SlowFileSystem], waiting: PendingDem
     if hung:
         lead = " ".join(hung) if not broken else f"{lead} {' '.join(hung)}"
     return lead, " ".join(
-        part for part in (_idle_sentence(rows), _pending_sentence(waiting), _warm_sentence(drawn)) if part
+        part
+        for part in (_idle_sentence(rows), _pending_sentence(waiting), _spare_sentence(rows), _warm_sentence(drawn))
+        if part
     )
 
 
@@ -78,7 +81,9 @@ def _pending_fact(waiting: PendingDemand) -> tuple[str, str, str, str]:
 
 
 def _out_of_service(rows: Sequence[MapRow]) -> list[str]:
-    out = [row.machine for row in rows if not row.machine.is_in_service]
+    out = [
+        row.machine for row in rows if not row.machine.is_in_service and not node_states.is_standby(row.machine.reason)
+    ]
     if len(out) == 1:
         reason = f" ({out[0].reason.rstrip('.')})" if out[0].reason else ""
         return [f"{out[0].name} is {formatting.word(out[0].state)}{reason}"]
@@ -86,6 +91,11 @@ def _out_of_service(rows: Sequence[MapRow]) -> list[str]:
         return []
     names = f" ({formatting.listed([node.name for node in out])})" if len(out) < 4 else ""
     return [f"{formatting.plural(len(out), 'node')} are out of service{names}"]
+
+
+def _spare_sentence(rows: Sequence[MapRow]) -> str:
+    spares = sum(not row.machine.is_in_service and node_states.is_standby(row.machine.reason) for row in rows)
+    return f"{formatting.plural(spares, 'hot spare stands', 'hot spares stand')} by." if spares else ""
 
 
 def _damaged(rows: Sequence[MapRow], state: str) -> list[str]:
@@ -106,6 +116,8 @@ def _silent(rows: Sequence[MapRow]) -> list[str]:
 
 
 def _all_in_service(rows: Sequence[MapRow]) -> str:
+    if any(not row.machine.is_in_service for row in rows):
+        return "All nodes but hot spares are in service."
     return (
         "The node is in service." if len(rows) == 1 else f"All {formatting.plural(len(rows), 'node')} are in service."
     )

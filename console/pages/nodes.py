@@ -21,6 +21,7 @@ from jobs.listing import visibility
 from jobs.listing.queue import QueueSearch, unseen_jobs
 from jobs.listing.visibility import NodeAllocation
 from nodes.models import Node, Partition, Reading
+from nodes.scheduling import node_states
 from portal.access import user_of
 from vigil_core import formatting
 from vigil_core.untrusted import plain
@@ -149,7 +150,7 @@ def headline(nodes: list[Node], damage: Mapping[str, Damage]) -> tuple[str, str]
     """Return the page's lead: what is out of service or broken, or that nothing is; then what is free."""
     if not nodes:
         return "No nodes yet.", "The scheduler is polled within seconds of Vigil’s start."
-    out = [node for node in nodes if not node.is_in_service]
+    out = [node for node in nodes if not node.is_in_service and not node_states.is_standby(node.reason)]
     broken, free = damaged_gpus.sentence(nodes, damage), f"Free now: {free_now(nodes)}"
     if len(out) == 1:
         why = f": {out[0].reason}" if out[0].reason else ""

@@ -22,6 +22,7 @@ from console.pages import (
     racks,
     reliability,
     runbooks,
+    spares,
     waste,
 )
 
@@ -43,6 +44,8 @@ urlpatterns = [
     path("burnins/golden", burnins.reset_golden, name="burn_ins_golden"),
     path("burnins/<int:burn_in_id>", burnins.burn_in_page, name="burn_in"),
     path("burnins/<int:burn_in_id>/cancel", burnins.cancel, name="burn_in_cancel"),
+    path("drains/spares", spares.add, name="spares_add"),
+    path("drains/spares/<str:name>/remove", spares.remove, name="spare_remove"),
     path("health", health.index, name="health"),
     path("health/rules", health_rules.index, name="health_rules"),
     path("health/rules/new", health_rules.edit, name="health_rule_new"),

@@ -19,6 +19,7 @@ from nodes.models.health import ActionPolicy, HealthControl, HealthEntry, SiteRu
 from nodes.models.maintenance import MaintenanceWindow
 from nodes.models.notes import NodeNote
 from nodes.models.racks import RackPlace
+from nodes.models.spares import HotSpare
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent
 from nodes.models.temperatures import NodeThermals, RackTemperature
 
@@ -42,6 +43,7 @@ __all__ = [
     "HealthControl",
     "HealthEntry",
     "Holding",
+    "HotSpare",
     "License",
     "MaintenanceWindow",
     "Node",

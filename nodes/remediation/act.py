@@ -115,8 +115,13 @@ def _drain(entry: HealthEntry) -> str:
     if own is not None and own.action == NodeOrder.Action.DRAIN and _stands(own, node):
         entry.order = own  # another rule drained it: nothing is drained twice
         return ""
+    newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
+    is_spare = newest is not None and newest.rule == "spare" and drain.is_reason_of(newest, node)
     try:
-        entry.order = drain.request_order(None, node, NodeOrder.Action.DRAIN, drain_reason(entry), rule=entry.rule)
+        entry.order = drain.request_order(
+            None, node, NodeOrder.Action.DRAIN, drain_reason(entry), rule=entry.rule,
+            replaces=node.reason if is_spare else None,
+        )  # fmt: skip
     except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
         return str(error)
     return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from nodes.health import limits
-from nodes.models import Node, NodeOrder, Partition
+from nodes.models import HotSpare, Node, NodeOrder, Partition
 from nodes.scheduling import node_states
 
 _HOUR = timedelta(seconds=limits.HOUR_S)
@@ -44,8 +44,14 @@ def limits_used(now: datetime) -> LimitsUsed:
 
 
 def service_state() -> limits.ServiceState:
-    """Return the nodes by partition, and those out of service or ordered to be."""
-    nodes = list(Node.objects.reported().only("name", "state", "partitions"))
+    """Return the nodes by partition, and those out of service or ordered to be.
+
+    A standby spare is neither a node that serves nor one that is missing: drained as planned, it must not use up what
+    may fail, nor, as one of the partition's nodes, raise it.
+    """
+    spares = set(HotSpare.objects.standby().values_list("node", flat=True))
+    everything = Node.objects.reported().only("name", "state", "partitions")
+    nodes = [node for node in everything if node.name not in spares]
     partitions: defaultdict[str, set[str]] = defaultdict(set)
     for node in nodes:
         for name in node.partitions:

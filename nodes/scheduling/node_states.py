@@ -49,6 +49,11 @@ def runs_jobs(state: str) -> bool:
     return any(word in WITH_JOBS for word in state_words(state))
 
 
+def is_standby(reason: str) -> bool:
+    """Return whether a drained node is one of Vigil's hot spares, by the reason in the scheduler."""
+    return reason.startswith("[node] hot spare")
+
+
 @lru_cache(maxsize=512)
 def is_in_service(state: str) -> bool:
     """Return whether a node accepts jobs, or will again by itself: not drained, down or failing."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodes.cluster import drain, sync
-from nodes.models import Node, NodeOrder, Reading
+from nodes.models import BurnInNode, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from portal.models import User
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
@@ -182,3 +182,17 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
     after = client.get("/api/v1/drains", {"limit": 200, "cursor": answer["next"]}).json()
     assert after["items"][0]["node"] == "n0200"
     assert "The first 200 by name are shown" in signed_in(ops).get("/drains").text
+
+
+def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops: User) -> None:
+    by_hand(lab, "fan", by="mira")
+    client = signed_in(ops)
+    page = client.get("/drains").text
+    assert "mira agreed that it returns if it passes" in page
+    assert client.post("/burnins/start", {"nodes": "dgx-01", "seconds": "600"}).status_code == 302
+    assert not BurnInNode.objects.exists(), "nobody agreed"
+    client.post("/burnins/start", {"nodes": "dgx-01", "seconds": "600", "may_undrain": "yes"})
+    row = BurnInNode.objects.get()
+    page = client.get("/drains").text
+    assert f"burn-in {row.burn_in_id}</a>" in page
+    assert "Test dgx-01" not in page

@@ -1,0 +1,38 @@
+"""Name hot spares on /drains."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.views.decorators.http import require_POST
+
+from console.pages.cluster import sysadmin_of
+from nodes.drains import spares
+from nodes.models import HotSpare, Node
+from vigil_core.untrusted import plain
+
+
+@login_required
+@require_POST
+def add(request: HttpRequest) -> HttpResponse:
+    user = sysadmin_of(request, "name hot spares")
+    name, partition = (plain(request.POST.get(field, "")).strip() for field in ("node", "partition"))
+    node = Node.objects.reported().filter(name=name).first()
+    if node is None:
+        messages.error(request, f"The scheduler does not know {name[:80] or 'a node without a name'}.")
+        return redirect("drains")
+    try:
+        spares.add(user, node, partition)
+    except spares.NotSuitable as error:
+        messages.error(request, str(error))
+    return redirect("drains")
+
+
+@login_required
+@require_POST
+def remove(request: HttpRequest, name: str) -> HttpResponse:
+    user = sysadmin_of(request, "name hot spares")
+    spares.remove(user, get_object_or_404(HotSpare, node=plain(name)))
+    return redirect("drains")

@@ -1,0 +1,91 @@
+"""REST: hot spares, which stand by for other nodes of their partition."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from nodes.api.sysadmins import only_sysadmins
+from nodes.drains import spares
+from nodes.models import HotSpare, Node
+from portal.http.api import ApiRequest, Text, WantedPage, bad_field
+from portal.http.openapi import described
+from portal.http.paging import SortOrder, page
+from portal.http.problems import Problem
+
+router = Router(tags=["drains"])
+ONLY = {403: "Only for sysadmins, with a token of scope admin."}
+
+
+class HotSpareShape(Schema):
+    """A node that Vigil keeps drained until another of its partition fails."""
+
+    node: str
+    partition: str
+    state: str = Field(description="standby, or serving in place of another.")
+    replaces: str = Field(description="The node whose place it takes; empty: none.")
+    since: datetime
+    added_by: str | None
+
+
+class HotSpares(Schema):
+    items: list[HotSpareShape]
+    next: str | None = None
+
+
+class NewSpare(Schema):
+    model_config = {"extra": "forbid"}
+    node: Text
+    partition: Text = Field(description="One of the node's partitions: for nodes of this one it stands by.")
+
+
+@router.get("", response=HotSpares, summary="Hot spares, by node")
+def hot_spares(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
+    """List the spares: which stand by, and which took another's place."""
+    rows = HotSpare.objects.select_related("added_by")
+    found = page(rows, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
+    return {"items": [_shape(spare) for spare in found.items], "next": found.next}
+
+
+@router.post(
+    "",
+    response={201: HotSpareShape},
+    summary="Make a node a hot spare (sysadmins)",
+    openapi_extra=described(errors=ONLY | {422: "The node is unknown, a spare already, or not in the partition."}),
+)
+def add_spare(request: ApiRequest, wanted: NewSpare) -> Status[dict[str, Any]]:
+    """Keep a node drained until another of the partition fails. Running jobs continue."""
+    only_sysadmins(request, "name hot spares")
+    node = Node.objects.reported().filter(name=wanted.node).first()
+    if node is None:
+        raise bad_field("node", f"The scheduler does not know {wanted.node!r}.")
+    try:
+        return Status(201, _shape(spares.add(request.auth, node, wanted.partition)))
+    except spares.NotSuitable as error:
+        raise bad_field("node", str(error)) from None
+
+
+@router.post(
+    "/{str:node}/remove",
+    response={204: None},
+    summary="Make a hot spare an ordinary node again (sysadmins)",
+    openapi_extra=described(errors=ONLY | {404: "No such spare."}),
+)
+def remove_spare(request: ApiRequest, node: str) -> Status[None]:
+    """Undrain the node if only that kept it out of service."""
+    only_sysadmins(request, "name hot spares")
+    spare = None if "\0" in node else HotSpare.objects.filter(node=node).first()
+    if spare is None:
+        raise Problem(404, f"{node} is no hot spare. GET /api/v1/spares lists them.")
+    spares.remove(request.auth, spare)
+    return Status(204, None)
+
+
+def _shape(spare: HotSpare) -> dict[str, Any]:
+    same = ("node", "partition", "state", "replaces", "since")
+    return {name: getattr(spare, name) for name in same} | {
+        "added_by": spare.added_by.username if spare.added_by else None
+    }

@@ -1,0 +1,193 @@
+"""Keep hot spares drained, and let one take the place of a node that failed.
+
+Whoever names a spare orders its drain, so Vigil keeps it drained even where it only proposes. An exchange is Vigil's
+own act: it needs VIGIL_HEALTH=act, an untripped breaker, and is limited as drains are. A spare takes the place of a
+node of its partition that a health rule drained or that went down by itself. When that node is in service again, it is
+the spare, and the other one stays where its jobs are.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from nodes.cluster import drain
+from nodes.drains.reasons import DrainCause, read_reason
+from nodes.health import limits
+from nodes.health.rules.rule import OUT_OF_SERVICE
+from nodes.models import (
+    BurnInNode,
+    HealthControl,
+    HealthEntry,
+    HotSpare,
+    MaintenanceWindow,
+    Node,
+    NodeOrder,
+    Partition,
+)
+from nodes.scheduling import node_states
+from portal.access import note
+from portal.models import User
+
+logger = logging.getLogger(__name__)
+
+RULE, REASON = "spare", "[node] hot spare"
+MOST_SPARES = 200
+HARDWARE = frozenset(
+    {
+        DrainCause.NOT_RESPONDING, DrainCause.REBOOTED, DrainCause.FEWER_GPUS, DrainCause.LESS_MEMORY, DrainCause.POWER,
+    }
+)  # fmt: skip
+"""What Slurm says of a node that failed, rather than one that somebody took down."""
+State = HotSpare.SpareState
+
+
+class NotSuitable(ValueError):
+    """Raised for a node that cannot be a spare; the message says why."""
+
+
+def add(user: User, node: Node, partition: str) -> HotSpare:
+    """Make the node a spare of the partition; Vigil drains it within seconds. Raises NotSuitable."""
+    if partition not in node.partitions or not Partition.objects.reported().filter(name=partition).exists():
+        raise NotSuitable(f"{node.name} is not in the partition {partition}.")
+    with transaction.atomic():
+        HealthControl.locked()
+        if HotSpare.objects.count() >= MOST_SPARES:
+            raise NotSuitable(f"There are {MOST_SPARES} spares already.")
+        if HotSpare.objects.filter(node=node.name).exists():
+            raise NotSuitable(f"{node.name} is a spare already.")
+        spare = HotSpare.objects.create(node=node.name, partition=partition, added_by=user)
+        note(user, "add spare", node.name, partition)
+    return spare
+
+
+def remove(user: User, spare: HotSpare) -> None:
+    """Make it an ordinary node again, and undrain it if only that kept it out of service."""
+    with transaction.atomic():
+        HealthControl.locked()
+        if not HotSpare.objects.filter(pk=spare.pk).delete()[0]:
+            return
+        note(user, "remove spare", spare.node, spare.partition)
+        NodeOrder.objects.open().filter(node=spare.node, rule=RULE).update(
+            state=NodeOrder.State.REFUSED, outcome="It is no spare any more.", ended_at=timezone.now()
+        )
+        node = Node.objects.reported().filter(name=spare.node).first()
+        if node is not None and _drained_as_spare(node):
+            drain.request_order(user, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
+
+
+def keep(now: datetime | None = None) -> None:
+    """Drain spares that are in service, exchange one for a node that failed, take back what was repaired."""
+    if not HotSpare.objects.exists():
+        return
+    now = now or timezone.now()
+    with transaction.atomic():
+        control = HealthControl.locked()
+        nodes = {node.name: node for node in Node.objects.reported()}
+        spares = list(HotSpare.objects.all())
+        for spare in spares:
+            if spare.state == State.SERVING:
+                _take_back(spare, nodes.get(spare.replaces), now)
+            elif spare.node in nodes:
+                _keep_drained(spare, nodes[spare.node], now)
+        if settings.VIGIL_HEALTH == "act" and control.tripped_at is None:
+            _exchange(spares, nodes, now)
+
+
+def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> None:
+    newest = NodeOrder.objects.filter(node=node.name).first()
+    if not node.is_in_service or (newest is not None and newest.is_open):
+        return
+    if BurnInNode.objects.filter(node=node.name, is_active=True).exists():
+        return  # in service inside the reservation of a burn-in
+    is_ours = newest is not None and newest.rule == RULE and newest.action == NodeOrder.Action.DRAIN
+    is_by_person = newest is not None and newest.asked_by_id is not None and newest.asked_at > spare.since
+    if is_by_person or (is_ours and newest is not None and newest.state == NodeOrder.State.DONE):
+        _change(spare, State.SERVING, "", now)  # a person undrained it, here or with scontrol: that stands
+        note(None, "spare in service", spare.node, "A person undrained it.")
+    elif not (is_ours and newest is not None and newest.asked_at > now - drain.GIVE_UP):
+        _order(node, NodeOrder.Action.DRAIN, REASON)
+
+
+def _take_back(spare: HotSpare, repaired: Node | None, now: datetime) -> None:
+    """Let the two change places once the node that failed is in service again."""
+    if repaired is None or not repaired.is_in_service or repaired.reason:
+        return
+    if HotSpare.objects.filter(node=repaired.name).exists():
+        return
+    note(None, "spare changed", repaired.name, f"It is in service again and stands by for {spare.node}.")
+    spare.node = repaired.name
+    _change(spare, State.STANDBY, "", now)
+
+
+def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> None:
+    replaced = {spare.replaces for spare in spares} - {""}
+    names = {spare.node for spare in spares}
+    in_maintenance = MaintenanceWindow.ends_by_node(now)
+    recent = NodeOrder.objects.filter(
+        rule=RULE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
+    ).count()
+    room = limits.hourly_limit(len(nodes)) - recent
+    for name in sorted(_failed(nodes)):
+        if room <= 0:
+            return
+        if name in replaced or name in names or name in in_maintenance:
+            continue
+        ready = (spare for spare in spares if spare.partition in nodes[name].partitions and _is_ready(spare, nodes))
+        spare = next(ready, None)
+        if spare is not None and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
+            _change(spare, State.SERVING, name, now)
+            note(None, "spare in service", spare.node, f"In place of {name}.")
+            room -= 1
+
+
+def _failed(nodes: dict[str, Node]) -> set[str]:
+    """Return the nodes that a health rule drained, or that are down for a reason of their hardware."""
+    down = {
+        name
+        for name, node in nodes.items()
+        if "down" in node_states.state_words(node.state) and read_reason(node.reason, node.reason_by).cause in HARDWARE
+    }
+    entries = HealthEntry.objects.open().filter(
+        node__in=list(nodes), action__in=OUT_OF_SERVICE, order__state=NodeOrder.State.DONE,
+        order__action=NodeOrder.Action.DRAIN,
+    )  # fmt: skip
+    drained = {entry.node for entry in entries.select_related("order") if entry.order and _stands(entry.order, nodes)}
+    return down | drained
+
+
+def _stands(order: NodeOrder, nodes: dict[str, Node]) -> bool:
+    return not nodes[order.node].is_in_service and drain.is_reason_of(order, nodes[order.node])
+
+
+def _is_ready(spare: HotSpare, nodes: dict[str, Node]) -> bool:
+    node = nodes.get(spare.node)
+    if spare.state != State.STANDBY or node is None or node_states.state_words(node.state) != ["drained"]:
+        return False
+    if HealthEntry.objects.open().filter(node=spare.node, action__in=OUT_OF_SERVICE).exists():
+        return False
+    return _drained_as_spare(node)
+
+
+def _drained_as_spare(node: Node) -> bool:
+    newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
+    return newest is not None and newest.rule == RULE and drain.is_reason_of(newest, node)
+
+
+def _order(node: Node, action: NodeOrder.Action, reason: str) -> bool:
+    try:
+        drain.request_order(None, node, action, reason, rule=RULE)
+    except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+        logger.info("the spare %s is left as it is: %s", node.name, error)
+        return False
+    return True
+
+
+def _change(spare: HotSpare, state: str, replaces: str, now: datetime) -> None:
+    spare.state, spare.replaces, spare.since = state, replaces, now
+    spare.save(update_fields=["node", "state", "replaces", "since"])
+    logger.info("hot spare %s: %s %s", spare.node, state, replaces)

@@ -1,0 +1,176 @@
+"""A hot spare is kept drained, takes the place of a node that failed, and the repaired node is the next spare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodes.cluster import drain, sync
+from nodes.drains import spares
+from nodes.models import HealthControl, HotSpare, Node, NodeOrder, Reading
+from nodes.remediation import inbox, limits_used
+from portal.models import AuditEntry, User
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.remediation.cluster import Lab
+
+pytestmark = pytest.mark.django_db
+STANDBY = "[node] hot spare (vigil: spare)"
+
+
+@pytest.fixture
+def lab(settings: Any) -> Lab:
+    settings.VIGIL_HEALTH = "act"
+    return Lab()
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+def named(lab: Lab, ops: User, *names: str) -> None:
+    for name in names:
+        spares.add(ops, Node.objects.get(name=name), "gpu")
+    lab.step()
+
+
+def set_machine(lab: Lab, name: str, **changes: Any) -> None:
+    lab.scheduler.machines = [
+        replace(machine, **changes) if machine.name == name else machine for machine in lab.scheduler.machines
+    ]
+    sync.read(lab.scheduler, Reading.Part.NODES)
+
+
+def spare() -> HotSpare:
+    return HotSpare.objects.get()
+
+
+def test_is_drained_once_and_is_not_counted_as_out_of_service(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-12": STANDBY}
+    assert NodeOrder.objects.count() == 1
+    cluster = limits_used.service_state()
+    assert (cluster.nodes, len(cluster.partitions["gpu"]), cluster.out) == (11, 11, frozenset())
+    page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "All other nodes are in service." in page
+    assert "1 hot spare stands by." in page
+    lead = signed_in(ops).get("/cluster").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "1 hot spare stands by." in lead
+    assert Node.objects.get(name="dgx-12").gpus_free == 0
+
+
+def test_takes_the_place_of_a_node_that_a_rule_drained_and_they_change_places(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    lab.xid(79)
+    lab.step()
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+    assert (spare().node, spare().state, spare().replaces) == ("dgx-12", "serving", "dgx-01")
+    assert AuditEntry.objects.filter(action="spare in service", thing="dgx-12", user=None).count() == 1
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"], "one for one"
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    for _ in range(3):
+        lab.step()
+    assert lab.scheduler.drained == {"dgx-01": STANDBY}
+    assert (spare().node, spare().state, spare().replaces) == ("dgx-01", "standby", "")
+    count = NodeOrder.objects.count()
+    lab.step()
+    assert NodeOrder.objects.count() == count, "nothing swings"
+
+
+def test_takes_the_place_of_a_node_that_went_down_by_itself(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    set_machine(lab, "dgx-02", state="down", reason="new disk", reason_by="mira")
+    lab.step()
+    assert spare().state == "standby", "a person took it down"
+    set_machine(lab, "dgx-02", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert (spare().state, spare().replaces, lab.scheduler.drained) == ("serving", "dgx-02", {})
+
+
+@pytest.mark.parametrize("obstacle", ["propose", "tripped", "finding", "partition"])
+def test_stays_out_where_it_must_not_act(lab: Lab, ops: User, settings: Any, obstacle: str) -> None:
+    named(lab, ops, "dgx-12")
+    if obstacle == "propose":
+        settings.VIGIL_HEALTH = "propose"
+    elif obstacle == "tripped":
+        HealthControl.objects.update(tripped_at="2026-01-01T00:00:00Z")
+    elif obstacle == "finding":
+        lab.xid(79, "dgx-12")
+        lab.step()
+    else:
+        HotSpare.objects.update(partition="other")
+    set_machine(lab, "dgx-02", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert (spare().state, list(lab.scheduler.drained)) == ("standby", ["dgx-12"])
+
+
+def test_exchanges_are_limited_an_hour(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-11", "dgx-12")
+    for name in ("dgx-01", "dgx-02", "dgx-03"):
+        set_machine(lab, name, state="down", reason="Not responding", reason_by="slurm")
+    for _ in range(3):
+        lab.step()
+    assert HotSpare.objects.filter(state="serving").count() == 1, "5 % of twelve, but at least one"
+
+
+def test_what_a_person_undrained_or_drained_stays_so(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    lab.scheduler.undrain("dgx-12")  # with scontrol
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    lab.step()
+    assert (spare().state, spare().replaces, lab.scheduler.drained) == ("serving", "", {})
+    spares.remove(ops, spare())
+    lab.scheduler.drain("dgx-11", "broken fan")
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    named(lab, ops, "dgx-11")
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-11": "broken fan"}
+
+
+def test_a_person_who_undrains_it_in_vigil_keeps_it_in_service(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    node = Node.objects.get(name="dgx-12")
+    drain.request_order(ops, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
+    lab.step()
+    lab.step()
+    assert (spare().state, lab.scheduler.drained) == ("serving", {})
+
+
+def test_removing_undrains_it(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    spares.remove(ops, spare())
+    lab.step()
+    assert not lab.scheduler.drained
+    assert not HotSpare.objects.exists()
+
+
+def post(user: User, address: str = "", **body: Any) -> Any:
+    client = bearer(user, "admin" if user.is_sysadmin else "submit")
+    return client.post(f"/api/v1/spares{address}", body, content_type="application/json")
+
+
+def test_rest_and_page_for_sysadmins_only(lab: Lab, ops: User) -> None:
+    ada = person("ada", a_project())
+    assert post(ada, node="dgx-12", partition="gpu").status_code == 403
+    assert signed_in(ada).post("/drains/spares", {"node": "dgx-12", "partition": "gpu"}).status_code == 403
+    for wrong in ({"node": "dgx-99", "partition": "gpu"}, {"node": "dgx-12", "partition": "other"}):
+        assert post(ops, **wrong).status_code == 422
+        assert signed_in(ops).post("/drains/spares", wrong).status_code == 302
+    assert not HotSpare.objects.exists()
+    assert post(ops, node="dgx-12", partition="gpu").json()["state"] == "standby"
+    assert post(ops, node="dgx-12", partition="gpu").status_code == 422
+    assert [item["node"] for item in bearer(ada, "read").get("/api/v1/spares").json()["items"]] == ["dgx-12"]
+    assert post(ada, "/dgx-12/remove").status_code == 403
+    assert post(ops, "/dgx-12/remove").status_code == 204
+    assert post(ops, "/dgx-12/remove").status_code == 404
+    assert signed_in(ops).post("/drains/spares", {"node": "dgx-12", "partition": "gpu"}).status_code == 302
+    assert "Make dgx-12 an ordinary node" in signed_in(ops).get("/drains").text
+    assert signed_in(ops).post("/drains/spares/dgx-12/remove").status_code == 302
+    assert [entry.action for entry in AuditEntry.objects.order_by("pk")].count("add spare") == 2
