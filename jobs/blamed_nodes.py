@@ -131,10 +131,10 @@ def excluded_nodes(job: Job, *, before: int) -> list[str]:
 def findings() -> dict[str, str]:
     """Return the nodes that a health rule excludes with what it found, the most serious and oldest first."""
     rows = HealthEntry.objects.excluding().exclude(node="").order_by("opened_at")
+    by_age = rows.values_list("severity", "node", "title")[:MOST_UNHEALTHY]
     found: dict[str, str] = {}
-    for severity, node, title in rows.values_list("severity", "node", "title")[:MOST_UNHEALTHY]:
-        if node not in found or severity == "critical":
-            found[node] = title
+    for _, node, title in sorted(by_age, key=lambda row: row[0] not in ("critical", "fatal")):
+        found.setdefault(node, title)
     return found
 
 

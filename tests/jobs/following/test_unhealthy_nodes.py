@@ -99,9 +99,10 @@ def test_at_most_a_tenth_of_the_nodes_is_avoided(
 ) -> None:
     for node in NAMES[:6]:
         finding(node)
+    finding("dgx09", severity="critical", rule="node-unreachable")
     request(oskar)
     tick()
-    assert scheduler_of_twenty.submissions[-1].excluded_nodes == ("dgx01", "dgx02")
+    assert scheduler_of_twenty.submissions[-1].excluded_nodes == ("dgx09", "dgx01"), "the worst, then the oldest"
 
 
 def test_a_node_of_another_partition_takes_no_place(
