@@ -244,10 +244,10 @@ class _Step:
         is_complete = not self.burn_in.nodes.filter(has_ended=False).exists()
         if not is_complete and ended_at <= timezone.now() < ended_at + LATE_RESULTS:
             return
-        log = _end_of_log(self.burn_in)
+        log, found = _end_of_log(self.burn_in), verdicts.verdicts_of(self.burn_in)
         with transaction.atomic():
             if self._move(State.RETURNING, detail="", log=log):
-                verdicts.judge_nodes(self.burn_in)
+                verdicts.store(self.burn_in, found)
 
     def _return(self) -> None:
         if not returning.order_all(self.burn_in, RULE):

@@ -8,6 +8,7 @@ from statistics import median
 from django.db import transaction
 
 from nodes.burnin.judge import GoldenKey, GoldenValue, NodeResults
+from nodes.burnin.reports import ItemSummary
 from nodes.models import GoldenRecord
 from portal.access import note
 from portal.models import User
@@ -17,8 +18,7 @@ MOST_VALUES = 50
 
 def records_for(nodes: Sequence[NodeResults]) -> dict[GoldenKey, GoldenValue]:
     """Return the golden records for what these nodes measured."""
-    models = {results.machine.model for results in nodes if results.machine is not None}
-    rows = GoldenRecord.objects.filter(model__in=models)
+    rows = GoldenRecord.objects.filter(model__in=_models(nodes))
     return {row.key: GoldenValue(row.count, value_of(row), row.digest) for row in rows}
 
 
@@ -26,25 +26,38 @@ def value_of(row: GoldenRecord) -> float | None:
     return median(row.values) if row.values else None
 
 
-def add(results: NodeResults) -> None:
-    """Add a passed node: the median of each kind of item, and the digest of its products. Call it once a node."""
-    values: dict[GoldenKey, list[float]] = {}
-    units: dict[GoldenKey, str] = {}
-    digests: dict[GoldenKey, str] = {}
+def add(nodes: Sequence[NodeResults]) -> None:
+    """Add nodes that passed: for each, the median of each kind of item. Only the follower calls it, under its lease."""
+    rows = {row.key: row for row in GoldenRecord.objects.filter(model__in=_models(nodes))}
+    changed: dict[GoldenKey, GoldenRecord] = {}
+    for results in nodes:
+        for key, (value, unit, digest) in _measured(results).items():
+            row = changed.setdefault(key, rows.get(key) or GoldenRecord(**vars(key), unit=unit))
+            row.values = [*row.values, value][-MOST_VALUES:]
+            row.digest = row.digest or digest
+            row.count += 1
+    new = [row for row in changed.values() if row.pk is None]
+    GoldenRecord.objects.bulk_update([row for row in changed.values() if row.pk], ["values", "digest", "count"])
+    GoldenRecord.objects.bulk_create(new)
+
+
+def _measured(results: NodeResults) -> dict[GoldenKey, tuple[float, str, str]]:
+    """Return median, unit and digest of each kind of item of a node."""
+    groups: dict[GoldenKey, list[ItemSummary]] = {}
     for test in results.tests:
-        if test.test == "mount" or not test.values:
-            continue
-        key = results.key(test)
-        values.setdefault(key, []).append(median(test.values))
-        units[key] = test.unit
-        if len(test.digests) == 1:
-            digests[key] = test.digests[0]
-    for key, measured in values.items():
-        row, _ = GoldenRecord.objects.select_for_update().get_or_create(**vars(key), defaults={"unit": units[key]})
-        row.values = [*row.values, median(measured)][-MOST_VALUES:]
-        row.digest = row.digest or digests.get(key, "")
-        row.count += 1
-        row.save()
+        if test.test != "mount" and test.values:
+            groups.setdefault(results.key(test), []).append(test)
+    return {
+        key: (
+            median(median(test.values) for test in tests), tests[0].unit,
+            next((test.digests[0] for test in tests if len(test.digests) == 1), ""),
+        )
+        for key, tests in groups.items()
+    }  # fmt: skip
+
+
+def _models(nodes: Sequence[NodeResults]) -> set[str]:
+    return {results.machine.model for results in nodes if results.machine is not None}
 
 
 def reset(user: User, model: str, driver: str) -> int:

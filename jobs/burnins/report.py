@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.burnins.golden import records_for
 from jobs.burnins.verdicts import results_of
-from nodes.burnin.judge import kind_of
+from nodes.burnin.judge import PeerMedians, kind_of
 from nodes.burnin.reports import TESTS, ItemSummary
 from nodes.models import BurnIn, BurnInNode, BurnInTest
 
@@ -48,21 +48,18 @@ def item_reports(row: BurnInNode) -> list[ItemReport]:
     """Return the node's tests in the order in which they run."""
     results = results_of(row, row.burn_in)
     golden = records_for([results])
-    peers = _values(BurnInTest.objects.filter(burn_in_node__burn_in=row.burn_in)[:MOST_PEERS])
+    peers = _peers(row)
     earlier = {(test.test, test.item, test.basis): test for test in _earlier_tests(row)}
     found = []
     for test in sorted(results.tests, key=lambda test: TESTS.index(test.test) if test.test in TESTS else -1):
-        others = [
-            value
-            for (node, item), value in peers.get((test.test, kind_of(test), test.basis), {}).items()
-            if (node, item) != (row.pk, test.item)
-        ]
+        group, value = peers.get((test.test, kind_of(test), test.basis)), median(test.values) if test.values else None
+        others = group.without(value) if group is not None and value is not None else None
         record, before = golden.get(results.key(test)), earlier.get((test.test, test.item, test.basis))
         found.append(
             ItemReport(
                 test,
-                median(test.values) if test.values else None,
-                median(others) if others else None,
+                value,
+                others,
                 record.value if record else None,
                 median(before.values) if before and before.values else None,
             )  # fmt: skip
@@ -88,11 +85,11 @@ def _earlier_tests(row: BurnInNode) -> Iterable[BurnInTest]:
     return last.tests.all() if last is not None else ()
 
 
-def _values(tests: Iterable[BurnInTest]) -> dict[tuple[str, str, str], dict[tuple[int, str], float]]:
-    """Return medians by node and item, of each kind of test."""
-    found: dict[tuple[str, str, str], dict[tuple[int, str], float]] = {}
-    for test in tests:
+def _peers(row: BurnInNode) -> dict[tuple[str, str, str], PeerMedians]:
+    """Return the medians of each kind of test in the burn-in: of this node, and of others up to a limit."""
+    others = BurnInTest.objects.filter(burn_in_node__burn_in=row.burn_in).exclude(burn_in_node=row)[:MOST_PEERS]
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for test in (*row.tests.all(), *others):
         if test.values:
-            key = (test.test, kind_of(test.summary()), test.basis)
-            found.setdefault(key, {})[test.burn_in_node_id, test.item] = median(test.values)
-    return found
+            found.setdefault((test.test, kind_of(test.summary()), test.basis), []).append(median(test.values))
+    return {key: PeerMedians(values) for key, values in found.items()}

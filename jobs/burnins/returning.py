@@ -44,13 +44,13 @@ def order_all(burn_in: BurnIn, rule: str) -> bool:
 
 def finish(burn_in: BurnIn) -> None:
     """End the burn-in: note what became of the nodes, add those that passed to the golden records, free its folder."""
+    passed = [results_of(row, burn_in) for row in burn_in.nodes.filter(verdict=PASSED).order_by("node")]
     with transaction.atomic():
         rows = BurnIn.objects.filter(pk=burn_in.pk, state=BurnIn.BurnInState.RETURNING)
         if not rows.update(state=BurnIn.BurnInState.ENDED, ended_at=timezone.now(), detail="", tried_at=None):
             return
+        golden.add(passed)
         for row in burn_in.nodes.select_related("return_order").order_by("node"):
-            if row.verdict == PASSED:
-                golden.add(results_of(row, burn_in))
             BurnInNode.objects.filter(pk=row.pk).update(is_active=False, outcome=_outcome(row))
     with suppress(Conflict, OSError), discarded(burn_in.directory):
         queue("jobs.tasks.empty_trash")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.utils import timezone
 
 from jobs.burnins import golden
@@ -21,12 +23,20 @@ def end_text(status: JobStatus) -> str:
     return f"The tests ended early ({status.state.replace('_', ' ')}{reason})."
 
 
-def judge_nodes(burn_in: BurnIn) -> None:
-    """Store the verdict of every node. Call it in the transaction that leaves the state `running`."""
-    rows = {row.node: row for row in burn_in.nodes.order_by("node")}
-    nodes = [results_of(row, burn_in) for row in rows.values()]
-    for name, verdict in judge(nodes, golden.records_for(nodes)).items():
-        _store(rows[name], _with_health(burn_in, name, verdict))
+def verdicts_of(burn_in: BurnIn) -> dict[str, NodeVerdict]:
+    """Judge every node; return the verdicts by name."""
+    nodes = [results_of(row, burn_in) for row in burn_in.nodes.order_by("node")]
+    verdicts = judge(nodes, golden.records_for(nodes))
+    return {name: _with_health(burn_in, name, verdict) for name, verdict in verdicts.items()}
+
+
+def store(burn_in: BurnIn, verdicts: Mapping[str, NodeVerdict]) -> None:
+    """Store the verdicts. Call it in the transaction that leaves the state `running`."""
+    for name, verdict in verdicts.items():
+        findings = [
+            {"text": finding.text[:400], "is_warning": finding.is_warning} for finding in verdict.findings[:200]
+        ]
+        burn_in.nodes.filter(node=name).update(verdict=verdict.verdict, findings=findings)
 
 
 def results_of(row: BurnInNode, burn_in: BurnIn) -> NodeResults:
@@ -58,8 +68,3 @@ def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdic
     if not texts:
         return verdict
     return NodeVerdict(FAILED, [*map(BurnInFinding, texts), *verdict.findings])
-
-
-def _store(row: BurnInNode, verdict: NodeVerdict) -> None:
-    findings = [{"text": finding.text[:400], "is_warning": finding.is_warning} for finding in verdict.findings[:200]]
-    BurnInNode.objects.filter(pk=row.pk).update(verdict=verdict.verdict, findings=findings)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from nodes.burnin.judge import GoldenKey, GoldenValue, NodeResults, NodeVerdict, judge
+from statistics import median
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodes.burnin.judge import GoldenKey, GoldenValue, NodeResults, NodeVerdict, PeerMedians, judge
 from nodes.burnin.reports import BurnInMachine, ItemSummary
 
 H100 = "NVIDIA H100, torch 2.13, CUDA 13.0"
@@ -140,3 +145,30 @@ def test_nothing_reported_is_inconclusive() -> None:
     assert judge([NodeResults("a")], {})["a"].verdict == "inconclusive"
     assert judge([node("a", matrix(0), ended=False)], {})["a"].verdict == "inconclusive"
     assert judge([node("a", matrix(0), matrix(1, BAD), matrix(2), ended=False)], {})["a"].verdict == "failed"
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=40))
+def test_medians_of_peers(values: list[float]) -> None:
+    peers = PeerMedians(values)
+    for place, value in enumerate(values):
+        assert peers.without(value) == median(values[:place] + values[place + 1 :])
+    assert PeerMedians(values[:1]).without(values[0]) is None
+
+
+def test_256_nodes_of_8_gpus_are_judged_at_once() -> None:
+    """A group of 65,280 pairs must not be compared each with each."""
+    names = [f"n{number:03}" for number in range(256)]
+    nodes = [
+        node(
+            name,
+            *(matrix(gpu) for gpu in range(8)),
+            *(
+                ItemSummary("pair", other, "GB/s", H100, 1, values=[40.0 if name == "n007" else 90.0])
+                for other in names
+                if other != name
+            ),
+        )
+        for name in names
+    ]
+    found = judge(nodes, {})
+    assert [name for name, verdict in found.items() if verdict.verdict == "failed"] == ["n007"]
