@@ -31,12 +31,13 @@ def follow() -> None:
 
 @shared_task(name="jobs.tasks.wake")
 def wake(echo: int = 0) -> None:
-    """Run a tick because Slurm reported a change, and queue a few more right after it."""
+    """Run a tick because something happened, and queue a few more right after it: Slurm's states lag behind."""
     from jobs.following import wake as waking
     from jobs.following.follow import tick
     from jobs.following.tick_metrics import run_measured
+    from portal.wakes import FOLLOWER
 
-    waking.begin()
+    FOLLOWER.begin()
     run_measured(tick)
     waking.echo(echo)
 

@@ -36,6 +36,21 @@ def health() -> None:
     spares.keep()
 
 
+@shared_task(name="nodes.tasks.judge")
+def judge() -> None:
+    """Judge events that nodes have just reported and act on them; `health` judges all else, and these if this is late.
+
+    It runs where orders are carried out, beside short tasks only: what it orders follows at once.
+    """
+    from nodes.monitoring.evaluate import evaluate_events
+    from nodes.remediation.act import decide
+    from portal.wakes import HEALTH
+
+    HEALTH.begin()
+    if evaluate_events().opened:
+        decide()
+
+
 @shared_task(name="nodes.tasks.temperatures", expires=30)
 def temperatures() -> None:
     """Estimate or read the inlet temperatures of nodes and racks."""

@@ -359,7 +359,8 @@ CELERY_TASK_ROUTES = {
     **{f"jobs.tasks.{name}": {"queue": "diagnose"} for name in ("diagnose", "replay")},
     "portal.tasks.send": {"queue": "send"},
     "nodes.tasks.pull": {"queue": "pull"},
-    "nodes.tasks.alert": {"queue": "follow"},  # a few queries, and `work` may be verifying gigabytes
+    # A few queries each, and `work` may be verifying gigabytes.
+    **{f"nodes.tasks.{name}": {"queue": "follow"} for name in ("alert", "judge")},
 }
 CELERY_TIMEZONE = "UTC"
 

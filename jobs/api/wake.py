@@ -8,6 +8,7 @@ from pydantic import Field
 
 from jobs.following import wake
 from portal.http.openapi import described
+from portal.wakes import FOLLOWER
 
 router = Router(tags=["scheduler"])
 
@@ -40,4 +41,4 @@ def wake_follower(request: HttpRequest) -> Status[dict[str, bool]]:
     false information.
     """
     wake.admit(request.headers.get("Authorization", ""))
-    return Status(202, {"woken": wake.request()})
+    return Status(202, {"woken": FOLLOWER.request()})

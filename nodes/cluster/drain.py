@@ -17,6 +17,7 @@ from nodes.scheduling import node_states
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
+from portal.wakes import FOLLOWER
 from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ def request_order(
         )
         before = {"state": node.state, "reason": node.reason}
         note(user, action, node.name, reason, Change(before=before, after={"state": action, "reason": reason}))
+        transaction.on_commit(FOLLOWER.request)  # it carries the order out now, not at its next tick
     return order
 
 

@@ -35,6 +35,8 @@ MOST_ENTRIES = 200
 """Entries per transaction."""
 EVENTS_S = 5.0
 """For new events, per evaluation."""
+AT_ONCE_S = 0.5
+"""For events that are judged as they arrive, by the worker that follows jobs."""
 REFRESH_S = 60.0
 """How old the stored `last_seen` of a lasting state may become."""
 State = HealthEntry.EntryState
@@ -65,6 +67,17 @@ def evaluate(now: datetime | None = None) -> EvaluationOutcome:
         pass  # a storm: what is left is judged by the next evaluation
     _judge_states(rules, States.read(now), evaluation)
     _advance(rules, now, evaluation)
+    return evaluation
+
+
+def evaluate_events(now: datetime | None = None) -> EvaluationOutcome:
+    """Judge new events only, for half a second at most: what is left waits for `evaluate`."""
+    now = now or timezone.now()
+    rules = rules_in_force()
+    evaluation = EvaluationOutcome()
+    until = time.monotonic() + AT_ONCE_S
+    while _judge_events(rules, now, evaluation) == events.MOST and time.monotonic() < until:
+        pass
     return evaluation
 
 

@@ -23,12 +23,15 @@ from portal import bulk, counted
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
+from portal.wakes import HEALTH
 from vigil_core import untrusted
 
 MAX_STREAMS = 1_000  # of a machine: each lost buffer begins another
 CLOCK_S = 60.0  # beyond this offset an agent's times are corrected
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
+JUDGED_AT_ONCE = frozenset({"xid", "sxid", "link.down"})
+"""Kinds of events that health rules count: one of them may be enough to drain the node."""
 # Limits of a part of a post, which one transaction stores while all other writers wait.
 PART_EVENTS, PART_VALUES = 200, 130_000
 
@@ -222,6 +225,8 @@ class _PostIntake:
         machines.note_counters(self.agent, counters)
         if events.store(self.agent, others, self.post.boot_id):
             self.changed.add("kernel_seq")
+        if any(event.kind in JUDGED_AT_ONCE for event in others):
+            transaction.on_commit(HEALTH.request)
 
     def _to_portal_time(self, at: float) -> float:
         """Return an event's time by the portal's clock, at most AHEAD_S ahead: else it would stay the newest."""

@@ -14,11 +14,13 @@ from jobs.following import follow
 from jobs.models import Incident
 from jobs.postmortem import incidents
 from jobs.queueing import EXPIRES_S, queue
+from portal import queueing as sending
 from portal.celery import app
 from portal.models import Channel, Lease
 from portal.outbox import filling
 from portal.sending import due
 from portal.ticks import SCHEDULE
+from portal.wakes import FOLLOWER, HEALTH
 from tests.lab import a_job, a_project, person
 
 
@@ -32,12 +34,13 @@ def test_every_tick_is_a_task_and_expires() -> None:
 def test_every_task_that_is_queued_by_name_exists_and_expires() -> None:
     app.loader.import_default_modules()
     assert set(get_args(queueing.TaskName)) == set(EXPIRES_S) <= set(app.tasks)
+    assert {FOLLOWER.task, HEALTH.task} <= set(app.tasks)
 
 
 def test_a_queued_task_has_its_arguments_and_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr(app, "send_task", lambda name, args, **options: sent.append((name, args, options["expires"])))
-    monkeypatch.setattr(queueing, "current_app", app)
+    monkeypatch.setattr(sending, "current_app", app)
     queue("jobs.tasks.diagnose", 7)
     assert sent == [("jobs.tasks.diagnose", (7,), 60)]
 
@@ -54,7 +57,7 @@ def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, capl
         raise OperationalError("connection refused")
 
     monkeypatch.setattr(app, "send_task", refuse)
-    monkeypatch.setattr(queueing, "current_app", app)
+    monkeypatch.setattr(sending, "current_app", app)
     queue("jobs.tasks.submit", 1)
     assert "the next tick finds it: jobs.tasks.submit(1,)" in caplog.text
 

@@ -21,7 +21,8 @@ from django.test import Client
 
 from jobs import tasks
 from jobs.following import follow, wake
-from portal import publish
+from portal import publish, wakes
+from portal.wakes import FOLLOWER
 from tests.redis import Server, redis_up
 from tests.stack import wait_for
 
@@ -35,9 +36,11 @@ class Queued:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[tuple[object, ...], float | None]] = []
-        monkeypatch.setattr(wake, "queue", self)
+        monkeypatch.setattr(wakes, "send", self)
 
-    def __call__(self, task: object, *arguments: object, countdown: float | None = None) -> None:
+    def __call__(
+        self, task: str, arguments: tuple[object, ...], *, expires_s: float, countdown: float | None = None
+    ) -> None:
         assert task == "jobs.tasks.wake"
         self.calls.append((arguments, countdown))
 
@@ -120,15 +123,15 @@ def test_a_session_needs_no_csrf_and_any_body_is_ignored(queued: Queued) -> None
 
 
 def test_of_many_one_look_comes(queued: Queued) -> None:
-    assert all(wake.request() for _ in range(500))
+    assert all(FOLLOWER.request() for _ in range(500))
     assert len(queued.calls) == 1
 
 
 def test_what_happens_during_a_look_is_looked_at_again(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no two looks begin right after each other."""
-    monkeypatch.setattr(follow, "tick", lambda: wake.request())
+    monkeypatch.setattr(follow, "tick", lambda: FOLLOWER.request())
     tasks.wake()
-    assert queued.calls[0] == ((), wake.SPACING_S)
+    assert queued.calls[0] == ((), FOLLOWER.spacing_s)
 
 
 def test_echoes_follow_and_are_one_row_at_a_time(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +146,9 @@ def test_echoes_follow_and_are_one_row_at_a_time(queued: Queued, monkeypatch: py
 
 
 def test_a_lost_wake_does_not_keep_others_away(queued: Queued, server: Server) -> None:
-    wake.request()
+    FOLLOWER.request()
     with redis.Redis.from_url(server.url) as client:
-        assert 0 < client.pttl(wake.PENDING_KEY) <= wake.LOST_S * 1000
+        assert 0 < client.pttl(FOLLOWER.pending_key) <= wakes.LOST_S * 1000
 
 
 @pytest.mark.django_db
