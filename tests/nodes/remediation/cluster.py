@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from nodes.cluster import drain, sync
-from nodes.models import HealthEntry, Reading
+from nodes.models import Agent, HealthEntry, Reading
+from nodes.monitoring.evaluate import evaluate
+from nodes.remediation.act import decide
+from nodes.remediation.return_to_service import return_recovered
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
 from nodes.tasks import health
@@ -55,6 +60,18 @@ class Lab:
 
     def step(self) -> None:
         health()
+        drain.carry_out(self.scheduler)
+        sync.read(self.scheduler, Reading.Part.NODES)
+
+    def later(self, minutes: float, *, silent: Collection[str] = ()) -> None:
+        """Do what the workers do at that time, while the scheduler and all agents but the silent ones report."""
+        now = datetime.fromtimestamp(time.time() + 60 * minutes, UTC)
+        Agent.objects.exclude(node__in=silent).update(heard_at=now)
+        Reading.objects.update(read_at=now)
+        evaluate(now)
+        decide(now)
+        return_recovered()
+        Reading.objects.update(read_at=datetime.now(UTC))
         drain.carry_out(self.scheduler)
         sync.read(self.scheduler, Reading.Part.NODES)
 

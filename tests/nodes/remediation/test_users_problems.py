@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from nodes.cluster import sync
 from nodes.models import HealthEntry, Reading
-from nodes.monitoring.evaluate import evaluate
-from nodes.remediation.act import decide
-from nodes.remediation.return_to_service import return_recovered
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
@@ -36,35 +32,19 @@ def processes(lab: Lab, *jobs: str) -> None:
     assert machine.post({**batch, "processes": rows}).status_code == 200
 
 
-def minutes_later(lab: Lab, minutes: float) -> None:
-    """Let the workers do what they do at that time, while agents and scheduler go on reporting."""
-    now = datetime.fromtimestamp(time.time() + 60 * minutes, UTC)
-    lab.machine()
-    type(lab.machine().agent).objects.update(heard_at=now)
-    Reading.objects.update(read_at=now)
-    evaluate(now)
-    decide(now)
-    return_recovered()
-    Reading.objects.update(read_at=datetime.now(UTC))
-    from nodes.cluster import drain
-
-    drain.carry_out(lab.scheduler)
-    sync.read(lab.scheduler, Reading.Part.NODES)
-
-
 def test_processes_of_an_ended_job_drain_and_return_by_themselves(lab: Lab) -> None:
     processes(lab, "17")
-    minutes_later(lab, 0)
+    lab.later(0)
     assert not lab.scheduler.drained, "a job may still clean up"
-    minutes_later(lab, 5.1)
+    lab.later(5.1)
     assert lab.scheduler.drained == {
         "dgx-01": "[user] Processes of ended jobs are left on GPUs (vigil: leftover-processes)"
     }
-    minutes_later(lab, 8)
+    lab.later(8)
     assert lab.scheduler.drained
     processes(lab)
-    minutes_later(lab, 9)
-    minutes_later(lab, 11)
+    lab.later(9)
+    lab.later(11)
     assert not lab.scheduler.drained
     assert not HealthEntry.objects.active().exists()
 
@@ -73,13 +53,13 @@ def test_processes_of_jobs_that_run_are_no_finding(lab: Lab) -> None:
     lab.scheduler.machines = [replace(machine, state="mixed", cpus_used=8) for machine in lab.scheduler.machines]
     sync.read(lab.scheduler, Reading.Part.NODES)
     processes(lab, "17", "18")
-    minutes_later(lab, 0)
-    minutes_later(lab, 6)
+    lab.later(0)
+    lab.later(6)
     assert not HealthEntry.objects.exists()
 
 
 def test_processes_without_a_job_are_no_finding(lab: Lab) -> None:
     processes(lab, "")
-    minutes_later(lab, 0)
-    minutes_later(lab, 6)
+    lab.later(0)
+    lab.later(6)
     assert not HealthEntry.objects.exists()
