@@ -24,6 +24,7 @@ from nodes.health.rules.rule import Rule
 from nodes.health.rules.signal import SIGNALS
 from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
 from nodes.monitoring import events, policies
+from nodes.monitoring.matching import RuleMatcher
 from nodes.monitoring.site_rules import rules_in_force, unreadable_rules
 from nodes.monitoring.states import States
 from portal import bulk
@@ -103,22 +104,23 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
 
 def _keys_of_events(rules: Mapping[str, Rule], judgements: Iterable[events.Judgement]) -> set[Key]:
     observations = [judgement.observation for judgement in judgements if judgement.observation is not None]
-    return {Key(rule.name, observation.subject) for rule, observation in _matching(rules, observations)}
+    matcher = RuleMatcher(rules)
+    return {Key(rule.name, o.subject) for o in observations for rule in matcher.matching(o)}
 
 
 def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: EvaluationOutcome) -> None:
-    observations = list(states.observations())
-    active = _active_keys()
+    active, matcher = _active_rules(), RuleMatcher(rules)
     concerned: defaultdict[Subject, list[Observation]] = defaultdict(list)
     keys: dict[Subject, set[Key]] = defaultdict(set)
-    by_signal = _by_signal(rules)
-    for observation in observations:
-        for rule in by_signal.get(observation.signal, ()):
-            key = Key(rule.name, observation.subject)
-            if key in active or _matches(rule, observation):
-                keys[observation.subject].add(key)
-        if observation.subject in keys:
-            concerned[observation.subject].append(observation)
+    for observation in states.observations():
+        subject = observation.subject
+        for rule in matcher.matching(observation):
+            keys[subject].add(Key(rule.name, subject))
+        if names := active.get(subject):
+            signal_rules = matcher.by_signal.get(observation.signal, ())
+            keys[subject].update(Key(rule.name, subject) for rule in signal_rules if rule.name in names)
+        if keys.get(subject):
+            concerned[subject].append(observation)
     for subjects in _batches(list(keys)):
         with transaction.atomic():
             HealthControl.locked()
@@ -306,9 +308,13 @@ def _is_state(observation: Sequence[Any]) -> bool:
     return signal is None or not signal.is_event
 
 
-def _active_keys() -> set[Key]:
+def _active_rules() -> dict[Subject, set[str]]:
+    """Return by subject the rules that have an active entry about it."""
+    found: defaultdict[Subject, set[str]] = defaultdict(set)
     rows = HealthEntry.objects.active().values_list("rule", "node", "gpu__uuid", "item")
-    return {Key(rule, Subject(node, gpu or "", item)) for rule, node, gpu, item in rows}
+    for rule, node, gpu, item in rows:
+        found[Subject(node, gpu or "", item)].add(rule)
+    return found
 
 
 def _key_of(row: HealthEntry) -> Key:
@@ -321,14 +327,6 @@ def _by_signal(rules: Mapping[str, Rule]) -> dict[str, list[Rule]]:
         for signal in rule.signals:
             found[signal].append(rule)
     return found
-
-
-def _matching(rules: Mapping[str, Rule], observations: Iterable[Observation]) -> Iterator[tuple[Rule, Observation]]:
-    by_signal = _by_signal(rules)
-    for observation in observations:
-        for rule in by_signal.get(observation.signal, ()):
-            if _matches(rule, observation):
-                yield rule, observation
 
 
 def _matches(rule: Rule, observation: Observation) -> bool:

@@ -22,6 +22,10 @@ def ratios(values: Mapping[Key, float | None], *, least: float = 0.0) -> dict[Ke
     found: dict[Key, float] = {}
     if len(known) <= LEAST_PEERS:
         return found
+    lowest = min(known.values())
+    if lowest == max(known.values()):  # nearly always
+        middle = max(least, lowest)
+        return dict.fromkeys(known, lowest / middle) if middle > 0 else found
     for key, value in known.items():
         middle = max(least, median(other for peer, other in known.items() if peer != key))
         if middle > 0:
