@@ -14,6 +14,11 @@ function toggleTheme() {
   document.dispatchEvent(new Event("vigil:theme"));
 }
 
+// On a phone a row of tabs scrolls sideways: show the current one.
+for (const tab of document.querySelectorAll(".tabs [aria-current]")) {
+  tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft - 16;
+}
+
 // Show a toast at the lower right. Errors stay until dismissed; others disappear by themselves.
 function toast(text, state = "completed") {
   const box = document.createElement("div");
