@@ -23,7 +23,7 @@ from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts
-from jobs.submitting import maintenance
+from jobs.submitting import maintenance, topology
 from jobs.submitting.admission import check
 from jobs.why.explain import WaitExplanation, WaitingJob, explain
 from jobs.why.pending import names
@@ -65,7 +65,7 @@ def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> lis
         return [DryRunFinding("error", "Specification", str(error))]
     return [
         _specification(spec), *_start(user, spec, project), *_data(spec), *_code((spec, *others)), *_split(spec),
-        *_disk(spec), *_maintenance(spec), if_it_fails(spec, project),
+        *_disk(spec), *_topology(spec), *_maintenance(spec), if_it_fails(spec, project),
     ]  # fmt: skip
 
 
@@ -159,6 +159,10 @@ def if_it_fails(spec: JobSpec, project: Project) -> DryRunFinding:
 
 def _maintenance(spec: JobSpec) -> list[DryRunFinding]:
     return [DryRunFinding("warn", "Maintenance", text) for text in maintenance.warnings(spec, timezone.now())]
+
+
+def _topology(spec: JobSpec) -> list[DryRunFinding]:
+    return [DryRunFinding("warn", "NVLink", text) for text in topology.warnings(spec)]
 
 
 def _preconditions(spec: JobSpec) -> str:
