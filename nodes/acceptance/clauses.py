@@ -1,0 +1,81 @@
+"""Define the clauses of an acceptance and the verdict that follows from their outcomes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PASSED, FAILED, NOT_TRIED, PENDING = "passed", "failed", "not tried", "pending"
+ACCEPTED, REJECTED, INCONCLUSIVE = "accepted", "rejected", "inconclusive"
+REQUIRED = "burn_in"
+"""Without this clause nothing is accepted: a configuration alone shows no working cluster."""
+MOST_DETAILS = 20
+MOST_LETTERS = 400
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What one clause requires, and its source."""
+
+    key: str
+    group: str
+    title: str
+    requirement: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ClauseOutcome:
+    """What was measured for one clause. `details`: a sentence for each node or GPU that matters."""
+
+    key: str
+    outcome: str
+    measured: str
+    details: tuple[str, ...] = ()
+
+
+@cache
+def requirements() -> tuple[Requirement, ...]:
+    """Return all clauses in the order of the report."""
+    text = Path(__file__).with_name("requirements.toml").read_text(encoding="utf-8")
+    return tuple(Requirement(**table) for table in tomllib.loads(text)["clause"])
+
+
+def verdict_of(outcomes: Iterable[ClauseOutcome]) -> str:
+    """Return what follows: one failed clause rejects; without a passed burn-in nothing can be accepted."""
+    by_key = {outcome.key: outcome.outcome for outcome in outcomes}
+    if FAILED in by_key.values():
+        return REJECTED
+    return ACCEPTED if by_key.get(REQUIRED) == PASSED else INCONCLUSIVE
+
+
+def stored(outcomes: Sequence[ClauseOutcome]) -> list[dict[str, Any]]:
+    """Return all clauses for the record, each with its requirement as of now; those without an outcome are pending."""
+    found = {outcome.key: outcome for outcome in outcomes}
+    return [_row(clause, found.get(clause.key)) for clause in requirements()]
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the outcome of stored clauses in a sentence, failed ones first."""
+    failed = [row["title"] for row in rows if row["outcome"] == FAILED]
+    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in (PASSED, NOT_TRIED, PENDING)}
+    parts = [f"{len(failed)} failed ({', '.join(failed)})"] if failed else []
+    parts += [f"{count[outcome]} {outcome}" for outcome in (PASSED, NOT_TRIED, PENDING) if count[outcome]]
+    return f"Of {len(rows)} clauses {', '.join(parts)}."
+
+
+def _row(clause: Requirement, outcome: ClauseOutcome | None) -> dict[str, Any]:
+    details = outcome.details if outcome else ()
+    shown = [text[:MOST_LETTERS] for text in details[:MOST_DETAILS]]
+    if len(details) > MOST_DETAILS:
+        shown.append(f"And {len(details) - MOST_DETAILS:,} more.")
+    return {
+        **vars(clause),
+        "outcome": outcome.outcome if outcome else PENDING,
+        "measured": outcome.measured[:MOST_LETTERS] if outcome else "",
+        "details": shown,
+    }

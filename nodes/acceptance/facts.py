@@ -1,0 +1,134 @@
+"""Read what agents report about a node's configuration. Nothing in it is trusted: texts and lists are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodes.health import temperature
+from vigil_core import untrusted
+
+MOST_GPUS, MOST_MOUNTS, MOST_LINKS = 64, 64, 64
+POWER_BRAKE = 0x80
+"""NVML's HwPowerBrakeSlowdown: the machine's power supply asks the GPU to slow down."""
+WORKING_PERCENT = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuConfiguration:
+    """One GPU as its agent reports it. None: not reported."""
+
+    uuid: str
+    index: int
+    model: str = ""
+    vbios: str = ""
+    memory_mib: int | None = None
+    power_cap_watts: int | None = None
+    pcie_width: int | None = None
+    pcie_width_most: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_most: int | None = None
+    nvlinks: tuple[bool, ...] | None = None
+    has_ecc: bool = False
+    is_slowed: bool = False
+    """By heat or a power brake, now."""
+    is_working: bool = False
+
+    def with_peaks(self, peaks: GpuPeaks) -> GpuConfiguration:
+        return replace(
+            self,
+            pcie_generation=peaks.pcie_generation,
+            is_slowed=peaks.is_slowed,
+            is_working=peaks.is_working,
+        )
+
+
+@dataclass(frozen=True)
+class GpuPeaks:
+    """What was observed of a GPU over the tests: a GPU lowers its PCIe generation while it idles."""
+
+    pcie_generation: int | None = None
+    is_slowed: bool = False
+    is_working: bool = False
+
+    def merged(self, gpu: GpuConfiguration) -> GpuPeaks:
+        """Return the peaks with one more observation."""
+        generation = gpu.pcie_generation if gpu.is_working else None
+        return GpuPeaks(
+            max(filter(None, (self.pcie_generation, generation)), default=None),
+            self.is_slowed or gpu.is_slowed,
+            self.is_working or gpu.is_working,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfiguration:
+    """One node. `mounts`: the source by path, "" where a watched path is not mounted."""
+
+    node: str
+    expected_gpus: int = 0
+    is_reporting: bool = False
+    has_token: bool = False
+    driver: str = ""
+    kernel: str = ""
+    gpus: tuple[GpuConfiguration, ...] = ()
+    topology: tuple[tuple[str, ...], ...] = ()
+    mounts: Mapping[str, str] | None = None
+    slow_mounts: tuple[str, ...] = ()
+    clock_offset_s: float | None = None
+    memlock_bytes: int | None = None
+    """-1: no limit."""
+    open_files: int | None = None
+    shm_mib: float | None = None
+
+
+def read_gpu(
+    uuid: str, index: int, facts: Mapping[str, Any], counters: Mapping[str, Any], newest: Any
+) -> GpuConfiguration:
+    """Return a GPU from its stored facts, slow counters and newest sample."""
+    sample = newest if isinstance(newest, dict) else {}
+    links, throttle = counters.get("nvlinks"), untrusted.count(sample.get("throttle")) or 0
+    return GpuConfiguration(
+        uuid=uuid,
+        index=index,
+        model=untrusted.line(facts.get("name"), 100),
+        vbios=untrusted.line(facts.get("vbios"), 64),
+        memory_mib=untrusted.count(facts.get("memory_mib")),
+        power_cap_watts=untrusted.count(counters.get("power_cap_watts", facts.get("power_cap_watts"))),
+        pcie_width=untrusted.count(counters.get("pcie_width")),
+        pcie_width_most=untrusted.count(counters.get("pcie_width_most")),
+        pcie_generation=untrusted.count(counters.get("pcie_generation")),
+        pcie_generation_most=untrusted.count(counters.get("pcie_generation_most")),
+        nvlinks=tuple(bool(link) for link in links[:MOST_LINKS]) if isinstance(links, list) else None,
+        has_ecc=untrusted.count(counters.get("ecc_uncorrected")) is not None,
+        is_slowed=temperature.is_throttled(throttle) or bool(throttle & POWER_BRAKE),
+        is_working=(untrusted.number(sample.get("gpu_percent")) or 0) >= WORKING_PERCENT,
+    )
+
+
+def read_mounts(facts: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the source of each watched mount by its path; None if the agent reports no mounts."""
+    rows = facts.get("mounts")
+    if not isinstance(rows, list) or not rows:
+        return None
+    return {
+        path: untrusted.line(row.get("source"), 200)
+        for row in rows[:MOST_MOUNTS]
+        if isinstance(row, dict) and (path := untrusted.name(row.get("mount"), 200))
+    }
+
+
+def read_topology(facts: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    """Return how each pair of GPUs is connected, as `nvidia-smi topo` shows it; empty if that is not reported."""
+    rows = facts.get("topology")
+    if not isinstance(rows, list):
+        return ()
+    return tuple(
+        tuple(untrusted.line(link, 8) for link in row[:MOST_GPUS]) for row in rows[:MOST_GPUS] if isinstance(row, list)
+    )
+
+
+def merge_peaks(peaks: Mapping[str, GpuPeaks], gpus: Iterable[GpuConfiguration]) -> dict[str, GpuPeaks]:
+    """Return the peaks by UUID after one more observation of these GPUs."""
+    return {**peaks, **{gpu.uuid: peaks.get(gpu.uuid, GpuPeaks()).merged(gpu) for gpu in gpus}}

@@ -1,0 +1,123 @@
+"""Each clause about the configuration passes where all is well, and names what is wrong where it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome, requirements, stored
+from nodes.acceptance.configuration import configuration_clauses
+from nodes.acceptance.facts import GpuPeaks, NodeConfiguration, merge_peaks, read_gpu, read_mounts, read_topology
+from tests.nodes.acceptance.nodes import URL, gpu, node
+
+
+def judged(*nodes: NodeConfiguration, url: str = URL) -> dict[str, ClauseOutcome]:
+    return {outcome.key: outcome for outcome in configuration_clauses(nodes, url)}
+
+
+def test_equal_healthy_nodes_pass_every_clause() -> None:
+    found = judged(node("dgx-01"), node("dgx-02", mounts={"/data": "nfs01:/data", "/": "/dev/nvme0n1p2"}))
+    assert {key: outcome.outcome for key, outcome in found.items()} == dict.fromkeys(found, PASSED)
+    assert found["pcie"].measured == "x16 generation 5 on 4\N{NO-BREAK SPACE}GPUs."
+    assert found["topology"].measured == "1 × NV18."
+    assert set(found) == {clause.key for clause in requirements() if clause.group not in ("tests", "failures")}
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "detail"),
+    [
+        ("agents", {"is_reporting": False}, "dgx-03: no agent reports."),
+        ("gpus", {"gpus": (gpu(),)}, "dgx-03: 1 of 2\N{NO-BREAK SPACE}GPUs."),
+        ("gpus", {"gpus": (gpu(), gpu(1, model="NVIDIA A100"))}, "NVIDIA A100 80 GiB: dgx-03."),
+        ("driver", {"driver": "550.54"}, "550.54: dgx-03."),
+        ("kernel", {"kernel": "Linux 5.15"}, "Linux 5.15: dgx-03."),
+        ("vbios", {"gpus": (gpu(), gpu(1, vbios="96.00.01"))}, "96.00.01: dgx-03 GPU 1."),
+        ("pcie", {"gpus": (gpu(), gpu(1, pcie_width=8))}, "dgx-03 GPU 1: width x8 of x16."),
+        ("pcie", {"gpus": (gpu(), gpu(1, pcie_generation=3))}, "dgx-03 GPU 1: generation 3 of 5 while it works."),
+        ("pcie", {"gpus": (gpu(), gpu(1, pcie_generation=4, pcie_generation_most=4))},
+         "x16 generation 4: dgx-03 GPU 1."),
+        ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=(True,) * 17 + (False,)))},
+         "dgx-03 GPU 1: 1\N{NO-BREAK SPACE}inactive link of 18."),
+        ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=(True,) * 12))}, "12 NVLinks: dgx-03 GPU 1."),
+        ("topology", {"topology": (("X", "SYS"), ("SYS", "X"))}, "1 × SYS: dgx-03."),
+        ("ecc", {"gpus": (gpu(), gpu(1, has_ecc=False))}, "dgx-03 GPU 1: ECC is off."),
+        ("power", {"gpus": (gpu(), gpu(1, power_cap_watts=500))}, "500 W: dgx-03 GPU 1."),
+        ("heat", {"gpus": (gpu(), gpu(1, is_slowed=True))}, "dgx-03 GPU 1: slowed down by heat or power brake."),
+        ("mounts", {"mounts": {"/data": "", "/": "/dev/sda1"}}, "dgx-03: /data is not mounted."),
+        ("mounts", {"mounts": {"/": "/dev/sda1"}}, "dgx-03: /data is not mounted."),
+        ("mounts", {"mounts": {"/data": "nfs02:/data", "/": "/dev/sda1"}}, "/data: nfs02:/data: dgx-03."),
+        ("mounts", {"slow_mounts": ("/data",)}, "dgx-03: /data is slow or hangs."),
+        ("clock", {"clock_offset_s": -9.0}, "dgx-03: -9.0 s."),
+        ("memlock", {"memlock_bytes": 2**26}, "dgx-03: 64.0\N{NO-BREAK SPACE}MiB."),
+        ("open_files", {"open_files": 4096}, "dgx-03: 4,096."),
+        ("shm", {"shm_mib": 64.0}, "dgx-03: 64.0\N{NO-BREAK SPACE}MiB."),
+        ("tokens", {"has_token": False}, "dgx-03: its agent has no token."),
+    ],
+)  # fmt: skip
+def test_names_what_is_wrong(key: str, changes: dict[str, Any], detail: str) -> None:
+    found = judged(node("dgx-01"), node("dgx-02"), node("dgx-03", **changes))[key]
+    assert found.outcome == FAILED
+    assert detail in found.details
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("driver", {"driver": ""}), ("kernel", {"kernel": ""}), ("vbios", {"gpus": (gpu(), gpu(1, vbios=""))}),
+        ("pcie", {"gpus": (gpu(), gpu(1, is_working=False))}), ("heat", {"gpus": (gpu(), gpu(1, is_working=False))}),
+        ("power", {"gpus": (gpu(), gpu(1, power_cap_watts=None))}), ("mounts", {"mounts": None}),
+        ("clock", {"clock_offset_s": None}), ("memlock", {"memlock_bytes": None}), ("shm", {"shm_mib": None}),
+        ("gpus", {"is_reporting": False, "gpus": ()}),
+    ],
+)  # fmt: skip
+def test_what_a_node_does_not_report_was_not_tried(key: str, changes: dict[str, Any]) -> None:
+    assert judged(node("dgx-01"), node("dgx-02", **changes))[key].outcome == NOT_TRIED
+
+
+def test_nodes_without_gpus() -> None:
+    bare = {"gpus": (), "topology": (), "expected_gpus": 0, "driver": ""}
+    found = judged(node("cpu-01", **bare), node("cpu-02", **bare))
+    gpu_clauses = {"gpus", "driver", "vbios", "pcie", "nvlinks", "topology", "ecc", "power", "heat", "memlock"}
+    assert {key for key, outcome in found.items() if outcome.outcome == NOT_TRIED} == gpu_clauses
+    assert not [key for key, outcome in found.items() if outcome.outcome == FAILED]
+
+
+@pytest.mark.parametrize(
+    ("url", "outcome"),
+    [("https://vigil.lab", PASSED), ("http://127.0.0.1:8000", PASSED), ("http://localhost", PASSED),
+     ("http://[::1]:8000", PASSED), ("http://vigil.lab", FAILED), ("http://127.evil.example", FAILED)],
+)  # fmt: skip
+def test_encryption(url: str, outcome: str) -> None:
+    assert judged(node(), url=url)["encrypted"].outcome == outcome
+
+
+def test_a_gpu_is_judged_by_its_best_generation_while_it_worked() -> None:
+    idle = gpu(0, pcie_generation=1, is_working=False)
+    peaks = merge_peaks({}, [idle])
+    assert peaks["GPU-0"] == GpuPeaks()
+    peaks = merge_peaks(merge_peaks(peaks, [gpu(0)]), [idle])
+    assert peaks["GPU-0"] == GpuPeaks(5, is_slowed=False, is_working=True)
+    assert idle.with_peaks(peaks["GPU-0"]).pcie_generation == 5
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+GPU_KEYS = st.sampled_from(("name", "vbios", "memory_mib", "power_cap_watts", "nvlinks", "pcie_width", "throttle"))
+
+
+@given(facts=st.dictionaries(GPU_KEYS, JSON), newest=JSON, mounts=JSON)
+def test_whatever_an_agent_reports_is_judged(facts: dict[str, Any], newest: Any, mounts: Any) -> None:
+    report = {"mounts": mounts, "topology": mounts}
+    odd = node(
+        "dgx-02", gpus=(read_gpu("GPU-9", 0, facts, facts, newest),), mounts=read_mounts(report),
+        topology=read_topology(report),
+    )  # fmt: skip
+    rows = stored(configuration_clauses([node(), odd], URL))
+    assert [row["key"] for row in rows] == [clause.key for clause in requirements()]
+    assert all(len(row["details"]) <= 21 for row in rows)
