@@ -49,7 +49,7 @@ print(json.dumps([entry.opened_at.timestamp(), entry.order.asked_at.timestamp(),
 
 
 @dataclass(frozen=True)
-class Drain:
+class DrainTimes:
     """Seconds from the kernel's line to each stage of one drain."""
 
     judged: float
@@ -68,7 +68,7 @@ def main() -> int:
     print(stage.machine())
     with _lab(options.release) as lab:
         drains = [lab.drain(number) for number in range(options.repeat)]
-    for field in fields(Drain):
+    for field in fields(DrainTimes):
         seconds = [getattr(drain, field.name) for drain in drains]
         p95 = stage.percentile(seconds, 0.95)
         print(
@@ -88,7 +88,7 @@ class _Lab:
         self._sysadmin = portal.client()
         self._log = slurm.layout.folder / "log" / LOG
 
-    def drain(self, number: int) -> Drain:
+    def drain(self, number: int) -> DrainTimes:
         """Let one node's GPU fall off the bus; return how long each stage took."""
         machine = self._machines[number % len(self._machines)]
         self._wait(lambda: self._state(machine.node) == "IDLE", f"{machine.node} to be idle")
@@ -101,7 +101,7 @@ class _Lab:
         (entry,) = self._wait(lambda: self._entries(machine.node, "done"), "the order to be recorded")
         opened, ordered, recorded = json.loads(self._django(_READ_TIMES))
         self._post(f"health/{entry['id']}/clear")
-        return Drain(opened - wall, ordered - wall, drained - wall, recorded - wall)
+        return DrainTimes(opened - wall, ordered - wall, drained - wall, recorded - wall)
 
     def _reasons(self, node: str) -> list[float]:
         """Return when Slurm set the reason of this node by our rule."""
