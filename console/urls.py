@@ -40,6 +40,7 @@ from nodes.api import agents as agents_api
 from nodes.api import drains as drains_api
 from nodes.api import health as health_api
 from nodes.api import health_rules as health_rules_api
+from nodes.api import inventory as inventory_api
 from nodes.api import maintenance as maintenance_api
 from nodes.api import nodes as nodes_api
 from nodes.api import racks as racks_api
@@ -88,6 +89,7 @@ api.add_router("/v1/spares", spares_api.router)
 api.add_router("/v1/maintenance", maintenance_api.router)
 api.add_router("/v1/policies", health_rules_api.policy_router)
 api.add_router("/v1/burnins", burnins_api.router)
+api.add_router("/v1/inventory", inventory_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

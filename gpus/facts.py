@@ -57,6 +57,7 @@ def static(queries: NvmlQueries) -> dict[str, Any]:
         {
             "serial": query("nvmlDeviceGetSerial"),
             "vbios": query("nvmlDeviceGetVbiosVersion"),
+            "inforom": query("nvmlDeviceGetInforomImageVersion"),
             "numa_node": query("nvmlDeviceGetNumaNodeId"),
             "power_cap_watts": watts(query("nvmlDeviceGetEnforcedPowerLimit")),
             "slowdown_c": _slowdown(queries),

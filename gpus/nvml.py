@@ -12,8 +12,8 @@ which a GPU is its place in "gpus", and unavailable values are left out (gpus.re
     {"none": why, "later": whether that may change}
         the only line of a machine without NVML, or whose driver does not respond
 
-With --all there are also, of each GPU, "serial", "vbios", "power_cap_watts", "slowdown_c", "numa_node", "mig" and
-"instances"; "topology"; and
+With --all there are also, of each GPU, "serial", "vbios", "inforom", "power_cap_watts", "slowdown_c", "numa_node",
+"mig" and "instances"; "topology"; and
 
     {"at", "time", "counters": [{…}], "processes": [[{"pid", "memory_mib", "gpu_instance"}]]}    every 10 s
     {"at", "time", "event": {"place", "kind": "xid" or "recovery" or "mig" or "ecc", "value"}}

@@ -35,6 +35,7 @@ class GpuInfo:
     # The rest is only read with `everything`.
     serial: str = ""
     vbios: str = ""
+    inforom: str = ""
     power_cap_watts: int | None = None
     slowdown_c: int | None = None
     numa_node: int | None = None

@@ -41,6 +41,7 @@ VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: for site
 VIGIL_HEALTH = env("VIGIL_HEALTH", "propose")  # or act: health rules drain nodes by themselves, within limits
 if VIGIL_HEALTH not in ("propose", "act"):
     raise SystemExit(f"VIGIL_HEALTH is propose or act, not {VIGIL_HEALTH}.")
+VIGIL_MINIMUM_VERSIONS = env("VIGIL_MINIMUM_VERSIONS", "")  # a TOML file with the site's own minimum versions
 VIGIL_HEALTH_STRICT = flag("VIGIL_HEALTH_STRICT")  # Xid 13 and 31 take a node out of service, whatever ran there
 VIGIL_SLURM_URL = env("VIGIL_SLURM_URL")  # http(s)://host:6820 or unix:/path of slurmrestd
 VIGIL_SLURM_KEY_FILE = env("VIGIL_SLURM_KEY_FILE")  # slurmctld's jwt_hs256.key; the worker alone opens it

@@ -73,6 +73,8 @@ class EntryRow:
         if signal in ("xid", "sxid"):
             code = f"{'Xid' if signal == 'xid' else 'SXid'} {fields.get('code', '–')}"
             return f"{code}: {fields['text']}".rstrip(".") if fields.get("text") else code
+        if signal == "software" and fields.get("below_minimum"):
+            return str(fields.get("outdated", ""))
         asked = {name for trigger in self.rule.triggers for name in trigger.where} if self.rule else set(fields)
         return ", ".join(f"{name} {field_text(value)}" for name, value in fields.items() if name in asked)
 

@@ -23,6 +23,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from jobs.disk import rundir, sharing
 from jobs.errors import SpecError
 from jobs.spec import restarts
+from nodes.monitoring import software
 from nodes.telemetry import exporters
 from portal.run import redis
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
@@ -145,6 +146,16 @@ def exporters_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
         hint = "Write each as NODE=http://HOST:9400/metrics, separated by commas, or one per line in @FILE."
         return [Error(f"VIGIL_DCGM_EXPORTERS: {error}", hint=hint, id="vigil.E008")]
     return []
+
+
+@register(TAG)
+def minimum_versions_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
+    """Warn of minimum versions that cannot be read: the portal works, but ignores them."""
+    problem = software.site_minimums()[1]
+    if not problem:
+        return []
+    hint = "docs/reference/inventory.md describes the file. Until then only the minimums that ship with Vigil count."
+    return [Warning(f"VIGIL_MINIMUM_VERSIONS: {problem}", hint=hint, id="vigil.W010")]
 
 
 @register(TAG)

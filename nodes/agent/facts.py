@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ def facts(
     gpus: list[NodeFacts],
     problems: dict[str, str],
     probed: tuple[str, ...],
+    software: Mapping[str, Any],
     proc_root: Path = Path("/proc"),
 ) -> NodeFacts:
     """Return the facts of this machine.
 
-    `problems` maps what cannot be read to the reason; `probed`: the mounts that are timed.
+    `problems` maps what cannot be read to the reason; `probed`: the mounts that are timed; `software`: versions
+    and adapters (nodes.agent.software).
     """
     system = os.uname()
     mounted = {mount.path: mount.as_payload() for mount in disks.mounts(proc_root)}
@@ -43,6 +46,7 @@ def facts(
         "mounts": [mounted.get(path, {"mount": disks.label(path)}) for path in probed],
         "problems": {name: clean(why, 300) for name, why in problems.items() if why},
         "gpus": gpus,
+        **software,
     }
     if machine is not None:
         found |= {"driver": machine.driver, "cuda": machine.cuda, "nvml": machine.nvml}
@@ -59,7 +63,9 @@ def _bounded(document: NodeFacts) -> NodeFacts:
     return document
 
 
-_ESSENTIAL = ("uuid", "index", "minor", "bus", "name", "memory_mib", "power_cap_watts", "slowdown_c", "mig")
+_ESSENTIAL = (
+    "uuid", "index", "minor", "bus", "name", "memory_mib", "power_cap_watts", "slowdown_c", "mig", "vbios", "inforom"
+)  # fmt: skip
 
 
 def _size(document: NodeFacts) -> int:

@@ -1,23 +1,20 @@
 """Read the temperature of the air that the node takes in from its BMC, with `ipmitool`, once a minute.
 
-The BMC answers in seconds, or not at all, and a driver may block the program for good: it runs as a process that is
-never waited for. One that takes longer than TIMEOUT_S is killed; while one hangs, no other is started.
+The BMC answers in seconds, or not at all.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+
+from nodes.agent.polled_command import PolledCommand
 
 COMMAND = ("ipmitool", "sdr", "type", "Temperature")
 TIMEOUT_S = 20.0
 STALE_S = 300.0
 """An older value is not reported any more."""
-MOST_BYTES = 65_536
 _LOOKS_LIKE_IT = re.compile(r"inlet|ambient|intake|front panel", re.IGNORECASE)
 _READING = re.compile(r"(-?\d{1,3}(?:\.\d+)?)\s*degrees C", re.IGNORECASE)
 
@@ -30,26 +27,25 @@ class InletProbe:
     ) -> None:
         self.problem = ""
         """Why the last try failed; "" if it did not."""
-        self._sensor, self._every, self._command, self._timeout = sensor, every, command, timeout
-        self._child: subprocess.Popen[bytes] | None = None
-        self._output = b""
-        self._began = -every
+        self._sensor = sensor
+        self._command = PolledCommand(command, every=every, timeout=timeout)
         self._celsius: float | None = None
         self._read_at = 0.0
 
     def poll(self) -> None:
-        """Start a process if one is due, and collect its output."""
-        now = time.monotonic()
-        if self._child is None:
-            if now - self._began >= self._every:
-                self._start(now)
+        """Start a process if one is due, and read its output."""
+        output = self._command.poll()
+        if output is None:
+            self.problem = self._command.problem or self.problem
             return
-        self._read()
-        if self._child.poll() is not None:
-            self._end(now)
-        elif now - self._began > self._timeout:
-            self._child.kill()
-            self.problem = f"{self._command[0]} takes longer than {self._timeout:g} s."
+        found = inlet_celsius(output, self._sensor)
+        if found is not None:
+            self._celsius, self._read_at = found, time.monotonic()
+            self.problem = self._command.problem = ""
+        else:
+            self.problem = self._command.problem or (
+                f"{self._command.name} lists no {self._sensor or 'inlet'} temperature."
+            )
 
     def values(self) -> dict[str, float | None]:
         """Return the host value `inlet_c`; nothing while it is not known."""
@@ -59,43 +55,7 @@ class InletProbe:
 
     def close(self) -> None:
         """Kill the process, without waiting for it."""
-        if self._child is not None:
-            self._child.kill()
-
-    def _start(self, now: float) -> None:
-        self._began, self._output = now, b""
-        try:
-            self._child = subprocess.Popen(
-                list(self._command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-        except OSError as error:
-            self.problem = f"{self._command[0]}: {error.strerror}."
-            return
-        assert self._child.stdout is not None
-        os.set_blocking(self._child.stdout.fileno(), False)
-
-    def _read(self) -> None:
-        assert self._child is not None
-        assert self._child.stdout is not None
-        with suppress(BlockingIOError):
-            while chunk := os.read(self._child.stdout.fileno(), MOST_BYTES):
-                self._output = (self._output + chunk)[:MOST_BYTES]
-
-    def _end(self, now: float) -> None:
-        assert self._child is not None
-        assert self._child.stdout is not None
-        self._read()
-        code = self._child.returncode
-        self._child.stdout.close()
-        self._child = None
-        found = inlet_celsius(self._output.decode(errors="replace"), self._sensor)
-        if found is not None:
-            self._celsius, self._read_at, self.problem = found, now, ""
-        elif code == 0 or not self.problem:
-            self.problem = (
-                f"{self._command[0]} lists no {self._sensor or 'inlet'} temperature." if code == 0
-                else f"{self._command[0]} exited with {code}."
-            )  # fmt: skip
+        self._command.close()
 
 
 def inlet_celsius(text: str, sensor: str = "") -> float | None:

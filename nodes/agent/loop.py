@@ -34,6 +34,7 @@ from nodes.agent.processes import GpuProcesses
 from nodes.agent.samples import SampleWindow
 from nodes.agent.sending import BatchSender, RetryDelays
 from nodes.agent.settings import AgentSettings, warnings
+from nodes.agent.software import SoftwareProbe
 from nodes.agent.version import VERSION
 from nodes.agent.xid_aggregation import XidAggregator
 
@@ -102,6 +103,7 @@ class AgentLoop:
         self._links = LinkWatch(sys)
         self._processes = GpuProcesses(proc_root)
         self._inlet = InletProbe(settings.inlet, every=timing.seconds_of(60)) if settings.inlet is not None else None
+        self._software = SoftwareProbe(every=timing.seconds_of(3600), sys=sys)
         self._refused: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sender = self._make_sender()
         self._events: list[Event] = self._boot_event()
@@ -135,6 +137,7 @@ class AgentLoop:
         self._kernel.read()
         self._note([*self._gpus.poll(), *self._mounts.poll(time.time())])
         self._poll_inlet()
+        self._software.poll()
         self._log_gpu_status()
         self._update_facts()
         self._split_rejected()
@@ -310,6 +313,7 @@ class AgentLoop:
             gpus=self._gpus.described_gpus(),
             problems={"kernel_log": self._kernel.log.problem, "gpus": absent.why if absent else ""},
             probed=self._probed(),
+            software=self._software.facts(),
             proc_root=self._proc,
         )
         if found != self._facts:
@@ -375,6 +379,7 @@ class AgentLoop:
         self._mounts.close()
         if self._inlet is not None:
             self._inlet.close()
+        self._software.close()
         self._sender.finish(LAST_POST_SECONDS)
         self._buffer.close()
         log("Stopped.")

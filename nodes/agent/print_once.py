@@ -21,6 +21,7 @@ from nodes.agent.mounts import MountProbes
 from nodes.agent.processes import GpuProcesses
 from nodes.agent.samples import SampleWindow
 from nodes.agent.settings import AgentSettings, InvalidSetting, read_settings
+from nodes.agent.software import SoftwareProbe
 
 MAX_SECONDS = 20.0  # for NVML: a driver that initialises GPUs when it is opened takes a second for each
 RATE_SECONDS = 1.0
@@ -44,6 +45,8 @@ def sample(settings: AgentSettings) -> dict[str, Any]:
     host, mounts = HostSampler(), MountProbes()
     probed = disks.probed(settings.mounts, host.proc)
     host.sample()
+    software = SoftwareProbe()
+    software.poll()
     mounts.start_probes(probed)
     watch = GpuWatch(
         GpuReader(every=1.0, everything=True), GpuHistory(settings.state), SampleWindow(1.0), lambda event: None
@@ -52,6 +55,7 @@ def sample(settings: AgentSettings) -> dict[str, Any]:
     mounts.poll(time.time())
     processes = GpuProcesses()
     processes.payloads(counters, watch.gpus)  # starts the look-up of user names
+    software.wait(2.0)
     kernel_log = KernelLog(settings.kmsg)
     kernel_log.open()
     problems = {"kernel_log": kernel_log.problem, "gpus": watch.absent.why if watch.absent else ""}
@@ -62,6 +66,7 @@ def sample(settings: AgentSettings) -> dict[str, Any]:
             gpus=watch.described_gpus(),
             problems=problems,
             probed=probed,
+            software=software.facts(),
         ),
         "at": round(time.time(), 3),
         "silent": watch.absent is None and samples is None,
@@ -71,6 +76,7 @@ def sample(settings: AgentSettings) -> dict[str, Any]:
     }
     watch.reader.close()
     mounts.close()
+    software.close()
     return report
 
 

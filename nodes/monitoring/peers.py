@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from statistics import median
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
 LEAST_PEERS = 2
-MAJORITY = 0.6
 
 
 def ratios(values: Mapping[Key, float | None], *, least: float = 0.0) -> dict[Key, float]:
@@ -31,13 +29,3 @@ def ratios(values: Mapping[Key, float | None], *, least: float = 0.0) -> dict[Ke
         if middle > 0:
             found[key] = value / middle
     return found
-
-
-def majority(values: Iterable[str]) -> str:
-    """Return the value that most share; "" if there are too few, or no clear majority."""
-    counts = Counter(value for value in values if value)
-    if not counts:
-        return ""
-    value, number = counts.most_common(1)[0]
-    total = sum(counts.values())
-    return value if total > LEAST_PEERS and number >= MAJORITY * total else ""

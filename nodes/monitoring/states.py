@@ -16,8 +16,12 @@ from typing import Any
 
 from nodes.health.progress import Observation, Subject
 from nodes.health.rules.condition import FieldValue
+from nodes.inventory import comparison
+from nodes.inventory.minimums import MinimumVersions
+from nodes.inventory.software import NodeSoftware, read_facts
 from nodes.models import Agent, Gpu, Node, NodeEvent, Reading
 from nodes.monitoring import assessments, peers
+from nodes.monitoring.software import minimums_in_force
 from nodes.scheduling import node_states
 from vigil_core import untrusted
 
@@ -248,44 +252,47 @@ class States:
         return {name: (up[name], number) for name, number in there.items()}
 
     def _software(self, agent: Agent) -> dict[str, FieldValue]:
-        usual = self._usual_versions.get(self._partition(agent), {})
-        fields: dict[str, FieldValue] = {}
-        for name in ("driver", "kernel"):
-            version, expected = untrusted.line(agent.facts.get(name), 128), usual.get(name, "")
-            fields[f"{name}_differs"] = version != expected if version and expected else None
-        unusual = [
-            vbios != expected
-            for gpu in self.gpus.get(agent.pk, ())
-            if (vbios := untrusted.line(gpu.facts.get("vbios"), 64))
-            and (expected := self._usual_vbios.get(gpu.model, ""))
-        ]
-        fields["vbios_differs"] = any(unusual) if unusual else None
+        node = self._software_by_agent[agent.pk]
+        findings = comparison.node_findings(node, self._usual_versions, self._minimums)
+        odd = {finding.software.name for finding in findings if finding.usual}
+        comparable = {software.name for software in node.versions if (node.peers, software) in self._usual_versions}
+        fields: dict[str, FieldValue] = {
+            f"{name}_differs": not odd.isdisjoint(names) if not comparable.isdisjoint(names) else None
+            for name, names in _COMPARED.items()
+        }
+        below = [finding for finding in findings if finding.minimum is not None]
+        fields["below_minimum"] = len(below) if node.versions else None
+        fields["outdated"] = "; ".join(
+            f"{finding.software.title} {finding.version}, at least {finding.minimum.version}"
+            for finding in below[:MOST_OUTDATED]
+            if finding.minimum is not None
+        )
         return fields
 
     @cached_property
-    def _usual_versions(self) -> dict[str, dict[str, str]]:
-        versions: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for agent in self.agents.values():
-            for name in ("driver", "kernel"):
-                versions[self._partition(agent)][name].append(untrusted.line(agent.facts.get(name), 128))
-        return {
-            partition: {name: peers.majority(values) for name, values in by_name.items()}
-            for partition, by_name in versions.items()
-        }
+    def _software_by_agent(self) -> dict[int, NodeSoftware]:
+        return {pk: read_facts(agent.node, self._partition(agent), agent.facts) for pk, agent in self.agents.items()}
 
     @cached_property
-    def _usual_vbios(self) -> dict[str, str]:
-        versions: defaultdict[str, list[str]] = defaultdict(list)
-        for rows in self.gpus.values():
-            for gpu in rows:
-                versions[gpu.model].append(untrusted.line(gpu.facts.get("vbios"), 64))
-        return {model: peers.majority(values) for model, values in versions.items()}
+    def _usual_versions(self) -> comparison.UsualVersions:
+        return comparison.usual_versions(self._software_by_agent.values())
+
+    @cached_property
+    def _minimums(self) -> MinimumVersions:
+        return minimums_in_force()
 
     def _partition(self, agent: Agent) -> str:
         node = self.nodes.get(agent.node)
         return str(node.partitions[0]) if node is not None and node.partitions else ""
 
 
+MOST_OUTDATED = 5
+_COMPARED = {
+    "driver": {"driver"},
+    "kernel": {"kernel"},
+    "vbios": {"vbios"},
+    "firmware": {"inforom", "hca", "fabric_manager"},
+}
 MOST_PHYSICAL = 16
 """GPUs of one node that are surely whole GPUs: a scheduler that lists more lists MIG slices."""
 

@@ -31,6 +31,7 @@ def test_what_there_is(nvml: StandIn, watch: Watch) -> None:
         "memory_mib": 81920,
         "serial": "1650000000003",
         "vbios": "96.00.74.00.01",
+        "inforom": "G520.0200.00.05",
         "power_cap_watts": 700,
         "slowdown_c": 89,
         "numa_node": 0,

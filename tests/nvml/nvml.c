@@ -216,6 +216,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **to) {
 TEXT(nvmlDeviceGetName, "name", "NVIDIA H100 80GB HBM3")
 TEXT(nvmlDeviceGetSerial, "serial", "16500000%05d")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios", "96.00.74.00.01")
+TEXT(nvmlDeviceGetInforomImageVersion, "inforom", "G520.0200.00.05")
 int nvmlDeviceGetIndex(gpu_t *gpu, unsigned *to) { *to = gpu->index; return ready(gpu); }
 int nvmlDeviceGetMinorNumber(gpu_t *gpu, unsigned *to) {
     const char *told = said(gpu->index, "minor");

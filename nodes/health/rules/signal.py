@@ -141,11 +141,15 @@ _ALL = (
         },
     ),
     Signal(
-        "software", "state", "node", "Versions on the node, compared with most other nodes of its partition.",
+        "software", "state", "node",
+        "Versions on the node, compared with most nodes of its partition and model of GPU, and with minimums.",
         {
             "driver_differs": "whether its driver is another",
             "kernel_differs": "whether its kernel is another",
-            "vbios_differs": "whether a GPU's VBIOS is not that of most GPUs of its model",
+            "vbios_differs": "whether a GPU's VBIOS is another",
+            "firmware_differs": "whether its InfoROM, InfiniBand adapter firmware or fabric manager is another",
+            "below_minimum": "how many of its versions are below a minimum (/inventory)",
+            "outdated": "which these are, as text",
         },
     ),
     Signal(

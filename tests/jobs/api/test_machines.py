@@ -71,7 +71,7 @@ def test_what_a_machine_does_now(mira: User) -> None:
     assert (payload["is_silent"], payload["host"], payload["facts"]["driver"]) == (
         False,
         {"cpu_percent": 12.5},
-        "570.86.15",
+        "570.195.03",
     )
     first, second = payload["gpus"]
     assert (first["newest"]["gpu_percent"], second["newest"]["gpu_percent"]) == (10, 20)

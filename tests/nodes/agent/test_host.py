@@ -171,7 +171,7 @@ def test_gpus_on_the_bus(tmp_path: Path) -> None:
 
 
 def told_of(gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    return facts(node="n", machine=None, gpus=gpus, problems={}, probed=())
+    return facts(node="n", machine=None, gpus=gpus, problems={}, probed=(), software={})
 
 
 def test_facts_of_very_many_gpus_still_fit_into_an_event() -> None:

@@ -64,7 +64,7 @@ def test_a_program_that_fails_or_hangs_is_no_value_and_says_why(tmp_path: Path, 
 
 def end(probe: InletProbe) -> None:
     probe.close()
-    until(lambda: probe.poll() or probe._child is None)
+    until(lambda: probe.poll() or probe._command._child is None)
 
 
 def test_polling_a_hanging_program_never_waits(tmp_path: Path) -> None:

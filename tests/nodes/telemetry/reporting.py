@@ -54,7 +54,7 @@ class Machine:
             {"uuid": uuid, "index": i, "minor": i, "bus": f"00000000:{i + 5:02x}:00.0", **same}
             for i, uuid in enumerate(self.gpus)
         ]
-        return self.event("facts", at, **{"driver": "570.86.15", "gpus": gpus, **more})
+        return self.event("facts", at, **{"driver": "570.195.03", "gpus": gpus, **more})
 
     def post(self, *batches: dict[str, Any], first: int | None = None, **frame: Any) -> Any:
         """Post these batches at the end of the stream, or at `first`, and return the response."""

@@ -1,0 +1,113 @@
+"""Render /inventory: the versions of software and firmware on all nodes, the odd ones out and the outdated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from console.pages.cluster import is_fragment, varied
+from nodes.inventory.comparison import Inventory, SoftwareGroup, VersionFinding, VersionGroup
+from nodes.inventory.software import Software
+from nodes.models import Agent, Node
+from nodes.monitoring import software
+from vigil_core import formatting
+
+MOST_FINDINGS = 100
+MOST_VERSIONS = 20
+"""Versions of one software on the page; kernels and firmware have few, unless somebody makes them up."""
+MOST_SOFTWARE = 60
+MOST_NAMES = 200
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """One version with the nodes that have it."""
+
+    group: VersionGroup
+
+    @property
+    def names(self) -> list[str]:
+        """Return the nodes, odd ones first, as far as they fit the page."""
+        return sorted(self.group.nodes, key=lambda name: (name not in self.group.odd, name))[:MOST_NAMES]
+
+    @property
+    def more(self) -> int:
+        return len(self.group.nodes) - len(self.names)
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether there are so few nodes that they are named without a click."""
+        return len(self.group.nodes) <= 4
+
+
+@dataclass(frozen=True)
+class SoftwareRow:
+    """The versions of one software, as far as they fit the page."""
+
+    software: Software
+    versions: Sequence[VersionRow]
+    more: int
+
+    @classmethod
+    def of(cls, group: SoftwareGroup) -> SoftwareRow:
+        shown = [VersionRow(version) for version in group.versions[:MOST_VERSIONS]]
+        return cls(group.software, shown, len(group.versions) - len(shown))
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    found, (minimums, problem) = software.read_inventory(), software.site_minimums()
+    context = {
+        "section": "cluster",
+        "place": "inventory",
+        "headline": headline(found),
+        "findings": found.findings[:MOST_FINDINGS],
+        "more_findings": max(0, len(found.findings) - MOST_FINDINGS),
+        "rows": [SoftwareRow.of(group) for group in found.groups[:MOST_SOFTWARE]],
+        "minimums": minimums.items,
+        "problem": problem,
+    }
+    name = "nodes/_inventory.html" if is_fragment(request) else "nodes/inventory.html"
+    return varied(render(request, name, context))
+
+
+def headline(inventory: Inventory) -> tuple[str, str]:
+    """Return the page's lead: nodes below a minimum and odd ones; then how many nodes report."""
+    reporting = len(inventory.nodes)
+    if not reporting:
+        return "No node has reported its software yet.", ""
+    known = Node.objects.count()
+    silent = known - Agent.objects.filter(node__in=Node.objects.values("name")).exclude(heard_at=None).count()
+    rest = f"{formatting.plural(reporting, 'node')} {'has' if reporting == 1 else 'have'} reported."
+    if silent > 0:
+        rest += f" {formatting.plural(silent, 'node')} without an agent {'is' if silent == 1 else 'are'} not listed."
+    below = _nodes(finding for finding in inventory.findings if finding.minimum)
+    odd = _nodes(finding for finding in inventory.findings if finding.usual)
+    parts = []
+    if below and below == odd:
+        have, differ = ("has", "differs") if len(below) == 1 else ("have", "differ")
+        lead = f"{_subject(below)} {have} software below a minimum version and {differ} from {_its(odd)} peers."
+        return lead, rest
+    if below:
+        parts.append(f"{_subject(below)} {'has' if len(below) == 1 else 'have'} software below a minimum version")
+    if odd:
+        parts.append(f"{_subject(odd)} {'differs' if len(odd) == 1 else 'differ'} from {_its(odd)} peers")
+    return (f"{', and '.join(parts)}." if parts else "All nodes have the versions of their peers."), rest
+
+
+def _nodes(findings: Iterable[VersionFinding]) -> list[str]:
+    return sorted({finding.node for finding in findings})
+
+
+def _subject(names: list[str]) -> str:
+    return formatting.listed(names) if len(names) <= 3 else formatting.plural(len(names), "node")
+
+
+def _its(names: Sequence[str]) -> str:
+    return "its" if len(names) == 1 else "their"

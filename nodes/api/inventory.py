@@ -1,0 +1,186 @@
+"""REST: which versions of software and firmware the nodes have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from nodes.inventory.comparison import Inventory, SoftwareGroup, VersionFinding, VersionGroup
+from nodes.inventory.minimums import MinimumVersion
+from nodes.inventory.software import NodeSoftware, Software
+from nodes.models import Agent
+from nodes.monitoring import software
+from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import SortOrder, page
+
+router = Router(tags=["nodes"])
+MOST_SOFTWARE, MOST_VERSIONS, MOST_NAMES, MOST_FINDINGS = 100, 100, 1_000, 1_000
+
+
+class MinimumShape(Schema):
+    """Describes a minimum version, and why."""
+
+    software: str
+    branch: str = Field(description="It is about versions that begin so; empty: all.")
+    models: list[str] = Field(description="It is about GPUs or adapters with one of these texts in their name.")
+    version: str
+    why: str
+    source: str
+    is_site: bool = Field(description="It is the site's own, not one of those that ship with Vigil.")
+
+
+class VersionShape(Schema):
+    """Describes which nodes have one version."""
+
+    version: str
+    count: int = Field(description="Nodes with it.")
+    nodes: list[str] = Field(description="The first 1,000 by name; GET /inventory/nodes has all.")
+    odd: list[str] = Field(description="Those whose peers have another version.")
+    minimum: MinimumShape | None = Field(description="The minimum that it is below.")
+
+
+class SoftwareShape(Schema):
+    """Describes the versions of one software, the most frequent first."""
+
+    software: str
+    part: str = Field(description="The model of GPU or adapter whose firmware it is; empty: the node's own software.")
+    title: str
+    versions: list[VersionShape]
+
+
+class VersionFindingShape(Schema):
+    """Describes a version that needs attention."""
+
+    node: str
+    software: str
+    part: str
+    version: str
+    usual: str = Field(description="The version of its peers; empty: it does not differ from theirs.")
+    minimum: MinimumShape | None
+
+
+class InventoryShape(Schema):
+    """Describes the software of all nodes."""
+
+    nodes: int = Field(description="Nodes whose agent has reported in the last 30 days.")
+    items: list[SoftwareShape]
+    findings: list[VersionFindingShape] = Field(description="What needs attention; below a minimum first.")
+    more_findings: int
+    minimums: list[MinimumShape]
+    problem: str = Field(description="Why the site's own minimum versions cannot be read; empty: they can.")
+
+
+class InstalledShape(Schema):
+    software: str
+    part: str
+    versions: list[str]
+
+
+class NodeSoftwareShape(Schema):
+    """Describes the software of one node."""
+
+    node: str
+    partition: str = Field(description="Its first one: nodes are compared with those of the same partition and model.")
+    model: str = Field(description="Of its GPUs.")
+    software: list[InstalledShape]
+
+
+class NodeSoftwareList(Schema):
+    items: list[NodeSoftwareShape]
+    next: str | None = None
+
+
+class WantedNodeSoftware(WantedPage):
+    software: Text = Field("", description="Only nodes that have this software, such as driver.")
+    version: Text = Field("", description="Only nodes that have this version of some software.")
+
+
+@router.get(
+    "", response=InventoryShape, summary="Versions of software on all nodes", openapi_extra=described(errors={})
+)
+def inventory(request: ApiRequest) -> dict[str, Any]:
+    """Group nodes by version, and name those that differ from nodes of the same partition and model of GPU."""
+    found, (minimums, problem) = software.read_inventory(), software.site_minimums()
+    return {
+        "nodes": len(found.nodes),
+        "items": [_group_shape(group) for group in found.groups[:MOST_SOFTWARE]],
+        "findings": [_finding_shape(finding) for finding in found.findings[:MOST_FINDINGS]],
+        "more_findings": max(0, len(found.findings) - MOST_FINDINGS),
+        "minimums": [_minimum_shape(minimum) for minimum in minimums.items],
+        "problem": problem,
+    }
+
+
+@router.get("/nodes", response=NodeSoftwareList, summary="Versions of software, node by node")
+def nodes(request: ApiRequest, wanted: Query[WantedNodeSoftware]) -> dict[str, Any]:
+    """List nodes by name with every version that their agent last reported."""
+    by_node = {node.node: node for node in _matching(software.read_inventory(), wanted)}
+    rows = Agent.objects.filter(node__in=list(by_node)).only("node")
+    found = page(rows, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
+    return {"items": [_node_shape(by_node[agent.node]) for agent in found.items], "next": found.next}
+
+
+def _matching(inventory: Inventory, wanted: WantedNodeSoftware) -> Sequence[NodeSoftware]:
+    return [
+        node
+        for node in inventory.nodes
+        if not (wanted.software or wanted.version)
+        or any(
+            wanted.software in ("", item.name) and (not wanted.version or wanted.version in versions)
+            for item, versions in node.versions.items()
+        )
+    ]
+
+
+def _node_shape(node: NodeSoftware) -> dict[str, Any]:
+    return {
+        "node": node.node,
+        "partition": node.partition,
+        "model": node.model,
+        "software": [
+            {**_names(item), "versions": list(dict.fromkeys(versions))} for item, versions in node.versions.items()
+        ],
+    }
+
+
+def _group_shape(group: SoftwareGroup) -> dict[str, Any]:
+    return {
+        **_names(group.software),
+        "title": group.software.title,
+        "versions": [_version_shape(version) for version in group.versions[:MOST_VERSIONS]],
+    }
+
+
+def _version_shape(group: VersionGroup) -> dict[str, Any]:
+    return {
+        "version": group.version,
+        "count": len(group.nodes),
+        "nodes": group.nodes[:MOST_NAMES],
+        "odd": sorted(group.odd)[:MOST_NAMES],
+        "minimum": _minimum_shape(group.minimum),
+    }
+
+
+def _finding_shape(finding: VersionFinding) -> dict[str, Any]:
+    return {
+        "node": finding.node,
+        **_names(finding.software),
+        "version": finding.version,
+        "usual": finding.usual,
+        "minimum": _minimum_shape(finding.minimum),
+    }
+
+
+def _names(item: Software) -> dict[str, str]:
+    return {"software": item.name, "part": item.part}
+
+
+def _minimum_shape(minimum: MinimumVersion | None) -> dict[str, Any] | None:
+    if minimum is None:
+        return None
+    same = ("software", "branch", "version", "why", "source", "is_site")
+    return {name: getattr(minimum, name) for name in same} | {"models": list(minimum.models)}

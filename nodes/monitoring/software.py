@@ -1,0 +1,64 @@
+"""Read the inventory of software on all nodes, and the minimum versions in force."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+
+from django.conf import settings
+from django.utils import timezone
+
+from nodes.inventory import minimums
+from nodes.inventory.comparison import Inventory
+from nodes.inventory.minimums import BadMinimum, MinimumVersion, MinimumVersions
+from nodes.inventory.software import read_facts
+from nodes.models import Agent, Node
+
+logger = logging.getLogger(__name__)
+FORGOTTEN = timedelta(days=30)
+"""Nodes whose agent has been silent for longer are not part of the inventory any more."""
+
+
+def read_inventory(now: datetime | None = None) -> Inventory:
+    """Return the software that the agents of all nodes last reported. Two queries, however many nodes there are."""
+    since = (now or timezone.now()) - FORGOTTEN
+    partitions = {name: names[0] for name, names in Node.objects.values_list("name", "partitions") if names}
+    agents = Agent.objects.filter(heard_at__gt=since).order_by("node").values_list("node", "facts")
+    nodes = [read_facts(node, str(partitions.get(node, "")), facts) for node, facts in agents.iterator()]
+    return Inventory([node for node in nodes if node.versions], minimums_in_force())
+
+
+def minimums_in_force() -> MinimumVersions:
+    """Return the shipped minimum versions and the site's; only the shipped ones while the site's file is unreadable."""
+    return site_minimums()[0]
+
+
+def site_minimums() -> tuple[MinimumVersions, str]:
+    """Return the minimum versions in force, and why the site's file cannot be used; "" if it can."""
+    if not settings.VIGIL_MINIMUM_VERSIONS:
+        return _in_force(()), ""
+    path = Path(settings.VIGIL_MINIMUM_VERSIONS)
+    try:
+        found = path.stat()
+        site, problem = _read(path, found.st_mtime_ns, found.st_size)
+    except OSError as error:
+        site, problem = (), f"{path}: {error.strerror}."
+    return _in_force(site), problem
+
+
+@lru_cache(maxsize=2)
+def _in_force(site: tuple[MinimumVersion, ...]) -> MinimumVersions:
+    return minimums.with_site(site)
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, changed_ns: int, size: int) -> tuple[tuple[MinimumVersion, ...], str]:
+    """Read the site's file once per change of it."""
+    try:
+        return minimums.read_site_file(path), ""
+    except (BadMinimum, OSError) as error:
+        problem = f"{path}: {error}."
+        logger.warning("minimum versions of the site are ignored: %s", problem)
+        return (), problem
