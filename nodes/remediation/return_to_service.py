@@ -43,7 +43,7 @@ def _return(name: str) -> None:
     node, newest = Node.objects.filter(name=name).first(), NodeOrder.objects.filter(node=name).first()
     if node is None or newest is None or not newest.rule or newest.action != NodeOrder.Action.DRAIN:
         return  # a person's order came since
-    if node.has_jobs or node_states.state_words(node.state) not in (["drained"], ["drain"]):
+    if node.has_jobs or not node_states.is_drained_without_jobs(node.state):
         return  # draining, completing or down: it returns once nothing runs there and the scheduler reaches it
     if newest.state != NodeOrder.State.DONE or not drain.is_reason_of(newest, node):
         return

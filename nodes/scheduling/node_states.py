@@ -55,6 +55,14 @@ def is_standby(reason: str) -> bool:
 
 
 @lru_cache(maxsize=512)
+def is_drained_without_jobs(state: str) -> bool:
+    """Return whether drained is all that a node is, and no job runs there: "idle+drain", not "down+drain"."""
+    words = state_words(state)
+    reasons = {OUT.get(word) or PASSING.get(word) for word in words} - {None}
+    return reasons == {"drained"} and not runs_jobs(state)
+
+
+@lru_cache(maxsize=512)
 def is_in_service(state: str) -> bool:
     """Return whether a node accepts jobs, or will again by itself: not drained, down or failing."""
     return not any(word in OUT for word in state_words(state))

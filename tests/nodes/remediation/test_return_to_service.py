@@ -103,6 +103,24 @@ def test_does_not_return_while_a_job_still_runs_there(lab: Lab) -> None:
     assert not lab.scheduler.drained
 
 
+@pytest.mark.parametrize("state", ["idle+drain", "drained", "idle+drain+dynamic_norm"])
+def test_returns_in_whatever_words_slurm_says_that_it_is_drained(lab: Lab, state: str) -> None:
+    drained_by_rule(lab)
+    set_machine(lab, state=state)
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+@pytest.mark.parametrize("state", ["mixed+drain", "down+drain", "down*", "idle+drain+completing", "drain*"])
+def test_stays_out_while_it_is_anything_else_but_drained(lab: Lab, state: str) -> None:
+    drained_by_rule(lab)
+    set_machine(lab, state=state)
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+
+
 def set_machine(lab: Lab, **changes: Any) -> None:
     lab.scheduler.machines = [
         replace(machine, **changes) if machine.name == "dgx-01" else machine for machine in lab.scheduler.machines
