@@ -109,7 +109,7 @@ STILL = {
     "api/v1/health/breaker/reset", "health/rules/new", "health/policies", "api/v1/health/rules/try", "api/v1/policies",
     "api/v1/racks/temperatures",
     "burnins", "burnins/start", "burnins/golden", "api/v1/burnins", "api/v1/burnins/golden",
-    "api/v1/burnins/golden/reset",
+    "api/v1/burnins/golden/reset", "gameday", "gameday/start", "api/v1/gamedays",
     "catalogue/new", "catalogue/check", "catalogue/take", "api/v1/catalogue/check", "api/v1/catalogue/replays",
     "api/v1/spec/schema", "api/v1/scheduler/wake", "api/openapi.json", "api/docs", "api/", "favicon.ico", "healthz",
     "readyz", "metrics",

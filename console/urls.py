@@ -18,6 +18,7 @@ from jobs.api import cadence as cadence_api
 from jobs.api import catalogue as catalogue_api
 from jobs.api import disk as disk_api
 from jobs.api import environment as environment_api
+from jobs.api import gamedays as gamedays_api
 from jobs.api import gpus as gpus_api
 from jobs.api import jobs as jobs_api
 from jobs.api import logs as logs_api
@@ -90,6 +91,7 @@ api.add_router("/v1/maintenance", maintenance_api.router)
 api.add_router("/v1/policies", health_rules_api.policy_router)
 api.add_router("/v1/burnins", burnins_api.router)
 api.add_router("/v1/inventory", inventory_api.router)
+api.add_router("/v1/gamedays", gamedays_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

@@ -147,6 +147,14 @@ def reliability() -> None:
     counting.count()
 
 
+@shared_task(name="jobs.tasks.game_days", expires=10)
+def game_days() -> None:
+    """Advance game days, if any is not over."""
+    from jobs.gameday.advance import advance
+
+    advance()
+
+
 @shared_task(name="jobs.tasks.assess", expires=120)
 def assess() -> None:
     """Compute what jobs show about nodes and programs over days, for health rules."""

@@ -35,6 +35,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "waste": {"task": "jobs.tasks.waste", "schedule": 60.0, "options": {"expires": 60}},
     "reliability": {"task": "jobs.tasks.reliability", "schedule": 60.0, "options": {"expires": 60}},
     "temperatures": {"task": "nodes.tasks.temperatures", "schedule": 60.0, "options": {"expires": 30}},
+    "game-days": {"task": "jobs.tasks.game_days", "schedule": 5.0, "options": {"expires": 5}},
     "assess": {"task": "jobs.tasks.assess", "schedule": 300.0, "options": {"expires": 120}},
     "forget-telemetry": {"task": "nodes.tasks.forget", "schedule": 24 * 3600.0, "options": {"expires": 24 * 3600}},
     "measure": {"task": "jobs.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},

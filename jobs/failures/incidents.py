@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs import lost_work
 from jobs.failures.kinds import MACHINES, NOT_FAILURES, PROGRAMS, UNDIAGNOSED
-from jobs.models import Incident
+from jobs.models import Drill, Incident
 from jobs.reliability.allocations import partition_of, whole
 
 SETTLED_AFTER = timedelta(days=2)
@@ -16,8 +16,8 @@ SETTLED_AFTER = timedelta(days=2)
 def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict[str, Any] | None:
     """Return the fields of the incident's failure; None if nothing failed after all."""
     cause = incident.overruled_cause or incident.cause
-    if cause in NOT_FAILURES:
-        return None
+    if cause in NOT_FAILURES or Drill.objects.filter(job=incident.attempt.job_id).exists():
+        return None  # a game day planted it: it says nothing about the node
     attempt, job = incident.attempt, incident.attempt.job
     resources = job.spec.get("resources") or {}
     found = lost_work.lost_work(incident)

@@ -3,6 +3,7 @@
 from jobs.models.attempt import Attempt, Event, Stream
 from jobs.models.checkpoint import Checkpoint, EarlyPrune
 from jobs.models.disk import DiskSum
+from jobs.models.gameday import Drill, GameDay
 from jobs.models.incident import Diagnosis, Incident
 from jobs.models.job import Job, Predecessor, Tag
 from jobs.models.listing import Listing
@@ -24,10 +25,12 @@ __all__ = [
     "ClientSplit",
     "Diagnosis",
     "DiskSum",
+    "Drill",
     "EarlyPrune",
     "Event",
     "FollowUp",
     "Failure",
+    "GameDay",
     "GpuHours",
     "Incident",
     "Job",

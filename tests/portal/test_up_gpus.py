@@ -66,6 +66,7 @@ def machine(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         VIGIL_AGENT_KMSG=str(log),
         VIGIL_AGENT_MOUNTS="none",
         VIGIL_METRICS_TOKEN=METRICS,
+        VIGIL_HEALTH="act",
     )
     try:
         stack.start()
@@ -144,6 +145,22 @@ def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
     with machine.stack.client() as client:
         answer = client.get("/metrics", headers={"Authorization": f"Bearer {METRICS}"})
     assert f'gpu="5",uuid="{nvml.uuid(5)}",xid="79"' in answer.text.replace(" ", ""), answer.text[:2000]
+
+
+def test_the_only_machine_is_drained_once_a_person_agrees(machine: Machine) -> None:
+    """Vigil may act here, but 20 % of one machine is none. Agent, rules, decision and scheduler are real."""
+    address = nvml.bus(6).removeprefix("0000").lower().rpartition(".")[0]
+    machine.write_down(f"NVRM: Xid (PCI:{address}): 95, pid='<unknown>', name=<unknown>, Uncontained ECC error.")
+    query = f"/api/v1/health?node={HOST}&rule=uncorrectable-memory-error"
+    (entry,) = wait_for(lambda: [e for e in machine.get(query)["items"] if e["decision"]], "the decision", 30)
+    assert (entry["state"], entry["action"], entry["decision"]) == ("open", "reset", "proposed")
+    assert "out of service; with it more than 20 % would be" in entry["held_back"]
+    with machine.stack.client() as client:
+        client.post(f"/api/v1/health/{entry['id']}/approve", json={"reason": "agreed"}).raise_for_status()
+        wait_for(lambda: "drain" in machine.get(f"/api/v1/nodes/{HOST}")["state"], "the drain", 30)
+        assert machine.get(f"/api/v1/nodes/{HOST}")["reason"].startswith("[node] Xid 95 on GPU 6")
+        client.post(f"/api/v1/health/{entry['id']}/clear", json={"reason": "reset"}).raise_for_status()
+    machine.stack.vigil("undrain", HOST)
 
 
 @pytest.mark.exhaustive

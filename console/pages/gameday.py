@@ -1,0 +1,90 @@
+"""Render /gameday: a form that starts one, the results of the newest or chosen one, and the list of earlier ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from console.pages.cluster import is_fragment, sysadmin_of, varied
+from jobs.errors import Conflict
+from jobs.gameday import start as game_days
+from jobs.gameday.report import drill_reports
+from jobs.models import GameDay
+from nodes.models import Partition
+from portal.access import can
+from portal.http.paging import BadCursor, SortOrder, page
+from portal.models import Project
+from vigil_core.untrusted import plain
+
+PER_PAGE = 20
+MOST_CHOICES = 200
+GLYPHS = {
+    "passed": "completed", "failed": "failed", "running": "running", "waiting": "pending", "not tried": "cancelled",
+}  # fmt: skip
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest, game_day_id: int | None = None) -> HttpResponse:
+    user = sysadmin_of(request, "see game days")
+    rows = GameDay.objects.select_related("started_by", "project")
+    try:
+        found = page(
+            rows.prefetch_related("drills"), SortOrder("id", descending=True),
+            cursor=request.GET.get("cursor") or None, limit=PER_PAGE,
+        )  # fmt: skip
+    except BadCursor as error:
+        raise BadRequest(str(error)) from None
+    chosen = rows.first() if game_day_id is None else _game_day(game_day_id)
+    reports = drill_reports(chosen) if chosen else []
+    context: dict[str, Any] = {
+        "section": "cluster",
+        "place": "gameday",
+        "chosen": chosen,
+        "reports": [(GLYPHS[report.drill.state], report) for report in reports],
+        "rows": found.items,
+        "next": found.next,
+    }
+    if is_fragment(request):
+        return varied(render(request, "nodes/_gameday.html", context))
+    projects = Project.objects.visible_to(user).order_by("slug")[:MOST_CHOICES]
+    context["projects"] = [project.slug for project in projects if can(user, "submit", project)]
+    context["partitions"] = list(Partition.objects.order_by("name").values_list("name", flat=True)[:MOST_CHOICES])
+    return varied(render(request, "nodes/gameday.html", context))
+
+
+@login_required
+@require_POST
+def start(request: HttpRequest) -> HttpResponse:
+    user = sysadmin_of(request, "start game days")
+    project, partition = (plain(request.POST.get(name, ""))[:255] for name in ("project", "partition"))
+    try:
+        made = game_days.start(user, project, partition)
+    except (game_days.CannotHoldGameDay, Conflict) as error:
+        messages.error(request, str(error))
+        return redirect("game_days")
+    return redirect("game_day", made.pk)
+
+
+@login_required
+@require_POST
+def cancel(request: HttpRequest, game_day_id: int) -> HttpResponse:
+    user = sysadmin_of(request, "cancel game days")
+    try:
+        game_days.cancel(user, _game_day(game_day_id))
+    except Conflict as error:
+        messages.error(request, str(error))
+    return redirect("game_day", game_day_id)
+
+
+def _game_day(game_day_id: int) -> GameDay:
+    rows = GameDay.objects.select_related("started_by", "project").filter(pk=min(game_day_id, 2**63 - 1))
+    if (row := rows.first()) is None:
+        raise Http404(f"There is no game day {game_day_id}.")
+    return row

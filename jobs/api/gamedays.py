@@ -1,0 +1,172 @@
+"""REST: game days, for sysadmins."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from ninja import Query, Router, Schema, Status
+from pydantic import Field
+
+from jobs.errors import Conflict
+from jobs.gameday import start as game_days
+from jobs.gameday.report import DrillReport, drill_reports
+from jobs.models import Drill, GameDay
+from nodes.api.sysadmins import only_sysadmins
+from portal.http.api import ApiRequest, WantedPage
+from portal.http.openapi import described
+from portal.http.paging import SortOrder, page
+from portal.http.problems import Problem
+
+router = Router(tags=["game days"])
+ONLY = {403: "Only for sysadmins; a token needs scope admin to change something."}
+NO_GAME_DAY = ONLY | {404: "No such game day."}
+_SAME = (
+    "fault", "state", "node", "driver", "planted_at", "noticed_s", "verdict_s", "cause", "is_cause_right", "action",
+    "is_action_right", "training_again_s", "are_losses_identical", "detail",
+)  # fmt: skip
+
+
+class EarlierDrill(Schema):
+    """What the last drill of the same fault on this partition measured."""
+
+    game_day: int
+    state: str
+    version: str
+    driver: str
+    noticed_s: float | None
+    training_again_s: float | None
+
+
+class DrillShape(Schema):
+    """One planted fault. Seconds count from the fault; null: not known, or the question does not arise."""
+
+    fault: str
+    title: str
+    state: str = Field(description="waiting, running, passed, failed or not tried.")
+    detail: str = Field(description="What went wrong, or why it was not tried.")
+    job: int | None
+    node: str
+    driver: str
+    planted_at: datetime | None
+    noticed_s: float | None = Field(description="Until Vigil knew that something had failed.")
+    verdict_s: float | None
+    cause: str
+    is_cause_right: bool | None
+    action: str
+    is_action_right: bool | None
+    training_again_s: float | None = Field(description="Until the first step of the next attempt.")
+    are_losses_identical: bool | None = Field(description="To those of the undisturbed run.")
+    earlier: EarlierDrill | None
+
+
+class GameDayShape(Schema):
+    id: int
+    partition: str
+    project: str
+    version: str = Field(description="Vigil's version.")
+    started_by: str | None
+    requested_at: datetime
+    ended_at: datetime | None
+    problem: str = Field(description="Why it ended early; empty: it did not.")
+    drills: list[DrillShape]
+    url: str
+
+
+class GameDays(Schema):
+    items: list[GameDayShape]
+    next: str | None = None
+
+
+class NewGameDay(Schema):
+    model_config = {"extra": "forbid"}
+    partition: str = Field("", max_length=255, description="Empty: the scheduler's default.")
+    project: str = Field("", max_length=64, description="May be empty if you may submit in only one.")
+
+
+@router.post(
+    "",
+    response={201: GameDayShape},
+    summary="Start a game day (sysadmins)",
+    openapi_extra=described(errors=ONLY | {409: "One runs on this partition.", 422: "The request is invalid."}),
+)
+def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
+    """Plant faults on small jobs of your own in this partition, one after the other."""
+    only_sysadmins(request, "start game days")
+    try:
+        made = game_days.start(request.auth, wanted.project, wanted.partition)
+    except Conflict as error:
+        raise Problem(409, str(error)) from None
+    except game_days.CannotHoldGameDay as error:
+        raise Problem(422, str(error)) from None
+    return Status(201, _shape(made))
+
+
+@router.get("", response=GameDays, summary="Game days, newest first", openapi_extra=described(errors=ONLY))
+def list_game_days(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
+    """List game days with the result of every fault."""
+    _check_reader(request)
+    rows = GameDay.objects.select_related("started_by", "project")
+    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=min(wanted.limit, 20))
+    return {"items": [_shape(row) for row in found.items], "next": found.next}
+
+
+@router.get("/{int:game_day_id}", response=GameDayShape, summary="One game day",
+            openapi_extra=described(errors=NO_GAME_DAY))  # fmt: skip
+def game_day(request: ApiRequest, game_day_id: int) -> dict[str, Any]:
+    """Return a game day; each fault is compared with the last time on this partition."""
+    _check_reader(request)
+    return _shape(_game_day(game_day_id))
+
+
+@router.post("/{int:game_day_id}/cancel", response=GameDayShape, summary="Cancel a game day (sysadmins)",
+             openapi_extra=described(errors=NO_GAME_DAY | {409: "It has ended."}))  # fmt: skip
+def cancel(request: ApiRequest, game_day_id: int) -> dict[str, Any]:
+    """End it: its running job is cancelled."""
+    only_sysadmins(request, "cancel game days")
+    try:
+        game_days.cancel(request.auth, _game_day(game_day_id))
+    except Conflict as error:
+        raise Problem(409, str(error)) from None
+    return _shape(_game_day(game_day_id))
+
+
+def _shape(row: GameDay) -> dict[str, Any]:
+    same = ("id", "partition", "version", "requested_at", "ended_at", "problem")
+    return {name: getattr(row, name) for name in same} | {
+        "project": row.project.slug,
+        "started_by": row.started_by.username if row.started_by else None,
+        "drills": [_drill_shape(report) for report in drill_reports(row)],
+        "url": f"{settings.VIGIL_PUBLIC_URL}/gameday/{row.pk}",
+    }
+
+
+def _drill_shape(report: DrillReport) -> dict[str, Any]:
+    drill = report.drill
+    return {name: getattr(drill, name) for name in _SAME} | {
+        "title": report.title,
+        "job": drill.job_id,
+        "earlier": _earlier_shape(report.earlier) if report.earlier else None,
+    }
+
+
+def _earlier_shape(drill: Drill) -> dict[str, Any]:
+    same = ("state", "driver", "noticed_s", "training_again_s")
+    return {name: getattr(drill, name) for name in same} | {
+        "game_day": drill.game_day_id,
+        "version": drill.game_day.version,
+    }
+
+
+def _check_reader(request: ApiRequest) -> None:
+    if not request.auth.is_sysadmin:
+        raise Problem(403, "Only sysadmins see game days. Ask one of them.")
+
+
+def _game_day(game_day_id: int) -> GameDay:
+    rows = GameDay.objects.select_related("started_by", "project")
+    found = rows.filter(pk=game_day_id).first() if game_day_id < 2**63 else None
+    if found is None:
+        raise Problem(404, f"There is no game day {game_day_id}. GET /api/v1/gamedays lists them.")
+    return found

@@ -1,0 +1,107 @@
+"""Advance game days: submit the next drill's job, judge it when it has ended, go on with the next.
+
+Everything is in the database, and each step may be repeated or done by two workers at once: a job is submitted under
+the drill's own key, and results are written where the drill still runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from datetime import timedelta
+
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from jobs.errors import Conflict, JobError
+from jobs.gameday.judge import judge
+from jobs.gameday.submission import submit_drill
+from jobs.models import Drill, GameDay, Job
+from jobs.submitting.submit import cancel as cancel_job
+from vigil_core import formatting
+
+logger = logging.getLogger(__name__)
+
+LONGEST = timedelta(minutes=30)
+"""Of one drill, waiting for nodes included."""
+State = Drill.DrillState
+
+
+def advance() -> None:
+    """Advance every game day that is not over by one step."""
+    for game_day in GameDay.objects.active().select_related("started_by", "project").order_by("pk")[:20]:
+        try:
+            _advance(game_day)
+        except Exception:
+            logger.exception("%s failed in this tick", game_day)
+
+
+def _advance(game_day: GameDay) -> None:
+    running = game_day.drills.filter(state=State.RUNNING).select_related("job__latest").first()
+    if running is not None:
+        _follow(game_day, running)
+    elif game_day.cancel_requested_at is not None:
+        _end(game_day, "Cancelled.")
+    elif (drill := game_day.drills.filter(state=State.WAITING).first()) is None:
+        _end(game_day, "")
+    else:
+        _submit(game_day, drill)
+
+
+def _submit(game_day: GameDay, drill: Drill) -> None:
+    if game_day.started_by is None:
+        _end(game_day, "Whoever started it has no account any more.")
+        return
+    try:
+        job = submit_drill(game_day.started_by, drill)
+    except JobError as error:
+        _end(game_day, f"Its job was refused: {error}")
+        return
+    waiting = Drill.objects.filter(pk=drill.pk, state=State.WAITING)
+    waiting.update(state=State.RUNNING, job=job, submitted_at=timezone.now())
+
+
+def _follow(game_day: GameDay, drill: Drill) -> None:
+    job = drill.job
+    if job is None:
+        _store(drill, State.FAILED, "Its job was deleted.")
+    elif _has_ended(job):
+        drill.game_day = game_day
+        judge(drill)
+        _store(drill, State(drill.state), drill.detail)
+    elif game_day.cancel_requested_at is not None:
+        _cancel(game_day, job)
+        _store(drill, State.NOT_TRIED, "Cancelled.")
+    elif drill.submitted_at is not None and timezone.now() - drill.submitted_at > LONGEST:
+        _cancel(game_day, job)
+        _store(drill, State.FAILED, f"It had not ended after {formatting.duration(LONGEST.total_seconds())}.")
+
+
+def _has_ended(job: Job) -> bool:
+    """Return whether no attempt follows and all reports are in."""
+    latest = job.latest
+    return latest is not None and latest.decided_at is not None and latest.closed_at is not None
+
+
+def _cancel(game_day: GameDay, job: Job) -> None:
+    if game_day.started_by is not None:
+        with suppress(Conflict):  # it has just ended
+            cancel_job(game_day.started_by, job, may_kill=False)
+
+
+_RESULTS = (
+    "node", "driver", "planted_at", "noticed_s", "verdict_s", "cause", "is_cause_right", "action", "is_action_right",
+    "training_again_s", "are_losses_identical",
+)  # fmt: skip
+
+
+def _store(drill: Drill, state: Drill.DrillState, detail: str) -> None:
+    results = {name: getattr(drill, name) for name in _RESULTS}
+    Drill.objects.filter(pk=drill.pk, state=State.RUNNING).update(state=state, detail=detail, **results)
+    logger.info("%s: %s. %s", drill, state, detail)
+
+
+def _end(game_day: GameDay, problem: str) -> None:
+    waiting: QuerySet[Drill] = game_day.drills.filter(state=State.WAITING)
+    waiting.update(state=State.NOT_TRIED, detail=problem)
+    GameDay.objects.active().filter(pk=game_day.pk).update(ended_at=timezone.now(), problem=problem)
