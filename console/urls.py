@@ -11,6 +11,7 @@ from django.views.generic import RedirectView
 import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
 from console.pages import metrics, readiness
+from jobs.api import acceptances as acceptances_api
 from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
 from jobs.api import burnins as burnins_api
@@ -92,6 +93,7 @@ api.add_router("/v1/policies", health_rules_api.policy_router)
 api.add_router("/v1/burnins", burnins_api.router)
 api.add_router("/v1/inventory", inventory_api.router)
 api.add_router("/v1/gamedays", gamedays_api.router)
+api.add_router("/v1/acceptances", acceptances_api.router)
 api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)

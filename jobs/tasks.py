@@ -169,3 +169,11 @@ def measure() -> None:
     from jobs.disk.usage import measure_due
 
     measure_due()
+
+
+@shared_task(name="jobs.tasks.advance_acceptances")
+def advance_acceptances() -> None:
+    """Observe the nodes of acceptances that are not over, and judge those whose tests have ended."""
+    from jobs.acceptances.advance import advance_all
+
+    advance_all()

@@ -37,6 +37,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "temperatures": {"task": "nodes.tasks.temperatures", "schedule": 60.0, "options": {"expires": 30}},
     "game-days": {"task": "jobs.tasks.game_days", "schedule": 5.0, "options": {"expires": 5}},
     "assess": {"task": "jobs.tasks.assess", "schedule": 300.0, "options": {"expires": 120}},
+    "acceptances": {"task": "jobs.tasks.advance_acceptances", "schedule": 20.0, "options": {"expires": 20}},
     "forget-telemetry": {"task": "nodes.tasks.forget", "schedule": 24 * 3600.0, "options": {"expires": 24 * 3600}},
     "measure": {"task": "jobs.tasks.measure", "schedule": 60.0, "options": {"expires": 60}},
     "remove-spools": {"task": "jobs.tasks.remove_spools", "schedule": 3600.0, "options": {"expires": 3600}},

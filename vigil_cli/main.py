@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from vigil_cli import (
+    accept,
     agent,
     attach,
     burnin,
@@ -358,6 +359,7 @@ OTHERS = (
     *cluster.ALL,
     *drains.ALL,
     *health.ALL,
+    *accept.ALL,
     *burnin.ALL,
     *inventory.ALL,
     *gameday.ALL,

@@ -15,7 +15,7 @@ from vigil_core import formatting
 
 MOST_CLOCK_OFFSET_S = 5.0
 LEAST_OPEN_FILES = 65_536
-LEAST_SHM_MIB = 1024
+LEAST_SHM_BYTES = 2**30
 UNLIMITED = -1
 MOST_NAMES = 5
 NO_GPUS = "These nodes have no GPUs."
@@ -163,7 +163,7 @@ def _limits(nodes: Nodes) -> Iterable[ClauseOutcome]:
     else:
         yield ClauseOutcome("memlock", NOT_TRIED, NO_GPUS)
     yield _at_least("open_files", nodes, lambda node: node.open_files, LEAST_OPEN_FILES, lambda value: f"{value:,.0f}")
-    yield _at_least("shm", nodes, lambda node: node.shm_mib, LEAST_SHM_MIB, lambda mib: formatting.memory(mib * 2**20))
+    yield _at_least("shm", nodes, lambda node: node.shm_bytes, LEAST_SHM_BYTES, formatting.memory)
 
 
 def _at_least(

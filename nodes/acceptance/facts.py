@@ -80,7 +80,7 @@ class NodeConfiguration:
     memlock_bytes: int | None = None
     """-1: no limit."""
     open_files: int | None = None
-    shm_mib: float | None = None
+    shm_bytes: int | None = None
 
 
 def read_gpu(

@@ -32,6 +32,10 @@ class BurnInMachine:
     torch: str = ""
     cuda: str = ""
     cpu: str = ""
+    memlock_bytes: int | None = None
+    """The job's limits; -1: no limit, None: not reported."""
+    open_files: int | None = None
+    shm_bytes: int | None = None
 
     @property
     def model(self) -> str:
@@ -124,4 +128,11 @@ def _facts(line: Mapping[str, Any]) -> BurnInMachine:
         torch=untrusted.line(line.get("torch"), 40),
         cuda=untrusted.line(line.get("cuda"), 20),
         cpu=untrusted.line(line.get("cpu"), 100),
+        memlock_bytes=_limit(line.get("memlock_bytes")),
+        open_files=_limit(line.get("open_files")),
+        shm_bytes=_limit(line.get("shm_bytes")),
     )
+
+
+def _limit(value: object) -> int | None:
+    return value if type(value) is int and -1 <= value < 2**63 else None

@@ -1,5 +1,6 @@
 """Export the models of this app, where Django looks for them."""
 
+from nodes.models.acceptance import Acceptance
 from nodes.models.assessments import Assessment
 from nodes.models.burnin import BurnIn, BurnInNode, BurnInTest, GoldenRecord
 from nodes.models.facts import (
@@ -24,6 +25,7 @@ from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, G
 from nodes.models.temperatures import NodeThermals, RackTemperature
 
 __all__ = [
+    "Acceptance",
     "ActionPolicy",
     "Agent",
     "AgentStream",

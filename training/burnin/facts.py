@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from typing import Any
 
 import torch
@@ -31,8 +32,22 @@ def emit_facts() -> None:
             "cuda": str(torch.version.cuda or ""),
             "cpu": cpu_model(),
             "cpus": len(os.sched_getaffinity(0)),
+            **limits(),
         }  # fmt: skip
     )
+
+
+def limits() -> dict[str, int]:
+    """Return what jobs may use here: locked memory and open files (-1: no limit), and the size of /dev/shm."""
+    found = {
+        "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+    }
+    try:
+        shm = os.statvfs("/dev/shm")  # noqa: S108 (only its size)
+    except OSError:
+        return found
+    return found | {"shm_bytes": shm.f_blocks * shm.f_frsize}
 
 
 def driver_version() -> str:

@@ -24,6 +24,6 @@ def node(name: str = "dgx-01", **changes: Any) -> NodeConfiguration:
         node=name, expected_gpus=2, is_reporting=True, has_token=True, driver="570.86.15", kernel="Linux 6.8.0",
         gpus=(gpu(0), gpu(1)), topology=(("X", "NV18"), ("NV18", "X")),
         mounts={"/data": "nfs01:/data", "/": "/dev/sda1"},
-        clock_offset_s=0.2, memlock_bytes=-1, open_files=1_048_576, shm_mib=65_536,
+        clock_offset_s=0.2, memlock_bytes=-1, open_files=1_048_576, shm_bytes=2**36,
     )  # fmt: skip
     return replace(same, **changes)

@@ -53,7 +53,7 @@ def test_equal_healthy_nodes_pass_every_clause() -> None:
         ("clock", {"clock_offset_s": -9.0}, "dgx-03: -9.0 s."),
         ("memlock", {"memlock_bytes": 2**26}, "dgx-03: 64.0\N{NO-BREAK SPACE}MiB."),
         ("open_files", {"open_files": 4096}, "dgx-03: 4,096."),
-        ("shm", {"shm_mib": 64.0}, "dgx-03: 64.0\N{NO-BREAK SPACE}MiB."),
+        ("shm", {"shm_bytes": 2**26}, "dgx-03: 64.0\N{NO-BREAK SPACE}MiB."),
         ("tokens", {"has_token": False}, "dgx-03: its agent has no token."),
     ],
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_names_what_is_wrong(key: str, changes: dict[str, Any], detail: str) -> 
         ("driver", {"driver": ""}), ("kernel", {"kernel": ""}), ("vbios", {"gpus": (gpu(), gpu(1, vbios=""))}),
         ("pcie", {"gpus": (gpu(), gpu(1, is_working=False))}), ("heat", {"gpus": (gpu(), gpu(1, is_working=False))}),
         ("power", {"gpus": (gpu(), gpu(1, power_cap_watts=None))}), ("mounts", {"mounts": None}),
-        ("clock", {"clock_offset_s": None}), ("memlock", {"memlock_bytes": None}), ("shm", {"shm_mib": None}),
+        ("clock", {"clock_offset_s": None}), ("memlock", {"memlock_bytes": None}), ("shm", {"shm_bytes": None}),
         ("gpus", {"is_reporting": False, "gpus": ()}),
     ],
 )  # fmt: skip

@@ -1,0 +1,83 @@
+"""Read what an acceptance's burn-in showed: verdicts, pairs, and failures while it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from statistics import median
+
+from jobs.burnins.verdicts import LOST_NODE
+from jobs.reliability.comparison import compare
+from nodes.acceptance.clauses import ClauseOutcome
+from nodes.acceptance.outcomes import (
+    ExpectedFailures,
+    FailureCount,
+    NodeVerdictRow,
+    PairResult,
+    burn_in_clause,
+    distinct_failures,
+    failures_clause,
+    merge_pairs,
+    node_days,
+    pairs_clause,
+)
+from nodes.burnin.judge import ON_GPU
+from nodes.health.rules.rule import OUT_OF_SERVICE
+from nodes.models import BurnIn, BurnInNode, BurnInTest, HealthEntry
+from vigil_core import formatting
+
+REQUIRED_RATE = "Meta RSC-1"
+MOST_ENTRIES = 1_000
+
+
+def outcome_clauses(burn_in: BurnIn, rows: list[BurnInNode]) -> list[ClauseOutcome]:
+    """Return the outcomes of the burn-in, of all pairs and of the count of failures."""
+    nodes = [
+        NodeVerdictRow(row.node, row.verdict, tuple(str(finding["text"]) for finding in row.findings)) for row in rows
+    ]
+    return [
+        burn_in_clause(nodes, burn_in.problem),
+        pairs_clause(len(rows), merge_pairs(_pairs(burn_in, {row.node for row in rows}))),
+        failures_clause(_failures(burn_in, rows)),
+    ]
+
+
+def _pairs(burn_in: BurnIn, names: set[str]) -> Iterable[PairResult]:
+    tests = BurnInTest.objects.filter(burn_in_node__burn_in=burn_in, test="pair").order_by("pk")
+    columns = ("burn_in_node__node", "item", "count", "failures", "absences", "values", "unit", "basis", "detail")
+    for node, partner, count, failures, absences, values, unit, basis, detail in tests.values_list(*columns).iterator():
+        if partner in names and absences < count:
+            speed = median(values) if values else None
+            yield PairResult(node, partner, failures, detail, speed, unit, ON_GPU in basis)
+
+
+def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
+    """Count findings that take nodes out of service, and nodes that the scheduler lost."""
+    gpus = sum(row.gpus for row in rows)
+    if burn_in.started_at is None:
+        return FailureCount(0.0, gpus, (), ())
+    end = burn_in.job_ended_at or burn_in.ended_at or burn_in.started_at
+    found = distinct_failures(_findings(burn_in.started_at, end, {row.node for row in rows}))
+    counted = {node for node, *_ in found}
+    lost = [row.node for row in rows if row.node not in counted and _is_lost(row)]
+    texts = [f"{node}, {formatting.exact(at)}: {text}" for node, at, text in found]
+    texts += [f"{node}: {LOST_NODE}" for node in lost]
+    hours = max(0.0, (end - burn_in.started_at).total_seconds() / 3600)
+    expected = tuple(
+        ExpectedFailures(row.name, row.source, row.expected, row.p, row.name == REQUIRED_RATE)
+        for row in compare(len(texts), node_days(gpus, hours))
+    )
+    return FailureCount(hours, gpus, tuple(texts), expected)
+
+
+def _findings(start: datetime, end: datetime, names: set[str]) -> Iterable[tuple[str, datetime, str]]:
+    entries = HealthEntry.objects.filter(
+        node__in=names, opened_at__gte=start, opened_at__lte=end, action__in=OUT_OF_SERVICE
+    )
+    for entry in entries.order_by("pk")[:MOST_ENTRIES]:
+        if entry.opened_at is not None:
+            yield entry.node, entry.opened_at, f"{entry.title} (health rule {entry.rule})."
+
+
+def _is_lost(row: BurnInNode) -> bool:
+    return any(finding["text"] == LOST_NODE for finding in row.findings)

@@ -1,0 +1,41 @@
+"""Start and cancel acceptances. Each rests on a burn-in, which keeps nodes from being tested twice at a time."""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from jobs.acceptances.advance import advance
+from jobs.burnins import start as burnins
+from jobs.errors import Conflict
+from nodes.burnin import plan
+from nodes.drains import host_expression
+from nodes.models import Acceptance
+from portal.access import note
+from portal.audit import Change
+from portal.models import User
+
+
+def start(user: User, expression: str, seconds: int, *, may_undrain: bool = False) -> Acceptance:
+    """Store an acceptance of the nodes that a host expression names, with its burn-in.
+
+    Raises BadHostExpression, CannotBurnIn, NeedsAgreement, or Conflict if a node is being tested already.
+    """
+    names = host_expression.expand(expression, plan.MAX_NODES)
+    with transaction.atomic():
+        burn_in = burnins.start(user, names, seconds, may_undrain=may_undrain)
+        gpus = sum(burn_in.nodes.values_list("gpus", flat=True))
+        made = Acceptance.objects.create(
+            burn_in=burn_in, expression=expression.strip(), node_count=len(names), gpu_count=gpus, started_by=user
+        )
+        note(user, "acceptance.started", made, change=Change(after={"nodes": expression, "seconds": seconds}))
+    advance(made)
+    return made
+
+
+def cancel(user: User, acceptance: Acceptance) -> None:
+    """Cancel its burn-in; the acceptance then ends without an acceptance. Raises Conflict if it is over."""
+    if not acceptance.is_active:
+        raise Conflict(f"Not cancelled. Acceptance {acceptance.pk} has ended.")
+    with transaction.atomic():
+        burnins.cancel(user, acceptance.burn_in)
+        note(user, "acceptance.cancelled", acceptance)

@@ -1,0 +1,240 @@
+"""An acceptance goes from the request to a result with reasons, over REST, and through faults on its way."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from jobs.acceptances.advance import advance, advance_all
+from jobs.burnins.start import cancel as cancel_burn_in
+from jobs.tasks import advance_acceptances
+from nodes.models import Acceptance, Agent, BurnIn
+from portal.models import AuditEntry
+from tests.jobs.burnins.bench import Bench, good_lines, line
+from tests.lab import person
+
+pytestmark = pytest.mark.django_db
+NODES = ("dgx-01", "dgx-02")
+
+
+@pytest.fixture
+def client(bench: Bench) -> Client:
+    signed_in = Client()
+    signed_in.force_login(bench.user)
+    return signed_in
+
+
+def post(client: Client, address: str = "", **body: Any) -> Any:
+    return client.post(f"/api/v1/acceptances{address}", body, content_type="application/json")
+
+
+def begin(bench: Bench, client: Client, nodes: str = "dgx-[01-02]") -> Acceptance:
+    made = post(client, nodes=nodes, seconds=60)
+    assert made.status_code == 201, made.content
+    found = Acceptance.objects.get(pk=made.json()["id"])
+    bench.burn_in = found.burn_in
+    return found
+
+
+def report_configuration(bench: Bench, *, generation: int = 5, driver: str = "570.1", percent: int = 95) -> None:
+    """Let the agents of both nodes report healthy GPUs, which work."""
+    for name in NODES:
+        machine = bench.lab.machine(name)
+        counters = {
+            "ecc_uncorrected": 0, "pcie_width": 16, "pcie_width_most": 16, "pcie_generation": generation,
+            "pcie_generation_most": 5, "power_cap_watts": 700, "nvlinks": [1] * 18,
+        }  # fmt: skip
+        gpus = [
+            {"uuid": uuid, "index": i, "bus": f"00000000:0{i}:00.0", "name": "NVIDIA H100", "vbios": "96.00",
+             "memory_mib": 81_559}
+            for i, uuid in enumerate(machine.gpus)
+        ]  # fmt: skip
+        facts = machine.facts(
+            time.time(), gpus=gpus, driver=driver if name == "dgx-02" else "570.1", kernel="Linux 6.8",
+            topology=[["X", "NV18"], ["NV18", "X"]],
+            mounts=[{"mount": "/data", "type": "nfs4", "source": "nfs01:/data"}],
+        )  # fmt: skip
+        events = [machine.event("gpu.counters", time.time(), gpu=uuid, **counters) for uuid in machine.gpus]
+        samples = machine.batch(int(time.time()) - 10, gpu_percent=percent, throttle=0)
+        assert machine.post(facts, *events, samples).status_code == 200
+
+
+def write_results(bench: Bench, *, memory_error: bool = False) -> None:
+    limits = {"memlock_bytes": -1, "open_files": 1_048_576, "shm_bytes": 2**36}
+    for name, partner in (NODES, reversed(NODES)):
+        first, *middle, end = good_lines()
+        found = [first | limits, *middle, line("pair", partner, value=40.0, unit="GB/s")]
+        if memory_error and name == "dgx-02":
+            found.append(line("memory", "GPU 1", outcome="failed", detail="12 words differ"))
+        bench.write([*found, end], name)
+
+
+def finish(bench: Bench, acceptance: Acceptance) -> dict[str, Any]:
+    """End the tests and the burn-in, judge, and return the clauses' outcomes by key."""
+    bench.end_job()
+    bench.until_ended()
+    BurnIn.objects.update(job_ended_at=timezone.now(), started_at=timezone.now() - timedelta(hours=48))
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    return {clause["key"]: clause for clause in acceptance.clauses}
+
+
+def test_healthy_nodes_are_accepted(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    assert {clause["outcome"] for clause in acceptance.clauses if clause["group"] == "tests"} == {"pending"}
+    bench.until_running()
+    report_configuration(bench)
+    advance_acceptances()
+    report_configuration(bench, generation=1, percent=0)  # idle again
+    write_results(bench)
+    found = finish(bench, acceptance)
+    outcomes = {key: clause["outcome"] for key, clause in found.items()}
+    assert outcomes == dict.fromkeys(outcomes, "passed"), acceptance.summary
+    assert acceptance.result == "accepted"
+    assert "1 of 1" in found["pairs"]["measured"]
+    assert found["failures"]["measured"].startswith("0\N{NO-BREAK SPACE}failures in ")
+    actions = list(AuditEntry.objects.order_by("id").values_list("action", flat=True))
+    assert actions == ["burnin.started", "acceptance.started", "acceptance.accepted"]
+    advance_acceptances()
+    assert AuditEntry.objects.count() == 3
+
+
+def test_each_fault_is_a_failed_clause_with_its_reason(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench, generation=3, driver="550.54")
+    write_results(bench, memory_error=True)
+    bench.lab.xid(79, "dgx-02")
+    bench.lab.step()
+    advance_acceptances()
+    found = finish(bench, acceptance)
+    failed = {key for key, clause in found.items() if clause["outcome"] == "failed"}
+    assert {"driver", "pcie", "burn_in"} <= failed
+    assert acceptance.result == "rejected"
+    assert "550.54: dgx-02." in found["driver"]["details"]
+    assert any("12 words differ" in text for text in found["burn_in"]["details"])
+    assert any("health rule off-bus" in text for text in found["failures"]["details"])
+    assert acceptance.summary.startswith(f"Of {len(found)} clauses {len(failed)} failed (")
+
+
+def test_a_node_that_dies_rejects(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    advance_acceptances()
+    bench.write(good_lines(), "dgx-01")
+    bench.set_node("dgx-02", state="down")
+    Agent.objects.filter(node="dgx-02").update(heard_at=timezone.now() - timedelta(hours=1))
+    bench.end_job("node_fail")
+    found = finish(bench, acceptance)
+    assert acceptance.result == "rejected"
+    assert found["burn_in"]["details"][0] == "dgx-02: The node failed during the burn-in."
+    assert "dgx-02: The node failed during the burn-in." in found["failures"]["details"]
+    assert found["agents"]["details"] == ["dgx-02: no agent reports."]
+
+
+def test_cancelled(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    assert post(client, f"/{acceptance.pk}/cancel").status_code == 200
+    bench.until_ended()
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    found = {clause["key"]: clause["outcome"] for clause in acceptance.clauses}
+    assert (found["burn_in"], found["pairs"], found["failures"]) == ("not tried",) * 3
+    assert acceptance.result == "rejected", "its agents do not report"
+    assert post(client, f"/{acceptance.pk}/cancel").status_code == 409
+    assert AuditEntry.objects.filter(action="acceptance.cancelled").count() == 1
+
+
+def test_cancelled_by_its_burn_in_it_is_inconclusive(bench: Bench, client: Client) -> None:
+    for name in NODES:
+        bench.lab.machine(name)
+    acceptance = begin(bench, client)
+    cancel_burn_in(bench.user, acceptance.burn_in)
+    bench.until_ended()
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    assert (acceptance.result, acceptance.is_active) == ("inconclusive", False)
+
+
+def test_a_worker_with_old_rows_changes_nothing(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    old = Acceptance.objects.select_related("burn_in").get()
+    advance_acceptances()
+    newer = Acceptance.objects.get()
+    report_configuration(bench, generation=1)
+    advance(old)
+    assert Acceptance.objects.get().observed_at == newer.observed_at
+    Acceptance.objects.update(result="rejected", summary="Judged.")
+    advance(Acceptance(**{f.attname: getattr(old, f.attname) for f in Acceptance._meta.concrete_fields}))
+    assert Acceptance.objects.get().summary == "Judged."
+    assert acceptance.pk == newer.pk
+
+
+def test_one_that_cannot_be_advanced_does_not_stop_others(
+    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, fine = begin(bench, client, "dgx-01"), begin(bench, client, "dgx-02")
+    Acceptance.objects.filter(pk=broken.pk).update(peaks={"GPU-1": {"unknown": 1}}, observed_at=None)
+    before = Acceptance.objects.get(pk=fine.pk).observed_at
+    advance_all()
+    assert Acceptance.objects.get(pk=fine.pk).observed_at != before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"nodes": ""}, {"nodes": "dgx-[01"}, {"nodes": "dgx-99"}, {"nodes": "dgx-[001-900]"}, {"nodes": "dgx-01;rm"},
+     {"nodes": "dgx-01", "seconds": 59}, {"nodes": "dgx-01", "seconds": 172_801}, {"nodes": "dgx-01", "force": True}],
+)  # fmt: skip
+def test_refuses_over_rest(client: Client, body: dict[str, Any]) -> None:
+    assert post(client, **body).status_code == 422
+    assert not Acceptance.objects.exists()
+    assert not BurnIn.objects.exists()
+
+
+def test_a_node_in_another_test_is_refused(bench: Bench, client: Client) -> None:
+    begin(bench, client)
+    refused = post(client, nodes="dgx-[02-03]")
+    assert (refused.status_code, "dgx-02" in refused.json()["detail"]) == (409, True)
+    assert (Acceptance.objects.count(), BurnIn.objects.count()) == (1, 1)
+
+
+def test_a_persons_drain_needs_agreement(bench: Bench, client: Client) -> None:
+    bench.lab.scheduler.drain("dgx-01", "fan 3")
+    bench.read_nodes()
+    refused = post(client, nodes="dgx-01")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:vigil:problem:drained")
+    assert post(client, nodes="dgx-01", may_undrain=True).status_code == 201
+
+
+def test_only_for_sysadmins(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    mira = Client()
+    mira.force_login(person("mira"))
+    assert post(mira, nodes="dgx-05").status_code == 403
+    assert post(mira, f"/{acceptance.pk}/cancel").status_code == 403
+    for place in ("", f"/{acceptance.pk}"):
+        assert mira.get(f"/api/v1/acceptances{place}").status_code == 403
+    assert not AuditEntry.objects.filter(action="acceptance.cancelled").exists()
+
+
+def test_lists(bench: Bench, client: Client, django_assert_max_num_queries: Any) -> None:
+    for number in range(1, 6):
+        begin(bench, client, f"dgx-{number:02}")
+    with django_assert_max_num_queries(8):
+        found = client.get("/api/v1/acceptances?state=active&limit=3").json()
+    assert [row["nodes"] for row in found["items"]] == ["dgx-05", "dgx-04", "dgx-03"]
+    more = client.get(f"/api/v1/acceptances?state=active&limit=3&cursor={found['next']}").json()
+    assert [row["nodes"] for row in more["items"]] == ["dgx-02", "dgx-01"]
+    assert client.get("/api/v1/acceptances?state=ended").json()["items"] == []
+    one = client.get(f"/api/v1/acceptances/{more['items'][0]['id']}").json()
+    assert (one["state"], len(one["clauses"]), one["result"]) == ("waiting", 21, "")
+    assert client.get("/api/v1/acceptances/999").status_code == 404
+    assert client.get(f"/api/v1/acceptances/{2**63}").status_code == 404

@@ -1,0 +1,109 @@
+"""Accept a rented or new cluster: `vigil accept NODE… --for 48h`, `vigil acceptance ID`, `vigil acceptances`."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from typing import Any
+
+import click
+
+from vigil_cli.burnin import Duration
+from vigil_cli.drain import DRAINED
+from vigil_cli.params import as_json, out
+from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.tables import table
+from vigil_cli.terminal import echo
+
+POLL_S = 5.0
+WIDTH = 100
+EXIT_CODES = {"": 0, "accepted": 0}
+
+
+@click.command()
+@click.argument("nodes", metavar="NODE…", nargs=-1, required=True)
+@click.option("--for", "seconds", type=Duration(), default="48h", help="How long to test: 1m to 48h; 48h by default.")
+@click.option("--may-undrain", is_flag=True, help="Also return nodes to service that a person drained.")
+@click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
+@as_json
+def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
+    """Accept or reject nodes, clause by clause (sysadmins).
+
+    NODE may be an expression such as 'dgx[01-08]'. Checks the configuration, burns the nodes in with all pairs, and
+    compares failures with published rates. Exits with 0 if the nodes are accepted. Ctrl-C stops following only.
+    """
+    portal = find_portal()
+    acceptance = _start(portal, {"nodes": ",".join(nodes), "seconds": seconds, "may_undrain": may_undrain})
+    if not no_wait:
+        echo(f"Acceptance {acceptance['id']}: {acceptance['url']}", err=True)
+        acceptance = _follow(portal, acceptance)
+    out(acceptance, _lines, as_json)
+    raise click.exceptions.Exit(EXIT_CODES.get(acceptance["result"], 1))
+
+
+@click.command()
+@click.argument("acceptance_id", metavar="ID", type=click.IntRange(min=1))
+@click.option("--cancel", "cancels", is_flag=True, help="End its tests.")
+@as_json
+def acceptance(acceptance_id: int, cancels: bool, as_json: bool) -> None:
+    """Show an acceptance clause by clause, or cancel it (sysadmins)."""
+    portal = find_portal()
+    path = f"acceptances/{acceptance_id}"
+    out(portal.post(f"{path}/cancel") if cancels else portal.get(path), _lines, as_json)
+
+
+@click.command()
+@as_json
+def acceptances(as_json: bool) -> None:
+    """List the newest acceptances (sysadmins)."""
+    out(find_portal().get("acceptances"), _list_lines, as_json)
+
+
+def _start(portal: Portal, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        started: dict[str, Any] = portal.post("acceptances", json=body)
+    except CliError as error:
+        if error.problem.get("type") != DRAINED:
+            raise
+        drained = str(error).partition(" Send ")[0]
+        raise CliError(f"{drained} Add --may-undrain to agree.", status=409) from None
+    return started
+
+
+def _follow(portal: Portal, acceptance: dict[str, Any]) -> dict[str, Any]:
+    """Return the acceptance once it is over; progress goes to stderr."""
+    last = ""
+    while not acceptance["result"]:
+        text = _progress(acceptance)
+        if text != last:
+            echo(text, err=True)
+            last = text
+        time.sleep(POLL_S)
+        acceptance = portal.get(f"acceptances/{acceptance['id']}")
+    return acceptance
+
+
+def _progress(acceptance: dict[str, Any]) -> str:
+    if acceptance["progress"] is None:
+        return f"{acceptance['detail'] or acceptance['state'].capitalize()} {acceptance['summary']}".strip()
+    return f"Tests run, {int(acceptance['progress'] * 20) * 5} %. {acceptance['summary']}"
+
+
+def _lines(acceptance: dict[str, Any]) -> list[str]:
+    rows = [[clause["title"], clause["outcome"], clause["measured"] or "–"] for clause in acceptance["clauses"]]
+    lines = table(["CLAUSE", "OUTCOME", "MEASURED"], rows, "No clauses.")
+    for clause in acceptance["clauses"]:
+        if clause["outcome"] == "failed":
+            requirement = f"{clause['title']}: {clause['requirement']} ({clause['source']})"
+            lines += ["", *textwrap.wrap(requirement, WIDTH), *(f"  {detail}" for detail in clause["details"])]
+    return [*lines, "", f"{(acceptance['result'] or 'not over').capitalize()}. {acceptance['summary']}"]
+
+
+def _list_lines(found: dict[str, Any]) -> list[str]:
+    rows = [
+        [str(row["id"]), row["nodes"], row["result"] or row["state"], row["summary"] or "–"] for row in found["items"]
+    ]
+    return table(["ID", "NODES", "RESULT", "SUMMARY"], rows, "No acceptances yet. Start one: vigil accept NODE…")
+
+
+ALL = (accept, acceptance, acceptances)
