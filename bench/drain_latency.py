@@ -91,7 +91,7 @@ class _Lab:
     def drain(self, number: int) -> DrainTimes:
         """Let one node's GPU fall off the bus; return how long each stage took."""
         machine = self._machines[number % len(self._machines)]
-        self._wait(lambda: self._state(machine.node).startswith("IDLE"), f"{machine.node} to be idle")
+        self._wait(lambda: self._state(machine.node) == "IDLE", f"{machine.node} to be idle")
         self._django(_AGE_ORDERS)
         before = len(self._reasons(machine.node))
         wall = time.time()

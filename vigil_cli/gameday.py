@@ -19,16 +19,18 @@ POLL_S = 2.0
 @click.command()
 @click.option("--partition", default="", help="Where its jobs run; the scheduler's default without it.")
 @click.option("--project", default="", help="To which its jobs belong, if you may submit in several.")
+@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Only this one; may be given several times.")
 @click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
 @as_json
-def gameday(partition: str, project: str, no_wait: bool, as_json: bool) -> None:
+def gameday(partition: str, project: str, faults: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
     """Plant faults on small jobs and see what Vigil makes of them (sysadmins).
 
     Jobs of two ranks run one after the other; each but the first breaks in another way. Nobody else's jobs are touched.
     Exits with 1 if a fault was handled wrongly. Ctrl-C stops following; the game day goes on.
     """
     portal = find_portal()
-    found: dict[str, Any] = portal.post("gamedays", json={"partition": partition, "project": project})
+    body = {"partition": partition, "project": project, "faults": list(faults)}
+    found: dict[str, Any] = portal.post("gamedays", json=body)
     if not no_wait:
         echo(f"Game day {found['id']}: {found['url']}", err=True)
         found = _follow(portal, found)

@@ -11,10 +11,11 @@ from pydantic import Field
 
 from jobs.errors import Conflict
 from jobs.gameday import start as game_days
+from jobs.gameday.faults import FAULTS
 from jobs.gameday.report import DrillReport, drill_reports
 from jobs.models import Drill, GameDay
 from nodes.api.sysadmins import only_sysadmins
-from portal.http.api import ApiRequest, WantedPage
+from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -81,8 +82,9 @@ class GameDays(Schema):
 
 class NewGameDay(Schema):
     model_config = {"extra": "forbid"}
-    partition: str = Field("", max_length=255, description="Empty: the scheduler's default.")
-    project: str = Field("", max_length=64, description="May be empty if you may submit in only one.")
+    partition: Text = Field("", max_length=255, description="Empty: the scheduler's default.")
+    project: Text = Field("", max_length=64, description="May be empty if you may submit in only one.")
+    faults: list[Text] = Field([], max_length=len(FAULTS), description="Only these; empty: all.")
 
 
 @router.post(
@@ -95,7 +97,7 @@ def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
     """Plant faults on small jobs of your own in this partition, one after the other."""
     only_sysadmins(request, "start game days")
     try:
-        made = game_days.start(request.auth, wanted.project, wanted.partition)
+        made = game_days.start(request.auth, wanted.project, wanted.partition, wanted.faults)
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except game_days.CannotHoldGameDay as error:

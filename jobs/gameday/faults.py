@@ -22,7 +22,7 @@ class Fault:
     not_tried: str = ""
 
 
-_ON_TEST_NODES = "Not tried here: it is only planted below a stand-in for the driver, on a test node."
+_ONLY_IN_TESTS = "Not tried here: Vigil's own tests plant it, below stand-ins for the driver and the agent's folders."
 
 FAULTS: Mapping[str, Fault] = {
     BASELINE: Fault("Undisturbed run"),
@@ -32,8 +32,8 @@ FAULTS: Mapping[str, Fault] = {
     "disk": Fault("The scratch disk is full", frozenset({"storage.full"})),
     # On one node, a reset connection may as well be that of a process that ended.
     "network": Fault("A rank's network is cut", frozenset({"network.fabric", "unknown"}), resumes=True),
-    "xid": Fault("A GPU falls off the bus (Xid 79)", not_tried=_ON_TEST_NODES),
-    "nvml": Fault("The NVIDIA driver hangs", not_tried=_ON_TEST_NODES),
-    "mount": Fault("A mount is slow", not_tried="Not tried here: it is only planted in an agent's test folder."),
+    "xid": Fault("A GPU falls off the bus (Xid 79)", not_tried=_ONLY_IN_TESTS),
+    "nvml": Fault("The NVIDIA driver hangs", not_tried=_ONLY_IN_TESTS),
+    "mount": Fault("A mount is slow", not_tried=_ONLY_IN_TESTS),
 }
 """In the order in which they are planted; the undisturbed run is first, because losses are compared to its losses."""

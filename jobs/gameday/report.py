@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobs.gameday.faults import FAULTS
 from jobs.models import Drill, GameDay
 
 State = Drill.DrillState
+MOST_EARLIER = 200
+"""Drills to look back for the last one of each fault: some thirty game days."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,10 @@ class DrillReport:
 
 def drill_reports(game_day: GameDay) -> list[DrillReport]:
     """Return the drills in their order, each with the last one of its fault that was tried on this partition."""
-    drills = list(game_day.drills.select_related("game_day", "job__project"))
-    return [DrillReport(drill, _earlier(drill)) for drill in drills]
-
-
-def counts(drills: list[Drill]) -> Mapping[str, int]:
-    """Return how many drills are in each state."""
-    return {state.value: sum(drill.state == state for drill in drills) for state in State}
-
-
-def _earlier(drill: Drill) -> Drill | None:
     tried = Drill.objects.filter(
-        fault=drill.fault, pk__lt=drill.pk, game_day__partition=drill.game_day.partition,
-        state__in=(State.PASSED, State.FAILED),
-    )  # fmt: skip
-    return tried.select_related("game_day").order_by("-pk").first()
+        game_day__partition=game_day.partition, game_day__lt=game_day.pk, state__in=(State.PASSED, State.FAILED)
+    )
+    earlier: dict[str, Drill] = {}
+    for drill in tried.select_related("game_day").order_by("-pk")[:MOST_EARLIER]:
+        earlier.setdefault(drill.fault, drill)
+    return [DrillReport(drill, earlier.get(drill.fault)) for drill in game_day.drills.select_related("game_day")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from jobs.errors import Conflict, JobError
-from jobs.gameday.faults import FAULTS
+from jobs.gameday.faults import BASELINE, FAULTS
 from jobs.models import Drill, GameDay
 from nodes.models import Partition
 from portal.access import can, note
@@ -20,9 +22,14 @@ class CannotHoldGameDay(JobError):
     """Raised if the project or the partition is none that the person may use; the message says what to do."""
 
 
-def start(user: User, project: str, partition: str) -> GameDay:
-    """Store a game day with its drills. Raises CannotHoldGameDay, or Conflict if one runs on this partition."""
+def start(user: User, project: str, partition: str, faults: Collection[str] = ()) -> GameDay:
+    """Store a game day with its drills. Raises CannotHoldGameDay, or Conflict if one runs on this partition.
+
+    `faults`: only these, after an undisturbed run; none: all.
+    """
     chosen = _project(user, project)
+    if unknown := sorted(set(faults) - set(FAULTS)):
+        raise CannotHoldGameDay(f"There is no fault {unknown[0]}. There are: {formatting.listed(list(FAULTS))}.")
     if partition and not Partition.objects.filter(name=partition).exists():
         known = list(Partition.objects.order_by("name").values_list("name", flat=True)[:10])
         raise CannotHoldGameDay(f"There is no partition {partition}. There are: {formatting.listed(known)}.")
@@ -36,6 +43,7 @@ def start(user: User, project: str, partition: str) -> GameDay:
                     state=state.NOT_TRIED if fault.not_tried else state.WAITING,
                 )
                 for position, (name, fault) in enumerate(FAULTS.items())
+                if not faults or name in faults or name == BASELINE
             )  # fmt: skip
             about = {"partition": partition, "project": chosen.slug}
             note(user, "gameday.started", game_day, change=Change(after=about))

@@ -27,6 +27,7 @@ class Machine:
     stack: Stack
     gpus: StandIn
     kernel_log: Path
+    records: int = 0
 
     def get(self, path: str) -> Any:
         with self.stack.client() as client:
@@ -49,8 +50,9 @@ class Machine:
     def write_down(self, text: str) -> None:
         """A record of the kernel's."""
         now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
+        self.records += 1
         with self.kernel_log.open("a") as log:
-            log.write(f"3,7,{now},-;{text}\n")
+            log.write(f"3,{self.records},{now},-;{text}\n")
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,7 @@ def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
 
 def test_the_only_machine_is_drained_once_a_person_agrees(machine: Machine) -> None:
     """Vigil may act here, but 20 % of one machine is none. Agent, rules, decision and scheduler are real."""
+    wait_for(lambda: _gpus(machine) and machine.get("/api/v1/nodes")["items"], "the scheduler and the agent to report")
     address = nvml.bus(6).removeprefix("0000").lower().rpartition(".")[0]
     machine.write_down(f"NVRM: Xid (PCI:{address}): 95, pid='<unknown>', name=<unknown>, Uncontained ECC error.")
     query = f"/api/v1/health?node={HOST}&rule=uncorrectable-memory-error"

@@ -184,6 +184,12 @@ class TestDoors:
         )
         assert (answer.status_code, answer.json()["detail"]) == (422, "There is no partition gone. There are: canary.")
 
+    def test_only_some_faults_and_none_that_do_not_exist(self, ops: User) -> None:
+        game_day = game_days.start(ops, "canaries", "", ["kill"])
+        assert list(game_day.drills.values_list("fault", flat=True)) == ["none", "kill"]
+        with pytest.raises(game_days.CannotHoldGameDay, match="There is no fault fire. There are: none, kill"):
+            game_days.start(ops, "canaries", "", ["kill", "fire"])
+
     def test_only_sysadmins(self, game_day: GameDay) -> None:
         mira = person("mira", a_project("canaries"))
         for method, path in (("get", "gamedays"), ("get", f"gamedays/{game_day.pk}"), ("post", "gamedays")):
