@@ -14,6 +14,7 @@ from nodes.schedulers.base import NodeStatus
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 GPUS = 8
+DRAINED_HOURS = 10.0
 # Ids beyond those that a demonstration's scheduler reaches.
 _RUNNING = (
     # id, name, person, nodes with the GPUs held there, hours since its start, hours at most
@@ -84,7 +85,10 @@ def _node(
         gpus_allocated=tuple(taken), memory_mib=2_064_384, memory_used_mib=240_000 * used, load=24.5 * used,
         booted_at=now - 41 * DAY_S,
     )  # fmt: skip
-    return replace(node, reason=reason, reason_by="root", reason_at=now - 11 * HOUR_S) if reason else node
+    if not reason:
+        return node
+    text, _, requester = reason.removesuffix(")").rpartition(" (vigil: ")
+    return replace(node, reason=text, reason_by=requester, reason_at=now - DRAINED_HOURS * HOUR_S)
 
 
 def _partitions() -> list[cluster.PartitionInfo]:

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from console.demo import cluster, ends, failures, telemetry
+from console.demo import cluster, ends, failures, health, telemetry
 from console.demo.federated import VALIDATED, FederatedIncarnation
 from console.demo.reports import Incarnation, post_reports
 from console.demo.scenarios import LIVE, NODES, PEOPLE, PROJECTS, STORIES, DemoAttempt, DemoJob
@@ -41,6 +41,7 @@ def make() -> list[str]:
     telemetry.make(created)
     ends.make([story for story in STORIES if story.name in made], created)
     failures.make()
+    health.make(sysadmin)
     if sysadmin is not None:
         made += [name for text in LIVE if (name := _start_job(sysadmin, text, existing))]
     return made

@@ -272,10 +272,10 @@ STORIES = (
 NODES = (
     ("dgx-01", "allocated", 8, ""),
     ("dgx-02", "mixed", 5, ""),
-    ("dgx-03", "drained", 0, "Xid 79: GPU 5 fell off the bus"),
+    ("dgx-03", "drained", 0, "[node] Xid 79 on GPU 5 (vigil: off-bus)"),
     ("dgx-04", "idle", 0, ""),
     ("dgx-05", "allocated", 8, ""),
-    ("dgx-06", "mixed", 4, ""),
+    ("dgx-06", "draining", 4, "Fan 3 fails, replacement on Friday (vigil: ops)"),
     ("dgx-07", "allocated", 8, ""),
     ("dgx-08", "allocated", 8, ""),
 )

@@ -34,10 +34,12 @@ SECONDS_S = 2 * WINDOW_S
 PERIOD_S = 10
 IDLE = ("dgx-02", 6)  # a forgotten notebook
 LOST = ("dgx-03", 5)
+DAMAGED, REMAPPING = ("dgx-08", 2), ("dgx-01", 6)
 HOT = ("dgx-07", "dgx-08")  # in one rack with warm inlet air
 RACKS = {"A1": ("dgx-01", "dgx-02", "dgx-03"), "A2": ("dgx-04", "dgx-05", "dgx-06"), "A3": HOT}
 LOST_HOURS = 10.02  # just before the end of the attempt that failed with it (console.demo.scenarios)
 MODEL, MEMORY_MIB, CAP_WATTS, SLOWDOWN_C = "NVIDIA H100 80GB HBM3", 81_559, 700, 87
+DRIVER, OLD_DRIVER = "570.195.03", ("dgx-05", "570.172.08")
 _STREAM = "de300000000000de"
 
 
@@ -85,6 +87,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
     ]
     for agent in new:
         machines.note_facts(agent, _facts(agent.node), _moment(now - WEEKS_S))
+        machines.note_counters(agent, _counters(agent.node, now))
         agent.save()
     allocate_gpus(now)
     if new and not RackPlace.objects.exists():
@@ -302,7 +305,7 @@ def _facts(node: str) -> dict[str, Any]:
     mark = zlib.crc32(node.encode())
     same = {
         "name": MODEL, "memory_mib": MEMORY_MIB, "power_cap_watts": CAP_WATTS, "slowdown_c": SLOWDOWN_C,
-        "vbios": "96.00.89.00.01",
+        "vbios": "96.00.89.00.01", "inforom": "G520.0200.00.05",
     }  # fmt: skip
     gpus = [
         {
@@ -315,9 +318,30 @@ def _facts(node: str) -> dict[str, Any]:
         for i in range(GPUS)
     ]
     return {
-        "host": node, "kernel": "Linux 6.8.0-52-generic", "system": "DGX OS 7.1", "driver": "570.86.15",
-        "cuda": "12.8", "cpus": 224, "memory_mib": 2_064_384, "mounts": ["/data"], "gpus": gpus,
+        "host": node, "kernel": "Linux 6.8.0-52-generic", "system": "DGX OS 7.1", "agent": "demo", "cpus": 224,
+        "driver": OLD_DRIVER[1] if node == OLD_DRIVER[0] else DRIVER, "cuda": "12.8", "nccl": "2.26.2",
+        "fabric_manager": DRIVER, "slurm": "24.11.5", "container_toolkit": "1.17.8",
+        "adapters": [{"name": f"mlx5_{i}", "board": "MT_0000000838", "firmware": "28.43.2026"} for i in range(8)],
+        "memory_mib": 2_064_384, "mounts": ["/data"], "gpus": gpus,
     }  # fmt: skip
+
+
+def _counters(node: str, now: float) -> dict[str, tuple[dict[str, Any], datetime]]:
+    """Return the slow counters of its GPUs: one has an uncorrectable memory error, one a row to remap."""
+    found = {}
+    for gpu in _facts(node)["gpus"]:
+        place = (node, gpu["index"])
+        counters = {
+            "ecc_corrected": 3 if place == DAMAGED else 0, "ecc_uncorrected": int(place == DAMAGED),
+            "ecc_corrected_lifetime": 41 if place == DAMAGED else gpu["index"],
+            "ecc_uncorrected_lifetime": int(place == DAMAGED),
+            "sram_threshold_exceeded": 0, "remapped_corrected": 0, "remapped_uncorrected": int(place == DAMAGED),
+            "remapped_pending": int(place == REMAPPING), "remapped_failed": 0, "pcie_replays": 0,
+            "pcie_generation": 5, "pcie_generation_most": 5, "pcie_width": 16, "pcie_width_most": 16,
+            "power_cap_watts": CAP_WATTS, "recovery_action": int(place == DAMAGED), "nvlinks": [1] * 18,
+        }  # fmt: skip
+        found[gpu["uuid"]] = (counters, _moment(now))
+    return found
 
 
 def _moment(second: float) -> datetime:

@@ -21,7 +21,7 @@ MOST_FINDINGS = 100
 MOST_VERSIONS = 20
 """Versions of one software on the page; kernels and firmware have few, unless somebody makes them up."""
 MOST_SOFTWARE = 60
-MOST_NAMES = 200
+MOST_NAMES = 40
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models import Q
 
 from nodes.models.facts import NodeOrder
-from nodes.models.telemetry import Gpu
+from nodes.models.telemetry import Agent, Gpu
 
 
 class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
@@ -20,6 +20,10 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
 
     def open(self) -> Self:
         return self.filter(state=HealthEntry.EntryState.OPEN)
+
+    def of_real_nodes(self) -> Self:
+        """Leave out the machines of `vigil up --demo`, of which nobody is notified."""
+        return self.exclude(node__in=Agent.objects.filter(is_made_up=True).values("node"))
 
     def excluding(self) -> Self:
         """Select the open entries whose nodes new attempts avoid: not those that still wait for a decision."""

@@ -17,7 +17,7 @@ State = HealthEntry.EntryState
 
 def families() -> Iterator[Family]:
     """Yield every metric family, with a 0 for each severity and action that has no entry."""
-    rows = HealthEntry.objects.active().exclude(state=State.WATCHING).order_by()
+    rows = HealthEntry.objects.of_real_nodes().active().exclude(state=State.WATCHING).order_by()
     grouped = rows.values_list("state", "decision", "severity", "action").annotate(Count("pk"))
     number: dict[tuple[str, ...], Value] = dict.fromkeys(((s, a) for s in SEVERITIES for a in ACTIONS), 0)
     waiting = 0
@@ -30,7 +30,7 @@ def families() -> Iterator[Family]:
         ("severity", "action"), sorted(number.items()),
     )  # fmt: skip
     yield Family("vigil_health_waiting", "gauge", "Open entries that wait for a decision.", (), [((), waiting)])
-    open_rules = HealthEntry.objects.open().order_by().values_list("rule").annotate(Count("pk"))
+    open_rules = HealthEntry.objects.of_real_nodes().open().order_by().values_list("rule").annotate(Count("pk"))
     by_rule: dict[str, int] = {**dict.fromkeys(rules_in_force(), 0), **dict(open_rules)}
     yield Family(
         "vigil_health_rule_open", "gauge", "Open health entries by rule.", ("rule",),

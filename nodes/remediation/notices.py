@@ -55,7 +55,7 @@ def notify_sysadmins(now: datetime | None = None) -> None:
 
 def _notices(now: datetime) -> Iterator[HealthNotice]:
     rules = rules_in_force()
-    rows = HealthEntry.objects.open().filter(severity__in=SEVERITIES).exclude(action="ignore")
+    rows = HealthEntry.objects.of_real_nodes().open().filter(severity__in=SEVERITIES).exclude(action="ignore")
     rows = rows.exclude(is_late=True, last_seen__lt=now - RECENT).select_related("gpu").defer("progress", "evidence")
     by_rule: defaultdict[tuple[str, str], list[HealthEntry]] = defaultdict(list)
     for entry in rows.order_by("opened_at"):

@@ -15,10 +15,15 @@ from console.demo.scenarios import LIVE, NODES, PROJECTS, STORIES
 from jobs import lease, rounds
 from jobs.models import Attempt, Checkpoint, Failure, Job
 from nodes.cluster import sync
-from nodes.models import Agent, Gpu, GpuUse, Node, NodeEvent
+from nodes.drains import overview
+from nodes.drains.reasons import DrainHolder
+from nodes.models import Agent, BurnInNode, Gpu, GpuUse, HealthEntry, Node, NodeEvent, NodeOrder
+from nodes.monitoring import metrics, software
+from nodes.remediation.notices import notify_sysadmins
+from nodes.tasks import health as health_task
 from nodes.telemetry import enrolment, read
 from portal.accounts import actions
-from portal.models import Chunk, Project, User
+from portal.models import Chunk, Notice, Project, User
 from tests.jobs.schedulers import ScriptedScheduler
 
 pytestmark = pytest.mark.django_db
@@ -56,6 +61,21 @@ class TestLab:
         assert (Job.objects.count(), Chunk.objects.count(), User.objects.count()) == (len(names), chunks, users)
         sync.read(ScriptedScheduler(machines=[]))
         assert Node.objects.count() == len(NODES), "its nodes outlive what the scheduler says"
+
+    def test_its_health_is_shown_and_alarms_nobody(self, made: Made) -> None:
+        assert set(HealthEntry.objects.values_list("state", flat=True)) == {"watching", "open", "cleared"}
+        assert HealthEntry.objects.filter(decision="proposed").exists()
+        drained = {row.node.name: row.holder for row in overview.described(overview.out_of_service())}
+        assert drained == {"dgx-03": DrainHolder.RULE, "dgx-06": DrainHolder.PERSON}
+        assert set(BurnInNode.objects.values_list("verdict", flat=True)) == {"passed", "failed"}
+        inventory = software.read_inventory()
+        assert {finding.node for finding in inventory.findings} == {telemetry.OLD_DRIVER[0]}
+        notify_sysadmins()
+        assert not Notice.objects.filter(kind="hardware.state").exists()
+        assert all(value == 0 for family in metrics.families() if "health" in family.name for _, value in family.samples)
+        health_task()
+        assert HealthEntry.objects.active().count() == 6, "no rule ends or acts on what is made up"
+        assert not NodeOrder.objects.open().exists()
 
     def test_the_past_is_whole_and_over(self, made: Made) -> None:
         _, runs = made
