@@ -34,6 +34,7 @@ ECC = {
     "ecc_corrected_lifetime": (0, 1),
     "ecc_uncorrected_lifetime": (1, 1),
 }
+RETIRED = {"retired_corrected": 0, "retired_uncorrected": 1}  # nvmlPageRetirementCause_t
 REMAPPED = ("remapped_corrected", "remapped_uncorrected", "remapped_pending", "remapped_failed")
 PLAIN = {
     "pcie_replays": "nvmlDeviceGetPcieReplayCounter",
@@ -107,6 +108,7 @@ class GpuDevice:
             {
                 **{name: query("nvmlDeviceGetTotalEccErrors", more=which) for name, which in ECC.items()},
                 **dict(zip(REMAPPED, query("nvmlDeviceGetRemappedRows") or (), strict=False)),
+                **self._retired_pages(),
                 **{name: query(function) for name, function in PLAIN.items()},
                 **{name: int(value) for name, value in self.queries.fields(RECOVERY).items()},
                 "sram_threshold_exceeded": self._sram_threshold_exceeded(),
@@ -114,6 +116,14 @@ class GpuDevice:
                 "nvlinks": facts.links(self.queries) or None,
             }
         )
+
+    def _retired_pages(self) -> dict[str, int]:
+        """Return how many memory pages are retired, by cause: GPUs before Ampere, which remap no rows."""
+        found = {
+            name: self.queries.first_available("nvmlDeviceGetRetiredPages", more=(cause,))
+            for name, cause in RETIRED.items()
+        }
+        return {name: len(pages) for name, pages in found.items() if isinstance(pages, list)}
 
     def processes(self) -> list[dict[str, int]] | None:
         """Return the compute processes on the GPU; None if the driver does not report them."""

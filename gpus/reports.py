@@ -78,7 +78,8 @@ class GpuCounters:
 
     `counters` by name: ecc_corrected, ecc_uncorrected (since the driver was loaded), ecc_corrected_lifetime,
     ecc_uncorrected_lifetime, sram_threshold_exceeded, remapped_corrected, remapped_uncorrected, remapped_pending,
-    remapped_failed, pcie_replays, pcie_generation, pcie_generation_most, pcie_width, pcie_width_most, power_cap_watts,
+    remapped_failed, retired_corrected, retired_uncorrected (pages of GPUs before Ampere), pcie_replays,
+    pcie_generation, pcie_generation_most, pcie_width, pcie_width_most, power_cap_watts,
     recovery_action, and nvlinks, a list of 0 and 1. A GPU lowers its PCIe generation while it idles.
     """
 

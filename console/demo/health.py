@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from django.db import transaction
 from django.utils import timezone
@@ -39,7 +39,7 @@ class DemoEntry:
 
     rule: str
     node: str
-    state: str
+    state: Literal["watching", "open", "cleared"]
     signal: str
     fields: dict[str, Any]
     since: float
@@ -54,32 +54,32 @@ class DemoEntry:
 
 ENTRIES = (
     DemoEntry(
-        "uncorrectable-memory-error", "dgx-08", State.OPEN, "xid",
+        "uncorrectable-memory-error", "dgx-08", "open", "xid",
         {"code": 48, "text": "DBE (double bit error) ECC Error"}, 0.6, gpu=2, decision=Decision.PROPOSED,
         held_back="Vigil only proposes (VIGIL_HEALTH=propose).",
     ),
     DemoEntry(
-        "off-bus", "dgx-03", State.OPEN, "xid", {"code": 79, "text": "GPU has fallen off the bus."},
+        "off-bus", "dgx-03", "open", "xid", {"code": 79, "text": "GPU has fallen off the bus."},
         telemetry.LOST_HOURS, gpu=5, decision=Decision.AUTOMATIC,
     ),
     DemoEntry(
-        "hot", "dgx-07", State.OPEN, "gpu_samples", {"temperature_c": 85, "margin_c": 2}, 3.2, gpu=7,
+        "hot", "dgx-07", "open", "gpu_samples", {"temperature_c": 85, "margin_c": 2}, 3.2, gpu=7,
     ),
     DemoEntry(
-        "below-minimum", "dgx-05", State.OPEN, "software",
+        "below-minimum", "dgx-05", "open", "software",
         {"below_minimum": 1, "outdated": "NVIDIA driver 570.172.08, at least 570.195.03"}, 40, count=1,
     ),
     DemoEntry(
-        "driver-differs", "dgx-05", State.WATCHING, "software", {"driver_differs": True}, 0.4,
+        "driver-differs", "dgx-05", "watching", "software", {"driver_differs": True}, 0.4,
     ),
     DemoEntry(
-        "row-remap-pending", "dgx-01", State.WATCHING, "gpu_counters", {"remapped_pending": 1}, 0.2, gpu=6,
+        "row-remap-pending", "dgx-01", "watching", "gpu_counters", {"remapped_pending": 1}, 0.2, gpu=6,
     ),
     DemoEntry(
-        "mount-slow", "dgx-02", State.CLEARED, "mount", {"is_slow": True, "slow_s": 340}, 30, item="/data", cleared=29,
+        "mount-slow", "dgx-02", "cleared", "mount", {"is_slow": True, "slow_s": 340}, 30, item="/data", cleared=29,
     ),
     DemoEntry(
-        "port-flapping", "dgx-04", State.CLEARED, "link_down", {}, 75, item="mlx5_3/1", decision=Decision.APPROVED,
+        "port-flapping", "dgx-04", "cleared", "link_down", {}, 75, item="mlx5_3/1", decision=Decision.APPROVED,
         reason="Cable replaced, burn-in passed", cleared=70, count=6,
     ),
 )  # fmt: skip
@@ -124,8 +124,9 @@ def _create_entry(demo: DemoEntry, now: datetime, sysadmin: User | None, order: 
         opened_at=first.timestamp() if is_open else None, cleared_at=cleared.timestamp() if cleared else None,
     )  # fmt: skip
     decided_by = sysadmin if demo.decision == Decision.APPROVED else None
+    gpu = None if demo.gpu is None else Gpu.objects.filter(agent__node=demo.node, index=demo.gpu).first()
     HealthEntry.objects.create(
-        node=demo.node, gpu=Gpu.objects.filter(agent__node=demo.node, index=demo.gpu).first(), item=demo.item,
+        node=demo.node, gpu=gpu, item=demo.item,
         rule=rule.name, title=rule.title, cause=rule.cause, state=demo.state, severity=rule.severity,
         action=rule.action, count=demo.count, first_seen=first, last_seen=last, opened_at=first if is_open else None,
         cleared_at=cleared, evidence=[[last.timestamp(), demo.signal, demo.fields, demo.count]],

@@ -22,6 +22,7 @@ from jobs.listing import visibility
 from nodes.cluster import drain as orders
 from nodes.models import Agent, MaintenanceWindow, Node, NodeNote, NodeOrder, Reading
 from nodes.presenting import machine
+from nodes.presenting.counters import attention_text
 from nodes.telemetry import mounts
 from nodes.telemetry.mounts import SlowFileSystem
 from portal.access import CLUSTER, can, note, user_of
@@ -114,6 +115,8 @@ def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
         "slow": [(event, event.text(shown.now)) for event in _slow(shown)],
         "has_more_events": len(shown.events) > node_facts.MOST_EVENTS,
         "processes": node_facts.processes(shown),
+        "counters": (rows := node_facts.counters(shown)),
+        "counters_text": attention_text(rows),
         "visits": visits,
         "hidden_visits": hidden,
     }

@@ -15,6 +15,7 @@ from jobs.listing.gpu_allocations import AllocationSpan
 from jobs.listing.telemetry_access import TelemetryAccess, access_of, earliest_report
 from nodes.models import Agent, Gpu, Node, NodeEvent
 from nodes.presenting import events, figures, machine
+from nodes.presenting.counters import GpuCounterRow, counter_row, sorted_rows
 from nodes.presenting.events import Words
 from nodes.telemetry import read
 from nodes.telemetry.events import OPENS
@@ -236,6 +237,22 @@ def gpu_facts(shown: MachineView, gpu: Gpu) -> machine.GpuState:
         fault=gpu.fault,
         is_hidden=shown.hides(gpu),
     )
+
+
+def counters(shown: MachineView) -> list[GpuCounterRow]:
+    """Return the slow counters of its GPUs, as last reported, what needs attention first."""
+    rows = []
+    for gpu in shown.present_gpus:
+        if gpu.counters and not gpu.lost_at:
+            newest = shown.newest(gpu)
+            is_busy = (untrusted.number(newest.get("gpu_percent")) or 0) >= 50
+            throttle = untrusted.count(newest.get("throttle"))
+            rows.append(
+                counter_row(
+                    gpu.index, gpu.counters, throttle=throttle, is_busy=is_busy, maximum_watts=gpu.power_cap_watts
+                )
+            )
+    return sorted_rows(rows)
 
 
 def lanes(shown: MachineView) -> list[GpuLane]:
