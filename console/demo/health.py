@@ -30,7 +30,7 @@ from nodes.models import (
 from nodes.monitoring.site_rules import rules_in_force
 from portal.models import Announcement, User
 
-State, Decision = HealthEntry.EntryState, HealthEntry.EntryDecision
+Decision = HealthEntry.EntryDecision
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _create_entry(demo: DemoEntry, now: datetime, sysadmin: User | None, order: 
     first = now - timedelta(hours=demo.since)
     cleared = None if demo.cleared is None else now - timedelta(hours=demo.cleared)
     last = cleared or now - timedelta(minutes=3)
-    is_open = demo.state != State.WATCHING
+    is_open = demo.state != "watching"
     progress = RuleProgress(
         state=demo.state, first_seen=first.timestamp(), last_seen=last.timestamp(), count=demo.count,
         opened_at=first.timestamp() if is_open else None, cleared_at=cleared.timestamp() if cleared else None,
