@@ -6,12 +6,18 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from nodes.models import (
+    ActionPolicy,
     Agent,
     Association,
+    BurnIn,
+    BurnInNode,
     EnrolmentSecret,
+    GoldenRecord,
     Gpu,
+    HealthEntry,
     Holding,
     License,
+    MaintenanceWindow,
     Node,
     NodeEvent,
     NodeOrder,
@@ -20,6 +26,7 @@ from nodes.models import (
     QueuedJob,
     Reading,
     Reservation,
+    SiteRule,
 )
 from portal.admin import History, ReadOnly
 from portal.records import site
@@ -112,6 +119,74 @@ class NodeEventAdmin(History):
     list_filter = ("kind",)
     search_fields = ("agent__node",)
     list_select_related = ("gpu", "agent")
+
+
+@admin.register(HealthEntry, site=site)
+class HealthEntryAdmin(History):
+    """Findings of health rules; /health has the decisions about them."""
+
+    called = ("health entry", "health entries")
+    list_display = (
+        "rule", "node", "gpu", "item", "state", "severity", "action", "decision", "decided_by", "last_seen", "count"
+    )  # fmt: skip
+    list_filter = ("state", "severity", "action", "decision")
+    search_fields = ("node", "rule")
+    list_select_related = ("gpu", "decided_by")
+
+
+@admin.register(SiteRule, site=site)
+class SiteRuleAdmin(ReadOnly):
+    """Rules of the site; /health/rules tries and saves them."""
+
+    called = ("health rule of the site", "health rules of the site")
+    list_display = ("name", "is_enabled", "version", "changed_by", "changed_at")
+    search_fields = ("name",)
+
+
+@admin.register(ActionPolicy, site=site)
+class ActionPolicyAdmin(ReadOnly):
+    """How far Vigil goes with each action; /health/rules changes it."""
+
+    called = ("health policy", "health policies")
+    list_display = ("action", "mode", "changed_by", "changed_at")
+
+
+@admin.register(BurnIn, site=site)
+class BurnInAdmin(History):
+    """Burn-ins; /burnins starts and cancels them."""
+
+    called = ("burn-in", "burn-ins")
+    list_display = ("id", "state", "seconds", "started_by", "requested_at", "ended_at", "problem")
+    list_filter = ("state",)
+    list_select_related = ("started_by",)
+
+
+@admin.register(BurnInNode, site=site)
+class BurnInNodeAdmin(History):
+    called = ("node of a burn-in", "nodes of burn-ins")
+    list_display = ("node", "burn_in", "verdict", "outcome", "was_drained", "is_returned")
+    list_filter = ("verdict",)
+    search_fields = ("node",)
+    list_select_related = ("burn_in",)
+
+
+@admin.register(GoldenRecord, site=site)
+class GoldenRecordAdmin(ReadOnly):
+    called = ("golden record", "golden records")
+    list_display = ("model", "driver", "test", "kind", "unit", "count", "updated_at")
+    list_filter = ("test",)
+    search_fields = ("model", "driver")
+
+
+@admin.register(MaintenanceWindow, site=site)
+class MaintenanceWindowAdmin(History):
+    """Planned maintenance; /maintenance plans and cancels it."""
+
+    called = ("maintenance window", "maintenance windows")
+    list_display = ("expression", "reason", "starts_at", "ends_at", "state", "reservation", "planned_by")
+    list_filter = ("state",)
+    search_fields = ("expression", "reason")
+    list_select_related = ("planned_by",)
 
 
 @admin.register(EnrolmentSecret, site=site)

@@ -27,7 +27,7 @@ from portal.access import NO_CHANGE, note, user_of
 from portal.accounts import sysadmins
 from portal.accounts.forms import RevokesTokens
 from portal.audit import Change
-from portal.models import AuditEntry, Membership, Token, User
+from portal.models import Announcement, AuditEntry, Membership, Token, User
 from portal.records import site
 from vigil_core import formatting
 
@@ -273,3 +273,13 @@ class AccessAttemptAdmin(History):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return True
+
+
+@admin.register(Announcement, site=site)
+class AnnouncementAdmin(ReadOnly):
+    """Announcements; /announcements writes and withdraws them."""
+
+    called = ("announcement", "announcements")
+    list_display = ("text", "level", "starts_at", "ends_at", "written_by", "withdrawn_at")
+    list_filter = ("level",)
+    search_fields = ("text",)

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.http import HttpRequest
 from django.templatetags.static import static
 from django.urls import reverse
@@ -14,7 +15,24 @@ from unfold.sites import UnfoldAdminSite
 from portal.models import User
 
 BACK = (("home", "Home", "home"), ("jobs", "Jobs", "list"), ("nodes", "Nodes", "dns"), ("me", "You", "person"))
+OURS = ("jobs", "nodes", "portal")
 APPS = {"axes": "portal"}  # the section for records of third-party apps
+LABELS = {
+    "is made up": "demo data", "heard at": "last report", "sampled at": "newest sample", "asked by": "requested by",
+    "asked at": "requested at", "given up": "discarded batches", "boot id": "boot ID",
+}  # fmt: skip
+WORDS = {
+    "cpus": "CPUs", "gpu": "GPU", "gpus": "GPUs", "uuid": "UUID", "mib": "(MiB)", "toml": "TOML", "qos": "QOS",
+    "id": "ID", "url": "URL", "mig": "MIG", "nvlink": "NVLink",
+}  # fmt: skip
+"""Labels of columns: Django writes field names with one capital letter, such as "Cpus"."""
+
+
+def _label_fields(model: type[Model]) -> None:
+    """Give the fields of one of our models labels in plain English. Migrations do not see them."""
+    for field in model._meta.fields if model.__module__.split(".")[0] in OURS else ():
+        label = str(field.verbose_name)
+        field.verbose_name = LABELS.get(label) or " ".join(WORDS.get(word, word) for word in label.split())
 
 
 class Records(UnfoldAdminSite):
@@ -43,6 +61,8 @@ class Records(UnfoldAdminSite):
         The names are not stored in the models' Meta, so changing them needs no migration.
         """
         super().register(models, admin_class, **options)
+        for model in [models] if isinstance(models, type) else models:
+            _label_fields(model)
         if called := getattr(admin_class, "called", None):
             for model in models:
                 model._meta.verbose_name, model._meta.verbose_name_plural = called

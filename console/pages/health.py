@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages.cluster import is_fragment, sysadmin_of, varied
+from console.pages.vigil_itself import status_lines
 from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
@@ -106,6 +107,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "may_decide": can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,
         "rules": len(rules),
+        "vigil_itself": status_lines(user, now),
     }
     return varied(render(request, "nodes/_health.html" if is_fragment(request) else "nodes/health.html", context))
 
