@@ -258,8 +258,8 @@ def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, 
     lost = attempt["nodes"][1]
     with slurm.without(lost):
         launcher_parent(run, lost).kill()
-        assert alice.wait(lossy)["state"] == "completed"
-    assert alice.wait(alone)["state"] == "completed"
+        assert alice.wait(lossy, timeout_s=300)["state"] == "completed"
+    assert alice.wait(alone, timeout_s=300)["state"] == "completed"
     assert alice.losses(lossy) == alice.losses(alone)
     assert len(alice.losses(alone)) == 200
     rows = [alice.client.get(f"/jobs/{job}/rounds", params={"limit": 200}).json()["items"] for job in (alone, lossy)]
