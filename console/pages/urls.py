@@ -3,6 +3,7 @@
 from django.urls import path
 
 from console.pages import (
+    acceptances,
     agents,
     announcements,
     bulk_drain,
@@ -41,6 +42,10 @@ urlpatterns = [
     path("agents/secret", agents.make_secret, name="agents_secret"),
     path("drains", drains.index, name="drains"),
     path("drains/several", bulk_drain.page, name="drains_several"),
+    path("acceptances", acceptances.index, name="acceptances"),
+    path("acceptances/start", acceptances.start, name="acceptance_start"),
+    path("acceptances/<int:acceptance_id>", acceptances.acceptance_page, name="acceptance"),
+    path("acceptances/<int:acceptance_id>/cancel", acceptances.cancel, name="acceptance_cancel"),
     path("burnins", burnins.index, name="burn_ins"),
     path("burnins/start", burnins.start, name="burn_in_start"),
     path("burnins/golden", burnins.reset_golden, name="burn_ins_golden"),

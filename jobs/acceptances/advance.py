@@ -18,13 +18,15 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from jobs.acceptances.configuration import read_configuration, with_peaks
+from jobs.acceptances.configuration import read_configuration, read_software, with_peaks
 from jobs.acceptances.outcomes import outcome_clauses
 from nodes.acceptance import clauses
 from nodes.acceptance.clauses import ClauseOutcome
 from nodes.acceptance.configuration import configuration_clauses
 from nodes.acceptance.facts import GpuPeaks, NodeConfiguration, merge_peaks
+from nodes.acceptance.versions import versions_clause
 from nodes.models import Acceptance, BurnIn
+from nodes.monitoring.software import minimums_in_force
 from portal.access import note
 from portal.audit import Change
 
@@ -49,6 +51,7 @@ def advance(acceptance: Acceptance) -> None:
     nodes = read_configuration(rows, now)
     peaks = _peaks(acceptance, nodes)
     outcomes = configuration_clauses(with_peaks(nodes, peaks), settings.VIGIL_PUBLIC_URL)
+    outcomes.append(versions_clause(read_software(rows), len(rows), minimums_in_force()))
     if burn_in.state != BurnIn.BurnInState.ENDED:
         _store(acceptance, outcomes, peaks, now)
         return

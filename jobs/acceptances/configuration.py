@@ -15,6 +15,7 @@ from nodes.acceptance.facts import (
     read_mounts,
     read_topology,
 )
+from nodes.inventory.software import NodeSoftware, read_facts
 from nodes.models import Agent, BurnInNode, Gpu, NodeEvent
 from vigil_core import untrusted
 
@@ -30,6 +31,12 @@ def read_configuration(rows: Sequence[BurnInNode], now: datetime) -> list[NodeCo
     for event in NodeEvent.objects.filter(agent__in=ids, kind="mount.slow", is_open=True)[:1_000]:
         slow[event.agent_id].append(untrusted.line(event.data.get("mount"), 200))
     return [_node(row, agents.get(row.node), gpus, slow, now) for row in rows]
+
+
+def read_software(rows: Sequence[BurnInNode]) -> list[NodeSoftware]:
+    """Return the software that the agents of the nodes last reported."""
+    agents = Agent.objects.filter(node__in=[row.node for row in rows]).order_by("node").values_list("node", "facts")
+    return [read_facts(node, "", facts) for node, facts in agents]
 
 
 def with_peaks(nodes: Sequence[NodeConfiguration], peaks: Mapping[str, GpuPeaks]) -> list[NodeConfiguration]:

@@ -47,7 +47,7 @@ def configuration_clauses(nodes: Nodes, portal_url: str) -> list[ClauseOutcome]:
 
 def _agents(nodes: Nodes) -> ClauseOutcome:
     silent = [node.node for node in nodes if not node.is_reporting]
-    measured = f"{len(nodes) - len(silent)} of {formatting.plural(len(nodes), 'node')} report."
+    measured = f"{len(nodes) - len(silent)} of {formatting.plural(len(nodes), 'node')}."
     details = tuple(f"{name}: no agent reports." for name in silent)
     return ClauseOutcome("agents", FAILED if silent else PASSED, measured, details)
 

@@ -41,7 +41,7 @@ def begin(bench: Bench, client: Client, nodes: str = "dgx-[01-02]") -> Acceptanc
     return found
 
 
-def report_configuration(bench: Bench, *, generation: int = 5, driver: str = "570.1", percent: int = 95) -> None:
+def report_configuration(bench: Bench, *, generation: int = 5, driver: str = "999.1", percent: int = 95) -> None:
     """Let the agents of both nodes report healthy GPUs, which work."""
     for name in NODES:
         machine = bench.lab.machine(name)
@@ -55,7 +55,7 @@ def report_configuration(bench: Bench, *, generation: int = 5, driver: str = "57
             for i, uuid in enumerate(machine.gpus)
         ]  # fmt: skip
         facts = machine.facts(
-            time.time(), gpus=gpus, driver=driver if name == "dgx-02" else "570.1", kernel="Linux 6.8",
+            time.time(), gpus=gpus, driver=driver if name == "dgx-02" else "999.1", kernel="Linux 6.8",
             topology=[["X", "NV18"], ["NV18", "X"]],
             mounts=[{"mount": "/data", "type": "nfs4", "source": "nfs01:/data"}],
         )  # fmt: skip
@@ -235,6 +235,6 @@ def test_lists(bench: Bench, client: Client, django_assert_max_num_queries: Any)
     assert [row["nodes"] for row in more["items"]] == ["dgx-02", "dgx-01"]
     assert client.get("/api/v1/acceptances?state=ended").json()["items"] == []
     one = client.get(f"/api/v1/acceptances/{more['items'][0]['id']}").json()
-    assert (one["state"], len(one["clauses"]), one["result"]) == ("waiting", 21, "")
+    assert (one["state"], len(one["clauses"]), one["result"]) == ("waiting", 22, "")
     assert client.get("/api/v1/acceptances/999").status_code == 404
     assert client.get(f"/api/v1/acceptances/{2**63}").status_code == 404

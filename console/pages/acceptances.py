@@ -1,0 +1,151 @@
+"""Render /acceptances: the list with a form that starts one, and each acceptance clause by clause, also for print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from console.pages.burnins import DURATIONS
+from console.pages.cluster import is_fragment, sysadmin_of, varied
+from jobs.acceptances import start as acceptances
+from jobs.burnins import report
+from jobs.burnins.start import CannotBurnIn, NeedsAgreement
+from jobs.errors import Conflict
+from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_TRIED, PASSED, REJECTED
+from nodes.burnin import plan
+from nodes.drains.host_expression import MOST_LETTERS, BadHostExpression
+from nodes.models import Acceptance, BurnIn
+from portal.http.paging import BadCursor, SortOrder, page
+from vigil_core.untrusted import plain
+
+PER_PAGE = 50
+RESULT_GLYPHS = {ACCEPTED: "completed", REJECTED: "failed"}
+CLAUSE_GLYPHS = {PASSED: "completed", FAILED: "failed", NOT_TRIED: "warn"}
+
+
+@dataclass(frozen=True)
+class AcceptanceRow:
+    """An acceptance with its result, or how far it is."""
+
+    acceptance: Acceptance
+
+    @property
+    def glyph(self) -> str:
+        if not self.acceptance.is_active:
+            return RESULT_GLYPHS.get(self.acceptance.result, "warn")
+        return "running" if self.acceptance.burn_in.state == BurnIn.BurnInState.RUNNING else "pending"
+
+    @property
+    def status(self) -> str:
+        if not self.acceptance.is_active:
+            return self.acceptance.result
+        progress = report.progress(self.acceptance.burn_in)
+        return (
+            f"tests run, {progress:.0%}"
+            if progress is not None
+            else self.acceptance.burn_in.get_state_display().lower()
+        )
+
+
+@dataclass(frozen=True)
+class ClauseRow:
+    """A stored clause with its glyph."""
+
+    clause: Mapping[str, Any]
+
+    @property
+    def glyph(self) -> str:
+        return CLAUSE_GLYPHS.get(self.clause["outcome"], "pending")
+
+
+@login_required
+@require_safe
+def index(request: HttpRequest) -> HttpResponse:
+    sysadmin_of(request, "see acceptances")
+    rows = Acceptance.objects.select_related("burn_in", "started_by").defer("clauses", "peaks", "burn_in__log")
+    try:
+        found = page(rows, SortOrder("id", descending=True), cursor=request.GET.get("cursor") or None, limit=PER_PAGE)
+    except BadCursor as error:
+        raise BadRequest(str(error)) from None
+    context = {
+        "section": "cluster",
+        "place": "burnins",
+        "rows": [AcceptanceRow(row) for row in found.items],
+        "next": found.next,
+        "durations": DURATIONS,
+        "nodes": plain(request.GET.get("nodes", ""))[:MOST_LETTERS],
+    }
+    template = "nodes/_acceptances.html" if is_fragment(request) else "nodes/acceptances.html"
+    return varied(render(request, template, context))
+
+
+@login_required
+@require_POST
+def start(request: HttpRequest) -> HttpResponse:
+    """Start an acceptance of the nodes that the form's host expression names."""
+    user = sysadmin_of(request, "start acceptances")
+    expression, seconds = plain(request.POST.get("nodes", ""))[: MOST_LETTERS + 1], request.POST.get("seconds", "")
+    try:
+        made = acceptances.start(
+            user, expression, int(seconds) if seconds.isdecimal() and len(seconds) < 9 else plan.MAX_SECONDS,
+            may_undrain="may_undrain" in request.POST,
+        )  # fmt: skip
+    except NeedsAgreement as error:
+        messages.error(request, f"{error} Tick the box to agree.")
+        return redirect("acceptances")
+    except (CannotBurnIn, BadHostExpression, Conflict) as error:
+        messages.error(request, str(error))
+        return redirect("acceptances")
+    return redirect("acceptance", made.pk)
+
+
+@login_required
+@require_safe
+def acceptance_page(request: HttpRequest, acceptance_id: int) -> HttpResponse:
+    sysadmin_of(request, "see acceptances")
+    found = _acceptance(acceptance_id)
+    context = {
+        "section": "cluster",
+        "place": "burnins",
+        "acceptance": found,
+        "burn_in": found.burn_in,
+        "shown": AcceptanceRow(found),
+        "progress": report.progress(found.burn_in),
+        "groups": _groups(found.clauses),
+        "now": timezone.now(),
+    }
+    template = "nodes/_acceptance.html" if is_fragment(request) else "nodes/acceptance.html"
+    return varied(render(request, template, context))
+
+
+@login_required
+@require_POST
+def cancel(request: HttpRequest, acceptance_id: int) -> HttpResponse:
+    user = sysadmin_of(request, "cancel acceptances")
+    try:
+        acceptances.cancel(user, _acceptance(acceptance_id))
+    except Conflict as error:
+        messages.error(request, str(error))
+    return redirect("acceptance", acceptance_id)
+
+
+def _groups(clauses: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[ClauseRow]]]:
+    groups = groupby(clauses, key=lambda clause: str(clause["group"]))
+    return [(name, [ClauseRow(clause) for clause in rows]) for name, rows in groups]
+
+
+def _acceptance(acceptance_id: int) -> Acceptance:
+    rows = Acceptance.objects.select_related("burn_in", "burn_in__cancel_requested_by", "started_by")
+    if (row := rows.filter(pk=min(acceptance_id, 2**63 - 1)).first()) is None:
+        raise Http404(f"There is no acceptance {acceptance_id}.")
+    return row
