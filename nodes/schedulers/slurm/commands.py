@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,13 @@ from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.tokens import TokenSource
 
 TIMEOUT_S = 10
+# What Slurm's commands print if slurmctld, or the backup that takes over, does not answer (src/common/slurm_errno.c).
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|reset|timed out)|Zero Bytes"
+    r"|Communication (?:connection|shutdown|timeout) failure|in standby mode|No route to host"
+    r"|Name or service not known|Temporary failure in name resolution",
+    re.IGNORECASE,
+)
 
 
 class SlurmCommands:
@@ -33,7 +41,7 @@ class SlurmCommands:
             )
         code, output, message = run(command, *words, token=self.tokens.token_for(user))
         if code and (message or name != "scancel"):  # 22.05's exits with 229 although it sent the signal
-            raise SchedulerError(f"{name}: {message}", permanent=True)
+            raise SchedulerError(f"{name}: {message}", permanent=_UNREACHABLE.search(message) is None)
         return output
 
 
