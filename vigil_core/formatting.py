@@ -172,7 +172,10 @@ def ago(then: datetime, now: datetime | None = None) -> str:
 
 
 def _local(then: datetime) -> datetime:
-    return then.astimezone()
+    try:
+        return then.astimezone()
+    except OverflowError:  # in the year 1 or 9999, which no page may fail on
+        return then
 
 
 def until(then: datetime, now: datetime | None = None) -> str:

@@ -50,6 +50,8 @@ def plan(
         raise BadWindow("ends_at", "The end must lie after the beginning, and in the future.")
     if ends_at - max(starts_at, now) > LONGEST:
         raise BadWindow("ends_at", f"A window lasts at most {LONGEST.days} days. For longer, drain the nodes.")
+    if starts_at < now - FARTHEST:
+        raise BadWindow("starts_at", "The beginning is more than a year ago.")
     if starts_at > now + FARTHEST:
         raise BadWindow("starts_at", "The beginning is more than a year ahead.")
     nodes = [node.name for node in bulk.find_nodes(expression)]

@@ -38,6 +38,8 @@ def announce(
         raise BadAnnouncement("text", "The text contains characters that cannot be printed. Remove them.")
     if level not in Announcement.Level.values:
         raise BadAnnouncement("level", f"Choose one of {', '.join(Announcement.Level.values)}.")
+    if starts_at < now - FARTHEST:
+        raise BadAnnouncement("starts_at", "The beginning is more than a year ago. Leave it out.")
     if starts_at > now + FARTHEST:
         raise BadAnnouncement("starts_at", "The beginning is more than a year ahead.")
     if ends_at is not None and ends_at <= max(starts_at, now):

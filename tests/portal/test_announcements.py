@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -130,3 +130,19 @@ def test_reading_them_costs_one_query_in_five_seconds(ops: User, mira: User, dja
     current.current()
     with django_assert_num_queries(0):
         assert len(current.current()) == 1
+
+
+@pytest.mark.parametrize("starts_at", ["0001-01-01T00:00", "1600-02-29T12:00", "9999-12-31T23:59"])
+def test_times_that_no_calendar_needs_are_refused(ops: User, settings: Any, starts_at: str) -> None:
+    settings.TIME_ZONE = "America/New_York"
+    assert announce(ops, starts_at=f"{starts_at}Z").status_code == 422
+    form = {"text": "hello", "level": "info", "starts_at": starts_at}
+    assert signed_in(ops).post("/announcements", form).status_code == 400
+    assert not Announcement.objects.exists()
+
+
+def test_no_page_fails_on_a_time_that_no_calendar_needs(mira: User, settings: Any) -> None:
+    settings.TIME_ZONE = "America/New_York"
+    Announcement.objects.create(text="old", level="info", starts_at=datetime(1, 1, 1, tzinfo=UTC))
+    assert signed_in(mira).get("/").status_code == 200
+    assert signed_in(mira).get("/announcements").status_code == 200

@@ -285,3 +285,15 @@ steps = 10
     (text,) = warned()
     assert text.startswith("new driver on all its nodes from ")
     assert "only if its time limit ends before" in text
+
+
+@pytest.mark.parametrize("starts_at", ["0001-01-01T00:00", "1600-02-29T12:00", "9999-12-31T23:59"])
+def test_times_that_no_calendar_needs_are_refused(lab: Lab, ops: User, settings: Any, starts_at: str) -> None:
+    settings.TIME_ZONE = "America/New_York"
+    form = {"nodes": "dgx-01", "reason": "fans", "starts_at": starts_at, "ends_at": "9999-12-31T23:59"}
+    for ends_at in (form["ends_at"], f"{now() + HOUR:%Y-%m-%dT%H:%M}"):
+        assert signed_in(ops).post("/maintenance", form | {"ends_at": ends_at}).status_code == 400
+    body = {"nodes": "dgx-01", "reason": "fans", "starts_at": f"{starts_at}Z", "ends_at": (now() + HOUR).isoformat()}
+    answer = bearer(ops, "admin").post("/api/v1/maintenance", body, content_type="application/json")
+    assert answer.status_code == 422
+    assert not MaintenanceWindow.objects.exists()
