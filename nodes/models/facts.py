@@ -332,8 +332,8 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
         return self.filter(state=NodeOrder.State.ASKED)
 
     def by_health_rules(self) -> Self:
-        """Select orders that follow a finding: not a person's, nor those of maintenance or for hot spares."""
-        return self.exclude(Q(rule="") | Q(rule="spare") | Q(rule__startswith="maintenance-"))
+        """Select orders that follow a finding: not a person's, nor those of maintenance, hot spares or burn-ins."""
+        return self.exclude(Q(rule="") | Q(rule__in=("spare", "burn-in")) | Q(rule__startswith="maintenance-"))
 
 
 class NodeOrder(models.Model):

@@ -8,6 +8,7 @@ changed the rule meanwhile, it is refused.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from datetime import timedelta
 
@@ -28,6 +29,8 @@ MOST_LETTERS = 20_000
 MOST_RULES = 200
 PROOF_LASTS = timedelta(hours=1)
 _ADDRESSES = frozenset({"new", "try", "policies"})
+_OTHER_ORDERS = re.compile(r"spare|burn-in|maintenance-.*")
+"""Names under which Vigil orders what no health rule wants (`NodeOrder.objects.by_health_rules`)."""
 _SALT = "nodes.health.dry_run"
 
 
@@ -59,6 +62,8 @@ def checked(text: str) -> Rule:
     (rule,) = found
     if rule.name in _ADDRESSES:
         raise RuleRefused(f"name: {rule.name} is an address of these pages. Choose another name.")
+    if _OTHER_ORDERS.fullmatch(rule.name):
+        raise RuleRefused(f"name: Vigil itself drains nodes under the name {rule.name}. Choose another name.")
     if {example.fires for example in rule.examples} != {True, False}:
         raise RuleRefused(
             f"{rule.name}: example: is missing. Write an example that must fire (fires = true) and one that must not."

@@ -10,6 +10,7 @@ from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
 from jobs.errors import Conflict
 from jobs.tasks import assess
 from nodes.models import BurnIn, GoldenRecord, NodeOrder
+from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry
 from tests.jobs.burnins.bench import BAD, H100, Bench, away, good_lines, line
@@ -309,3 +310,21 @@ def test_the_program_that_cannot_start_gives_no_verdict(bench: Bench) -> None:
     bench.until_ended()
     assert bench.row().verdict == "inconclusive"
     assert bench.row().outcome == "In service."
+
+
+def test_no_cleared_finding_returns_a_node_that_failed(bench: Bench) -> None:
+    bench.start()
+    bench.until_running()
+    bench.write([*good_lines()[:-1], line("memory", "GPU 1", outcome="failed", detail="12 words differ")])
+    bench.end_job()
+    bench.until_ended()
+    assert bench.row().verdict == "failed"
+    bench.lab.xid(79)
+    bench.lab.step()
+    entry = bench.lab.entry()
+    assert (entry.decision, entry.order) == ("proposed", None), "the node is drained already, and not by a rule"
+    inbox.clear(bench.user, entry.pk, "looked at it")
+    bench.lab.step()
+    bench.lab.step()
+    assert list(bench.lab.scheduler.drained) == ["dgx-01"]
+    assert not NodeOrder.objects.by_health_rules().exists(), "a burn-in's drains use up no limit of the rules"

@@ -206,3 +206,11 @@ def test_whatever_a_table_has_it_is_read_or_refused(changes: dict[str, Any]) -> 
     table = tomllib.loads(RULE)["rule"][0] | changes
     with suppress(BadRule):
         parse_rule(table)
+
+
+@pytest.mark.parametrize("name", ["spare", "burn-in", "maintenance-", "maintenance-1", "maintenance-crew"])
+def test_names_under_which_vigil_itself_drains_are_refused(ops: User, name: str) -> None:
+    """Orders of such a rule would count towards no limit, and be taken for those of a spare or a window."""
+    answer = send(ops, "post", "/try", toml=RULE.replace('"xid-31"', f'"{name}"'))
+    assert answer.status_code == 422
+    assert "Choose another name." in answer.json()["detail"]
