@@ -68,9 +68,10 @@ class EntryRow:
     @property
     def observed(self) -> str:
         """Return the newest observation, as far as the rule asks for it; never whose program it was."""
-        if not self.entry.evidence:
+        found = self.entry.observations()
+        if not found:
             return ""
-        _, signal, fields, _ = self.entry.evidence[-1]
+        _, signal, fields, _ = found[-1]
         if signal in ("xid", "sxid"):
             code = f"{'Xid' if signal == 'xid' else 'SXid'} {fields.get('code', '–')}"
             return f"{code}: {fields['text']}".rstrip(".") if fields.get("text") else code

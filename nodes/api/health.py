@@ -25,8 +25,6 @@ NOT_DECIDED = NO_ENTRY | {
     403: "Only for sysadmins, with a token of scope admin.",
     409: "The decision does not fit the entry's state, or somebody else has drained the node.",
 }
-_PERSONAL = frozenset({"user", "program"})
-"""Fields of evidence that only sysadmins see: whose program had the GPU."""
 
 
 class ObservationShape(Schema):
@@ -201,10 +199,10 @@ def entry_shape(entry: HealthEntry, is_sysadmin: bool) -> dict[str, Any]:
             {
                 "at": datetime.fromtimestamp(at, timezone.get_current_timezone()),
                 "signal": signal,
-                "fields": {name: value for name, value in fields.items() if is_sysadmin or name not in _PERSONAL},
+                "fields": fields,
                 "count": count,
             }
-            for at, signal, fields, count in entry.evidence
+            for at, signal, fields, count in entry.observations(with_people=is_sysadmin)
         ],
         "order": order_shape(entry.order) if entry.order else None,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from nodes.health.rules.condition import FieldValue
 
@@ -13,6 +13,10 @@ State = Literal["none", "watching", "open", "cleared"]
 MOST_OCCURRENCES = 1_000
 """Of one trigger; older ones are dropped. A rule needs at most as many (`rule.MOST_COUNT`)."""
 MOST_OPENINGS = 50
+
+
+class UnreadableProgress(ValueError):
+    """Raised for a stored state of another format; the message says what is wrong."""
 
 
 class Subject(NamedTuple):
@@ -79,18 +83,35 @@ class RuleProgress:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> RuleProgress:
-        """Return the finding of `as_payload`."""
-        finding = cls(**{name: payload[name] for name in _PLAIN if name in payload})
-        for number, at, count, values in payload.get("occurrences", ()):
-            finding.occurrences.setdefault(number, []).append(Occurrence(at, count, values))
-        finding.holding = dict(payload.get("holding", ()))
+        """Return the finding of `as_payload`. Raises UnreadableProgress for anything else."""
+        try:
+            finding = cls(**{name: payload[name] for name in _PLAIN if name in payload})
+            for number, at, count, values in payload.get("occurrences", ()):
+                finding.occurrences.setdefault(number, []).append(Occurrence(at, count, values))
+            finding.holding = dict(payload.get("holding", ()))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UnreadableProgress(str(error)) from None
+        if not finding._is_readable():
+            raise UnreadableProgress("a value has another type than expected")
         return finding
+
+    def _is_readable(self) -> bool:
+        occurrences = [item for items in self.occurrences.values() for item in items]
+        moments = [getattr(self, name) for name in _MOMENTS if getattr(self, name) is not None]
+        moments += [item.at for item in occurrences] + list(self.holding.values())
+        return (
+            self.state in get_args(State)
+            and isinstance(self.openings, list)
+            and all(isinstance(moment, int | float) for moment in (*moments, *self.openings))
+            and all(type(number) is int and number >= 0 for number in (*self.occurrences, *self.holding))
+            and all(type(count) is int for count in (self.count, *(item.count for item in occurrences)))
+            and all(isinstance(item.values, dict) for item in occurrences)
+        )
 
     def successor(self) -> RuleProgress:
         """Return the finding that follows when something new happens after this one was cleared."""
         return RuleProgress(cleared_at=self.cleared_at, openings=self.openings[-MOST_OPENINGS:])
 
 
-_PLAIN = (
-    "state", "first_seen", "last_seen", "count", "good_since", "repaired_at", "opened_at", "cleared_at", "openings"
-)  # fmt: skip
+_MOMENTS = ("first_seen", "last_seen", "good_since", "repaired_at", "opened_at", "cleared_at")
+_PLAIN = ("state", "count", "openings", *_MOMENTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Self
+from typing import NamedTuple, Self
 
 from django.conf import settings
 from django.db import models
@@ -11,6 +11,19 @@ from django.db.models import Q
 
 from nodes.models.facts import NodeOrder
 from nodes.models.telemetry import Agent, Gpu
+from vigil_core import untrusted
+
+PEOPLE = frozenset({"user", "program"})
+"""Fields of evidence that only sysadmins see: whose program had the GPU."""
+
+
+class EntryObservation(NamedTuple):
+    """One observation among an entry's evidence: equal events, or a state with its newest values."""
+
+    at: float
+    signal: str
+    fields: dict[str, bool | int | float | str]
+    number: int
 
 
 class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
@@ -118,6 +131,28 @@ class HealthEntry(models.Model):
     @property
     def is_active(self) -> bool:
         return self.state != self.EntryState.CLEARED
+
+    def observations(self, *, with_people: bool = False) -> list[EntryObservation]:
+        """Return the evidence, the newest last; without what cannot be read, and without people unless wanted."""
+        rows = self.evidence if isinstance(self.evidence, list) else []
+        found = [EntryObservation(*row) for row in rows if _is_observation(row)]
+        if with_people:
+            return found
+        return [
+            row._replace(fields={name: value for name, value in row.fields.items() if name not in PEOPLE})
+            for row in found
+        ]
+
+
+def _is_observation(row: object) -> bool:
+    """Return whether this is what `EntryObservation` stores, at a moment that a date can express."""
+    if not isinstance(row, list) or len(row) != 4:
+        return False
+    at, signal, fields, count = row
+    return (
+        untrusted.moment(at) is not None and isinstance(signal, str) and isinstance(fields, dict)
+        and isinstance(count, int) and all(isinstance(value, bool | int | float | str) for value in fields.values())
+    )  # fmt: skip
 
 
 class SiteRule(models.Model):

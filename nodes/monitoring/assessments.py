@@ -6,6 +6,7 @@ health rules reads them as it reads the state of a GPU.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
@@ -16,10 +17,13 @@ from nodes.health.rules.condition import FieldValue
 from nodes.models import Assessment
 from portal import bulk
 
+logger = logging.getLogger(__name__)
+
 NORMAL_FOR = timedelta(days=7)
 """How long a subject that is normal again is still reported as such, so that findings about it clear."""
 MOST = 2_000
 """Subjects of one signal."""
+MOST_VALUE = 1e15
 
 
 def replace(
@@ -57,4 +61,14 @@ def replace(
 def observations(now: datetime) -> Iterator[Observation]:
     """Yield the fresh assessments as states that hold now."""
     for row in Assessment.objects.fresh(now):
+        if not _is_readable(row.fields):
+            logger.error("the assessment %s cannot be read and is left out", row)
+            continue
         yield Observation(row.signal, Subject(row.node, "", row.item), now.timestamp(), row.fields)
+
+
+def _is_readable(fields: object) -> bool:
+    return isinstance(fields, dict) and all(
+        value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < MOST_VALUE)
+        for value in fields.values()
+    )

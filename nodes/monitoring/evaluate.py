@@ -27,6 +27,7 @@ from nodes.monitoring import events, policies
 from nodes.monitoring.matching import RuleMatcher
 from nodes.monitoring.site_rules import rules_in_force, unreadable_rules
 from nodes.monitoring.states import States
+from nodes.monitoring.stored_progress import progress_of
 from portal import bulk
 
 LATE = timedelta(minutes=10)
@@ -161,7 +162,6 @@ class _EntryChanges:
         self.now = now
         self.rows: dict[Key, HealthEntry] = {}
         self.findings: dict[Key, RuleProgress] = {}
-        self.before: dict[Key, dict[str, Any]] = {}
         self.late: set[Key] = set()
         self.evidence: defaultdict[Key, list[Any]] = defaultdict(list)
         self._by_signal = _by_signal(rules)
@@ -187,15 +187,14 @@ class _EntryChanges:
         cleared = rows.filter(state=State.CLEARED, cleared_at__gt=self.now - _MEMORY).order_by("cleared_at")
         for row in cleared if missing else ():
             if (key := _key_of(row)) in missing:
-                self.findings[key] = RuleProgress.from_payload(row.progress).successor()
+                self.findings[key] = progress_of(row).successor()
         for key in missing - self.findings.keys():
             self.findings[key] = RuleProgress()
 
     def take(self, rows: Iterable[HealthEntry]) -> None:
         for row in rows:
             key = _key_of(row)
-            self.rows[key], self.findings[key] = row, RuleProgress.from_payload(row.progress)
-            self.before[key] = row.progress
+            self.rows[key], self.findings[key] = row, progress_of(row, self.rules.get(row.rule))
 
     def observe(self, observation: Observation, only: set[Key] | None = None) -> None:
         for rule in self._by_signal.get(observation.signal, ()):
@@ -246,7 +245,7 @@ class _EntryChanges:
 
     def _is_changed(self, key: Key, finding: RuleProgress) -> bool:
         """Return whether the row must be written: not for each reading of a state that just lasts."""
-        before = RuleProgress.from_payload(self.before[key])
+        before = progress_of(self.rows[key])
         age = (finding.last_seen or 0) - (before.last_seen or 0)
         before.last_seen = finding.last_seen
         return before != finding or age >= REFRESH_S
@@ -274,7 +273,7 @@ class _EntryChanges:
         row.cleared_at = _moment(finding.cleared_at or 0) if finding.state == "cleared" else None
         row.is_late = row.is_late or key in self.late
         if self.evidence[key]:
-            row.evidence = _merged_evidence(row.evidence, self.evidence[key])
+            row.evidence = _merged_evidence(row.observations(with_people=True), self.evidence[key])
         row.progress = finding.as_payload()
 
 

@@ -7,9 +7,9 @@ from django.utils import timezone
 
 from nodes.cluster import drain
 from nodes.health import engine
-from nodes.health.progress import RuleProgress
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
+from nodes.monitoring.stored_progress import progress_of
 from nodes.remediation.reason import drain_reason
 from portal.access import note
 from portal.audit import Change
@@ -68,7 +68,7 @@ def clear(user: User | None, pk: int, reason: str) -> HealthEntry:
         if entry.state == State.CLEARED:
             return entry
         now = timezone.now()
-        finding = RuleProgress.from_payload(entry.progress)
+        finding = progress_of(entry)
         engine.clear(finding, now.timestamp())
         entry.progress, entry.cleared_at, entry.due_at = finding.as_payload(), now, None
         _decided(entry, user, entry.decision, State.CLEARED, reason)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from nodes.models import HealthEntry
 from nodes.monitoring.site_rules import rules_in_force
 
@@ -22,16 +19,10 @@ def drain_reason(entry: HealthEntry) -> str:
 
 def _signal(entry: HealthEntry) -> str:
     """Return the newest Xid or SXid among the evidence, which says more than the rule's title."""
-    for observation in reversed(entry.evidence):
-        signal, fields = _parts(observation)
+    for _, signal, fields, _ in reversed(entry.observations()):
         if signal in ("xid", "sxid") and "code" in fields and not fields.get("is_implied"):
             return f"{'Xid' if signal == 'xid' else 'SXid'} {fields['code']}"
     return entry.title
-
-
-def _parts(observation: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
-    is_complete = len(observation) >= 3 and isinstance(observation[2], Mapping)
-    return (str(observation[1]), observation[2]) if is_complete else ("", {})
 
 
 def _where(entry: HealthEntry) -> str:

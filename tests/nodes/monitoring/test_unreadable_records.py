@@ -1,0 +1,116 @@
+"""One record that cannot be read stops neither the evaluation of the others, nor a page, nor a decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from nodes.models import Assessment, HealthEntry, SiteRule
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.remediation.cluster import Lab
+
+pytestmark = pytest.mark.django_db
+OLD_PROGRESS: list[Any] = [
+    [], "open", {"state": "half open"}, {"state": "open", "openings": 3}, {"state": "open", "first_seen": "yesterday"},
+    {"state": "open", "occurrences": [[0, 1]]}, {"state": "open", "occurrences": [["0", 1.0, 1, {}]]},
+    {"state": "open", "holding": 5}, {"state": "open", "holding": [["0", None]]}, {"state": "open", "count": None},
+]  # fmt: skip
+ODD_EVIDENCE: list[Any] = [
+    {}, "none", [1], [["yesterday", "xid", {}, 1]], [[1e300, "xid", {}, 1]], [[1.0, "xid", None, 1]],
+    [[1.0, "xid", {"code": {"a": 1}}, 1]], [[1.0, "xid", {}, "many"]], [[1.0, 7, {}, 1]], [[1.0, "xid"]],
+]  # fmt: skip
+ONE_TRIGGER = """
+[[rule]]
+name = "hot"
+title = "Hot"
+source = "a test"
+severity = "warning"
+action = "watch"
+signal = "gpu_samples"
+where = { margin_c = "<= 1" }
+for = "5m"
+clears = "recovered"
+clears_after = "10m"
+"""
+
+
+@pytest.fixture
+def lab(settings: Any) -> Lab:
+    settings.VIGIL_HEALTH = "propose"
+    return Lab()
+
+
+@pytest.mark.parametrize("progress", OLD_PROGRESS)
+def test_progress_of_an_old_format(lab: Lab, progress: Any) -> None:
+    lab.xid(79, "dgx-01")
+    lab.step()
+    HealthEntry.objects.update(progress=progress)
+    lab.happens("boot", "dgx-01")
+    lab.xid(79, "dgx-02")
+    lab.step()
+    assert lab.entry(node="dgx-02").state == "open"
+    assert lab.entry(node="dgx-01").state == "open"
+    answer = bearer(sysadmin("ops"), "admin").post(
+        f"/api/v1/health/{lab.entry().pk}/clear", {"reason": "repaired"}, content_type="application/json"
+    )
+    assert (answer.status_code, answer.json()["state"]) == (200, "cleared")
+    lab.xid(79, "dgx-01")
+    lab.step()
+    assert HealthEntry.objects.filter(node="dgx-01", state="open").count() == 1
+
+
+@pytest.mark.parametrize("evidence", ODD_EVIDENCE)
+def test_evidence_of_an_old_format(lab: Lab, evidence: Any) -> None:
+    lab.xid(79)
+    lab.step()
+    HealthEntry.objects.update(evidence=evidence)
+    ops = sysadmin("ops")
+    for address in ("/health", "/health/entries", "/nodes/dgx-01"):
+        assert signed_in(ops).get(address).status_code == 200
+    (item,) = bearer(ops, "read").get("/api/v1/health").json()["items"]
+    assert item["evidence"] == []
+    lab.xid(79)
+    lab.step()
+    assert [observation.signal for observation in lab.entry().observations()] == ["xid"]
+
+
+@pytest.mark.parametrize(
+    "fields", [[], "slow", 3, {"ratio": [1]}, {"ratio": {"a": 1}}, {"ratio": "1.5"}, {"slow_programs": 10**400}]
+)
+def test_an_odd_assessment(lab: Lab, fields: Any) -> None:
+    lab.step()
+    now = timezone.now()
+    Assessment.objects.create(signal="step_time", node="dgx-03", fields=fields, assessed_at=now, noticed_at=now)
+    lab.xid(79)
+    lab.step()
+    assert lab.entry().state == "open"
+
+
+def test_a_rule_that_lost_a_trigger_meanwhile(lab: Lab) -> None:
+    SiteRule.objects.create(name="hot", toml=ONE_TRIGGER)
+    lab.xid(79)
+    lab.step()
+    HealthEntry.objects.create(
+        node="dgx-02", rule="hot", title="Hot", severity="warning", action="watch", state="watching",
+        first_seen=lab.entry().first_seen, last_seen=lab.entry().last_seen, due_at=lab.entry().last_seen,
+        progress={"state": "watching", "first_seen": 1.0, "last_seen": 2.0, "count": 1, "holding": [[1, 1.0]]},
+    )  # fmt: skip
+    lab.xid(79, "dgx-03")
+    lab.step()
+    assert lab.entry(node="dgx-03").state == "open"
+    assert not HealthEntry.objects.filter(rule="hot").exists(), "nothing is left of what it watched"
+
+
+def test_the_page_never_names_people(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    entry = lab.entry()
+    entry.rule = "one-that-was-removed"
+    entry.evidence = [[entry.last_seen.timestamp(), "leftover", {"processes": 2, "user": "ada", "program": "#7 p"}, 1]]
+    entry.save()
+    page = signed_in(person("mira", a_project())).get("/health").content.decode()
+    assert "processes 2" in page
+    assert "ada" not in page
+    assert "#7 p" not in page
