@@ -57,11 +57,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
     rows = [
         [
             drill["title"], drill["state"], _seconds(drill, "noticed_s"), _answer(drill["is_cause_right"]),
-            drill["action"] or "–", _seconds(drill, "training_again_s"), _answer(drill["are_losses_identical"]),
+            _seconds(drill, "training_again_s"), _answer(drill["are_losses_identical"]), drill["action"] or "–",
         ]
         for drill in found["drills"]
     ]  # fmt: skip
-    head = ["FAULT", "RESULT", "NOTICED", "VERDICT RIGHT", "ACTION", "TRAINING AGAIN", "LOSSES IDENTICAL"]
+    head = ["FAULT", "RESULT", "NOTICED", "VERDICT RIGHT", "TRAINING AGAIN", "LOSSES IDENTICAL", "ACTION"]
     details = [f"{drill['title']}: {drill['detail']}" for drill in found["drills"] if drill["detail"]]
     problem = [found["problem"]] if found["problem"] else []
     return [*table(head, rows, "No faults."), *details, *problem]
