@@ -85,7 +85,8 @@ def _follow(portal: Portal, acceptance: dict[str, Any]) -> dict[str, Any]:
 
 def _progress(acceptance: dict[str, Any]) -> str:
     if acceptance["progress"] is None:
-        return f"{acceptance['detail'] or acceptance['state'].capitalize()} {acceptance['summary']}".strip()
+        waits_for = acceptance["detail"] or f"Burn-in: {acceptance['state']}."
+        return f"{waits_for} {acceptance['summary']}".strip()
     return f"Tests run, {int(acceptance['progress'] * 20) * 5} %. {acceptance['summary']}"
 
 
