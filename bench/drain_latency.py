@@ -60,7 +60,7 @@ class DrainTimes:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.drain_latency")
-    parser.add_argument("--release", default="24.11", choices=["22.05", "24.11", "26.05"])
+    parser.add_argument("--release", default="24.11", choices=["24.11", "26.05"])
     parser.add_argument("--repeat", type=int, default=24)
     options = parser.parse_args()
     if not stage.has_slurm(options.release):

@@ -61,6 +61,8 @@ class HealthLab:
 
 @pytest.fixture(scope="module")
 def lab(release: str) -> Iterator[HealthLab]:
+    if release == "22.05":
+        pytest.skip("22.05 drains by scontrol, which only root may run in this cluster")
     with ExitStack() as stack:
         slurm = stack.enter_context(cluster(release, nodes=NODES))
         portal = Portal(slurm, VIGIL_HEALTH="act", VIGIL_AGENT="no")
