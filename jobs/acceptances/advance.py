@@ -16,6 +16,7 @@ from datetime import datetime
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from jobs.acceptances.configuration import read_configuration, read_software, with_peaks
@@ -36,8 +37,8 @@ AT_ONCE = 50
 
 def advance_all() -> None:
     """Advance every acceptance that is not over; those that were not observed for longest first."""
-    rows = Acceptance.objects.active().select_related("burn_in").order_by("observed_at", "pk")
-    for acceptance in rows[:AT_ONCE]:
+    rows = Acceptance.objects.active().select_related("burn_in")
+    for acceptance in rows.order_by(F("observed_at").asc(nulls_first=True), "pk")[:AT_ONCE]:
         try:
             advance(acceptance)
         except Exception:
