@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
 from nodes.health import engine
@@ -184,12 +184,21 @@ class _EntryChanges:
         )
         self.take(rows.active())
         missing = keys - self.rows.keys()
-        cleared = rows.filter(state=State.CLEARED, cleared_at__gt=self.now - _MEMORY).order_by("cleared_at")
-        for row in cleared if missing else ():
+        for row in self._cleared_last(missing) if missing else ():
             if (key := _key_of(row)) in missing:
                 self.findings[key] = progress_of(row).successor()
         for key in missing - self.findings.keys():
             self.findings[key] = RuleProgress()
+
+    def _cleared_last(self, keys: set[Key]) -> QuerySet[HealthEntry]:
+        """Select the entry of each key that was cleared last: there may be thousands before, which it sums up."""
+        rows = HealthEntry.objects.filter(
+            node__in={key.subject.node for key in keys}, rule__in={key.rule for key in keys},
+            state=State.CLEARED, cleared_at__gt=self.now - _MEMORY,
+        )  # fmt: skip
+        newest = rows.order_by().values("node", "rule", "gpu", "item").annotate(newest=Max("pk"))
+        found = HealthEntry.objects.filter(pk__in=list(newest.values_list("newest", flat=True)))
+        return found.select_related("gpu").defer("evidence").order_by("pk")
 
     def take(self, rows: Iterable[HealthEntry]) -> None:
         for row in rows:

@@ -77,9 +77,10 @@ class ActiveEntries:
 
     def nodes_to_repair(self, most: int) -> tuple[list[str], int]:
         """Return the first names of nodes that open entries want out of service, and how many there are."""
-        rows = HealthEntry.objects.open().filter(action__in=OUT_OF_SERVICE).order_by().values("node")
-        number = rows.aggregate(number=Count("node", distinct=True))["number"]
-        return list(rows.distinct().order_by("node").values_list("node", flat=True)[:most]), number
+        # `active` lets the index of active entries serve: cleared ones are many.
+        rows = HealthEntry.objects.active().filter(state=State.OPEN, action__in=OUT_OF_SERVICE)
+        names = sorted(set(rows.order_by().values_list("node", flat=True)))
+        return names[:most], len(names)
 
 
 def _rank(severity: str) -> int:
