@@ -122,7 +122,7 @@ class HealthEntry(models.Model):
                 condition=~Q(state="cleared"),
                 name="health_active",
             ),
-            models.Index(fields=["-cleared_at"], condition=Q(state="cleared"), name="health_cleared"),
+            models.Index(fields=["state", "-cleared_at"], name="health_last_cleared"),
         )
 
     def __str__(self) -> str:

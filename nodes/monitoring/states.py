@@ -98,8 +98,8 @@ class States:
 
     def _gpus(self, agent: Agent, at: float) -> Iterator[Observation]:
         rows = self.gpus.get(agent.pk, ())
-        samples = {gpu.pk: _table(_table(agent.newest.get("gpus")).get(gpu.uuid)) for gpu in rows}
-        counters = _with_peers({gpu.pk: gpu.counters for gpu in rows}, samples)
+        samples = {gpu.pk: _table(_table(_table(agent.newest).get("gpus")).get(gpu.uuid)) for gpu in rows}
+        counters = _with_peers({gpu.pk: _table(gpu.counters) for gpu in rows}, samples)
         for gpu in rows:
             subject = Subject(agent.node, gpu.uuid)
             yield Observation("gpu_lost", subject, at, {"is_lost": gpu.lost_at is not None})
@@ -179,14 +179,14 @@ class States:
         node = self.nodes.get(agent.node)
         if node is None or not self.nodes_are_fresh:
             return {"processes": None, "user": None}
-        rows = [row for row in agent.processes if isinstance(row, dict) and row.get("job")]
+        rows = [row for row in _listed(agent.processes) if isinstance(row, dict) and row.get("job")]
         users = {untrusted.line(row.get("user"), 64) for row in rows}
         if node.has_jobs or not rows:
             return {"processes": 0, "user": ""}
         return {"processes": len(rows), "user": users.pop() if len(users) == 1 else ""}
 
     def _host(self, agent: Agent) -> dict[str, FieldValue]:
-        host = _table(agent.newest.get("host"))
+        host = _host_values(agent)
         root_total, root_used = _number(host, "disk_total_mib:/"), _number(host, "disk_used_mib:/")
         shm_total, shm_used = _number(host, "shm_total_mib"), _number(host, "shm_used_mib")
         return {
@@ -228,7 +228,7 @@ class States:
         return {source: slow[source] / number for source, number in machines.items()}
 
     def _ports(self, agent: Agent, at: float) -> Iterator[Observation]:
-        for name, value in _table(agent.newest.get("host")).items():
+        for name, value in _host_values(agent).items():
             kind, _, port = name.partition(":")
             if kind == "ib_up" and port and isinstance(value, int | float):
                 fields = {"is_up": bool(value), "usually_up": self._usually_up(name)}
@@ -244,9 +244,7 @@ class States:
         up: Counter[str] = Counter()
         there: Counter[str] = Counter()
         for agent in self.agents.values():
-            ports = {
-                name: value for name, value in _table(agent.newest.get("host")).items() if name.startswith("ib_up:")
-            }
+            ports = {name: value for name, value in _host_values(agent).items() if name.startswith("ib_up:")}
             there.update(ports)
             up.update(name for name, value in ports.items() if value)
         return {name: (up[name], number) for name, number in there.items()}
@@ -271,7 +269,9 @@ class States:
 
     @cached_property
     def _software_by_agent(self) -> dict[int, NodeSoftware]:
-        return {pk: read_facts(agent.node, self._partition(agent), agent.facts) for pk, agent in self.agents.items()}
+        return {
+            pk: read_facts(agent.node, self._partition(agent), _table(agent.facts)) for pk, agent in self.agents.items()
+        }
 
     @cached_property
     def _usual_versions(self) -> comparison.UsualVersions:
@@ -346,7 +346,7 @@ def _column(counters: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, f
 
 def mounted(agent: Agent) -> dict[str, str]:
     """Return the mounts that the agent probes: source by path."""
-    rows = agent.facts.get("mounts")
+    rows = _table(agent.facts).get("mounts")
     found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return {
         path: untrusted.line(row.get("source"), 300) or path
@@ -361,6 +361,14 @@ def _free_share(total: float | None, used: float | None) -> float | None:
 
 def _table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _host_values(agent: Agent) -> Mapping[str, Any]:
+    return _table(_table(agent.newest).get("host"))
+
+
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from nodes.models import Assessment, HealthEntry, SiteRule
+from nodes.models import Agent, Assessment, Gpu, HealthEntry, SiteRule
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.remediation.cluster import Lab
 
@@ -114,3 +115,15 @@ def test_the_page_never_names_people(lab: Lab) -> None:
     assert "processes 2" in page
     assert "ada" not in page
     assert "#7 p" not in page
+
+
+@pytest.mark.parametrize("odd", [None, 7, "none", [], [1], {"gpus": [1], "host": "none"}, {"gpus": {"a": 1}}])
+def test_an_agent_row_of_an_odd_format(lab: Lab, odd: Any) -> None:
+    for node in ("dgx-01", "dgx-02"):
+        lab.machine(node)
+    fields = {"newest": odd, "facts": odd, "processes": odd} if odd is not None else {"newest": 0, "facts": 0}
+    Agent.objects.filter(node="dgx-01").update(**fields)
+    Gpu.objects.filter(agent__node="dgx-01").update(counters=odd if odd is not None else 0)
+    lab.happens("gpu.silent", "dgx-02", ago=120, since=time.time() - 120)
+    lab.step()
+    assert lab.entry("nvml-hung", "dgx-02").state == "open"
