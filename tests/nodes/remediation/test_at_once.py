@@ -1,41 +1,44 @@
-"""An Xid is judged and its order carried out at once; if the message about it is lost, at the next period."""
+"""Test workers and sysadmins who act at the same moment, on connections of their own: limits hold, nothing is twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from pytest_django import DjangoCaptureOnCommitCallbacks
+from django.db import connection
 
 from nodes.cluster import drain
-from nodes.models import NodeOrder
-from nodes.tasks import judge
-from portal import publish, wakes
-from portal.wakes import FOLLOWER, HEALTH
+from nodes.models import HealthEntry, Node, NodeOrder
+from nodes.monitoring.evaluate import evaluate
+from nodes.remediation import act, inbox
+from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
-from tests.redis import Server, redis_up
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def server(tmp_path: Path, settings: Any) -> Iterator[Server]:
-    with redis_up(tmp_path / "redis") as made:
-        settings.REDIS_URL = made.url
-        publish.connection.cache_clear()
-        yield made
-    publish.connection.cache_clear()
+pytestmark = [
+    pytest.mark.skipif(connection.vendor != "postgresql", reason="On SQLite one writes at a time"),
+    pytest.mark.django_db(transaction=True),
+]
+WORKERS = 4
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the tasks that are queued."""
-    names: list[str] = []
-    monkeypatch.setattr(wakes, "send", lambda task, *args, **options: names.append(task))
-    monkeypatch.setattr(wakes, "_retry_at", 0.0)
-    return names
+def at_once(work: Callable[[int], Any]) -> None:
+    """Call it on several connections at the same moment; what is refused there is no failure."""
+    together = threading.Barrier(WORKERS, timeout=60)
+
+    def begin(number: int) -> None:
+        try:
+            together.wait()
+            with suppress(drain.DrainedByAnother, drain.OrderedByPerson, inbox.NotPossible):
+                work(number)
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(begin, range(WORKERS)))
 
 
 @pytest.fixture
@@ -44,47 +47,53 @@ def lab(settings: Any) -> Lab:
     return Lab()
 
 
-def test_an_xid_drains_without_waiting_for_a_period(
-    lab: Lab, server: Server, sent: list[str], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
-) -> None:
-    with django_capture_on_commit_callbacks(execute=True):
-        lab.xid(79)
-        lab.xid(79)
-    assert sent == [HEALTH.task], "two posts wake it once"
-    with django_capture_on_commit_callbacks(execute=True):
-        judge()
-    assert sent == [HEALTH.task, FOLLOWER.task]
-    drain.carry_out(lab.scheduler)
-    assert lab.scheduler.drained == {"dgx-01": "[node] Xid 79 on GPU 0 (vigil: off-bus)"}
+def test_workers_together_exceed_no_limit(lab: Lab) -> None:
+    for node in lab.names[:2]:  # a third would trip the breaker; of twelve nodes one an hour may be drained
+        lab.xid(79, node)
+    evaluate()
+    at_once(lambda _: act.decide())
+    assert NodeOrder.objects.count() == 1
+    decisions = sorted(HealthEntry.objects.filter(rule="off-bus").values_list("decision", flat=True))
+    assert decisions == ["automatic", "proposed"]
 
 
-def test_samples_wake_nobody(
-    lab: Lab, server: Server, sent: list[str], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
-) -> None:
-    with django_capture_on_commit_callbacks(execute=True):
-        machine = lab.machine()
-        machine.post(machine.batch(1_800_000_000, gpu_percent=3))
-        lab.happens("mount.slow", mount="/data")
-    assert sent == []
+def test_workers_together_open_each_finding_once(lab: Lab) -> None:
+    for node in lab.names[:4]:
+        lab.xid(79, node)
+    at_once(lambda _: evaluate())
+    assert HealthEntry.objects.filter(rule="off-bus").count() == 4
+    assert set(HealthEntry.objects.values_list("count", flat=True)) == {1}
 
 
-def test_a_lost_message_only_costs_the_period(lab: Lab) -> None:
+def test_sysadmins_together_drain_once(lab: Lab, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    people = [sysadmin(f"ops{number}") for number in range(WORKERS)]
     lab.xid(79)
     lab.step()
-    judge()
-    assert list(lab.scheduler.drained) == ["dgx-01"]
-    assert NodeOrder.objects.count() == 1
+    entry = lab.entry()
+    at_once(lambda number: inbox.approve(people[number], entry.pk, f"reason {number}"))
+    assert NodeOrder.objects.filter(action=NodeOrder.Action.DRAIN).count() == 1
+    entry.refresh_from_db()
+    assert entry.decision == "approved"
 
 
-def test_without_redis_a_report_is_stored_all_the_same(
-    lab: Lab,
-    server: Server,
-    sent: list[str],
-    django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks,
-) -> None:
-    server.kill()
-    with django_capture_on_commit_callbacks(execute=True):
-        lab.xid(79)
-    assert sent == []
+def test_a_person_and_a_rule_together_leave_one_drain(lab: Lab) -> None:
+    """Whoever comes first: the node is drained once for the scheduler, and the person's reason is never replaced."""
+    ops = sysadmin("ops")
+    lab.xid(79)
+    evaluate()
+
+    def work(number: int) -> Any:
+        if number:
+            return act.decide()
+        return drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.DRAIN, "smells burnt")
+
+    at_once(work)
     lab.step()
-    assert list(lab.scheduler.drained) == ["dgx-01"]
+    node = Node.objects.get(name="dgx-01")
+    assert "drain" in node.state
+    by_person = NodeOrder.objects.filter(asked_by=ops).first()
+    if by_person is not None:
+        assert "smells burnt" in node.reason
+    else:
+        assert "vigil: off-bus" in node.reason
