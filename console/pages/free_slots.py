@@ -69,13 +69,29 @@ def _free_by_type(nodes: Iterable[Node]) -> str:
 
 
 def free_now(nodes: Iterable[Node]) -> str:
-    """Return free capacity in words: "5 of 64 GPUs. At most 3 on one node."; "" without nodes."""
+    """Return free capacity in words: "40 of 64 GPUs: 3 nodes whole, 16 in pieces of 1 to 4."; "" without nodes."""
     places = countable(nodes)
     if not places:
         return ""
     free, total = sum(place.free for place in places), sum(place.total for place in places)
-    text = f"{formatting.count(free)} of {formatting.plural(total, places[0].unit)}."
+    text = f"{formatting.count(free)} of {formatting.plural(total, places[0].unit)}"
     if by_type := _free_by_type(place.node for place in places):
-        return f"{text[:-1]}: {by_type}."
-    most = max(place.free for place in places)
-    return text + (f" At most {formatting.count(most)} on one node." if len(places) > 1 and free else "")
+        return f"{text}: {by_type}."
+    if len(places) == 1 or not free:
+        return f"{text}."
+    whole = sum(place.free == place.total for place in places)
+    parts = [place.free for place in places if 0 < place.free < place.total]
+    if not whole and len(parts) == 1:
+        return f"{text}, on one node."
+    return f"{text}: {_pieces(whole, parts)}."
+
+
+def _pieces(whole: int, parts: list[int]) -> str:
+    """Return how free capacity is divided: nodes that are wholly free, and what is left between jobs on others."""
+    words = [f"{formatting.plural(whole, 'node')} whole"] if whole else []
+    if parts:
+        least, most = formatting.count(min(parts)), formatting.count(max(parts))
+        size = least if least == most else f"{least} to {most}"
+        where = "on one node" if len(parts) == 1 else f"in pieces of {size}"
+        words.append(f"{formatting.count(sum(parts))} {where}")
+    return ", ".join(words)

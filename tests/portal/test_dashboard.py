@@ -181,7 +181,7 @@ def test_free_slots_leave_out_drained_nodes(mira: User) -> None:
     Node.objects.create(name="dgx-08", state="mixed", gpus=8, gpus_used=5, cpus=128)
     Node.objects.create(name="dgx-03", state="drained", gpus=8, cpus=128)
     html = home(mira).replace("\N{NO-BREAK SPACE}", " ")
-    assert "5 of 24 GPUs. At most 3 on one node." in html
+    assert "5 of 24 GPUs: 5 in pieces of 2 to 3." in html
     assert 'aria-label="dgx-03: drained"' in html
     assert 'aria-label="dgx-08: 3 of 8 GPUs free"' in html
 

@@ -64,7 +64,7 @@ def test_every_door_counts_the_same(settings: Any) -> None:
         assert fact(html, "Free") == str(FREE), page
         assert fact(html, "In use") == str(USED), page
         assert f"of {TOTAL}\N{NO-BREAK SPACE}GPUs" in html, page
-    assert f"{FREE} of {TOTAL}\N{NO-BREAK SPACE}GPUs." in client.get("/").text
+    assert f"{FREE} of {TOTAL}\N{NO-BREAK SPACE}GPUs:" in client.get("/").text
     nodes = client.get("/api/v1/nodes").json()["items"]
     assert sum(node["gpus_free"] for node in nodes) == FREE
     scraped = Client().get("/metrics?only=cluster", headers={"Authorization": f"Bearer {TOKEN}"}).text

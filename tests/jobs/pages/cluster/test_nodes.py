@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 def test_nodes_by_partition(mira: User, scheduler: ScriptedScheduler) -> None:
     html = text(mira, "/nodes")
     assert "dgx-02 is drained: XID 79." in html
-    assert "Free now: 2 of 16 GPUs." in html
+    assert "Free now: 2 of 16 GPUs, on one node." in html
     assert "2 <small>jobs</small>" in html
     assert html.index(">gpu</h2>") < html.index(">cpu</h2>"), "the default partition comes first"
     assert "GPU 3: wren, mira" in html
@@ -52,7 +52,7 @@ def test_a_broken_gpu_is_marked_and_leads_the_page(mira: User, scheduler: Script
     Gpu.objects.create(uuid="GPU-b", agent=agent, index=5, fault="gone since", gone_at=timezone.now())
     html = text(mira, "/nodes")
     assert "dgx-02 is drained: XID 79. GPU 3 of dgx-01 is broken." in html
-    assert "Free now: 2 of 16 GPUs." in html
+    assert "Free now: 2 of 16 GPUs, on one node." in html
     assert 'aria-label="GPU 3: broken, wren, mira">!' in html
     assert "GPU 3 broken · mixed" in html
     assert ">lost or broken</span>" in html
