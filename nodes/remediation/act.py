@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
+NODES_ARE_READ = timedelta(minutes=2)
+"""After a start, at the latest."""
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
 _BY_POLICY = "The policy for {} is to propose it."
 
@@ -83,6 +85,8 @@ def _decide(pk: int, now: datetime) -> None:
         entry = HealthEntry.objects.open().filter(pk=pk, decision=Decision.NONE).select_related("gpu").first()
         if entry is None:  # another worker or a person was faster
             return
+        if _may_still_be_named(entry, now):
+            return
         entry.held_back = _obstacle(entry, control, now)
         if not entry.held_back:
             entry.held_back = _drain(entry)
@@ -90,6 +94,13 @@ def _decide(pk: int, now: datetime) -> None:
         entry.decided_at = None if entry.held_back else now
         entry.save(update_fields=["decision", "decided_at", "held_back", "order"])
     logger.info("health entry %d (%s): %s. %s", pk, entry, entry.get_decision_display(), entry.held_back)
+
+
+def _may_still_be_named(entry: HealthEntry, now: datetime) -> bool:
+    """Return whether to wait: a portal that has just started hears of errors before it has read the nodes."""
+    if settings.VIGIL_HEALTH != "act" or entry.opened_at is None or entry.opened_at < now - NODES_ARE_READ:
+        return False
+    return not Node.objects.reported().filter(name=entry.node).exists()
 
 
 def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:

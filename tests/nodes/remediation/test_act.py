@@ -226,3 +226,22 @@ def test_an_order_that_no_worker_carried_out_waits_for_a_person(lab: Lab) -> Non
     inbox.approve(sysadmin("ops"), entry.pk, "still broken")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
+
+
+def test_waits_for_the_scheduler_to_name_a_node_that_has_just_reported(lab: Lab) -> None:
+    """A portal that has just started hears of an Xid before it has read the nodes."""
+    Node.objects.filter(name="dgx-01").delete()
+    lab.xid(79)
+    health()
+    assert (lab.entry().state, lab.entry().decision) == ("open", "")
+    lab.step()  # reads the nodes
+    lab.step()
+    assert lab.entry().decision == "automatic"
+    assert "dgx-01" in lab.scheduler.drained
+
+
+def test_proposes_for_a_node_that_the_scheduler_does_not_name(lab: Lab) -> None:
+    Node.objects.filter(name="dgx-01").delete()
+    lab.xid(79, ago=180)
+    health()
+    assert (lab.entry().decision, lab.entry().held_back) == ("proposed", "The scheduler does not know this node.")
