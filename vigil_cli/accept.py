@@ -46,7 +46,7 @@ def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
 @click.option("--cancel", "cancels", is_flag=True, help="End its tests.")
 @as_json
 def acceptance(acceptance_id: int, cancels: bool, as_json: bool) -> None:
-    """Show an acceptance clause by clause, or cancel it (sysadmins)."""
+    """Show an acceptance, or cancel it (sysadmins)."""
     portal = find_portal()
     path = f"acceptances/{acceptance_id}"
     out(portal.post(f"{path}/cancel") if cancels else portal.get(path), _lines, as_json)

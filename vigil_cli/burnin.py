@@ -39,7 +39,7 @@ class Duration(click.ParamType[int]):
 @click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
 @as_json
 def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
-    """Test nodes, and return those that pass to service (sysadmins).
+    """Test nodes before they return to service (sysadmins).
 
     A node is reserved, undrained inside the reservation, and tested once no job runs there. One that fails is drained.
     Ctrl-C stops following; the burn-in goes on.

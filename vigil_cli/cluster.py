@@ -48,7 +48,7 @@ def node(name: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Drain several nodes without a question.")
 @as_json
 def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> None:
-    """Drain a node, or several: no new jobs start there (sysadmins).
+    """Drain nodes: no new jobs start there (sysadmins).
 
     Running jobs continue. Waits up to 30 s for the scheduler to confirm. NODES may be a host expression as Slurm writes
     them, such as dgx[01-16,20]: what that hits is shown first.

@@ -23,7 +23,7 @@ POLL_S = 2.0
 @click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
 @as_json
 def gameday(partition: str, project: str, faults: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
-    """Plant faults on small jobs and see what Vigil makes of them (sysadmins).
+    """Plant faults and judge the response (sysadmins).
 
     Jobs of two ranks run one after the other; each but the first breaks in another way. Nobody else's jobs are touched.
     Exits with 1 if a fault was handled wrongly. Ctrl-C stops following; the game day goes on.

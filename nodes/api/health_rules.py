@@ -235,6 +235,7 @@ def delete_rule(request: ApiRequest, name: str, wanted: Query[WantedRemoval]) ->
 
 @policy_router.get("", response=Policies, summary="How far Vigil goes with each action of health rules")
 def read_policies(request: ApiRequest) -> dict[str, Any]:
+    """List for each action whether Vigil acts, proposes or ignores, and what VIGIL_HEALTH leaves of that."""
     return {"items": [asdict(policy) for policy in policies.policies()]}
 
 

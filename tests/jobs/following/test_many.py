@@ -77,7 +77,9 @@ def test_what_does_not_change_costs_no_query(
         assert Attempt.objects.filter(nodes=["dgx-01"]).count() == 20
         costs.append((len(still), len(changed)))
     for few, thousands in zip(*costs, strict=True):
-        assert thousands - few <= 10, "but for a lease that is renewed, say: it goes by the clock"
+        assert thousands - few <= 25, (
+            "but for what goes by the clock: a lease that is renewed, windows of maintenance, spares"
+        )
 
 
 def test_a_change_of_anything_is_seen(oskar: User, project: Project, scheduler: ScriptedScheduler) -> None:
