@@ -12,7 +12,7 @@ from jobs.errors import Conflict, JobError
 from jobs.queueing import queue
 from nodes.burnin import plan
 from nodes.cluster import drain
-from nodes.models import BurnIn, BurnInNode, Node, NodeOrder
+from nodes.models import BurnIn, BurnInNode, Gpu, HealthEntry, Node, NodeOrder
 from nodes.scheduling import node_states
 from portal.access import note
 from portal.audit import Change
@@ -45,7 +45,7 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
             )
             BurnInNode.objects.bulk_create(
                 BurnInNode(
-                    burn_in=burn_in, node=node.name, gpus=node.gpus, was_drained=is_drained(node),
+                    burn_in=burn_in, node=node.name, gpus=_expected_gpus(node), was_drained=is_drained(node),
                     earlier_reason=node.reason if is_drained(node) else "",
                 )
                 for node in nodes
@@ -67,6 +67,17 @@ def cancel(user: User, burn_in: BurnIn) -> None:
             transaction.on_commit(lambda: queue("jobs.tasks.follow"))
         elif not rows.exists():
             raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} has ended.")
+
+
+def _expected_gpus(node: Node) -> int:
+    """Return how many GPUs the tests must find: what the scheduler allocates there.
+
+    If something was found about one of its GPUs, they must find all that its agent lists: a GPU that the scheduler has
+    taken away since was not tested, and must not count as repaired.
+    """
+    if not HealthEntry.objects.active().filter(node=node.name, gpu__isnull=False).exists():
+        return node.gpus
+    return max(node.gpus, Gpu.objects.filter(agent__node=node.name, gone_at=None).count())
 
 
 def is_drained(node: Node) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
 from jobs.errors import Conflict
 from jobs.tasks import assess
-from nodes.models import BurnIn, GoldenRecord, NodeOrder
+from nodes.models import BurnIn, GoldenRecord, Node, NodeOrder
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry
@@ -328,3 +328,19 @@ def test_no_cleared_finding_returns_a_node_that_failed(bench: Bench) -> None:
     bench.lab.step()
     assert list(bench.lab.scheduler.drained) == ["dgx-01"]
     assert not NodeOrder.objects.by_health_rules().exists(), "a burn-in's drains use up no limit of the rules"
+
+
+def test_a_gpu_that_the_scheduler_no_longer_offers_is_not_taken_for_repaired(bench: Bench) -> None:
+    drain_by_rule(bench)
+    Node.objects.filter(name="dgx-01").update(gpus=0)
+    bench.start()
+    assert bench.row().gpus == 2, "as many as its agent lists"
+    pass_burn_in(bench)
+    assert bench.row().verdict == "passed", "both were tested"
+
+
+def test_without_a_finding_about_a_gpu_the_scheduler_counts(bench: Bench) -> None:
+    bench.lab.machine()
+    Node.objects.filter(name="dgx-01").update(gpus=0)
+    bench.start()
+    assert bench.row().gpus == 0
