@@ -50,7 +50,7 @@ class Counts:
 
 @dataclass
 class SimulatedCluster:
-    """What a portal has counted after DAYS, and what is broken."""
+    """Holds what a portal has counted after DAYS, and what is broken."""
 
     bad_nodes: set[str]
     bad_programs: set[str]

@@ -26,7 +26,7 @@ from vigil_core import formatting
 
 MOST = 200
 """Nodes on the page; the others are listed by REST."""
-_WHOSE = {
+_HOLDER_TEXTS = {
     DrainHolder.RULE: "by Vigil’s rule",
     DrainHolder.PERSON: "by",
     DrainHolder.MAINTENANCE: "for maintenance",
@@ -45,16 +45,16 @@ class DrainRow:
     """The burn-in that tests it, or waits until it may."""
 
     @property
-    def whose(self) -> str:
+    def holder_text(self) -> str:
         """Return "by ops", "by Vigil’s rule off-bus", "by Slurm"; "by nobody known" if nothing says so."""
         holder, name = self.drained.holder, self.drained.holder_name
         if holder in (DrainHolder.MAINTENANCE, DrainHolder.SPARE, DrainHolder.BURN_IN):
-            return _WHOSE[holder]
+            return _HOLDER_TEXTS[holder]
         if not name:
             return "by nobody known"
         if holder == DrainHolder.UNKNOWN:
             return f"by {name} (a person or a script)"
-        return f"{_WHOSE.get(holder, 'by')} {name}"
+        return f"{_HOLDER_TEXTS.get(holder, 'by')} {name}"
 
     @property
     def standing(self) -> str:

@@ -26,7 +26,7 @@ MOST_NAMES = 40
 
 @dataclass(frozen=True)
 class VersionRow:
-    """One version with the nodes that have it."""
+    """Describes one version and the nodes that have it."""
 
     group: VersionGroup
 

@@ -23,7 +23,7 @@ ROLES = {
 
 @dataclass(frozen=True)
 class StatusLine:
-    """One part of Vigil and how it is. `address`: the page that says more; "" for none."""
+    """Describes the state of one part of Vigil. `address`: the page with details; "" for none."""
 
     title: str
     text: str

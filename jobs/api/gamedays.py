@@ -30,7 +30,7 @@ _SAME = (
 
 
 class EarlierDrill(Schema):
-    """What the last drill of the same fault on this partition measured."""
+    """Describes what the last drill of the same fault on this partition measured."""
 
     game_day: int
     state: str
@@ -41,7 +41,7 @@ class EarlierDrill(Schema):
 
 
 class DrillShape(Schema):
-    """One planted fault. Seconds count from the fault; null: not known, or the question does not arise."""
+    """Describes one planted fault. Seconds count from the fault; null: not known, or the question does not arise."""
 
     fault: str
     title: str

@@ -47,7 +47,7 @@ class GameDay(models.Model):
 
 
 class Drill(models.Model):
-    """One fault of a game day: its job, and what Vigil made of it.
+    """Stores one fault of a game day: its job, and how Vigil responded to it.
 
     Seconds count from the fault. A null answer means that the question does not arise, as whether an undisturbed run
     was restarted.

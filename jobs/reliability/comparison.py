@@ -12,7 +12,7 @@ THOUSAND = 1_000
 
 @dataclass(frozen=True)
 class PublishedComparison:
-    """How many failures a published rate expects, and the probability of so many or more."""
+    """Compares failures with a published rate: how many it expects, and the probability of so many or more."""
 
     name: str
     source: str

@@ -38,7 +38,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class NodePace:
-    """How a node compares with others over the programs that ran on both.
+    """Compares a node with others over the programs that ran on both.
 
     `ratio`: median over programs of its step time to that elsewhere, 1.2: a fifth slower. `slow_share`: the share of
     these programs that vote "slow". `attempts` ran on the node, on `other_nodes` the ones that they are compared with.

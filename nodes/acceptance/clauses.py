@@ -19,7 +19,7 @@ MOST_LETTERS = 400
 
 @dataclass(frozen=True)
 class Requirement:
-    """What one clause requires, and its source."""
+    """States what one clause requires, and its source."""
 
     key: str
     group: str
@@ -30,7 +30,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class ClauseOutcome:
-    """What was measured for one clause. `details`: a sentence for each node or GPU that matters."""
+    """States what was measured for one clause. `details`: a sentence for each node or GPU that matters."""
 
     key: str
     outcome: str

@@ -17,7 +17,7 @@ WORKING_PERCENT = 50
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConfiguration:
-    """One GPU as its agent reports it. None: not reported."""
+    """Describes one GPU as its agent reports it. None: not reported."""
 
     uuid: str
     index: int
