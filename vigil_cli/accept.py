@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from typing import Any
 
 import click
 
-from vigil_cli.burnin import Duration
-from vigil_cli.drain import DRAINED
+from vigil_cli.node_tests import Duration, follow_tests, start_tests
 from vigil_cli.params import as_json, out
-from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
 
@@ -33,10 +31,15 @@ def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
     compares failures with published rates. Exits with 0 if the nodes are accepted. Ctrl-C stops following only.
     """
     portal = find_portal()
-    acceptance = _start(portal, {"nodes": ",".join(nodes), "seconds": seconds, "may_undrain": may_undrain})
+    acceptance = start_tests(
+        portal, "acceptances", {"nodes": ",".join(nodes), "seconds": seconds, "may_undrain": may_undrain}
+    )
     if not no_wait:
         echo(f"Acceptance {acceptance['id']}: {acceptance['url']}", err=True)
-        acceptance = _follow(portal, acceptance)
+        acceptance = follow_tests(
+            portal, "acceptances", acceptance, is_over=lambda found: bool(found["result"]), progress=_progress,
+            poll_s=POLL_S,
+        )  # fmt: skip
     out(acceptance, _lines, as_json)
     raise click.exceptions.Exit(EXIT_CODES.get(acceptance["result"], 1))
 
@@ -57,30 +60,6 @@ def acceptance(acceptance_id: int, cancels: bool, as_json: bool) -> None:
 def acceptances(as_json: bool) -> None:
     """List the newest acceptances (sysadmins)."""
     out(find_portal().get("acceptances"), _list_lines, as_json)
-
-
-def _start(portal: Portal, body: dict[str, Any]) -> dict[str, Any]:
-    try:
-        started: dict[str, Any] = portal.post("acceptances", json=body)
-    except CliError as error:
-        if error.problem.get("type") != DRAINED:
-            raise
-        drained = str(error).partition(" Send ")[0]
-        raise CliError(f"{drained} Add --may-undrain to agree.", status=409) from None
-    return started
-
-
-def _follow(portal: Portal, acceptance: dict[str, Any]) -> dict[str, Any]:
-    """Return the acceptance once it is over; progress goes to stderr."""
-    last = ""
-    while not acceptance["result"]:
-        text = _progress(acceptance)
-        if text != last:
-            echo(text, err=True)
-            last = text
-        time.sleep(POLL_S)
-        acceptance = portal.get(f"acceptances/{acceptance['id']}")
-    return acceptance
 
 
 def _progress(acceptance: dict[str, Any]) -> str:

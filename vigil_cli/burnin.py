@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
-from vigil_cli.drain import DRAINED
+from vigil_cli.node_tests import Duration, follow_tests, start_tests
 from vigil_cli.params import as_json, out
-from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
 from vigil_core import formatting
 
 POLL_S = 2.0
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-class Duration(click.ParamType[int]):
-    """A duration such as 90s, 10m, 48h or 2d."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        number, unit = value[:-1], value[-1:]
-        if unit not in UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 6:
-            self.fail(f"{value!r} is not a duration. Write 10m, 2h or 1d.", param, ctx)
-        return int(number) * UNITS[unit]
 
 
 @click.command()
@@ -45,37 +29,16 @@ def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
     Ctrl-C stops following; the burn-in goes on.
     """
     portal = find_portal()
-    burn_in = _start(portal, {"nodes": list(nodes), "seconds": seconds, "may_undrain": may_undrain})
+    burn_in = start_tests(portal, "burnins", {"nodes": list(nodes), "seconds": seconds, "may_undrain": may_undrain})
     if not no_wait:
         echo(f"Burn-in {burn_in['id']}: {burn_in['url']}", err=True)
-        burn_in = _follow(portal, burn_in)
+        burn_in = follow_tests(
+            portal, "burnins", burn_in, is_over=lambda found: found["state"] == "ended", progress=_progress,
+            poll_s=POLL_S,
+        )  # fmt: skip
     out(burn_in, _lines, as_json)
     if not no_wait and any(node["verdict"] != "passed" for node in burn_in["nodes"]):
         raise click.exceptions.Exit(1)
-
-
-def _start(portal: Portal, body: dict[str, Any]) -> dict[str, Any]:
-    try:
-        started: dict[str, Any] = portal.post("burnins", json=body)
-    except CliError as error:
-        if error.problem.get("type") != DRAINED:
-            raise
-        drained = str(error).partition(" Send ")[0]
-        raise CliError(f"{drained} Add --may-undrain to agree.", status=409) from None
-    return started
-
-
-def _follow(portal: Portal, burn_in: dict[str, Any]) -> dict[str, Any]:
-    """Return the burn-in once it has ended; progress goes to stderr."""
-    last = ""
-    while burn_in["state"] != "ended":
-        text = _progress(burn_in)
-        if text != last:
-            echo(text, err=True)
-            last = text
-        time.sleep(POLL_S)
-        burn_in = portal.get(f"burnins/{burn_in['id']}")
-    return burn_in
 
 
 def _progress(burn_in: dict[str, Any]) -> str:
