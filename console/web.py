@@ -47,7 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.prepare is not None:
         _prepare(options.prepare, socket.socket(fileno=options.answer))
     from console.asgi import application
+    from console.site import migrations
     from portal.http.connections import PatientProtocol
+
+    if options.prepare is None:
+        migrations.migrate_older_database()
 
     _forget_keys()
     _serve(

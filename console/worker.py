@@ -41,6 +41,7 @@ django.setup()
 from django.db import close_old_connections  # noqa: E402
 
 from console.health import heartbeats  # noqa: E402
+from console.site import migrations  # noqa: E402
 
 EXTRA_QUEUES = {"diagnose": ["send"]}
 """Additional, rarely used queues of a worker."""
@@ -112,6 +113,7 @@ def main(arguments: list[str]) -> None:
         sys.exit("a worker needs its queue: follow, work, diagnose, send, tail or pull")
     queue, *more = arguments
     queues = [queue, *EXTRA_QUEUES.get(queue, ())]
+    migrations.migrate_older_database()
     if queue == "follow":  # imported before the first task comes, as somebody waits for it
         from jobs.following import follow, handover  # noqa: F401
     WorkerLiveness(queue)
