@@ -166,7 +166,7 @@ def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
     """Start a portal with its people."""
     made = Portal(slurm, **environment)
     try:
-        made.start()
+        made.start(timeout_s=180)
         made.make_people()
         yield made
     finally:

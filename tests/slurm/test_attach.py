@@ -106,8 +106,8 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
     options = ("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2", "--job-name=plain")
     slurm_id = login_node.sbatch(f"{VIGIL} attach --tag mine -- srun {sys.executable} train.py", *options)
     job_id = attached(alice, slurm_id)
-    live = alice.wait_for_step(job_id, 20)
-    assert live["state"] == "running"
+    alice.wait_for_step(job_id, 20)
+    live = alice.wait_for_state(job_id, "running")
     assert len(live["attempt"]["nodes"]) == 2
     told = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
     assert (told["nodes"], told["gpus_per_node"], told["partition"], told["time_limit"]) == (2, 2, "batch", "00:05:00")

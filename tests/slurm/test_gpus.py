@@ -174,7 +174,7 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     plain = gpu_nodes.started(ALICE, CROSSED, "--gres=gpu:2")
     on_both = gpu_nodes.started(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
     array = gpu_nodes.sbatch(BOB, CROSSED, "--gres=gpu:1", "--array=0-1")
-    process = task_of(array, "0")
+    process = task_of(slurm, array, "0")
     crossed.say(f"{crossed.minors.index(3)} process {process.pid} 512")
     on_shared = {first_id: [0, 1], second_id: [2, 3], foreign: [4], on_both: [5]}
     on_crossed = {plain: [0, 1], on_both: [2], f"{array}_0": [3], f"{array}_1": [4]}
@@ -218,8 +218,9 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     gpu_nodes.wait_for(crossed, {})
 
 
-def task_of(array: str, task: str) -> psutil.Process:
-    """Return the process of an array task, once it runs."""
+def task_of(slurm: Cluster, array: str, task: str) -> psutil.Process:
+    """Return the process of an array task, once it runs; other clusters on this machine have the same numbers."""
+    wanted = (array, task, str(slurm.layout.scratch))
 
     def look() -> psutil.Process | None:
         for process in psutil.process_iter():
@@ -227,7 +228,8 @@ def task_of(array: str, task: str) -> psutil.Process:
                 found = process.environ() if process.name() == "sleep" else {}
             except psutil.Error:
                 continue
-            if (found.get("SLURM_ARRAY_JOB_ID"), found.get("SLURM_ARRAY_TASK_ID")) == (array, task):
+            names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_SUBMIT_DIR")
+            if tuple(found.get(name) for name in names) == wanted:
                 return process
         return None
 

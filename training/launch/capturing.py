@@ -43,16 +43,29 @@ class EnvironmentCapture:
         if not self._due and self._plan.is_first and not os.path.exists(self._attempt.folder / FILE):
             self._due = time.monotonic() + AFTER_SECONDS
 
-    def tend(self, *, at_once: bool = False) -> None:
-        if self._due and not self._deadline and (at_once or time.monotonic() > self._due):
+    def tend(self) -> None:
+        """Start the capture when it is due, and kill it at its time limit."""
+        if self._due and not self._deadline and time.monotonic() > self._due:
             self._deadline = time.monotonic() + TIMEOUT_SECONDS
             with suppress(OSError):
-                self._start()
+                self._start(LOWEST_PRIORITY)
         if self._deadline and time.monotonic() > self._deadline and self.pid and not self._killed:
             self._kill()
 
     def finish(self) -> None:
-        self.tend(at_once=True)
+        """Wait for the capture a few seconds, begun again at normal priority: no rank is left that it could disturb.
+
+        At the lowest priority it starves on a node where other jobs need every core.
+        """
+        if not self._due:
+            return
+        is_written = os.path.exists(self._attempt.folder / FILE)  # then only the GPUs are missing
+        if self._process is None or (self.pid and not is_written):
+            self._stop()
+            self._deadline = self._deadline or time.monotonic() + TIMEOUT_SECONDS
+            self._killed = False
+            with suppress(OSError):
+                self._start(priority=0)
         if self._process is None:
             return
         until = min(time.monotonic() + FINISH_SECONDS, self._deadline)
@@ -62,12 +75,9 @@ class EnvironmentCapture:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(GPU_SECONDS)
             time.sleep(0.02)
-        if self.pid:
-            self._kill()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(KILL_SECONDS)
+        self._stop()
 
-    def _start(self) -> None:
+    def _start(self, priority: int) -> None:
         python, path = self._command.arguments[0], self._command.environment.get("PYTHONPATH", "")
         arguments = [
             sys.executable,
@@ -81,7 +91,7 @@ class EnvironmentCapture:
 
         def setup() -> None:
             leave_signals()
-            os.nice(LOWEST_PRIORITY)
+            os.nice(priority)
 
         with open(self._attempt.folder / "logs" / "capture.log", "ab") as log:
             self._process = subprocess.Popen(
@@ -92,6 +102,13 @@ class EnvironmentCapture:
                 process_group=0,
                 preexec_fn=setup,
             )
+
+    def _stop(self) -> None:
+        """Kill the process if it runs, and wait for its end a moment."""
+        if self._process is not None and self.pid:
+            self._kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL_SECONDS)
 
     def _kill(self) -> None:
         """Kill the process and its children once. It may be unkillable (held by a driver), so nobody waits here."""

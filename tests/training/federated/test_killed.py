@@ -88,7 +88,7 @@ def _kill(run: Run, rank: int, incarnation: int, round_: int, gone: set[int]) ->
 def _in_a_round(run: Run, after: int, *, attempt: int = 1, rank: int = 0, incarnation: int = 0) -> None:
     """Wait until it is in a round after this one, with a checkpoint from which to resume."""
     path = heartbeat_path(run.attempt(attempt), rank=rank, incarnation=incarnation)
-    until(lambda: [*run.path.glob("job/checkpoints/*/COMMITTED")], 120)
+    until(lambda: [*run.path.glob("job/checkpoints/step-*/COMMITTED")], 120)
     until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= after, 120)
 
 
