@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodes.schedulers import choose
-from tests.additions import failures, site, training
+from tests.additions import failures, health, site, training
 from tests.additions.addition import Addition
 from vigil_cli.main import main
 
@@ -27,7 +27,7 @@ COPIED = (
     "vigil_core", "tests", "CONTRIBUTING.md", "README.md", "pyproject.toml", "vigil_report.py", "manage.py",
 )  # fmt: skip
 NOT_COPIED = ("tests/logs", "tests/nodes/slurm/recorded")  # large, and nothing is added there
-ALL = (*training.ALL, *failures.ALL, *site.ALL)
+ALL = (*training.ALL, *failures.ALL, *health.ALL, *site.ALL)
 ADDITIONS = {addition.thing: addition for addition in ALL}
 RUN_CHECKS = """
 import json, sys, traceback
