@@ -11,7 +11,7 @@ from django.db.models.lookups import IsNull
 from jobs.models import Attempt, Event
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import Holding
-from nodes.telemetry import holdings
+from nodes.telemetry import allocations
 from nodes.telemetry.claims import MAX_REPORTED_GPUS, LauncherReport
 from vigil_core import untrusted
 
@@ -24,7 +24,7 @@ _gpus_by_event: dict[_EventKey, list[str]] = {}
 
 def update() -> None:
     """Update which job each GPU is allocated to."""
-    holdings.update(_claims())
+    allocations.update(_claims())
 
 
 def _claims() -> Iterator[LauncherReport]:

@@ -15,7 +15,7 @@ from console.health import heartbeats, run
 from jobs.following.tick_metrics import KEY
 from nodes.monitoring import metrics as health_metrics
 from nodes.telemetry import gauges
-from portal import counted
+from portal import process_counters
 from portal.publish import connection
 from vigil_core.exposition import CONTENT_TYPE, Family, render
 
@@ -48,7 +48,7 @@ def _families(*, cluster: bool, process: bool) -> Iterator[Family]:
         yield from _background()
         yield from _health()
     if process:
-        yield from counted.families(settings.VIGIL_METRICS_PROCESS)
+        yield from process_counters.families(settings.VIGIL_METRICS_PROCESS)
 
 
 def _health() -> Iterator[Family]:

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from jobs.intake import reports
-from portal import counted
+from portal import process_counters
 from portal.http.openapi import described
 from portal.http.posts import ReportEndpoint, response_of
 
@@ -119,7 +119,7 @@ def take_reports(request: HttpRequest, attempt_id: int) -> HttpResponse:
 
 
 def _answer(attempt_id: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
-    with counted.posting("reports"):
+    with process_counters.count_post("reports"):
         answer = reports.receive(int(attempt_id), authorization, encoding, chunks)
     body = msgspec.json.encode({"streams": answer.streams, "version": answer.version})
     return HttpResponse(body, content_type="application/json")

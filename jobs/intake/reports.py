@@ -21,7 +21,7 @@ from jobs.intake import checkpoint_events, parts, rounds, wire
 from jobs.intake.attempt_progress import AttemptProgress
 from jobs.intake.wire import ReportPost, StreamBatches
 from jobs.models import Attempt, Event, Stream
-from portal import bulk, counted
+from portal import bulk, process_counters
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
@@ -125,7 +125,7 @@ def _ingest_part(attempt_id: int, post: ReportPost, until: float) -> ReportRespo
         intake.advance(is_full=not has_room)
         if intake.accepted:
             intake.store()
-            transaction.on_commit(partial(counted.taken, "reports", *intake.counts()))
+            transaction.on_commit(partial(process_counters.count_batches, "reports", *intake.counts()))
         if not intake.has_pending:
             transaction.on_commit(intake.publish)
     if intake.has_pending:

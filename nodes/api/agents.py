@@ -18,7 +18,7 @@ from nodes.api.sysadmins import only_sysadmins
 from nodes.models import Agent
 from nodes.telemetry import enrolment, intake
 from nodes.telemetry.fields import GPU_FIELDS
-from portal import counted
+from portal import process_counters
 from portal.http.api import ApiRequest, Bearer, Session
 from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.posts import ReportEndpoint, response_of
@@ -161,7 +161,7 @@ def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def _answer(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
-    with counted.posting("telemetry"):
+    with process_counters.count_post("telemetry"):
         following = intake.receive(node, authorization, encoding, chunks)
     return HttpResponse(msgspec.json.encode({"next": following}), content_type="application/json")
 

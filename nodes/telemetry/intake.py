@@ -15,11 +15,11 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from nodes.models import Agent, AgentStream, Frame
-from nodes.telemetry import events, frames, live, machines, made_up, warn, wire
+from nodes.telemetry import demo_data, events, frames, live, machines, warn, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, MachineEvent, SampleBatch, TelemetryPost
-from portal import bulk, counted
+from portal import bulk, process_counters
 from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
@@ -44,7 +44,7 @@ _ADVANCE = (
 def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> int:
     """Handle POST /nodes/<name>/telemetry; return the batch number to continue with. Raises Problem."""
     agent_id = admit(node, authorization)
-    made_up.end(agent_id, timezone.now())
+    demo_data.end(agent_id, timezone.now())
     try:
         return take(agent_id, wire.parse(inflate(chunks, encoding)))
     except Malformed as error:
@@ -117,7 +117,7 @@ def _take_part(agent_id: int, post: TelemetryPost, now: float) -> int:
             intake.store()
             cursor = end
             values = sum(int(np.count_nonzero(batch.values != MISSING)) for batch in post.batches)
-            transaction.on_commit(partial(counted.taken, "telemetry", len(post.batches), values))
+            transaction.on_commit(partial(process_counters.count_batches, "telemetry", len(post.batches), values))
         intake.note_received()
         return cursor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from portal import counted
+from portal import process_counters
 from portal.http.limits import Application, Message, Receive, Scope, Send
 
 
@@ -26,7 +26,7 @@ class Counted:
         try:
             await self.application(scope, receive, noted)
         except Exception:
-            counted.request(scope["method"], status or 500, time.perf_counter() - began)
+            process_counters.count_request(scope["method"], status or 500, time.perf_counter() - began)
             raise
         if status:  # else the client disconnected before a response
-            counted.request(scope["method"], status, time.perf_counter() - began)
+            process_counters.count_request(scope["method"], status, time.perf_counter() - began)

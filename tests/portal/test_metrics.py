@@ -23,7 +23,7 @@ from jobs import lease, tasks
 from jobs.following import idle
 from jobs.following.tick_metrics import KEY
 from nodes.models import Agent, Node, NodeEvent, QueuedJob
-from portal import counted, publish
+from portal import process_counters, publish
 from portal.http.counting import Counted
 from tests.jobs.reporting import Spooled, attempt_of, frame, send
 from tests.jobs.waste.idling import held, machine
@@ -211,7 +211,7 @@ class TestVigilItself:
 
     def test_each_process_tells_its_name(self, settings: Any) -> None:
         settings.VIGIL_METRICS_PROCESS = "web-2"
-        counted.request("GET", 200, 0.01)
+        process_counters.count_request("GET", 200, 0.01)
         found = scrape("?only=process")
         assert {dict(labels).get("process") for _, labels in found} == {"web-2"}
         assert not [name for name, _ in scrape("?only=cluster") if name.startswith(("vigil_http", "vigil_intake"))]
@@ -262,7 +262,7 @@ class TestRequests:
         asyncio.run(Counted(application)({"type": "http", "method": method}, None, send))  # type: ignore[arg-type]
 
     def counts(self) -> dict[tuple[str, ...], float]:
-        families = {family.name: family for family in counted.families("web")}
+        families = {family.name: family for family in process_counters.families("web")}
         return {labels[1:]: value for labels, value in families["vigil_http_requests_total"].samples}
 
     @pytest.mark.parametrize(

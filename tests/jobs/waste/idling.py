@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.models import Job
 from nodes.models import Agent, Holding, QueuedJob
-from nodes.telemetry import holdings
+from nodes.telemetry import allocations
 from portal.models import User
 from tests.lab import a_job, a_project
 from tests.nodes.telemetry.reporting import UUIDS, Machine
@@ -41,7 +41,7 @@ def held(scheduler_id: str, indices: list[int], *, node: str = "dgx-01", hours: 
         "gpu_indices": {node: indices}, "started_at": moment(time.time() - hours * HOUR_S),
     }  # fmt: skip
     job = QueuedJob.objects.create(scheduler_id=scheduler_id, **fields | more)
-    holdings.update()
+    allocations.update()
     return job
 
 
@@ -73,5 +73,5 @@ def vigils(owner: User, scheduler_id: str, **fields: Any) -> Job:
 def ends(scheduler_id: str) -> None:
     """Remove the job from the scheduler's queue."""
     QueuedJob.objects.filter(scheduler_id=scheduler_id).delete()
-    holdings.update()
+    allocations.update()
     assert not Holding.objects.filter(scheduler_id=scheduler_id, until=None).exists()

@@ -14,7 +14,7 @@ import pytest
 from django.test import Client
 
 from nodes.models import Gpu, GpuUse, Holding, NodeEvent
-from nodes.telemetry import dcgm, holdings, merge
+from nodes.telemetry import allocations, dcgm, merge
 from nodes.telemetry.wire import EVENTS_A_BATCH
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
 from vigil_core.exposition import samples
@@ -44,7 +44,7 @@ def test_names_of_processes_mounts_and_agents_are_words(machine: Machine, admin_
         machine.post(batch | {"processes": [process]}, agent=f"1\u202e\x1b{HOSTILE[:30]}".replace("\0", "")).status_code
         == 200
     )
-    holdings.update()
+    allocations.update()
     for page in ("/nodes/dgx-01", "/cluster", "/cluster/dgx-01/0", "/agents", "/waste"):
         answer = admin_client.get(page)
         shown = answer.content.decode()

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from nodes.models import Gpu, GpuUse, Holding
-from nodes.telemetry import holdings, merge, use
+from nodes.telemetry import allocations, merge, use
 from nodes.telemetry.fields import WINDOW_S
 from tests.nodes.telemetry.holding import four, moment, process, queued
 from tests.nodes.telemetry.reporting import UUIDS, Machine
@@ -45,7 +45,7 @@ def test_a_gpu_that_is_held_and_idle_is_found_with_and_without_a_process() -> No
     machine, now = Machine(gpus=UUIDS[:4]), int(time.time())
     queued("7", indices=[0, 1, 2, 3])
     machine.post(machine.facts(now))
-    holdings.update()
+    allocations.update()
     # 0 works, 1 does nothing with a process, 2 without one; 3 (a slice) does not tell.
     rows = [[5] * 10, [0] * 10, [0] * 10, [None] * 10]
     for at in range(now - 1200, now, 10):
@@ -62,7 +62,7 @@ def test_nothing_is_said_of_a_machine_that_is_silent() -> None:
     machine, now = Machine(gpus=UUIDS[:1]), int(time.time())
     queued("7", indices=[0])
     machine.post(machine.facts(now))
-    holdings.update()
+    allocations.update()
     for at in range(now - 1200, now, 10):
         machine.post(machine.batch(at, gpu_percent=0))
     assert len(use.idle_now()) == 1
@@ -72,7 +72,7 @@ def test_nothing_is_said_of_a_machine_that_is_silent() -> None:
 def test_a_process_on_a_gpu_that_nobody_holds() -> None:
     machine = four()
     queued("7", indices=[0])
-    holdings.update()
+    allocations.update()
     machine.post(process(machine, 2, "", name="<script>"))
     assert [(gpu.index, one["name"]) for gpu, one in use.processes_on_free_gpus()] == [(2, "<script>")]
     machine.post(process(machine, 0, "7"))

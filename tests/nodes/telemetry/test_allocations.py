@@ -11,7 +11,7 @@ from django.conf import LazySettings
 from pytest_django import DjangoAssertNumQueries
 
 from nodes.models import Gpu, Holding, Node, QueuedJob
-from nodes.telemetry import holdings
+from nodes.telemetry import allocations
 from nodes.telemetry.claims import LauncherReport
 from tests.nodes.telemetry.holding import four, moment, process, queued
 from tests.nodes.telemetry.reporting import UUIDS, Machine
@@ -37,7 +37,7 @@ def test_the_schedulers_indices_tell() -> None:
     queued("7", indices=[0, 1])
     queued("8", indices=[3])
     queued("9", indices=[2], state="pending")
-    holdings.update()
+    allocations.update()
     assert held() == {"7": ["0", "1"], "8": ["3"]}
     assert Holding.objects.filter(scheduler_id="7").first().since < moment(time.time() - 3000)  # type: ignore[union-attr]
 
@@ -71,14 +71,14 @@ class TestHowSlurmCounts:
         if told is not None:
             Node.objects.create(name="dgx-01", gpus=told)
         queued("7", indices=[index])
-        holdings.update()
+        allocations.update()
         assert held() == {"7": [holds]}
 
     def test_the_local_scheduler_counts_as_nvml_does(self, settings: LazySettings) -> None:
         settings.VIGIL_SCHEDULER = "local"
         numbered([1, 0])
         queued("7", indices=[0])
-        holdings.update()
+        allocations.update()
         assert held() == {"7": ["0"]}
 
     def test_slices_are_no_gpus(self) -> None:
@@ -86,20 +86,20 @@ class TestHowSlurmCounts:
         Node.objects.create(name="dgx-01", gpus=14)
         queued("7", indices=[1])
         queued("8", indices=[9])
-        holdings.update()
+        allocations.update()
         assert held() == {}
         machine.post(process(machine, 0, "7"))
         words = [LauncherReport("7", [UUIDS[0]]), LauncherReport("8", [UUIDS[0]])]
-        holdings.update(words)
+        allocations.update(words)
         assert held() == {"7": ["0"], "8": ["0"]}, "two slices of one"
 
 
 def test_a_job_that_is_gone_holds_no_more() -> None:
     four()
     job = queued("7", indices=[0])
-    holdings.update()
+    allocations.update()
     job.delete()
-    holdings.update()
+    allocations.update()
     assert held() == {}
     one = Holding.objects.get()
     assert one.until is not None
@@ -111,9 +111,9 @@ def test_the_same_number_again_is_another_holding() -> None:
     queued("7", indices=[0]).delete()
     for indices in ([0], [0]):
         job = queued("7", indices=indices)
-        holdings.update()
+        allocations.update()
         job.delete()
-        holdings.update()
+        allocations.update()
     assert Holding.objects.count() == 2
 
 
@@ -121,29 +121,29 @@ def test_processes_tell_where_the_scheduler_gives_no_indices() -> None:
     machine = four()
     queued("7", gpus=1)
     machine.post(process(machine, 2, "7"))
-    holdings.update()
+    allocations.update()
     assert held() == {"7": ["2"]}
     machine.post(machine.batch(int(time.time()), gpu_percent=0))  # between two steps
-    holdings.update()
+    allocations.update()
     assert held() == {"7": ["2"]}
     QueuedJob.objects.all().delete()
-    holdings.update()
+    allocations.update()
     assert held() == {}
 
 
 def test_a_launcher_knows_better_than_the_scheduler() -> None:
     four()
     job = queued("7", indices=[0, 1])
-    holdings.update()
-    holdings.update([LauncherReport("7", [UUIDS[2], UUIDS[3]])])
+    allocations.update()
+    allocations.update([LauncherReport("7", [UUIDS[2], UUIDS[3]])])
     assert held() == {"7": ["2", "3"]}
     assert Holding.objects.filter(scheduler_id="7").count() == 2, "what the scheduler counted otherwise never was"
-    assert holdings.update() == 0
+    assert allocations.update() == 0
     assert held() == {"7": ["2", "3"]}
-    holdings.update([LauncherReport("7", [UUIDS[2], UUIDS[3]]), LauncherReport("7", [UUIDS[1], UUIDS[2]])])
+    allocations.update([LauncherReport("7", [UUIDS[2], UUIDS[3]]), LauncherReport("7", [UUIDS[1], UUIDS[2]])])
     assert held() == {"7": ["1", "2"]}
     job.delete()
-    holdings.update()
+    allocations.update()
     assert held() == {}
 
 
@@ -164,7 +164,7 @@ def test_a_launcher_that_lies_is_not_believed(claimed: list[int], why: str) -> N
     queued("9", indices=[3])
     queued("7", indices=[0])
     machine.post(process(machine, 1, "8"))
-    holdings.update([LauncherReport("7", [UUIDS[i] for i in claimed])])
+    allocations.update([LauncherReport("7", [UUIDS[i] for i in claimed])])
     assert held() == {"7": ["0"], "8": ["1"], "9": ["3"]}, why
 
 
@@ -173,11 +173,11 @@ def test_jobs_that_the_scheduler_counts_crosswise() -> None:
     queued("7", indices=[0])
     queued("8", indices=[1])
     words = [LauncherReport("7", [UUIDS[1]]), LauncherReport("8", [UUIDS[0]])]
-    holdings.update(words)
+    allocations.update(words)
     assert held() == {"7": ["0"], "8": ["1"]}, "which of them is right nobody knows yet"
     batch = process(machine, 1, "7")
     machine.post({**batch, "processes": [*batch["processes"], {**batch["processes"][0], "gpu": UUIDS[0], "job": "8"}]})
-    holdings.update(words)
+    allocations.update(words)
     assert held() == {"7": ["1"], "8": ["0"]}
 
 
@@ -185,24 +185,24 @@ def test_what_a_launcher_told_ends_when_anothers_process_is_there() -> None:
     machine = four()
     queued("7", indices=[0])
     word = LauncherReport("7", [UUIDS[1]])
-    holdings.update([word])
+    allocations.update([word])
     assert held() == {"7": ["1"]}
     queued("8", indices=[1])
     machine.post(process(machine, 1, "8"))
-    holdings.update([word])
+    allocations.update([word])
     assert held() == {"7": ["0"], "8": ["1"]}
 
 
 def test_a_word_about_a_job_that_nobody_knows() -> None:
     four()
-    holdings.update([LauncherReport("7", list(UUIDS))])
+    allocations.update([LauncherReport("7", list(UUIDS))])
     assert held() == {}
 
 
 def test_a_job_with_no_gpu_holds_none() -> None:
     four()
     queued("7")
-    holdings.update([LauncherReport("7", [UUIDS[0]])])
+    allocations.update([LauncherReport("7", [UUIDS[0]])])
     assert held() == {}
 
 
@@ -215,11 +215,11 @@ class TestProcesses:
         queued("17_1", indices=[1])
         queued("30_1", gpus=1, user="noor")
         machine.post(process(machine, 0, "18"))  # Slurm's own number of the task
-        holdings.update([LauncherReport("17_0", [UUIDS[0]])])
+        allocations.update([LauncherReport("17_0", [UUIDS[0]])])
         assert held() == {"17_0": ["0"], "17_1": ["1"]}
         assert Holding.objects.get(scheduler_id="17_0").source == "launcher"
         machine.post(process(machine, 2, "31", user="noor"))  # which the scheduler gave no indices
-        holdings.update()
+        allocations.update()
         assert held() == {"17_0": ["0"], "17_1": ["1"], "30_1": ["2"]}
 
     def test_what_names_anothers_job(self) -> None:
@@ -228,23 +228,23 @@ class TestProcesses:
         queued("8", gpus=1, nodes=["dgx-02"])
         Node.objects.create(name="dgx-01", gpus=4)
         machine.post(process(machine, 2, "7", user="mallory"))
-        holdings.update()
+        allocations.update()
         assert held() == {}
         machine.post(process(machine, 2, "8"))
-        holdings.update()
+        allocations.update()
         assert held() == {}, "that job runs elsewhere"
         machine.post(process(machine, 2, "7", user="1000"))  # a name that the machine has not looked up yet
-        holdings.update()
+        allocations.update()
         assert held() == {"7": ["2"]}
 
     def test_before_the_queue_was_read(self) -> None:
         machine = four()
         machine.post(process(machine, 2, "7"))
-        holdings.update()
+        allocations.update()
         one = Holding.objects.get()
         assert (one.scheduler_id, one.user, one.name, one.source) == ("7", "mira", "", "processes")
         queued("7", indices=[2])
-        holdings.update()
+        allocations.update()
         again = Holding.objects.get()
         assert (again.pk, again.name, again.source) == (one.pk, "job-7", "scheduler")
 
@@ -256,11 +256,11 @@ class TestInTime:
         now = moment(int(time.time()))
         first = now - timedelta(hours=1)
         job = queued("7", indices=[0, 1], started_at=first)
-        holdings.update([LauncherReport("7", [UUIDS[0], UUIDS[2]])], now - timedelta(minutes=1))
+        allocations.update([LauncherReport("7", [UUIDS[0], UUIDS[2]])], now - timedelta(minutes=1))
         QueuedJob.objects.filter(pk=job.pk).update(
             gpu_indices={"dgx-01": [0, 3]}, started_at=now - timedelta(seconds=20), restart_count=1
         )
-        holdings.update([], now)
+        allocations.update([], now)
         rows = Holding.objects.order_by("since", "gpu__index")
         assert [(row.gpu.index, row.since, row.until) for row in rows] == [
             (0, first, now - timedelta(seconds=20)),
@@ -273,9 +273,9 @@ class TestInTime:
         """Slurm gives its GPUs to nobody else (seen on 22.05 and 24.11)."""
         four()
         job = queued("7", indices=[0])
-        holdings.update()
+        allocations.update()
         QueuedJob.objects.filter(pk=job.pk).update(state="suspended")
-        assert holdings.update() == 0
+        assert allocations.update() == 0
         assert held() == {"7": ["0"]}
 
     def test_on_several_nodes_each_has_its_own(self) -> None:
@@ -283,17 +283,17 @@ class TestInTime:
         other = Machine("dgx-02", gpus=UUIDS[4:])
         other.post(other.facts(time.time()))
         queued("7", nodes=["dgx-01", "dgx-02"], gpus=4, gpu_indices={"dgx-01": [0, 1], "dgx-02": [2, 3]})
-        holdings.update()
+        allocations.update()
         assert held() == {"7": ["0", "1", "2", "3"]}
-        holdings.update([LauncherReport("7", [UUIDS[4], UUIDS[5]])])
+        allocations.update([LauncherReport("7", [UUIDS[4], UUIDS[5]])])
         assert held() == {"7": ["0", "0", "1", "1"]}, "a word about one node says nothing of the other"
 
     def test_an_agent_that_comes_later(self) -> None:
         queued("7", indices=[0])
-        holdings.update()
+        allocations.update()
         assert held() == {}
         four()
-        holdings.update()
+        allocations.update()
         assert held() == {"7": ["0"]}
         assert Holding.objects.get().since < moment(time.time() - 3000), "since the job began"
 
@@ -303,21 +303,21 @@ class TestInTime:
         machine.post(machine.facts(time.time()))
         Node.objects.create(name="dgx-01", gpus=4)
         queued("7", indices=[0])
-        holdings.update([LauncherReport("7", [UUIDS[0]])])
+        allocations.update([LauncherReport("7", [UUIDS[0]])])
         assert held() == {}
         machine.post(process(machine, 0, "7"))
-        holdings.update()
+        allocations.update()
         assert held() == {"7": ["0"]}, "what its processes say"
 
     def test_what_comes_back_after_a_break_holds_from_then_on(self) -> None:
         machine = four()
         queued("7", indices=[0])
         now = moment(time.time())
-        holdings.update([], now - timedelta(minutes=5))
+        allocations.update([], now - timedelta(minutes=5))
         Gpu.objects.filter(uuid=UUIDS[0]).update(gone_at=now)  # as while its driver is loaded anew
-        holdings.update([], now - timedelta(minutes=4))
+        allocations.update([], now - timedelta(minutes=4))
         machine.post(machine.facts(time.time()))
-        holdings.update([], now)
+        allocations.update([], now)
         first, second = Holding.objects.order_by("since")
         assert first.until == second.since == now - timedelta(minutes=4)
 
@@ -326,19 +326,19 @@ class TestInTime:
         four()
         now = moment(int(time.time()))
         job = queued("7", indices=[0])
-        holdings.update([], now - timedelta(minutes=1))
+        allocations.update([], now - timedelta(minutes=1))
         job.delete()
         queued("8", indices=[0], started_at=now - timedelta(seconds=12))
-        holdings.update([], now)
+        allocations.update([], now)
         assert Holding.objects.get(scheduler_id="7").until == now - timedelta(seconds=12)
 
     def test_a_clock_that_is_ahead_makes_no_end_before_the_beginning(self) -> None:
         four()
         ahead = moment(int(time.time()) + 600)
         job = queued("7", indices=[0], started_at=ahead)
-        holdings.update()
+        allocations.update()
         job.delete()
-        holdings.update()
+        allocations.update()
         assert Holding.objects.get().until == ahead
 
 
@@ -349,6 +349,6 @@ def test_many_machines_take_no_more_queries_than_one(django_assert_max_num_queri
         queued(f"{node}", node=machine.node, indices=[0, 1])
     words = [LauncherReport(f"{node}", [f"GPU-{node}-{i}" for i in (0, 1)]) for node in range(5)]
     with django_assert_max_num_queries(10):
-        assert holdings.update(words) == 10
+        assert allocations.update(words) == 10
     with django_assert_max_num_queries(6):
-        assert holdings.update(words) == 0
+        assert allocations.update(words) == 0

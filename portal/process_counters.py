@@ -26,7 +26,7 @@ def add(name: str, *labels: str, by: float = 1) -> None:
         _counts[name][labels] += by
 
 
-def request(method: str, status: int, seconds: float) -> None:
+def count_request(method: str, status: int, seconds: float) -> None:
     """Count a request that was answered."""
     labels = (method if method in METHODS else "other", f"{status // 100}xx")
     with _lock:
@@ -35,7 +35,7 @@ def request(method: str, status: int, seconds: float) -> None:
 
 
 @contextmanager
-def posting(kind: str) -> Iterator[None]:
+def count_post(kind: str) -> Iterator[None]:
     """Count the result of a post; an exception with a status below 500 counts as refused."""
     try:
         yield
@@ -46,7 +46,7 @@ def posting(kind: str) -> Iterator[None]:
     add("vigil_intake_posts_total", kind, "taken")
 
 
-def taken(kind: str, batches: int, values: int) -> None:
+def count_batches(kind: str, batches: int, values: int) -> None:
     """Count a post that brought something new."""
     with _lock:
         _counts["vigil_intake_batches_total"][(kind,)] += batches
