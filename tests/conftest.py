@@ -136,12 +136,12 @@ def portal_up(prepared_home: Path) -> Iterator[Stack]:
 @pytest.fixture
 def make_stack(request: pytest.FixtureRequest) -> Iterator[Callable[..., Stack]]:
     """Return a function that makes separate portals, not yet started; keyword arguments are environment variables."""
-    made: list[Stack] = []
+    created: list[Stack] = []
 
     def make(*, fresh: bool = False, **environment: str) -> Stack:
-        made.append(Stack(None if fresh else request.getfixturevalue("prepared_home"), **environment))
-        return made[-1]
+        created.append(Stack(None if fresh else request.getfixturevalue("prepared_home"), **environment))
+        return created[-1]
 
     yield make
-    for stack in made:
+    for stack in created:
         stack.close()

@@ -61,14 +61,14 @@ def endings_of(stack: Stack) -> Endings:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = [_ending(one) for one in json.loads(done.stdout)]
-    return {(one.job, one.number): one for one in found}
+    found = [_ending(load) for load in json.loads(done.stdout)]
+    return {(item.job, item.number): item for item in found}
 
 
 def _ending(told: dict[str, Any]) -> Ending:
     incidents = tuple(
-        Incident(**{**one, "verdicts": tuple(Verdict(**verdict) for verdict in one["verdicts"])})
-        for one in told.pop("incidents")
+        Incident(**{**item, "verdicts": tuple(Verdict(**verdict) for verdict in item["verdicts"])})
+        for item in told.pop("incidents")
     )
     return Ending(**{**told, "nodes": tuple(told["nodes"])}, incidents=incidents)
 

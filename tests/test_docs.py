@@ -31,8 +31,8 @@ WITHOUT_REFERENCES = ("tests/test_docs.py", "tests/additions/failures.py", "test
 @cache
 def _tracked() -> frozenset[str]:
     """The files of the repository, with those not added yet, and its folders with a slash at the end."""
-    asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
+    requests = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(requests, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
     return frozenset(files) | {f"{folder}/" for file in files for folder in Path(file).parents if folder.name}
 
 

@@ -67,10 +67,10 @@ def sign_in_link(stack: Stack) -> str:
     """Return a new one-time link of the first sysadmin."""
     command = [sys.executable, "manage.py", "login_link"]
     environment = {**stack.environment, "VIGIL_PORT": str(stack.port), "VIGIL_PUBLIC_URL": stack.url}
-    said = subprocess.run(
+    completed = subprocess.run(
         command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True, timeout=60
     )
-    return next(word for word in said.stdout.split() if word.startswith("http"))
+    return next(word for word in completed.stdout.split() if word.startswith("http"))
 
 
 @pytest.fixture(scope="module")

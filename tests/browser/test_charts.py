@@ -198,13 +198,13 @@ def test_what_was_done_again_stays_as_a_ghost(
     without.page.route(AGAIN, nothing)
     bare = opened(without, path)
     watched = browse(lab_up)
-    asked: list[str] = []
-    watched.page.on("request", lambda request: asked.append(request.url) if AGAIN.search(request.url) else None)
+    requests: list[str] = []
+    watched.page.on("request", lambda request: requests.append(request.url) if AGAIN.search(request.url) else None)
     figure = opened(watched, path)
     expect(figure.locator(".readout [data-kind=ghost]")).to_be_visible()
     expect(bare.locator(".readout [data-kind=ghost]")).to_be_hidden()
-    assert asked
-    assert all(f"from={stretch[0]}&to={stretch[1]}" in url for url in asked), "only that stretch is asked for"
+    assert requests
+    assert all(f"from={stretch[0]}&to={stretch[1]}" in url for url in requests), "only that stretch is asked for"
     expect(figure.locator(".plot")).to_have_attribute("aria-label", re.compile("Repeated: steps "))
     assert figure.locator("canvas").evaluate(PICTURE) != bare.locator("canvas").evaluate(PICTURE)
     left, inside = (painted(figure, bare, part, around, stretch) for part in ("outside", "inside"))
@@ -218,15 +218,15 @@ def test_what_was_done_again_stays_as_a_ghost(
 
 def painted(figure: Locator, bare: Locator, part: str, around: tuple[int, int], stretch: tuple[int, int]) -> int:
     """Count the pixels of the plot that differ in the columns of those steps (± 4 px), or outside of them."""
-    look = """(canvas) => {
+    text = """(canvas) => {
         const over = canvas.parentElement.querySelector(".u-over");
         const [x, y, w, h] = [over.offsetLeft, over.offsetTop, over.clientWidth, over.clientHeight];
         const copy = new OffscreenCanvas(w, h).getContext("2d", { willReadFrequently: true });
         copy.drawImage(canvas, -x, -y);
         return [w, [...new Uint32Array(copy.getImageData(0, 0, w, h).data.buffer)]];
     }"""
-    width, with_ghost = figure.locator("canvas").evaluate(look)
-    _, without = bare.locator("canvas").evaluate(look)
+    width, with_ghost = figure.locator("canvas").evaluate(text)
+    _, without = bare.locator("canvas").evaluate(text)
     differ = (np.array(with_ghost) != np.array(without)).reshape(-1, width).sum(axis=0)
     first, last = ((step - around[0]) / (around[1] - around[0]) * width for step in stretch)
     is_inside = np.zeros(width, bool)
@@ -247,12 +247,12 @@ def test_where_nothing_was_done_again_nothing_is_asked_for(
 ) -> None:
     """One attempt; and two, of which the second went on where the first had saved and stopped."""
     watched = browse(lab_up)
-    asked: list[str] = []
-    watched.page.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    watched.page.on("request", lambda request: requests.append(request.url))
     figure = opened(watched, f"/jobs/{jobs[name]}")
     expect(figure.locator(".readout [data-kind=ghost]")).to_be_hidden()
-    assert any("/series?" in url for url in asked)
-    assert not any(AGAIN.search(url) or "/ghosts" in url for url in asked)
+    assert any("/series?" in url for url in requests)
+    assert not any(AGAIN.search(url) or "/ghosts" in url for url in requests)
 
 
 def test_boundaries_come_without_a_reload(lab_up: Stack, browse: Browse, jobs: dict[str, int]) -> None:
@@ -261,8 +261,8 @@ def test_boundaries_come_without_a_reload(lab_up: Stack, browse: Browse, jobs: d
     page = watched.page
     figure = opened(watched, f"/jobs/{jobs['gpt-760m-baseline']}?from=0&to=4000")
     page.mouse.move(5, 5)
-    one = {"at": 0, "label": "attempt 1", "state": None}
-    two = {"at": 3000, "label": "attempt 2", "state": "failed"}
+    first = {"at": 0, "label": "attempt 1", "state": None}
+    second = {"at": 3000, "label": "attempt 2", "state": "failed"}
     pictures = [figure.locator("canvas").evaluate(PICTURE)]
     marks: dict[str, Any] = {}
 
@@ -272,7 +272,7 @@ def test_boundaries_come_without_a_reload(lab_up: Stack, browse: Browse, jobs: d
         route.fulfill(response=answer, body=text)
 
     page.route("**/life?tab=overview", told)
-    for breaks in ([one], [one, two]):
+    for breaks in ([first], [first, second]):
         marks |= {"breaks": breaks, "restarts": [1000]}
         page.evaluate("htmx.trigger('#life', 'vigil:life')")
         page.wait_for_function(CHANGED, arg=pictures[-1])

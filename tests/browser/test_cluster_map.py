@@ -85,17 +85,17 @@ def test_a_radio_switches_what_cells_say_without_a_request(cluster_up: Posting, 
     page = watched.page
     cluster_up.tell(47, 58)
     expect(cell(page, 0)).to_have_attribute("data-use", "47")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    said, colours = [], []
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    texts, colours = [], []
     for name in ("Utilisation", "Temperature", "Owner", "State"):
         page.get_by_text(name, exact=True).first.click()
-        said.append(shown(page, 0))
+        texts.append(shown(page, 0))
         colours.append(cell(page, 0).evaluate("e => getComputedStyle(e).backgroundColor"))
     owner = cell(page, 0).get_attribute("data-owner")
-    assert said == ["47", "58", owner, ""]
+    assert texts == ["47", "58", owner, ""]
     assert len(set(colours)) == 4
-    assert asked == []
+    assert requests == []
     page.get_by_text("Temperature", exact=True).first.click()
     assert "by=heat" in page.url
     assert "rack=R01" in page.url

@@ -128,10 +128,10 @@ def test_a_band_and_events_and_odd_lengths_are_decoded(scene: Scene) -> None:
     }  # fmt: skip
     columns = [np.array([9.0])] + [np.array([x], "<f4") for x in (1, 2, 3, 7)]
     scene.raw(live.pack(header, *columns, np.arange(3.0), np.array([1, np.inf, -1], "<f4")))
-    heard = scene.heard()
-    assert heard[0][2][0] == ["loss", "band", [9], [1], [2], [3], [7]]
-    assert heard[0][2][1][:3] == ["ü", "value", [0, 1, 2]]
-    assert heard[1] == ["event", "checkpoint.committed"]
+    received = scene.heard()
+    assert received[0][2][0] == ["loss", "band", [9], [1], [2], [3], [7]]
+    assert received[0][2][1][:3] == ["ü", "value", [0, 1, 2]]
+    assert received[1] == ["event", "checkpoint.committed"]
 
 
 def test_a_gap_makes_it_read_again_unless_it_closes_by_itself(scene: Scene) -> None:
@@ -143,8 +143,8 @@ def test_a_gap_makes_it_read_again_unless_it_closes_by_itself(scene: Scene) -> N
     assert ["reread"] not in scene.heard()
     scene.frame(10)
     scene.wait(2_000)
-    heard = scene.heard()
-    assert heard.count(["reread"]) == 1
+    received = scene.heard()
+    assert received.count(["reread"]) == 1
     scene.frame(9)
     assert scene.heard() == [], "what was read again has it"
 

@@ -69,11 +69,11 @@ class Machine:
 @pytest.fixture(scope="module")
 def machine(portal_up: Stack) -> Machine:
     """Return a machine that has reported for ten minutes."""
-    one, now = Machine(portal_up), int(time.time())
-    one.enrol()
-    one.facts()
-    one.post(*(one.batch(at, 40) for at in range(now - 600, now - 20, 10)))
-    return one
+    item, now = Machine(portal_up), int(time.time())
+    item.enrol()
+    item.facts()
+    item.post(*(item.batch(at, 40) for at in range(now - 600, now - 20, 10)))
+    return item
 
 
 def shown(page: Page, percent: int) -> None:

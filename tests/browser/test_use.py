@@ -40,7 +40,7 @@ def test_script_and_server_write_numbers_alike(lab_up: Stack, browse: Browse) ->
     assert address
     values = [0, 0.43, 2.551, 41.12, 99.97, 305.4, 9412.3, 9999.6, 290_123, 1_240_000, 81.4e9, -0.5, 0.00012, 3.25e-7]
     seconds = [0, 8.67e-5, 0.00618, 0.431, 2.55, 9.996, 38.4, 59.6, 262, 305, 600, 3599.7, 65_040, 86_400, 183_600]
-    told = watched.page.evaluate(
+    report = watched.page.evaluate(
         """async ([address, values, seconds]) => {
             const source = await (await fetch(address)).text();
             const name = source.match(/from "(\\.\\/words[^"]*)"/)[1];
@@ -50,7 +50,7 @@ def test_script_and_server_write_numbers_alike(lab_up: Stack, browse: Browse) ->
         }""",
         [address, values, seconds],
     )
-    assert told == [
+    assert report == [
         [formatting.measure(v) for v in values],
         [formatting.loss(v) for v in values],
         [formatting.duration(s) for s in seconds],

@@ -29,8 +29,8 @@ def test_processes_polls_leases_and_agents_are_listed() -> None:
     Reading.objects.create(part="nodes", read_at=now - timedelta(seconds=20))
     Lease.objects.create(name="follow", holder="head:412", expires_at=now + timedelta(minutes=10))
     for number in range(3):
-        heard = now - timedelta(minutes=5 if number else 0)
-        Agent.objects.create(node=f"dgx-{number}", heard_at=heard)
+        received = now - timedelta(minutes=5 if number else 0)
+        Agent.objects.create(node=f"dgx-{number}", heard_at=received)
     html = page(User.objects.create_superuser("root"))
     assert "Vigil itself" in html
     assert "2 processes report; the longest task is jobs.tasks.follow, for 12 s" in html

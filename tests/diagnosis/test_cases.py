@@ -33,7 +33,7 @@ def test_there_are_logs_of_every_cause() -> None:
 
 @pytest.mark.lengthy
 def test_most_verdicts_are_right(score: Score) -> None:
-    wrong = [(one.case.name, one.verdict.cause) for one in score.judged if not one.is_right]
+    wrong = [(item.case.name, item.verdict.cause) for item in score.judged if not item.is_right]
     assert score.accuracy >= 0.97, wrong
 
 
@@ -47,32 +47,32 @@ def test_what_is_said_surely_is_right(score: Score) -> None:
 
 @pytest.mark.lengthy
 def test_every_line_of_evidence_is_where_it_is_said_to_be(score: Score) -> None:
-    for one in score.judged[:60]:
-        assert one.case.folder is not None
-        for piece in one.verdict.evidence:
+    for item in score.judged[:60]:
+        assert item.case.folder is not None
+        for piece in item.verdict.evidence:
             if piece.line:
-                line = one.case.complete_log(piece.file).split(b"\n")[piece.line - 1]
+                line = item.case.complete_log(piece.file).split(b"\n")[piece.line - 1]
                 words = piece.text.splitlines()[0][:40]
-                assert words in line.decode(errors="replace") or piece.entry == "", (one.case.name, piece.line, words)
+                assert words in line.decode(errors="replace") or piece.entry == "", (item.case.name, piece.line, words)
 
 
 def test_the_command_scores_a_folder_and_lines_of_json(tmp_path: Path) -> None:
     lines = tmp_path / "cases.jsonl"
-    told = [
+    reports = [
         {"id": "a", "label": "memory.gpu_oom", "alt": [], "log": f"RuntimeError: {OOM}"},
         {"id": "b", "label": "gpu.ecc", "alt": ["unknown"], "log": "nothing that says anything"},
         {"id": "c", "label": "gpu.ecc", "log": OOM},
     ]
-    lines.write_text("\n".join(json.dumps(one) for one in told))
-    made = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", str(lines)])
-    assert made.exit_code == 0, made.output
-    answer = json.loads(made.output)
+    lines.write_text("\n".join(json.dumps(item) for item in reports))
+    created = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", str(lines)])
+    assert created.exit_code == 0, created.output
+    answer = json.loads(created.output)
     assert (answer["right"], answer["cases"]) == (2, 3)
     (confusion,) = answer["confusion"]
     assert (confusion["expected"], confusion["verdict"], confusion["count"]) == ("gpu.ecc", "memory.gpu_oom", 1)
     assert (confusion["is"], confusion["said"]) == ("gpu.ecc", "memory.gpu_oom"), "the earlier names of these fields"
-    made = CliRunner().invoke(main, ["diagnose", "--evaluate", str(lines)])
-    assert "2 of 3 correct" in made.output
+    created = CliRunner().invoke(main, ["diagnose", "--evaluate", str(lines)])
+    assert "2 of 3 correct" in created.output
 
 
 @pytest.mark.parametrize("text", ["no json", '{"label": "gpu.ecc"}', '{"label": "gpu.none", "log": "x"}', "[]"])

@@ -44,13 +44,13 @@ def test_the_first_root_counts_and_what_follows_are_echoes() -> None:
     found = verdict("\n".join([steps(0, 5), of(1, RAISED), of(0, GONE), of(2, GONE)]))
     assert (found.cause, found.rank, found.exception) == ("program.exception", 1, "KeyError")
     assert found.frame == "/home/mira/train.py:main"
-    assert [one.role for one in found.evidence] == ["root", "echo", "echo"]
+    assert [item.role for item in found.evidence] == ["root", "echo", "echo"]
 
 
 def test_what_the_run_has_outlived_is_no_cause() -> None:
     found = verdict("\n".join([OOM, steps(0, 4), RAISED]))
     assert found.cause == "program.exception"
-    assert {one.cause for one in found.evidence if one.role == "survived"} == {"memory.gpu_oom"}
+    assert {item.cause for item in found.evidence if item.role == "survived"} == {"memory.gpu_oom"}
 
 
 def test_a_run_that_went_on_has_not_failed() -> None:
@@ -79,10 +79,10 @@ def test_a_kill_that_nobody_explains_is_unknown_with_memory_beside_it() -> None:
 def test_hardware_outranks_what_the_program_prints_of_it(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(f"{steps(0, 5)}\n{RAISED}\n")
     (tmp_path / "kern.log").write_text(f"{XID}\n")
-    made = CliRunner().invoke(main, ["diagnose", "--json", str(tmp_path)])
-    payload = json.loads(made.output)
+    created = CliRunner().invoke(main, ["diagnose", "--json", str(tmp_path)])
+    payload = json.loads(created.output)
     assert (payload["cause"], payload["owner"]) == ("gpu.off_bus", "sysadmin")
-    assert [(one["file"], one["line"]) for one in payload["evidence"] if one["role"] == "root"] == [("kern.log", 1)]
+    assert [(item["file"], item["line"]) for item in payload["evidence"] if item["role"] == "root"] == [("kern.log", 1)]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
 
 def test_what_was_not_given_is_said_and_what_was_read_is_ruled_out() -> None:
     log, kernel = f"{steps(0, 3)}\n{of(0, GONE)}", "[4410.332316] usb 1-1: new device\n[4411.332316] eth0: link up\n"
-    assert any("kernel log" in one for one in verdict(log).unavailable)
+    assert any("kernel log" in item for item in verdict(log).unavailable)
     found = offline.diagnose_logs([offline.log_from_text(log, "log"), offline.log_from_text(kernel, "dmesg.txt")])
-    assert not any("kernel log" in one for one in found.unavailable)
-    assert {"gpu.off_bus", "memory.host_oom"} <= {one.cause for one in found.ruled_out}
+    assert not any("kernel log" in item for item in found.unavailable)
+    assert {"gpu.off_bus", "memory.host_oom"} <= {item.cause for item in found.ruled_out}
 
 
 def test_secrets_in_evidence_are_masked() -> None:
@@ -135,13 +135,13 @@ def test_secrets_in_evidence_are_masked() -> None:
 def test_the_command_answers_whatever_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\x00\xff" * 1000 + f"\n{OOM}\n".encode())
-    made = CliRunner().invoke(main, ["diagnose", str(path), str(tmp_path / "missing")])
-    assert made.exit_code == 0
-    assert "memory.gpu_oom" in made.output
-    made = CliRunner().invoke(main, ["diagnose", "-"], input=OOM)
-    assert (made.exit_code, "memory.gpu_oom" in made.output) == (0, True)
-    made = CliRunner().invoke(main, ["diagnose", str(tmp_path / "missing")])
-    assert (made.exit_code, "Nothing to read" in made.output) == (1, True)
+    created = CliRunner().invoke(main, ["diagnose", str(path), str(tmp_path / "missing")])
+    assert created.exit_code == 0
+    assert "memory.gpu_oom" in created.output
+    created = CliRunner().invoke(main, ["diagnose", "-"], input=OOM)
+    assert (created.exit_code, "memory.gpu_oom" in created.output) == (0, True)
+    created = CliRunner().invoke(main, ["diagnose", str(tmp_path / "missing")])
+    assert (created.exit_code, "Nothing to read" in created.output) == (1, True)
     assert CliRunner().invoke(main, ["diagnose"]).exit_code == 2
 
 

@@ -48,7 +48,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 def after_steps(*records: object) -> str:
     """Return two steps on two lines, followed by these records."""
     steps = [{"step": step, "loss": 2.0} for step in (1, 2)]
-    return "".join(f"{json.dumps(one) if isinstance(one, dict) else one}\n" for one in (*steps, *records))
+    return "".join(f"{json.dumps(item) if isinstance(item, dict) else item}\n" for item in (*steps, *records))
 
 
 def assert_key_error(verdict: Verdict, line: int = 3) -> None:
@@ -94,7 +94,7 @@ def test_a_journals_message_is_read(message: object) -> None:
 
 def test_a_kernels_journal_is_the_kernels_word() -> None:
     xid = "NVRM: Xid (PCI:0000:b7:00): 79, pid=41833, name=python, GPU has fallen off the bus."
-    lines = "".join(f"{json.dumps(journal(one, 'kernel'))}\n" for one in ("usb 1-1: new device", xid))
+    lines = "".join(f"{json.dumps(journal(item, 'kernel'))}\n" for item in ("usb 1-1: new device", xid))
     verdict = diagnose_text(lines)
     assert (verdict.cause, verdict.node, verdict.evidence[0].line) == ("gpu.off_bus", "dgx-14", 2)
     assert "a kernel log" not in " ".join(verdict.unavailable)

@@ -49,10 +49,11 @@ def test_the_rank_that_was_elsewhere_and_its_frame(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(TIMED_OUT)
     for name, text in (("spy-0.txt", WAITS), ("spy-3.txt", READS)):
         (tmp_path / name).write_text(text)
-    made = CliRunner().invoke(main, ["diagnose", str(tmp_path)])
-    assert made.exit_code == 0
+    created = CliRunner().invoke(main, ["diagnose", str(tmp_path)])
+    assert created.exit_code == 0
     assert (
-        "rank 3 was in next_batch (mine/loop.py:33), there in poll (connection.py:931), while the others" in made.output
+        "rank 3 was in next_batch (mine/loop.py:33), there in poll (connection.py:931), while the others"
+        in created.output
     )
     verdict = offline.diagnose_logs(
         [offline.log_from_text(text, name) for name, text in (("a.log", TIMED_OUT), ("b", WAITS), ("c", READS))]

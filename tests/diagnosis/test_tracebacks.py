@@ -28,7 +28,7 @@ def read(text: str) -> list[Traceback]:
 
 
 def chained(text: str) -> list[list[tuple[str, str]]]:
-    return [[(link.type, link.message) for link in one.chain] for one in read(text)]
+    return [[(link.type, link.message) for link in item.chain] for item in read(text)]
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def chained(text: str) -> list[list[tuple[str, str]]]:
 )
 def test_one_as_python_prints_it(code: str, chain: list[tuple[str, str]]) -> None:
     text = printed(code)
-    (one,) = read(text)
-    assert [(link.type, link.message) for link in one.chain] == chain
-    assert one.is_whole
-    assert one.frames[0].path.endswith("test_tracebacks.py")
-    assert text.splitlines()[one.line - 1].startswith(chain[-1][0])
+    (item,) = read(text)
+    assert [(link.type, link.message) for link in item.chain] == chain
+    assert item.is_whole
+    assert item.frames[0].path.endswith("test_tracebacks.py")
+    assert text.splitlines()[item.line - 1].startswith(chain[-1][0])
 
 
 def test_of_a_group_the_first_is_what_began_it() -> None:
@@ -64,9 +64,9 @@ def test_of_a_group_the_first_is_what_began_it() -> None:
 
 
 def test_a_recursion_keeps_its_frames_in_bounds() -> None:
-    (one,) = read(printed("def f(): f()\nf()"))
-    assert one.type == "RecursionError"
-    assert len(one.frames) < 10
+    (item,) = read(printed("def f(): f()\nf()"))
+    assert item.type == "RecursionError"
+    assert len(item.frames) < 10
 
 
 WORKER = """Traceback (most recent call last):
@@ -87,8 +87,8 @@ Epoch 2
 
 
 def test_of_a_worker_its_own_comes_first() -> None:
-    (one,) = read(WORKER)
-    inner, outer = one.chain
+    (item,) = read(WORKER)
+    inner, outer = item.chain
     assert (inner.type, inner.message) == ("ValueError", "bad sample")
     assert outer.message.startswith("Caught ValueError")
     assert inner.user_frame == StackFrame("/home/mira/data.py", "__getitem__", 'raise ValueError("bad sample")')
@@ -96,16 +96,16 @@ def test_of_a_worker_its_own_comes_first() -> None:
 
 
 def test_where_the_log_begins_in_the_middle_of_one() -> None:
-    (one,) = read(
+    (item,) = read(
         '  File "x/enums.py", line 9, in Kind\n    int4 = torch.int4\n           ^^^^\nAttributeError: no int4\n'
     )
-    assert (one.type, one.is_whole, len(one.frames)) == ("AttributeError", False, 1)
-    assert one.frames[0].code == "int4 = torch.int4"
+    assert (item.type, item.is_whole, len(item.frames)) == ("AttributeError", False, 1)
+    assert item.frames[0].code == "int4 = torch.int4"
 
 
 def test_where_the_log_ends_in_the_middle_of_one() -> None:
-    (one,) = read('Traceback (most recent call last):\n  File "train.py", line 9, in main\n    step()\n')
-    assert (one.type, one.is_whole, one.line) == ("", False, 0)
+    (item,) = read('Traceback (most recent call last):\n  File "train.py", line 9, in main\n    step()\n')
+    assert (item.type, item.is_whole, item.line) == ("", False, 0)
 
 
 def test_a_dump_of_where_threads_are_is_no_exception() -> None:
@@ -117,16 +117,16 @@ Current thread 0x00007f12 (most recent call first):
 
 Extension modules: numpy.core (total: 1)
 """
-    (one,) = read(text)
-    assert one.is_stack
-    assert [frame.function for frame in one.frames] == ["forward", "<module>"]
+    (item,) = read(text)
+    assert item.is_stack
+    assert [frame.function for frame in item.frames] == ["forward", "<module>"]
 
 
 def test_what_stands_below_a_rule_is_somebody_elses() -> None:
-    (one,) = read(
+    (item,) = read(
         'Traceback (most recent call last):\n  File "a.py", line 1, in f\nIndexError: x\n' + "-" * 40 + "\nMPI_ABORT\n"
     )
-    assert (one.type, one.message) == ("IndexError", "x")
+    assert (item.type, item.message) == ("IndexError", "x")
 
 
 def test_rich_draws_boxes() -> None:
@@ -138,9 +138,9 @@ def test_rich_draws_boxes() -> None:
 ╰────────────────────────────────────────────────────╯
 ValueError: x
 """
-    (one,) = read(text)
-    assert (one.type, one.message) == ("ValueError", "x")
-    assert one.frames[0].function == "main"
+    (item,) = read(text)
+    assert (item.type, item.message) == ("ValueError", "x")
+    assert item.frames[0].function == "main"
 
 
 LINES = st.sampled_from(
@@ -165,7 +165,7 @@ Current thread 0x1 (most recent call first):""".splitlines()
 @settings(max_examples=examples(200), deadline=None)
 def test_whatever_the_lines_are_each_chain_has_an_end(lines: list[str]) -> None:
     found = read_tracebacks(enumerate(lines, 1))
-    seen: list[Any] = [id(link) for one in found for link in one.chain]
+    seen: list[Any] = [id(link) for item in found for link in item.chain]
     assert len(found) <= len(lines)
-    assert all(one.line <= len(lines) for one in found)
+    assert all(item.line <= len(lines) for item in found)
     assert len(seen) <= 4 * len(lines) + 1

@@ -42,7 +42,7 @@ class Watched:
 
     def all(self, kind: type[T]) -> list[T]:
         self.told += self.reader.poll()
-        return [one for one in self.told if isinstance(one, kind)]
+        return [item for item in self.told if isinstance(item, kind)]
 
     def first(self, kind: type[T]) -> T:
         return until(lambda: self.all(kind))[0]
@@ -87,10 +87,10 @@ def watch() -> Iterator[Watch]:
         return watched[-1]
 
     yield start
-    for one in watched:
-        pids = one.reader.pids
-        one.reader.close()
+    for item in watched:
+        pids = item.reader.pids
+        item.reader.close()
         for pid in pids:
             with suppress(OSError):  # those that a test has made unkillable
                 os.kill(pid, signal.SIGKILL)
-    until(lambda: not any(one.reader.pids for one in watched))
+    until(lambda: not any(item.reader.pids for item in watched))

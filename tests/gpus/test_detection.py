@@ -61,8 +61,8 @@ def test_killed_parents_leave_no_child_though_the_driver_hangs(nvml: StandIn) ->
     nvml.set_state("* hang 1")
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    with parent, parent.stdout as told:
-        child = psutil.Process(int(until(lambda: told.readline().strip())))
+    with parent, parent.stdout as output:
+        child = psutil.Process(int(until(lambda: output.readline().strip())))
         until(lambda: "libnvidia-ml" in Path(f"/proc/{child.pid}/maps").read_text())
         child.send_signal(signal.SIGTERM)  # as Slurm sends it to all of a job
         assert child.is_running()

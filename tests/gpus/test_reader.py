@@ -64,7 +64,7 @@ def test_what_gpus_do(nvml: StandIn, watch: Watch) -> None:
 def test_each_second_gets_one_look(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     until(lambda: len(watched.all(GpuSamples)) > 10)
-    periods = [look.time // 0.1 for look in watched.all(GpuSamples)]
+    periods = [reading.time // 0.1 for reading in watched.all(GpuSamples)]
     assert sorted(set(periods)) == periods
     assert abs(watched.all(GpuSamples)[-1].time - time.time()) < 30
 
@@ -74,8 +74,8 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
         "2 ecc_uncorrected 4", "2 remapped_pending 1", "2 pcie_width 8", "2 field.230 2", "2 nvlink.5 0",
         "2 sram_threshold_exceeded 1", "0 process 4711 2000", "0 process 4712 150", "1 processes !4",
     )  # fmt: skip
-    told = watch().first(GpuCounters)
-    assert told.counters[0] == {
+    report = watch().first(GpuCounters)
+    assert report.counters[0] == {
         "ecc_corrected": 0,
         "ecc_uncorrected": 0,
         "ecc_corrected_lifetime": 2,
@@ -94,7 +94,7 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
         "recovery_action": 0,
         "nvlinks": [1] * 18,
     }
-    assert {name: value for name, value in told.counters[2].items() if value != told.counters[0][name]} == {
+    assert {name: value for name, value in report.counters[2].items() if value != report.counters[0][name]} == {
         "ecc_uncorrected": 4,
         "remapped_pending": 1,
         "pcie_width": 8,
@@ -103,7 +103,7 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
         "nvlinks": [1] * 5 + [0] + [1] * 12,
     }
     both = ({"pid": 4711, "memory_mib": 2000}, {"pid": 4712, "memory_mib": 150})
-    assert told.processes[:3] == (both, None, ())
+    assert report.processes[:3] == (both, None, ())
 
 
 # What is not told.
@@ -116,21 +116,21 @@ def test_what_is_not_supported_is_left_out_and_asked_again_once_nvml_is_opened_a
     watched = watch()
     missing = {name: value for name, value in STEADY.items() if name not in ("watts", "memory_temperature_c")}
     missing.pop("pcie_tx_mib")
-    told = watched.looks().samples
-    assert (told[1], told[2]) == (STEADY, missing)
+    samples = watched.looks().samples
+    assert (samples[1], samples[2]) == (STEADY, missing)
     nvml.set_state("2 gpm.20 !3")
     assert watched.looks().samples[2] == missing, "the driver was asked again"
     nvml.set_state("* reload 1")
-    assert until(lambda: [one for one in watched.all(GpuInventory) if one.reopened])
+    assert until(lambda: [item for item in watched.all(GpuInventory) if item.reopened])
     assert watched.looks().samples[2] == STEADY
 
 
 def test_what_fails_once_is_asked_again(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("2 watts !999")
     watched = watch()
-    look = watched.looks().samples[2]
-    assert look is not None
-    assert "watts" not in look
+    sample = watched.looks().samples[2]
+    assert sample is not None
+    assert "watts" not in sample
     nvml.set_state()
     assert watched.looks().samples[2] == STEADY
 
@@ -151,9 +151,9 @@ def test_an_old_driver_tells_what_it_knows(watch: Watch, monkeypatch: pytest.Mon
     watched = watch()
     assert watched.first(GpuInventory).gpus[0].numa_node is None
     assert set(watched.first(GpuCounters).processes) == {None}
-    told = watched.looks().samples[0]
+    sample = watched.looks().samples[0]
     # With what the driver keeps for itself.
-    assert told == {
+    assert sample == {
         "gpu_percent": 90,
         "memory_mib": 31232,
         "temperature_c": 60,
@@ -205,7 +205,7 @@ def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) 
     watched = watch()
     watched.looks()
     watched.looks()
-    periods = [look.time // 0.1 for look in watched.all(GpuSamples)]
+    periods = [reading.time // 0.1 for reading in watched.all(GpuSamples)]
     assert sorted(set(periods)) == periods
 
 
@@ -217,7 +217,7 @@ def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Wa
     watched.first(GpuCounters)
     nvml.set_state("3 mig 1", "3 slice 1 9856", "3 slice 2 19968", "3 process 4711 2000 2")
     nvml.event(3, 1, kind=MIG_CHANGED)
-    cut = until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].mig])[0]
+    cut = until(lambda: [item for item in watched.all(GpuInventory) if item.gpus[3].mig])[0]
     assert cut.gpus[3].instances == (
         {
             "uuid": slice_uuid(3, 1),
@@ -235,12 +235,12 @@ def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Wa
         },
     )
     assert watched.next(GpuCounters).processes[3] == ({"pid": 4711, "memory_mib": 2000, "gpu_instance": 2},)
-    look = watched.looks().samples[3]
-    assert look is not None
-    assert ("gpu_percent" in look, look["watts"]) == (False, 350)
+    sample = watched.looks().samples[3]
+    assert sample is not None
+    assert ("gpu_percent" in sample, sample["watts"]) == (False, 350)
     nvml.set_state()
     nvml.event(3, 0, kind=MIG_CHANGED)
-    assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].mig is False])
+    assert until(lambda: [item for item in watched.all(GpuInventory) if item.gpus[3].mig is False])
     assert watched.looks().samples[3] == STEADY
 
 
@@ -249,10 +249,10 @@ def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
     watched = watch([slice_uuid(3, 1)], everything=False)
     (gpu,) = watched.first(GpuInventory).gpus
     assert (gpu.uuid, gpu.parent, gpu.memory_mib) == (slice_uuid(3, 1), uuid(3), 9856)
-    (look,) = watched.looks().samples
-    assert look is not None
-    assert look["memory_mib"] == 4928
-    assert not {"gpu_percent", "watts"} & look.keys()
+    (sample,) = watched.looks().samples
+    assert sample is not None
+    assert sample["memory_mib"] == 4928
+    assert not {"gpu_percent", "watts"} & sample.keys()
 
 
 # Whose it is.

@@ -55,7 +55,7 @@ def test_one_that_was_lost_before_tells_its_name_once_it_is_back(nvml: StandIn, 
     assert watched.first(GpuInventory).gpus[3].as_payload() == {"gpu": "3", "index": 3}
     assert watched.first(GpuLost).gpu.index == 3
     nvml.set_state()
-    assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].uuid == uuid(3)])
+    assert until(lambda: [item for item in watched.all(GpuInventory) if item.gpus[3].uuid == uuid(3)])
     assert watched.first(GpuRecovered).gpu.uuid == uuid(3)
 
 
@@ -65,7 +65,7 @@ def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("3 lost 1")
     watched.first(GpuLost)
     nvml.set_state("* reload 1", "3 uuid GPU-another")
-    assert until(lambda: [one for one in watched.all(GpuInventory) if one.gpus[3].uuid == "GPU-another"])
+    assert until(lambda: [item for item in watched.all(GpuInventory) if item.gpus[3].uuid == "GPU-another"])
     assert watched.looks().samples[3] == STEADY
     assert not watched.all(GpuRecovered), "the one that was lost is gone"
 
@@ -84,11 +84,11 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Wa
     assert first.time - 1.0 < silent.since < time.time()
     assert watched.reader.silent_since == silent.since
     nvml.set_state()
-    (answers,) = until(lambda: [one for one in watched.all(NvmlResponding) if one.since == silent.since])
+    (answers,) = until(lambda: [item for item in watched.all(NvmlResponding) if item.since == silent.since])
     assert answers.seconds > 0
     until(lambda: watched.looks().samples[0] == STEADY and watched.reader.silent_since is None)
-    told = [one.since for one in watched.told if isinstance(one, NvmlSilent)]
-    assert len(told) == len(set(told)), "each is told once"
+    reports = [item.since for item in watched.told if isinstance(item, NvmlSilent)]
+    assert len(reports) == len(set(reports)), "each is told once"
 
 
 @pytest.mark.lengthy

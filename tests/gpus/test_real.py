@@ -19,17 +19,17 @@ def test_what_a_real_driver_tells(watch: Watch) -> None:
     assert machine.gpus
     assert len(looks) == len(machine.gpus) == len(counters.counters) == len(machine.topology)
     assert [row[place] for place, row in enumerate(machine.topology)] == ["X"] * len(machine.gpus)
-    for gpu, look in zip(machine.gpus, looks, strict=True):
+    for gpu, reading in zip(machine.gpus, looks, strict=True):
         assert gpu.uuid.startswith("GPU-")
-        assert look is not None
+        assert reading is not None
         assert gpu.memory_mib is not None
-        assert 0 <= look["memory_mib"] <= gpu.memory_mib
-        assert 0 <= look.get("gpu_percent", 0) <= 100
-        assert 0 < look.get("temperature_c", 40) < 120
+        assert 0 <= reading["memory_mib"] <= gpu.memory_mib
+        assert 0 <= reading.get("gpu_percent", 0) <= 100
+        assert 0 < reading.get("temperature_c", 40) < 120
 
 
 def test_a_real_gpu_by_its_uuid(watch: Watch) -> None:
     machine = detection.detect(seconds=60)
     assert machine is not None
-    told = watch([machine.gpus[0].uuid], every=1.0).first(GpuInventory)
-    assert told.gpus[0].index == machine.gpus[0].index
+    report = watch([machine.gpus[0].uuid], every=1.0).first(GpuInventory)
+    assert report.gpus[0].index == machine.gpus[0].index

@@ -43,7 +43,7 @@ def read(environment: Mapping[str, str] | None = None) -> dict[str, Service]:
     """Return every service, in an order in which they can be started."""
     text = (DOCKER / "compose.yaml").read_text()
     filled = _VARIABLE.sub(lambda found: (environment or {}).get(found[1]) or found[2] or "", text)
-    services = {name: _service(name, said) for name, said in yaml.safe_load(filled)["services"].items()}
+    services = {name: _service(name, message) for name, message in yaml.safe_load(filled)["services"].items()}
     return {name: services[name] for name in _ordered(services)}
 
 

@@ -74,7 +74,7 @@ class Container:
     def start(self, command: Sequence[str] | None, furniture: Furniture) -> None:
         """Start the command, or the image's default, as the container's first process."""
         self.environment = {"HOME": self._home(), **self.image.environment, **furniture.environment}
-        asked = {
+        options = {
             **asdict(furniture),
             "name": self.name,
             "root": str(self.root),
@@ -92,7 +92,7 @@ class Container:
             )  # fmt: skip
         assert self.process.stdin
         self.pid = until(self._first)
-        self._description = json.dumps(asked).encode()
+        self._description = json.dumps(options).encode()
 
     def _home(self) -> str:
         people = [line.split(":") for line in (self.root / "etc/passwd").read_text().splitlines()]

@@ -22,17 +22,17 @@ _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    socket.sethostname(asked["name"])
-    root = Path(asked["root"])
-    furnish(root, asked)
+    socket.sethostname(request["name"])
+    root = Path(request["root"])
+    furnish(root, request)
     os.chroot(root)
-    os.chdir(asked["folder"])
-    if asked["without_capabilities"]:
+    os.chdir(request["folder"])
+    if request["without_capabilities"]:
         drop_capabilities()
-    become(asked["user"])
-    os.execvpe(asked["command"][0], asked["command"], asked["environment"])
+    become(request["user"])
+    os.execvpe(request["command"][0], request["command"], request["environment"])
 
 
 def furnish(root: Path, asked: dict[str, Any]) -> None:

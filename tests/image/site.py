@@ -65,12 +65,12 @@ class Site:
 
     def wait(self, name: str, condition: str) -> None:
         """Wait until a service has reached the condition that another one requires."""
-        look = {
+        reading = {
             "service_started": lambda: True,
             "service_healthy": lambda: self._is_healthy(name),
             "service_completed_successfully": lambda: self.containers[name].ended is not None,
         }[condition]
-        until(look)
+        until(reading)
         if condition == "service_completed_successfully":
             assert self.containers[name].ended == 0, f"{name}: {self.containers[name].said()}"
 
@@ -84,7 +84,7 @@ class Site:
         secrets = [(str(self.docker / "secrets" / name), f"/run/secrets/{name}", True) for name in service.secrets]
         named = {place: source for source, place, _ in service.volumes}
         anonymous = [(f"{service.name}{place.replace('/', '-')}", place, False) for place in container.image.volumes]
-        volumes = [*service.volumes, *(one for one in anonymous if one[1] not in named)]
+        volumes = [*service.volumes, *(item for item in anonymous if item[1] not in named)]
         placed = [(self._source(source, container.root / place[1:]), place, ro) for source, place, ro in volumes]
         return Furniture(
             environment=service.environment,

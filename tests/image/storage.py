@@ -20,8 +20,8 @@ class Failed(Exception):
 def run(*command: str) -> str:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise Failed("\n".join([f"`{' '.join(command)[:300]}` failed:", *said[-40:]]))
+        text = (done.stdout + done.stderr).strip().splitlines()
+        raise Failed("\n".join([f"`{' '.join(command)[:300]}` failed:", *text[-40:]]))
     return done.stdout
 
 

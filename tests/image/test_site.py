@@ -24,9 +24,9 @@ OURS = [name for name, service in compose.read().items() if service.target]
 
 def spec(**run: Any) -> str:
     """Return a shortened version of the README's first job."""
-    asked = tomlkit.parse((REPOSITORY / "examples/language.toml").read_text())
-    asked["run"].update({"steps": STEPS, "warmup_steps": 2, "validate_every": 10, "checkpoint_every": 10, **run})
-    return tomlkit.dumps(asked)
+    request = tomlkit.parse((REPOSITORY / "examples/language.toml").read_text())
+    request["run"].update({"steps": STEPS, "warmup_steps": 2, "validate_every": 10, "checkpoint_every": 10, **run})
+    return tomlkit.dumps(request)
 
 
 def submit(client: httpx.Client, text: str) -> int:
@@ -68,19 +68,19 @@ def test_pages_and_static_files_come_through_the_proxy(site: Site) -> None:
 @pytest.mark.parametrize("name", [name for name in OURS if name != "prepare"])
 def test_a_role_runs_as_nobody_in_particular(site: Site, name: str) -> None:
     status = Path(f"/proc/{site.containers[name].pid}/status").read_text()
-    said = {line.split(":")[0]: line.split(":")[1].split() for line in status.splitlines()}
-    assert said["Uid"] == ["10001"] * 4
-    assert said["NoNewPrivs"] == ["1"]
-    assert int(said["CapEff"][0], 16) == int(said["CapBnd"][0], 16) == 0
+    text = {line.split(":")[0]: line.split(":")[1].split() for line in status.splitlines()}
+    assert text["Uid"] == ["10001"] * 4
+    assert text["NoNewPrivs"] == ["1"]
+    assert int(text["CapEff"][0], 16) == int(text["CapBnd"][0], 16) == 0
     assert site.containers[name].run("touch", "/srv/vigil/x").returncode
     assert site.containers[name].run("touch", "/home/vigil/x").returncode
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in ("prepare", "follow")])
 def test_only_the_node_has_torch(site: Site, name: str) -> None:
-    look = ("python", "-c", "import importlib.util as u; raise SystemExit(bool(u.find_spec('torch')))")
-    assert site.containers[name].run(*look).returncode == 0
-    assert site.containers["follow"].run(*look).returncode == 1
+    readings = ("python", "-c", "import importlib.util as u; raise SystemExit(bool(u.find_spec('torch')))")
+    assert site.containers[name].run(*readings).returncode == 0
+    assert site.containers["follow"].run(*readings).returncode == 1
 
 
 def test_prepare_says_what_a_person_needs_and_nothing_else(site: Site) -> None:
@@ -91,8 +91,8 @@ def test_prepare_says_what_a_person_needs_and_nothing_else(site: Site) -> None:
 def test_secrets_come_from_files_alone(site: Site) -> None:
     secrets = [path.read_text() for path in (site.docker / "secrets").iterdir()]
     for name in OURS:
-        told = json.dumps([site.services[name].environment, site.containers[name].image.environment])
-        assert not [secret for secret in secrets if secret in told], name
+        body = json.dumps([site.services[name].environment, site.containers[name].image.environment])
+        assert not [secret for secret in secrets if secret in body], name
         assert not [secret for secret in secrets if secret in site.containers[name].said()], name
 
 

@@ -38,11 +38,11 @@ def test_bulk_leaves_the_lines_that_row_by_row_would(db: None) -> None:
     lab, _ = history.make(400)
     assert schema() == before, "every index, reference and trigger is back"
     assert triggers.has_triggers(connection)
-    made = lines()
-    assert len(made) == Job.objects.count() == 400
+    created = lines()
+    assert len(created) == Job.objects.count() == 400
     assert Attempt.objects.filter(job__latest=None).count() == 0
     _write_anew()
-    assert lines() == made, "as the triggers write them"
+    assert lines() == created, "as the triggers write them"
     client = Client(headers={"host": "127.0.0.1"})
     client.force_login(lab.sysadmin, backend="allauth.account.auth_backends.AuthenticationBackend")
     name = Job.objects.order_by("pk")[7].name

@@ -71,10 +71,10 @@ def test_a_line_follows_its_job_and_its_latest_attempt(mira, project):
 
 
 def test_what_nobody_kept_meanwhile_is_brought_in_step(signed_in, mira, project):
-    kept, gone = lab.a_job(mira, project, name="kept"), lab.a_job(mira, project, name="gone")
+    stored, gone = lab.a_job(mira, project, name="kept"), lab.a_job(mira, project, name="gone")
     triggers.drop_triggers(connection)
     assert not triggers.has_triggers(connection)
-    Job.objects.filter(pk=kept.pk).update(name="heron")
+    Job.objects.filter(pk=stored.pk).update(name="heron")
     gone.delete()
     lab.a_job(mira, project, name="new")
     assert [line[0] for line in told()] == ["kept", "gone"]
@@ -291,7 +291,9 @@ def _read_through(queries: CaptureQueriesContext) -> list[str]:
             if scanned is None or not re.fullmatch(BIG, tables.get(scanned[1], scanned[1])):
                 continue
             is_partial = scanned[2] in {"attempts_open", "unmerged_chunks", "attempts_with_spools"}  # of few rows
-            is_in_order = scanned[2] or tables.get(scanned[1]) is None or not any("TEMP B-TREE" in one for one in plan)
+            is_in_order = (
+                scanned[2] or tables.get(scanned[1]) is None or not any("TEMP B-TREE" in item for item in plan)
+            )
             if not is_partial and not (" LIMIT " in text and is_in_order):
                 found.append(f"{step}: {text[:200]}")
     return found

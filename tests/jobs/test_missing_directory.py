@@ -41,12 +41,12 @@ def test_page_rest_and_command_say_what_is_missing_and_the_way_out(client: Clien
     assert "missing" not in rest(client, queued)["explained"]
     root = rundir.path_of(queued.directory)
     shutil.rmtree(root)
-    said = rest(client, queued)
-    assert said["reason"] == "Priority", "the scheduler's word stays"
-    assert said["explained"] == said["attempt"]["explained"]
-    assert said["explained"].startswith(f"Its run directory {root} is missing")
-    assert "Put it back from the backup of VIGIL_RUNS, or cancel this job and submit it again." in said["explained"]
-    assert f"{root} is missing" in " ".join(tables.job(said))
+    text = rest(client, queued)
+    assert text["reason"] == "Priority", "the scheduler's word stays"
+    assert text["explained"] == text["attempt"]["explained"]
+    assert text["explained"].startswith(f"Its run directory {root} is missing")
+    assert "Put it back from the backup of VIGIL_RUNS, or cancel this job and submit it again." in text["explained"]
+    assert f"{root} is missing" in " ".join(tables.job(text))
     page = client.get(f"/jobs/{queued.pk}").content.decode()
     assert "It cannot start." in page
     assert "Put it back from the backup of VIGIL_RUNS" in page
@@ -56,9 +56,9 @@ def test_page_rest_and_command_say_what_is_missing_and_the_way_out(client: Clien
 def test_a_file_system_that_is_away_is_not_called_lost(client: Client, oskar: User, queued: Job, runs: Path) -> None:
     client.force_login(oskar)
     shutil.rmtree(rundir.path_of(queued.directory).parent)
-    said = rest(client, queued)["explained"]
-    assert "Mount the file system of VIGIL_RUNS; the job then starts by itself." in said
-    assert "cancel" not in said
+    explained = rest(client, queued)["explained"]
+    assert "Mount the file system of VIGIL_RUNS; the job then starts by itself." in explained
+    assert "cancel" not in explained
 
 
 def test_what_was_not_handed_over_yet_waits_and_says_so(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:

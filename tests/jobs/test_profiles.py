@@ -62,10 +62,10 @@ def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
 def test_one_that_another_replaced_before_it_began_waits_no_more(job: Job, mira: User) -> None:
     client = bearer(mira)
     first, last = (send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 0}).json()["id"] for _ in range(2))
-    assert [one["waits"] for one in listed(client, job)] == [True, True], "the first may be under way"
+    assert [item["waits"] for item in listed(client, job)] == [True, True], "the first may be under way"
     add_event(job, "profile.saved", **{**SAVED, "id": last})
-    told = {one["id"]: (one["waits"], one["problem"]) for one in listed(client, job)}
-    assert told == {first: (False, "Another profile was requested before it began."), last: (False, "")}
+    report = {item["id"]: (item["waits"], item["problem"]) for item in listed(client, job)}
+    assert report == {first: (False, "Another profile was requested before it began."), last: (False, "")}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_only_who_may_change_a_running_job_of_ours(job: Job, mira: User, project
 def test_one_that_its_attempt_did_not_live_to_write_is_said_so(job: Job, mira: User) -> None:
     add_event(job, "profile.asked", id="abc123", rank=0)
     add_event(job, "profile.failed", id="def456", of_rank=1, reason="No space left on device")
-    assert [told["problem"] for told in listed(bearer(mira), job)] == ["No space left on device", ""]
+    assert [report["problem"] for report in listed(bearer(mira), job)] == ["No space left on device", ""]
     job.attempts.update(state="failed")
     assert "ended before" in listed(bearer(mira), job)[1]["problem"]
 
@@ -144,8 +144,8 @@ def test_who_goes_before_the_first_piece_leaves_no_file_open(job: Job) -> None:
     (place / NAME).write_bytes(b"x")
     assert job.latest is not None
     before = len(os.listdir("/proc/self/fd"))
-    asked = files.download(job.latest, NAME)
-    del asked
+    request = files.download(job.latest, NAME)
+    del request
     assert len(os.listdir("/proc/self/fd")) == before
 
 

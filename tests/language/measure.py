@@ -115,7 +115,7 @@ def files() -> Iterator[Path]:
     for package in PACKAGES:
         path = ROOT / package
         inside = [path] if path.is_file() else sorted(path.rglob("*.py"))
-        yield from (one for one in inside if "migrations" not in one.parts)
+        yield from (item for item in inside if "migrations" not in item.parts)
 
 
 def worst_files(places: list[Place], most: int = 20) -> list[tuple[str, int]]:

@@ -60,8 +60,8 @@ def of_template(path: Path) -> Iterator[Place]:
         return
     parser = _Visible()
     parser.feed(plain)
-    for number, said in parser.found:
-        yield from _place(path, number, said)
+    for number, message in parser.found:
+        yield from _place(path, number, message)
 
 
 def of_javascript(path: Path) -> Iterator[Place]:

@@ -64,28 +64,28 @@ class SchedulerContract:
         return until(look, seconds=self.patience_s)
 
     def test_runs_and_keeps_the_exit_code(self, scheduler: Scheduler, work: Path) -> None:
-        asked = self.submission(work, "echo hello; pwd; exit 3")
-        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
-        assert (status.state, status.exit_code, status.key) == ("failed", 3, asked.key)
+        request = self.submission(work, "echo hello; pwd; exit 3")
+        status = self.state(scheduler, scheduler.submit(request), *ENDED)
+        assert (status.state, status.exit_code, status.key) == ("failed", 3, request.key)
         assert status.submitted_at is not None
         assert status.started_at is not None
         assert status.ended_at is not None
         assert status.submitted_at - 2 <= status.started_at <= status.ended_at
         assert status.nodes
-        assert Path(asked.output).read_text() == f"hello\n{asked.directory}\n"
+        assert Path(request.output).read_text() == f"hello\n{request.directory}\n"
 
     def test_completes(self, scheduler: Scheduler, work: Path) -> None:
         status = self.state(scheduler, scheduler.submit(self.submission(work, "true")), *ENDED)
         assert (status.state, status.exit_code, status.restart_count) == ("completed", 0, 0)
 
     def test_finds_by_key_and_submits_a_key_once(self, scheduler: Scheduler, work: Path) -> None:
-        asked = self.submission(work, "echo once >> count")
-        assert scheduler.find(asked.key, user=self.user) is None
-        scheduler_id = scheduler.submit(asked)
-        assert scheduler.find(asked.key, user=self.user) == scheduler_id
+        request = self.submission(work, "echo once >> count")
+        assert scheduler.find(request.key, user=self.user) is None
+        scheduler_id = scheduler.submit(request)
+        assert scheduler.find(request.key, user=self.user) == scheduler_id
         self.state(scheduler, scheduler_id, "completed")
-        assert scheduler.find(asked.key, user=self.user) == scheduler_id
-        assert (Path(asked.directory) / "count").read_text() == "once\n"
+        assert scheduler.find(request.key, user=self.user) == scheduler_id
+        assert (Path(request.directory) / "count").read_text() == "once\n"
 
     def test_its_capabilities_are_known_by_its_name(self, scheduler: Scheduler) -> None:
         found = [name for name in choose.NAMES if choose.capabilities_of(name) == scheduler.capabilities]
@@ -105,9 +105,9 @@ class SchedulerContract:
 
     def test_signals_the_batch_script(self, scheduler: Scheduler, work: Path) -> None:
         script = "trap 'echo term; exit 4' TERM; trap 'echo usr1' USR1; echo up; while :; do sleep 0.05; done"
-        asked = self.submission(work, script)
-        scheduler_id = scheduler.submit(asked)
-        output = Path(asked.output)
+        request = self.submission(work, script)
+        scheduler_id = scheduler.submit(request)
+        output = Path(request.output)
         until(lambda: output.exists() and "up" in output.read_text())
         scheduler.signal(scheduler_id, "USR1", user=self.user)
         until(lambda: "usr1" in output.read_text())
@@ -118,9 +118,9 @@ class SchedulerContract:
 
     def test_cancel_ends_everything(self, scheduler: Scheduler, work: Path) -> None:
         script = f"trap '' TERM; (trap '' TERM; {self.apart} sleep 300 & echo $! > pid; wait) & wait"
-        asked = self.submission(work, script)
-        scheduler_id = scheduler.submit(asked)
-        pid_file = Path(asked.directory) / "pid"
+        request = self.submission(work, script)
+        scheduler_id = scheduler.submit(request)
+        pid_file = Path(request.directory) / "pid"
         until(lambda: pid_file.exists() and pid_file.read_text().strip())
         pid = int(pid_file.read_text())
         scheduler.cancel(scheduler_id, user=self.user)
@@ -134,10 +134,10 @@ class SchedulerContract:
         """To the batch script, to its steps, or to both: whoever of them gets it passes it on."""
         script = "trap 'echo warned > warned' USR1; trap '' TERM; while :; do sleep 0.05; done"
         script = f'srun --ntasks-per-node=1 bash -c "{script}" & {script}'
-        asked = self.submission(work, script, time_limit_s=self.shortest_limit_s, grace_s=self.grace_s)
-        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        request = self.submission(work, script, time_limit_s=self.shortest_limit_s, grace_s=self.grace_s)
+        status = self.state(scheduler, scheduler.submit(request), *ENDED)
         assert status.state == "timeout"
-        assert (Path(asked.directory) / "warned").exists()
+        assert (Path(request.directory) / "warned").exists()
 
     def test_requeue_keeps_the_id(self, scheduler: Scheduler, work: Path) -> None:
         script = (
@@ -145,32 +145,32 @@ class SchedulerContract:
             '[ "${SLURM_RESTART_COUNT:-0}" -ge 2 ] && exit 0\n'
             'scontrol requeue "$SLURM_JOB_ID"; exit 75'
         )
-        asked = self.submission(work, script)
-        scheduler_id = scheduler.submit(asked)
+        request = self.submission(work, script)
+        scheduler_id = scheduler.submit(request)
         status = self.state(scheduler, scheduler_id, "completed")
         assert status.restart_count == 2
-        assert (Path(asked.directory) / "starts").read_text() == "0\n1\n2\n"
+        assert (Path(request.directory) / "starts").read_text() == "0\n1\n2\n"
 
     def test_two_nodes_are_two_tasks(self, scheduler: Scheduler, work: Path) -> None:
         task = 'echo "$SLURM_NODEID/$SLURM_NNODES $SLURMD_NODENAME" > task-$SLURM_NODEID; exit $((SLURM_NODEID * 7))'
-        asked = self.submission(
+        request = self.submission(
             work, f"srun --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c '{task}'", min_nodes=2, max_nodes=2
         )
-        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        status = self.state(scheduler, scheduler.submit(request), *ENDED)
         assert (status.state, status.exit_code, len(status.nodes)) == ("failed", 7, 2)
-        folder = Path(asked.directory)
-        said = [(folder / f"task-{node}").read_text().split() for node in range(2)]
-        assert [first for first, _ in said] == ["0/2", "1/2"]
-        assert sorted({name for _, name in said}) == sorted(status.nodes)
+        folder = Path(request.directory)
+        texts = [(folder / f"task-{node}").read_text().split() for node in range(2)]
+        assert [first for first, _ in texts] == ["0/2", "1/2"]
+        assert sorted({name for _, name in texts}) == sorted(status.nodes)
 
     def test_an_environment_from_an_allow_list(
         self, scheduler: Scheduler, work: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SECRET_KEY", "not for jobs")
         monkeypatch.setenv("DATABASE_URL", "not for jobs")
-        asked = self.submission(work, "env", environment={"VIGIL_SUBMISSION": "this one"})
-        self.state(scheduler, scheduler.submit(asked), "completed")
-        found = Path(asked.output).read_text()
+        request = self.submission(work, "env", environment={"VIGIL_SUBMISSION": "this one"})
+        self.state(scheduler, scheduler.submit(request), "completed")
+        found = Path(request.output).read_text()
         assert "not for jobs" not in found
         assert "VIGIL_SUBMISSION=this one\n" in found
 
@@ -186,8 +186,8 @@ class SchedulerContract:
 
     def test_what_runs_on_a_drained_node_goes_on_and_nothing_starts(self, scheduler: Scheduler, work: Path) -> None:
         name = scheduler.nodes()[0].name
-        asked = self.submission(work, "until [ -e end ]; do sleep 0.05; done", required_nodes=(name,))
-        running = scheduler.submit(asked)
+        request = self.submission(work, "until [ -e end ]; do sleep 0.05; done", required_nodes=(name,))
+        running = scheduler.submit(request)
         self.state(scheduler, running, "running")
         scheduler.drain(name, "fan 3")
         try:
@@ -195,7 +195,7 @@ class SchedulerContract:
             waiting = scheduler.submit(self.submission(work, "true", required_nodes=(name,)))
             until(lambda: self.status(scheduler, waiting).reason not in UNSAID, seconds=self.patience_s)
             assert self.status(scheduler, running).state == "running"
-            (Path(asked.directory) / "end").touch()
+            (Path(request.directory) / "end").touch()
             assert self.state(scheduler, running, *ENDED).state == "completed"
             until(lambda: self.node(scheduler, name).state == "drained")
             drained = self.node(scheduler, name)

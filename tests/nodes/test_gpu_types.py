@@ -69,16 +69,16 @@ def test_a_job_starts_where_enough_of_its_type_is_free(
     there: list[NodeStatus], gpus: int, wanted: str, many: int
 ) -> None:
     """Against counting by hand; a job without a type takes any."""
-    where, asked = cluster(*there), request(gpus, wanted, min_nodes=many, max_nodes=many)
-    seats = survey(asked, where)
-    fit = assess(asked, seats, where)
+    where, requested = cluster(*there), request(gpus, wanted, min_nodes=many, max_nodes=many)
+    seats = survey(requested, where)
+    fit = assess(requested, seats, where)
     able = [node.name for node in there if left_of(node, wanted if gpus else "") >= gpus]
     ever = [
         node.name for node in there if gpu_types.count_of(gpu_types.installed(node), wanted if gpus else "") >= gpus
     ]
     assert set(fit.nodes) == set(able)
     assert (fit.starts, fit.can_ever_fit) == (len(able) >= many, len(ever) >= many)
-    assert starts(asked, seats, where) == fit.starts
+    assert starts(requested, seats, where) == fit.starts
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -100,10 +100,10 @@ def test_jobs_ahead_take_gpus_of_their_own_type(there: list[NodeStatus], wants: 
     for size in range(len(TYPES) + 1):
         for kinds in combinations(TYPES, size):
             before = sum(left_of(node, kind) for node in there for kind in kinds)
-            remaining = sum(gpu_types.count_of(one.types, kind) for one in ahead.left.values() for kind in kinds)
+            remaining = sum(gpu_types.count_of(item.types, kind) for item in ahead.left.values() for kind in kinds)
             assert before - remaining >= sum(job.gpus for job in placed if job.gpu_type in kinds)
     total = sum(left_of(node, "") for node in there)
-    assert total - sum(one.gpus for one in ahead.left.values()) == sum(job.gpus for job in placed)
+    assert total - sum(item.gpus for item in ahead.left.values()) == sum(job.gpus for job in placed)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -165,5 +165,5 @@ def test_pages_rest_and_the_map_count_each_type(mixed: ScriptedScheduler) -> Non
     assert bearer(mira).get("/api/v1/queue").json()["items"][0]["gpus_by_type"] == {"a100": 1, "1g.10gb": 2}
     Node.objects.filter(name="dgx-01").update(state="drained")
     drained = bearer(mira).get("/api/v1/nodes/dgx-01").json()["gpu_types"]
-    assert [one["free"] for one in drained] == [0, 0]
+    assert [item["free"] for item in drained] == [0, 0]
     assert sync.readings()[Reading.Part.NODES].unreadable == 0

@@ -63,9 +63,9 @@ class TestLocal(SchedulerContract):
 
     def running(self, scheduler: Scheduler, work: Path, **options: object) -> tuple[str, int]:
         """A job that sleeps, and the pid of something that it started."""
-        asked = self.submission(work, "sleep 300 & echo $! > pid; wait", **options)
-        scheduler_id = scheduler.submit(asked)
-        pid_file = Path(asked.directory) / "pid"
+        request = self.submission(work, "sleep 300 & echo $! > pid; wait", **options)
+        scheduler_id = scheduler.submit(request)
+        pid_file = Path(request.directory) / "pid"
         until(lambda: pid_file.exists() and pid_file.read_text().strip())
         self.state(scheduler, scheduler_id, "running")  # the script may be quicker than the shim's own note
         return scheduler_id, int(pid_file.read_text())
@@ -79,14 +79,14 @@ class TestLocal(SchedulerContract):
         node = scheduler.nodes()[0]
         assert (node.state, node.cpus, node.cpus_used) == ("allocated", 2, 2)
         assert node.plays_many
-        told = {job.scheduler_id: job for job in scheduler.queue()}
-        assert [told[job].state for job in (first, second, third)] == ["running", "pending", "pending"]
-        assert (told[first].nodes, told[first].cpus, told[first].reason) == ((node.name,), 2, "")
-        started, ends = told[first].started_at, told[first].ends_at
+        report = {job.scheduler_id: job for job in scheduler.queue()}
+        assert [report[job].state for job in (first, second, third)] == ["running", "pending", "pending"]
+        assert (report[first].nodes, report[first].cpus, report[first].reason) == ((node.name,), 2, "")
+        started, ends = report[first].started_at, report[first].ends_at
         assert started
         assert ends == pytest.approx(started + 60)
-        assert (told[second].cpus, told[third].reason) == (2, "Priority")
-        assert {job.partition for job in told.values()} == {scheduler.partitions()[0].name}
+        assert (report[second].cpus, report[third].reason) == (2, "Priority")
+        assert {job.partition for job in report.values()} == {scheduler.partitions()[0].name}
         scheduler.cancel(first)
         self.state(scheduler, second, "running")
         assert self.status(scheduler, third).state == "pending"
@@ -100,14 +100,14 @@ class TestLocal(SchedulerContract):
         scheduler = LocalScheduler(root, cpus=8, gpus=[LocalGpu(str(i), "H100") for i in range(4)])
         holder, _ = self.running(scheduler, work, gpus_per_node=1)
         task = "bash -c 'echo $CUDA_VISIBLE_DEVICES > gpus-$SLURM_NODEID'"
-        asked = self.submission(
+        request = self.submission(
             work, f"echo $CUDA_VISIBLE_DEVICES; srun {task}", gpus_per_node=1, min_nodes=2, max_nodes=4
         )
-        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        status = self.state(scheduler, scheduler.submit(request), *ENDED)
         assert status.state == "completed"
         assert len(status.nodes) == 3  # as many as were free
-        assert Path(asked.output).read_text() == "1,2,3\n"
-        folder = Path(asked.directory)
+        assert Path(request.output).read_text() == "1,2,3\n"
+        folder = Path(request.directory)
         assert [(folder / f"gpus-{node}").read_text().strip() for node in range(3)] == ["1", "2", "3"]
         until(lambda: len(scheduler.queue()) == 1)  # it leaves the queue once its last word is on disk
         node = scheduler.nodes()[0]
@@ -118,13 +118,13 @@ class TestLocal(SchedulerContract):
 
     def test_the_exit_status_is_kept_though_nobody_watched(self, root: Path, work: Path) -> None:
         """Submitted by a process that ends at once; found by another that never saw it."""
-        asked = self.submission(work, "sleep 0.2; exit 9")
+        request = self.submission(work, "sleep 0.2; exit 9")
         program = (
             "import sys; from pathlib import Path; from nodes.schedulers.base import Submission;"
             "from nodes.schedulers.local.scheduler import LocalScheduler;"
             f"print(LocalScheduler(Path({str(root)!r}), cpus=2, gpus=[]).submit(Submission("
-            f"key={asked.key!r}, name='x', user='', script={asked.script!r}, directory={asked.directory!r},"
-            f" output={asked.output!r}, time_limit_s=60, grace_s=5)))"
+            f"key={request.key!r}, name='x', user='', script={request.script!r}, directory={request.directory!r},"
+            f" output={request.output!r}, time_limit_s=60, grace_s=5)))"
         )
         repository = Path(__file__).parents[2]
         done = subprocess.run(
@@ -133,7 +133,7 @@ class TestLocal(SchedulerContract):
         later = LocalScheduler(root, cpus=2, gpus=[])
         status = self.state(later, done.stdout.strip(), *ENDED)
         assert (status.state, status.exit_code) == ("failed", 9)
-        assert later.find(asked.key) == done.stdout.strip()
+        assert later.find(request.key) == done.stdout.strip()
 
     @pytest.mark.slow
     def test_kill_9_of_the_shim_is_a_lost_node_and_leaves_nothing(
@@ -173,17 +173,17 @@ class TestLocal(SchedulerContract):
     def test_a_submit_that_died_before_the_shim_is_finished(
         self, scheduler: LocalScheduler, work: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = self.submission(work, "true")
+        request = self.submission(work, "true")
         with monkeypatch.context() as patch:
             patch.setattr(LocalScheduler, "_start", lambda self, job_id: None)
-            scheduler_id = scheduler.submit(asked)
+            scheduler_id = scheduler.submit(request)
         assert self.status(scheduler, scheduler_id).state == "pending"
-        assert scheduler.submit(asked) == scheduler_id
+        assert scheduler.submit(request) == scheduler_id
         self.state(scheduler, scheduler_id, "completed")
 
     def test_a_script_that_cannot_start_says_why(self, scheduler: LocalScheduler, work: Path) -> None:
-        asked = self.submission(work, "true", directory=str(work / "gone"))
-        status = self.state(scheduler, scheduler.submit(asked), *ENDED)
+        request = self.submission(work, "true", directory=str(work / "gone"))
+        status = self.state(scheduler, scheduler.submit(request), *ENDED)
         assert (status.state, status.exit_code) == ("failed", 126)
         assert "No such file" in status.reason
 
@@ -197,16 +197,16 @@ class TestLocal(SchedulerContract):
     def test_what_it_only_imitates_it_refuses(
         self, scheduler: LocalScheduler, work: Path, line: str, says: str
     ) -> None:
-        asked = self.submission(work, line)
-        assert self.state(scheduler, scheduler.submit(asked), *ENDED).state == "failed"
-        assert says in Path(asked.output).read_text()
+        request = self.submission(work, line)
+        assert self.state(scheduler, scheduler.submit(request), *ENDED).state == "failed"
+        assert says in Path(request.output).read_text()
 
     def test_a_planted_link_as_output_is_not_followed(self, scheduler: LocalScheduler, work: Path) -> None:
-        asked = self.submission(work, "echo written")
+        request = self.submission(work, "echo written")
         victim = work / "victim"
         victim.write_text("mine")
-        Path(asked.output).symlink_to(victim)
-        assert self.state(scheduler, scheduler.submit(asked), *ENDED).state == "failed"
+        Path(request.output).symlink_to(victim)
+        assert self.state(scheduler, scheduler.submit(request), *ENDED).state == "failed"
         assert victim.read_text() == "mine"
 
     def test_what_waited_before_a_drain_waits_on_and_starts_at_once_after(
@@ -227,8 +227,8 @@ class TestLocal(SchedulerContract):
         until(lambda: later.nodes()[0].state == "drained")
         later.drain(here, "fans 3 and 4")
         self.waits_for(later, waiting[0], "This machine is drained: fans 3 and 4.")
-        told = LocalScheduler(root, cpus=2, gpus=[]).nodes()[0]
-        assert (told.reason, told.reason_by) == ("fans 3 and 4", pwd.getpwuid(os.geteuid()).pw_name)
+        node = LocalScheduler(root, cpus=2, gpus=[]).nodes()[0]
+        assert (node.reason, node.reason_by) == ("fans 3 and 4", pwd.getpwuid(os.geteuid()).pw_name)
         later.undrain(here)
         for scheduler_id in waiting:
             assert self.state(scheduler, scheduler_id, *ENDED).state == "completed"
@@ -241,35 +241,35 @@ class TestLocal(SchedulerContract):
 
     def test_a_job_that_is_queued_again_waits_for_the_undrain(self, scheduler: LocalScheduler, work: Path) -> None:
         first = 'until [ -e go ]; do sleep 0.02; done; scontrol requeue "$SLURM_JOB_ID"; exit 75'
-        asked = self.submission(work, f'[ -n "$SLURM_RESTART_COUNT" ] && exit 0; {first}')
-        scheduler_id = scheduler.submit(asked)
+        request = self.submission(work, f'[ -n "$SLURM_RESTART_COUNT" ] && exit 0; {first}')
+        scheduler_id = scheduler.submit(request)
         self.state(scheduler, scheduler_id, "running")
         here = scheduler.nodes()[0].name
         scheduler.drain(here, "fan 3")
-        (Path(asked.directory) / "go").touch()
+        (Path(request.directory) / "go").touch()
         self.waits_for(scheduler, scheduler_id, "This machine is drained: fan 3.")
         scheduler.undrain(here)
         assert self.state(scheduler, scheduler_id, *ENDED).state == "completed"
 
     def test_what_cannot_be_drained(self, scheduler: LocalScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
         here = scheduler.nodes()[0].name
-        for refused, says in (
+        for refused, text in (
             (lambda: scheduler.undrain(here), f"{here} is not drained."),
             (lambda: scheduler.undrain("dgx-99"), f"The local scheduler's only node is {here}."),
             (lambda: scheduler.drain(f"{here}-0", "fan"), f"The local scheduler's only node is {here}."),
         ):
-            with pytest.raises(SchedulerError) as told:
+            with pytest.raises(SchedulerError) as report:
                 refused()
-            assert told.value.permanent
-            assert str(told.value).endswith(says)
+            assert report.value.permanent
+            assert str(report.value).endswith(text)
 
         def full(path: str, value: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(slots, "write_json", full)
-        with pytest.raises(SchedulerError, match="No space left on device") as told:
+        with pytest.raises(SchedulerError, match="No space left on device") as report:
             scheduler.drain(here, "fan")
-        assert not told.value.permanent, "it is carried out once there is room"
+        assert not report.value.permanent, "it is carried out once there is room"
         assert scheduler.nodes()[0].state == "idle"
 
     @pytest.mark.slow
@@ -339,13 +339,13 @@ class TestAnotherUser:
     def test_runs_as_it_and_ends_with_its_shim(self, scheduler: LocalScheduler, root: Path, work: Path) -> None:
         contract = SchedulerContract()
         script = f"id -un; echo $HOME; cat {root}/capacity.json; sleep 300 & echo $! > pid; wait"
-        asked = contract.submission(work, script)
-        for path in (Path(asked.directory), Path(asked.script)):
+        request = contract.submission(work, script)
+        for path in (Path(request.directory), Path(request.script)):
             shutil.chown(path, "nobody")
-        scheduler_id = scheduler.submit(asked)
-        pid_file = Path(asked.directory) / "pid"
+        scheduler_id = scheduler.submit(request)
+        pid_file = Path(request.directory) / "pid"
         until(lambda: pid_file.exists() and pid_file.read_text().strip())
-        lines = Path(asked.output).read_text().splitlines()
+        lines = Path(request.output).read_text().splitlines()
         assert lines[0] == "nobody"
         assert "Permission denied" in lines[2]
         known = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))

@@ -37,8 +37,8 @@ def test_who_asks_for_more_than_there_is_holds_up_nobody(tmp_path: Path) -> None
         (tmp_path / part).mkdir(parents=True)
     with contextlib.ExitStack() as living:
         for job_id, cpus in ((1, 8), (2, 1)):
-            asked = {"cpus": cpus, "gpus": 0, "memory_mib": 0, "min_nodes": 1, "max_nodes": 1}
-            slots.write_json(slots.ticket_path(str(tmp_path), job_id), asked)
+            options = {"cpus": cpus, "gpus": 0, "memory_mib": 0, "min_nodes": 1, "max_nodes": 1}
+            slots.write_json(slots.ticket_path(str(tmp_path), job_id), options)
             lock = living.enter_context((tmp_path / "jobs" / str(job_id) / "shim.lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         slots.write_json(str(tmp_path / "capacity.json"), {"cpus": 2, "gpus": [], "memory_mib": 1000})

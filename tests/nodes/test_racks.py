@@ -111,13 +111,13 @@ def test_replacing_changes_what_differs_and_is_noted_once(ops: User) -> None:
     first = racks.parse_csv("a,R1,1,5\nb,R1,2\nc,R2,1,4")
     assert racks.replace(ops, first) == 3
     assert there() == [("c", "R2", 1, 4), ("a", "R1", 1, 5), ("b", "R1", 2, 5)], "a rack's order is all its nodes'"
-    kept = RackPlace.objects.get(node="a").pk
+    rack_place = RackPlace.objects.get(node="a").pk
     assert racks.replace(ops, first) == 0
     assert racks.replace(ops, racks.parse_csv("a,R1,1,5\nb,R3,1")) == 2
-    assert RackPlace.objects.get(node="a").pk == kept
+    assert RackPlace.objects.get(node="a").pk == rack_place
     assert there() == [("b", "R3", 1, 0), ("a", "R1", 1, 5)]
-    told = list(AuditEntry.objects.order_by("id").values_list("action", "thing", "detail"))
-    assert told == [
+    reports = list(AuditEntry.objects.order_by("id").values_list("action", "thing", "detail"))
+    assert reports == [
         ("racks", "3 places", "3 new, 0 moved, 0 gone"),
         ("racks", "2 places", "0 new, 1 moved, 1 gone"),
     ]
@@ -133,7 +133,7 @@ def test_racks_over_rest(ops: User) -> None:
     assert csv.text == "node,rack,slot,order\ndgx-01,A1,1,0\ndgx-02,A1,2,0\n"
     answer = client.put(RACKS, "dgx-03,B1\ndgx-04,B1,2", content_type="text/csv")
     assert answer.json() == {"places": 2, "changed": 4}
-    assert [one[0] for one in there()] == ["dgx-03", "dgx-04"]
+    assert [entry[0] for entry in there()] == ["dgx-03", "dgx-04"]
     assert send(client, "put", RACKS, {"items": []}).json() == {"places": 0, "changed": 2}
 
 
@@ -156,7 +156,7 @@ def test_what_is_wrong_changes_nothing(ops: User, body: str | bytes, kind: str, 
     answer = bearer(ops, scope="admin").put(RACKS, body, content_type=kind)
     assert answer.status_code == status, answer.text
     assert [error["field"] for error in answer.json()["errors"]] == ([field] if field else [])
-    assert [one[0] for one in there()] == ["kept"]
+    assert [item[0] for item in there()] == ["kept"]
 
 
 def test_only_sysadmins_change_racks(ops: User) -> None:

@@ -92,8 +92,8 @@ def _compile(folder: Path, without: tuple[str, ...]) -> None:
     """Compile next to the target and rename: other workers may look for it at the same time."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         hidden = "".join(f"{name};" for name in without)
-        script, made = Path(place) / "symbols", Path(place) / LIBRARY
+        script, path = Path(place) / "symbols", Path(place) / LIBRARY
         script.write_text(f"{{ global: nvml*; local: {hidden} *; }};")
         flags = [f"-Wl,-soname,{LIBRARY}", f"-Wl,--version-script,{script}"]
-        subprocess.run(["cc", "-O1", "-Wall", "-shared", "-fPIC", *flags, "-o", str(made), str(SOURCE)], check=True)
-        made.rename(folder / LIBRARY)
+        subprocess.run(["cc", "-O1", "-Wall", "-shared", "-fPIC", *flags, "-o", str(path), str(SOURCE)], check=True)
+        path.rename(folder / LIBRARY)

@@ -104,6 +104,6 @@ def test_units_are_valid(unit: Path, tmp_path: Path) -> None:
     copy = tmp_path / unit.name.replace("@.", "@follow.")
     copy.write_text(text)
     done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if str(tmp_path) in line or unit.stem in line]
+    texts = [line for line in done.stderr.splitlines() if str(tmp_path) in line or unit.stem in line]
     assert done.returncode == 0, done.stderr
-    assert not said, done.stderr
+    assert not texts, done.stderr

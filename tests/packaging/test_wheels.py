@@ -77,8 +77,8 @@ class Installed:
             str(self.packages),
         ]
         subprocess.run([*install, str(wheel)], check=True)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("VIGIL_")}
-        self.environment = {**kept, "PYTHONPATH": str(self.packages), "HOME": str(folder)}
+        stored = {name: value for name, value in os.environ.items() if not name.startswith("VIGIL_")}
+        self.environment = {**stored, "PYTHONPATH": str(self.packages), "HOME": str(folder)}
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

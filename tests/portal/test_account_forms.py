@@ -25,7 +25,7 @@ def browser():
 
 def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
     page = browser.post(path, fields).content.decode()
-    return [unescape(said) for said in re.findall(r'class="error".*?<span>(.*?)</span>', page)]
+    return [unescape(text) for text in re.findall(r'class="error".*?<span>(.*?)</span>', page)]
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
     ],
 )  # fmt: skip
 def test_a_token(browser, fields, said):
-    asked = fields if not fields else {"name": "ci", "scope": "write", "days": "9", **fields}
-    assert complaints(browser, "/me/tokens/", asked) == said
+    request = fields if not fields else {"name": "ci", "scope": "write", "days": "9", **fields}
+    assert complaints(browser, "/me/tokens/", request) == said
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_changing_a_password(browser, new, again, said):
 
 def test_the_password_now(browser):
     fields = {"oldpassword": "wrong", "password1": "quite new indeed", "password2": "quite new indeed"}
-    said = "This is not your current password. Enter the one that you sign in with."
-    assert complaints(browser, "/accounts/password/change/", fields) == [said]
+    text = "This is not your current password. Enter the one that you sign in with."
+    assert complaints(browser, "/accounts/password/change/", fields) == [text]
 
 
 def test_who_tries_too_often_is_told_to_wait(browser):
@@ -80,16 +80,16 @@ def test_a_first_password(browser):
     session = browser.session
     session["may_set_password"] = True
     session.save()
-    said = ["Password is missing. Fill it in.", "Enter the password again."]
-    assert complaints(browser, "/accounts/password/new/", {"new_password1": ""}) == said
+    texts = ["Password is missing. Fill it in.", "Enter the password again."]
+    assert complaints(browser, "/accounts/password/new/", {"new_password1": ""}) == texts
     fields = {"new_password1": "quite new indeed", "new_password2": "x"}
-    said = ["The passwords differ. Enter the new password again in both fields."]
-    assert complaints(browser, "/accounts/password/new/", fields) == said
+    texts = ["The passwords differ. Enter the new password again in both fields."]
+    assert complaints(browser, "/accounts/password/new/", fields) == texts
 
 
 def test_signing_in():
     browser = Client()
-    said = ["User name is missing. Fill it in.", "Password is missing. Fill it in."]
-    assert complaints(browser, "/accounts/login/", {}) == said
-    (said,) = complaints(browser, "/accounts/login/", {"login": "nobody", "password": "x"})
-    assert said.startswith("Wrong user name or password.")
+    texts = ["User name is missing. Fill it in.", "Password is missing. Fill it in."]
+    assert complaints(browser, "/accounts/login/", {}) == texts
+    (texts,) = complaints(browser, "/accounts/login/", {"login": "nobody", "password": "x"})
+    assert texts.startswith("Wrong user name or password.")

@@ -285,8 +285,10 @@ def test_cookies_are_secure_beyond_loopback(url, secure, tmp_path):
     names = ("SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SECURE_HSTS_SECONDS")
     code = f"from portal import settings; print(*(bool(getattr(settings, name)) for name in {names}))"
     environment = {**os.environ, "VIGIL_PUBLIC_URL": url, "VIGIL_HOME": str(tmp_path)}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == [str(secure)] * 3
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.split() == [str(secure)] * 3
 
 
 # Records

@@ -10,7 +10,7 @@ def test_no_address_is_forgotten() -> None:
         for route, name in addresses.routes()
         if "<" not in route and (not route.startswith("admin/") or name.endswith("_changelist"))
     }
-    asked = set(addresses.requests_by_route())
-    assert whole - asked - addresses.STILL - addresses.lead_elsewhere() == set()
-    assert asked - {route for route, _ in addresses.routes()} == set(), "asked for, and not there"
-    assert asked & addresses.STILL == set()
+    requests = set(addresses.requests_by_route())
+    assert whole - requests - addresses.STILL - addresses.lead_elsewhere() == set()
+    assert requests - {route for route, _ in addresses.routes()} == set(), "asked for, and not there"
+    assert requests & addresses.STILL == set()

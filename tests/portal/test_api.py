@@ -239,7 +239,7 @@ def test_no_two_shapes_have_one_name():
 
 
 def shapes_below(shape):
-    return {one for child in shape.__subclasses__() for one in (child, *shapes_below(child))}
+    return {item for child in shape.__subclasses__() for item in (child, *shapes_below(child))}
 
 
 def every_operation():
@@ -263,13 +263,13 @@ def test_every_operation_says_what_it_does_and_how_it_fails():
 
 
 def test_what_an_error_means_is_said_where_it_happens():
-    told = {(method, path): operation["responses"] for method, path, operation in every_operation()}
-    refused = told["delete", "/api/v1/jobs/{job_id}"]["409"]["description"]
+    report = {(method, path): operation["responses"] for method, path, operation in every_operation()}
+    refused = report["delete", "/api/v1/jobs/{job_id}"]["409"]["description"]
     assert refused.startswith("The job has not ended (cancel it first)")
-    assert "Retry-After" in told["get", "/api/v1/jobs"]["429"]["headers"]
-    assert "415" in told["post", "/api/v1/jobs"]
-    assert "422" in told["get", "/api/v1/jobs/{job_id}"], "a query parameter that it does not have"
-    assert "400" not in told["get", "/api/v1/jobs/{job_id}"], "it takes no body"
+    assert "Retry-After" in report["get", "/api/v1/jobs"]["429"]["headers"]
+    assert "415" in report["post", "/api/v1/jobs"]
+    assert "422" in report["get", "/api/v1/jobs/{job_id}"], "a query parameter that it does not have"
+    assert "400" not in report["get", "/api/v1/jobs/{job_id}"], "it takes no body"
 
 
 def test_me_projects_and_nodes(mira):

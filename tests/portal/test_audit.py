@@ -77,11 +77,11 @@ def test_no_secret_is_kept(browser: Client) -> None:
     channel = channels.make(sam, project, "slack", {"address": hook})
     channels.change(sam, channel, {"address": f"{hook}2", "is_paused": True})
     channels.remove(sam, channel)
-    kept = str(list(AuditEntry.objects.values_list("before", "after", "detail", "thing")))
-    assert "title" in kept
-    assert "is_paused" in kept
+    stored = str(list(AuditEntry.objects.values_list("before", "after", "detail", "thing")))
+    assert "title" in stored
+    assert "is_paused" in stored
     for word in (secret, "0123456789abcdef", "quite new", "verysecretpath", mo.password):
-        assert word not in kept
+        assert word not in stored
 
 
 def test_the_address_is_the_connections_whatever_a_header_claims(browser: Client) -> None:

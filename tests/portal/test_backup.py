@@ -345,10 +345,10 @@ def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_what_takes_long_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    said = files.ProgressMessages("Copying")
-    said(1, 2)
+    progress_messages = files.ProgressMessages("Copying")
+    progress_messages(1, 2)
     assert not capsys.readouterr().err
-    said.next = time.monotonic()
-    said(10**9, 2 * 10**9)
-    said(2 * 10**9, 2 * 10**9)
+    progress_messages.next = time.monotonic()
+    progress_messages(10**9, 2 * 10**9)
+    progress_messages(2 * 10**9, 2 * 10**9)
     assert capsys.readouterr().err == "Copying: 50% of 2.00 GB\n"

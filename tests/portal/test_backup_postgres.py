@@ -37,18 +37,18 @@ def prepared(cluster: str) -> str:
 @pytest.fixture
 def database(cluster: str, prepared: str) -> Iterator[Callable[..., str]]:
     """Makes databases; their address as DATABASE_URL has it, with a password that the server does not ask for."""
-    made: list[str] = []
+    created: list[str] = []
 
     def make(*, empty: bool = False) -> str:
-        name = f"vigil_{len(made)}"
-        made.append(name)
+        name = f"vigil_{len(created)}"
+        created.append(name)
         # Not from the one that is copied: two cannot be at it at once.
         template = "template1" if empty else prepared
         run(cluster.replace("/vigil?", "/postgres?"), f"CREATE DATABASE {name} TEMPLATE {template}")
         return cluster.replace("vigil@/vigil?", f"vigil:{PASSWORD}@/{name}?")
 
     yield make
-    for name in made:
+    for name in created:
         run(cluster, f"DROP DATABASE {name} WITH (FORCE)")
 
 
@@ -100,8 +100,8 @@ def test_round_trip_into_an_empty_database_and_over_a_full_one(
         somebody.rollback()
     done = stack.vigil("restore", str(path), "--force", "--json")
     assert done.returncode == 0, done.stderr
-    (kept,) = json.loads(done.stdout)["previous_data"]
-    schema = kept.split()[2]
+    (stored,) = json.loads(done.stdout)["previous_data"]
+    schema = stored.split()[2]
     assert slugs(first) == {"default", "heron"}
     assert slugs(first, schema) == {"default", "heron", "late"}
     # What was kept is not part of the next backup.

@@ -78,24 +78,24 @@ def test_a_band_from_afar() -> None:
 def check_bands(history: list[Any]) -> None:
     """Write (runs, compaction) one after the other, and check that bands are those of the newest points."""
     store.drop(OWNER)
-    told: dict[int, dict[int, float]] = {}
+    payload: dict[int, dict[int, float]] = {}
     ranks = 0
     for runs, then in history:
         write("loss", *runs)
         for rank, points in runs:
             ranks = max(ranks, rank + 1)
             for step, number in points:
-                told.setdefault(step, {})[rank] = number
+                payload.setdefault(step, {})[rank] = number
         if then:
             compact.compact(quiet=nobody if then == "gather" else everybody)
     found = band_now(points=None)
     if ranks < 2:
         assert not found
         return
-    assert set(found) >= {step for step in told if len(told[step]) > 1}
+    assert set(found) >= {step for step in payload if len(payload[step]) > 1}
     for step, (low, _, high, worst) in found.items():
-        assert (low, high) == (min(told[step].values()), max(told[step].values()))
-        assert told[step][worst] == high
+        assert (low, high) == (min(payload[step].values()), max(payload[step].values()))
+        assert payload[step][worst] == high
 
 
 run = st.tuples(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 30), finite), min_size=1, max_size=5))

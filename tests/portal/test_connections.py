@@ -41,8 +41,8 @@ class App:
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.accept"})
-            said = await receive()
-            await send({"type": "websocket.send", "text": said["text"]})
+            text = await receive()
+            await send({"type": "websocket.send", "text": text["text"]})
             return
         await asyncio.sleep(self.before_s)
         length, more = 0, True

@@ -39,14 +39,14 @@ def test_an_empty_home_says_what_to_do(mira: User) -> None:
 
 def test_what_failed_is_the_persons_move(mira: User, project: Project) -> None:
     lost = a_job(mira, project, state="failed", name="siskin", attempt={"step": 57, "reason": "shapes differ"})
-    kept = a_job(mira, project, state="timeout", name="dunlin", attempt={"step": 120})
-    a_checkpoint(kept, 100, state="verified")
+    stored = a_job(mira, project, state="timeout", name="dunlin", attempt={"step": 120})
+    a_checkpoint(stored, 100, state="verified")
     html = home(mira)
     assert "and needs your attention." in html
     assert f'<a href="/jobs/{lost.pk}">siskin</a> failed at step 57.' in html
     assert "shapes differ.</span>" in html
     assert f'href="/submit?from={lost.pk}">clone it with the fix' in html
-    assert f'<a href="/jobs/{kept.pk}">resume it from step 100</a>' in html
+    assert f'<a href="/jobs/{stored.pk}">resume it from step 100</a>' in html
 
 
 def test_what_is_not_handed_over_is_not_in_the_queue(mira: User, project: Project) -> None:

@@ -97,8 +97,8 @@ def test_what_names_no_project_goes_to_the_successor(
     entry = AuditEntry.objects.get(action="project.default")
     assert (entry.before, entry.after) == ({"default project": "default"}, {"default project": "vision"})
     mira = lab.person("mira", vision)
-    made = send(lab.bearer(mira), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
-    assert made.status_code == 201, made.content
+    created = send(lab.bearer(mira), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
+    assert created.status_code == 201, created.content
     assert Job.objects.get().project == vision
     assert "project = &quot;vision&quot;" in lab.signed_in(mira).get("/submit").text
     actions.first_start()
@@ -112,8 +112,8 @@ def test_one_that_is_renamed_stays_the_default(
     rows = {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
     browser.post(f"/admin/portal/project/{default.pk}/change/", {"slug": "commons", "title": "", **rows})
     assert Project.objects.get(pk=default.pk).slug == "commons"
-    made = send(lab.bearer(mira), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
-    assert made.status_code == 201, made.content
+    created = send(lab.bearer(mira), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
+    assert created.status_code == 201, created.content
     assert Job.objects.get().project_id == default.pk
 
 

@@ -51,12 +51,12 @@ def test_a_worker_keeps_its_database_open(portal_up: Stack) -> None:
 @pytest.mark.slow
 def test_a_worker_that_waits_goes_when_it_is_asked_to(portal_up: Stack, tmp_path: Path) -> None:
     """Its wait for a task, which nobody sends to that queue, would last twenty seconds more (polling_interval)."""
-    said = tmp_path / "log"
-    with said.open("w") as log:
+    path = tmp_path / "log"
+    with path.open("w") as log:
         worker = subprocess.Popen(
             portal_up.command("-m", "console.worker", "nothing"), cwd=REPOSITORY, env=portal_up.environment, stderr=log
         )
-    wait_for(lambda: " ready." in said.read_text(), "the worker to be there")
+    wait_for(lambda: " ready." in path.read_text(), "the worker to be there")
     wait_for(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_SLEEPING, "it to wait")
     worker.terminate()
     assert worker.wait(10) == 0

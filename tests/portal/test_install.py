@@ -177,25 +177,25 @@ def test_without_a_driver_pip_brings_the_cpu_build(tmp_path: Path, indexes: Inde
 
 def chosen(tmp_path: Path, *, at_hand: bool = False, **environment: str) -> tuple[list[str], str]:
     """Return what pip was told to install and the output; pip is a stand-in that records its arguments."""
-    asked = tmp_path / "asked"
+    path = tmp_path / "asked"
     pip = f"""case "$*" in
     *" --dry-run "*) exit {int(not at_hand)};;
-    "-m pip"*" install "*) shift 5; echo "$*" >>{asked}; exit;;
+    "-m pip"*" install "*) shift 5; echo "$*" >>{path}; exit;;
     "-m pip"*) exit;;
 esac"""
     ready_but_for_torch(tmp_path / "venv", pip)
     done = install(tmp_path / "venv", **clean(**environment))
     assert done.returncode == 0, done.stderr
-    return asked.read_text().splitlines(), done.stdout
+    return path.read_text().splitlines(), done.stdout
 
 
 @pytest.mark.parametrize("by", ["nvidia-smi", "VIGIL_TORCH"])
 def test_with_a_driver_or_told_so_the_ordinary_index_is_taken(tmp_path: Path, indexes: Indexes, by: str) -> None:
     script(tmp_path / "nvidia-smi", "exit 0")
     more = {"VIGIL_TORCH": "cuda"} if by == "VIGIL_TORCH" else {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    asked, said = chosen(tmp_path, TORCH_CPU_INDEX=indexes.url("cpu"), **more)
-    assert asked == [f"torch=={VERSION}"]
-    assert "with CUDA" in said
+    request, text = chosen(tmp_path, TORCH_CPU_INDEX=indexes.url("cpu"), **more)
+    assert request == [f"torch=={VERSION}"]
+    assert "with CUDA" in text
     assert indexes.asked == []
 
 
@@ -204,23 +204,23 @@ def test_without_an_answer_of_the_cpu_index_the_ordinary_one_is_taken_and_said(
     tmp_path: Path, indexes: Indexes, lacks: str
 ) -> None:
     index = "http://127.0.0.1:1/cpu" if lacks == "answers nothing" else indexes.url("old")
-    asked, said = chosen(tmp_path, VIGIL_TORCH="cpu", TORCH_CPU_INDEX=index)
-    assert asked == [f"torch=={VERSION}"]
-    assert f"({index}) does not answer, or lacks torch=={VERSION}: taking the ordinary index." in said
+    request, text = chosen(tmp_path, VIGIL_TORCH="cpu", TORCH_CPU_INDEX=index)
+    assert request == [f"torch=={VERSION}"]
+    assert f"({index}) does not answer, or lacks torch=={VERSION}: taking the ordinary index." in text
 
 
 def test_a_wheel_at_hand_comes_before_any_index(tmp_path: Path, indexes: Indexes) -> None:
-    asked, said = chosen(tmp_path, at_hand=True, TORCH_CPU_INDEX=indexes.url("cpu"))
-    assert asked == [f"--no-index --no-deps torch=={VERSION}", f"torch=={VERSION}"]
-    assert "from the wheel that pip has at hand" in said
+    request, text = chosen(tmp_path, at_hand=True, TORCH_CPU_INDEX=indexes.url("cpu"))
+    assert request == [f"--no-index --no-deps torch=={VERSION}", f"torch=={VERSION}"]
+    assert "from the wheel that pip has at hand" in text
     assert indexes.asked == []
 
 
 def test_torch_pip_args_win(tmp_path: Path, indexes: Indexes) -> None:
-    asked, _ = chosen(
+    request, _ = chosen(
         tmp_path, at_hand=True, TORCH_PIP_ARGS="--index-url http://mine", TORCH_CPU_INDEX=indexes.url("cpu")
     )
-    assert asked == [f"--index-url http://mine torch=={VERSION}"]
+    assert request == [f"--index-url http://mine torch=={VERSION}"]
     assert indexes.asked == []
 
 
@@ -238,8 +238,8 @@ while not os.path.exists(sys.argv[1]):
 
 def fetching(tmp_path: Path) -> list[str]:
     (tmp_path / "log").write_text("Downloading what-was-before-1.0-py3.whl (9.0 GB)\n")
-    told = [sys.executable, str(REPOSITORY / "docker/progress.py"), str(tmp_path / "log")]
-    return [*told, sys.executable, "-c", FETCHING, str(tmp_path / "enough")]
+    reports = [sys.executable, str(REPOSITORY / "docker/progress.py"), str(tmp_path / "log")]
+    return [*reports, sys.executable, "-c", FETCHING, str(tmp_path / "enough")]
 
 
 def test_long_downloads_tell_how_far_they_are_in_a_log(tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_speed_and_seconds_left_are_of_the_last_seconds(tmp_path: Path) -> None:
     for second, size in ((1.0, 0), (5.0, 40_000_000), (9.0, 80_000_000)):
         with open(folder / "a-1.0-py3.whl", "wb") as file:
             file.truncate(size)
-        told = downloads.line(second)
-    assert told == "a-1.0: 80 MB of 2.0 GB, 8.9 MB/s, about 4 min left"
+        report = downloads.line(second)
+    assert report == "a-1.0: 80 MB of 2.0 GB, 8.9 MB/s, about 4 min left"
     log.write_text(log.read_text() + "Downloading b-1.0-py3.whl (20.1 kB)\n")
     assert downloads.line(9.5) == "80 MB downloaded, now b-1.0"
     log.write_text(log.read_text() + "Installing collected packages: a\n")

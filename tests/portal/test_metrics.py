@@ -46,8 +46,8 @@ def _token(settings: Any) -> None:
 @pytest.fixture
 def server(tmp_path: Path, settings: Any) -> Iterator[redis.Redis]:
     """Provide a private Redis."""
-    with redis_up(tmp_path / "redis") as made:
-        settings.REDIS_URL = made.url
+    with redis_up(tmp_path / "redis") as created:
+        settings.REDIS_URL = created.url
         publish.connection.cache_clear()
         yield publish.connection()
     publish.connection.cache_clear()
@@ -101,12 +101,12 @@ class TestWhoMay:
 @pytest.mark.django_db
 class TestCluster:
     def test_a_machine_with_its_gpus(self) -> None:
-        one = machine(2, gpu_percent=[40, 0])
-        batch = one.batch(int(time.time()) - 5, gpu_percent=[[40] * 10, [0] * 10], memory_mib=1024, temperature_c=61)
-        one.post(batch)
+        item = machine(2, gpu_percent=[40, 0])
+        batch = item.batch(int(time.time()) - 5, gpu_percent=[[40] * 10, [0] * 10], memory_mib=1024, temperature_c=61)
+        item.post(batch)
         held("7", [0])
         found = scrape()
-        gpu = {"node": "dgx-01", "gpu": "0", "uuid": one.gpus[0]}
+        gpu = {"node": "dgx-01", "gpu": "0", "uuid": item.gpus[0]}
         assert of(found, "vigil_agent_up", node="dgx-01") == 1
         assert of(found, "vigil_gpu_utilization_ratio", **gpu) == 0.4
         assert of(found, "vigil_gpu_memory_used_bytes", **gpu) == 1024**3
@@ -116,19 +116,19 @@ class TestCluster:
         assert of(found, "vigil_gpu_allocated", gpu="1") == 0
 
     def test_a_silent_machine_has_no_gauges_but_its_counters_stay(self) -> None:
-        one = machine(1, gpu_percent=40)
-        one.post(one.event("xid", time.time(), gpu=one.gpus[0], xid=79, text="fallen", seq=5, count=3))
+        item = machine(1, gpu_percent=40)
+        item.post(item.event("xid", time.time(), gpu=item.gpus[0], xid=79, text="fallen", seq=5, count=3))
         Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=1))
         found = scrape()
         assert of(found, "vigil_agent_up", node="dgx-01") == 0
         assert not [name for name, _ in found if name.startswith("vigil_gpu_") and "xid" not in name]
-        assert of(found, "vigil_gpu_xid_total", node="dgx-01", gpu="0", uuid=one.gpus[0], xid="79") == 3
+        assert of(found, "vigil_gpu_xid_total", node="dgx-01", gpu="0", uuid=item.gpus[0], xid="79") == 3
 
     def test_xids_are_counted_by_gpu_and_number(self) -> None:
-        one = machine(2)
+        item = machine(2)
         for seq, (gpu, xid, text) in enumerate([(0, 13, "a"), (0, 13, "b"), (0, 94, "a"), (1, 13, "a")], 1):
-            one.post(one.event("xid", time.time(), gpu=one.gpus[gpu], xid=xid, text=text, seq=seq))
-        one.post(one.event("xid", time.time(), xid=62, text="of no GPU that is known", seq=9, count=2))
+            item.post(item.event("xid", time.time(), gpu=item.gpus[gpu], xid=xid, text=text, seq=seq))
+        item.post(item.event("xid", time.time(), xid=62, text="of no GPU that is known", seq=9, count=2))
         found = {
             (dict(labels)["gpu"], dict(labels)["xid"]): value
             for (name, labels), value in scrape().items()
@@ -139,15 +139,15 @@ class TestCluster:
 
     def test_counters_of_critical_errors_start_at_0(self) -> None:
         """Prometheus sees no increase in a series that begins at 1: the first error would raise no alert."""
-        one = machine(2)
-        places = [{"node": one.node, "gpu": str(index)} for index in range(2)]
+        item = machine(2)
+        places = [{"node": item.node, "gpu": str(index)} for index in range(2)]
         found = scrape()
         assert [of(found, "vigil_gpu_critical_xid_total", **place) for place in places] == [0, 0]
         assert [of(found, "vigil_nvswitch_sxid_total", fatal=fatal) for fatal in ("no", "yes")] == [0, 0]
-        one.post(one.event("xid", time.time(), gpu=one.gpus[1], xid=79, text="off", seq=1))
-        one.post(one.event("xid", time.time(), gpu=one.gpus[1], xid=13, text="a program's own", seq=2))
+        item.post(item.event("xid", time.time(), gpu=item.gpus[1], xid=79, text="off", seq=1))
+        item.post(item.event("xid", time.time(), gpu=item.gpus[1], xid=13, text="a program's own", seq=2))
         for seq, fatal in ((3, True), (4, None)):
-            one.post(one.event("sxid", time.time(), sxid=20034 + seq, text=f"{fatal}", seq=seq, fatal=fatal))
+            item.post(item.event("sxid", time.time(), sxid=20034 + seq, text=f"{fatal}", seq=seq, fatal=fatal))
         found = scrape()
         assert [of(found, "vigil_gpu_critical_xid_total", **place) for place in places] == [0, 1]
         assert [of(found, "vigil_nvswitch_sxid_total", fatal=fatal) for fatal in ("no", "yes")] == [1, 1]
@@ -184,12 +184,12 @@ class TestVigilItself:
         return (of(scrape("?only=process"), name, **labels) or 0) - (of(before, name, **labels) or 0)
 
     def test_what_agents_post(self, django_capture_on_commit_callbacks: Any) -> None:
-        before, one = scrape("?only=process"), Machine()
+        before, item = scrape("?only=process"), Machine()
         with django_capture_on_commit_callbacks(execute=True):
-            one.post(one.batch(int(time.time()) - 10, gpu_percent=50, watts=300), one.batch(int(time.time())))
-            one.post(one.batch(int(time.time())), first=40)
-        one.send(b"{")
-        one.send(b"{}", token="wrong")
+            item.post(item.batch(int(time.time()) - 10, gpu_percent=50, watts=300), item.batch(int(time.time())))
+            item.post(item.batch(int(time.time())), first=40)
+        item.send(b"{")
+        item.send(b"{}", token="wrong")
         telemetry = {"kind": "telemetry"}
         assert self.difference("vigil_intake_posts_total", before, outcome="taken", **telemetry) == 2
         assert self.difference("vigil_intake_posts_total", before, outcome="refused", **telemetry) == 2

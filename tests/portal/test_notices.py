@@ -54,9 +54,14 @@ class TestWhoIsTold:
         assert f'<a href="/jobs/7">{IDLE}</a>' in html
         assert "Release it, or explain why it is needed." in html
         assert "1 unread notification." in html
-        (told,) = listed(oskar)
-        assert (told["title"], told["kind"], told["link"], told["tone"]) == (IDLE, "gpu.idle", "/jobs/7", "notice")
-        assert (told["audience"], told["read_at"], told["withdrawn_at"]) == ("person", None, None)
+        (report,) = listed(oskar)
+        assert (report["title"], report["kind"], report["link"], report["tone"]) == (
+            IDLE,
+            "gpu.idle",
+            "/jobs/7",
+            "notice",
+        )
+        assert (report["audience"], report["read_at"], report["withdrawn_at"]) == ("person", None, None)
 
     def test_nobody_else_not_even_sysadmins(self, oskar: User) -> None:
         idle(oskar)
@@ -115,8 +120,8 @@ class TestOnce:
         assert not withdraw("never raised")
         assert (listed(oskar), "h-notices" in home(oskar)) == ([], False)
         assert idle(oskar)
-        (told,) = listed(oskar, "?unread=1")
-        assert (told["id"], told["read_at"], told["withdrawn_at"]) == (first.pk, None, None)
+        (report,) = listed(oskar, "?unread=1")
+        assert (report["id"], report["read_at"], report["withdrawn_at"]) == (first.pk, None, None)
         assert Notice.objects.get().raised_at > first.raised_at
 
     def test_whoever_holds_it_now_is_told_when_it_is_raised_again(self, oskar: User) -> None:
@@ -139,14 +144,14 @@ class TestOnce:
         self, oskar: User, django_capture_on_commit_callbacks: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "portal.notify")
-        with django_capture_on_commit_callbacks(execute=True) as made:
+        with django_capture_on_commit_callbacks(execute=True) as callbacks:
             idle(oskar)
             idle(oskar)
-        assert len(made) == 1
-        with django_capture_on_commit_callbacks(execute=True) as made:
+        assert len(callbacks) == 1
+        with django_capture_on_commit_callbacks(execute=True) as callbacks:
             withdraw("gpu.idle:GPU-1")
             idle(oskar)
-        assert len(made) == 1
+        assert len(callbacks) == 1
         assert caplog.messages == ["notice gpu.idle:GPU-1 stands"] * 2
 
     def test_somebody_else_raises_it_in_between(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +190,8 @@ class TestReading:
             answer = client.post(f"/notices/{notice.pk}/read")
             assert (answer.status_code, answer.headers["Location"]) == (302, "/")
         assert "h-notices" not in home(oskar)
-        (told,) = listed(oskar)
-        assert told["read_at"]
+        (report,) = listed(oskar)
+        assert report["read_at"]
         assert client.get(f"/notices/{notice.pk}/read").status_code == 405
         assert client.post(f"/notices/{2**70}/read").status_code == 404
         assert Client().post(f"/notices/{notice.pk}/read").headers["Location"].startswith("/accounts/login/")
@@ -230,8 +235,8 @@ class TestHome:
         assert "&lt;script&gt;alert(1)&lt;/script&gt; xxx" in html
         assert "<script>alert" not in html
         assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in html
-        (told,) = listed(oskar)
-        assert (len(told["title"]) <= 300, len(told["detail"]) <= 1000) == (True, True)
+        (report,) = listed(oskar)
+        assert (len(report["title"]) <= 300, len(report["detail"]) <= 1000) == (True, True)
 
     def test_the_newest_come_first_and_the_rest_is_counted(self, oskar: User) -> None:
         for number in range(8):

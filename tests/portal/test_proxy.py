@@ -141,8 +141,8 @@ def test_everything_works_through_the_proxy(site: Site, browser: httpx.Client) -
             answer = client.post("/api/v1/jobs", **steady.upload(steady.spec(30)))
         assert answer.status_code == 201, answer.text
         job_id = answer.json()["id"]
-        for one in both:
-            assert job_id in heard(one), "a job's news reach the sockets of both processes"
+        for item in both:
+            assert job_id in heard(item), "a job's news reach the sockets of both processes"
         assert browser.get("/jobs").headers["Content-Encoding"] == "gzip"
         what = "the job, whose reports came through the proxy"
         wait_for(lambda: state_of(browser, job_id) == "completed", what, PATIENCE_S)

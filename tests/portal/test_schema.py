@@ -59,11 +59,11 @@ def secret(tmp_path, settings, one_connection):
     job = lab.a_job(mira, project, state="running", attempt={"step": 5, "steps": 10, "latest": {"loss": "NaN"}})
     Event.objects.create(attempt=job.latest, time=job.created_at, kind="phase", data={"phase": "step"})
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
-    said = Verdict("unknown", 0.3, "Failed for an unknown reason.", "Look again.").as_json()
+    text = Verdict("unknown", 0.3, "Failed for an unknown reason.", "Look again.").as_json()
     incident = Incident.objects.create(
         attempt=job.latest, project=project, at=job.created_at, version=1, cause="unknown", confidence=0.3
     )
-    Diagnosis.objects.create(incident=incident, version=1, cause="unknown", confidence=0.3, verdict=said)
+    Diagnosis.objects.create(incident=incident, version=1, cause="unknown", confidence=0.3, verdict=text)
     raise_notice("gpu.idle:1", kind="gpu.idle", to=mira, title="A GPU is idle.", link=f"/jobs/{job.pk}")
     return Token.issue(mira, "test")[1]
 

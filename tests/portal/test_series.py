@@ -40,8 +40,8 @@ def test_the_bytes_of_a_chunk_come_back(points: list[tuple[int, float, float]], 
     step, time, values = (np.array(column) for column in zip(*points, strict=True))
     runs = [(rank, float(t), 1) for t in time]
     back = codec.decode_rank(codec.encode_loose(runs, step, values), rank)
-    for one, other in ((back.step, step), (back.time, time), (back.value, values)):
-        np.testing.assert_array_equal(one, other)
+    for item, other in ((back.step, step), (back.time, time), (back.value, values)):
+        np.testing.assert_array_equal(item, other)
     order = np.unique(step, return_index=True)[1]
     mine = Points(step[order], time[order], values[order])
     merged = codec.decode_merged(codec.encode_merged(mine))
@@ -52,15 +52,15 @@ def test_the_bytes_of_a_chunk_come_back(points: list[tuple[int, float, float]], 
 @given(st.lists(st.lists(st.lists(st.tuples(st.integers(0, 2**53 - 1), value), min_size=1, max_size=9), max_size=4)))
 def test_chunks_are_joined_as_each_is_opened_alone(series: list[list[list[tuple[int, float]]]]) -> None:
     chunks = []
-    for one in series:
-        parts = [tuple(np.array(column) for column in zip(*sorted(points), strict=True)) for points in one]
-        chunks.append([codec.encode_merged(Points(step, np.zeros(len(step)), told)) for step, told in parts])
+    for item in series:
+        parts = [tuple(np.array(column) for column in zip(*sorted(points), strict=True)) for points in item]
+        chunks.append([codec.encode_merged(Points(step, np.zeros(len(step)), report)) for step, report in parts])
     numbers = []
-    for number, step, told in codec.concatenated(enumerate(chunks)):
+    for number, step, report in codec.concatenated(enumerate(chunks)):
         numbers.append(number)
         alone = [codec.decode_merged(data) for data in chunks[number]]
         np.testing.assert_array_equal(step, [s for part in alone for s in part.step.tolist()])
-        np.testing.assert_array_equal(told, [v for part in alone for v in part.value.tolist()])
+        np.testing.assert_array_equal(report, [v for part in alone for v in part.value.tolist()])
     assert numbers == list(range(len(series)))
 
 
@@ -96,26 +96,26 @@ def test_the_line_of_record_is_the_newest_word_on_each_step(
     small(monkeypatch)
     for owner in (OWNER, LATER):
         store.drop(owner)
-    told: dict[tuple[int, Owner, int], dict[int, float]] = {}
+    payload: dict[tuple[int, Owner, int], dict[int, float]] = {}
     for owner, incarnation, runs, then in history:
         write("loss", *runs, owner=owner, incarnation=incarnation)
         for rank, points in runs:
-            told.setdefault((rank, owner, incarnation), {}).update(points)
+            payload.setdefault((rank, owner, incarnation), {}).update(points)
         if then:
             compact.compact(quiet=nobody if then == "gather" else everybody)
     for rank in range(-1, 3):
         expected: dict[int, float] = {}
         for source in [(owner, i) for owner in (OWNER, LATER) for i in (0, 1)]:
-            expected |= told.get((rank, *source), {})
+            expected |= payload.get((rank, *source), {})
         curve = read.curve([OWNER, LATER], "loss", rank=rank, points=None)
         assert same(points_of(curve), expected)
         few = read.curve([OWNER, LATER], "loss", rank=rank, points=2)
         assert (few.count, few.last_step) == (len(expected), max(expected, default=None))
         for step, source in zip(curve.step.tolist(), curve.source.tolist(), strict=True):
-            assert step in told[rank, *curve.sources[source]]
+            assert step in payload[rank, *curve.sources[source]]
         for life in read.incarnation_curves([OWNER, LATER], "loss", rank=rank, points=None):
             if len(life.step):
-                assert same(points_of(life), told[rank, *life.sources[life.source[0]]])
+                assert same(points_of(life), payload[rank, *life.sources[life.source[0]]])
 
 
 def test_a_range_of_steps() -> None:

@@ -67,14 +67,14 @@ def test_page_refuses_with_the_form(mira, fields):
 
 def test_api_makes_lists_and_revokes(mira):
     browser = lab.signed_in(mira)
-    made = send(browser, "post", "/api/v1/tokens", {"name": "ci", "scope": "read", "days": 7})
-    assert made.status_code == 201
+    created = send(browser, "post", "/api/v1/tokens", {"name": "ci", "scope": "read", "days": 7})
+    assert created.status_code == 201
     listed = browser.get("/api/v1/tokens").json()["items"]
     assert [item["name"] for item in listed] == ["ci"]
-    assert made.json()["secret"] not in str(listed)
-    assert browser.delete(f"/api/v1/tokens/{made.json()['id']}").status_code == 204
-    assert browser.delete(f"/api/v1/tokens/{made.json()['id']}").status_code == 404
-    assert asks(made.json()["secret"]).get("/api/v1/me").status_code == 401
+    assert created.json()["secret"] not in str(listed)
+    assert browser.delete(f"/api/v1/tokens/{created.json()['id']}").status_code == 204
+    assert browser.delete(f"/api/v1/tokens/{created.json()['id']}").status_code == 404
+    assert asks(created.json()["secret"]).get("/api/v1/me").status_code == 401
 
 
 def test_a_token_of_somebody_else_is_not_there(mira):

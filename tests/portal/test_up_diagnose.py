@@ -46,12 +46,12 @@ print(Incident.objects.exclude(due_at=None).update(due_at=timezone.now()))
 
 @pytest.fixture(scope="module")
 def stack(prepared_home: Path) -> Iterator[Stack]:
-    made = Stack(prepared_home, VIGIL_LOCAL_CPUS="4")
+    created = Stack(prepared_home, VIGIL_LOCAL_CPUS="4")
     try:
-        made.start()
-        yield made
+        created.start()
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def submit(stack: Stack, what: Planted) -> int:
@@ -98,19 +98,19 @@ def test_killed_in_its_midst_and_several_at_it_afterwards(stack: Stack) -> None:
     assert ended.decision.endswith("Decided before the cause was known.")
     stack.kill("diagnose", signal.SIGSTOP)  # so that it is none but ours
     processes = [process(stack, program) for program in (WORKER, WORKER, WORKER, MAKE_DUE)]
-    for one in processes:
-        assert one.stdout
-        assert one.stdout.readline() == "ready\n"
-    for one in processes:
-        assert one.stdin
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    *done, due = [one.communicate() for one in processes]
+    for item in processes:
+        assert item.stdout
+        assert item.stdout.readline() == "ready\n"
+    for item in processes:
+        assert item.stdin
+        item.stdin.write("go\n")
+        item.stdin.flush()
+    *done, due = [item.communicate() for item in processes]
     stack.kill("diagnose", signal.SIGCONT)
     assert int(due[0]) == 1, due
     assert sum(int(found) for found, _ in done) == 1, done
     (incident,) = endings_of(stack)[job, 1].incidents
-    assert [(one.version, one.cause) for one in incident.verdicts] == [(1, "program.exception")]
+    assert [(verdict.version, verdict.cause) for verdict in incident.verdicts] == [(1, "program.exception")]
     assert endings_of(stack)[job, 1].decision == ended.decision
 
 

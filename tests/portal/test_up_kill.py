@@ -72,11 +72,11 @@ def submit_to(stack: Stack, steps: int = STEPS, *, trained: bool = False) -> int
     """Submit a job with two ranks."""
     restart = {"max_restarts": KILLS + 1}
     if trained:
-        asked = {"json": {"spec": {**TRAINED, "restart": restart, "run": {**TRAINED["run"], "steps": steps}}}}
+        options = {"json": {"spec": {**TRAINED, "restart": restart, "run": {**TRAINED["run"], "steps": steps}}}}
     else:
-        asked = steady.upload(steady.spec(steps, restart=restart))
+        options = steady.upload(steady.spec(steps, restart=restart))
     with stack.client() as client:
-        answer = client.post("/api/v1/jobs", **asked)
+        answer = client.post("/api/v1/jobs", **options)
     assert answer.status_code == 201, answer.text
     return int(answer.json()["id"])
 
@@ -193,9 +193,9 @@ def test_telemetry_is_taken_once_whatever_is_killed(stack: Stack) -> None:
                 address, json=post, headers={"Authorization": f"Bearer {token}"}, timeout=20, trust_env=False
             )
             seq = answer.json()["next"] if answer.status_code == 200 else seq
-    asked = {"name": "watts", "from": start, "to": start + 10 * batches, "points": 10_000}
+    options = {"name": "watts", "from": start, "to": start + 10 * batches, "points": 10_000}
     with stack.client() as client:
-        (line,) = client.get("/api/v1/nodes/dgx-99/series", params=asked).json()["items"]
+        (line,) = client.get("/api/v1/nodes/dgx-99/series", params=options).json()["items"]
     assert line["step"] == list(range(start, start + 10 * batches))
     assert line["value"] == [i // 10 for i in range(10 * batches)]
 

@@ -50,8 +50,8 @@ class Trained(Planted):
             "checkpoint_every": 50, "keep_checkpoints": 20, "flush_steps": 7, "steps": self.steps,
             "planted": dict(self.goes_wrong),
         }  # fmt: skip
-        kept = {name: part for name, part in super().spec(**resources).items() if name != "script"}
-        return {**kept, "kind": "distributed", "run": run}
+        stored = {name: part for name, part in super().spec(**resources).items() if name != "script"}
+        return {**stored, "kind": "distributed", "run": run}
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Federated(Trained):
     pace: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, **resources: Any) -> dict[str, Any]:
-        told = {"checkpoint_every": 1, **self.pace, "planted_clients": dict(self.goes_wrong)}
-        return {**super().spec(**resources), "kind": "federated", "run": {**FEDERATION, **told}}
+        payload = {"checkpoint_every": 1, **self.pace, "planted_clients": dict(self.goes_wrong)}
+        return {**super().spec(**resources), "kind": "federated", "run": {**FEDERATION, **payload}}
 
 
 ENDLESS = {
@@ -121,8 +121,8 @@ class Site:
     endings: Endings = field(default_factory=dict)
 
     def submit(self, name: str, what: Planted, **resources: Any) -> None:
-        asked = what.spec(**resources)
-        body = {"json": {"spec": asked}} if isinstance(what, Trained) else planted.upload(asked)
+        request = what.spec(**resources)
+        body = {"json": {"spec": request}} if isinstance(what, Trained) else planted.upload(request)
         with self.stack.client() as client:
             answer = client.post("/api/v1/jobs", **body)
         assert answer.status_code == 201, answer.text
@@ -136,7 +136,7 @@ class Site:
         """An attempt, once it has that."""
 
         def found() -> dict[str, Any] | None:
-            return next((one for one in self.attempts(name) if one["number"] == number and one[look]), None)
+            return next((item for item in self.attempts(name) if item["number"] == number and item[look]), None)
 
         attempt = wait_for(found, f"{look} of attempt {number} of {name}", PATIENCE_S)
         assert attempt is not None
@@ -176,13 +176,13 @@ def site(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         VIGIL_AGENT_KMSG=str(log),
         VIGIL_AGENT_MOUNTS="none",
     )
-    made = Site(stack, log, folder)
+    created = Site(stack, log, folder)
     try:
         stack.start()
         with ExitStack() as places:
-            plant(made, places)
-        made.endings = endings_of(stack)
-        yield made
+            plant(created, places)
+        created.endings = endings_of(stack)
+        yield created
     finally:
         stack.close()
 
@@ -193,8 +193,8 @@ def with_recipe(folder: Path) -> str:
     recipes.mkdir()
     (recipes / "planted.py").write_text(RECIPE)
     (recipes / "planted_clients.py").write_text(CLIENTS_RECIPE)
-    told = f"import training.recipes\ntraining.recipes.__path__.append({str(recipes)!r})\n"
-    (folder / "sitecustomize.py").write_text(told)
+    text = f"import training.recipes\ntraining.recipes.__path__.append({str(recipes)!r})\n"
+    (folder / "sitecustomize.py").write_text(text)
     return f"{REPOSITORY}:{folder}"
 
 
@@ -233,8 +233,8 @@ def plant(site: Site, places: ExitStack) -> None:
 def watcher_of(site: Site, name: str) -> int:
     """Return the process id of the local scheduler's watcher, which represents its node."""
     scheduler_id = site.attempts(name)[0]["scheduler_id"]
-    told = site.stack.home / "local-scheduler" / "jobs" / scheduler_id / "shim.json"
-    return int(json.loads(told.read_text())["pid"])
+    path = site.stack.home / "local-scheduler" / "jobs" / scheduler_id / "shim.json"
+    return int(json.loads(path.read_text())["pid"])
 
 
 @contextmanager
@@ -250,27 +250,27 @@ def small_disk(folder: Path) -> Iterator[Path]:
 @contextmanager
 def small_memory() -> Iterator[Path | None]:
     """Return a control group of 64 MiB; None where none can be created."""
-    made = next((made for root, limit in LIMITS.items() if (made := _limited(root, limit))), None)
+    created = next((created for root, limit in LIMITS.items() if (created := _limited(root, limit))), None)
     try:
-        yield made
+        yield created
     finally:
-        if made is not None:
-            wait_for(lambda: not (made / "cgroup.procs").read_text(), "the control group to be empty")
-            made.rmdir()
+        if created is not None:
+            wait_for(lambda: not (created / "cgroup.procs").read_text(), "the control group to be empty")
+            created.rmdir()
 
 
 def _limited(root: Path, limit: str) -> Path | None:
-    made = root / f"vigil-planted-{os.getpid()}"
+    path = root / f"vigil-planted-{os.getpid()}"
     if not ROOT or not (root / "cgroup.procs").exists():
         return None
     with suppress(OSError):
-        made.mkdir()
+        path.mkdir()
         try:
-            (made / limit).write_text(str(64 << 20))
+            (path / limit).write_text(str(64 << 20))
         except OSError:
-            made.rmdir()
+            path.rmdir()
             raise
-        return made
+        return path
     return None
 
 
@@ -308,9 +308,9 @@ def test_a_federation_names_the_client_that_all_others_failed_like(site: Site) -
 def test_a_post_mortem_shows_what_clients_dropped_out_of(site: Site) -> None:
     with site.stack.client() as client:
         payload = client.get(f"/api/v1/jobs/{site.jobs['quorum lost']}/postmortem", params={"attempt": 1}).json()
-    said = json.dumps(payload)
-    assert re.search(r"client 5 dropped out in round 3: LookupError: the disk of owner 5 is gone", said)
-    assert "planted_clients.py" in said
+    body = json.dumps(payload)
+    assert re.search(r"client 5 dropped out in round 3: LookupError: the disk of owner 5 is gone", body)
+    assert "planted_clients.py" in body
 
 
 def test_clients_that_fail_alone_are_named_and_the_run_completes(site: Site) -> None:

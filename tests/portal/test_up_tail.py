@@ -26,23 +26,23 @@ def test_charts_are_live_without_a_post(make_stack: Callable[..., Stack]) -> Non
     stack.start()
     with stack.client() as client:
         job_id = client.post("/api/v1/jobs", **steady.upload(steady.spec(1_000_000))).json()["id"]
-        heard: list[list[int]] = []
+        received: list[list[int]] = []
         url = f"{stack.url.replace('http', 'ws', 1)}/ws/jobs/{job_id}?format=json"
         with connect(url, additional_headers=stack.authorization, proxy=None) as socket:
-            listener = threading.Thread(target=_listen, args=[socket, heard], daemon=True)
+            listener = threading.Thread(target=_listen, args=[socket, received], daemon=True)
             listener.start()
 
             def job() -> dict[str, Any]:
                 return dict(client.get(f"/api/v1/jobs/{job_id}").json())
 
-            wait_for(lambda: sum(map(len, heard)) >= ENOUGH, f"{ENOUGH} steps to arrive", 120.0)
+            wait_for(lambda: sum(map(len, received)) >= ENOUGH, f"{ENOUGH} steps to arrive", 120.0)
             assert job()["state"] == "running"
             assert client.post(f"/api/v1/jobs/{job_id}/cancel").status_code == 202
             ended = wait_for(lambda: found if (found := job())["over"] else None, "the job to end", 120.0)
             assert ended is not None
             socket.close()
             listener.join(10)
-        assert len(heard) > 1, "as it went, not all at once"
+        assert len(received) > 1, "as it went, not all at once"
     assert steps_of(stack, job_id) == list(range(1, ended["progress"]["step"] + 1))
 
 

@@ -99,8 +99,8 @@ def test_a_backup_made_before_an_upgrade_brings_the_old_version_back(stack: Stac
     job = submit_to(stack, 40)
     assert wait_for_end(stack, job)["state"] == "completed"
     backup = tmp_path / "before.tar.gz"
-    made = stack.vigil("backup", str(backup))
-    assert made.returncode == 0, made.stderr
+    created = stack.vigil("backup", str(backup))
+    assert created.returncode == 0, created.stderr
     stack.stop()
     upgrade(stack.checkout)
     stack.start()

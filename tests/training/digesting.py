@@ -37,9 +37,9 @@ def digests(attempt_dir: Path, when: str) -> dict[str, str]:
 
 
 def _write(trainer: Any, when: str) -> None:
-    told = {name: _digest(tensor) for name, tensor in _leaves(trainer.assembly.state())}
+    report = {name: _digest(tensor) for name, tensor in _leaves(trainer.assembly.state())}
     path = Path(os.environ["VIGIL_ATTEMPT_DIR"]) / f"digests.{when}.{os.environ['RANK']}.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(report))
 
 
 def _leaves(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -132,8 +132,8 @@ def decide(step: int) -> bool:
     word = SYNC / f"{INCARNATION}.stop.{step}"
     if RANK == 0:
         temporary = word.with_name(f".{word.name}")
-        asked = [(ATTEMPT / name).exists() for name in ("stop-requested", f"regroup-{INCARNATION}")]
-        temporary.write_text(str(any(asked)))
+        requests = [(ATTEMPT / name).exists() for name in ("stop-requested", f"regroup-{INCARNATION}")]
+        temporary.write_text(str(any(requests)))
         temporary.rename(word)
     wait_for(0, word.exists)
     return word.read_text() == "True"

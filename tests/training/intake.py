@@ -92,11 +92,16 @@ class Server:
         token: str = TOKEN,
         reports: str = "post",
     ) -> None:
-        told: dict[str, Any] = {"attempt": 7, "number": 1, "scheduler_id": scheduler_id, "restart_count": restart_count}
-        told["reports"] = reports
+        payload: dict[str, Any] = {
+            "attempt": 7,
+            "number": 1,
+            "scheduler_id": scheduler_id,
+            "restart_count": restart_count,
+        }
+        payload["reports"] = reports
         (run_dir / "portal").mkdir(exist_ok=True)
         path = run_dir / "portal" / ".token"
-        path.write_text(json.dumps({**told, "url": self.url, "token": token, "reports": reports}))
+        path.write_text(json.dumps({**payload, "url": self.url, "token": token, "reports": reports}))
         path.rename(run_dir / "portal" / "token")
 
 

@@ -37,9 +37,9 @@ def run(code: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_every_row_is_measured_and_a_loop_by_hand_does_the_same():
-    said = run(TINY)
-    payload = json.loads(said.splitlines()[-1])
-    assert payload["bars"]["50, loop, same"], said
+    text = run(TINY)
+    payload = json.loads(text.splitlines()[-1])
+    assert payload["bars"]["50, loop, same"], text
     assert {"alone", "crowd", "state", "sum", "ledger"} <= set(payload)
     assert payload["sum"]["difference"] < 1e-6
     assert 0 < payload["ledger"]["report_seconds"] < payload["ledger"]["round_seconds"]

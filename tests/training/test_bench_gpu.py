@@ -30,25 +30,25 @@ def bench(*arguments: str, code: int = 0) -> tuple[str, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_tiny_runs_every_row_and_claims_nothing():
-    said, told = bench("--tiny")
-    assert "TINY, on a CPU" in said
-    assert [row["met"] for row in told["rows"]] == [None] * 12
-    names = " ".join(row["name"] for row in told["rows"])
+    text, report = bench("--tiny")
+    assert "TINY, on a CPU" in text
+    assert [row["met"] for row in report["rows"]] == [None] * 12
+    names = " ".join(row["name"] for row in report["rows"])
     for what in ("MFU", "bare loop", "FP8 against bf16", "checkpoint stall", "dcp.save", "telemetry", "bitwise"):
         assert what in names
-    losses = [line.split()[-1] for line in said.splitlines() if line.startswith(("  ours  ", "  bare  "))]
+    losses = [line.split()[-1] for line in text.splitlines() if line.startswith(("  ours  ", "  bare  "))]
     assert len(losses) == 4
     assert len(set(losses)) == 1, "ours and the bare loop did not train the same"
     for what in ("where ours spends its time", "attention: torch's choice", "optimizer, a step"):
-        assert what in said
+        assert what in text
 
 
 @pytest.mark.slow
 def test_without_a_gpu_a_row_is_not_measured():
-    said, told = bench("--row", "mfu", code=NOT_MEASURED)
-    assert told["rows"] == [{"name": "mfu", "figure": "not measured: no GPU here", "bar": "", "met": None}]
-    assert "no GPU" in told["environment"]
-    assert "srun --gpus 1" in said, "where it could be measured"
+    text, report = bench("--row", "mfu", code=NOT_MEASURED)
+    assert report["rows"] == [{"name": "mfu", "figure": "not measured: no GPU here", "bar": "", "met": None}]
+    assert "no GPU" in report["environment"]
+    assert "srun --gpus 1" in text, "where it could be measured"
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_row_that_fails_keeps_what_was_measured_before():
         yield Row("mfu, small", "47 %", "≥ 45 %", True)
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with …")
 
-    kept: list[dict[str, Any]] = []
-    gpu.measure("mfu", rows, kept.append)
-    assert [(row["name"], row["met"]) for row in kept] == [("mfu, small", True), ("mfu", False)]
-    assert kept[1]["figure"] == "failed: RuntimeError: CUDA error: an illegal memory access was encountered"
+    stored: list[dict[str, Any]] = []
+    gpu.measure("mfu", rows, stored.append)
+    assert [(row["name"], row["met"]) for row in stored] == [("mfu, small", True), ("mfu", False)]
+    assert stored[1]["figure"] == "failed: RuntimeError: CUDA error: an illegal memory access was encountered"
 
 
 @pytest.mark.parametrize(("seconds", "pairs"), [(10.0, 5), (200.0, 3), (2000.0, 1)])

@@ -69,15 +69,15 @@ def _capture(plan: LaunchPlan, python: Path | str = sys.executable, path: str = 
 def test_an_attempt_that_fails_at_once_still_tells_what_it_ran_with(run: Run) -> None:
     script = '[script.env]\nMY_TOKEN = "hush-hush"\nALPHA = "1"\n'
     assert run.script("import no_such_module\n", launch="in_place = 0", script=script).wait(PATIENCE_S) == 1
-    told = _told(run)
-    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert told["executable"] == sys.executable
-    assert told["packages"]["torch"] == told["torch"]
-    assert (told["torch_for"], told["node"], told["cpus"]) == ("CPU", "dgx01", len(os.sched_getaffinity(0)))
-    assert told["kernel"].startswith("Linux ")
-    assert told["variables"] == ["ALPHA", "MY_TOKEN"]
-    assert "hush" not in json.dumps(told)
-    assert {"gpus", "driver", "cuda"} & set(told) <= set(machine.gpus(None)), "nothing is invented"
+    report = _told(run)
+    assert report["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert report["executable"] == sys.executable
+    assert report["packages"]["torch"] == report["torch"]
+    assert (report["torch_for"], report["node"], report["cpus"]) == ("CPU", "dgx01", len(os.sched_getaffinity(0)))
+    assert report["kernel"].startswith("Linux ")
+    assert report["variables"] == ["ALPHA", "MY_TOKEN"]
+    assert "hush" not in json.dumps(report)
+    assert {"gpus", "driver", "cuda"} & set(report) <= set(machine.gpus(None)), "nothing is invented"
     assert (run.attempt() / "logs" / "capture.log").read_text() == ""
     run.assert_nothing_left()
 
@@ -94,15 +94,15 @@ def test_a_run_captures_once_an_attempt(run: Run) -> None:
 
 
 def test_another_interpreter_is_asked_without_running_what_is_installed(tmp_path: Path, environment: Path) -> None:
-    told = _capture(_plan(tmp_path), environment / "bin" / "python")
-    assert told["packages"] == {"foo-bar": "1.2", "torch": "2.9.1+cu128", "old": "0.1"}
-    assert (told["torch"], told["torch_for"]) == ("2.9.1+cu128", "CUDA 12.8")
-    assert told["executable"] == str(environment / "bin" / "python")
+    report = _capture(_plan(tmp_path), environment / "bin" / "python")
+    assert report["packages"] == {"foo-bar": "1.2", "torch": "2.9.1+cu128", "old": "0.1"}
+    assert (report["torch"], report["torch_for"]) == ("2.9.1+cu128", "CUDA 12.8")
+    assert report["executable"] == str(environment / "bin" / "python")
     assert not (tmp_path / "ran").exists()
     folder = tmp_path / "mine"
     (folder / "foo_bar-9.dist-info").mkdir(parents=True)
-    told = _capture(_plan(tmp_path), environment / "bin" / "python", f"/nowhere:{folder}")
-    assert told["packages"]["foo-bar"] == "9", "PYTHONPATH comes first"
+    report = _capture(_plan(tmp_path), environment / "bin" / "python", f"/nowhere:{folder}")
+    assert report["packages"]["foo-bar"] == "9", "PYTHONPATH comes first"
 
 
 @pytest.mark.parametrize("does", ["exit 3", "echo not json", 'echo "{}"', "exec sleep 600", "exec cat /dev/zero"])
@@ -113,27 +113,27 @@ def test_an_interpreter_that_does_not_answer_costs_only_its_own_part(
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nulimit -f 64\n{does}\n")
     python.chmod(0o755)
-    told = _capture(_plan(tmp_path), python)
-    assert "packages" not in told
-    assert {"kernel", "vigil", "vigil_digest", "memory_gib"} <= set(told)
+    report = _capture(_plan(tmp_path), python)
+    assert "packages" not in report
+    assert {"kernel", "vigil", "vigil_digest", "memory_gib"} <= set(report)
     assert [path.name for path in tmp_path.iterdir()] == ["python"], "nothing is left lying about"
 
 
 def test_too_many_packages_are_cut_and_counted(tmp_path: Path) -> None:
     packages = {f"package-{n:05}": "1.0" for n in range(20_000)}
-    told = capture._bounded({"python": "3", "packages": packages})
-    assert len(json.dumps(told)) <= capture.MAX_BYTES
-    assert told["packages_left_out"] + len(told["packages"]) == 20_000
+    report = capture._bounded({"python": "3", "packages": packages})
+    assert len(json.dumps(report)) <= capture.MAX_BYTES
+    assert report["packages_left_out"] + len(report["packages"]) == 20_000
 
 
 def test_the_code_is_named_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     commit = "1234567890" * 4
     (tmp_path / "job" / "code.json").write_text(json.dumps({"git": "x", "ref": "main", "commit": commit}))
-    told = _capture(_plan(tmp_path, git="https://oskar:hush@example.org/a/b.git", ref="main", env={"B": "", "A": ""}))
-    assert (told["git"], told["ref"], told["commit"]) == ("https://example.org/a/b.git", "main", commit)
-    assert told["variables"] == ["A", "B"]
-    assert "hush" not in json.dumps(told)
+    report = _capture(_plan(tmp_path, git="https://oskar:hush@example.org/a/b.git", ref="main", env={"B": "", "A": ""}))
+    assert (report["git"], report["ref"], report["commit"]) == ("https://example.org/a/b.git", "main", commit)
+    assert report["variables"] == ["A", "B"]
+    assert "hush" not in json.dumps(report)
     assert capture.without_password("ssh://git:hush@example.org:22/a") == "ssh://git@example.org:22/a"
 
 
@@ -142,16 +142,16 @@ def test_an_upload_is_named_by_its_digest_and_commit(tmp_path: Path, table: str)
     (tmp_path / "portal").mkdir()
     sent = {"digest": "ab" * 32, "commit": "12" * 20, "dirty": True, "more": 1}
     (tmp_path / "portal" / "code.json").write_text(json.dumps(sent))
-    told = _capture(_plan(tmp_path, table=table))
-    assert (told["digest"], told["commit"], told["dirty"]) == ("ab" * 32, "12" * 20, True)
-    assert ("variables" in told) is (table == "script"), "variables are a script's"
+    report = _capture(_plan(tmp_path, table=table))
+    assert (report["digest"], report["commit"], report["dirty"]) == ("ab" * 32, "12" * 20, True)
+    assert ("variables" in report) is (table == "script"), "variables are a script's"
 
 
 def test_a_trainers_run_has_its_configurations_hash(run: Run) -> None:
     run.describe('name = "x"\nkind = "distributed"\n[run]\nrecipe = "language"\nsteps = 7\n')
-    told = _capture(read_plan(run.path, {}))
-    assert told["config_hash"] == RunConfig(recipe="language", steps=7).hash()
-    assert "variables" not in told
+    report = _capture(read_plan(run.path, {}))
+    assert report["config_hash"] == RunConfig(recipe="language", steps=7).hash()
+    assert "variables" not in report
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -58,9 +58,9 @@ def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
     ddp, fsdp = candidates.candidates(BASE, [], steps=40, ranks=2)
     assert (ddp.name, ddp.config.parallelism) == ("ddp", "ddp")
     assert (fsdp.name, fsdp.config.parallelism) == ("fsdp", "fsdp")
-    for one in (ddp, fsdp):
-        assert (one.config.steps, one.config.validate_every, one.config.warmup_steps) == (40, 0, 8)
-        assert one.config.options["language"] == BASE.options["language"]
+    for item in (ddp, fsdp):
+        assert (item.config.steps, item.config.validate_every, item.config.warmup_steps) == (40, 0, 8)
+        assert item.config.options["language"] == BASE.options["language"]
 
 
 def test_what_only_the_run_itself_wants_is_not_measured():
@@ -84,8 +84,8 @@ def test_options_of_what_auto_may_choose_are_kept():
     half, fsdp, ddp = candidates.candidates(
         base, ["half=dtype=bf16", "fsdp=parallelism=fsdp", "ddp=parallelism=ddp"], steps=20, ranks=2
     )
-    for one in (half, fsdp):
-        assert one.config.options_of("fsdp").get("reshard") == "never"
+    for item in (half, fsdp):
+        assert item.config.options_of("fsdp").get("reshard") == "never"
     assert "fsdp" not in ddp.config.options
 
 
@@ -187,10 +187,10 @@ def recorded() -> Comparison:
 
 
 def test_the_table_pairs_rounds_and_aligns_columns():
-    said = table(recorded())
-    lines = {re.split(r" {3,}", line.strip())[0]: line.split() for line in said.splitlines()}
-    assert "2 ranks on cpu" in said
-    assert "broken failed: round 1: rank 0: no" in said
+    text = table(recorded())
+    lines = {re.split(r" {3,}", line.strip())[0]: line.split() for line in text.splitlines()}
+    assert "2 ranks on cpu" in text
+    assert "broken failed: round 1: rank 0: no" in text
     assert lines["tokens/s per rank"][-2:] == ["150", "100"]
     assert lines["relative to ddp, median"][-2:] == ["–", "0.625×"], "the median of 50/100 and 150/200"
     assert lines["lowest to highest"][-1] == "0.500–0.750"
@@ -199,7 +199,7 @@ def test_the_table_pairs_rounds_and_aligns_columns():
     assert lines["checkpoint, stall"][-4:] == ["12.3", "ms", "12.3", "ms"]
     assert lines["checkpoint, size"][-2:] == ["3.00", "GiB"]
     assert lines["sent per rank and step"][-3:] == ["1.50", "MiB", "unknown"]
-    rows = said.split("\n\n")[1].splitlines()
+    rows = text.split("\n\n")[1].splitlines()
     assert len({len(row) for row in rows}) == 1
 
 
@@ -254,10 +254,10 @@ class Copying:
 
 def test_no_copy_of_the_weights_is_left_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(running, "Launcher", Copying)
-    (one, _) = candidates.candidates(BASE, [], steps=20, ranks=2)
+    (item, _) = candidates.candidates(BASE, [], steps=20, ranks=2)
     work = running.ComparisonWork(ranks=2, steps=20, on_cpu=True, out=tmp_path, cache=tmp_path)
     with pytest.raises(running.RunFailed):
-        running.run(one, 1, work, Signals(), lambda attempt: None)
+        running.run(item, 1, work, Signals(), lambda attempt: None)
     assert (tmp_path / "ddp-1" / "job" / "attempt-1").exists()
     assert not (tmp_path / "ddp-1" / "job" / "base").exists()
 
@@ -270,10 +270,10 @@ def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_pa
     ways = ("ddp=parallelism=ddp", "half=dtype=fp8", "fsdp=parallelism=fsdp", apart)
     asked_for = [word for way in ways for word in ("--with", way)]
     process = start(tmp_path, "--steps", "16", "--rounds", "1", *asked_for, first=str(tmp_path / "first"))
-    said, _ = process.communicate(timeout=180)
-    assert process.returncode == 1, said
-    assert "half failed: round 1: rank" in said
-    assert "needs the package torchao" in said
+    text, _ = process.communicate(timeout=180)
+    assert process.returncode == 1, text
+    assert "half failed: round 1: rank" in text
+    assert "needs the package torchao" in text
     payload = json.loads((tmp_path / "out" / "compare.json").read_text())
     ddp, half, fsdp, local = payload["results"]
     assert half["failure"]
@@ -282,14 +282,14 @@ def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_pa
     assert len(ddp["runs"][0]["step_seconds"]) == 7, "from the beginning of the ninth step to that of the last"
     assert len(local["runs"][0]["step_seconds"]) == 2, "whole stretches from one exchange to the next"
     assert local["sent_mib_per_step"] == pytest.approx(ddp["sent_mib_per_step"] / 3)
-    for one in (ddp, fsdp):
-        (run,) = one["runs"]
+    for item in (ddp, fsdp):
+        (run,) = item["runs"]
         assert sorted(map(int, run["losses"])) == list(range(1, 17))
-        assert one["tokens_per_second_per_rank"] > 0
+        assert item["tokens_per_second_per_rank"] > 0
         assert min(run["peak_bytes"]) > 0
-        assert 0 < one["stall_seconds"] < 5
-        assert one["checkpoint_bytes"] > 3 * 4 * 1000, "parameters and two moments of each"
-        assert one["sent_mib_per_step"] > 0
+        assert 0 < item["stall_seconds"] < 5
+        assert item["checkpoint_bytes"] > 3 * 4 * 1000, "parameters and two moments of each"
+        assert item["sent_mib_per_step"] > 0
     ElementTree.parse(tmp_path / "out" / "compare.svg")
     assert not list((tmp_path / "out").glob("*/job/checkpoints")), "large, and of no more use"
 
@@ -302,7 +302,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path):
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 2
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=30)
-    assert process.returncode == 130, said
-    assert "stopped; no process is left running" in said
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, text
+    assert "stopped; no process is left running" in text
     assert not psutil.wait_procs(below, timeout=5)[1]

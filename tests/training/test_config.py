@@ -122,11 +122,11 @@ def test_a_short_run_gets_a_short_warmup(steps: int, warmup: int) -> None:
 
 
 def test_bookkeeping_does_not_change_the_hash() -> None:
-    one = run_config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
-    assert one.hash() == run_config.parse({}).hash()
-    assert run_config.parse({"seed": 1}).hash() != one.hash()
-    assert run_config.parse({"language": {"shards_folder": "/scratch"}}).hash() == one.hash()
-    assert run_config.parse({"language": {"source": "/data"}}).hash() != one.hash()
+    item = run_config.parse({"checkpoint_every": 5, "flush_seconds": 2.0})
+    assert item.hash() == run_config.parse({}).hash()
+    assert run_config.parse({"seed": 1}).hash() != item.hash()
+    assert run_config.parse({"language": {"shards_folder": "/scratch"}}).hash() == item.hash()
+    assert run_config.parse({"language": {"source": "/data"}}).hash() != item.hash()
 
 
 def test_the_schema_offers_the_choices() -> None:

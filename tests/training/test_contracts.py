@@ -101,8 +101,8 @@ def test_a_recipe_that_reports_progress_gets_the_callback(tmp_path: Path, monkey
         "(cache, identity, size)", "report_progress"
     )
     _add(training.recipes, tmp_path, monkeypatch, telling)
-    made: Any = contracts.recipe("added_here")
-    assert made.prepared(tmp_path, None, {}, report_progress=print) is print
+    created: Any = contracts.recipe("added_here")
+    assert created.prepared(tmp_path, None, {}, report_progress=print) is print
 
 
 def test_what_the_least_of_parallelisms_is_taken_to_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ class _Crossings(TorchDispatchMode):
         self.operations += 1
         given = tree_leaves((args, kwargs or {}))
         out = function(*args, **(kwargs or {}))
-        seen = {one.device.type for one in [*given, *tree_leaves(out)] if isinstance(one, torch.Tensor)}
+        seen = {item.device.type for item in [*given, *tree_leaves(out)] if isinstance(item, torch.Tensor)}
         if len(seen) > 1:
             self.found[str(function)] += 1
         return out
@@ -106,15 +106,15 @@ def test_losses_are_normalised_in_full_precision(
     device: str, dtype: torch.dtype, task: Callable[[Path], Task], logits: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Autocast does that of itself on a CPU only."""
-    made = task(tmp_path)
-    batch = made.batch("train", np.arange(2))
+    created = task(tmp_path)
+    batch = created.batch("train", np.arange(2))
     before = torch.get_autocast_dtype(device)
     torch.set_autocast_enabled(device, True)  # torch.autocast turns itself off where there is no GPU
     torch.set_autocast_dtype(device, dtype)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), _Softmaxes() as softmaxes:
             there = tuple(torch.empty_like(tensor, device=device) for tensor in batch)
-            for reckon in (made.loss, made.score):
+            for reckon in (created.loss, created.score):
                 softmaxes.kinds.clear()
                 reckon(lambda inputs: torch.empty(logits, dtype=dtype, device=device), there)
                 assert softmaxes.kinds == {torch.float32}
@@ -195,9 +195,9 @@ def count_compilations() -> None:
 
     def counted(trainer: Trainer) -> Any:
         agreed = one_step(trainer)
-        told = {"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"])}
+        payload = {"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"])}
         with open(trainer.workspace.attempt_dir / "compiled", "a") as file:
-            print(json.dumps(told), file=file)
+            print(json.dumps(payload), file=file)
         return agreed
 
     Trainer._run_step = counted  # type: ignore[method-assign]
@@ -210,10 +210,10 @@ def test_blocks_and_loss_are_compiled_once_for_all(recompute: str, tmp_path: Pat
     run = Run(tmp_path / "run", {**TINY, **WITHOUT_FLUSH, **settings}, spy=f"{__name__}:count_compilations")
     run.write(language={**TINY["language"], "layers": 10})  # dynamo gives up at the ninth of the same code
     incarnation = run.finish(1)
-    told = [json.loads(line) for line in (incarnation.attempt_dir / "compiled").read_text().splitlines()]
-    assert len(told) == STEPS
-    assert not any(one["breaks"] for one in told)
-    assert [one["graphs"] for one in told] == [2, 2, 2, 3, 3, 3, 3, 3], "a block, the loss; a block of validations"
+    reports = [json.loads(line) for line in (incarnation.attempt_dir / "compiled").read_text().splitlines()]
+    assert len(reports) == STEPS
+    assert not any(item["breaks"] for item in reports)
+    assert [item["graphs"] for item in reports] == [2, 2, 2, 3, 3, 3, 3, 3], "a block, the loss; a block of validations"
 
 
 @pytest.mark.slow

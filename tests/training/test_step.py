@@ -48,8 +48,8 @@ def test_adamw_is_torch_s_own_bit_for_bit() -> None:
             group["lr"] = 1e-3 * (step + 1)
         mine.step(1e-3 * (step + 1))
         reference.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for item, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(item, other)
 
 
 def test_a_parameter_without_gradient_is_an_error() -> None:

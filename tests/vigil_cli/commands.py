@@ -43,8 +43,8 @@ def portal(monkeypatch):
             raise found
         return found if isinstance(found, httpx.Response) else httpx.Response(200, json=found)
 
-    made = httpx.Client(base_url="http://portal/api/v1/", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr(client.Portal, "http", made)
+    created = httpx.Client(base_url="http://portal/api/v1/", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(client.Portal, "http", created)
     return state
 
 

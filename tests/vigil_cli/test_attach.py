@@ -87,9 +87,9 @@ class Portal:
 
 @pytest.fixture
 def portal() -> Iterator[Portal]:
-    made = Portal()
-    yield made
-    made.close()
+    created = Portal()
+    yield created
+    created.close()
 
 
 class Runs:
@@ -128,10 +128,10 @@ class Runs:
 
 @pytest.fixture
 def runs(tmp_path: Path, portal: Portal) -> Iterator[Runs]:
-    made = Runs(tmp_path, portal.url)
+    created = Runs(tmp_path, portal.url)
     (tmp_path / "train.py").write_text(TRAIN)
-    yield made
-    for process in made.started:
+    yield created
+    for process in created.started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with what it started, which else keeps its pipes open
         process.communicate()
@@ -151,9 +151,9 @@ def test_what_all_ranks_report_arrives_and_nothing_else_changes(portal: Portal, 
     expected = [(0, rank, step, 1 / step) for rank in (0, 1) for step in (1, 2, 3)]
     assert losses(portal) == expected
     assert len(portal.intake.ended) == 2
-    (asked,) = portal.attached
-    assert (asked["scheduler_id"], asked["restart_count"], asked["name"], asked["tags"]) == ("12345", 0, "big", ["a"])
-    assert (asked["directory"], asked["reports"]) == (str(runs.folder), True)
+    (run,) = portal.attached
+    assert (run["scheduler_id"], run["restart_count"], run["name"], run["tags"]) == ("12345", 0, "big", ["a"])
+    assert (run["directory"], run["reports"]) == (str(runs.folder), True)
     assert (runs.place / "portal" / "token").stat().st_mode & 0o777 == 0o600
 
 
@@ -194,8 +194,8 @@ def test_signals_are_passed_on(runs: Runs, number: signal.Signals) -> None:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == 42
-    told = runs.place / "job" / "attempt-1" / "stop-requested"
-    assert told.exists() is (number != signal.SIGINT)
+    path = runs.place / "job" / "attempt-1" / "stop-requested"
+    assert path.exists() is (number != signal.SIGINT)
 
 
 def test_who_dies_of_a_signal_says_so_as_a_shell_does(runs: Runs) -> None:
@@ -221,7 +221,7 @@ def test_in_a_run_that_is_followed_it_only_runs_the_command(portal: Portal, runs
     assert runs.run("--", *inner).returncode == 0
     assert len(portal.attached) == 1
     assert runs.run("--", "env", "SLURM_JOB_ID=12346", *inner).returncode == 0
-    assert [asked["scheduler_id"] for asked in portal.attached] == ["12345", "12345", "12346"]
+    assert [request["scheduler_id"] for request in portal.attached] == ["12345", "12345", "12346"]
 
 
 def test_a_task_of_an_array_goes_by_its_place_in_it(portal: Portal, runs: Runs) -> None:

@@ -101,7 +101,7 @@ def test_switched_and_removed(portal):  # noqa: F811
     portal.answers["DELETE", "catalogue/entries/x.y"] = httpx.Response(204)
     assert vigil("catalogue", "disable", "x.y").stdout == "Disabled: x.y\n"
     assert vigil("catalogue", "enable", "x.y").stdout == "Enabled: x.y\n"
-    assert [json.loads(one.content) for one in portal.asked] == [{"is_enabled": False}, {"is_enabled": True}]
+    assert [json.loads(item.content) for item in portal.asked] == [{"is_enabled": False}, {"is_enabled": True}]
     assert vigil("catalogue", "remove", "x.y").stdout == "Removed: x.y\n"
 
 

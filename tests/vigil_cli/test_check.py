@@ -13,11 +13,11 @@ from vigil_cli.main import main
 
 def test_options_are_passed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VIGIL_HOME", str(tmp_path))
-    asked: list[list[str]] = []
-    monkeypatch.setattr(check.os, "execv", lambda program, words: asked.append(words))
+    requests: list[list[str]] = []
+    monkeypatch.setattr(check.os, "execv", lambda program, words: requests.append(words))
     words = ["--json", "--no-jobs", "--partition", "a", "--partition", "b", "--user", "--x", "--wait", "9"]
     CliRunner().invoke(main, ["check", "slurm", *words], catch_exceptions=False)
-    (command,) = asked
+    (command,) = requests
     expected = ["check_slurm", "--json", "--no-jobs", "--partition=a", "--partition=b", "--user=--x", "--wait=9.0"]
     assert command[3:] == expected
 

@@ -231,8 +231,8 @@ def test_jobs(portal):
     assert len(lines) == 3
     assert "50/200" in lines[1]
     assert "2.250" in lines[1]
-    asked = portal.asked[0].url.params
-    assert asked.get_list("state") == ["alive", "failed"]
+    params = portal.asked[0].url.params
+    assert params.get_list("state") == ["alive", "failed"]
     assert portal.asked[1].url.params["cursor"] == "c"
     portal.answers["GET", "jobs"] = {"items": [], "next": None}
     assert "vigil submit" in vigil("jobs").stdout
@@ -267,20 +267,20 @@ def test_cancel_and_resume(portal):
 
 
 def test_environment(portal):
-    told = dict.fromkeys(("node", "os", "executable", "torch", "torch_for", "driver", "cuda", "git", "ref"), "")
-    told |= dict.fromkeys(("commit", "digest", "vigil", "vigil_commit", "config_hash", "cpu"), "")
-    told |= {"attempt": 2, "captured_at": None, "python": "3.11.7", "kernel": "Linux 6.8", "machine": "x86_64"}
-    told |= {"cpus": 16, "memory_gib": None, "gpus": [{"name": "H100"}] * 2, "dirty": False, "variables": ["A"]}
-    told |= {"packages": {"numpy": "2.4"}, "packages_left_out": 0, "since": 1}
-    told["changes"] = [{"what": "driver", "before": "570", "after": "575"}, {"what": "x", "before": "1", "after": ""}]
+    report = dict.fromkeys(("node", "os", "executable", "torch", "torch_for", "driver", "cuda", "git", "ref"), "")
+    report |= dict.fromkeys(("commit", "digest", "vigil", "vigil_commit", "config_hash", "cpu"), "")
+    report |= {"attempt": 2, "captured_at": None, "python": "3.11.7", "kernel": "Linux 6.8", "machine": "x86_64"}
+    report |= {"cpus": 16, "memory_gib": None, "gpus": [{"name": "H100"}] * 2, "dirty": False, "variables": ["A"]}
+    report |= {"packages": {"numpy": "2.4"}, "packages_left_out": 0, "since": 1}
+    report["changes"] = [{"what": "driver", "before": "570", "after": "575"}, {"what": "x", "before": "1", "after": ""}]
     portal.answers["GET", "jobs/7"] = {**JOB, "attempt": {"number": 2}}
-    portal.answers["GET", "jobs/7/attempts/2/environment"] = told
+    portal.answers["GET", "jobs/7/attempts/2/environment"] = report
     lines = vigil("environment", "7").stdout.splitlines()
     assert lines == vigil("environment", "7", "--attempt", "2").stdout.splitlines()
     assert "cpu        16 × x86_64" in lines
     assert "gpus       2 × H100" in lines
     assert lines[-5:] == ["Changed since attempt 1:", "  driver  570 → 575", "  x  1 → none", "", "numpy==2.4"]
-    assert json.loads(vigil("environment", "7", "--json").stdout) == told
+    assert json.loads(vigil("environment", "7", "--json").stdout) == report
 
 
 def test_spec_gives_back_what_was_submitted(portal, tmp_path):
@@ -341,11 +341,11 @@ def test_metrics(portal):
 
 def test_metrics_of_each_life(portal):
     portal.answers["GET", "jobs/7/series/names"] = {"items": ["loss"]}
-    one = {"name": "loss", "attempt": 1, "incarnation": 0, "gaps": [], "count": 3, "last_step": 3, "step": [1, 2, 3]}
-    two = {**one, "incarnation": 1, "count": 2, "last_step": 9, "step": [3, 9]}
-    ends = [{**one, "step": [3], "value": [2.5]}, {**two, "step": [3], "value": [2.0]}]
-    last = {**two, "step": [9], "value": [None], "gaps": [[9, 9, "NaN"]]}
-    portal.answers["GET", "jobs/7/series"] = [{"items": [one, two]}, {"items": ends}, {"items": [last]}]
+    first = {"name": "loss", "attempt": 1, "incarnation": 0, "gaps": [], "count": 3, "last_step": 3, "step": [1, 2, 3]}
+    second = {**first, "incarnation": 1, "count": 2, "last_step": 9, "step": [3, 9]}
+    ends = [{**first, "step": [3], "value": [2.5]}, {**second, "step": [3], "value": [2.0]}]
+    last = {**second, "step": [9], "value": [None], "gaps": [[9, 9, "NaN"]]}
+    portal.answers["GET", "jobs/7/series"] = [{"items": [first, second]}, {"items": ends}, {"items": [last]}]
     portal.answers["GET", "jobs/7"] = JOB
     lines = vigil("metrics", "7", "--all").stdout.splitlines()
     assert lines[1].split() == ["loss", "2.500", "1–3", "3", "1", "0"]

@@ -9,8 +9,8 @@ from vigil_cli import main
 
 
 def test_becomes_the_trainers_command(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-    monkeypatch.setattr(main.os, "execv", lambda program, words: asked.append((program, words)))
+    requests = []
+    monkeypatch.setattr(main.os, "execv", lambda program, words: requests.append((program, words)))
     CliRunner().invoke(main.main, ["compare", "run.toml", "--with", "a=dtype=bf16", "--help"])
     words = [sys.executable, "-P", "-m", "training", "compare", "run.toml", "--with", "a=dtype=bf16", "--help"]
-    assert asked == [(sys.executable, words)]
+    assert requests == [(sys.executable, words)]

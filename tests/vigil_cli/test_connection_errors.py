@@ -84,10 +84,10 @@ def test_an_address_where_no_portal_is(monkeypatch, tmp_path):
     start = "Start the portal with `vigil up`. If it runs elsewhere, set its address in"
     assert said(url) == f"Nothing answers at {url}. {start} VIGIL_URL."
     monkeypatch.delenv("VIGIL_URL")
-    kept = tmp_path / "home" / "cli.toml"
-    kept.parent.mkdir()
-    kept.write_text(f'url = "{url}"\ntoken = "t"\n')
-    assert complaint() == f"Nothing answers at {url}. {start} {kept}."
+    path = tmp_path / "home" / "cli.toml"
+    path.parent.mkdir()
+    path.write_text(f'url = "{url}"\ntoken = "t"\n')
+    assert complaint() == f"Nothing answers at {url}. {start} {path}."
     assert "Unknown host no-such-machine.invalid" in said("http://no-such-machine.invalid")
     assert said("portal:8000").startswith('"portal:8000" is not an address. Write it with http:// or https://')
     assert "is not an address" in said("http://[::1")

@@ -57,7 +57,7 @@ def test_lists_what_went_wrong(portal):  # noqa: F811
     output = vigil("postmortems", "--owner", "sysadmin", "--node", "dgx-03", "--draft").stdout
     assert "7.2  gpu.ecc         97%  dgx-03  GPU memory error (ECC)." in output
     assert "a person" in output
-    asked = portal.asked[-1].url.params
-    assert (asked["owner"], asked["node"], asked["published"]) == ("sysadmin", "dgx-03", "false")
+    params = portal.asked[-1].url.params
+    assert (params["owner"], params["node"], params["published"]) == ("sysadmin", "dgx-03", "false")
     portal.answers["GET", "postmortems"] = {"items": [], "next": None}
     assert "No incidents." in vigil("postmortems").stdout

@@ -60,6 +60,6 @@ def test_lists(portal, tmp_path, monkeypatch):  # noqa: F811
 def test_goodput_is_among_a_jobs_facts(portal):  # noqa: F811
     portal.answers["GET", "jobs/7"] = {**JOB, "goodput": None}
     assert "goodput" not in vigil("job", "7").output
-    told = {"fraction": 0.969, "useful_seconds": 3600.0, "wall_seconds": 3715.0}
-    portal.answers["GET", "jobs/7"] = {**JOB, "goodput": told}
+    payload = {"fraction": 0.969, "useful_seconds": 3600.0, "wall_seconds": 3715.0}
+    portal.answers["GET", "jobs/7"] = {**JOB, "goodput": payload}
     assert "96.9 %: 1 h of steps in 1 h 02 min" in vigil("job", "7").output

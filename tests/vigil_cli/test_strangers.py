@@ -39,8 +39,8 @@ def test_what_machines_tell_does_nothing_to_a_terminal(portal):  # noqa: F811
     assert vigil("gpus").stdout.count(SHOWN) == 2
     portal.answers["GET", "agents"] = {"items": [{**AGENT, "version": DOING, "enrolled_by": DOING}], "next": None}
     assert vigil("agents").stdout.count(SHOWN) == 2
-    told = {**TELEMETRY, "host": {f"load_1{DOING}": 1.0}, "gpus": [{**GPU, "index": DOING}]}
-    portal.answers["GET", "nodes/dgx-01/telemetry"] = told
+    payload = {**TELEMETRY, "host": {f"load_1{DOING}": 1.0}, "gpus": [{**GPU, "index": DOING}]}
+    portal.answers["GET", "nodes/dgx-01/telemetry"] = payload
     assert vigil("telemetry", "dgx-01").stdout.count(SHOWN) == 2
     assert SHOWN in vigil("telemetry", "dgx-01", "--gpu", "9", status=2).stderr.replace("\n", "")
 

@@ -55,9 +55,9 @@ def test_gpus_of_all_and_of_one(portal):  # noqa: F811
     assert "lost" in lines[2]
     assert lines[2].endswith("mira wren (77)")
     assert portal.asked[1].url.params["cursor"] == "c"
-    one = {key: value for key, value in GPU.items() if key != "node"}
-    portal.answers["GET", "nodes/dgx-01/gpus"] = {"items": [one], "next": None}
-    assert json.loads(vigil("gpus", "dgx-01", "--json").stdout)["items"] == [{"node": "dgx-01", **one}]
+    item = {key: value for key, value in GPU.items() if key != "node"}
+    portal.answers["GET", "nodes/dgx-01/gpus"] = {"items": [item], "next": None}
+    assert json.loads(vigil("gpus", "dgx-01", "--json").stdout)["items"] == [{"node": "dgx-01", **item}]
     portal.answers["GET", "gpus"] = {"items": [], "next": None}
     assert "No agent reports a GPU there." in vigil("gpus").stdout
 

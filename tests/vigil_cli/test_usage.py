@@ -25,9 +25,9 @@ def error_of(*arguments: str, status: int) -> str:
 
 
 def test_a_token_that_is_not_known():
-    told = error_of("nodes", status=1)
-    assert told.startswith("vigil: http://portal rejected the token: it is wrong, expired or revoked.")
-    assert told.endswith("Create one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
+    report = error_of("nodes", status=1)
+    assert report.startswith("vigil: http://portal rejected the token: it is wrong, expired or revoked.")
+    assert report.endswith("Create one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
 
 
 @pytest.mark.parametrize("token", ["vgl_é", "vgl_a\nb"])

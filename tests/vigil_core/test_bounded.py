@@ -131,7 +131,7 @@ def test_the_scanner_sees_all_that_a_parser_reads(text: str) -> None:
 def measured(value: object) -> tuple[int, int]:
     """Return how many keys and values there are, and how deep."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    found = [measured(one) for one in inner]
+    found = [measured(item) for item in inner]
     return sum(held + 1 for held, _ in found), 1 + max((depth for _, depth in found), default=-1 if not inner else 0)
 
 
@@ -202,7 +202,7 @@ def counted(value: object) -> tuple[int, int]:
     """Return how many commas and brackets JSON has outside of strings, and how deep the brackets lie."""
     if not isinstance(value, list | dict):
         return 0, 0
-    found = [counted(one) for one in (value.values() if isinstance(value, dict) else value)]
+    found = [counted(item) for item in (value.values() if isinstance(value, dict) else value)]
     return 1 + max(0, len(found) - 1) + sum(held for held, _ in found), 1 + max((deep for _, deep in found), default=0)
 
 

@@ -34,9 +34,9 @@ def post(client: Client, address: str = "", **body: Any) -> Any:
 
 
 def begin(bench: Bench, client: Client, nodes: str = "dgx-[01-02]") -> Acceptance:
-    made = post(client, nodes=nodes, seconds=60)
-    assert made.status_code == 201, made.content
-    found = Acceptance.objects.get(pk=made.json()["id"])
+    response = post(client, nodes=nodes, seconds=60)
+    assert response.status_code == 201, response.content
+    found = Acceptance.objects.get(pk=response.json()["id"])
     bench.burn_in = found.burn_in
     return found
 
@@ -234,7 +234,7 @@ def test_lists(bench: Bench, client: Client, django_assert_max_num_queries: Any)
     more = client.get(f"/api/v1/acceptances?state=active&limit=3&cursor={found['next']}").json()
     assert [row["nodes"] for row in more["items"]] == ["dgx-02", "dgx-01"]
     assert client.get("/api/v1/acceptances?state=ended").json()["items"] == []
-    one = client.get(f"/api/v1/acceptances/{more['items'][0]['id']}").json()
-    assert (one["state"], len(one["clauses"]), one["result"]) == ("waiting", 22, "")
+    payload = client.get(f"/api/v1/acceptances/{more['items'][0]['id']}").json()
+    assert (payload["state"], len(payload["clauses"]), payload["result"]) == ("waiting", 22, "")
     assert client.get("/api/v1/acceptances/999").status_code == 404
     assert client.get(f"/api/v1/acceptances/{2**63}").status_code == 404

@@ -36,14 +36,14 @@ def test_it_is_made_once_and_then_the_same(client: Client) -> None:
 
 
 def test_asked_again_the_token_is_the_same_and_only_its_digest_is_kept(client: Client) -> None:
-    asked = {"scheduler_id": "17_3", "restart_count": 2, "reports": True}
-    first, again = (send(client, "post", PATH, asked).json()["reports"] for _ in range(2))
+    options = {"scheduler_id": "17_3", "restart_count": 2, "reports": True}
+    first, again = (send(client, "post", PATH, options).json()["reports"] for _ in range(2))
     assert first == again
     assert (first["scheduler_id"], first["restart_count"], first["number"]) == ("17_3", 2, 1)
     attempt = Attempt.objects.get()
     assert attempt.token_digest == digest(first["token"])
     assert first["token"] not in str(Attempt.objects.values())
-    other = send(client, "post", PATH, {**asked, "scheduler_id": "78"}).json()["reports"]
+    other = send(client, "post", PATH, {**options, "scheduler_id": "78"}).json()["reports"]
     assert other["token"] != first["token"]
 
 

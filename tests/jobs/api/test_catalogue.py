@@ -32,9 +32,9 @@ def ops() -> Client:
 
 
 def test_a_life_of_an_entry(ops: Client) -> None:
-    made = send(ops, "post", f"{WHERE}/entries", OURS)
-    assert made.status_code == 201, made.json()
-    payload = made.json()
+    created = send(ops, "post", f"{WHERE}/entries", OURS)
+    assert created.status_code == 201, created.json()
+    payload = created.json()
     assert (payload["name"], payload["is_enabled"], payload["made_by"]) == (OURS["name"], True, "ops")
     assert ops.get(f"{WHERE}/entries").json()["items"] == [payload]
     assert ops.get(f"{WHERE}/entries/{OURS['name']}").json() == payload
@@ -85,7 +85,7 @@ def test_examples_of_none_are_none(ops: Client) -> None:
 def test_for_sysadmins_alone_and_with_their_own_token(client: Client, mira: User) -> None:
     row = SiteEntry.objects.create(**OURS)
     other = Replay.objects.create(asked_by=mira, entry={})
-    asked: list[tuple[str, str, Any]] = [
+    requests: list[tuple[str, str, Any]] = [
         ("get", "entries", None),
         ("post", "entries", OURS),
         ("get", f"entries/{row.name}", None),
@@ -99,7 +99,7 @@ def test_for_sysadmins_alone_and_with_their_own_token(client: Client, mira: User
         ("get", "examples", None),
     ]
     for who in (client, bearer(sysadmin("sam"))):
-        for method, path, body in asked:
+        for method, path, body in requests:
             answer = send(who, method, f"{WHERE}/{path}", body)
             assert answer.status_code == 403, (method, path)
             assert "Only sysadmins" in answer.json()["detail"] or "scope admin" in answer.json()["detail"]

@@ -125,10 +125,10 @@ class TestANumberThatTheSchedulerUsesAgain:
         machine, now = machine_that_works(), int(time.time())
         others(machine, now - 500, now - 300)
         ran(noor, "past-mira", now - 200, None)
-        asked = f"/api/v1/nodes/dgx-01/series?gpu=0&from={now - 450}&to={now - 350}"
-        (line,) = bearer(noor).get(asked).json()["items"]
+        text = f"/api/v1/nodes/dgx-01/series?gpu=0&from={now - 450}&to={now - 350}"
+        (line,) = bearer(noor).get(text).json()["items"]
         assert line["value"] == []
-        (line,) = bearer(mira).get(asked).json()["items"]
+        (line,) = bearer(mira).get(text).json()["items"]
         assert set(line["value"]) == {10}
 
     @pytest.mark.parametrize("until", [None, -10])
@@ -151,8 +151,8 @@ def test_a_curve_of_few_points_begins_no_earlier_than_it_may(mira: User, noor: U
     merge.merge(now=time.time() + 10_000)
     series = f"/api/v1/nodes/dgx-01/series?gpu=0&points=2&from={start + 510}&to={start + 3_000}"
     (line,) = bearer(noor).get(series).json()["items"]
-    told = line.get("max") or line.get("value") or []
-    assert 90 not in told
+    report = line.get("max") or line.get("value") or []
+    assert 90 not in report
 
 
 def test_the_kernels_words_name_nobody_elses_process(mira: User, noor: User) -> None:

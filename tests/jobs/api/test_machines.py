@@ -83,14 +83,14 @@ def test_what_a_machine_does_now(mira: User) -> None:
 def test_curves_of_gpus_and_of_the_machine(mira: User) -> None:
     machine_that_works()
     client, now = bearer(mira), int(time.time())
-    asked = f"/api/v1/nodes/dgx-01/series?name=gpu_percent&name=cpu_percent&from={now - 300}&to={now + 60}"
-    lines = client.get(asked).json()["items"]
+    text = f"/api/v1/nodes/dgx-01/series?name=gpu_percent&name=cpu_percent&from={now - 300}&to={now + 60}"
+    lines = client.get(text).json()["items"]
     assert [(line["name"], line["gpu"]) for line in lines] == [
         ("gpu_percent", 0), ("gpu_percent", 1), ("cpu_percent", None)
     ]  # fmt: skip
     assert set(lines[1]["value"]) == {20}
     assert len(lines[1]["step"]) >= 290
-    few = client.get(asked + "&points=10&gpu=1").json()["items"][0]
+    few = client.get(text + "&points=10&gpu=1").json()["items"][0]
     assert (few["gpu"], few["uuid"]) == (1, UUIDS[1])
     assert (len(few["mean"]) <= 10, set(few["mean"])) == (True, {20})
 
@@ -211,8 +211,8 @@ class TestOfAJob:
         machine_that_works(gpus=4)
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(0,))
-        told = {"node": "dgx-01", "gpus": [{"local_rank": 0, "uuid": UUIDS[2]}]}
-        launcher_says(job, told)
+        payload = {"node": "dgx-01", "gpus": [{"local_rank": 0, "uuid": UUIDS[2]}]}
+        launcher_says(job, payload)
         hold()
         (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
         assert row["uuid"] == UUIDS[2]
@@ -231,16 +231,16 @@ class TestOfAJob:
         hold()
         assert {row.gpu.uuid for row in Holding.objects.filter(until=None)} == {UUIDS[0]}
         for uuid in UUIDS[:3]:
-            told = {"gpus": [{"uuid": uuid}]}
-            Event.objects.create(attempt=again, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+            payload = {"gpus": [{"uuid": uuid}]}
+            Event.objects.create(attempt=again, time=moment(time.time()), kind="gpus", rank=-1, data=payload)
         hold()
         assert {row.gpu.uuid for row in Holding.objects.filter(until=None)} == {UUIDS[2]}, "the last word counts"
 
     def test_a_slice_is_told_as_the_gpu_that_it_is_cut_from(self, mira: User) -> None:
         machine = machine_that_works(gpus=2)
-        told = machine.facts(time.time())
-        told["events"][0]["gpus"][1] |= {"mig": True}
-        machine.post(told)
+        report = machine.facts(time.time())
+        report["events"][0]["gpus"][1] |= {"mig": True}
+        machine.post(report)
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(9,))
         parts = [{"local_rank": i, "uuid": f"MIG-0000000{i}", "parent": UUIDS[1]} for i in range(2)]

@@ -91,10 +91,10 @@ class TestOfAMachine:
     @pytest.fixture
     def now(self) -> int:
         now = int(time.time())
-        one = Machine(gpus=UUIDS[:2])
-        one.post(one.facts(now - 100))
+        machine = Machine(gpus=UUIDS[:2])
+        machine.post(machine.facts(now - 100))
         rows = [[10] * 10, [None] * 9 + [20]]
-        one.post(one.batch(now - 60, gpu_percent=rows, watts=300, host={"cpu_percent": 12.5}))
+        machine.post(machine.batch(now - 60, gpu_percent=rows, watts=300, host={"cpu_percent": 12.5}))
         return now
 
     def test_every_sample(self, sam: User, now: int) -> None:
@@ -120,9 +120,9 @@ class TestOfAMachine:
         assert set(read(mira, "/api/v1/nodes/dgx-01/series.parquet")["gpu"].to_pylist()) == {0, 1}
 
     def test_what_is_not_there(self, sam: User, now: int) -> None:
-        asked = bearer(sam, "read")
-        assert asked.get("/api/v1/nodes/dgx-02/series.parquet").status_code == 404
-        answer = asked.get("/api/v1/nodes/dgx-01/series.parquet?gpu=7")
+        request = bearer(sam, "read")
+        assert request.get("/api/v1/nodes/dgx-02/series.parquet").status_code == 404
+        answer = request.get("/api/v1/nodes/dgx-01/series.parquet?gpu=7")
         assert answer.status_code == 422
         assert "It has 0, 1." in answer.json()["detail"]
 

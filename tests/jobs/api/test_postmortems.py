@@ -51,29 +51,31 @@ def test_the_document(incident: Incident, client: Client) -> None:
 
 
 def test_is_written_published_and_overruled(incident: Incident, client: Client, oskar: User) -> None:
-    told = patch(
+    response = patch(
         client, incident, narrative="It fell.", factors=["haste"], is_published=True, revision=0,
         actions=[{"text": "Write a test", "owner": "oskar", "due": "2026-12-01"}, {"text": "Rest", "is_done": True}],
         overrule={"cause": "data.corrupt", "why": "I saw it."},
     )  # fmt: skip
-    assert (told["narrative"], told["factors"], told["revision"]) == ("It fell.", ["haste"], 1)
-    assert (told["cause"], told["evidence_cause"], told["overruled"]["by"]) == (
+    assert (response["narrative"], response["factors"], response["revision"]) == ("It fell.", ["haste"], 1)
+    assert (response["cause"], response["evidence_cause"], response["overruled"]["by"]) == (
         "data.corrupt",
         "program.exception",
         "mira",
     )
-    assert told["published_at"]
+    assert response["published_at"]
     assert [
-        (action["text"], action["owner"], action["due"], bool(action["done_at"])) for action in told["actions"]
+        (action["text"], action["owner"], action["due"], bool(action["done_at"])) for action in response["actions"]
     ] == [
         ("Write a test", "oskar", "2026-12-01", False),
         ("Rest", "", None, True),
     ]
-    first = told["actions"][0]["id"]
-    told = patch(client, incident, actions=[{"id": first, "text": "Write tests"}], overrule=None, is_published=False)
-    assert [(action["id"], action["text"]) for action in told["actions"]] == [(first, "Write tests")]
-    assert (told["cause"], told["overruled"], told["published_at"]) == ("program.exception", None, None)
-    assert told["narrative"] == "It fell."
+    first = response["actions"][0]["id"]
+    response = patch(
+        client, incident, actions=[{"id": first, "text": "Write tests"}], overrule=None, is_published=False
+    )
+    assert [(action["id"], action["text"]) for action in response["actions"]] == [(first, "Write tests")]
+    assert (response["cause"], response["overruled"], response["published_at"]) == ("program.exception", None, None)
+    assert response["narrative"] == "It fell."
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ class TestList:
         whole = [f"thing {n}" for n in range(90) if wanted(n)]
         assert self.all_of(bearer(sysadmin()), query) == whole
         mira = User.objects.get(username="mira")  # a member of one of the two
-        assert self.all_of(bearer(mira), query) == [says for says in whole if int(says.split()[1]) % 2 == 0]
+        assert self.all_of(bearer(mira), query) == [text for text in whole if int(text.split()[1]) % 2 == 0]
 
     def test_since_and_what_is_refused(self, many: list[Incident], client: Client) -> None:
         since = (timezone.now() - timedelta(hours=10)).isoformat().replace("+00:00", "Z")

@@ -78,8 +78,8 @@ def test_a_shell_script_without_a_first_line_is_refused_by_field():
     (error,) = sam.post(JOBS, sent | {"code": plain("run.sh", "export A=1\n")}).json()["errors"]
     assert error["field"] == "script.entry"
     assert "#!/bin/bash" in error["message"]
-    made = sam.post(JOBS, sent | {"code": plain("run.sh", "#!/bin/bash\nexport A=1\n")})
-    assert made.status_code == 201, made.content
+    created = sam.post(JOBS, sent | {"code": plain("run.sh", "#!/bin/bash\nexport A=1\n")})
+    assert created.status_code == 201, created.content
 
 
 def plain(name: str, text: str) -> SimpleUploadedFile:

@@ -22,13 +22,13 @@ def made(client):
 
 @pytest.mark.parametrize("body", [{"spec": SPEC}, {"spec_toml": TOML}])
 def test_submit(client, body):
-    made = send(client, "post", SWEEPS, body).json()
-    assert (made["name"], made["jobs"], made["at_once"], made["over"]) == ("rates", 3, 2, False)
-    assert (made["values"], made["counts"]) == ({"run.seed": [1, 2, 3]}, {"pending": 3})
-    assert "[sweep" in made["spec_toml"]
-    items = client.get("/api/v1/jobs", {"sweep": made["id"], "sort": "created"}).json()["items"]
+    payload = send(client, "post", SWEEPS, body).json()
+    assert (payload["name"], payload["jobs"], payload["at_once"], payload["over"]) == ("rates", 3, 2, False)
+    assert (payload["values"], payload["counts"]) == ({"run.seed": [1, 2, 3]}, {"pending": 3})
+    assert "[sweep" in payload["spec_toml"]
+    items = client.get("/api/v1/jobs", {"sweep": payload["id"], "sort": "created"}).json()["items"]
     assert [job["sweep"] for job in items] == [
-        {"id": made["id"], "index": n, "values": {"run.seed": n + 1}} for n in range(3)
+        {"id": payload["id"], "index": n, "values": {"run.seed": n + 1}} for n in range(3)
     ]
     assert client.get(f"/api/v1/jobs/{items[1]['id']}").json()["spec"]["run"]["seed"] == 2
 
@@ -69,8 +69,8 @@ def test_more_tags_and_predecessors_than_a_transaction_takes(client, key):
 
 
 def test_each_job_has_the_tags(client):
-    made = send(client, "post", SWEEPS, {"spec": {**SPEC, "tags": ["b", "a"]}}).json()
-    items = client.get("/api/v1/jobs", {"sweep": made["id"]}).json()["items"]
+    payload = send(client, "post", SWEEPS, {"spec": {**SPEC, "tags": ["b", "a"]}}).json()
+    items = client.get("/api/v1/jobs", {"sweep": payload["id"]}).json()["items"]
     assert [sorted(job["tags"]) for job in items] == [["a", "b"]] * 3
 
 

@@ -206,10 +206,10 @@ def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: s
     while not (played.place / "up").exists() and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(signal.Signals[f"SIG{word}"])
-    asked = batch.run / "job" / "told" / "7.0" / "asked"
-    while not asked.exists() and time.monotonic() < until:
+    path = batch.run / "job" / "told" / "7.0" / "asked"
+    while not path.exists() and time.monotonic() < until:
         time.sleep(0.02)
-    assert asked.read_text() == f"{word}\n"
+    assert path.read_text() == f"{word}\n"
     assert not (played.place / "got").exists(), "an srun of this moment may not have its handlers yet"
     while process.poll() is None and time.monotonic() < until:
         process.send_signal(signal.Signals[f"SIG{word}"])

@@ -51,9 +51,9 @@ def tells(job: Job, number: int = 1, **changes: Any) -> None:
 
 
 def attempt(job: Job, number: int, **fields: Any) -> Attempt:
-    made = Attempt.objects.create(job=job, number=number, directory=f"attempt-{number}", **fields)
-    Job.objects.filter(pk=job.pk).update(latest=made)
-    return made
+    created = Attempt.objects.create(job=job, number=number, directory=f"attempt-{number}", **fields)
+    Job.objects.filter(pk=job.pk).update(latest=created)
+    return created
 
 
 def answer(user: User, job: Job, number: int = 1, status: int = 200) -> dict[str, Any]:
@@ -68,11 +68,11 @@ def answer(user: User, job: Job, number: int = 1, status: int = 200) -> dict[str
 
 def test_it_is_told_whole(job: Job, mira: User) -> None:
     tells(job)
-    told = answer(mira, job)
+    report = answer(mira, job)
     expected = {name: value for name, value in CAPTURED.items() if name not in {"version", "captured_at"}}
-    assert {name: told[name] for name in expected} == expected
-    assert (told["attempt"], told["since"], told["changes"]) == (1, None, [])
-    assert told["captured_at"].startswith("2026-09-21T")
+    assert {name: report[name] for name in expected} == expected
+    assert (report["attempt"], report["since"], report["changes"]) == (1, None, [])
+    assert report["captured_at"].startswith("2026-09-21T")
 
 
 def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
@@ -81,9 +81,9 @@ def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
     attempt(job, 3)
     packages = {"numpy": "2.4.6", "torch": "2.13.0", "new": "3"}
     tells(job, 3, commit=OTHER, driver="575.1", packages=packages, variables=["BETA"], gpus=[{"name": "H100"}])
-    told = answer(mira, job, 3)
-    assert told["since"] == 1, "attempt 2 left none"
-    assert [(change["what"], change["before"], change["after"]) for change in told["changes"]] == [
+    report = answer(mira, job, 3)
+    assert report["since"] == 1, "attempt 2 left none"
+    assert [(change["what"], change["before"], change["after"]) for change in report["changes"]] == [
         ("driver", "570.86", "575.1"),
         ("GPUs", "2 × H100", "H100"),
         ("commit", COMMIT, OTHER),
@@ -118,8 +118,8 @@ def test_a_driver_that_is_gone_is_a_change(job: Job, mira: User) -> None:
 
 
 def test_there_is_none_yet(job: Job, mira: User) -> None:
-    told = answer(mira, job, status=404)
-    assert told["detail"] == f"Attempt 1 of #{job.pk} has no captured environment. Its launcher did not capture it."
+    report = answer(mira, job, status=404)
+    assert report["detail"] == f"Attempt 1 of #{job.pk} has no captured environment. Its launcher did not capture it."
     attempt(job, 2, state="running")
     assert "when its ranks have started" in answer(mira, job, 2, status=404)["detail"]
     for number in (3, 0, 2**70):
@@ -164,8 +164,8 @@ def test_a_field_that_is_wrong_costs_no_other(name: str) -> None:
         found = provenance.parse({**CAPTURED, name: wrong, "more": wrong})
         assert found
         assert replace(found, **nothing) == absent
-        kept = getattr(found, name)
-        assert kept == nothing[name] or type(kept) in {type(wrong), float, datetime}
+        stored = getattr(found, name)
+        assert stored == nothing[name] or type(stored) in {type(wrong), float, datetime}
         json.dumps(asdict(found), default=str, allow_nan=False).encode()
 
 
@@ -300,8 +300,8 @@ def test_an_upload_says_what_it_was(job: Job, mira: User, table: str) -> None:
     toml = text_of(table)
     coded(job, toml)
     assert spec_of(mira, job) == toml
-    told = {"digest": "ab" * 32, "commit": COMMIT, "dirty": True}
-    (rundir.path_of(job.directory) / "portal" / "code.json").write_text(json.dumps(told))
+    payload = {"digest": "ab" * 32, "commit": COMMIT, "dirty": True}
+    (rundir.path_of(job.directory) / "portal" / "code.json").write_text(json.dumps(payload))
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/spec"))
     assert "with uncommitted changes" in html
     assert COMMIT[:12] in html

@@ -62,9 +62,9 @@ def test_only_the_last_one_stays_and_what_went_is_written_down(project: Project)
     job = a_job(project)
     assert retention.remove_checkpoints() == 2
     assert left(job) == ["step-3"]
-    told = Event.objects.filter(attempt=job.latest, kind="checkpoint.expired").values_list("data", flat=True)
-    assert sorted(data["step"] for data in told) == [1, 2]
-    assert {data["days"] for data in told} == {DAYS}
+    report = Event.objects.filter(attempt=job.latest, kind="checkpoint.expired").values_list("data", flat=True)
+    assert sorted(data["step"] for data in report) == [1, 2]
+    assert {data["days"] for data in report} == {DAYS}
     entry = AuditEntry.objects.get(action="checkpoints.expired")
     assert entry.user is None
     assert "200 bytes" in entry.detail
@@ -150,8 +150,8 @@ def test_links_are_never_followed(project: Project, tmp_path: Path) -> None:
     treasure = tmp_path / "treasure"
     (treasure / "step-1").mkdir(parents=True)
     (treasure / "step-1" / "kept").write_text("x")
-    one, whole = a_job(project), a_job(project)
-    folder = rundir.path_of(one.directory) / "job" / "checkpoints"
+    item, whole = a_job(project), a_job(project)
+    folder = rundir.path_of(item.directory) / "job" / "checkpoints"
     os.rename(folder / "step-1", folder / "elsewhere")
     (folder / "step-1").symlink_to(treasure / "step-1")
     folder = rundir.path_of(whole.directory) / "job" / "checkpoints"
@@ -246,8 +246,8 @@ def test_leads_and_sysadmins_set_it_over_rest(project: Project) -> None:
     )
     project.refresh_from_db()
     assert project.keep_checkpoints_days is None
-    said = AuditEntry.objects.filter(action="project.keep_checkpoints").order_by("pk")
-    assert [(entry.user.username, entry.detail) for entry in said if entry.user] == [
+    audit_entries = AuditEntry.objects.filter(action="project.keep_checkpoints").order_by("pk")
+    assert [(entry.user.username, entry.detail) for entry in audit_entries if entry.user] == [
         ("lea", "7 days"),
         ("sam", "forever"),
     ]

@@ -37,11 +37,11 @@ def job(oskar: User, project: Project) -> Job:
 
 
 def commit(job: Job, step: int, **fields: Any) -> Checkpoint:
-    made = lab.a_checkpoint(job, step, **fields)
-    folder = rundir.path_of(job.directory) / "job" / "checkpoints" / made.name
+    created = lab.a_checkpoint(job, step, **fields)
+    folder = rundir.path_of(job.directory) / "job" / "checkpoints" / created.name
     folder.mkdir(parents=True)
     (folder / "COMMITTED").write_text("{}")
-    return made
+    return created
 
 
 def patch(client: Client, job: Job, name: str, body: Any = None) -> Any:
@@ -107,8 +107,8 @@ def test_what_a_sysadmin_pins_for_somebody_is_noted_once(job: Job) -> None:
     sam = lab.bearer(lab.sysadmin())
     for body in ({"pinned": True}, {"pinned": True}, {"pinned": False}):
         assert patch(sam, job, "step-4", body).status_code == 200
-    said = AuditEntry.objects.order_by("pk").values_list("action", "detail")
-    assert list(said) == [("checkpoint.pinned", "step-4"), ("checkpoint.unpinned", "step-4")]
+    text = AuditEntry.objects.order_by("pk").values_list("action", "detail")
+    assert list(text) == [("checkpoint.pinned", "step-4"), ("checkpoint.unpinned", "step-4")]
 
 
 @pytest.mark.parametrize("name", ["step-5", "step-4.g2", "step-5%00", "..%2F..", "4", f"step-{'9' * 30}.g1"])

@@ -90,11 +90,11 @@ def test_made_exclusively_without_world_access(tmp_path: Path, settings: Any) ->
     settings.VIGIL_RUNS = tmp_path / "runs"
     before = os.umask(0o077)
     try:
-        made = {rundir.make("default", 7) for _ in range(3)}
+        created = {rundir.make("default", 7) for _ in range(3)}
     finally:
         os.umask(before)
-    assert len(made) == 3
-    for directory in made:
+    assert len(created) == 3
+    for directory in created:
         root = rundir.path_of(directory)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (root, root / "portal", root / "job")}
         assert list(modes.values()) == [0o2700, 0o2750, 0o2770]

@@ -118,9 +118,9 @@ class Lab:
                 os._exit(1)
         os.close(writing)
         with os.fdopen(reading) as pipe:
-            told = pipe.read()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, told
-        return told
+            report = pipe.read()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, report
+        return report
 
     def person(self, name: str, script: str) -> subprocess.CompletedProcess[str]:
         """Run a shell as this person in the run directory, whose path is $run."""
@@ -239,8 +239,8 @@ class TestThreeUsers:
             trash.empty()
             return "\n".join(record.getMessage() for record in caplog.records)
 
-        told = lab.ours(work)
-        assert told.count("cannot be removed; its owner, or root, can") == 1
+        report = lab.ours(work)
+        assert report.count("cannot be removed; its owner, or root, can") == 1
         left = {path.name for path in next((lab.root / trash.TRASH).iterdir()).rglob("*")}
         assert left == {"job", "own", "file"}
 
@@ -275,8 +275,8 @@ class TestThreeUsers:
             return ""
 
         lab.ours(work)
-        asked = "cd $run/job/code; ./link/run.sh; echo x > d/made; mkdir -p d/new; echo y >> train.py; touch d/new/file"
-        assert lab.does(ALICE, asked) == "ran\n"
+        text = "cd $run/job/code; ./link/run.sh; echo x > d/made; mkdir -p d/new; echo y >> train.py; touch d/new/file"
+        assert lab.does(ALICE, text) == "ran\n"
         assert lab.person(BOB, "ls $run/job/code").returncode != 0
 
         def remove() -> str:

@@ -147,14 +147,14 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
     assert swaps == [1]  # it could not even look
     assert not list(roots_own.iterdir())
     for path in (target, target / "d", target / "d" / "evil", target / "train.py"):
-        asked = subprocess.run(
+        completed = subprocess.run(
             ["test", "-r", path, "-a", "-w", path],
             user=nobody.pw_uid,
             group=nobody.pw_gid,
             extra_groups=[],
             check=False,
         )
-        assert asked.returncode == 0
+        assert completed.returncode == 0
 
 
 @pytest.fixture
@@ -251,11 +251,11 @@ def test_the_same_files_have_the_same_digest(tmp_path: Path, settings: Any) -> N
     def digest(*plants: Plant) -> str:
         return about(packed(*plants), settings, tmp_path).digest
 
-    one, two = file("a.py", b"1"), file("b.py", b"2")
-    assert digest(one, two) == digest(two, one, other("folder", tarfile.DIRTYPE))
-    different = [(one,), (one, file("b.py", b"3")), (one, file("b.py", b"2", 0o755)), (one, file("c.py", b"2"))]
-    different += [(one, two, other("l", tarfile.SYMTYPE, target)) for target in ("a.py", "b.py")]
-    assert len({digest(*plants) for plants in different} | {digest(one, two)}) == len(different) + 1
+    first, second = file("a.py", b"1"), file("b.py", b"2")
+    assert digest(first, second) == digest(second, first, other("folder", tarfile.DIRTYPE))
+    different = [(first,), (first, file("b.py", b"3")), (first, file("b.py", b"2", 0o755)), (first, file("c.py", b"2"))]
+    different += [(first, second, other("l", tarfile.SYMTYPE, target)) for target in ("a.py", "b.py")]
+    assert len({digest(*plants) for plants in different} | {digest(first, second)}) == len(different) + 1
 
 
 @pytest.mark.parametrize("comment", ["", "main", "12" * 20, "12" * 20 + "\n", "<b>", "é" * 40])

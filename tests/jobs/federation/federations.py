@@ -41,7 +41,7 @@ def everybody(clients: int, *, accuracy: float = 0.8) -> list[Did]:
 
 def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
     """Return the fields of a `round.clients` event for these rounds; `columns` holds values common to all rounds."""
-    told: dict[str, list[Any]] = {name: [] for name in ROUND_COLUMNS}
+    report: dict[str, list[Any]] = {name: [] for name in ROUND_COLUMNS}
     each: dict[str, list[Any]] = {name: [] for name in CLIENT_COLUMNS}
     for number, did in rounds.items():
         counts = {state: sum(item[1] == state for item in did) for state in STATES}
@@ -49,12 +49,12 @@ def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
         worst = min(known, key=lambda one: one[3])[0] if known else -1
         usual = {"seconds": 2.0, "bytes_up": 1000, "bytes_down": 2000, "loss": 0.5, "accuracy": 0.9, "worst": worst}
         for name, value in {**usual, **counts, "round": number, **columns}.items():
-            told[name].append(value)
+            report[name].append(value)
         for client, state, loss, accuracy, seconds in did:
             row = (number, client, STATES.index(state), loss, accuracy, seconds)
             for name, value in zip(CLIENT_COLUMNS, row, strict=True):
                 each[name].append(value)
-    arrays = {name: np.array(values) for name, values in told.items()}
+    arrays = {name: np.array(values) for name, values in report.items()}
     return RoundTable(arrays, {name: np.array(values) for name, values in each.items()}).pack()
 
 

@@ -62,19 +62,19 @@ def test_one_that_went_on_for_long_presses_the_other_not_flat(client: Client, mi
 
 
 def test_of_losses_the_lower_is_ahead(client: Client, mira: User, project: Project) -> None:
-    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
-    two = federation(mira, project, "two", rounds=5, gain=0.2, mib=1.0, what="loss")
-    assert f"#{one.pk} one is ahead: loss 0.500 vs. 1.000." in text(
-        client.get(f"/jobs/compare?job={one.pk}&job={two.pk}")
+    first = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
+    second = federation(mira, project, "two", rounds=5, gain=0.2, mib=1.0, what="loss")
+    assert f"#{first.pk} one is ahead: loss 0.500 vs. 1.000." in text(
+        client.get(f"/jobs/compare?job={first.pk}&job={second.pk}")
     )
 
 
 def test_of_different_data_none_is_ahead(client: Client, mira: User, project: Project) -> None:
     def lead(**run: Any) -> str:
         other = federation(mira, project, "other", rounds=5, gain=0.2, mib=1.0, what="loss", **run)
-        return text(client.get(f"/jobs/compare?job={one.pk}&job={other.pk}"))
+        return text(client.get(f"/jobs/compare?job={item.pk}&job={other.pk}"))
 
-    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
+    item = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, what="loss")
     html = lead(clients=20)
     assert "Trained on different data (clients 10 vs. 20): losses cannot be compared." in html
     assert "ahead" not in html
@@ -85,29 +85,29 @@ def test_of_different_data_none_is_ahead(client: Client, mira: User, project: Pr
         ({"split": "iid", "dirichlet": None}, "split dirichlet vs. iid"),
         ({"dirichlet": {"alpha": 3.0}}, "dirichlet.alpha 0.3 vs. 3.0"),
     ]
-    for run, says in others:
-        assert f"different data ({says})" in lead(**run)
+    for run, message in others:
+        assert f"different data ({message})" in lead(**run)
     assert "is ahead" in lead(tabular={"hidden": 8}), "its model is another"
 
 
 def test_while_one_runs_it_is_so_far(client: Client, mira: User, project: Project) -> None:
-    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
-    two = federation(mira, project, "two", rounds=4, gain=0.2, mib=1.0, state="running")
-    html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
-    assert f"After 4 rounds so far, #{two.pk} two is ahead: accuracy 0.800 vs. 0.400." in html
+    first = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
+    second = federation(mira, project, "two", rounds=4, gain=0.2, mib=1.0, state="running")
+    html = text(client.get(f"/jobs/compare?job={first.pk}&job={second.pk}"))
+    assert f"After 4 rounds so far, #{second.pk} two is ahead: accuracy 0.800 vs. 0.400." in html
 
 
 def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User, project: Project) -> None:
     """Of 50 samples a half is sure to 0.14, two standard deviations of a difference to 0.2."""
 
     def found(gain: float) -> str:
-        two = federation(mira, project, "two", rounds=5, gain=gain, mib=1.0, learning_rate=0.2)
-        told: dict[str, Any] = split([[25, 0]] * 10)[0]
-        for job in (one, two):  # a fifth as many are held out
-            ingest(job, Spooled(uid="ab" * 8).add_event("clients.split", **told))
-        return text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
+        second = federation(mira, project, "two", rounds=5, gain=gain, mib=1.0, learning_rate=0.2)
+        report: dict[str, Any] = split([[25, 0]] * 10)[0]
+        for job in (first, second):  # a fifth as many are held out
+            ingest(job, Spooled(uid="ab" * 8).add_event("clients.split", **report))
+        return text(client.get(f"/jobs/compare?job={first.pk}&job={second.pk}"))
 
-    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
+    first = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
     html = found(0.13)
     assert "no difference: accuracy 0.500 vs. 0.650, within the variation between seeds, ± 0.198." in html
     assert "ahead" not in html
@@ -116,9 +116,9 @@ def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User,
 
 def test_two_seeds_of_one_set_up_are_not_ranked(client: Client, mira: User, project: Project) -> None:
     """However far apart: that is what seeds make of it."""
-    one = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, seed=1)
-    two = federation(mira, project, "two", rounds=5, gain=0.19, mib=1.0, seed=2)
-    html = text(client.get(f"/jobs/compare?job={one.pk}&job={two.pk}"))
+    first = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, seed=1)
+    second = federation(mira, project, "two", rounds=5, gain=0.19, mib=1.0, seed=2)
+    html = text(client.get(f"/jobs/compare?job={first.pk}&job={second.pk}"))
     assert "no difference: accuracy 0.500 vs. 0.950, the same setup with two seeds." in html
     assert "ahead" not in html
 
@@ -134,10 +134,10 @@ def test_losses_that_scatter_as_much_as_they_differ_are_not_ranked(
         ingest(job, stream)
         return job
 
-    one, near, far = scattering("one", 0.5), scattering("near", 0.52), scattering("far", 0.7)
-    assert "no difference: loss 0.520 vs. 0.540" in text(client.get(f"/jobs/compare?job={one.pk}&job={near.pk}"))
-    html = text(client.get(f"/jobs/compare?job={one.pk}&job={far.pk}"))
-    assert f"#{one.pk} one is ahead: loss 0.520 vs. 0.720." in html
+    item, near, far = scattering("one", 0.5), scattering("near", 0.52), scattering("far", 0.7)
+    assert "no difference: loss 0.520 vs. 0.540" in text(client.get(f"/jobs/compare?job={item.pk}&job={near.pk}"))
+    html = text(client.get(f"/jobs/compare?job={item.pk}&job={far.pk}"))
+    assert f"#{item.pk} one is ahead: loss 0.520 vs. 0.720." in html
 
 
 def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, project: Project) -> None:
@@ -149,13 +149,13 @@ def test_a_long_run_is_compared_by_its_stretches(client: Client, mira: User, pro
 
 def test_there_is_nothing_to_compare_without_two(client: Client, mira: User, project: Project) -> None:
     assert "You can see fewer than two federated jobs" in text(client.get("/jobs/compare"))
-    one = federation(mira, project, "one", rounds=2, gain=0.1, mib=1.0)
+    item = federation(mira, project, "one", rounds=2, gain=0.1, mib=1.0)
     new = a_federation(mira, project, state="pending")
-    assert "Select jobs to compare" in text(client.get(f"/jobs/compare?job={one.pk}"))
-    assert "Select jobs to compare" in text(client.get(f"/jobs/compare?job={one.pk}&job={one.pk}"))
-    assert "Nothing to compare yet" in text(client.get(f"/jobs/compare?job={one.pk}&job={new.pk}"))
+    assert "Select jobs to compare" in text(client.get(f"/jobs/compare?job={item.pk}"))
+    assert "Select jobs to compare" in text(client.get(f"/jobs/compare?job={item.pk}&job={item.pk}"))
+    assert "Nothing to compare yet" in text(client.get(f"/jobs/compare?job={item.pk}&job={new.pk}"))
     assert client.get("/jobs/compare?job=x&job=&job=9").status_code == 200
-    assert f'/jobs/compare?job={one.pk}">Compare…' in text(client.get(f"/jobs/{one.pk}"))
+    assert f'/jobs/compare?job={item.pk}">Compare…' in text(client.get(f"/jobs/{item.pk}"))
 
 
 def test_strangers_jobs_and_other_kinds_are_not_there(client: Client, mira: User, project: Project) -> None:

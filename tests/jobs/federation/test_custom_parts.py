@@ -98,7 +98,7 @@ def test_they_are_code() -> None:
 def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, str]) -> None:
     def shown(text: str) -> dict[str, list[str]]:
         found = [section for section in sections(read_toml(text)) if section.takes_code]
-        return {one.title: [drawn.path for drawn in one.shown] for one in found}
+        return {item.title: [drawn.path for drawn in item.shown] for item in found}
 
     where = ["client.git", "client.ref", "client.directory"]
     files = ["client.aggregation", "client.selection", "client.split"]
@@ -118,18 +118,18 @@ def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, st
 @pytest.mark.django_db
 class TestBeforeItRuns:
     def found(self, user: User, spec: JobSpec) -> dict[str, DryRunFinding]:
-        found = {one.title: one for one in dry_run(user, spec)}
-        return {title: replace(one, text=one.text.replace(NBSP, " ")) for title, one in found.items()}
+        found = {item.title: item for item in dry_run(user, spec)}
+        return {title: replace(item, text=item.text.replace(NBSP, " ")) for title, item in found.items()}
 
     def test_the_split_is_not_drawn(self, project: Project) -> None:
         found = self.found(sysadmin(), with_parts("split", "aggregation"))
         assert found["Specification"].text.startswith(
             "Valid: 20 rounds of fedavg on tabular with your own aggregation and split, 7 clients"
         )
-        says = (
+        message = (
             "The split is yours: divide() gives 7 clients their samples when the job starts. Its page then shows them."
         )
-        assert (found["Split"].level, found["Split"].text, found["Split"].split) == ("info", says, None)
+        assert (found["Split"].level, found["Split"].text, found["Split"].split) == ("info", message, None)
         assert found["Code"].text.endswith("aggregation.py and split.py must be in it.")
         assert "Pace" not in found
 
@@ -143,8 +143,8 @@ class TestBeforeItRuns:
     )
     def test_nobody_foretells_whom_a_deadline_leaves_out(self, project: Project, fields: list[str], why: str) -> None:
         found = self.found(sysadmin(), with_parts(*fields, pace="deadline", deadline={"quantile": 0.3, "late": "drop"}))
-        says = f"""Whom "deadline" leaves out cannot be forecast: {why}. The job's page shows it from round 5 on."""
-        assert (found["Pace"].level, found["Pace"].text) == ("info", says)
+        message = f"""Whom "deadline" leaves out cannot be forecast: {why}. The job's page shows it from round 5 on."""
+        assert (found["Pace"].level, found["Pace"].text) == ("info", message)
 
     def test_every_file_is_looked_for(self, project: Project) -> None:
         some = SimpleUploadedFile("code.tar.gz", packed(aggregation_py="1", split_py="2"))
@@ -201,6 +201,6 @@ class TestSweep:
             sweeps.submit(person("oskar", project), sweep, spec_toml=SWEEP, code=packed(aggregation_py="1"))
 
     def test_says_what_it_needs(self, project: Project) -> None:
-        found = {one.title: one for one in sweep_run(sysadmin(), SweepSpec.parse_toml(SWEEP))}
+        found = {item.title: item for item in sweep_run(sysadmin(), SweepSpec.parse_toml(SWEEP))}
         assert found["Code"].text.endswith("aggregation.py must be in it.")
         assert found["Split"].split is not None

@@ -36,7 +36,7 @@ def job(mira: User, project: Project) -> Job:
     )  # fmt: skip
     stream = Spooled().add_event("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
     for number in range(1, 13):
-        did: list[Did] = [(one, "trained", 0.5, 0.9 + one / 100, 1.0) for one in range(3)]
+        did: list[Did] = [(item, "trained", 0.5, 0.9 + item / 100, 1.0) for item in range(3)]
         did.append((3, "rejected" if number >= 5 else "trained", 0.75, 0.25, 1.0))
         did.append((4, "late" if number % 2 else "trained", 0.75, 0.5, 8.0))
         stream.add_event("round.clients", **table({number: did}))
@@ -135,7 +135,7 @@ class TestRounds:
         job = a_federation(mira, project, state="running", run={"clients": 4, "pace": "deadline"})
         stream = Spooled()
         for number in range(1, 5):
-            did: list[Did] = [(one, "trained", 0.5, 0.9, 1.0 + one) for one in range(2)]
+            did: list[Did] = [(item, "trained", 0.5, 0.9, 1.0 + item) for item in range(2)]
             did += [(2, "dropped", math.nan, math.nan, math.nan), (3, "late", 0.5, 0.9, math.nan)]
             stream.add_event("round.clients", **table({number: did[: 4 if number > 1 else 3]}))
         ingest(job, stream)
@@ -160,10 +160,10 @@ class TestRounds:
         assert 'id="of-matrix"' not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
 
     def test_before_the_first_round_it_says_what_to_expect(self, client: Client, mira: User, project: Project) -> None:
-        for state, says in {"pending": "is in the queue", "running": "within a second", "failed": "its log"}.items():
+        for state, message in {"pending": "is in the queue", "running": "within a second", "failed": "its log"}.items():
             html = text(client.get(f"/jobs/{a_federation(mira, project, state=state).pk}"))
             assert "No rounds yet" in html
-            assert says in html
+            assert message in html
             assert matrix(html)["done"] == 0
 
     def test_of_many_clients_those_in_trouble_and_a_sample_are_shown(

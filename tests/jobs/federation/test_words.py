@@ -67,9 +67,9 @@ def _across(kind: kinds.JobKind) -> str:
 
 
 def _ranks(kind: kinds.JobKind) -> str:
-    told = rank_steps.compare_ranks({0: 12, 1: 12, 2: 11}, {}, 2, kind.unit)
-    assert told is not None
-    return " ".join([told.words, *(cell.title for group in told.groups for cell in group.cells)])
+    report = rank_steps.compare_ranks({0: 12, 1: 12, 2: 11}, {}, 2, kind.unit)
+    assert report is not None
+    return " ".join([report.words, *(cell.title for group in report.groups for cell in group.cells)])
 
 
 def _again(kind: kinds.JobKind) -> str:
@@ -103,8 +103,8 @@ def _saves(kind: kinds.JobKind) -> str:
 
 def _said(kind: kinds.JobKind) -> str:
     facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.unit)
-    told = sentence.describe_job(facts)
-    return f"{told.lead} {told.rest} {told.move}"
+    report = sentence.describe_job(facts)
+    return f"{report.lead} {report.rest} {report.move}"
 
 
 SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
@@ -140,8 +140,8 @@ def test_a_post_mortem_reads_what_is_said_of_either(name: str) -> None:
     path = SHIPPED / "vigil.toml"
     (entry,) = (entry for entry in tomllib.loads(path.read_text())["entry"] if entry["name"] == name)
     line = "step 812  not saved: no space" if name == "vigil.passed_over" else entry["example"]
-    for said in (line, re.sub(r"\bstep (?=\d)", "round ", line)):
-        assert re.search(entry["pattern"], said), said
+    for message in (line, re.sub(r"\bstep (?=\d)", "round ", line)):
+        assert re.search(entry["pattern"], message), message
 
 
 @pytest.mark.django_db

@@ -33,9 +33,9 @@ def tick(scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture) -> Iter
 def job(oskar: User, tick: Callable[[], bool]) -> Job:
     """Return a pending job that the scheduler has."""
     spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 1}})
-    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    created, _ = submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
-    return made
+    return created
 
 
 @pytest.fixture
@@ -50,6 +50,6 @@ def job_of_two_nodes(
     """Return a running job on two of twenty nodes."""
     machines(scheduler, *(f"dgx{number:02}" for number in range(1, 21)))
     spec = JobSpec.parse({"name": "gpt", "restart": {"max_restarts": 5}, "resources": {"nodes": 2}})
-    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    created, _ = submit(oskar, spec, spec_toml=write_toml(spec))
     tick()
-    return made
+    return created

@@ -56,11 +56,11 @@ def die(
 
 
 def verdict(attempt: Attempt, cause: str, **more: Any) -> None:
-    told = {
+    payload = {
         "confidence": 0.94,
         "fingerprint": f"of attempt {attempt.number}"[:32],
         "version": 1,
         "due_at": None,
         **more,
     }
-    assert Incident.objects.filter(attempt=attempt).update(cause=cause, **told) == 1
+    assert Incident.objects.filter(attempt=attempt).update(cause=cause, **payload) == 1

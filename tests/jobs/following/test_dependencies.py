@@ -120,10 +120,10 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
 def test_nothing_is_looked_for_among_all_that_have_ever_completed(oskar: User, first: Job) -> None:
     ask(oskar, spec_of(after=[first.pk]))
     ended(first, "completed")
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         dependencies.advance()
     with connection.cursor() as cursor:
-        for query in asked.captured_queries:
+        for query in queries.captured_queries:
             cursor.execute("EXPLAIN QUERY PLAN " + query["sql"])
             plan = " ".join(step[3] for step in cursor.fetchall())
             assert "(state=?)" not in plan, query["sql"]

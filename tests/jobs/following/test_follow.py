@@ -357,9 +357,9 @@ class TestDeactivated:
         self, oskar: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
     ) -> None:
         oskar.is_active = True  # until just now
-        made, _ = ask(oskar)
+        created, _ = ask(oskar)
         tick()
-        attempt = Attempt.objects.get(job=made)
+        attempt = Attempt.objects.get(job=created)
         assert (attempt.state, attempt.cause) == ("failed", "rejected")
         assert attempt.reason.startswith("The account of oskar is deactivated, so nothing is started in that name")
         assert len(scheduler.submissions) == 1

@@ -77,8 +77,13 @@ def test_writes_the_run_directory_and_asks_once(oskar: User, scheduler: Scripted
     batch = (portal / "batch.sh").read_text()
     assert token["token"] not in batch
     assert "#SBATCH --signal=B:USR1@30" in batch
-    asked = scheduler.submissions[0]
-    assert (asked.key, asked.time_limit_s, asked.grace_s, asked.cpus_per_node) == (attempt.key, 3600, 30, 1)
+    submission = scheduler.submissions[0]
+    assert (submission.key, submission.time_limit_s, submission.grace_s, submission.cpus_per_node) == (
+        attempt.key,
+        3600,
+        30,
+        1,
+    )
 
 
 def test_an_answer_that_was_lost_is_looked_up_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:

@@ -57,8 +57,8 @@ def test_its_page_and_why_say_what_to_do(
     tick()
     ways = f"release the job: “Release it” on its page, vigil release {job.pk} or scontrol release 101."
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    for said in ("Slurm could not launch it on dgx03,", "dgx03: Prolog error", ways):
-        assert said in found["text"]
+    for text in ("Slurm could not launch it on dgx03,", "dgx03: Prolog error", ways):
+        assert text in found["text"]
     assert [block["kind"] for block in found["blocks"]][:1] == ["held"]
     assert found["variants"] == []
     page = signed_in(oskar).get(f"/jobs/{job.pk}").content.decode()

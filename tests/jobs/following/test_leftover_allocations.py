@@ -28,8 +28,8 @@ def end(attempt: Attempt, *, ago: float, heard_ago: float | None = None, **resul
     """Its launcher had its last word, and was heard for the last time, so many seconds ago."""
     path = launched(attempt, **result) / "result.json"
     os.utime(path, (time.time() - ago,) * 2)
-    heard = timezone.now() - timedelta(seconds=ago if heard_ago is None else heard_ago)
-    Attempt.objects.filter(pk=attempt.pk).update(last_report_at=heard)
+    received = timezone.now() - timedelta(seconds=ago if heard_ago is None else heard_ago)
+    Attempt.objects.filter(pk=attempt.pk).update(last_report_at=received)
 
 
 @pytest.mark.parametrize(("cause", "code", "state"), [("completed", 0, "completed"), ("failed", 1, "failed")])

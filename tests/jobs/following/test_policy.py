@@ -141,21 +141,21 @@ class TestCheckpoints:
             note_checkpoints(second, started)
         second.refresh_from_db()
         assert second.resume_from == Checkpoint.objects.get()
-        asked = Attempt.objects.create(job=attempt.job, number=3, origin=Attempt.Origin.RESUMED)
-        note_checkpoints(asked, started)
-        assert asked.resume_from is None, "a person's own choice stays"
+        request = Attempt.objects.create(job=attempt.job, number=3, origin=Attempt.Origin.RESUMED)
+        note_checkpoints(request, started)
+        assert request.resume_from is None, "a person's own choice stays"
 
     def test_of_a_program_of_somebody_s_its_launcher_tells_where_it_goes_on(self, attempt: Attempt) -> None:
         Job.objects.update(kind="script")
         attempt = Attempt.objects.select_related("job").get()
         note_checkpoints(attempt, event(100))
         second = Attempt.objects.create(job=attempt.job, number=2, state="running", origin=Attempt.Origin.REQUEUED)
-        told = {"incarnation": 0, "nodes": ["dgx01"], "resumed_from": ""}
-        launcher = Spooled(rank=-1).add_event("incarnation.started", **told)
+        payload = {"incarnation": 0, "nodes": ["dgx01"], "resumed_from": ""}
+        launcher = Spooled(rank=-1).add_event("incarnation.started", **payload)
         reports.ingest(second.pk, post(launcher))
         second.refresh_from_db()
         assert second.resume_from is None, "anew"
-        launcher.add_event("incarnation.started", **{**told, "incarnation": 1, "resumed_from": "step-100"})
+        launcher.add_event("incarnation.started", **{**payload, "incarnation": 1, "resumed_from": "step-100"})
         reports.ingest(second.pk, post((launcher, 1, 2)))
         second.refresh_from_db()
         assert second.resume_from == Checkpoint.objects.get()
@@ -363,7 +363,7 @@ def write_checkpoint(folder: Path, step: int, data: bytes | None) -> None:
     if data is not None:
         (place / "__0_0.distcp").write_bytes(data)
     file = manifest.CheckpointFile("__0_0.distcp", 4, sha256(b"good").hexdigest())
-    told = manifest.Manifest(
+    report = manifest.Manifest(
         step=step,
         generation=1,
         consumed_samples=1,
@@ -373,4 +373,4 @@ def write_checkpoint(folder: Path, step: int, data: bytes | None) -> None:
         files=(file,),
         created=1.7e9,
     )
-    (place / manifest.COMMITTED).write_text(told.dump())
+    (place / manifest.COMMITTED).write_text(report.dump())

@@ -36,10 +36,10 @@ def test_the_last_output_of_a_script_is_labelled_and_not_its_reason(
     launched(newest(), exit_code=3, cause="failed", first_failure=left)
     scheduler.update_job("101", state="failed", exit_code=3)
     tick()
-    said = "Rank 0 ended with exit code 3. Its log names no error and ends with: epoch 3 / saved to /data/out"
-    assert newest().reason.startswith(said)
+    text = "Rank 0 ended with exit code 3. Its log names no error and ends with: epoch 3 / saved to /data/out"
+    assert newest().reason.startswith(text)
     assert "hunter2" not in str(newest().failure)
     assert len(newest().reason) < 600
     client.force_login(oskar)
-    assert said in html.unescape(client.get(f"/jobs/{job.pk}").content.decode())
-    assert client.get(f"/api/v1/jobs/{job.pk}").json()["explained"].startswith(said)
+    assert text in html.unescape(client.get(f"/jobs/{job.pk}").content.decode())
+    assert client.get(f"/api/v1/jobs/{job.pk}").json()["explained"].startswith(text)

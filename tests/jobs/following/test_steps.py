@@ -115,16 +115,16 @@ def test_each_run_has_its_own(job: Job, scheduler: ScriptedScheduler, tick: Call
     tick()
     scheduler.update_job("101", state="completed", exit_code=0)
     tick()
-    kept = [[step["number"] for step in attempt.slurm_steps] for attempt in Attempt.objects.order_by("number")]
-    assert kept == [["0"], ["extern"]]
+    stored = [[step["number"] for step in attempt.slurm_steps] for attempt in Attempt.objects.order_by("number")]
+    assert stored == [["0"], ["extern"]]
 
 
 def test_a_script_with_many_keeps_what_went_wrong() -> None:
     many = [SlurmStep(number=str(n), name="srun", state="completed", started_at=float(n)) for n in range(500)]
     many[450] = SlurmStep(number="450", name="srun", state="failed", exit_code=3, started_at=450.0)
-    kept = steps.as_rows(many)
-    assert len(kept) == steps.MOST
-    assert kept[-1]["number"] == "450"
+    stored = steps.as_rows(many)
+    assert len(stored) == steps.MOST
+    assert stored[-1]["number"] == "450"
 
 
 def test_rest_and_the_page_tell_them(

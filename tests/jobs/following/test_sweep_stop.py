@@ -22,9 +22,9 @@ Tick = Callable[[], bool]
 def sweep(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> Sweep:
     """Return a sweep of six jobs, of which three run at a time."""
     text = 'name = "s"\n[run]\nsteps = 9\n[sweep]\nat_once = 3\n[sweep.over]\n"run.seed" = [1, 2, 3, 4, 5, 6]\n'
-    made, _ = sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)
+    created, _ = sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)
     tick()
-    return made
+    return created
 
 
 def kill(scheduler: ScriptedScheduler, tick: Tick, jobs: range, cause: str, fingerprint: str) -> None:

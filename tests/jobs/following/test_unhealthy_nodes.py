@@ -39,8 +39,8 @@ def finding(node: str, **fields: Any) -> HealthEntry:
 
 def request(oskar: User, **resources: Any) -> Job:
     spec = JobSpec.parse({"name": "gpt", "resources": resources, "run": {"global_batch": 80}})
-    made, _ = submit(oskar, spec, spec_toml=write_toml(spec))
-    return made
+    created, _ = submit(oskar, spec, spec_toml=write_toml(spec))
+    return created
 
 
 def test_the_first_attempt_avoids_them_and_says_why(

@@ -30,21 +30,21 @@ pytestmark = [
 def root(settings: Any) -> Iterator[Path]:
     """A run root as docs/how-to/slurm.md makes it, where everybody may walk to it."""
     People()
-    made = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
-    shutil.chown(made, "root", GROUP)
-    made.chmod(0o2710)
-    settings.VIGIL_RUNS, settings.VIGIL_SCHEDULER = made, "slurm"
-    yield made
-    shutil.rmtree(made)
+    folder = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
+    shutil.chown(folder, "root", GROUP)
+    folder.chmod(0o2710)
+    settings.VIGIL_RUNS, settings.VIGIL_SCHEDULER = folder, "slurm"
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
 def job(root: Path, oskar: User, tick: Callable[[], bool]) -> Job:
     User.objects.filter(pk=oskar.pk).update(slurm_user=ALICE)
     oskar.refresh_from_db()
-    made, _ = ask(oskar)
+    created, _ = ask(oskar)
     tick()
-    return made
+    return created
 
 
 def end(scheduler: ScriptedScheduler, tick: Callable[[], bool], **said: Any) -> Attempt:

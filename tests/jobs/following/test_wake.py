@@ -48,10 +48,10 @@ class Queued:
 @pytest.fixture
 def server(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(wakes, "_retry_at", 0.0)  # another test's Redis may just have been away
-    with redis_up(tmp_path / "redis") as made:
-        settings.REDIS_URL = made.url
+    with redis_up(tmp_path / "redis") as created:
+        settings.REDIS_URL = created.url
         publish.connection.cache_clear()
-        yield made
+        yield created
     publish.connection.cache_clear()
 
 
@@ -187,14 +187,14 @@ def configured(folder: Path, port: int) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_script_pushes(tmp_path: Path) -> None:
-    heard: list[tuple[str, str | None]] = []
-    handler = type("Here", (Listener,), {"heard": heard})
+    received: list[tuple[str, str | None]] = []
+    handler = type("Here", (Listener,), {"heard": received})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as portal:
         threading.Thread(target=portal.serve_forever, daemon=True).start()
         environment = configured(tmp_path, portal.server_port)
         done = subprocess.run(["/bin/sh", SCRIPT], env=environment, capture_output=True, timeout=10, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-        wait_for(lambda: heard == [(ADDRESS, f"Bearer {SECRET}")], "the push")
+        wait_for(lambda: received == [(ADDRESS, f"Bearer {SECRET}")], "the push")
         shown = subprocess.run(["/bin/sh", SCRIPT, "--test"], env=environment, capture_output=True, check=False)
         assert json.loads(shown.stdout) == {"woken": True}
         portal.shutdown()

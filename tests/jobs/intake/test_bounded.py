@@ -93,7 +93,7 @@ def test_a_batch_of_more_bytes_than_a_line_of_a_spool_is_quarantined(attempt: At
     by_disk = [
         lines.parse(json.dumps({"seq": 0, "time": 1.0, "events": some}).encode(), 0) for some in (events, events * 2)
     ]
-    assert [one.events[0]["kind"] for one in by_disk if one] == ["custom", "report.damaged"]
+    assert [item.events[0]["kind"] for item in by_disk if item] == ["custom", "report.damaged"]
 
 
 def test_a_post_of_50_000_series_asks_for_a_few_names_at_once(attempt: Attempt) -> None:
@@ -120,20 +120,20 @@ def test_parts_hold_the_whole_post_once(batches: list[tuple[int, int, int]], end
     spooled = {rank: Spooled(rank=rank, ended=ends) for rank in range(4)}
     for number, (rank, events, points) in enumerate(batches):
         series = {f"s{i}": [(number, float(i))] for i in range(points)}
-        told = [{"kind": "custom", "time": 1.0, "number": number, "place": i} for i in range(events)]
-        spooled[rank].batches.append(Batch(1_000.0 + number, series, told))
+        results = [{"kind": "custom", "time": 1.0, "number": number, "place": i} for i in range(events)]
+        spooled[rank].batches.append(Batch(1_000.0 + number, series, results))
     whole = post(*spooled.values())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "EVENTS", 4)
         cut = parts.cut(whole)
     cursors = {part.id: 0 for part in whole.streams}
-    for one in cut:
-        assert len(one.events) <= 4 or len({event.batch for event in one.events}) == 1
-        for stream in one.streams:
+    for item in cut:
+        assert len(item.events) <= 4 or len({event.batch for event in item.events}) == 1
+        for stream in item.streams:
             assert stream.first == cursors[stream.id]
             cursors[stream.id] += len(stream.times)
     assert cursors == {part.id: len(part.times) for part in whole.streams}
-    assert {part.id for one in cut for part in one.streams if part.end} == {p.id for p in whole.streams if p.end}
+    assert {part.id for item in cut for part in item.streams if part.end} == {p.id for p in whole.streams if p.end}
     assert _events_of(cut) == _events_of([whole])
     assert _points_of(cut) == _points_of([whole])
 
@@ -148,11 +148,11 @@ def _events_of(posts: list[Any]) -> list[Any]:
 
 def _points_of(posts: list[Any]) -> list[Any]:
     found = []
-    for one in posts:
-        for name, columns in one.series.items():
+    for item in posts:
+        for name, columns in item.series.items():
             at = 0
             for stream, batch, count in columns.runs:
-                place = one.streams[stream].id, one.streams[stream].first + batch
+                place = item.streams[stream].id, item.streams[stream].first + batch
                 found += [(name, *place, int(columns.step[i]), float(columns.value[i])) for i in range(at, at + count)]
                 at += count
     return sorted(found)
@@ -264,11 +264,11 @@ def killed_after(patch: pytest.MonkeyPatch, *, transactions: int) -> None:
 
 def test_an_attempt_with_much_to_apply_takes_no_more(federated: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "MOST_PENDING", 2)
-    one, other = Spooled(rank=0), Spooled(rank=0, uid="f" * 16)
+    spooled, other = Spooled(rank=0), Spooled(rank=0, uid="f" * 16)
     for first in range(1, 7, 2):
-        one.add_event("round.clients", step=first, **table(first))
+        spooled.add_event("round.clients", step=first, **table(first))
     other.add_event("round.clients", step=9, **table(9))
-    assert reports.ingest(federated.pk, post(one), seconds=0).streams == {one.uid: 3}
+    assert reports.ingest(federated.pk, post(spooled), seconds=0).streams == {spooled.uid: 3}
     answer = reports.ingest(federated.pk, post(other), seconds=0)
     assert (answer.streams, answer.taken) == ({other.uid: 0}, False)
     assert reports.ingest(federated.pk, post(other)).streams == {other.uid: 1}

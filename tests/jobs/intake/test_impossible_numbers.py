@@ -28,16 +28,16 @@ pytestmark = pytest.mark.django_db
 )
 def test_a_write_cannot_take_longer_than_its_attempt_has_run(seconds: object, grace: int) -> None:
     attempt = attempt_of(started_at=timezone.now() - timedelta(seconds=119, milliseconds=500))
-    told = Spooled().add_event("checkpoint.committed", step=100, generation=1, bytes=1, seconds=seconds)
-    reports.ingest(attempt.pk, post(told))
+    report = Spooled().add_event("checkpoint.committed", step=100, generation=1, bytes=1, seconds=seconds)
+    reports.ingest(attempt.pk, post(report))
     assert grace_of(attempt) == pytest.approx(grace, abs=2)
 
 
 def test_the_site_caps_the_grace_of_a_job_that_has_run_for_long(settings: Any) -> None:
     settings.VIGIL_MAX_GRACE_SECONDS = 600
     attempt = attempt_of(started_at=timezone.now() - timedelta(days=3))
-    told = Spooled().add_event("checkpoint.committed", step=100, generation=1, bytes=1, seconds=1e6)
-    reports.ingest(attempt.pk, post(told))
+    report = Spooled().add_event("checkpoint.committed", step=100, generation=1, bytes=1, seconds=1e6)
+    reports.ingest(attempt.pk, post(report))
     assert grace_of(attempt) == 600
 
 
@@ -79,8 +79,8 @@ def test_rounds_that_took_longer_than_a_year_have_no_time() -> None:
     rounds["round"][:] = clients["round"][:] = 1
     rounds["seconds"][:] = 3e38
     clients["client"][:], clients["seconds"][:] = (0, 1), (3e38, 2.0)
-    told = Spooled().add_event("round.clients", **RoundTable(rounds, clients).pack())
-    reports.ingest(attempt.pk, post(told))
+    report = Spooled().add_event("round.clients", **RoundTable(rounds, clients).pack())
+    reports.ingest(attempt.pk, post(report))
     assert Round.objects.get().seconds is None
     assert np.isnan(unpack(bytes(Round.objects.get().named))["seconds"][0])
     assert list(Client.objects.order_by("number").values_list("timed", "seconds_sum")) == [(0, 0.0), (1, 2.0)]

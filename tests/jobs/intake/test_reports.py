@@ -96,8 +96,8 @@ def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st
             cuts.append((stream, first, stop))
         sent = post(*cuts)
         old.append(sent)
-        for one in [sent, *data.draw(st.lists(st.sampled_from(old), max_size=2))]:
-            cursors |= reports.ingest(attempt.pk, one).streams
+        for item in [sent, *data.draw(st.lists(st.sampled_from(old), max_size=2))]:
+            cursors |= reports.ingest(attempt.pk, item).streams
     else:
         for stream in streams:  # an unlucky draw: the rest in one go
             reports.ingest(attempt.pk, post((stream, cursors[stream.uid], len(stream.batches))))
@@ -108,8 +108,8 @@ def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st
         for step, value in batch.series.get("loss", [])
     }
     assert stored(attempt) == expected
-    told = Event.objects.filter(attempt=attempt, kind="note").count()
-    assert told == sum(len(s.batches) // 2 for s in streams)
+    report = Event.objects.filter(attempt=attempt, kind="note").count()
+    assert report == sum(len(s.batches) // 2 for s in streams)
     for rank in range(2):
         line = read.curve([reports.owner_of(attempt.pk)], "loss", rank=rank, points=None)
         steps = line.step.tolist()
@@ -123,8 +123,8 @@ def test_what_is_not_finite_is_kept() -> None:
     for step, value in enumerate(values):
         stream.log(step, loss=value)
     reports.ingest(attempt.pk, post(stream))
-    kept = [stored(attempt)["loss", 0, 0, step][0] for step in range(len(values))]
-    assert [str(v) for v in kept] == [str(v) for v in values]
+    retained = [stored(attempt)["loss", 0, 0, step][0] for step in range(len(values))]
+    assert [str(v) for v in retained] == [str(v) for v in values]
     reports.ingest(attempt.pk, post(Spooled(rank=0, uid="a" * 16).log(9, loss=math.nan)))
     attempt.refresh_from_db()
     assert attempt.latest == {"loss": "NaN"}

@@ -37,8 +37,8 @@ def attempt(mira: User, runs: Path) -> Attempt:
 
 def tell(attempt: Attempt, *told: dict[str, Any], uid: str = "") -> None:
     launcher = Spooled(rank=-1, uid=uid)
-    for one in told:
-        launcher.add_event(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **one})
+    for item in told:
+        launcher.add_event(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **item})
     reports.ingest(attempt.pk, post(launcher))
 
 

@@ -115,11 +115,11 @@ def test_while_nothing_comes_no_spool_is_read(monkeypatch: pytest.MonkeyPatch) -
     ranks[0].end()
     tail.tick()
     opened: list[str] = []
-    look = tail._bytes
+    reading = tail._bytes
 
     def noted(folder: int, name: str, segment: int) -> int:
         opened.append(name)
-        return look(folder, name, segment)
+        return reading(folder, name, segment)
 
     monkeypatch.setattr(tail, "_bytes", noted)
     monkeypatch.setattr(spools, "_collect_stream", lambda *words: pytest.fail("nothing has grown"))
@@ -162,11 +162,11 @@ def test_forged_segments_without_number_hold_nothing_up(monkeypatch: pytest.Monk
         Path(f"{rank.path}.{segment}").touch()
         os.truncate(f"{rank.path}.{segment}", 10_000_000)
     opened: list[int] = []
-    look = tail._bytes
+    reading = tail._bytes
 
     def noted(folder: int, name: str, segment: int) -> int:
         opened.append(segment)
-        return look(folder, name, segment)
+        return reading(folder, name, segment)
 
     monkeypatch.setattr(tail, "_bytes", noted)
     for _ in range(3):

@@ -26,8 +26,8 @@ def mira() -> User:
 
 
 def agent(node: str, *, silent_for: float | None = 0, **fields: Any) -> Agent:
-    heard = None if silent_for is None else timezone.now() - timedelta(seconds=silent_for)
-    return Agent.objects.create(node=node, heard_at=heard, **{"version": agents.VERSION, **fields})
+    received = None if silent_for is None else timezone.now() - timedelta(seconds=silent_for)
+    return Agent.objects.create(node=node, heard_at=received, **{"version": agents.VERSION, **fields})
 
 
 def text(user: User, address: str = "/agents") -> str:

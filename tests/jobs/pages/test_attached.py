@@ -22,8 +22,8 @@ OURS = ("Resume", "Clone", "No checkpoints", "Logs", "spec.toml", "vigil submit"
 
 
 def outside(owner: User, project: Project, state: str, *, spec: dict[str, Any] | None = None, **attempt: Any) -> Job:
-    told = {"command": "srun python train.py", "directory": "/home/mira/run"}
-    known = {"kind": "attached", "resources": RESOURCES, **told}
+    payload = {"command": "srun python train.py", "directory": "/home/mira/run"}
+    known = {"kind": "attached", "resources": RESOURCES, **payload}
     slurm = {"scheduler_id": "77", "scheduler_user": "mira", "submitted_at": timezone.now()}
     given = {**slurm, "nodes": ["dgx-01", "dgx-02"]}
     return a_job(

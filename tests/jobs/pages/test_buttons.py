@@ -38,11 +38,11 @@ def test_several_are_cancelled_at_once_but_only_ones_own(client: Client, mira: U
 def test_resume_starts_the_next_attempt_once(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="timeout", attempt={"step": 130, "steps": 200})
     chosen = save(job, 100)
-    asked = {"step": "100", "key": "resume-1"}
+    options = {"step": "100", "key": "resume-1"}
     assert "Attempt 2 is queued and starts from step 100." in text(
-        client.post(f"/jobs/{job.pk}/resume", asked, follow=True)
+        client.post(f"/jobs/{job.pk}/resume", options, follow=True)
     )
-    client.post(f"/jobs/{job.pk}/resume", asked)
+    client.post(f"/jobs/{job.pk}/resume", options)
     assert [a.resume_from_id for a in job.attempts.order_by("number")] == [None, chosen.pk], (
         "a second click is the same"
     )
@@ -94,20 +94,20 @@ def test_where_every_step_is_done_no_button_starts_an_attempt_that_has_nothing_t
 
 def test_a_checkpoint_is_pinned_without_a_new_page(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
-    kept = save(job, 100)
-    address = f"/jobs/{job.pk}/checkpoints/{kept.pk}/pin"
+    stored = save(job, 100)
+    address = f"/jobs/{job.pk}/checkpoints/{stored.pk}/pin"
     htmx = {"HX-Request": "true"}
     assert 'aria-pressed="false"' in text(client.get(f"/jobs/{job.pk}/checkpoints"))
     html = text(client.post(address, {"pinned": "1"}, headers=htmx))
     assert html.startswith("<form ")
     assert 'aria-pressed="true"' in html
     assert 'Pinned<span class="sr"> step 100</span>' in html
-    kept.refresh_from_db()
-    assert kept.pinned
+    stored.refresh_from_db()
+    assert stored.pinned
     page = client.post(address, {"pinned": "0"}, follow=True)  # without script
     assert 'aria-pressed="false"' in text(page)
-    kept.refresh_from_db()
-    assert not kept.pinned
+    stored.refresh_from_db()
+    assert not stored.pinned
 
 
 def test_who_pins_what_has_just_gone_is_told(client: Client, mira: User, project: Project) -> None:
@@ -124,16 +124,16 @@ def test_who_pins_what_has_just_gone_is_told(client: Client, mira: User, project
 
 def test_others_see_that_it_is_pinned_and_no_button(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
-    kept = save(job, 100, pinned=True)
+    stored = save(job, 100, pinned=True)
     yuki = signed_in(person("yuki", project))
     html = text(yuki.get(f"/jobs/{job.pk}/checkpoints"))
     assert "pinned</span>" in html
     assert "aria-pressed" not in html
-    address = f"/jobs/{job.pk}/checkpoints/{kept.pk}/pin"
+    address = f"/jobs/{job.pk}/checkpoints/{stored.pk}/pin"
     assert "belongs to mira" in text(yuki.post(address, {"pinned": "0"}, headers={"HX-Request": "true"}))
     assert signed_in(person("stan")).post(address, {"pinned": "0"}).status_code == 404
-    kept.refresh_from_db()
-    assert kept.pinned
+    stored.refresh_from_db()
+    assert stored.pinned
 
 
 def test_name_tags_and_notes_are_edited(client: Client, mira: User, project: Project) -> None:

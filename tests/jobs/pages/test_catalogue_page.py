@@ -137,10 +137,10 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     }  # fmt: skip
     Replay.objects.update(changes=[change], incidents=[1, 2], place=1, read=1, named=1)
     page = ops.get(begun["Location"])
-    said = text(page)
-    assert "1 verdict would change. " in said
-    assert "1 of them to the cause named by a person." in said
-    assert "1 of 2 incidents, 1 with readable logs" in said
+    message = text(page)
+    assert "1 verdict would change. " in message
+    assert "1 of them to the cause named by a person." in message
+    assert "1 of 2 incidents, 1 with readable logs" in message
     assert "&lt;b&gt;wren" in page.text
     assert 'hx-trigger="every 1s"' in page.text
     fragment = ops.get(begun["Location"], headers={"HX-Target": "replay"})

@@ -40,8 +40,8 @@ def machine(name: str = "dgx-01", *devices: MapGpu, **fields: Any) -> MapNode:
 
 def busy(index: int, percent: int = 90, celsius: int = 60, **fields: Any) -> MapGpu:
     holder = MapHolder("mira", "wren")
-    told = {"percent": percent, "temperature_c": celsius, "watts": 500, "holder": holder, **fields}
-    return MapGpu(index, pk=index + 1, is_allocated=True, **told)
+    payload = {"percent": percent, "temperature_c": celsius, "watts": 500, "holder": holder, **fields}
+    return MapGpu(index, pk=index + 1, is_allocated=True, **payload)
 
 
 def drawn(*machines: MapNode) -> rack_map.RackMap:
@@ -170,9 +170,9 @@ def test_more_nodes_are_drawn_smaller(nodes: int, size: str) -> None:
 def test_a_packed_map_says_the_same() -> None:
     of = machine("n", busy(0, 93, 61), MapGpu(3), busy(5, is_lost=True, temperature_c=None), rack="R")
     hidden = machine("m", MapGpu(0, is_allocated=True, is_hidden=True), rack="R", slot=1)
-    told = packed(drawn(of, hidden, machine("c", cpus=8, cpus_used=3, partitions=["cpu"])))
-    assert told["owners"] == [["mi", "mira", rack_map.colour("mira")]]
-    first, cpus = told["columns"]
+    report = packed(drawn(of, hidden, machine("c", cpus=8, cpus_used=3, partitions=["cpu"])))
+    assert report["owners"] == [["mi", "mira", rack_map.colour("mira")]]
+    first, cpus = report["columns"]
     assert first["nodes"][0] == ["n", 86, "bil", "5d--5a", "3d----", "00--00", "GPU 5 lost", [0, 3, 5]]
     assert first["nodes"][1] == ["m", 86, "b", "--", "--", "--", "", None]
     assert cpus["nodes"] == [["c", 86, "", "", "", "", "", None, 3, 8]]
@@ -221,8 +221,8 @@ def test_the_numbers_that_matter() -> None:
     there = drawn(
         machine("a", busy(0, 80, cap_watts=700), MapGpu(1, cap_watts=700)), machine("b", *map(MapGpu, range(3)))
     )
-    told = {title: (value, of.replace(NBSP, " ")) for title, value, of, _ in facts(there, PendingDemand(3, 24))}
-    assert told == {
+    report = {title: (value, of.replace(NBSP, " ")) for title, value, of, _ in facts(there, PendingDemand(3, 24))}
+    assert report == {
         "In use": ("1", "of 5 GPUs"), "Working": ("0.8", "by utilisation"), "Free": ("4", "at most 3 on one node"),
         "Not schedulable": ("0", "of 2 nodes"), "Pending": ("24", "GPUs for 3 jobs"), "Power": ("0.5", "of 1.4 kW"),
     }  # fmt: skip
@@ -376,6 +376,6 @@ def test_a_thousand_nodes_are_a_small_page_of_few_queries(mira: User, django_ass
     assert sum(len(column["nodes"]) for column in payload["columns"]) == 300
     assert {len(node[2]) for column in payload["columns"] for node in column["nodes"]} == {8}
     assert 'href="/cluster?rack=R03"' in html, "by rack, for those without a script"
-    one = client.get("/cluster?rack=R03").text
-    assert one.count('class="node"') == 20
-    assert 'aria-label="GPU 7' in one
+    item = client.get("/cluster?rack=R03").text
+    assert item.count('class="node"') == 20
+    assert 'aria-label="GPU 7' in item

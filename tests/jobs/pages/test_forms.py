@@ -74,7 +74,7 @@ def test_each_communication_has_its_own_fields() -> None:
 
 def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> None:
     text = 'name = "x"\nkind = "federated"\n[run]\nalgorithm = "fedprox"\npace = "deadline"\n'
-    form, run = fields(text), next(one for one in sections(read_toml(text)) if one.title == "Run")
+    form, run = fields(text), next(item for item in sections(read_toml(text)) if item.title == "Run")
     assert form["run.algorithm"].hint.startswith("FedProx: ")
     assert "arXiv" not in form["run.algorithm"].hint
     assert form["run.selection"].hint == "Uniform: clients are selected with equal probability"
@@ -88,13 +88,13 @@ def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> Non
 
 def test_an_attack_has_its_attackers_beside_it() -> None:
     text = 'name = "x"\nkind = "federated"\n[run]\nattack = "scaling"\nclient_lr_schedule = "cosine"\n'
-    run = next(one for one in sections(read_toml(text)) if one.title == "Run")
+    run = next(item for item in sections(read_toml(text)) if item.title == "Run")
     order = [field.path for field in run.fields]
     place = order.index("run.attack")
     assert order[place + 1 : place + 3] == ["run.attackers", "run.attacker_share"]
     assert order[place + 3].startswith("run.scaling.")
     assert fields(text)["run.client_lr_schedule"].title == "Client LR schedule"
-    alone = next(one for one in sections(read_toml('kind = "federated"\n')) if one.title == "Run")
+    alone = next(item for item in sections(read_toml('kind = "federated"\n')) if item.title == "Run")
     assert {"run.attackers", "run.attacker_share"} <= {field.path for field in alone.more}
 
 
@@ -190,7 +190,7 @@ CLIENT = 'name = "x"\nkind = "federated"\n[run.client]\nhidden = 64\nname = "a" 
 
 
 def section(text: str, title: str) -> list[str]:
-    (found,) = (one for one in sections(read_toml(text)) if one.title == title)
+    (found,) = (item for item in sections(read_toml(text)) if item.title == title)
     assert found.takes_code
     return [drawn.path for drawn in found.shown]
 
@@ -198,10 +198,10 @@ def section(text: str, title: str) -> list[str]:
 class TestClientsOfOnesOwn:
     def test_have_a_section_with_what_they_are_told(self) -> None:
         where = ["client.git", "client.ref", "client.directory"]
-        told = ["run.client.hidden", "run.client.name"]
-        assert section(CLIENT, "Your clients") == [*where, "client.entry", *told]
+        reports = ["run.client.hidden", "run.client.name"]
+        assert section(CLIENT, "Your clients") == [*where, "client.entry", *reports]
         text = merge_form(CLIENT, {"run.algorithm": "own"})
-        assert section(text, "Your clients") == [*where, "client.entry", "client.algorithm", *told]
+        assert section(text, "Your clients") == [*where, "client.entry", "client.algorithm", *reports]
         text = merge_form(text, {"run.recipe": "tabular"})
         assert section(text, "Your algorithm") == [*where, "client.algorithm"]
 

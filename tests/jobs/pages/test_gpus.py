@@ -36,8 +36,8 @@ def page(user: User, job: Job, query: str = "", **headers: str) -> str:
 def drawn(html: str) -> dict[str, Any]:
     found = re.search(r'<script id="heat-data" type="application/json">(.*?)</script>', html)
     assert found
-    told: dict[str, Any] = json.loads(unescape(found[1]).replace(r"\u00a0", " "))
-    return told
+    payload: dict[str, Any] = json.loads(unescape(found[1]).replace(r"\u00a0", " "))
+    return payload
 
 
 def working(job: Job, *percents: int, seconds: int = 600) -> Machine:
@@ -80,8 +80,8 @@ def test_every_gpu_is_a_row_and_who_stands_out_is_named(mira: User) -> None:
     assert "4 GPUs: utilisation 66 % on average." in html
     assert "GPU 3 of dgx-01 stands out with 20 %." in html
     assert "each GPU, as reported by its node’s agent" in html
-    told = drawn(html)
-    (group,) = told["groups"]
+    report = drawn(html)
+    (group,) = report["groups"]
     assert [(row["label"], row["note"], row["odd"]) for row in group["rows"]] == [
         ("GPU 0", "80 %", False), ("GPU 1", "82 %", False), ("GPU 2", "81 %", False), ("GPU 3", "20 %", True),
     ]  # fmt: skip
@@ -121,8 +121,8 @@ def test_the_loss_is_of_the_steps_of_the_same_time(mira: User) -> None:
 def test_ranks_go_by_what_launchers_told(mira: User) -> None:
     job = a_job(mira, a_project(), state="running")
     working(job, 80, 80)
-    told = {"gpus": [{"local_rank": 0, "uuid": UUIDS[1]}, {"local_rank": 1, "uuid": UUIDS[0]}]}
-    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+    payload = {"gpus": [{"local_rank": 0, "uuid": UUIDS[1]}, {"local_rank": 1, "uuid": UUIDS[0]}]}
+    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=payload)
     (group,) = drawn(page(mira, job))["groups"]
     assert [(row["key"], row["label"]) for row in group["rows"]] == [("dgx-01:0", "rank 1"), ("dgx-01:1", "rank 0")]
 
@@ -176,7 +176,7 @@ class TestTab:
 
     @pytest.mark.parametrize("kind", ["distributed", "script", "attached"])
     def test_whatever_kind_of_job_held_gpus(self, mira: User, kind: str) -> None:
-        held, asked, without, waits = (
+        held, request, without, waits = (
             a_job(mira, a_project(), state=state, kind=kind, spec=spec)
             for state, spec in (
                 ("running", {}),
@@ -186,7 +186,7 @@ class TestTab:
             )
         )
         working(held, 80)
-        assert [self.has(mira, job) for job in (held, asked, without, waits)] == [True, True, False, False]
+        assert [self.has(mira, job) for job in (held, request, without, waits)] == [True, True, False, False]
         launched(without, 5.0)
         assert self.has(mira, without)
 
@@ -198,10 +198,10 @@ class TestFinding:
 
     def shows(self, user: User, job: Job) -> str:
         cache.clear()
-        told = signed_in(user).get(f"/jobs/{job.pk}").content.decode().replace("\N{NO-BREAK SPACE}", " ")
+        text = signed_in(user).get(f"/jobs/{job.pk}").content.decode().replace("\N{NO-BREAK SPACE}", " ")
         part = signed_in(user).get(f"/jobs/{job.pk}/life?tab=overview").content.decode()
-        assert ("Low GPU use" in told) == ("Low GPU use" in part)
-        return told
+        assert ("Low GPU use" in text) == ("Low GPU use" in part)
+        return text
 
     def test_said_with_the_way_to_the_tab(self, mira: User) -> None:
         job = a_job(mira, a_project(), state="running")
@@ -252,8 +252,13 @@ def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
     running(job)
     allocations.update()
     assert "Xid" not in warned(mira, job)
-    told = [(UUIDS[1], 48, now - 30), (UUIDS[0], 63, now - HOUR_S), (UUIDS[0], 79, now - 20), (UUIDS[0], 45, now - 19)]
-    xids = [machine.event("xid", at, gpu=gpu, xid=xid, seq=n) for n, (gpu, xid, at) in enumerate(told, 1)]
+    reports = [
+        (UUIDS[1], 48, now - 30),
+        (UUIDS[0], 63, now - HOUR_S),
+        (UUIDS[0], 79, now - 20),
+        (UUIDS[0], 45, now - 19),
+    ]
+    xids = [machine.event("xid", at, gpu=gpu, xid=xid, seq=n) for n, (gpu, xid, at) in enumerate(reports, 1)]
     machine.post(*xids, machine.event("gpu.lost", now - 10, gpu=UUIDS[0]))
     shown = warned(mira, job)
     assert "Xid 79: GPU fell off the bus (GPU 0 of dgx-01)" in shown
@@ -288,8 +293,8 @@ def figures(user: User, job: Job) -> list[dict[str, Any]]:
     html = signed_in(user).get(f"/jobs/{job.pk}").content.decode()
     found = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html)
     assert found
-    told: list[dict[str, Any]] = json.loads(unescape(found[1]))
-    return told
+    payload: list[dict[str, Any]] = json.loads(unescape(found[1]))
+    return payload
 
 
 def test_what_a_launcher_tells_of_gpus_are_charts_of_its_own(mira: User) -> None:

@@ -42,10 +42,10 @@ def test_a_running_job_tells_its_life(client: Client, mira: User, project: Proje
     now = timezone.now()
     lost = {"number": 1, "step": 80, "steps": 200, "submitted_at": now - timedelta(hours=3), "reason": "shapes differ"}
     job = a_job(mira, project, state="failed", name="nightjar", attempt=lost)
-    kept = save(job, 60)
+    stored = save(job, 60)
     latest = {"loss": 2.318, "validation_loss": 2.351, "tokens_per_second": 290_123.0, "step_seconds": 2.0}
     job.latest = Attempt.objects.create(
-        job=job, number=2, state="running", step=150, steps=200, resume_from=kept, latest=latest,
+        job=job, number=2, state="running", step=150, steps=200, resume_from=stored, latest=latest,
         started_at=now - timedelta(minutes=30), last_report_at=now, pace_seconds=60, pace_steps=30, nodes=["dgx-01"],
     )  # fmt: skip
     job.save(update_fields=["latest"])
@@ -74,14 +74,14 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
     def marks(path: str) -> object:
         return {key: value for key, value in marked(client, path).items() if key != "empty"}
 
-    one = {"at": 0, "label": "attempt 1", "state": None}
-    assert marks(f"/jobs/{job.pk}") == {"breaks": [one], "restarts": [80, 120]}
+    payload = {"at": 0, "label": "attempt 1", "state": None}
+    assert marks(f"/jobs/{job.pk}") == {"breaks": [payload], "restarts": [80, 120]}
     again = {"number": 2, "state": "running", "resume_from": save(job, 100), "started_at": timezone.now()}
     job.latest = Attempt.objects.create(job=job, **again)
     job.save(update_fields=["latest"])
     two = {"at": 100, "label": "attempt 2", "state": "node_fail"}
-    told = {"breaks": [one, two], "restarts": [80]}
-    assert marks(f"/jobs/{job.pk}/life?tab=overview") == told, "what attempt 2 did again begins nowhere"
+    values = {"breaks": [payload, two], "restarts": [80]}
+    assert marks(f"/jobs/{job.pk}/life?tab=overview") == values, "what attempt 2 did again begins nowhere"
     assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
@@ -89,8 +89,8 @@ def test_charts_without_values_say_what_to_expect_now(client: Client, mira: User
     job = a_job(mira, project, state="pending")
     assert marked(client, f"/jobs/{job.pk}")["empty"] == "No values yet: the job is in the queue."
     Attempt.objects.update(state="running", started_at=timezone.now())
-    told = marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"]
-    assert told == "No values yet. The trainer reports about every second once step 1 is done."
+    empty = marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"]
+    assert empty == "No values yet. The trainer reports about every second once step 1 is done."
     Attempt.objects.update(state="failed", ended_at=timezone.now())
     assert (
         marked(client, f"/jobs/{job.pk}/life?tab=overview")["empty"] == "This job ended without reporting any values."
@@ -107,8 +107,8 @@ def marked(client: Client, path: str) -> dict[str, Any]:
 def test_charts_of_a_program_of_somebody_s_mark_its_restarts_too(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running", kind="script", attempt={"incarnation": 2})
     for incarnation, name in enumerate(["", "step-80", "step-120.g3", "?"]):
-        told = {"incarnation": incarnation, "resumed_from": name}
-        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", rank=-1, data=told)
+        payload = {"incarnation": incarnation, "resumed_from": name}
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", rank=-1, data=payload)
     assert marked(client, f"/jobs/{job.pk}/life?tab=overview")["restarts"] == [80, 120]
 
 
@@ -128,7 +128,7 @@ def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: Us
     job = a_job(mira, project, state="running")
     attempt = job.attempts.get()
     Attempt.objects.update(incarnation=4)
-    for kind, told in (
+    for kind, report in (
         ("nodes.lost", {"incarnation": 0, "nodes": ["dgx02", "<b>"], "left": 1}),
         ("incarnation.ended", {"incarnation": 0, "rank": 1, "why": "node"}),
         ("incarnation.ended", {"incarnation": 1, "rank": None, "why": "joined"}),
@@ -137,7 +137,7 @@ def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: Us
         ("incarnation.ended", {"incarnation": 3, "rank": 1, "failure": "hang", "why": "hang"}),
         ("nodes.joined", {"incarnation": [2], "nodes": 5}),
     ):
-        Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=told)
+        Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=report)
     page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
     for line in (
         "dgx02, &lt;b&gt; lost, restarted without",
@@ -155,8 +155,8 @@ def test_an_elastic_job_tells_on_how_many_ranks_it_trains_now(client: Client, mi
     page = text(client.get(f"/jobs/{job.pk}"))
     assert "<span>6</span> <small>on 3 nodes</small>" in page, "its launchers have not told yet"
     for number, nodes in ((0, ["vm-0", "vm-1", "vm-2"]), (2, ["vm-0"]), (1, ["vm-0", "vm-2"])):
-        told = {"incarnation": number, "world_size": 2 * len(nodes), "nodes": nodes}
-        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", data=told)
+        payload = {"incarnation": number, "world_size": 2 * len(nodes), "nodes": nodes}
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", data=payload)
     assert "<span>2</span> <small>on 1 of 3 nodes</small>" in text(client.get(f"/jobs/{job.pk}"))
 
 

@@ -17,7 +17,7 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
     job = a_job(mira, project, state="failed")
     attempt = job.attempts.get()
     skipped = {"step": 60, "norm": 5200.0, "mean": 1.3, "limit": 26.0, "samples": {"first_place": 944, "count": 16}}
-    for kind, told in (
+    for kind, report in (
         *[("guard.skipped", {**skipped, "step": 60 + i}) for i in range(8)],
         ("straggler", {"rank": 3, "node": "dgx<02>", "factor": 12.34, "part": "compute"}),
         ("guard.nonfinite", {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}),
@@ -35,7 +35,7 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
         ("straggler", {}),
         ("guard.corruption", {"ranks": {"a": 1}}),
     ):
-        Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=told)
+        Event.objects.create(attempt=attempt, time=timezone.now(), kind=kind, data=report)
     page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
     for line in (
         "step 60 skipped: gradient norm 5,200, usually 1.3 (samples from place 944)",
@@ -58,7 +58,7 @@ def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, proj
 
 def test_what_became_of_gpus_stands_on_the_overview(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
-    for kind, told, line in (
+    for kind, report, line in (
         (
             "gpu.lost",
             {"gpu": "3", "uuid": "GPU-5", "bus": "0000:05", "node": "<02>"},
@@ -73,7 +73,7 @@ def test_what_became_of_gpus_stands_on_the_overview(client: Client, mira: User, 
         ),
         ("gpu.answers", {"seconds": "NaN"}, "The GPUs respond again"),
     ):
-        Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=told)
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=report)
         assert line.replace("<", "&lt;").replace(">", "&gt;") in client.get(f"/jobs/{job.pk}").content.decode()
 
 
@@ -81,13 +81,13 @@ def test_the_newest_warnings_stand_on_the_overview(client: Client, mira: User, p
     job = a_job(mira, project, state="running")
     assert "Warnings" not in text(client.get(f"/jobs/{job.pk}"))
     pinned = "memory for checkpoints can't be pinned, so saves stall longer: ENOMEM. See ulimit -l (memlock)."
-    for kind, told in (
+    for kind, report in (
         ("guard.skipped", {"step": 60}),
         ("straggler", {"rank": 3, "node": "dgx<02>", "factor": 12.34}),
         ("checkpoint.skipped", {"step": 80, "reason": "No space left on device", "failed": True}),
         ("checkpoint.unpinned", {"reason": pinned}),
     ):
-        Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=told)
+        Event.objects.create(attempt=job.latest, time=timezone.now(), kind=kind, data=report)
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life?tab=overview"):
         page = client.get(address).content.decode()
         assert "Memory for checkpoints can&#x27;t be pinned" in page
@@ -101,22 +101,22 @@ def test_the_newest_warnings_stand_on_the_overview(client: Client, mira: User, p
 def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     why = ["a copy on each rank (ddp): no, 141 GiB of 64 GiB usable", "shards within a node: yes, <42 GiB fits"]
-    for rank, told in (
+    for rank, report in (
         (0, {"mesh": {"dp": 2}, "parallelism": "ddp", "why": []}),
         (0, {"mesh": {"dp": 4, "shard": 8, "tp": 1}, "parallelism": "fsdp", "why": why}),
         (1, {"mesh": {"dp": 99}, "parallelism": "ddp", "why": ["nobody asked it"]}),
     ):
         Event.objects.create(
-            attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=rank, incarnation=0, data=told
+            attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=rank, incarnation=0, data=report
         )
     page = text(client.get(f"/jobs/{job.pk}/attempts"))
     assert "fsdp: dp 4 × shard 8" in page
     assert f"{why[0]}; shards within a node: yes, &lt;42 GiB fits" in page
     assert "dp 99" not in page
     for incarnation, parallelism in ((1, "tensor"), (0, "ddp")):  # streams may be posted in any order
-        told = {"mesh": {"dp": 2}, "parallelism": parallelism, "why": []}
+        report = {"mesh": {"dp": 2}, "parallelism": parallelism, "why": []}
         Event.objects.create(
-            attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=0, incarnation=incarnation, data=told
+            attempt=job.latest, time=timezone.now(), kind="plan.chosen", rank=0, incarnation=incarnation, data=report
         )
     assert "tensor: dp 2" in text(client.get(f"/jobs/{job.pk}/attempts"))
     Event.objects.create(
@@ -138,8 +138,8 @@ def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, m
     at = timezone.now()
     slow = [Event(attempt=job.latest, time=at, kind="straggler", data={"rank": 3, "factor": 2.0}) for _ in range(250)]
     Event.objects.bulk_create(slow)
-    told = {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}
-    Event.objects.create(attempt=job.latest, time=at, kind="guard.nonfinite", data=told)
+    payload = {"step": 1200, "where": "the output of blocks.1.mlp", "rank": 2}
+    Event.objects.create(attempt=job.latest, time=at, kind="guard.nonfinite", data=payload)
     page = client.get(f"/jobs/{job.pk}/attempts").content.decode()
     assert "and 245 more of this kind, the last" in page
     assert "step 1,200 was not finite" in page

@@ -171,8 +171,8 @@ def test_slow_mounts_of_many_attempts_are_asked_for_at_once(client: Client, job:
         for since in (began + moment for moment in moments):
             machine.post(machine.event("mount.slow", since, mount="/data", since=since))
             machine.post(machine.event("mount.well", since + 120, mount="/data", seconds=120))
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         answer = client.get(f"/jobs/{job.pk}")
     (warning,) = answer.context["warnings"]
     assert warning[0].timestamp() == pytest.approx(began + 4_300, abs=1)
-    assert sum("mount.slow" in query["sql"] for query in asked) == 1
+    assert sum("mount.slow" in query["sql"] for query in queries) == 1

@@ -37,8 +37,8 @@ def text(user: User, name: str = "dgx-01", query: str = "", **headers: str) -> s
 def script(html: str, name: str) -> dict[str, Any]:
     found = re.search(rf'<script id="{name}" type="application/json">(.*?)</script>', html)
     assert found
-    told: dict[str, Any] = json.loads(found[1])
-    return told
+    payload: dict[str, Any] = json.loads(found[1])
+    return payload
 
 
 def machine_at_work(*, seconds: int = 60, gpus: int = 2, **more: Any) -> Machine:
@@ -126,8 +126,8 @@ def test_the_stretch_of_time_is_in_the_address(mira: User, query: str, span: dic
 
 def test_what_happened_is_told_and_marked(mira: User) -> None:
     machine, now = machine_at_work(), time.time()
-    said = f"pid=7, name={HOSTILE}, GPU has fallen off the bus."
-    machine.post(machine.event("xid", now - 30, gpu=UUIDS[1], xid=79, seq=4, text=said, confirmed=True))
+    message = f"pid=7, name={HOSTILE}, GPU has fallen off the bus."
+    machine.post(machine.event("xid", now - 30, gpu=UUIDS[1], xid=79, seq=4, text=message, confirmed=True))
     machine.post(machine.event("mount.slow", now - 40, mount=f"/{HOSTILE}"))
     machine.post(machine.event("agent.gap", now - 20, **{"from": now - 200, "to": now - 100, "batches": 10}))
     html = raw(mira)

@@ -56,8 +56,8 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
 
 
 def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
-    said = "Unhandled exception (94 % sure). Not restarted: the same would happen again."
-    Attempt.objects.update(decision=f"{said}", decided_at=timezone.now())
+    message = "Unhandled exception (94 % sure). Not restarted: the same would happen again."
+    Attempt.objects.update(decision=f"{message}", decided_at=timezone.now())
     head = re.search(r'<p class="say">(.*?)</p>', page_of(client, incident), re.DOTALL)
     assert head
     assert head[1].count("Unhandled exception") == 1
@@ -110,24 +110,24 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     job.save(update_fields=["spec"])
     job.latest = attempt
     ended = incident.at
-    kept = save(job, 100, created_at=ended - timedelta(minutes=6))
-    following = next_attempt(attempt, Attempt.Origin.RESTARTED, resume_from=kept)
+    stored = save(job, 100, created_at=ended - timedelta(minutes=6))
+    following = next_attempt(attempt, Attempt.Origin.RESTARTED, resume_from=stored)
     again = ended + timedelta(minutes=2)
     Attempt.objects.filter(pk=following.pk).update(
         state="running", started_at=again, nodes=["dgx-01", "dgx-04"], token_digest="x", step=130
     )
-    told = {attempt: (range(90, 121), ended - timedelta(seconds=30)), following: (range(101, 131), again)}
-    for one, (steps, began) in told.items():
+    payload = {attempt: (range(90, 121), ended - timedelta(seconds=30)), following: (range(101, 131), again)}
+    for item, (steps, began) in payload.items():
         spooled = Spooled().add_event(
             "run.started", (began + timedelta(minutes=1)).timestamp(), start_step=steps[0] - 1
         )
         for i, step in enumerate(steps):
             spooled.log(
                 step,
-                (began + timedelta(minutes=1, seconds=i)).timestamp() if one is following else began.timestamp(),
+                (began + timedelta(minutes=1, seconds=i)).timestamp() if item is following else began.timestamp(),
                 loss=2.0,
             )
-        reports.ingest(one.pk, post(spooled))
+        reports.ingest(item.pk, post(spooled))
     html = page_of(client, incident)
     assert "Training resumed from step 100 on dgx-01 and dgx-04 after 3 min" in html
     assert "<dd>20 <small>of 120</small></dd>" in html
@@ -172,8 +172,12 @@ def test_odd_spans_and_strangers(incident: Incident, client: Client) -> None:
 class TestWriting:
     def test_its_owner_writes(self, incident: Incident, client: Client, oskar: User) -> None:
         new = {"text-new0": "Write a test", "owner-new0": "oskar", "due-new0": "2026-12-01"}
-        told = {"narrative": "It <b>fell</b> over.\r\nTwice.", "factors": "no test\n\nhaste", "row": ["new0", "new1"]}
-        html = send(client, incident, "write", revision=0, **told, **new)
+        payload = {
+            "narrative": "It <b>fell</b> over.\r\nTwice.",
+            "factors": "no test\n\nhaste",
+            "row": ["new0", "new1"],
+        }
+        html = send(client, incident, "write", revision=0, **payload, **new)
         assert "It &lt;b&gt;fell&lt;/b&gt; over. Twice." in html
         assert "last by mira" in html
         written = PostMortem.objects.get()
@@ -344,10 +348,10 @@ def test_those_on_its_node_stand_beside_those_of_its_program(mira: User, runs: P
     mine, on_node = dead(mira, runs), dead(mira, runs)
     newer = [dead(mira, runs) for _ in range(5)]
     Incident.objects.update(node="dgx-01")
-    Incident.objects.exclude(pk__in=[mine.pk, *(one.pk for one in newer)]).update(fingerprint="another")
+    Incident.objects.exclude(pk__in=[mine.pk, *(item.pk for item in newer)]).update(fingerprint="another")
     mine.refresh_from_db()
     found = similar.find(mine, mira)
-    assert [(one.incident.pk, one.what) for one in found][-1] == (on_node.pk, "same node")
+    assert [(item.incident.pk, item.what) for item in found][-1] == (on_node.pk, "same node")
     assert len(found) == 6
 
 

@@ -83,7 +83,7 @@ def test_brackets_join_a_checkpoint_with_the_attempt_that_began_there() -> None:
 def test_the_newest_tick_stands_out() -> None:
     ticks = life().ticks
     assert ticks[-1][1] == "tick soft newest", "committed, not yet verified"
-    assert all("newest" not in look for _, look, *_ in ticks[:-1])
+    assert all("newest" not in reading for _, reading, *_ in ticks[:-1])
 
 
 def test_ten_thousand_checkpoints_are_thinned_but_the_newest_and_the_damaged_stay() -> None:
@@ -94,7 +94,7 @@ def test_ten_thousand_checkpoints_are_thinned_but_the_newest_and_the_damaged_sta
     ticks = draw(pieces, saves, now=at(3)).ticks
     assert len(ticks) <= 262
     assert "newest" in ticks[-1][1]
-    assert any(look == "corrupt" for _, look, *_ in ticks)
+    assert any(reading == "corrupt" for _, reading, *_ in ticks)
 
 
 def test_a_short_life_under_a_long_limit_is_not_squeezed() -> None:
@@ -126,8 +126,8 @@ def test_nights_and_days_are_marked() -> None:
 
 
 def test_the_life_is_told_in_words_too() -> None:
-    told = life().words
-    assert told.startswith("4\N{NO-BREAK SPACE}attempts since")
-    assert "Attempt 3 ended" in told
-    assert "Attempt 4 is running" in told
-    assert "Done about" in told
+    words = life().words
+    assert words.startswith("4\N{NO-BREAK SPACE}attempts since")
+    assert "Attempt 3 ended" in words
+    assert "Attempt 4 is running" in words
+    assert "Done about" in words

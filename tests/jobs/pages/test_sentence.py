@@ -11,8 +11,8 @@ NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)
 
 
 def told(state: str, **facts: Any) -> str:
-    said = describe_job(SentenceFacts(state=state, now=NOW, **facts))
-    return f"{said.lead} | {said.rest} | {said.move}".replace("\N{NO-BREAK SPACE}", " ")
+    text = describe_job(SentenceFacts(state=state, now=NOW, **facts))
+    return f"{text.lead} | {text.rest} | {text.move}".replace("\N{NO-BREAK SPACE}", " ")
 
 
 def before(**passed: float) -> datetime:
@@ -76,8 +76,8 @@ def test_what_is_said(text: str, facts: dict[str, Any]) -> None:
 
 
 def test_a_limit_that_will_not_hold_is_said_before_it_strikes() -> None:
-    said = told("running", **RUNNING, done_at=after(hours=9), ends_by=after(hours=7))
-    assert "That is 2 h after its time limit: it will stop at 16:14 with a checkpoint, to be resumed." in said
+    text = told("running", **RUNNING, done_at=after(hours=9), ends_by=after(hours=7))
+    assert "That is 2 h after its time limit: it will stop at 16:14 with a checkpoint, to be resumed." in text
 
 
 @pytest.mark.parametrize(

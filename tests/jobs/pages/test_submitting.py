@@ -41,12 +41,12 @@ def test_the_first_form_can_be_submitted_as_it_is(client: Client) -> None:
 
 
 def test_submitting_makes_a_job_once(client: Client, mira: User) -> None:
-    asked = {"toml": SPEC, "side": "toml", "do": "submit", "key": "k1"}
-    response = client.post("/submit", asked)
+    options = {"toml": SPEC, "side": "toml", "do": "submit", "key": "k1"}
+    response = client.post("/submit", options)
     job = Job.objects.get()
     assert response.url == f"/jobs/{job.pk}"  # type: ignore[attr-defined]
     assert (job.owner, job.name, job.spec_toml) == (mira, "from-a-test", SPEC)
-    client.post("/submit", asked)
+    client.post("/submit", options)
     assert Job.objects.count() == 1, "a second click is the same job"
 
 
@@ -66,8 +66,8 @@ def test_an_uploaded_file_is_the_text(client: Client) -> None:
 
 
 def test_a_name_and_its_problem_are_one_sentence(client: Client) -> None:
-    asked = {"toml": 'name = "many"\nkind = "federated"\n[run]\nclients = 2000\n', "side": "toml"}
-    assert 'Clients</a> <span class="muted">are 2,000, but there are' in text(client.post("/submit/sync", asked))
+    options = {"toml": 'name = "many"\nkind = "federated"\n[run]\nclients = 2000\n', "side": "toml"}
+    assert 'Clients</a> <span class="muted">are 2,000, but there are' in text(client.post("/submit/sync", options))
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_a_name_and_its_problem_are_one_sentence(client: Client) -> None:
 )
 def test_code_has_still_to_be_chosen(project: Project, table: str) -> None:
     client = signed_in(sysadmin())
-    asked = {"toml": f'name = "mine"\n{table}', "side": "toml"}
-    html = text(client.post("/submit/sync", asked))
+    options = {"toml": f'name = "mine"\n{table}', "side": "toml"}
+    html = text(client.post("/submit/sync", options))
     assert 'Choose the code to upload: <a href="#f-code">Code</a>' in html
     assert "Ready to submit." not in html
-    assert "Ready to submit." in text(client.post("/submit/sync", asked | {"packed": "1"}))
+    assert "Ready to submit." in text(client.post("/submit/sync", options | {"packed": "1"}))
 
 
 def test_checking_changes_nothing(client: Client) -> None:
@@ -120,9 +120,9 @@ def test_the_example_script_can_be_opened_in_a_browser(client: Client, settings:
     settings.VIGIL_LOCAL_TRUST = "everyone"
     example = (REPOSITORY / "examples" / "script" / "job.toml").read_text()
     html = text(client.post("/submit", {"toml": example, "side": "toml", "do": "submit"}))
-    told = html.split('id="f-script-directory-e"')[1].split("</div>")[0]
-    assert "upload a tar.gz of it, in the form under Code" in told
-    assert "`" not in html.split("</textarea>")[-1] + told
+    report = html.split('id="f-script-directory-e"')[1].split("</div>")[0]
+    assert "upload a tar.gz of it, in the form under Code" in report
+    assert "`" not in html.split("</textarea>")[-1] + report
     assert 'id="f-code"' in html
 
 
@@ -134,8 +134,8 @@ def test_everything_wrong_is_told_at_once_and_named_on_top(client: Client) -> No
     for field, name in (("project", "Project"), ("resources-time_limit", "Time limit"), ("run-global_batch", "Global")):
         assert f'<a href="#f-{field}">{name}' in say
     assert "32 does not divide over 3 ranks" in html.split('id="f-run-global_batch-e"')[1]
-    one = text(client.post("/submit", {"toml": SPEC.replace("steps = 20", "steps = 0"), "side": "toml"}))
-    assert 'One thing to fix: <a href="#f-run-steps">Steps</a>. <span class="muted">0 is too small' in one
+    item = text(client.post("/submit", {"toml": SPEC.replace("steps = 20", "steps = 0"), "side": "toml"}))
+    assert 'One thing to fix: <a href="#f-run-steps">Steps</a>. <span class="muted">0 is too small' in item
 
 
 def test_what_reads_a_broken_field_is_not_judged(client: Client) -> None:
@@ -148,13 +148,13 @@ def test_what_reads_a_broken_field_is_not_judged(client: Client) -> None:
 @pytest.mark.parametrize("table", ENTRIES)
 def test_refused_code_does_not_hold(client: Client, settings: Any, table: str) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
-    asked = {"toml": text_of(table), "side": "toml", "do": "submit"}
-    html = text(client.post("/submit", asked))
+    options = {"toml": text_of(table), "side": "toml", "do": "submit"}
+    html = text(client.post("/submit", options))
     assert f'One thing to fix: <a href="#f-{table}-directory">Directory</a>.' in html
     assert "Holds" not in html
-    html = text(client.post("/submit", {**asked, "code": SimpleUploadedFile("code.tgz", packed(other_py=""))}))
+    html = text(client.post("/submit", {**options, "code": SimpleUploadedFile("code.tgz", packed(other_py=""))}))
     assert f"{ENTRIES[table]} is not in the upload" in html.split(f'id="f-{table}-entry-e"')[1]
-    sent = {**asked, "code": SimpleUploadedFile("code.tgz", its_code(table))}
+    sent = {**options, "code": SimpleUploadedFile("code.tgz", its_code(table))}
     assert client.post("/submit", sent).status_code == 302
     assert Job.objects.get().spec[table]["entry"] == ENTRIES[table]
 
@@ -186,13 +186,13 @@ def test_another_kind_brings_its_own_fields(client: Client) -> None:
 
 def test_clients_of_ones_own_bring_a_file_to_choose(client: Client) -> None:
     spec = SPEC.partition("[run]")[0].replace('kind = "distributed"', 'kind = "federated"')
-    asked = {"toml": spec, "side": "form", "run.recipe": "client"}
-    html = text(client.post("/submit/sync", asked))
+    options = {"toml": spec, "side": "form", "run.recipe": "client"}
+    html = text(client.post("/submit/sync", options))
     assert "<legend>Your clients</legend>" in html
     assert 'type="file" id="f-code" name="code"' in html
     assert 'id="f-client-entry"' in html
     assert 'id="f-client-algorithm"' not in html
-    plain = text(client.post("/submit/sync", {**asked, "run.recipe": "vision"}))
+    plain = text(client.post("/submit/sync", {**options, "run.recipe": "vision"}))
     assert "f-code" not in plain
 
 

@@ -22,11 +22,11 @@ def mira():
 
 @pytest.fixture
 def sweep(mira):
-    made, _ = sweeps.submit(mira, SweepSpec.parse_toml(TOML), spec_toml=TOML)
+    created, _ = sweeps.submit(mira, SweepSpec.parse_toml(TOML), spec_toml=TOML)
     for index, loss in enumerate((2.5, 2.1, 2.9)):
-        rows = Attempt.objects.filter(job__sweep=made, job__sweep_index=index)
+        rows = Attempt.objects.filter(job__sweep=created, job__sweep_index=index)
         rows.update(state="running", latest={"loss": loss, "learning_rate": 1.0}, step=10 + index)
-    return made
+    return created
 
 
 def order(text: str) -> list[int]:
@@ -35,30 +35,30 @@ def order(text: str) -> list[int]:
 
 
 def measured(toml: str, mira, losses, **fields) -> Sweep:
-    made, _ = sweeps.submit(mira, SweepSpec.parse_toml(toml), spec_toml=toml)
+    created, _ = sweeps.submit(mira, SweepSpec.parse_toml(toml), spec_toml=toml)
     for index, loss in enumerate(losses):
-        rows = Attempt.objects.filter(job__sweep=made, job__sweep_index=index)
+        rows = Attempt.objects.filter(job__sweep=created, job__sweep_index=index)
         rows.update(latest={"loss": loss}, **{"state": "running", **fields})
-    return made
+    return created
 
 
 def seen_by_all(mira, sweep: Sweep) -> str:
     """The sentence on its page, which REST and the command line have, too."""
     client = lab.signed_in(mira)
     answer = client.get(f"/api/v1/sweeps/{sweep.pk}").json()
-    said = answer["standing"]["text"]
-    assert said in sweep_tables.sweep({**answer, "items": []})
-    said = said.replace("\xa0", " ")
-    assert said in reading.text(client.get(f"/sweeps/{sweep.pk}"))
-    return said
+    text = answer["standing"]["text"]
+    assert text in sweep_tables.sweep({**answer, "items": []})
+    text = text.replace("\xa0", " ")
+    assert text in reading.text(client.get(f"/sweeps/{sweep.pk}"))
+    return text
 
 
 def test_of_a_sweep_without_seeds_the_best_job_is_told(mira):
     toml = 'name = "rates"\n[sweep.over]\n"run.learning_rate" = [1e-3, 2e-3]\n'
-    made = measured(toml, mira, (2.5, 2.1))
-    assert seen_by_all(mira, made) == "Ahead by the lowest loss: rates-1 with learning_rate 0.002, 2.100."
-    assert lab.signed_in(mira).get(f"/sweeps/{made.pk}").content.decode().count("<tr id=") == 2
-    assert lab.signed_in(mira).get(f"/api/v1/sweeps/{made.pk}").json()["standing"]["settings"] == []
+    created = measured(toml, mira, (2.5, 2.1))
+    assert seen_by_all(mira, created) == "Ahead by the lowest loss: rates-1 with learning_rate 0.002, 2.100."
+    assert lab.signed_in(mira).get(f"/sweeps/{created.pk}").content.decode().count("<tr id=") == 2
+    assert lab.signed_in(mira).get(f"/api/v1/sweeps/{created.pk}").json()["standing"]["settings"] == []
 
 
 SEEDS = TOML.replace("[1, 2]", "[1, 2, 3]")
@@ -66,36 +66,36 @@ SEEDS = TOML.replace("[1, 2]", "[1, 2, 3]")
 
 def test_of_settings_and_seeds_the_best_mean_is_told_with_its_spread(mira):
     """The winner of all jobs, 1.9, is a lucky seed of the worse setting."""
-    made = measured(SEEDS, mira, (2.02, 2.0, 2.01, 2.9, 1.9, 2.9), state="completed", ended_at=timezone.now())
+    created = measured(SEEDS, mira, (2.02, 2.0, 2.01, 2.9, 1.9, 2.9), state="completed", ended_at=timezone.now())
     Attempt.objects.update(decided_at=timezone.now())
-    said = seen_by_all(mira, made)
-    assert said == (
+    text = seen_by_all(mira, created)
+    assert text == (
         "No significant difference in the lowest mean loss: learning_rate 0.001, 2.010 ± 0.010 over 3 seeds;"
         " learning_rate 0.002, 2.567 ± 0.577 over 3 seeds."
     )
     client = lab.signed_in(mira)
-    assert "data-best" not in client.get(f"/sweeps/{made.pk}").content.decode()
+    assert "data-best" not in client.get(f"/sweeps/{created.pk}").content.decode()
     Attempt.objects.filter(job__sweep_index=4).update(latest={"loss": 2.8})
-    said = seen_by_all(mira, made)
-    assert said.startswith(
+    text = seen_by_all(mira, created)
+    assert text.startswith(
         "Best by the lowest mean loss: learning_rate 0.001, 2.010 ± 0.010 over 3 seeds; next learning"
     )
-    page = client.get(f"/sweeps/{made.pk}").content.decode()
+    page = client.get(f"/sweeps/{created.pk}").content.decode()
     assert page.count(">best mean</span>") == 3
-    standing = client.get(f"/api/v1/sweeps/{made.pk}").json()["standing"]
-    assert standing["best"] == [job.pk for job in made.jobs.order_by("sweep_index")[:3]]
+    standing = client.get(f"/api/v1/sweeps/{created.pk}").json()["standing"]
+    assert standing["best"] == [job.pk for job in created.jobs.order_by("sweep_index")[:3]]
     first = standing["settings"][0]
     assert (first["values"], first["seeds"], first["spread"]) == ({"run.learning_rate": 0.001}, 3, pytest.approx(0.01))
 
 
 def test_seeds_that_diverged_or_are_not_measured_are_counted(mira):
-    made = measured(SEEDS, mira, (2.02, "NaN", 2.0, 2.9, 2.8))
-    assert "learning_rate 0.001, 2.010 ± 0.014 over 2 of 3 seeds" in seen_by_all(mira, made)
+    created = measured(SEEDS, mira, (2.02, "NaN", 2.0, 2.9, 2.8))
+    assert "learning_rate 0.001, 2.010 ± 0.014 over 2 of 3 seeds" in seen_by_all(mira, created)
     Attempt.objects.filter(job__sweep_index=4).update(latest={})
-    assert seen_by_all(mira, made).startswith("Only learning_rate 0.001 has been measured with two seeds: loss")
+    assert seen_by_all(mira, created).startswith("Only learning_rate 0.001 has been measured with two seeds: loss")
     Attempt.objects.filter(job__sweep_index=0).update(latest={})
-    said = seen_by_all(mira, made)
-    assert said == "No setting has been measured with two seeds yet, so none is ahead."
+    text = seen_by_all(mira, created)
+    assert text == "No setting has been measured with two seeds yet, so none is ahead."
 
 
 def test_the_table_sorts(mira, sweep):
@@ -116,10 +116,12 @@ def test_the_table_sorts(mira, sweep):
 
 def test_of_seeds_alone_none_is_best(mira):
     toml = 'name = "seeds"\n[run]\nsteps = 20\n[sweep.over]\n"run.seed" = [1, 2]\n'
-    made, _ = sweeps.submit(mira, SweepSpec.parse_toml(toml), spec_toml=toml)
+    created, _ = sweeps.submit(mira, SweepSpec.parse_toml(toml), spec_toml=toml)
     for index, loss in enumerate((2.5, 2.1)):
-        Attempt.objects.filter(job__sweep=made, job__sweep_index=index).update(state="running", latest={"loss": loss})
-    text = reading.text(lab.signed_in(mira).get(f"/sweeps/{made.pk}"))
+        Attempt.objects.filter(job__sweep=created, job__sweep_index=index).update(
+            state="running", latest={"loss": loss}
+        )
+    text = reading.text(lab.signed_in(mira).get(f"/sweeps/{created.pk}"))
     assert "No significant difference: loss 2.100 to 2.500 over 2 seeds." in text
     assert "Ahead" not in text
     assert "data-best" not in text

@@ -36,7 +36,7 @@ class Left:
     def ends(self, node: int = 0, *, incarnation: int = 0, **ranks: tuple[int | None, int | None, float]) -> None:
         """Write how ranks ended: r3=(exit code, signal, seconds before now)."""
         now = timezone.now().timestamp()
-        told = [
+        reports = [
             {
                 "rank": int(name[1:]), "pid": 4000 + int(name[1:]), "exit_code": code, "signal": number,
                 "ended_at": now - ago, "seconds": 60.0, "peak_mib": 2048, "by_us": number == 9 and ago == 0,
@@ -44,17 +44,17 @@ class Left:
             for name, (code, number, ago) in ranks.items()
         ]  # fmt: skip
         about = {"version": 1, "incarnation": incarnation, "node": "anything", "node_rank": node}
-        self.write(f"ends/{incarnation}.{node}.json", {**about, "ranks": told})
+        self.write(f"ends/{incarnation}.{node}.json", {**about, "ranks": reports})
 
     def look(self, node: int = 0, *, incarnation: int = 0, **more: Any) -> None:
-        told = {
+        payload = {
             "version": 1, "at": timezone.now().timestamp(), "incarnation": incarnation, "node": "anything",
             "node_rank": node, "gpus": [], "kernel": [], "nvidia_smi": "", "not_seen": {},
             "memory": {"version": 2, "path": "/", "oom_kills": 0, "peak_mib": 900, "limit_mib": 1024},
             "shm": {"total_mib": 64, "most_mib": 1},
             "disk": {"total_mib": 9000, "free_mib": 500, "inodes": 100, "inodes_free": 50, "problem": ""},
         }  # fmt: skip
-        self.write(f"looks/{incarnation}.{node}.json", told | more)
+        self.write(f"looks/{incarnation}.{node}.json", payload | more)
 
     def diagnosed(self, ended: AttemptEnd | None = None) -> tuple[Incident, dict[str, Any]]:
         assert ending.end(self.attempt, ended or AttemptEnd("failed", 1, result=self.failure))
@@ -67,4 +67,4 @@ class Left:
 
 
 def texts(told: dict[str, Any], role: str) -> list[str]:
-    return [one["text"] for one in told["evidence"] if one["role"] == role]
+    return [item["text"] for item in told["evidence"] if item["role"] == role]

@@ -47,35 +47,35 @@ def test_more_logs_than_may_be_open_at_once(left: Left, few_files: None) -> None
     for rank in range(300):
         left.write(f"logs/0.{rank}.log", ALONE)
     left.write("logs/0.299.log", OOM)
-    incident, told = left.diagnosed()
+    incident, report = left.diagnosed()
     assert (incident.cause, incident.rank) == ("memory.gpu_oom", 299)
-    assert not [one for one in told["not_seen"] if "log" in one and "kernel" not in one]
+    assert not [item for item in report["not_seen"] if "log" in item and "kernel" not in item]
 
 
 def test_one_log_that_cannot_be_read_is_one_that_was_not_seen(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_under, asked = rundir.open_under, []
+    open_under, requests = rundir.open_under, []
 
     def broken(root: Path, relative: str) -> int:
-        asked.append(relative)
-        if relative.endswith("logs/0.0.log") and asked.count(relative) > 1:  # it was there when they were listed
+        requests.append(relative)
+        if relative.endswith("logs/0.0.log") and requests.count(relative) > 1:  # it was there when they were listed
             raise OSError(errno.EIO, "Input/output error")
         return open_under(root, relative)
 
     left.write("logs/0.1.log", OOM)
     monkeypatch.setattr(rundir, "open_under", broken)
-    incident, told = left.diagnosed()
+    incident, report = left.diagnosed()
     assert incident.cause == "memory.gpu_oom"
-    assert "0.0.log: Input/output error" in told["not_seen"]
+    assert "0.0.log: Input/output error" in report["not_seen"]
 
 
 def test_of_too_many_ranks_the_launchers_logs_are_read(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "MOST_LOGS", 1)
     left.write("logs/launcher.1.log", FULL)
     left.write("logs/launcher.7.log", OOM)
-    incident, told = left.diagnosed()
+    incident, report = left.diagnosed()
     assert incident.cause == "storage.full"
-    assert "the logs of 1 ranks: only 1 are read" in told["not_seen"]
-    assert "launcher.7.log" not in str(told), "there are two nodes"
+    assert "the logs of 1 ranks: only 1 are read" in report["not_seen"]
+    assert "launcher.7.log" not in str(report), "there are two nodes"
 
 
 def test_a_requeued_attempt_goes_on_in_the_first_ones_log(left: Left) -> None:
@@ -91,18 +91,18 @@ def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.Mon
     left.ends(0, r0=(1, None, 2.0))
     left.ends(1, r1=(None, 11, 4.0), r3=(None, 11, 9.0))
     left.ends(2, r2=(None, 9, 30.0))
-    _, told = left.diagnosed()
-    said = " ".join(texts(told, "root") + texts(told, "confirmation"))
-    assert "rank 1 ended by SIGSEGV" in said
-    assert "rank 2" not in said
-    assert "rank 3" not in said
+    _, report = left.diagnosed()
+    text = " ".join(texts(report, "root") + texts(report, "confirmation"))
+    assert "rank 1 ended by SIGSEGV" in text
+    assert "rank 2" not in text
+    assert "rank 3" not in text
 
 
 def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collected, "MOST_S", -1.0)
-    incident, told = left.diagnosed()
+    incident, report = left.diagnosed()
     assert (incident.cause, incident.version) == ("unknown", 1)
-    assert {"logs of ranks: no time was left", "states of nodes: no time was left"} <= {*told["not_seen"]}
+    assert {"logs of ranks: no time was left", "states of nodes: no time was left"} <= {*report["not_seen"]}
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ class TestRecords:
         assert flight_recorder.parse_flight("0.1.json", self.flight(rank, range(3))) is None
 
     def test_halves_of_pairs(self) -> None:
-        told = [self.flight(0, range(3)), self.flight(1, range(3), "nccl:\ud800gather")]
-        flights = [flight for text in told if (flight := flight_recorder.parse_flight("0.1.json", text)) is not None]
+        reports = [self.flight(0, range(3)), self.flight(1, range(3), "nccl:\ud800gather")]
+        flights = [flight for text in reports if (flight := flight_recorder.parse_flight("0.1.json", text)) is not None]
         (sign,) = flight_recorder.signs_of_flights(flights)
         assert "called gather of [1]" in sign.text
         assert sign.text.encode()
@@ -173,7 +173,7 @@ class TestRecords:
         spied = "".join(f"Process {n}: python\nThread {n} (idle)\n    f (a.py:1)\n" for n in range(9_000))
         assert len(stacks.parse_stacks("spied.txt", spied)) == stacks.MOST_PROCESSES
         left.write("stacks/0.0.txt", spied)
-        assert not [one for one in left.diagnosed()[1]["evidence"] if one["file"] == "stacks/0.0.txt"]
+        assert not [item for item in left.diagnosed()[1]["evidence"] if item["file"] == "stacks/0.0.txt"]
 
 
 class TestTime:
@@ -188,12 +188,12 @@ class TestTime:
             logs = [log_from_text(lines + lines + last, f"0.{rank}.log") for rank, last in enumerate([ALONE, OOM])]
             verdicts.append(offline.diagnose_logs(logs))
         whole, late, over = verdicts
-        assert {(one.cause, one.rank) for one in verdicts} == {("memory.gpu_oom", 1)}
-        roots = [next(one for one in verdict.evidence if one.role == "root") for verdict in (whole, late)]
+        assert {(item.cause, item.rank) for item in verdicts} == {("memory.gpu_oom", 1)}
+        roots = [next(item for item in verdict.evidence if item.role == "root") for verdict in (whole, late)]
         assert roots[0].line == roots[1].line, "lines that are passed over are counted as long as there is time"
-        assert not [one for one in whole.unavailable if "in the middle" in one]
+        assert not [item for item in whole.unavailable if "in the middle" in item]
         for verdict in (late, over):
-            assert len([one for one in verdict.unavailable if "in the middle were skipped" in one]) == 2
+            assert len([item for item in verdict.unavailable if "in the middle were skipped" in item]) == 2
 
     def test_time_is_for_all_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = [1000.0]
@@ -212,4 +212,4 @@ class TestTime:
         read = offline.read_logs(
             [Log(f"0.{rank}.log", Slow(data), len(data)) for rank in range(5)], shipped_catalogue()
         )
-        assert [bool(one.limits) for one in read.scanned] == [False, False, True, True, True]
+        assert [bool(item.limits) for item in read.scanned] == [False, False, True, True, True]

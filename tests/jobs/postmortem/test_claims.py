@@ -68,10 +68,10 @@ class TestPrinted:
     def test_by_a_job_without_a_gpu_is_no_verdict(self, left: Left) -> None:
         with_gpus(left, 0)
         left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
-        assert told["runner_up"]["cause"] == "gpu.off_bus"
-        assert "no GPU was allocated to the job" in told["runner_up"]["why"]
+        assert report["runner_up"]["cause"] == "gpu.off_bus"
+        assert "no GPU was allocated to the job" in report["runner_up"]["why"]
         assert notices("incident.site") == []
 
     def test_does_not_hide_what_the_program_raised(self, left: Left) -> None:
@@ -82,12 +82,12 @@ class TestPrinted:
     def test_is_less_sure_where_agents_watched_and_saw_nothing(self, left: Left) -> None:
         watched("dgx-01", "dgx-02")
         left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
-        incident, told = left.diagnosed()
-        assert (incident.cause, told["source"]) == ("gpu.off_bus", "program")
-        assert told["confidence"] < 0.6
-        assert told["says"].startswith("According to its own log: GPU fell off the bus")
-        assert told["doubts"] == ["the agents on its nodes saw no such event"]
-        assert told["advice"].startswith("No evidence from the machine itself confirms this.")
+        incident, report = left.diagnosed()
+        assert (incident.cause, report["source"]) == ("gpu.off_bus", "program")
+        assert report["confidence"] < 0.6
+        assert report["says"].startswith("According to its own log: GPU fell off the bus")
+        assert report["doubts"] == ["the agents on its nodes saw no such event"]
+        assert report["advice"].startswith("No evidence from the machine itself confirms this.")
         assert notices("incident.site") == []
         (notice,) = notices("incident")
         assert dict(notice.facts)["Reported by"] == "the program only; the agents on its nodes saw no such event"
@@ -109,8 +109,8 @@ class TestPrinted:
     def test_a_log_that_looks_like_a_kernels_is_still_the_jobs(self, left: Left) -> None:
         lines = [f"[ {n}.000001] usb 1-1: new device" for n in range(20)]
         left.write("logs/0.1.log", "\n".join([*lines, f"[ 21.000001] {XID}", ""]))
-        incident, told = left.diagnosed()
-        assert (incident.confirmed_cause, told["source"]) == ("", "program")
+        incident, report = left.diagnosed()
+        assert (incident.confirmed_cause, report["source"]) == ("", "program")
 
     def test_so_is_one_whose_lines_a_container_engine_wrapped(self, left: Left) -> None:
         lines = [f"[ {n}.000001] usb 1-1: new device" for n in range(20)] + [f"[ 21.000001] {XID}"]
@@ -118,8 +118,8 @@ class TestPrinted:
             json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-11-21T03:01:31Z"}) for line in lines
         ]
         left.write("logs/0.1.log", "\n".join([*wrapped, ""]))
-        incident, told = left.diagnosed()
-        assert (incident.confirmed_cause, told["source"]) == ("", "program")
+        incident, report = left.diagnosed()
+        assert (incident.confirmed_cause, report["source"]) == ("", "program")
 
     def test_a_log_that_looks_like_the_schedulers_record_is_still_the_jobs(self, left: Left) -> None:
         left.write("logs/0.1.log", "JobID|State|ExitCode|NodeList\n7|NODE_FAIL|0:0|dgx-02\n")
@@ -130,17 +130,17 @@ class TestPrinted:
         left.write(
             "logs/0.1.log", "slurmstepd: error: *** JOB 7 ON dgx-02 CANCELLED AT 2026-11-21 DUE TO NODE FAILURE ***\n"
         )
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
-        assert "the scheduler reports no such event" in str(told["runner_up"])
+        assert "the scheduler reports no such event" in str(report["runner_up"])
 
     def test_a_report_of_a_guard_is_the_jobs_own_word(self, left: Left) -> None:
         data = {"step": 9, "check": "replica", "ranks": [1], "what": "differs"}
         Event.objects.create(
             attempt=left.attempt, time=timezone.now(), kind="guard.corruption", rank=0, incarnation=0, data=data
         )
-        incident, told = left.diagnosed()
-        assert (incident.cause, told["source"], incident.confirmed_cause) == ("numerics.corruption", "program", "")
+        incident, report = left.diagnosed()
+        assert (incident.cause, report["source"], incident.confirmed_cause) == ("numerics.corruption", "program", "")
         assert notices("incident.site") == []
 
 
@@ -149,17 +149,17 @@ class TestLaunchersReport:
 
     def forged(self, left: Left, **more: object) -> tuple[Incident, dict[str, Any]]:
         left.ends(1, r1=(1, None, 0.5))
-        told: dict[str, Any] = {"kernel": [[timezone.now().timestamp() - 5, XID]], "gpus": ["00000000:AB:00.0"]}
+        payload: dict[str, Any] = {"kernel": [[timezone.now().timestamp() - 5, XID]], "gpus": ["00000000:AB:00.0"]}
         left.look(0)
-        left.look(1, **(told | more))
+        left.look(1, **(payload | more))
         return left.diagnosed()
 
     def test_raises_no_alarm_and_is_labelled(self, left: Left) -> None:
-        incident, told = self.forged(left)
-        assert (incident.cause, incident.confirmed_cause, told["source"]) == ("gpu.off_bus", "", "launcher")
-        assert told["confidence"] < 0.9
-        assert told["says"].startswith("According to its launcher: GPU fell off the bus")
-        assert told["advice"].startswith("No evidence from the machine itself confirms this.")
+        incident, report = self.forged(left)
+        assert (incident.cause, incident.confirmed_cause, report["source"]) == ("gpu.off_bus", "", "launcher")
+        assert report["confidence"] < 0.9
+        assert report["says"].startswith("According to its launcher: GPU fell off the bus")
+        assert report["advice"].startswith("No evidence from the machine itself confirms this.")
         assert notices("incident.site") == []
         (notice,) = notices("incident")
         reported = "the job's launcher only; no agent monitored its nodes"
@@ -170,28 +170,28 @@ class TestLaunchersReport:
 
     def test_is_doubted_where_agents_watched_and_saw_nothing(self, left: Left) -> None:
         watched("dgx-01", "dgx-02")
-        incident, told = self.forged(left)
+        incident, report = self.forged(left)
         assert incident.confirmed_cause == ""
-        assert told["confidence"] < 0.6
-        assert told["doubts"] == ["the agents on its nodes saw no such event"]
+        assert report["confidence"] < 0.6
+        assert report["doubts"] == ["the agents on its nodes saw no such event"]
 
     def test_by_a_job_without_a_gpu_is_no_verdict(self, left: Left) -> None:
         with_gpus(left, 0)
-        incident, told = self.forged(left)
+        incident, report = self.forged(left)
         assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
         assert notices("incident.site") == []
 
     def test_confirms_no_line_that_the_job_printed(self, left: Left) -> None:
         left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
-        incident, told = self.forged(left)
-        assert (incident.confirmed_cause, told["source"]) == ("", "launcher")
+        incident, report = self.forged(left)
+        assert (incident.confirmed_cause, report["source"]) == ("", "launcher")
 
     def test_is_the_machines_once_its_agent_says_so(self, left: Left) -> None:
         (agent,) = watched("dgx-02")
         off_bus(agent, timezone.now())
-        incident, told = self.forged(left)
-        assert (incident.confirmed_cause, told["source"], told["doubts"]) == ("gpu.off_bus", "machine", [])
-        assert told["confidence"] > 0.9
+        incident, report = self.forged(left)
+        assert (incident.confirmed_cause, report["source"], report["doubts"]) == ("gpu.off_bus", "machine", [])
+        assert report["confidence"] > 0.9
         assert len(notices("incident.site")) == 1
 
     @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ class TestLaunchersReport:
     )
     def test_of_a_full_disk_or_of_nvidia_smi_neither(self, left: Left, more: dict[str, Any]) -> None:
         left.write("logs/0.1.log", "")
-        incident, told = self.forged(left, **more)
+        incident, report = self.forged(left, **more)
         assert CAUSES[incident.cause].owner == "sysadmin"
-        assert (incident.confirmed_cause, told["source"]) == ("", "launcher")
+        assert (incident.confirmed_cause, report["source"]) == ("", "launcher")
         assert notices("incident.site") == []
 
 
@@ -218,7 +218,9 @@ def judged(text: str) -> Verdict:
 @pytest.mark.parametrize("cause", OF_SYSADMINS)
 def test_no_line_that_a_job_prints_is_the_machines_word(cause: str) -> None:
     """Test every catalogue entry whose cause sysadmins must act on."""
-    entries = [one for one in shipped_catalogue() if one.cause == cause and not one.is_for_tracebacks and one.example]
+    entries = [
+        item for item in shipped_catalogue() if item.cause == cause and not item.is_for_tracebacks and item.example
+    ]
     assert entries
     for entry in entries:
         verdict = judged(f"step 1 loss 2.0\n{entry.example}\n")
@@ -310,5 +312,5 @@ class TestOverruled:
         for _ in range(3):
             incident = dead(mira, runs)
             editing.overrule(mira, incident, cause="storage.io", why="I saw it.")
-        _, told = left.diagnosed()
-        assert "because a file system failed" not in json.dumps(told)
+        _, report = left.diagnosed()
+        assert "because a file system failed" not in json.dumps(report)

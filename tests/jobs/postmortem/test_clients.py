@@ -54,12 +54,12 @@ class TestClients:
         incident, verdict = federated.diagnosed()
         assert (incident.cause, incident.rank) == ("federated.quorum", None)
         assert incident.says.startswith("Too few clients responded: round 7 was lost 3 times: 5 of the 6")
-        (said,) = texts(verdict, "context")
-        assert said.startswith(
+        (text,) = texts(verdict, "context")
+        assert text.startswith(
             "client 5 dropped out in round 7: LookupError: the disk of owner 5 is gone\n"
             '  File "/opt/vigil/training/federated/working.py"'
         )
-        assert '  File "/home/mira/recipes/wards.py", line 49, in batch\n    raise LookupError(' in said
+        assert '  File "/home/mira/recipes/wards.py", line 49, in batch\n    raise LookupError(' in text
 
     def test_all_failed_by_the_first_ones_error(self, federated: Left) -> None:
         for client in range(5):

@@ -28,9 +28,9 @@ class TestEnds:
     def test_a_killed_rank_is_named_with_its_node_and_its_memory(self, left: Left) -> None:
         left.ends(0, r0=(1, None, 0.1))
         left.ends(1, r1=(None, 9, 0.5))
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.rank, incident.node) == ("unknown", 1, "dgx-02")
-        assert texts(told, "root") == ["rank 1 ended by SIGKILL after 60.0 s, with 2,048 MiB peak resident memory"]
+        assert texts(report, "root") == ["rank 1 ended by SIGKILL after 60.0 s, with 2,048 MiB peak resident memory"]
 
     def test_the_one_that_ended_first_began_it(self, left: Left) -> None:
         """Both raise, and nothing in their logs says when."""
@@ -40,8 +40,8 @@ class TestEnds:
         left.write("logs/0.1.log", 'Traceback (most recent call last):\n  File "b.py", line 1, in g\nKeyError: 1\n')
         left.ends(0, r0=(1, None, 1.0))
         left.ends(1, r1=(1, None, 31.0))
-        incident, told = left.diagnosed()
-        assert (incident.cause, incident.rank, told["exception"]) == ("program.exception", 1, "KeyError")
+        incident, report = left.diagnosed()
+        assert (incident.cause, incident.rank, report["exception"]) == ("program.exception", 1, "KeyError")
 
     def test_a_peer_that_was_quicker_to_leave_did_not_begin_it(self) -> None:
         ends = [
@@ -57,8 +57,8 @@ class TestEnds:
         left.ends(0, incarnation=0, r0=(None, 11, 60.0))
         left.ends(0, incarnation=1, r0=(1, None, 1.0))
         left.write("logs/1.0.log", ALONE)
-        incident, told = left.diagnosed()
-        assert "SIGSEGV" not in str(told)
+        incident, report = left.diagnosed()
+        assert "SIGSEGV" not in str(report)
         mine = Incident.objects.create(
             attempt=left.attempt,
             incarnation=0,
@@ -83,9 +83,9 @@ class TestEnds:
         os.mkfifo(left.folder / "looks/0.2.json")
         left.write("looks/0.3.json", " " * (node_snapshot.MOST_BYTES + 1))
         left.write("ends/0.1.json", '{"ranks": [{"rank": 5}, 7, {"rank": "x"}, {"rank": 1, "ended_at": 1e400}]}')
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert incident.version == 1
-        assert "memory and disk of dgx-01, dgx-02: no snapshot was taken" in told["not_seen"]
+        assert "memory and disk of dgx-01, dgx-02: no snapshot was taken" in report["not_seen"]
 
 
 class TestRanks:
@@ -114,12 +114,12 @@ class TestRanks:
         left.write("stacks/0.0.txt", waits + 'in all_reduce\n  File "/home/mira/train.py", line 44 in main\n')
         left.write("heartbeat/0.0", {"incarnation": 0, "phase": "step", "step": 42, "begun": 42, "monotonic": 1.0})
         left.write("heartbeat/0.1", {"incarnation": 0, "phase": "data", "step": 41, "begun": 41, "monotonic": 1.0})
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.rank) == ("collective.timeout", 1)
-        assert told["frame"] == "/home/mira/data.py:read_batch"
-        said = texts(told, "confirmation")
-        assert "rank 1 was in read_batch (/home/mira/data.py:88), while the others waited for it" in said
-        assert "rank 1 was at step 41 (data), others up to 42" in said
+        assert report["frame"] == "/home/mira/data.py:read_batch"
+        text = texts(report, "confirmation")
+        assert "rank 1 was in read_batch (/home/mira/data.py:88), while the others waited for it" in text
+        assert "rank 1 was at step 41 (data), others up to 42" in text
 
     def test_what_the_guards_found_where_no_log_is_left(self, left: Left) -> None:
         for log in (left.folder / "logs").iterdir():
@@ -131,10 +131,10 @@ class TestRanks:
         ranks = [{"rank": 1, "loss": "NaN", "output": "blocks.11.mlp", "gradient": "", "parameters": []}]
         left.write("numerics/step-1204.json", {"step": 1204, "losses": {"0": 2.1, "1": "NaN"}, "ranks": ranks})
         left.ends(1, r1=(1, None, 0.5))
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.rank, incident.node) == ("numerics.nan", 1, "dgx-02")
-        said = "step 1,204 done again: 1 of 2 ranks had a loss that is not finite, first in the output of blocks.11.mlp"
-        assert said in texts(told, "confirmation")
+        text = "step 1,204 done again: 1 of 2 ranks had a loss that is not finite, first in the output of blocks.11.mlp"
+        assert text in texts(report, "confirmation")
 
     def test_a_rank_cannot_name_a_node(self, left: Left) -> None:
         data = {"step": 9, "check": "replica", "ranks": [1], "what": "differs", "node": "dgx-77"}
@@ -142,9 +142,9 @@ class TestRanks:
             attempt=left.attempt, time=timezone.now(), kind="guard.corruption", rank=0, incarnation=0, data=data
         )
         left.ends(1, r1=(1, None, 0.5))
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.rank, incident.node) == ("numerics.corruption", 1, "dgx-02")
-        assert "dgx-77" not in str(told)
+        assert "dgx-77" not in str(report)
 
 
 class TestHistory:
@@ -161,10 +161,10 @@ class TestHistory:
         )
         raised = "CheckpointError: step-400 can't be resumed from: it was found damaged: see the file DAMAGED in it\n"
         left.write("logs/0.1.log", raised)
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert incident.cause == "checkpoint.corrupt"
-        assert "step-400 was found damaged: its sha256 differs" in texts(told, "confirmation")
-        assert "to go on from there was step-200" in texts(told, "context")
+        assert "step-400 was found damaged: its sha256 differs" in texts(report, "confirmation")
+        assert "to go on from there was step-200" in texts(report, "context")
 
     def test_what_changed_since_the_attempt_before_is_told_and_no_reason(self, left: Left) -> None:
         left.write("environment.json", CAPTURED)
@@ -176,9 +176,9 @@ class TestHistory:
             job=left.attempt.job, number=2, directory="attempt-2", state="running", nodes=["dgx-01"], scheduler_id="8"
         )
         Job.objects.filter(pk=attempt.job_id).update(latest=attempt)
-        incident, told = Left(attempt, later, left.failure).diagnosed()
+        incident, report = Left(attempt, later, left.failure).diagnosed()
         assert incident.cause == "unknown"
-        assert texts(told, "context") == ["changed since attempt 1: numpy 2.4.6 → 2.5.0"]
+        assert texts(report, "context") == ["changed since attempt 1: numpy 2.4.6 → 2.5.0"]
 
     def test_others_that_failed_are_counted_and_never_named(self, left: Left) -> None:
         left.write("logs/0.1.log", "OSError: [Errno 116] Stale file handle: '/data/shard-7'\n")
@@ -196,13 +196,13 @@ class TestHistory:
         Incident.objects.create(
             attempt=far, project=far.job.project, at=timezone.now() - timedelta(minutes=3), cause="storage.io"
         )
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert incident.cause == "storage.io"
-        said = "4 other jobs failed within two minutes, 3 of them for the same cause: file system error"
-        assert said in texts(told, "confirmation")
-        assert "4 other jobs failed on dgx-02 within 10 minutes" in texts(told, "context")
-        assert "secret" not in str(told)
-        assert "eve" not in str(told["evidence"])
+        text = "4 other jobs failed within two minutes, 3 of them for the same cause: file system error"
+        assert text in texts(report, "confirmation")
+        assert "4 other jobs failed on dgx-02 within 10 minutes" in texts(report, "context")
+        assert "secret" not in str(report)
+        assert "eve" not in str(report["evidence"])
 
 
 class TestCluster:
@@ -210,15 +210,15 @@ class TestCluster:
         now = timezone.now()
         Node.objects.create(name="dgx-01", state="idle")
         Node.objects.create(name="dgx-02", state="down", reason="Not responding", reason_at=now)
-        incident, told = left.diagnosed(AttemptEnd("node_fail"))
+        incident, report = left.diagnosed(AttemptEnd("node_fail"))
         assert (incident.cause, incident.node) == ("scheduler.node_fail", "dgx-02")
-        assert "dgx-02 is down: Not responding" in texts(told, "context")
+        assert "dgx-02 is down: Not responding" in texts(report, "context")
 
     def test_a_drain_around_the_end_is_told(self, left: Left) -> None:
         NodeOrder.objects.create(node="dgx-01", action="drain", reason="a fan", state="done", ended_at=timezone.now())
         NodeOrder.objects.create(node="dgx-03", action="drain", reason="other", state="done", ended_at=timezone.now())
-        _, told = left.diagnosed()
-        assert texts(told, "context") == ["dgx-01 was drained: a fan"]
+        _, report = left.diagnosed()
+        assert texts(report, "context") == ["dgx-01 was drained: a fan"]
 
     @pytest.mark.parametrize("temperature_c", [60, 85, 86, 88])
     def test_a_gpu_that_is_hot(self, left: Left, temperature_c: int) -> None:
@@ -230,8 +230,8 @@ class TestCluster:
         for gpu in Gpu.objects.all():
             since = timezone.now() - timedelta(minutes=30)
             Holding.objects.create(gpu=gpu, agent=machine.agent, scheduler_id="7", source="scheduler", since=since)
-        _, told = left.diagnosed()
-        log = [one["text"] for one in told["evidence"] if one["cause"] == "gpu.thermal"]
+        _, report = left.diagnosed()
+        log = [item["text"] for item in report["evidence"] if item["cause"] == "gpu.thermal"]
         expected = f"GPU 1 of dgx-02 was at {temperature_c} °C; it slows down at 89 °C"
         assert log == ([expected] if is_hot(temperature_c, 89) else [])
 
@@ -242,7 +242,7 @@ class TestCluster:
         host = {"memory_used_mib": 1019.0, "memory_total_mib": 1024.0}
         assert machine.post(machine.facts(now - 60)).status_code == 200
         assert machine.post(machine.batch(now - 30, host=host)).status_code == 200
-        incident, told = left.diagnosed()
-        assert (incident.cause, told["confidence"]) == ("memory.host_oom", 0.75)
-        said = "memory of dgx-02 was 100% full in the last 2 minutes"
-        assert said in texts(told, "root") + texts(told, "confirmation")
+        incident, report = left.diagnosed()
+        assert (incident.cause, report["confidence"]) == ("memory.host_oom", 0.75)
+        text = "memory of dgx-02 was 100% full in the last 2 minutes"
+        assert text in texts(report, "root") + texts(report, "confirmation")

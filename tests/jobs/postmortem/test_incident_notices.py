@@ -159,8 +159,8 @@ def test_the_oldest_of_a_storm_is_told_too(die: Die) -> None:
     oldest = die().attempt
     attempts = [Attempt(job=oldest.job, number=n, origin=oldest.origin) for n in range(2, 1002)]
     Incident.objects.bulk_create(
-        Incident(attempt=one, project=oldest.job.project, at=timezone.now())
-        for one in Attempt.objects.bulk_create(attempts)
+        Incident(attempt=attempt, project=oldest.job.project, at=timezone.now())
+        for attempt in Attempt.objects.bulk_create(attempts)
     )
     assert incident_notices.notify_new() == 1
 

@@ -74,9 +74,9 @@ def test_a_bad_end_is_an_incident_with_a_verdict(attempt: Attempt, runs: Path) -
     assert (incident.cause, incident.rank, incident.version) == ("program.exception", 1, 1)
     assert incident.says == "Unhandled exception on rank 1: KeyError: 'label'."
     assert incident.fingerprint
-    told = of_today(incident).verdict
-    assert [(one["file"], one["line"]) for one in told["evidence"] if one["role"] == "root"] == [("0.1.log", 5)]
-    assert told["exception"] == "KeyError"
+    verdict = of_today(incident).verdict
+    assert [(item["file"], item["line"]) for item in verdict["evidence"] if item["role"] == "root"] == [("0.1.log", 5)]
+    assert verdict["exception"] == "KeyError"
 
 
 def test_of_what_nobody_knows_none_are_alike(attempt: Attempt, runs: Path) -> None:
@@ -144,10 +144,10 @@ def test_one_that_a_worker_dies_of_is_left_alone_for_a_while(attempt: Attempt, m
 def test_a_first_verdict_that_is_waited_for_comes_before_all_others(attempt: Attempt) -> None:
     ended = fail(attempt)
     other = attempt_of(job_of(), scheduler_id="8")
-    told = {"project": other.job.project, "at": timezone.now()}
+    payload = {"project": other.job.project, "at": timezone.now()}
     ago = [timezone.now() - timedelta(seconds=seconds) for seconds in (30, 20)]
-    again = Incident.objects.create(attempt=other, version=1, due_at=ago[1], **told)
-    in_place = Incident.objects.create(attempt=other, incarnation=0, due_at=ago[0], **told)
+    again = Incident.objects.create(attempt=other, version=1, due_at=ago[1], **payload)
+    in_place = Incident.objects.create(attempt=other, incarnation=0, due_at=ago[0], **payload)
     assert list(Incident.objects.due()) == [ended, in_place, again]
 
 
@@ -316,8 +316,8 @@ def test_what_the_scheduler_says_where_no_log_is_left(attempt: Attempt) -> None:
     incident = Incident.objects.get()
     assert incident.cause == "scheduler.time_limit"
     not_seen = of_today(incident).verdict["not_seen"]
-    assert any("logs" in one for one in not_seen)
-    assert any("dgx-01, dgx-02: no agent" in one for one in not_seen)
+    assert any("logs" in item for item in not_seen)
+    assert any("dgx-01, dgx-02: no agent" in item for item in not_seen)
 
 
 def test_a_log_that_is_a_link_a_pipe_or_a_device_is_not_read(attempt: Attempt, runs: Path, tmp_path: Path) -> None:

@@ -27,17 +27,17 @@ LOGIN = f"CalledProcessError: Command 'wandb login {KEY}' returned 1"
 def incident() -> Incident:
     """Return one that was diagnosed by an older release, which did not know this form of a secret."""
     job = a_job(person("mira", a_project()), a_project(), state="failed")
-    made = Incident.objects.create(
+    created = Incident.objects.create(
         attempt=job.latest, project=job.project, at=timezone.now(), version=1, cause="program.exception", confidence=0.9
     )
     evidence = [{"role": "root", "text": LOGIN, "file": "0.1.log", "line": 5, "cause": "program.exception"}]
-    told = {"cause": "program.exception", "says": "It raised.", "advice": "Read.", "evidence": evidence, "title": ""}
+    payload = {"cause": "program.exception", "says": "It raised.", "advice": "Read.", "evidence": evidence, "title": ""}
     rest = {"runner_up": None, "ruled_out": [], "not_seen": [], "rank": 1, "node": "", "exception": "", "frame": ""}
     Diagnosis.objects.create(
-        incident=made, version=1, cause="program.exception", confidence=0.9,
-        verdict={**told, **rest, "confidence": 0.9, "owner": "researcher", "doing": "", "entry": ""},
+        incident=created, version=1, cause="program.exception", confidence=0.9,
+        verdict={**payload, **rest, "confidence": 0.9, "owner": "researcher", "doing": "", "entry": ""},
     )  # fmt: skip
-    return made
+    return created
 
 
 @pytest.mark.parametrize("door", ["page", "markdown", "rest", "rest markdown", "overview"])
@@ -96,6 +96,6 @@ def test_a_notice_goes_out_without_it() -> None:
     notify.raise_notice("k", kind="k", to=SYSADMINS, title=LOGIN, detail=LOGIN, facts=[("Sign", LOGIN)])
     notice = Notice.objects.get()
     assert "wandb login" in notice.title
-    told = f"{notice.title} {notice.detail} {notice.facts}"
-    told += json.dumps(list(Delivery.objects.values_list("title", "content")), default=str)
-    assert KEY not in told
+    text = f"{notice.title} {notice.detail} {notice.facts}"
+    text += json.dumps(list(Delivery.objects.values_list("title", "content")), default=str)
+    assert KEY not in text

@@ -22,25 +22,25 @@ class TestLook:
         left.ends(1, r1=(None, 9, 0.5))
         left.look(0)
         left.look(1, memory={"oom_kills": 1, "peak_mib": 65_536, "limit_mib": 65_536})
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.rank, incident.node) == ("memory.host_oom", 1, "dgx-02")
-        assert texts(told, "root") == ["a process was killed for memory: 64.0 of 64.0 GiB were used at the most"]
-        assert told["confidence"] > 0.9
+        assert texts(report, "root") == ["a process was killed for memory: 64.0 of 64.0 GiB were used at the most"]
+        assert report["confidence"] > 0.9
 
     def test_a_kill_that_was_not_for_memory(self, left: Left) -> None:
         left.ends(1, r1=(None, 9, 0.5))
         left.look(0)
         left.look(1)
-        incident, told = left.diagnosed()
-        assert (incident.cause, told["runner_up"]) == ("unknown", None)
-        assert "memory.host_oom" in [one["cause"] for one in told["ruled_out"]]
+        incident, report = left.diagnosed()
+        assert (incident.cause, report["runner_up"]) == ("unknown", None)
+        assert "memory.host_oom" in [item["cause"] for item in report["ruled_out"]]
 
     def test_a_kernel_that_counts_no_kills(self, left: Left) -> None:
         left.ends(1, r1=(None, 9, 0.5))
         left.look(1, memory={"oom_kills": None, "peak_mib": 1023, "limit_mib": 1024})
-        incident, told = left.diagnosed()
-        assert (incident.cause, told["confidence"]) == ("memory.host_oom", 0.75)
-        assert "memory was full: 1.0 of 1.0 GiB were used at the most" in texts(told, "confirmation")
+        incident, report = left.diagnosed()
+        assert (incident.cause, report["confidence"]) == ("memory.host_oom", 0.75)
+        assert "memory was full: 1.0 of 1.0 GiB were used at the most" in texts(report, "confirmation")
 
     def test_memory_of_others_in_the_same_group(self, left: Left) -> None:
         left.ends(1, r1=(1, None, 0.5))
@@ -64,9 +64,9 @@ class TestLook:
         left.write("logs/0.1.log", "")
         left.ends(1, r1=(1, None, 0.5))
         left.look(1, disk=disk)
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.node) == ("storage.full", "dgx-02")
-        assert told["confidence"] == 0.75
+        assert report["confidence"] == 0.75
 
     @pytest.mark.parametrize("bus", ["00000000:AB:00.0", "0000:ab:00.0", "AB:00.0"])
     def test_what_the_kernel_said_goes_through_the_catalogue(self, left: Left, bus: str) -> None:
@@ -74,9 +74,9 @@ class TestLook:
         left.ends(1, r1=(1, None, 0.5))
         left.look(0)
         left.look(1, kernel=[[now - 5, XID]], gpus=[bus])
-        incident, told = left.diagnosed()
+        incident, report = left.diagnosed()
         assert (incident.cause, incident.node) == ("gpu.off_bus", "dgx-02")
-        root = next(one for one in told["evidence"] if one["role"] == "root")
+        root = next(item for item in report["evidence"] if item["role"] == "root")
         assert root["file"] == "snapshot of dgx-02: kernel"
         assert abs(root["at"] - (now - 5)) < 0.01
 
@@ -102,8 +102,8 @@ class TestLook:
         at = timezone.now().timestamp() - ago
         left.ends(1, r1=(None, 9, 0.5))
         block = ("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0", " out_of_memory+0x214/0x500")
-        said = (*block, "memory: usage 65536kB, limit 65536kB, failcnt 19", kill, OOM)
-        left.look(1, kernel=[[at, line] for line in said], memory={"path": "/job_7", "oom_kills": None})
+        messages = (*block, "memory: usage 65536kB, limit 65536kB, failcnt 19", kill, OOM)
+        left.look(1, kernel=[[at, line] for line in messages], memory={"path": "/job_7", "oom_kills": None})
         assert left.diagnosed()[0].cause == cause
 
     def test_of_many_restarts_the_one_that_failed(self, left: Left) -> None:
@@ -112,27 +112,27 @@ class TestLook:
             left.ends(0, incarnation=number, r0=(40 + number, None, 1.0))
             left.look(0, incarnation=number)
         left.write("logs/10.0.log", ALONE)
-        _, told = left.diagnosed()
-        assert "rank 0 ended with exit code 50" in texts(told, "root")[0]
-        assert "memory and disk of dgx-02: no snapshot was taken" in told["not_seen"]
+        _, report = left.diagnosed()
+        assert "rank 0 ended with exit code 50" in texts(report, "root")[0]
+        assert "memory and disk of dgx-02: no snapshot was taken" in report["not_seen"]
 
     @pytest.mark.parametrize(("own", "cause"), [("AB", "gpu.ecc"), ("17", "unknown")])
     def test_what_a_driver_said_of_its_own_gpus(self, left: Left, own: str, cause: str) -> None:
         left.ends(1, r1=(1, None, 0.5))
-        said = "\n==============NVSMI LOG==============\n\nDriver Version : 570.86.15\n"
+        text = "\n==============NVSMI LOG==============\n\nDriver Version : 570.86.15\n"
         for bus, failed in (("17", "No"), ("AB", "Yes")):
-            said += (
+            text += (
                 f"\nGPU 00000000:{bus}:00.0\n    Remapped Rows\n        Remapping Failure Occurred        : {failed}\n"
             )
-        left.look(1, nvidia_smi=said, gpus=[f"00000000:{own}:00.0"])
+        left.look(1, nvidia_smi=text, gpus=[f"00000000:{own}:00.0"])
         assert left.diagnosed()[0].cause == cause
 
     def test_it_says_what_it_could_not_see(self, left: Left) -> None:
         left.ends(1, r1=(1, None, 0.5))
         left.look(0, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
         left.look(1, not_seen={"kernel": "/dev/kmsg: Operation not permitted"})
-        _, told = left.diagnosed()
-        assert "kernel (/dev/kmsg: Operation not permitted) on dgx-01, dgx-02" in told["not_seen"]
+        _, report = left.diagnosed()
+        assert "kernel (/dev/kmsg: Operation not permitted) on dgx-01, dgx-02" in report["not_seen"]
 
     @settings(max_examples=examples(60), deadline=None)
     @given(
@@ -154,8 +154,8 @@ class TestLook:
     def test_whatever_stands_in_the_files(self, told: object) -> None:
         table = {"version": 1, "at": 5.0, **(told if isinstance(told, dict) else {"kernel": told, "ranks": told})}
         ends = rank_exits.parse_exits(table, node="a")
-        look = node_snapshot.parse_snapshot(table | {"version": 1, "at": 5.0}, node="a")
-        assert look is not None
-        assert isinstance(node_snapshot.signs_of_snapshot(look, ends) + rank_exits.signs_of_exits(ends), list)
-        for log in node_snapshot.logs_of_snapshot(look, ends):
+        snapshot = node_snapshot.parse_snapshot(table | {"version": 1, "at": 5.0}, node="a")
+        assert snapshot is not None
+        assert isinstance(node_snapshot.signs_of_snapshot(snapshot, ends) + rank_exits.signs_of_exits(ends), list)
+        for log in node_snapshot.logs_of_snapshot(snapshot, ends):
             log.close()

@@ -46,9 +46,9 @@ def ops() -> User:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the queued parts, which a test runs by hand."""
-    asked: list[int] = []
-    monkeypatch.setattr(replay, "enqueue", asked.append)
-    return asked
+    requests: list[int] = []
+    monkeypatch.setattr(replay, "enqueue", requests.append)
+    return requests
 
 
 @pytest.fixture(autouse=True)
@@ -134,10 +134,10 @@ def test_logs_that_are_gone_and_those_that_take_long_are_passed_over(ops: User, 
 
 def test_an_entry_that_agrees_with_a_person_is_seen_to(ops: User, fail: Fail) -> None:
     judged = fail("storage.io", r0_0=f"step 1 loss 2.0\n{LINE}\n")
-    said = Diagnosis.objects.get().cause
-    assert said != judged.cause == "storage.io"
+    diagnosis = Diagnosis.objects.get().cause
+    assert diagnosis != judged.cause == "storage.io"
     (change,) = through(replay.start(ops, OURS)).changes
-    assert (change["before"], change["after"], change["by_person"]) == (said, "storage.io", "storage.io")
+    assert (change["before"], change["after"], change["by_person"]) == (diagnosis, "storage.io", "storage.io")
 
 
 def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User, fail: Fail) -> None:
@@ -153,12 +153,12 @@ def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User
 def test_what_is_due_comes_first(ops: User, fail: Fail, hurried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     fail(r0_0=f"{LINE}\n")
     begun = replay.start(ops, OURS)
-    asked: list[int] = []
-    monkeypatch.setattr(incidents, "enqueue", lambda number=0: asked.append(number))
+    requests: list[int] = []
+    monkeypatch.setattr(incidents, "enqueue", lambda number=0: requests.append(number))
     Incident.objects.update(due_at=timezone.now())
     replay.run_slice(begun.pk)
     begun.refresh_from_db()
-    assert (begun.place, asked, hurried[-1]) == (0, [0], begun.pk)
+    assert (begun.place, requests, hurried[-1]) == (0, [0], begun.pk)
 
 
 def test_it_goes_on_in_pieces(ops: User, fail: Fail, hurried: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,17 +275,17 @@ class TestExamples:
     def scored(self, tmp_path: Path, *options: str) -> dict[str, Any]:
         path = tmp_path / "cases.jsonl"
         path.write_text("".join(json.dumps(example) + "\n" for example in examples.examples()))
-        made = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", *options, str(path)])
-        assert made.exit_code == 0, made.output
-        told: dict[str, Any] = json.loads(made.output)
-        return told
+        created = CliRunner().invoke(main, ["diagnose", "--evaluate", "--json", *options, str(path)])
+        assert created.exit_code == 0, created.output
+        payload: dict[str, Any] = json.loads(created.output)
+        return payload
 
     def test_they_are_scored(self, fail: Fail, tmp_path: Path) -> None:
         fail("memory.gpu_oom", r0_0=f"step 1 loss 2.0\n{OOM}\n")
         fail("storage.io", r0_0=f"{LINE}\n")
         fail(r0_0=f"{OOM}\n")
-        told = self.scored(tmp_path)
-        assert (told["cases"], told["right"]) == (2, 1)
+        report = self.scored(tmp_path)
+        assert (report["cases"], report["right"]) == (2, 1)
         ours = tmp_path / "ours.toml"
         ours.write_text("[[entry]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in OURS.items()))
         assert self.scored(tmp_path, "--catalogue", str(ours))["right"] == 2
@@ -293,21 +293,25 @@ class TestExamples:
     def test_ranks_stay_apart_and_secrets_are_masked(self, fail: Fail) -> None:
         gone = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:9885"
         fail("memory.gpu_oom", r0_0=f"{gone}\n", r0_1=f"HF_TOKEN=hf_abcdefghijklmnop\n{OOM}\n")
-        (one,) = examples.examples()
-        assert set(one["logs"]) == {"0.0.log", "0.1.log", "sacct.txt"}
-        assert "hf_abcdefghijklmnop" not in json.dumps(one)
-        assert (one["label"], one["said"], one["why"]) == ("memory.gpu_oom", "memory.gpu_oom", "••• said so")
+        (example,) = examples.examples()
+        assert set(example["logs"]) == {"0.0.log", "0.1.log", "sacct.txt"}
+        assert "hf_abcdefghijklmnop" not in json.dumps(example)
+        assert (example["label"], example["said"], example["why"]) == (
+            "memory.gpu_oom",
+            "memory.gpu_oom",
+            "••• said so",
+        )
 
     def test_they_say_what_the_machine_said(self, fail: Fail) -> None:
         fail("storage.io", r0_0=f"{OOM}\n")
-        (one,) = examples.examples()
-        assert (one["label"], one["said"]) == ("storage.io", "memory.gpu_oom")
+        (example,) = examples.examples()
+        assert (example["label"], example["said"]) == ("storage.io", "memory.gpu_oom")
 
     def test_of_a_long_log_they_have_what_counts(self, fail: Fail) -> None:
         log = "".join(f"line {n} of nothing\n" for n in range(30_000)) + f"{OOM}\n" + "goodbye\n" * 500
         fail("memory.gpu_oom", r0_0=log)
-        (one,) = examples.examples()
-        text = one["logs"]["0.0.log"]
+        (example,) = examples.examples()
+        text = example["logs"]["0.0.log"]
         assert len(text) < 10_000
         assert text.startswith("line 0 of nothing\n")
         assert "line 29999 of nothing\n" + OOM in text

@@ -25,17 +25,17 @@ def test_every_cause_has_one_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize("code", sorted(CAUSES))
 def test_it_begins_with_its_code_and_its_links_lead_somewhere(code: str) -> None:
-    said = runbook.shipped_runbook(code)
-    assert said.startswith(f"# {code}: {CAUSES[code].title}\n")
-    for target in re.findall(r"\]\(([^)]+)\)", said):
+    message = runbook.shipped_runbook(code)
+    assert message.startswith(f"# {code}: {CAUSES[code].title}\n")
+    for target in re.findall(r"\]\(([^)]+)\)", message):
         assert runbook.linked_cause(target) or target.startswith("https://"), target
     assert runbook.linked_cause(f"{code}.md") == code
 
 
 def test_a_spiked_loss_has_ten_things_to_check() -> None:
-    said = runbook.shipped_runbook("numerics.divergence")
-    assert "the ten things to check" in said
-    assert len(re.findall(r"(?m)^\d+\. \*\*", said)) == 10
+    message = runbook.shipped_runbook("numerics.divergence")
+    assert "the ten things to check" in message
+    assert len(re.findall(r"(?m)^\d+\. \*\*", message)) == 10
 
 
 @pytest.mark.parametrize("code", ["", "gpu", "../README", "gpu.ecc.md", "gpu/ecc"])
@@ -112,9 +112,9 @@ class TestCommand:
         assert vigil("runbook", "gpu.ecc", "--own").stdout.startswith("# gpu.ecc: ")
         assert json.loads(vigil("runbook", "gpu.ecc", "--json").stdout)["markdown"] == "Ask Jo.\n"
         portal.answers["GET", "runbooks/gpu.nvlink"] = problem(503, "Its database is busy.")
-        told = vigil("runbook", "gpu.nvlink")
-        assert told.stdout.startswith("# gpu.nvlink: ")
-        assert "built-in runbook" in told.stderr
+        report = vigil("runbook", "gpu.nvlink")
+        assert report.stdout.startswith("# gpu.nvlink: ")
+        assert "built-in runbook" in report.stderr
 
     def test_without_a_portal(self, nowhere: None) -> None:  # noqa: F811
         assert "numerics.divergence" in vigil("runbook").stdout

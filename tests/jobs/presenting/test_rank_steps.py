@@ -6,31 +6,31 @@ from jobs.presenting.rank_steps import compare_ranks, ranks_text
 
 
 def test_level_ranks_need_no_bands() -> None:
-    told = compare_ranks(dict.fromkeys(range(8), 40), dict.fromkeys(range(8), "dgx-01"), None)
-    assert told is not None
-    assert told.finding == "Step 40 on every rank."
-    assert [len(group.cells) for group in told.groups] == [8]
-    assert not any(cell.is_odd for cell in told.groups[0].cells)
+    report = compare_ranks(dict.fromkeys(range(8), 40), dict.fromkeys(range(8), "dgx-01"), None)
+    assert report is not None
+    assert report.finding == "Step 40 on every rank."
+    assert [len(group.cells) for group in report.groups] == [8]
+    assert not any(cell.is_odd for cell in report.groups[0].cells)
 
 
 def test_who_stayed_behind_is_named() -> None:
     steps = dict.fromkeys(range(32), 41_312) | {21: 41_300}
-    told = compare_ranks(steps, {rank: f"dgx-{rank // 8}" for rank in range(32)}, 21)
-    assert told is not None
-    assert told.finding == "Step 41,312 on 31\N{NO-BREAK SPACE}ranks; rank 21 was last, at 41,300."
-    assert [cell.title for group in told.groups for cell in group.cells if cell.is_odd] == [
+    report = compare_ranks(steps, {rank: f"dgx-{rank // 8}" for rank in range(32)}, 21)
+    assert report is not None
+    assert report.finding == "Step 41,312 on 31\N{NO-BREAK SPACE}ranks; rank 21 was last, at 41,300."
+    assert [cell.title for group in report.groups for cell in group.cells if cell.is_odd] == [
         "rank 21 on dgx-2: step 41,300"
     ]
-    assert told.bands[-1] == (41_300, "rank 21")
+    assert report.bands[-1] == (41_300, "rank 21")
 
 
 def test_a_thousand_ranks_are_a_cell_a_node_and_few_bands() -> None:
     steps = {rank: 1_000 - rank % 7 for rank in range(1_024)} | {700: 3}
-    told = compare_ranks(steps, {rank: f"dgx-{rank // 8:03}" for rank in range(1_024)}, None)
-    assert told is not None
-    assert [len(group.cells) for group in told.groups] == [128]
-    assert len(told.bands) <= 5
-    assert (3, "rank 700") in told.bands
+    report = compare_ranks(steps, {rank: f"dgx-{rank // 8:03}" for rank in range(1_024)}, None)
+    assert report is not None
+    assert [len(group.cells) for group in report.groups] == [128]
+    assert len(report.bands) <= 5
+    assert (3, "rank 700") in report.bands
 
 
 def test_nobody_told_any() -> None:

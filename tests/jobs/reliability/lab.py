@@ -41,8 +41,8 @@ def ran(
         number = job.attempts.count() + 1
         attempt = Attempt.objects.create(job=job, number=number, state="completed", origin="restarted")
         Job.objects.filter(pk=job.pk).update(latest=attempt)
-    told = {"submitted_at": began - HOUR / 2, "started_at": began, "ended_at": ended, "closed_at": ended}
-    Attempt.objects.filter(pk=attempt.pk).update(nodes=nodes or ["n0"], decided_at=ended, **told)
+    payload = {"submitted_at": began - HOUR / 2, "started_at": began, "ended_at": ended, "closed_at": ended}
+    Attempt.objects.filter(pk=attempt.pk).update(nodes=nodes or ["n0"], decided_at=ended, **payload)
     attempt.refresh_from_db()
     if cause is not None:
         failed(attempt, cause, **incident)

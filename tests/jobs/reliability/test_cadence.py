@@ -115,9 +115,9 @@ class TestTelling:
         job.save(update_fields=["spec"])
         of_all = mttf.hours_between_failures(1)
         assert of_all is not None
-        told = asked(ada, job)
-        assert told["mtbf_seconds"] == pytest.approx(of_all * 3600 / 64, rel=1e-3)
-        assert told["gpu_hours_a_day"] == pytest.approx(24 * 8 * 64 * told["gain"])
+        report = asked(ada, job)
+        assert report["mtbf_seconds"] == pytest.approx(of_all * 3600 / 64, rel=1e-3)
+        assert report["gpu_hours_a_day"] == pytest.approx(24 * 8 * 64 * report["gain"])
 
     def test_a_step_takes_what_it_took_though_the_interval_was_somebodys_order(self, ada: User, job: Job) -> None:
         tell(job, interval_seconds=12_000.0)

@@ -37,8 +37,8 @@ def held_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]
 
 def steps(attempt: Attempt, first: int, last: int, seconds: float) -> None:
     """Write rank 0's report of its step times."""
-    told = [(step, seconds) for step in range(first, last + 1)]
-    write("step_seconds", (0, told), owner=("attempt", attempt.pk))
+    reports = [(step, seconds) for step in range(first, last + 1)]
+    write("step_seconds", (0, reports), owner=("attempt", attempt.pk))
 
 
 class TestHeldTime:
@@ -132,11 +132,11 @@ class TestHeldTime:
         for _ in range(5):
             ran(1.0, nodes=["a", "b", "c"])
         ran(1.0, nodes=[f"n{number}" for number in range(20)])
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as queries:
             count()
         assert held_hours(NodeHeld) == 35
         transactions: list[list[str]] = []
-        for query in asked.captured_queries:
+        for query in queries.captured_queries:
             if query["sql"].startswith(("SAVEPOINT", "BEGIN")) or query["sql"].startswith(("RELEASE", "COMMIT")):
                 transactions.append([])
             elif transactions:
@@ -161,7 +161,7 @@ class TestHeldTime:
         added, fields_of = sums.prepare, counting.fields_of
 
         def refusing(found: Any, jobs: Any) -> Any:
-            if any(one.attempt == bad.pk for one in found):
+            if any(item.attempt == bad.pk for item in found):
                 raise DataError("value too long")
             return added(found, jobs)
 
@@ -260,8 +260,8 @@ class TestTimeOfJobs:
         count()
         assert JobTime.objects.get().held_node_s == 11 * 3600
         for days in (1, WEEK):
-            told = ProjectHeld.objects.filter(days=days).aggregate(s=Sum("jobs_held_s"))["s"]
-            assert told == pytest.approx(11 * 3600)
+            report = ProjectHeld.objects.filter(days=days).aggregate(s=Sum("jobs_held_s"))["s"]
+            assert report == pytest.approx(11 * 3600)
 
     def test_of_what_reports_no_steps_or_has_not_ended_nothing_is_said(self) -> None:
         ran(1.0)

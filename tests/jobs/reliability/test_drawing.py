@@ -11,10 +11,10 @@ from jobs.reliability.rate import Rate
 
 def test_a_week_that_has_just_begun_does_not_flatten_the_others() -> None:
     monday = date(2026, 11, 2)
-    told = [(12, 150.0), (6, 140.0), (9, 160.0), (4, 1.1)]
+    reports = [(12, 150.0), (6, 140.0), (9, 160.0), (4, 1.1)]
     rows = [
         FailureRow(f"week {number}", Rate(failures, node_days), since=monday + timedelta(weeks=number))
-        for number, (failures, node_days) in enumerate(told)
+        for number, (failures, node_days) in enumerate(reports)
     ]
     drawn = weeks(rows)
     assert drawn is not None

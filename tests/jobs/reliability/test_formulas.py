@@ -40,8 +40,8 @@ class TestIntervals:
         chance = np.random.default_rng(14)
         node_days, rate = 3_000.0, 0.0065
         for_certain = [
-            one.low_per_day <= rate <= one.high_per_day
-            for one in (Rate(int(count), node_days) for count in chance.poisson(rate * node_days, 4_000))
+            item.low_per_day <= rate <= item.high_per_day
+            for item in (Rate(int(count), node_days) for count in chance.poisson(rate * node_days, 4_000))
         ]
         assert np.mean(for_certain) >= 0.95
 
@@ -87,11 +87,11 @@ class TestSaving:
         near = simulated > simulated.max() * 0.995
         a, b, _ = np.polyfit(np.log(around[near]), simulated[near], 2)
         assert math.exp(-b / (2 * a)) == pytest.approx(best, rel=0.05)
-        told = save_interval.effective(best, cost=cost, mtbf=mtbf, restart=restart)
-        assert told == pytest.approx(kept(best, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05)
+        report = save_interval.effective(best, cost=cost, mtbf=mtbf, restart=restart)
+        assert report == pytest.approx(kept(best, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05)
         for period in (best / 3, best * 3):
-            told = save_interval.effective(period, cost=cost, mtbf=mtbf, restart=restart)
-            assert told == pytest.approx(
+            report = save_interval.effective(period, cost=cost, mtbf=mtbf, restart=restart)
+            assert report == pytest.approx(
                 kept(period, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05, abs=2e-3
             )
 
@@ -139,7 +139,7 @@ class TestOffenders:
     def test_a_bad_node_and_a_bad_program_are_told_apart(self) -> None:
         sound = [NodeFailures(f"n{k:02}", k % 2, k % 2, 30.0) for k in range(40)]
         found = offenders.offenders([*sound, NodeFailures("bad", 9, 7, 30.0), NodeFailures("used", 9, 1, 30.0)])
-        assert [(one.counts.node, one.is_node) for one in found] == [("bad", True), ("used", False)]
+        assert [(item.counts.node, item.is_node) for item in found] == [("bad", True), ("used", False)]
         assert found[0].times > 5
         assert found[0].score > 2
 

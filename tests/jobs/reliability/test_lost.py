@@ -156,9 +156,11 @@ def test_what_has_not_changed_is_not_written() -> None:
     Attempt.objects.filter(pk=second.pk).update(ended_at=None, closed_at=None)
     count()
     assert not Failure.objects.get().is_settled
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         count_once()
-    assert not [one["sql"] for one in asked if "jobs_failure" in one["sql"] and not one["sql"].startswith("SELECT")]
+    assert not [
+        item["sql"] for item in queries if "jobs_failure" in item["sql"] and not item["sql"].startswith("SELECT")
+    ]
 
 
 def test_the_last_step_is_that_of_the_ranks_that_failed() -> None:
@@ -168,8 +170,10 @@ def test_the_last_step_is_that_of_the_ranks_that_failed() -> None:
     at = attempt.started_at + timedelta(hours=1)
     for incarnation, began in ((0, at.timestamp() - 100), (1, at.timestamp() + 50)):
         for step in range(1, 11):
-            told = (0, [(step, 6.0)])
-            write("step_seconds", told, owner=("attempt", attempt.pk), incarnation=incarnation, time=began + 6 * step)
+            reports = (0, [(step, 6.0)])
+            write(
+                "step_seconds", reports, owner=("attempt", attempt.pk), incarnation=incarnation, time=began + 6 * step
+            )
     failed(attempt, "gpu.ecc", at=at, incarnation=0)
     count()
     assert Failure.objects.get().detect_s == pytest.approx(40, abs=1e-3)
@@ -188,9 +192,9 @@ def test_a_post_mortem_says_the_same() -> None:
     counted = Failure.objects.get()
     document = documents.load(first.job, 1)
     assert document is not None
-    told = document.cost
-    assert told.detect_seconds == counted.detect_s == pytest.approx(40)
-    assert told.resume_seconds == counted.recover_s == pytest.approx(3600 + 600)
-    assert told.lost_seconds == pytest.approx(1200 + 600)
+    cost = document.cost
+    assert cost.detect_seconds == counted.detect_s == pytest.approx(40)
+    assert cost.resume_seconds == counted.recover_s == pytest.approx(3600 + 600)
+    assert cost.lost_seconds == pytest.approx(1200 + 600)
     assert counted.lost_node_s == pytest.approx(2 * 1200 + 3 * 600)
-    assert told.gpu_hours == pytest.approx(counted.lost_gpu_s / 3600)
+    assert cost.gpu_hours == pytest.approx(counted.lost_gpu_s / 3600)

@@ -93,9 +93,9 @@ def test_one_look_a_minute_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -
     ran(100.0, nodes=["a"])
     before = mttf.hours_between_failures(1)
     ran(100.0, nodes=["a"])
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         assert mttf.hours_between_failures(1, partition="x") == mttf.hours_between_failures(1, names=["b"]) == before
-    assert not asked.captured_queries
+    assert not queries.captured_queries
     clock[0] += 60
     assert mttf.hours_between_failures(1) == pytest.approx(200 + PRIOR_HOURS)
 

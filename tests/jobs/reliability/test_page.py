@@ -90,8 +90,8 @@ class TestNumbers:
 
     def test_effective_time(self, lab: dict[str, User]) -> None:
         attempt = ran(9.5, ago=20, project="siskin")
-        told = [(step, 342.0) for step in range(1, 101)]
-        write("step_seconds", (0, told), owner=("attempt", attempt.pk))
+        reports = [(step, 342.0) for step in range(1, 101)]
+        write("step_seconds", (0, reports), owner=("attempt", attempt.pk))
         Job.objects.get(pk=attempt.job_id).attempts.update(state="completed")
         count()
         assert asked(lab["sam"])["effective_time"] == pytest.approx(0.95)
@@ -104,7 +104,7 @@ class TestNumbers:
             ran(1.0, ago=50, nodes=["used"], cause="program.exception", fingerprint="one")
         count()
         found = asked(lab["sam"])["offenders"]
-        assert {one["node"]: one["blame"] for one in found} == {"bad": "node", "used": "program"}
+        assert {item["node"]: item["blame"] for item in found} == {"bad": "node", "used": "program"}
         page = text(signed_in(lab["sam"]).get("/reliability"))
         assert "bad fails" in page
         assert "across different programs" in page
@@ -115,7 +115,7 @@ class TestNumbers:
         count()
         with CaptureQueriesContext(connection) as asked_of:
             assert asked(lab["sam"])["offenders"]
-        (programs,) = [one["sql"] for one in asked_of if "DISTINCT" in one["sql"]]
+        (programs,) = [item["sql"] for item in asked_of if "DISTINCT" in item["sql"]]
         if connection.vendor == "sqlite":
             with connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN QUERY PLAN {programs}")
@@ -137,7 +137,7 @@ class TestForecast:
         assert payload["expected_failures"] == pytest.approx(5 / 8.5 * 64 * 14)
         low, high = payload["expected_failures_interval"]
         assert low < payload["expected_failures"] < high
-        assert max(one["effective_time"] for one in payload["curve"]) == pytest.approx(payload["effective_time"])
+        assert max(item["effective_time"] for item in payload["curve"]) == pytest.approx(payload["effective_time"])
 
     @pytest.mark.parametrize(
         "query",

@@ -28,17 +28,17 @@ class Socket(ApplicationCommunicator):
     """The client end of a websocket: a browser's, or (without a client) a script's."""
 
     def __init__(self, path: str, client: Client | None = None, **headers: str) -> None:
-        told = {"host": "127.0.0.1:8000"}
+        payload = {"host": "127.0.0.1:8000"}
         if client:
             cookies = "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
-            told |= {"cookie": cookies, "origin": ORIGIN}
-        told |= headers
+            payload |= {"cookie": cookies, "origin": ORIGIN}
+        payload |= headers
         path, _, query = path.partition("?")
         scope = {
             "type": "websocket",
             "path": path,
             "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+            "headers": [(name.encode(), value.encode()) for name, value in payload.items()],
             "subprotocols": [],
         }
         super().__init__(application, scope)

@@ -96,8 +96,8 @@ def test_ranks_become_a_band_once_all_have_reported_a_step(server: Server, ada: 
         await socket.hear()
         header, columns = await socket.hear()
         assert columns == [{"step": [2.0], "min": [2.0], "median": [3.0], "max": [4.0], "worst": [2.0]}]
-        heard = [await alone.hear() for _ in range(3)]
-        own = [(h, c) for h, c in heard if h["series"] and h["series"][0].get("rank") == 2]
+        received = [await alone.hear() for _ in range(3)]
+        own = [(h, c) for h, c in received if h["series"] and h["series"][0].get("rank") == 2]
         assert own[0][1] == [{"step": [1.0], "value": [3.0]}]
         await socket.disconnect()
         await alone.disconnect()
@@ -183,8 +183,8 @@ def test_a_state_change_is_announced_with_a_new_version(server: Server, ada: Use
         await sync_to_async(live.announce)(attempt.pk)
         header, _ = await socket.hear()
         assert (header["state"], header["version"], header["series"]) == ("completed", 1, [])
-        told = await lists.hear("jobs")
-        assert [(job["job"], job["state"]) for job in told["jobs"]] == [(attempt.job_id, "completed")]
+        report = await lists.hear("jobs")
+        assert [(job["job"], job["state"]) for job in report["jobs"]] == [(attempt.job_id, "completed")]
         await socket.disconnect()
         await lists.disconnect()
 
@@ -208,8 +208,8 @@ def test_lists_hear_only_of_their_persons_projects_and_once_a_second(server: Ser
             stream.log(step, loss=1.0)
             await take(mine, (stream, step, step + 1))
         await take(theirs, Spooled().log(1, loss=1.0))
-        told = await lists.hear("jobs")
-        again = told if told["jobs"][0]["step"] == 19 else await lists.hear("jobs")
+        report = await lists.hear("jobs")
+        again = report if report["jobs"][0]["step"] == 19 else await lists.hear("jobs")
         assert [(job["job"], job["step"]) for job in again["jobs"]] == [(mine.job_id, 19)]
         await lists.disconnect()
 
@@ -228,12 +228,12 @@ def test_a_socket_whose_messages_cannot_be_told_is_closed(
     monkeypatch.setattr(consumers, "as_json", broken)
 
     async def scene() -> None:
-        told, binary = (Socket(f"/ws/jobs/{attempt.job_id}{query}", client) for query in ("?format=json", ""))
-        for socket in (told, binary):
+        report, binary = (Socket(f"/ws/jobs/{attempt.job_id}{query}", client) for query in ("?format=json", ""))
+        for socket in (report, binary):
             await socket.connect()
             await socket.hear("hello")
         await take(attempt, Spooled().log(1, loss=1.0))
-        assert await told.hear("heartbeat") == consumers.GOING_AWAY
+        assert await report.hear("heartbeat") == consumers.GOING_AWAY
         header, _ = await binary.hear()
         assert header["version"] == 1, "the others hear it all the same"
         await binary.disconnect()

@@ -47,11 +47,11 @@ def test_a_line_of_each_machine_once_a_second(machine: Machine, mira: User) -> N
         await socket.hear("hello")
         await told(machine, 10)
         await told(machine, 20)
-        heard: list[Any] = []
-        while not heard or heard[-1]["gpus"] != [[20, None, None, 300]] * 2:
-            heard += (await socket.hear("machines"))["machines"]
-        assert heard[-1]["node"] == "dgx-01"
-        assert heard[-1]["cpu"] == 5
+        received: list[Any] = []
+        while not received or received[-1]["gpus"] != [[20, None, None, 300]] * 2:
+            received += (await socket.hear("machines"))["machines"]
+        assert received[-1]["node"] == "dgx-01"
+        assert received[-1]["cpu"] == 5
         await socket.disconnect()
 
     play(scene)
@@ -86,10 +86,10 @@ def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
         assert await socket.connect() is None
         await socket.hear("hello")
         await told(machine, 10)
-        heard = await socket.hear("samples")
-        assert (heard["node"], heard["period"], heard["gpus"]) == ("dgx-01", 1, list(UUIDS[:2]))
-        assert heard["columns"] == {"gpu_percent": [[10] * 10] * 2, "watts": [[300] * 10] * 2}
-        assert heard["host"] == {"cpu_percent": 5}
+        received = await socket.hear("samples")
+        assert (received["node"], received["period"], received["gpus"]) == ("dgx-01", 1, list(UUIDS[:2]))
+        assert received["columns"] == {"gpu_percent": [[10] * 10] * 2, "watts": [[300] * 10] * 2}
+        assert received["host"] == {"cpu_percent": 5}
         await socket.disconnect()
 
     play(scene)

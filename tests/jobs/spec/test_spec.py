@@ -172,9 +172,9 @@ def test_clients_of_ones_own_bring_their_recipe_and_split() -> None:
     ],
 )
 def test_what_clients_of_ones_own_cannot_be_is_told_alone(change: dict[str, Any], field: str, says: str) -> None:
-    told = problems({**CLIENT, **change})
-    assert [*told] == [field]
-    assert says in told[field]
+    report = problems({**CLIENT, **change})
+    assert [*report] == [field]
+    assert says in report[field]
 
 
 @pytest.mark.parametrize(("kind", "table"), [("script", "script"), ("federated", "client"), ("distributed", "script")])
@@ -190,8 +190,8 @@ def test_a_federations_table_is_another_than_the_trainers() -> None:
         'Unknown field "rounds"' in problems({"name": "x", "kind": "distributed", "run": {"rounds": 5}})["run.rounds"]
     )
     assert 'Did you mean "fedavg"?' in problems({**federated, "run": {"algorithm": "fedavgg"}})["run.algorithm"]
-    told = problems({**federated, "run": {"epochs": 1, "local_steps": 2, "dirichlet": {}}})
-    assert told["run.local_steps"] == "is given as well as epochs. Keep one of them."
+    report = problems({**federated, "run": {"epochs": 1, "local_steps": 2, "dirichlet": {}}})
+    assert report["run.local_steps"] == "is given as well as epochs. Keep one of them."
     assert 'write split = "dirichlet"' in problems({**federated, "run": {"dirichlet": {}}})["run.dirichlet"]
 
 
@@ -200,12 +200,12 @@ def test_options_of_the_same_name_are_those_of_the_kind_of_job() -> None:
     federated = {"name": "x", "kind": "federated"}
     filtered = {"filters": ["topk"], "topk": {"density": 0.2, "feedback": False}}
     assert JobSpec.parse({**federated, "run": filtered}).run.options_of("topk") == filtered["topk"]
-    told = problems({**federated, "run": {**filtered, "topk": {"density": 2}, "rounds": 0}})
-    assert told.keys() == {"run.topk.density", "run.rounds"}
-    told = problems({"name": "x", "run": {"communication": "topk", "topk": {"feedback": False}}})
-    assert "is not an option of topk" in told["run.topk.feedback"]
-    told = problems({**federated, "run": {"topk": {"density": 0.2}}})
-    assert 'add "topk" to filters' in told["run.topk"]
+    report = problems({**federated, "run": {**filtered, "topk": {"density": 2}, "rounds": 0}})
+    assert report.keys() == {"run.topk.density", "run.rounds"}
+    report = problems({"name": "x", "run": {"communication": "topk", "topk": {"feedback": False}}})
+    assert "is not an option of topk" in report["run.topk.feedback"]
+    report = problems({**federated, "run": {"topk": {"density": 0.2}}})
+    assert 'add "topk" to filters' in report["run.topk"]
 
 
 @pytest.mark.parametrize(
@@ -275,10 +275,10 @@ def test_what_is_no_toml_is_said(text: str) -> None:
     ],
 )
 def test_what_breaks_a_text_is_told_by_its_line_with_the_fix(text: str, said: str) -> None:
-    (told,) = problems(text).values()
-    assert told.startswith(said)
-    line = text.replace("\r\n", "\n").split("\n")[int(told.split()[1].rstrip(":")) - 1]
-    assert told.endswith(f" It reads: {line.replace(chr(0), '').strip()}")
+    (problem,) = problems(text).values()
+    assert problem.startswith(said)
+    line = text.replace("\r\n", "\n").split("\n")[int(problem.split()[1].rstrip(":")) - 1]
+    assert problem.endswith(f" It reads: {line.replace(chr(0), '').strip()}")
 
 
 @settings(max_examples=examples(300), deadline=None)

@@ -22,10 +22,10 @@ CODE = {
 def fields(model: type[BaseModel], table: str = "") -> Iterator[str]:
     """Return every key of a specification, as dotted paths."""
     for name, about in model.model_fields.items():
-        inner = [one for one in (about.annotation, *get_args(about.annotation)) if _is_table(one)]
+        inner = [item for item in (about.annotation, *get_args(about.annotation)) if _is_table(item)]
         if inner:
-            for one in inner:
-                yield from fields(one, f"{table}{name}.")
+            for item in inner:
+                yield from fields(item, f"{table}{name}.")
         elif not (issubclass(model, BaseRunConfig) and name == "options"):
             yield f"{table}{name}"
 

@@ -121,12 +121,14 @@ def test_what_others_use_now_is_waited_for(oskar: User) -> None:
 
 
 def test_how_many_may_be_in_the_queue(oskar: User) -> None:
-    one = QueuedJobInfo(scheduler_id="5", name="j", user="oskar", state="pending", qos="small", account="vision")
-    read(one)
-    asked = {"qos": "small", "time_limit": "01:00:00"}
-    assert told(oskar, **asked) == {}
-    ask(oskar, spec_of(resources=asked))  # which the queue does not have yet
-    assert told(oskar, **asked) == {
+    queued_job_info = QueuedJobInfo(
+        scheduler_id="5", name="j", user="oskar", state="pending", qos="small", account="vision"
+    )
+    read(queued_job_info)
+    options = {"qos": "small", "time_limit": "01:00:00"}
+    assert told(oskar, **options) == {}
+    ask(oskar, spec_of(resources=options))  # which the queue does not have yet
+    assert told(oskar, **options) == {
         "qos": "QOS small lets a person have 2 jobs waiting and running at once; oskar has 2."
         " Submit it once one has ended, or cancel one."
     }
@@ -182,7 +184,7 @@ def test_one_error_for_one_type_of_gpu(oskar: User) -> None:
 
 def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
     read()
-    start = next(one for one in dry_run(oskar, spec_of(resources={"begin": "+2h"})) if one.title == "Start")
+    start = next(item for item in dry_run(oskar, spec_of(resources={"begin": "+2h"})) if item.title == "Start")
     assert start.text.startswith("Waits until ")
     assert "Starts now" not in start.text
     (finding,) = dry_run(oskar, spec_of(resources={"time_limit": "25:00:00"}))
@@ -191,9 +193,9 @@ def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
 
 
 def test_where_nothing_is_known_nothing_is_refused(oskar: User) -> None:
-    asked = {"qos": "small", "partition": "short", "reservation": "r", "time_limit": "90:00:00"}
-    assert told(oskar, **asked) == {}
+    options = {"qos": "small", "partition": "short", "reservation": "r", "time_limit": "90:00:00"}
+    assert told(oskar, **options) == {}
     sync.read(ScriptedScheduler(broken=SchedulerError("Slurm does not answer")))
-    assert told(oskar, **asked) == {}
+    assert told(oskar, **options) == {}
     sync.read(ScriptedScheduler(machines=[DGX_01]))  # one machine that plays all nodes knows no limits
     assert told(oskar, time_limit="90:00:00") == {}

@@ -57,11 +57,16 @@ def test_all_of_it_reaches_the_request_and_the_script(
 ) -> None:
     Project.objects.filter(pk=project.pk).update(slurm_account="siskin")
     job, _ = ask(oskar, spec_of(resources=ALL, run={"global_batch": 64}))
-    asked = handed(job, scheduler)
-    assert (asked.account, asked.partition, asked.qos, asked.reservation) == ("siskin", "batch", "high", "maint")
-    assert (asked.gpu_type, asked.constraint, asked.exclusive) == ("h100", "nvlink&(h100|h200)", True)
-    assert asked.licenses == "matlab:2,abaqus"
-    assert (asked.required_nodes, asked.excluded_nodes) == (("dgx01", "dgx02"), ("dgx07",))
+    request = handed(job, scheduler)
+    assert (request.account, request.partition, request.qos, request.reservation) == (
+        "siskin",
+        "batch",
+        "high",
+        "maint",
+    )
+    assert (request.gpu_type, request.constraint, request.exclusive) == ("h100", "nvlink&(h100|h200)", True)
+    assert request.licenses == "matlab:2,abaqus"
+    assert (request.required_nodes, request.excluded_nodes) == (("dgx01", "dgx02"), ("dgx07",))
     script = written(job, "batch.sh")
     for line in ("--no-kill", "--nodelist=dgx01,dgx02", "--exclude=dgx07", "--open-mode=append"):
         assert f"#SBATCH {line}\n" in script
@@ -69,10 +74,10 @@ def test_all_of_it_reaches_the_request_and_the_script(
 
 def test_a_moment_is_made_absolute_when_it_is_submitted(oskar: User, scheduler: ScriptedScheduler) -> None:
     job, _ = ask(oskar, spec_of(resources={"begin": "+2h"}))
-    kept = datetime.fromisoformat(job.spec["resources"]["begin"])
-    assert abs(kept - timezone.now() - timedelta(hours=2)) < timedelta(seconds=30)
+    stored = datetime.fromisoformat(job.spec["resources"]["begin"])
+    assert abs(stored - timezone.now() - timedelta(hours=2)) < timedelta(seconds=30)
     assert 'begin = "+2h"' in job.spec_toml, "the text stays as it was written"
-    assert handed(job, scheduler).begin_at == kept.timestamp()
+    assert handed(job, scheduler).begin_at == stored.timestamp()
     Job.objects.filter(pk=job.pk).update(spec={**job.spec, "resources": {"begin": "2020-01-01T00:00:00+00:00"}})
     Attempt.objects.filter(job=job).update(scheduler_id="", submitting_at=None)
     scheduler.jobs.clear()
@@ -96,8 +101,8 @@ def test_moments(text: str, moment: str) -> None:
 
 
 def test_a_moment_of_the_past_or_far_ahead_is_refused(oskar: User) -> None:
-    for text, says in (("2020-01-01T00:00", "has passed"), ("2090-01-01T00:00", "more than a year ahead")):
-        with pytest.raises(SpecError, match=says):
+    for text, message in (("2020-01-01T00:00", "has passed"), ("2090-01-01T00:00", "more than a year ahead")):
+        with pytest.raises(SpecError, match=message):
             ask(oskar, spec_of(resources={"begin": text}))
 
 
@@ -308,5 +313,5 @@ def test_rest_takes_and_tells_it(oskar: User, settings: Any) -> None:
     spec = {"name": "x", "resources": {"qos": "high", "begin": "+1h"}, "environment": {"modules": ["cuda"]}}
     answer = send(signed_in(oskar), "post", "/api/v1/jobs", {"spec": spec})
     assert answer.status_code in {200, 201}, answer.content
-    kept = Job.objects.get().spec
-    assert (kept["resources"]["qos"], kept["environment"]["modules"]) == ("high", ["cuda"])
+    job = Job.objects.get().spec
+    assert (job["resources"]["qos"], job["environment"]["modules"]) == ("high", ["cuda"])

@@ -48,10 +48,10 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
     a_job(oskar, project, state="pending")  # not handed over yet
     start = next(finding for finding in dry_run(oskar, spec_of()) if finding.title == "Start")
     assert start.level == "warn"
-    said = start.text.replace("\N{NO-BREAK SPACE}", " ")
-    assert f"It needs 1 CPU, 0 are free; #{wren.pk} uses 6, others use 2." in said
-    assert "1 job waits before it." in said
-    assert "1 job is being submitted before it." in said
+    text = start.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert f"It needs 1 CPU, 0 are free; #{wren.pk} uses 6, others use 2." in text
+    assert "1 job waits before it." in text
+    assert "1 job is being submitted before it." in text
 
 
 def test_says_what_would_start_instead(oskar: User) -> None:
@@ -59,9 +59,9 @@ def test_says_what_would_start_instead(oskar: User) -> None:
     sync.read(ScriptedScheduler(machines=halves))
     spec = spec_of(resources={"gpus_per_node": 8, "time_limit": "12:00:00"})
     start = next(finding for finding in dry_run(oskar, spec) if finding.title == "Start")
-    said = start.text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "none has that: 3 have fewer than 8 free GPUs." in said
-    assert "(`resources.nodes=2, resources.gpus_per_node=4`)" in said
+    text = start.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "none has that: 3 have fewer than 8 free GPUs." in text
+    assert "(`resources.nodes=2, resources.gpus_per_node=4`)" in text
 
 
 def test_nodes_of_the_demonstration_promise_nothing(oskar: User) -> None:
@@ -84,10 +84,10 @@ def test_tells_refusals_as_findings(oskar: User) -> None:
 def test_tells_where_code_comes_from(table: str) -> None:
     a_project()
     sam = sysadmin()
-    for spec, says in (
+    for spec, text in (
         (coded(table), "The directory is sent on submit"),
         (coded(table, git="https://x.org/y", ref="v1"), "https://x.org/y at v1 is fetched inside the allocation"),
     ):
         (code,) = (finding.text for finding in dry_run(sam, spec) if finding.title == "Code")
-        assert code.startswith(says)
+        assert code.startswith(text)
         assert code.endswith(f" {ENTRIES[table]} must be in it.")

@@ -38,7 +38,7 @@ def test_one_unlucky_draw_refuses_one_job_and_not_the_sweep(oskar: User, client:
     assert "1 combination has no job." in html
     assert '<td class="num">1490</td><td class="muted">run.split: &quot;longtail&quot; leaves' in html
     (found,) = [
-        one for one in sweep_run(oskar, SweepSpec.parse_toml(text)) if one.level == "warn" and one.title == "Sweep"
+        item for item in sweep_run(oskar, SweepSpec.parse_toml(text)) if item.level == "warn" and item.title == "Sweep"
     ]
     assert "1 of 3 combinations has no job. With run.clients = 1490: run.split:" in found.text.replace(NBSP, " ")
     assert "without a sample" in found.text
@@ -55,13 +55,13 @@ def test_hundreds_of_combinations_without_a_job_are_summed_up(oskar: User, clien
         for n in range(300)
     )
     spec = replace(SweepSpec.parse_toml(TEXT), refused=refused)
-    (found,) = [one for one in sweep_run(oskar, spec) if one.level == "warn" and one.title == "Sweep"]
-    said = found.text.replace(NBSP, " ")
-    assert said.startswith(
+    (found,) = [item for item in sweep_run(oskar, spec) if item.level == "warn" and item.title == "Sweep"]
+    text = found.text.replace(NBSP, " ")
+    assert text.startswith(
         "300 of 306 combinations have no job. With run.seed = 0, run.clients = 20: run.split: leaves"
     )
-    assert said.count("With run.seed") == 1, "the others differ in numbers alone"
-    assert said.endswith("The sweep's page lists all 300.")
+    assert text.count("With run.seed") == 1, "the others differ in numbers alone"
+    assert text.endswith("The sweep's page lists all 300.")
     sweep, _ = sweeps.submit(oskar, spec, spec_toml=TEXT)
     client.force_login(oskar)
     html = reading.text(client.get(f"/sweeps/{sweep.pk}"))

@@ -68,7 +68,7 @@ class TestSubmit:
 
     def test_impossible_resources(self, oskar: User) -> None:
         sync.sync(ScriptedScheduler())
-        for resources, field, says in (
+        for resources, field, text in (
             ({"gpus_per_node": 8}, "resources.gpus_per_node", "Request at most 4"),
             ({"ranks_per_node": 16}, "resources.ranks_per_node", "8"),
             ({"cpus_per_rank": 9}, "resources.cpus_per_rank", "8"),
@@ -78,7 +78,7 @@ class TestSubmit:
             with pytest.raises(SpecError) as error:
                 ask(oskar, spec_of(resources=resources, run={"global_batch": 48}))
             assert error.value.problems[0].field == field
-            assert says in error.value.problems[0].message
+            assert text in error.value.problems[0].message
         sync.read(ScriptedScheduler(machines=[replace(DGX_01, plays_many=False)]))
         with pytest.raises(SpecError) as error:
             ask(oskar, spec_of(resources={"nodes": 2}))
@@ -171,17 +171,17 @@ class TestResume:
     ) -> None:
         """The second one has found no answer yet; until it has the job's lock, the first one is through."""
         job = a_job(oskar, project, state="failed")
-        answered, made = submitting.answered, []
+        answered, created = submitting.answered, []
 
         def look(*request: Any) -> int | None:
             found = answered(*request)
-            if not made:
+            if not created:
                 monkeypatch.setattr(submitting, "answered", answered)
-                made.append(resume(oskar, job, key="k"))
+                created.append(resume(oskar, job, key="k"))
             return found
 
         monkeypatch.setattr(submitting, "answered", look)
-        assert resume(oskar, job, key="k") == made[0]
+        assert resume(oskar, job, key="k") == created[0]
         assert job.attempts.count() == 2
 
     def test_only_by_its_owner_or_a_lead(self, oskar: User, project: Project) -> None:

@@ -28,7 +28,7 @@ def test_one_that_was_cancelled_before_is_left_out(oskar: User, scheduler: Scrip
     tick(scheduler)
     ((_, tasks, _),) = scheduler.arrays
     assert tasks == [0, 2, 3, 4, 5]
-    assert [one.state for one in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
+    assert [attempt.state for attempt in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
 
 
 def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, scheduler: ScriptedScheduler) -> None:

@@ -165,18 +165,18 @@ def test_all_are_handed_over_as_one_array(oskar: User, scheduler: ScriptedSchedu
     sweep = make(oskar)
     assert arrays.due() == [sweep.pk]
     tick(scheduler)
-    ((asked, tasks, at_once),) = scheduler.arrays
-    assert (asked.key, asked.name, asked.output, asked.user) == (sweep.key, "rates", "/dev/null", "oskar")
+    ((array, tasks, at_once),) = scheduler.arrays
+    assert (array.key, array.name, array.output, array.user) == (sweep.key, "rates", "/dev/null", "oskar")
     assert (tasks, at_once, scheduler.submissions) == ([0, 1, 2, 3, 4, 5], 2, [])
     rows = firsts(sweep)
-    assert [one.scheduler_id for one in rows] == [f"501_{n}" for n in range(6)]
-    assert {one.scheduler_user for one in rows} == {"oskar"}
-    assert all(one.token_digest and one.submitted_at for one in rows)
+    assert [row.scheduler_id for row in rows] == [f"501_{n}" for n in range(6)]
+    assert {row.scheduler_user for row in rows} == {"oskar"}
+    assert all(row.token_digest and row.submitted_at for row in rows)
     script = (rundir.path_of(rows[0].job.directory) / "portal" / "array.sh").read_text()
-    for one in rows:
-        root = rundir.path_of(one.job.directory)
-        assert f"{one.job.sweep_index}) run={root} key={one.key} ;;" in script
-        assert f"seed = {one.job.spec['run']['seed']}\n" in (root / "portal" / "run.toml").read_text()
+    for row in rows:
+        root = rundir.path_of(row.job.directory)
+        assert f"{row.job.sweep_index}) run={root} key={row.key} ;;" in script
+        assert f"seed = {row.job.spec['run']['seed']}\n" in (root / "portal" / "run.toml").read_text()
     assert "#SBATCH --signal=B:USR1@30" in script
     tick(scheduler)
     assert len(scheduler.arrays) == 1
@@ -187,7 +187,7 @@ def test_they_are_followed_by_the_sweeps_key(oskar: User, scheduler: ScriptedSch
     tick(scheduler)
     scheduler.update_job("501_3", state="running", nodes=("dgx-01",), started_at=time.time())
     tick(scheduler)
-    assert [one.state for one in firsts(sweep)] == ["pending"] * 3 + ["running"] + ["pending"] * 2
+    assert [attempt.state for attempt in firsts(sweep)] == ["pending"] * 3 + ["running"] + ["pending"] * 2
     scheduler.update_job("501_3", key="f" * 16)
     tick(scheduler)
     assert "another one" in firsts(sweep)[3].reason
@@ -198,13 +198,13 @@ def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, scheduler: Scripte
     scheduler.loses_answers = True
     tick(scheduler)
     scheduler.loses_answers = False
-    assert {one.scheduler_id for one in firsts(sweep)} == {""}
+    assert {attempt.scheduler_id for attempt in firsts(sweep)} == {""}
     assert "no answer" in firsts(sweep)[5].reason
     assert arrays.due() == []  # not before any request must have ended
     later()
     tick(scheduler)
     assert len(scheduler.arrays) == 1
-    assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
+    assert [attempt.scheduler_id for attempt in firsts(sweep)] == [f"501_{n}" for n in range(6)]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_a_worker_that_died_at_any_step_leaves_what_the_next_tick_finds(
         later()
         tick(scheduler)
     assert len(scheduler.arrays) == 1
-    assert [one.scheduler_id for one in firsts(sweep)] == [f"501_{n}" for n in range(6)]
-    assert all(one.token_digest for one in firsts(sweep))
+    assert [attempt.scheduler_id for attempt in firsts(sweep)] == [f"501_{n}" for n in range(6)]
+    assert all(attempt.token_digest for attempt in firsts(sweep))
     assert not scheduler.submissions
     assert not scheduler.cancelled
     assert not Stray.objects.exists()
@@ -245,7 +245,7 @@ def test_a_deactivated_account_starts_no_sweep(oskar: User, scheduler: ScriptedS
     User.objects.filter(pk=oskar.pk).update(is_active=False)
     tick(scheduler)
     assert not scheduler.arrays
-    assert {(one.state, one.cause) for one in firsts(sweep)} == {("failed", "rejected")}
+    assert {(attempt.state, attempt.cause) for attempt in firsts(sweep)} == {("failed", "rejected")}
 
 
 def test_run_directories_are_written_as_there_is_time(oskar: User, scheduler: ScriptedScheduler) -> None:
@@ -256,9 +256,9 @@ def test_run_directories_are_written_as_there_is_time(oskar: User, scheduler: Sc
         assert (sweep.prepared, scheduler.arrays) == (written, [])
     arrays.hand_over(sweep.pk, scheduler, until=0)
     assert len(scheduler.arrays) == 1
-    assert not any(one.token_digest for one in firsts(sweep))
+    assert not any(attempt.token_digest for attempt in firsts(sweep))
     tick(scheduler)
-    assert all(one.token_digest for one in firsts(sweep))
+    assert all(attempt.token_digest for attempt in firsts(sweep))
 
 
 def test_a_refusal_ends_them_all_with_its_words(oskar: User, scheduler: ScriptedScheduler) -> None:
@@ -267,7 +267,7 @@ def test_a_refusal_ends_them_all_with_its_words(oskar: User, scheduler: Scripted
     tick(scheduler)
     scheduler.refuses_submissions = None
     tick(scheduler)
-    assert {(one.state, one.cause, one.reason) for one in firsts(sweep)} == {
+    assert {(attempt.state, attempt.cause, attempt.reason) for attempt in firsts(sweep)} == {
         ("failed", "rejected", "Slurm takes no array of 6 jobs.")
     }
     assert scheduler.arrays == []
@@ -305,11 +305,11 @@ def test_each_job_has_the_code(oskar: User, scheduler: ScriptedScheduler, settin
     sweep = make(oskar, f'{text_of(table)}[sweep.over]\n"{over}" = ["1", "2"]\n', code=its_code(table))
     assert upload.pending_uploads() == {sweep.key}
     tick(scheduler)
-    for one in firsts(sweep):
-        root = rundir.path_of(one.job.directory)
+    for attempt in firsts(sweep):
+        root = rundir.path_of(attempt.job.directory)
         assert (root / "job" / "code" / ENTRIES[table]).read_text() == "print(1)"
         run = tomllib.loads((root / "portal" / "run.toml").read_text())
-        assert table == "script" or run["run"]["client"]["hidden"] == one.job.sweep_values[over]
+        assert table == "script" or run["run"]["client"]["hidden"] == attempt.job.sweep_values[over]
     assert upload.pending_uploads() == set()
 
 
@@ -341,19 +341,19 @@ class TestWithoutArrays:
     def test_so_many_are_under_way_at_once(self, oskar: User, scheduler: ScriptedScheduler) -> None:
         sweep = make(oskar)
         tick(scheduler)
-        assert [one.scheduler_id for one in firsts(sweep)] == ["101", "102", "", "", "", ""]
+        assert [attempt.scheduler_id for attempt in firsts(sweep)] == ["101", "102", "", "", "", ""]
         assert firsts(sweep)[2].reason == "Waiting for its turn: its sweep runs 2 jobs at once."
         scheduler.update_job("101", state="node_fail", ended_at=time.time(), nodes=("here",))
         tick(scheduler)  # its restart keeps the place
         later()
         tick(scheduler)
-        assert [one.scheduler_id for one in firsts(sweep)][2:] == ["", "", "", ""]
+        assert [attempt.scheduler_id for attempt in firsts(sweep)][2:] == ["", "", "", ""]
         Attempt.objects.filter(job__sweep_index=0).update(ended_at=timezone.now(), decided_at=timezone.now())
         tick(scheduler)
-        assert [bool(one.scheduler_id) for one in firsts(sweep)] == [True, True, True, False, False, False]
+        assert [bool(attempt.scheduler_id) for attempt in firsts(sweep)] == [True, True, True, False, False, False]
 
     def test_without_a_limit_all_are(self, oskar: User, scheduler: ScriptedScheduler) -> None:
         sweep = make(oskar, TEXT.replace("at_once = 2", ""))
         tick(scheduler)
-        assert all(one.scheduler_id for one in firsts(sweep))
-        assert {submission.key for submission in scheduler.submissions} == {one.key for one in firsts(sweep)}
+        assert all(attempt.scheduler_id for attempt in firsts(sweep))
+        assert {submission.key for submission in scheduler.submissions} == {attempt.key for attempt in firsts(sweep)}

@@ -72,26 +72,26 @@ class TestEveryDoor:
 
     def test_restart_once_trust_was_withdrawn(self, oskar: User, scheduler: ScriptedScheduler, settings: Any) -> None:
         settings.VIGIL_LOCAL_TRUST = "everyone"
-        kept, _ = ask(oskar, spec_of(**PYTHON))
+        stored, _ = ask(oskar, spec_of(**PYTHON))
         brought = [
             (ask(oskar, coded(table), code=its_code(table))[0], "VIGIL_LOCAL_TRUST=everyone") for table in ENTRIES
         ]
         settings.VIGIL_LOCAL_TRUST = "sysadmins"
-        for job, says in ((kept, "environment.python"), *brought):
+        for job, text in ((stored, "environment.python"), *brought):
             attempt = Attempt.objects.get(job=job)
             handover.hand_over(attempt.pk, scheduler)
             attempt.refresh_from_db()
             assert (attempt.state, attempt.cause) == ("failed", "rejected")
-            assert says in attempt.reason
+            assert text in attempt.reason
         assert not scheduler.submissions
 
     def test_no_project_setting_is_a_leads(self, project: Project) -> None:
         """What its jobs run with is set in the administration alone, by sysadmins."""
         client = signed_in(person("lea", project, role="lead"))
-        asked = {"job_environment": 'python = "/any/program"', "keep_checkpoints_days": 3}
-        assert client.post(f"/admin/portal/project/{project.pk}/change/", asked).status_code in {302, 403}
-        assert send(client, "patch", "/api/v1/projects/default", asked).status_code in {403, 422}
-        client.post("/disk/default/keep", {**asked, "days": "3"})
+        options = {"job_environment": 'python = "/any/program"', "keep_checkpoints_days": 3}
+        assert client.post(f"/admin/portal/project/{project.pk}/change/", options).status_code in {302, 403}
+        assert send(client, "patch", "/api/v1/projects/default", options).status_code in {403, 422}
+        client.post("/disk/default/keep", {**options, "days": "3"})
         project.refresh_from_db()
         assert project.job_environment == ""
 

@@ -22,15 +22,15 @@ def moment(second: float) -> datetime:
 
 def machine(gpus: int = 2, *, node: str = "dgx-01", **columns: Any) -> Machine:
     """Return a machine that has just reported."""
-    made = Machine(node=node, gpus=tuple(f"{node}-{uuid}" for uuid in UUIDS[:gpus]))
-    made.post(made.facts(time.time()))
-    works(made, columns.get("gpu_percent", 0))
-    return made
+    created = Machine(node=node, gpus=tuple(f"{node}-{uuid}" for uuid in UUIDS[:gpus]))
+    created.post(created.facts(time.time()))
+    works(created, columns.get("gpu_percent", 0))
+    return created
 
 
 def works(made: Machine, percent: Any, *, ago_s: float = 10) -> None:
     """Report ten seconds of utilisation: one number for all GPUs, or a number for each."""
-    rows = percent if isinstance(percent, int) else [[one] * 10 for one in percent]
+    rows = percent if isinstance(percent, int) else [[item] * 10 for item in percent]
     assert made.post(made.batch(int(time.time() - ago_s), gpu_percent=rows)).status_code == 200
 
 

@@ -42,10 +42,10 @@ def today() -> date:
 
 def use(scheduler_id: str, user: str, hours: tuple[float, float, float], *, days_ago: int = 0, **more: Any) -> GpuUse:
     """Store what a merge would have counted: hours allocated, used and idle."""
-    held_s, used_s, idle_s = (HOUR_S * one for one in hours)
-    told = {"held_s": held_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
+    held_s, used_s, idle_s = (HOUR_S * hour for hour in hours)
+    payload = {"held_s": held_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
     day = today() - timedelta(days=days_ago)
-    return GpuUse.objects.update_or_create(day=day, scheduler_id=scheduler_id, defaults={"user": user, **told})[0]
+    return GpuUse.objects.update_or_create(day=day, scheduler_id=scheduler_id, defaults={"user": user, **payload})[0]
 
 
 @pytest.fixture
@@ -84,12 +84,12 @@ class TestCounting:
         start = START // WINDOW_S * WINDOW_S
         at = {"started_at": moment(start - 60), "ended_at": None}
         vigils(mira, "7", project="siskin", attempt=at)
-        one = Machine(gpus=UUIDS[:2])
-        one.post(one.facts(start))
+        item = Machine(gpus=UUIDS[:2])
+        item.post(item.facts(start))
         held("7", [0, 1], user="vigil")
         Holding.objects.update(since=moment(start))
         for second in (*range(start, start + 500, 10), *range(start + 600, start + WINDOW_S + 100, 10)):
-            one.post(one.batch(second, gpu_percent=[[50] * 10, [0] * 10]))
+            item.post(item.batch(second, gpu_percent=[[50] * 10, [0] * 10]))
         merge.merge(now=start + WINDOW_S + 110)
         aggregation.add()
         (row,) = GpuHours.objects.all()
@@ -99,15 +99,16 @@ class TestCounting:
 
     def test_samples_that_come_each_ten_seconds_stand_for_ten(self) -> None:
         start = START // WINDOW_S * WINDOW_S
-        one = Machine(gpus=UUIDS[:1])
-        one.post(one.facts(start))
+        item = Machine(gpus=UUIDS[:1])
+        item.post(item.facts(start))
         held("7", [0])
         Holding.objects.update(since=moment(start))
         batches = [
-            {**one.batch(at, n=1, gpu_percent=[[100]]), "period": 10} for at in range(start, start + WINDOW_S + 100, 10)
+            {**item.batch(at, n=1, gpu_percent=[[100]]), "period": 10}
+            for at in range(start, start + WINDOW_S + 100, 10)
         ]
         for at in range(0, len(batches), 60):
-            one.post(*batches[at : at + 60])
+            item.post(*batches[at : at + 60])
         merge.merge(now=start + WINDOW_S + 110)
         row = GpuUse.objects.get()
         assert abs(row.held_s - WINDOW_S) <= 10
@@ -140,7 +141,7 @@ class TestCounting:
         use("7", "vigil", (2, 1, 0))
         aggregation.add()
         found = hours(asked(sysadmin(), "by=person&days=90"))
-        assert {name: told[0] for name, told in found.items()} == {"mira": 1, "ann": 2}
+        assert {name: report[0] for name, report in found.items()} == {"mira": 1, "ann": 2}
         assert len(asked(User.objects.get(username="sam"), "by=job&days=90")["items"]) == 2
 
     def test_a_holding_ends_when_its_job_did_and_not_when_the_queue_was_read(self) -> None:
@@ -239,10 +240,10 @@ class TestWhoSees:
         assert set(hours(asked(lab["mira"]))) == {"siskin", "wren"}
 
     def test_idle_now_is_told_to_whom_it_may(self, lab: dict[str, User], settings: Any) -> None:
-        one = machine(2)
+        item = machine(2)
         held("70", [0], user="mira")
         held("91", [1], user="ann", name="jupyter")
-        idle_for(one, 5)
+        idle_for(item, 5)
         assert {job["name"] for job in asked(lab["mira"])["idle_now"]} == {"lora", "jupyter"}
         settings.VIGIL_QUEUE_VISIBLE = "own"
         (job,) = asked(lab["mira"])["idle_now"]
@@ -267,12 +268,12 @@ class TestAsking:
         assert asked(sam, "days=1")["since"] == today().isoformat()
 
     def test_a_sentence(self, lab: dict[str, User]) -> None:
-        said = (
+        message = (
             "In the last 7 days, 150 GPU-hours were allocated and 43.3 % of them used; 48 were idle, most in wren (30)."
         )
-        assert asked(lab["sam"])["text"] == f"{said} No allocated GPU is idle now."
-        assert said in text(signed_in(lab["sam"]).get("/waste"))
-        assert asked(lab["sam"], "by=job")["text"].startswith(said.replace("in wren (30)", "by ann (38)"))
+        assert asked(lab["sam"])["text"] == f"{message} No allocated GPU is idle now."
+        assert message in text(signed_in(lab["sam"]).get("/waste"))
+        assert asked(lab["sam"], "by=job")["text"].startswith(message.replace("in wren (30)", "by ann (38)"))
         GpuUse.objects.all().delete()
         GpuHours.objects.all().delete()
         assert asked(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No allocated GPU is idle now."

@@ -100,58 +100,58 @@ class TestIdle:
         assert told(sysadmin()) == []
 
     def test_some_of_many_gpus_and_what_runs_on_them(self, oskar: User) -> None:
-        one = machine(2, gpu_percent=[90, 0])
+        item = machine(2, gpu_percent=[90, 0])
         held("7", [0, 1], user="oskar", name="train")
-        batch = one.batch(int(time.time()) - 5, gpu_percent=[[90] * 10, [0] * 10])
-        process = {"gpu": one.gpus[1], "pid": 17, "user": "oskar", "name": "python", "memory_mib": 5, "job": "7"}
-        one.post({**batch, "processes": [process]})
-        idle_for(one, 1, 1)
+        batch = item.batch(int(time.time()) - 5, gpu_percent=[[90] * 10, [0] * 10])
+        process = {"gpu": item.gpus[1], "pid": 17, "user": "oskar", "name": "python", "memory_mib": 5, "job": "7"}
+        item.post({**batch, "processes": [process]})
+        idle_for(item, 1, 1)
         waste()
         (notice,) = told(oskar)
         assert notice["title"] == "train has left 1 of its 2 GPUs idle for 60 minutes."
         assert notice["detail"].endswith("On dgx-01.")
 
     def test_not_before_a_quarter_of_an_hour(self, oskar: User) -> None:
-        one = machine(1)
+        item = machine(1)
         held("7", [0], user="oskar", hours=0.2)
-        idle_for(one, 14)
+        idle_for(item, 14)
         waste()
         assert told(oskar) == [], "it has held it for 12 minutes alone"
         QueuedJob.objects.all().delete()
 
     def test_withdrawn_when_they_work_again_and_news_when_they_stop(self, oskar: User) -> None:
-        one = machine(1)
+        item = machine(1)
         held("7", [0], user="oskar")
-        idle_for(one, 1)
+        idle_for(item, 1)
         waste()
-        works(one, 60, ago_s=5)
+        works(item, 60, ago_s=5)
         waste()
         assert told(oskar) == []
-        works(one, 0, ago_s=0)
-        idle_for(one, 0.5)
+        works(item, 0, ago_s=0)
+        idle_for(item, 0.5)
         waste()
         assert [notice["read_at"] for notice in told(oskar)] == [None]
         assert Notice.objects.count() == 1, "of the same job it is the same notice"
 
     def test_withdrawn_when_the_job_ends_and_the_next_of_its_number_is_another(self, oskar: User) -> None:
-        one = machine(1)
+        item = machine(1)
         held("7", [0], user="oskar")
-        idle_for(one, 1)
+        idle_for(item, 1)
         waste()
         ends("7")
         waste()
         assert told(oskar) == []
         Holding.objects.update(until=timezone.now() - timedelta(hours=3))
         held("7", [0], user="oskar", hours=2)
-        idle_for(one, 1)
+        idle_for(item, 1)
         waste()
         assert len(told(oskar)) == 1
         assert Notice.objects.count() == 2
 
     def test_what_is_told_stands_while_the_machine_is_silent(self, oskar: User) -> None:
-        one = machine(1)
+        item = machine(1)
         held("7", [0], user="oskar")
-        idle_for(one, 1)
+        idle_for(item, 1)
         waste()
         Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))
         waste()
@@ -161,25 +161,27 @@ class TestIdle:
         assert told(oskar) == []
 
     def test_sysadmins_are_told_once_of_people_whom_nobody_knows(self, oskar: User) -> None:
-        sam, one = sysadmin(), machine(2)
+        sam, item = sysadmin(), machine(2)
         held("7", [0], user="unknown")
         held("8", [1], user="stranger")
-        idle_for(one, 1)
+        idle_for(item, 1)
         waste()
         (notice,) = told(sam)
         assert notice["title"] == "2 GPUs are idle but allocated to people without an account here."
         assert signed_in(sam).get(notice["link"]).status_code == 200
         ends("7")
         waste()
-        assert [one["title"] for one in told(sam)] == ["1 GPU is idle but allocated to people without an account here."]
+        assert [item["title"] for item in told(sam)] == [
+            "1 GPU is idle but allocated to people without an account here."
+        ]
         ends("8")
         waste()
         assert told(sam) == []
 
     def test_a_name_is_anybodys_and_shown_as_it_is(self, oskar: User) -> None:
-        one = machine(1)
+        item = machine(1)
         held("7", [0], user="oskar", name="<script>alert(1)</script>\n\x1b[31mred")
-        idle_for(one, 1)
+        idle_for(item, 1)
         waste()
         (notice,) = told(oskar)
         assert "\n" not in notice["title"]
@@ -195,9 +197,9 @@ class TestIdle:
 @pytest.mark.django_db(transaction=True)
 def test_two_runs_at_once_tell_once() -> None:
     oskar = person("oskar", a_project(), slurm_user="oskar")
-    one = machine(1)
+    item = machine(1)
     held("7", [0], user="oskar")
-    idle_for(one, 1)
+    idle_for(item, 1)
     together = threading.Barrier(4, timeout=60)
 
     def run(_: int) -> None:
@@ -215,16 +217,24 @@ def test_two_runs_at_once_tell_once() -> None:
 
 class TestUnheld:
     def process(self, one: Machine, gpu: int = 0, **more: Any) -> None:
-        told = {"gpu": one.gpus[gpu], "pid": 17, "user": "ann", "name": "python3", "memory_mib": 5, "job": "", **more}
-        assert one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": [told]}).status_code == 200
+        payload = {
+            "gpu": one.gpus[gpu],
+            "pid": 17,
+            "user": "ann",
+            "name": "python3",
+            "memory_mib": 5,
+            "job": "",
+            **more,
+        }
+        assert one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": [payload]}).status_code == 200
 
     def look(self, minutes: int) -> None:
         notices.raise_notices(timezone.now() + timedelta(minutes=minutes))
 
     def test_sysadmins_are_told_of_a_node_once_it_lasts(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
-        sam, one = sysadmin(), machine(2)
-        self.process(one)
+        sam, item = sysadmin(), machine(2)
+        self.process(item)
         self.look(0)
         assert told(sam) == [], "the queue may not have been read since its job began"
         self.look(1)
@@ -235,16 +245,16 @@ class TestUnheld:
         assert told(oskar) == []
         self.look(2)
         assert Notice.objects.count() == 1
-        one.post(one.batch(int(time.time()), gpu_percent=0), first=None)
+        item.post(item.batch(int(time.time()), gpu_percent=0), first=None)
         self.look(3)
         assert told(sam) == []
 
     def test_a_process_on_every_gpu_is_one_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
-        sam, one = sysadmin(), machine(8)
+        sam, item = sysadmin(), machine(8)
         named = {"name": "", "user": "", "pid": 4242, "memory_mib": 5, "job": ""}
-        there = [{**named, "gpu": uuid} for uuid in one.gpus]
-        one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": there})
+        there = [{**named, "gpu": uuid} for uuid in item.gpus]
+        item.post({**item.batch(int(time.time()) - 5, gpu_percent=50), "processes": there})
         self.look(0)
         self.look(1)
         (notice,) = told(sam)
@@ -256,8 +266,8 @@ class TestUnheld:
 
     def test_not_of_what_a_job_holds_by_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
-        sam, one = sysadmin(), machine(2)
-        self.process(one)
+        sam, item = sysadmin(), machine(2)
+        self.process(item)
         self.look(0)
         held("7", [0])
         self.look(1)

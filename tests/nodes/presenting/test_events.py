@@ -24,8 +24,8 @@ from nodes.presenting.events import words
     ],
 )
 def test_words(kind: str, code: int | None, data: dict[str, Any], title: str, tone: str) -> None:
-    told = words(kind, code, "", data)
-    assert (told.title, told.tone) == (title, tone)
+    report = words(kind, code, "", data)
+    assert (report.title, report.tone) == (title, tone)
 
 
 def test_what_the_kernel_said_is_the_detail() -> None:
@@ -34,7 +34,7 @@ def test_what_the_kernel_said_is_the_detail() -> None:
 
 
 def test_a_gpus_charts_have_its_own_limits() -> None:
-    drawn = {one["id"]: one for one in figures.of_gpu("GPU-1", 3, memory_mib=81_920, slowdown_c=87, cap_watts=700)}
+    drawn = {item["id"]: item for item in figures.of_gpu("GPU-1", 3, memory_mib=81_920, slowdown_c=87, cap_watts=700)}
     assert list(drawn) == [f"gpu-3-{field.name}" for field in figures.FIELDS]
     assert drawn["gpu-3-memory_mib"]["y"] == [0, 80.0]
     assert drawn["gpu-3-temperature_c"]["limits"] == [{"label": "", "value": 87}]
@@ -49,7 +49,7 @@ def test_a_gpus_charts_have_its_own_limits() -> None:
 def test_a_machines_charts_are_those_that_it_tells_of() -> None:
     names = ["cpu_percent", "memory_used_mib", "net_rx_mib:eth0", "net_tx_mib:eth0", "mount_ms:/data", "uptime_s"]
     names += [f"ib_{way}_mib:mlx5_{i}/1" for i in range(4) for way in ("rx", "tx")]
-    drawn = {one["id"]: one for one in figures.of_host(names, cpus=224, memory_mib=2_064_384)}
+    drawn = {item["id"]: item for item in figures.of_host(names, cpus=224, memory_mib=2_064_384)}
     assert list(drawn) == ["cpu", "memory", "network", "mounts"]
     network = drawn["network"]
     assert [line["label"] for line in network["series"]] == [

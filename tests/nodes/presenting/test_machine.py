@@ -96,8 +96,8 @@ def test_the_worst_leads_and_no_more_than_two_follow() -> None:
         merged = {**merged, **facts}
         if "gpus" in facts:
             merged["gpus"] = facts["gpus"]
-        said, rest = spoken(**merged)
-        assert said.startswith(lead)
+        text, rest = spoken(**merged)
+        assert text.startswith(lead)
         assert len(rest) < 400
 
 

@@ -29,8 +29,8 @@ VALUES = {
 def text(*, gpus: int = 2, model: str = "NVIDIA H100 80GB HBM3", **changed: str) -> str:
     """Return an exporter's text: each of a GPU's values, and those of a MIG slice, which are not the GPU's."""
     lines = []
-    for name, (told, value) in VALUES.items():
-        lines += [f"# HELP {name} {told}", f"# TYPE {name} gauge"]
+    for name, (report, value) in VALUES.items():
+        lines += [f"# HELP {name} {report}", f"# TYPE {name} gauge"]
         for i, uuid in enumerate(UUIDS[:gpus]):
             labels = f'gpu="{i}",UUID="{uuid}",pci_bus_id="00000000:{i + 5:02X}:00.0",device="nvidia{i}"'
             tail = f'modelName="{model}",Hostname="dgx-03",DCGM_FI_DRIVER_VERSION="570.86.15"'

@@ -30,5 +30,5 @@ def four() -> Machine:
 
 def process(machine: Machine, gpu: int, job: str, **more: Any) -> dict[str, Any]:
     batch = machine.batch(int(time.time()) - 10, gpu_percent=50)
-    one = {"gpu": UUIDS[gpu], "pid": 17, "user": "mira", "name": "python", "memory_mib": 5, "job": job}
-    return {**batch, "processes": [{**one, **more}]}
+    payload = {"gpu": UUIDS[gpu], "pid": 17, "user": "mira", "name": "python", "memory_mib": 5, "job": job}
+    return {**batch, "processes": [{**payload, **more}]}

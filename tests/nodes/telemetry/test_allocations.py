@@ -27,8 +27,8 @@ def on_slurm(settings: LazySettings) -> None:
 def held() -> dict[str, list[str]]:
     """Return which GPUs each job holds now, as indices."""
     found: dict[str, list[str]] = {}
-    for one in Holding.objects.filter(until=None).select_related("gpu").order_by("gpu__index"):
-        found.setdefault(one.scheduler_id, []).append(f"{one.gpu.index}")
+    for holding in Holding.objects.filter(until=None).select_related("gpu").order_by("gpu__index"):
+        found.setdefault(holding.scheduler_id, []).append(f"{holding.gpu.index}")
     return found
 
 
@@ -45,10 +45,10 @@ def test_the_schedulers_indices_tell() -> None:
 def numbered(minors: list[int | None], **more: Any) -> Machine:
     """Return a machine whose GPUs have these device files, in NVML's order."""
     machine = Machine(gpus=UUIDS[: len(minors)])
-    told = machine.facts(time.time())
-    for gpu, minor in zip(told["events"][0]["gpus"], minors, strict=True):
+    report = machine.facts(time.time())
+    for gpu, minor in zip(report["events"][0]["gpus"], minors, strict=True):
         gpu |= {"minor": minor, **more}
-    machine.post(told)
+    machine.post(report)
     return machine
 
 
@@ -101,9 +101,9 @@ def test_a_job_that_is_gone_holds_no_more() -> None:
     job.delete()
     allocations.update()
     assert held() == {}
-    one = Holding.objects.get()
-    assert one.until is not None
-    assert abs(one.until.timestamp() - time.time()) < 30
+    holding = Holding.objects.get()
+    assert holding.until is not None
+    assert abs(holding.until.timestamp() - time.time()) < 30
 
 
 def test_the_same_number_again_is_another_holding() -> None:
@@ -241,12 +241,12 @@ class TestProcesses:
         machine = four()
         machine.post(process(machine, 2, "7"))
         allocations.update()
-        one = Holding.objects.get()
-        assert (one.scheduler_id, one.user, one.name, one.source) == ("7", "mira", "", "processes")
+        holding = Holding.objects.get()
+        assert (holding.scheduler_id, holding.user, holding.name, holding.source) == ("7", "mira", "", "processes")
         queued("7", indices=[2])
         allocations.update()
         again = Holding.objects.get()
-        assert (again.pk, again.name, again.source) == (one.pk, "job-7", "scheduler")
+        assert (again.pk, again.name, again.source) == (holding.pk, "job-7", "scheduler")
 
 
 class TestInTime:

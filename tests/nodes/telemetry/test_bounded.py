@@ -95,8 +95,8 @@ def test_what_is_left_out_is_logged_once_an_hour(
     machine = Machine()
     for _ in range(3):
         now = time.time()
-        told = [{"kind": "xid", "at": now, "text": letters(i)} for i in range(200)]
-        assert machine.post({"at": int(now), "n": 0, "events": told}).status_code == 200
+        reports = [{"kind": "xid", "at": now, "text": letters(i)} for i in range(200)]
+        assert machine.post({"at": int(now), "n": 0, "events": reports}).status_code == 200
         assert machine.post(*(machine.batch(at, n=1, watts=3) for at in range(1, 60, 10))).status_code == 200
     assert NodeEvent.objects.count() == 10
     assert [record.message.partition(" (")[0] for record in caplog.records] == [

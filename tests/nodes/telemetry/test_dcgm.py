@@ -29,9 +29,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def exporter(settings: Any) -> Iterator[Exporter]:
     dcgm._failing.clear()
-    with serving() as made:
-        settings.VIGIL_DCGM_EXPORTERS = f"dgx-03={made.url}"
-        yield made
+    with serving() as created:
+        settings.VIGIL_DCGM_EXPORTERS = f"dgx-03={created.url}"
+        yield created
 
 
 def newest() -> dict[str, Any]:
@@ -50,8 +50,8 @@ class TestTaken:
             (UUIDS[0], 0, 0, model, "00000000:05:00.0", memory),
             (UUIDS[1], 1, 1, model, "00000000:06:00.0", memory),
         ]
-        told = {name: newest()[UUIDS[0]][name] for name in ("gpu_percent", "memory_mib", "temperature_c", "watts")}
-        assert told == {"gpu_percent": 97, "memory_mib": 60_559, "temperature_c": 61, "watts": 403}
+        report = {name: newest()[UUIDS[0]][name] for name in ("gpu_percent", "memory_mib", "temperature_c", "watts")}
+        assert report == {"gpu_percent": 97, "memory_mib": 60_559, "temperature_c": 61, "watts": 403}
         now = int(time.time())
         for name, value in {
             "sm_percent": 82, "sm_mhz": 1980, "memory_temperature_c": 58, "pcie_tx_mib": 31, "nvlink_rx_mib": 1000
@@ -162,11 +162,11 @@ class TestFaults:
         began = time.monotonic()
         assert dcgm.poll(budget_s=0.4) == 0
         assert time.monotonic() - began < 30
-        assert any("were not polled in time" in one for one in self.warned(caplog))
+        assert any("were not polled in time" in item for item in self.warned(caplog))
 
     def test_an_agent_of_its_own_goes_first(self, exporter: Exporter, caplog: pytest.LogCaptureFixture) -> None:
-        one = Machine(node="dgx-03")
-        one.post(one.batch(int(time.time()) - 10, gpu_percent=5))
+        machine = Machine(node="dgx-03")
+        machine.post(machine.batch(int(time.time()) - 10, gpu_percent=5))
         pull()
         assert "an agent reports from this machine" in self.warned(caplog)[0]
         assert AgentStream.objects.count() == 1
@@ -188,11 +188,11 @@ class TestFaults:
 
 class TestSetting:
     def test_in_line_and_in_a_file(self, tmp_path: Path) -> None:
-        one, two = "http://dgx-01:9400/metrics", "https://10.0.0.2:9400/metrics"
-        wanted = {"dgx-01": one, "dgx-02.lab": two}
-        assert exporters(f"dgx-01={one}, dgx-02.lab={two},") == wanted
+        first, second = "http://dgx-01:9400/metrics", "https://10.0.0.2:9400/metrics"
+        wanted = {"dgx-01": first, "dgx-02.lab": second}
+        assert exporters(f"dgx-01={first}, dgx-02.lab={second},") == wanted
         file = tmp_path / "exporters"
-        file.write_text(f"# ours\ndgx-01={one}\n\n  dgx-02.lab={two}  # the new one\n")
+        file.write_text(f"# ours\ndgx-01={first}\n\n  dgx-02.lab={second}  # the new one\n")
         assert exporters(f"@{file}") == wanted
         assert exporters("") == {}
 
@@ -232,7 +232,9 @@ def test_a_whole_portal_asks_it(exporter: Exporter, make_stack: Callable[..., St
     stack = make_stack(VIGIL_DCGM_EXPORTERS=f"dgx-03={exporter.url}", VIGIL_AGENT="no")
     stack.start()
     with stack.client() as client:
-        told = until(lambda: [item for item in client.get("/api/v1/agents").json()["items"] if item["heard_at"]])
-        assert [(one["node"], one["version"], one["gpus"]) for one in told] == [("dgx-03", "dcgm-exporter", 2)]
-        asked = exporter.asked
-        assert until(lambda: exporter.asked > asked), "again"
+        report = until(lambda: [item for item in client.get("/api/v1/agents").json()["items"] if item["heard_at"]])
+        assert [(entry["node"], entry["version"], entry["gpus"]) for entry in report] == [
+            ("dgx-03", "dcgm-exporter", 2)
+        ]
+        request = exporter.asked
+        assert until(lambda: exporter.asked > request), "again"

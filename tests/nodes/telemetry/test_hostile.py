@@ -51,9 +51,9 @@ def test_names_of_processes_mounts_and_agents_are_words(machine: Machine, admin_
         assert answer.status_code == 200
         for bad in ("<script>alert", "\u202e", "\x1b", "\0", "Infinity"):
             assert bad not in shown, (page, bad)
-    (kept, *_) = machine.agent.processes
-    assert all(kept[name].isprintable() for name in ("name", "user"))
-    assert kept["job"] == ""
+    (stored, *_) = machine.agent.processes
+    assert all(stored[name].isprintable() for name in ("name", "user"))
+    assert stored["job"] == ""
 
 
 @pytest.mark.parametrize("value", [1e12, 1e11, -1, 1e300, "9", None, True])

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 def sampled(machine: Machine) -> list[tuple[int, list[list[int]]]]:
     """(second, utilisation of each GPU) of the frames, as they were stored."""
     opened = [frames.decode(bytes(data)) for data in Frame.objects.order_by("id").values_list("data", flat=True)]
-    return [(one.at, one.values[PLACE["gpu_percent"]].tolist()) for one in opened]
+    return [(item.at, item.values[PLACE["gpu_percent"]].tolist()) for item in opened]
 
 
 def test_a_batch_is_stored_as_it_came() -> None:
@@ -118,8 +118,8 @@ def test_a_clock_that_is_an_hour_off_does_not_count() -> None:
     )
     assert abs(Frame.objects.get().at - (now - 10)) <= 5
     xid, home, data = NodeEvent.objects.order_by("at")
-    told = (data.at, home.at, xid.at, xid.last_at)
-    assert [round((now - at.timestamp()) / 10) for at in told] == [0, 3, 6, 2]
+    reports = (data.at, home.at, xid.at, xid.last_at)
+    assert [round((now - at.timestamp()) / 10) for at in reports] == [0, 3, 6, 2]
     assert abs((machine.agent.clock_offset_s or 0) - 3600) <= 5
 
 

@@ -51,11 +51,11 @@ def test_a_gpu_that_is_held_and_idle_is_found_with_and_without_a_process() -> No
     for at in range(now - 1200, now, 10):
         last = {**machine.batch(at, gpu_percent=rows), "processes": [{"gpu": UUIDS[1], "pid": 5, "job": "7"}]}
         machine.post(last)
-    found = [(one.holding.gpu.index, one.has_process) for one in use.idle_now()]
+    found = [(item.holding.gpu.index, item.has_process) for item in use.idle_now()]
     assert sorted(found) == [(1, True), (2, False)]
     assert use.idle_now(moment(now - 301)) == [], "not yet a quarter of an hour"
     machine.post(machine.batch(now, gpu_percent=[[0] * 10, [0] * 10, [0] * 9 + [30], [None] * 10]))
-    assert [one.holding.gpu.index for one in use.idle_now()] == [1]
+    assert [item.holding.gpu.index for item in use.idle_now()] == [1]
 
 
 def test_nothing_is_said_of_a_machine_that_is_silent() -> None:
@@ -74,6 +74,6 @@ def test_a_process_on_a_gpu_that_nobody_holds() -> None:
     queued("7", indices=[0])
     allocations.update()
     machine.post(process(machine, 2, "", name="<script>"))
-    assert [(gpu.index, one["name"]) for gpu, one in use.processes_on_free_gpus()] == [(2, "<script>")]
+    assert [(gpu.index, item["name"]) for gpu, item in use.processes_on_free_gpus()] == [(2, "<script>")]
     machine.post(process(machine, 0, "7"))
     assert use.processes_on_free_gpus() == []

@@ -43,9 +43,9 @@ class TestMaking:
         assert 'value="oskar@lab.example"' in page
         assert "incident.site" not in page, "sysadmins choose that"
         add(oskar, "email", address="oskar@lab.example", quiet_from="22:00", quiet_until="07:00", digest="hourly")
-        one = Channel.objects.get()
-        assert (one.user, one.project, one.address) == (oskar, None, "oskar@lab.example")
-        assert (one.left_out, one.digest, one.time_zone) == (
+        channel = Channel.objects.get()
+        assert (channel.user, channel.project, channel.address) == (oskar, None, "oskar@lab.example")
+        assert (channel.left_out, channel.digest, channel.time_zone) == (
             ["federation.coverage", "channel"],
             "hourly",
             "Europe/Berlin",
@@ -56,22 +56,22 @@ class TestMaking:
 
     def test_the_address_of_a_webhook_is_not_shown_again(self, oskar: User) -> None:
         add(oskar, "slack", address=HOOK)
-        one = Channel.objects.get()
+        channel = Channel.objects.get()
         client = signed_in(oskar)
-        for address in ("/me/", f"/channels/{one.pk}", "/me/sent"):
+        for address in ("/me/", f"/channels/{channel.pk}", "/me/sent"):
             assert "s3cret" not in text(client.get(address))
         assert "hooks.slack.com" in text(client.get("/me/"))
-        assert client.post(f"/channels/{one.pk}", {**FORM, "address": "", "digest": "daily"}).status_code == 302
-        one.refresh_from_db()
-        assert (one.address, one.digest) == (HOOK, "daily"), "left empty it is kept"
+        assert client.post(f"/channels/{channel.pk}", {**FORM, "address": "", "digest": "daily"}).status_code == 302
+        channel.refresh_from_db()
+        assert (channel.address, channel.digest) == (HOOK, "daily"), "left empty it is kept"
 
     def test_a_signing_secret_is_shown_once(self, oskar: User) -> None:
         page = add(oskar, "webhook", 200, address="https://ci.lab.example/vigil")
         assert "whsec_" in page
-        one = Channel.objects.get()
+        channel = Channel.objects.get()
         client = signed_in(oskar)
-        assert "whsec_" not in text(client.get(f"/channels/{one.pk}"))
-        again = text(client.post(f"/channels/{one.pk}/secret"))
+        assert "whsec_" not in text(client.get(f"/channels/{channel.pk}"))
+        again = text(client.post(f"/channels/{channel.pk}/secret"))
         assert "whsec_" in again
         assert page[page.index("whsec_") :][:50] != again[again.index("whsec_") :][:50]
         slack = Channel.objects.create(user=oskar, kind="slack", address=HOOK)
@@ -111,63 +111,63 @@ class TestMaking:
         assert signed_in(oskar).get("/channels/new?kind=slack&project=default").status_code == 403
         assert signed_in(person("x")).get("/channels/new?kind=slack&project=default").status_code == 404
         add(lead, "slack", query="&project=default", address=HOOK, kinds=["incident"])
-        one = Channel.objects.get()
-        assert (one.user, one.project.slug) == (None, "default")
+        channel = Channel.objects.get()
+        assert (channel.user, channel.project.slug) == (None, "default")
         assert "of default" in text(signed_in(lead).get("/me/"))
         assert "hooks.slack.com" not in text(signed_in(oskar).get("/me/"))
-        assert signed_in(oskar).get(f"/channels/{one.pk}").status_code == 404
+        assert signed_in(oskar).get(f"/channels/{channel.pk}").status_code == 404
         assert list(AuditEntry.objects.values_list("action", "detail")) == [("channel.made", "Slack, hooks.slack.com")]
 
 
 class TestOne:
     def test_is_nobody_else_s_not_even_a_sysadmin_s(self, channel: Make) -> None:
-        one = channel()
+        item = channel()
         for other in (person("mira", a_project()), sysadmin()):
             client = signed_in(other)
-            assert client.get(f"/channels/{one.pk}").status_code == 404
+            assert client.get(f"/channels/{item.pk}").status_code == 404
             for act in ("test", "secret", "remove"):
-                assert client.post(f"/channels/{one.pk}/{act}").status_code == 404
+                assert client.post(f"/channels/{item.pk}/{act}").status_code == 404
         assert Channel.objects.exists()
 
     def test_a_test_goes_out_and_its_state_is_shown(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        one = channel(quiet_from="00:00", quiet_until="23:59", digest="daily")
+        item = channel(quiet_from="00:00", quiet_until="23:59", digest="daily")
         client = signed_in(oskar)
-        assert client.post(f"/channels/{one.pk}/test").status_code == 302
-        assert "Waiting" in text(client.get(f"/channels/{one.pk}"))
+        assert client.post(f"/channels/{item.pk}/test").status_code == 302
+        assert "Waiting" in text(client.get(f"/channels/{item.pk}"))
         send_due(5)
         assert (
             "A test message, requested by oskar. If you can read it, the channel works."
             in web.got[0].json["data"]["title"]
         )
-        assert ">sent <time" in text(client.get(f"/channels/{one.pk}"))
+        assert ">sent <time" in text(client.get(f"/channels/{item.pk}"))
         web.answers = [receiving.status(500, b"<b>no</b>")]
-        client.post(f"/channels/{one.pk}/test")
+        client.post(f"/channels/{item.pk}/test")
         send_due(5)
-        assert "answered 500: &lt;b&gt;no&lt;/b&gt;" in text(client.get(f"/channels/{one.pk}"))
+        assert "answered 500: &lt;b&gt;no&lt;/b&gt;" in text(client.get(f"/channels/{item.pk}"))
 
     def test_paused_it_gets_nothing(self, oskar: User, channel: Make, web: receiving.Web) -> None:
-        one = channel()
+        item = channel()
         raise_notice("incident:1", kind="incident", to=oskar, title="wren died.")
         client = signed_in(oskar)
-        client.post(f"/channels/{one.pk}", {**FORM, "address": "", "is_paused": "on"})
+        client.post(f"/channels/{item.pk}", {**FORM, "address": "", "is_paused": "on"})
         raise_notice("incident:2", kind="incident", to=oskar, title="wren died.")
-        client.post(f"/channels/{one.pk}/test")
+        client.post(f"/channels/{item.pk}/test")
         assert send_due(5) == 0
         assert list(Delivery.objects.values_list("state", "error")) == [("dropped", "The channel was paused.")]
 
     @pytest.mark.parametrize("act", ["pause", "move", "remove"])
     def test_its_trouble_ends_with_it(self, oskar: User, channel: Make, web: receiving.Web, act: str) -> None:
-        one = channel(address=web.url)
+        item = channel(address=web.url)
         raise_notice("incident:1", kind="incident", to=oskar, title="wren died.")
         web.answers = [receiving.status(404)]
         send_due(5)
         assert Notice.objects.standing().filter(kind="channel").exists()
         client = signed_in(oskar)
         if act == "remove":
-            client.post(f"/channels/{one.pk}/remove")
+            client.post(f"/channels/{item.pk}/remove")
         else:
             changes = {"pause": {"address": "", "is_paused": "on"}, "move": {"address": "https://1.1.1.1/x"}}[act]
-            assert client.post(f"/channels/{one.pk}", {**FORM, **changes}).status_code == 302
+            assert client.post(f"/channels/{item.pk}", {**FORM, **changes}).status_code == 302
         assert not Notice.objects.standing().filter(kind="channel").exists()
 
     def test_so_it_does_where_its_project_is_deleted(self, oskar: User, channel: Make, web: receiving.Web) -> None:
@@ -182,11 +182,11 @@ class TestOne:
         assert not Notice.objects.standing().filter(kind="channel").exists()
 
     def test_removed(self, oskar: User, channel: Make) -> None:
-        one = channel()
+        item = channel()
         raise_notice("incident:1", kind="incident", to=oskar, title="wren died.")
-        assert signed_in(oskar).post(f"/channels/{one.pk}/remove").status_code == 302
+        assert signed_in(oskar).post(f"/channels/{item.pk}/remove").status_code == 302
         assert not Delivery.objects.exists()
-        assert signed_in(oskar).get(f"/channels/{one.pk}/remove").status_code == 405
+        assert signed_in(oskar).get(f"/channels/{item.pk}/remove").status_code == 405
 
 
 class TestOutbox:
@@ -206,10 +206,10 @@ class TestOutbox:
         assert "wren" not in text(signed_in(sysadmin("ann")).get("/me/sent"))
 
     def test_by_state_and_page_by_page(self, oskar: User, channel: Make) -> None:
-        one = channel(kind="email", address="oskar@lab.example")
+        item = channel(kind="email", address="oskar@lab.example")
         now = timezone.now()
         Delivery.objects.bulk_create(
-            [Delivery(channel=one, key=str(n), kind="k", title=f"T{n}.", due_at=now, state="sent") for n in range(60)]
+            [Delivery(channel=item, key=str(n), kind="k", title=f"T{n}.", due_at=now, state="sent") for n in range(60)]
         )
         client = signed_in(oskar)
         page = client.get("/me/sent?state=sent")
@@ -252,25 +252,25 @@ class TestOutbox:
             raise_notice(f"incident:{number}", kind="incident", to=oskar, title="wren died.")
             send_due(5)
         Notice.objects.update(withdrawn_at=timezone.now())
-        for one in Delivery.objects.all():
-            signed_in(oskar).post(f"/outbox/{one.pk}/resend")
+        for item in Delivery.objects.all():
+            signed_in(oskar).post(f"/outbox/{item.pk}/resend")
         assert send_due(5) == 7
         assert len(letters.outbox) == 14
 
     def test_over_rest(self, delivery: Delivery, oskar: User) -> None:
         client = bearer(oskar)
-        (told,) = client.get("/api/v1/outbox?state=waiting").json()["items"]
-        assert (told["state"], told["where"], told["person"], told["tries"]) == (
+        (item,) = client.get("/api/v1/outbox?state=waiting").json()["items"]
+        assert (item["state"], item["where"], item["person"], item["tries"]) == (
             "waiting", "oskar@lab.example", "oskar", 0,
         )  # fmt: skip
-        assert client.post(f"/api/v1/outbox/{told['id']}/give-up").json()["state"] == "given_up"
-        assert client.post(f"/api/v1/outbox/{told['id']}/give-up").status_code == 409
-        assert client.post(f"/api/v1/outbox/{told['id']}/resend").json()["state"] == "waiting"
+        assert client.post(f"/api/v1/outbox/{item['id']}/give-up").json()["state"] == "given_up"
+        assert client.post(f"/api/v1/outbox/{item['id']}/give-up").status_code == 409
+        assert client.post(f"/api/v1/outbox/{item['id']}/resend").json()["state"] == "waiting"
         Delivery.objects.update(state="dropped")
-        assert client.post(f"/api/v1/outbox/{told['id']}/resend").status_code == 409
-        assert bearer(oskar, "read").post(f"/api/v1/outbox/{told['id']}/resend").status_code == 403
+        assert client.post(f"/api/v1/outbox/{item['id']}/resend").status_code == 409
+        assert bearer(oskar, "read").post(f"/api/v1/outbox/{item['id']}/resend").status_code == 403
         assert bearer(person("mira", a_project())).get("/api/v1/outbox").json()["items"] == []
-        assert bearer(person("nils")).post(f"/api/v1/outbox/{told['id']}/resend").status_code == 404
+        assert bearer(person("nils")).post(f"/api/v1/outbox/{item['id']}/resend").status_code == 404
         assert len(bearer(sysadmin()).get("/api/v1/outbox").json()["items"]) == 1
         assert client.get("/api/v1/outbox?state=lost").status_code == 422
 

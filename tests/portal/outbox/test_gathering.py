@@ -42,9 +42,9 @@ class TestTogether:
         assert send() == 0
         self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
         assert send() == 1
-        told = web.got[0].json["data"]
-        assert [notice["title"] for notice in told["notices"]] == ["job 0 died.", "job 2 died."]
-        assert told["title"].startswith("2\N{NO-BREAK SPACE}notices since") or told["title"].startswith("2 notices")
+        data = web.got[0].json["data"]
+        assert [notice["title"] for notice in data["notices"]] == ["job 0 died.", "job 2 died."]
+        assert data["title"].startswith("2\N{NO-BREAK SPACE}notices since") or data["title"].startswith("2 notices")
         assert sorted(Delivery.objects.values_list("kind", "state")) == [
             ("digest", "sent"), ("incident", "dropped"), ("incident", "gathered"), ("incident", "gathered"),
         ]  # fmt: skip
@@ -74,8 +74,8 @@ class TestTogether:
             tell(oskar, f"incident:{number}")
         self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
         assert send() == 1
-        told = web.got[0].json["data"]
-        assert (len(told["notices"]), told["more"]) == (100, 20)
+        data = web.got[0].json["data"]
+        assert (len(data["notices"]), data["more"]) == (100, 20)
 
     def test_many_at_once_go_as_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         """Four hundred jobs that die in a minute are no four hundred letters."""

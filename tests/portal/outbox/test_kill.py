@@ -63,8 +63,8 @@ def test_it_is_sent_again_under_the_same_id(prepared_home: Path) -> None:
             assert senders[0].communicate()[0] == ""
             assert senders[0].returncode == -signal.SIGKILL
             senders += [start(SEND, "600"), start(SEND, "600")]
-            said = [sender.communicate(timeout=60)[0] for sender in senders[1:]]
-            assert said == ["2\n", "2\n"]
+            texts = [sender.communicate(timeout=60)[0] for sender in senders[1:]]
+            assert texts == ["2\n", "2\n"]
             assert len(web.got) == 2
             assert len({post.headers["webhook-id"] for post in web.got}) == 1
             assert web.got[0].body == web.got[1].body

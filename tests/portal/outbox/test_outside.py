@@ -42,17 +42,17 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     real = socket.getaddrinfo
 
     def give(*several: list[str]) -> list[str]:
-        asked: list[str] = []
+        requests: list[str] = []
 
         def getaddrinfo(host: Any, port: Any, *args: Any, **named: Any) -> Any:
             if not str(host).endswith(".example"):
                 return real(host, port, *args, **named)
-            found = several[min(len(asked), len(several) - 1)]
-            asked.append(host)
+            found = several[min(len(requests), len(several) - 1)]
+            requests.append(host)
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
 
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-        return asked
+        return requests
 
     return give
 
@@ -110,7 +110,7 @@ def test_a_name_is_asked_once_so_it_cannot_answer_otherwise_a_moment_later(
     names: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """Rebinding: a public address for the look, this machine for the connection."""
-    asked, connected = names(["192.0.2.7"], ["127.0.0.1"]), []
+    request, connected = names(["192.0.2.7"], ["127.0.0.1"]), []
     settings.VIGIL_WEBHOOK_ALLOW = "192.0.2.0/24"
 
     async def send(url: str, *args: Any, **named: Any) -> outside.Answer:
@@ -119,16 +119,16 @@ def test_a_name_is_asked_once_so_it_cannot_answer_otherwise_a_moment_later(
 
     monkeypatch.setattr(outside, "_send", send)
     post("https://hooks.example:8443/x?key=1")
-    assert asked == ["hooks.example"]
+    assert request == ["hooks.example"]
     assert connected == [("https://192.0.2.7:8443/x?key=1", "hooks.example", "hooks.example:8443")]
 
 
 def test_rebinding_in_a_real_connection(names: Callable[..., list[str]], web: receiving.Web, settings: Any) -> None:
     """The first answer is where it connects to, whatever is answered later; the name is in Host."""
     settings.VIGIL_WEBHOOK_ALLOW = "127.0.0.1/32,hooks.example"
-    asked = names(["127.0.0.1"], ["127.0.0.2"])
+    request = names(["127.0.0.1"], ["127.0.0.2"])
     assert post(f"http://hooks.example:{web.port}/x").status == 200
-    assert len(asked) == 1
+    assert len(request) == 1
     assert web.got[0].headers["Host"] == f"hooks.example:{web.port}"
 
 
@@ -214,7 +214,7 @@ def test_who_resolves_for_ever_is_left_too(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     found = asyncio.run(post_to_many())
-    assert {type(one) for one in found} == {TimeoutError}
+    assert {type(item) for item in found} == {TimeoutError}
     assert not ended
     over.set()
     until(lambda: len(ended) == 40)

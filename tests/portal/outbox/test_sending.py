@@ -35,15 +35,15 @@ class TestWhoGetsIt:
         assert send() == 0
         (post,) = web.got
         assert post.json["type"] == "notice.incident"
-        told = post.json["data"]
-        assert (told["title"], told["key"], told["link"]) == (
+        data = post.json["data"]
+        assert (data["title"], data["key"], data["link"]) == (
             "wren died.",
             "incident:1",
             "http://127.0.0.1:8000/jobs/7",
         )
-        one = only()
-        assert (one.state, one.tries, one.error) == ("sent", 1, "")
-        assert one.sent_at is not None
+        item = only()
+        assert (item.state, item.tries, item.error) == ("sent", 1, "")
+        assert item.sent_at is not None
 
     def test_nobody_else(self, oskar: User, channel: Make) -> None:
         channel(user=person("mira", a_project()))
@@ -135,12 +135,12 @@ class TestWebhook:
         assert headers["idempotency-key"] == headers["webhook-id"] == str(only().uid)
 
     def test_each_has_a_secret_of_its_own(self, channel: Make, settings: Any) -> None:
-        one, other = channel(), channel()
-        secret = webhook.secret_of(one)
+        item, other = channel(), channel()
+        secret = webhook.secret_of(item)
         assert secret.startswith("whsec_")
         assert secret != webhook.secret_of(other)
         settings.SECRET_KEY = "another"
-        assert secret != webhook.secret_of(one), "no table holds it"
+        assert secret != webhook.secret_of(item), "no table holds it"
 
 
 class TestTriedAgain:
@@ -160,9 +160,9 @@ class TestTriedAgain:
         tell(oskar)
         web.answers = [answer]
         send()
-        one = only()
-        assert (one.state, one.error) == ("waiting", words)
-        wait = (one.due_at - timezone.now()).total_seconds()
+        item = only()
+        assert (item.state, item.error) == ("waiting", words)
+        wait = (item.due_at - timezone.now()).total_seconds()
         assert 10 < wait < 130
         assert wait > 100 or "429" not in words
         assert send() == 0
@@ -181,15 +181,15 @@ class TestTriedAgain:
         ],
     )  # fmt: skip
     def test_what_never_will(self, oskar: User, channel: Make, web: receiving.Web, code: int, words: str) -> None:
-        one = channel()
+        item = channel()
         tell(oskar)
         web.answers = [status(code, Location="http://169.254.169.254/")]
         send()
         assert (only().state, only().tries) == ("given_up", 1)
         assert words in only().error
-        told = Notice.objects.get(key=f"channel:{one.pk}")
-        assert told.title == "Messages to Signed webhook, 127.0.0.1 cannot be delivered."
-        assert "s3cret" not in f"{told.title}{told.detail}{only().error}"
+        notice = Notice.objects.get(key=f"channel:{item.pk}")
+        assert notice.title == "Messages to Signed webhook, 127.0.0.1 cannot be delivered."
+        assert "s3cret" not in f"{notice.title}{notice.detail}{only().error}"
         assert len(web.got) == 1
 
     def test_an_address_inside_is_given_up_with_the_remedy(self, oskar: User, channel: Make, settings: Any) -> None:
@@ -264,7 +264,7 @@ class TestOnce:
         first = list(Delivery.objects.select_related("channel__user", "notice"))
         second = list(Delivery.objects.select_related("channel__user", "notice"))
         now = timezone.now()
-        assert [due._is_ours(one, now) for one in (*first, *second)] == [True, False]
+        assert [due._is_ours(item, now) for item in (*first, *second)] == [True, False]
         assert send() == 0
         assert only().tries == 1
 

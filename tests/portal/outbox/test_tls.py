@@ -21,9 +21,9 @@ from tests.portal.outbox import receiving
 def test_the_certificate_must_be_the_name_s(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.VIGIL_WEBHOOK_ALLOW = "127.0.0.0/8"
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=hooks.example", "-days", "2"]
-    subprocess.run([*made, "-addext", "subjectAltName=DNS:hooks.example"], check=True, capture_output=True)
+    created = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    created += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=hooks.example", "-days", "2"]
+    subprocess.run([*created, "-addext", "subjectAltName=DNS:hooks.example"], check=True, capture_output=True)
     trusting = ssl.create_default_context(cafile=str(certificate))
     monkeypatch.setattr(outside, "_authorities", lambda: trusting)
     here = (socket.AF_INET, socket.SOCK_STREAM, 6, "")

@@ -72,13 +72,13 @@ def test_the_cost_is_the_stall_and_what_the_steps_were_slower() -> None:
     found.note_begun()
     assert not found.is_due(13)
     _steps(found, clock, 3, 0.7, saving=True)
-    told = found.note_written(stall=0.2, write=2.0)
-    assert told is not None
-    assert told["cost_seconds"] == pytest.approx(0.2 + 3 * 0.2)
-    assert (told["source"], told["mtbf_seconds"]) == ("portal", HOUR)
-    assert told["best_interval_seconds"] == pytest.approx(math.sqrt(2 * 0.8 * HOUR))
-    assert told["interval_seconds"] == found.interval == pytest.approx(math.sqrt(2 * 0.8 * HOUR))
-    assert told["overhead_fraction"] == pytest.approx(math.sqrt(2 * 0.8 / HOUR))
+    report = found.note_written(stall=0.2, write=2.0)
+    assert report is not None
+    assert report["cost_seconds"] == pytest.approx(0.2 + 3 * 0.2)
+    assert (report["source"], report["mtbf_seconds"]) == ("portal", HOUR)
+    assert report["best_interval_seconds"] == pytest.approx(math.sqrt(2 * 0.8 * HOUR))
+    assert report["interval_seconds"] == found.interval == pytest.approx(math.sqrt(2 * 0.8 * HOUR))
+    assert report["overhead_fraction"] == pytest.approx(math.sqrt(2 * 0.8 / HOUR))
 
 
 def test_one_slow_save_changes_nothing_for_the_median_of_five_counts() -> None:
@@ -88,9 +88,9 @@ def test_one_slow_save_changes_nothing_for_the_median_of_five_counts() -> None:
     for stall in (1.0, 1.0, 1.0, 100.0, 1.0, 1.0):
         found.note_begun()
         _steps(found, clock, 1, 0.5, saving=True)
-        told = found.note_written(stall=stall, write=0.5)
-        assert told is not None
-    assert told["cost_seconds"] == 1.0
+        report = found.note_written(stall=stall, write=0.5)
+        assert report is not None
+    assert report["cost_seconds"] == 1.0
 
 
 def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
@@ -100,11 +100,11 @@ def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
     _steps(found, clock, 10, 0.5)
     found.note_begun()
     _steps(found, clock, 1, 0.75, saving=True)
-    told = found.note_written(stall=0.25, write=0.5)
-    assert told is not None
-    assert (told["automatic"], told["interval_seconds"], told["source"]) == (False, 5.5, "assumed")
-    assert told["overhead_fraction"] == pytest.approx(0.5 / 5.5 + 5.5 / 2 / HOUR)
-    assert told["best_overhead_fraction"] < told["overhead_fraction"]
+    report = found.note_written(stall=0.25, write=0.5)
+    assert report is not None
+    assert (report["automatic"], report["interval_seconds"], report["source"]) == (False, 5.5, "assumed")
+    assert report["overhead_fraction"] == pytest.approx(0.5 / 5.5 + 5.5 / 2 / HOUR)
+    assert report["best_overhead_fraction"] < report["overhead_fraction"]
     assert not any(Cadence(0, Mtbf(HOUR, "assumed")).is_due(step) for step in range(1, 100))
 
 
@@ -114,9 +114,9 @@ def test_saves_at_every_step_take_most_of_the_time_but_not_more_than_all() -> No
     _steps(found, clock, 10, 0.01)
     found.note_begun()
     _steps(found, clock, 1, 0.01, saving=True)
-    told = found.note_written(stall=0.09, write=0.1)
-    assert told is not None
-    assert told["overhead_fraction"] == pytest.approx(0.9, abs=1e-3)
+    report = found.note_written(stall=0.09, write=0.1)
+    assert report is not None
+    assert report["overhead_fraction"] == pytest.approx(0.9, abs=1e-3)
 
 
 def test_without_steps_to_compare_nothing_is_told() -> None:

@@ -22,15 +22,15 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     settings = {**TINY, "steps": 60, "checkpoint_every": 20, "keep_checkpoints": 100, "mtbf_hours": 1e-4}
     run = Run(tmp_path / "run", settings)
     assert run.start(2, patient=False).wait() == [0, 0]
-    told = run.events("checkpoint.cadence")
-    assert told
-    assert (told[0]["source"], told[0]["automatic"]) == ("config", False)
-    assert told[0]["mtbf_seconds"] == pytest.approx(0.36)
-    assert told[0]["best_overhead_fraction"] > 0
+    report = run.events("checkpoint.cadence")
+    assert report
+    assert (report[0]["source"], report[0]["automatic"]) == ("config", False)
+    assert report[0]["mtbf_seconds"] == pytest.approx(0.36)
+    assert report[0]["best_overhead_fraction"] > 0
     # No interval is better than the best, but one that is shorter than the writes allow may seem so.
-    allowed = told[0]["interval_seconds"] >= MIN_WRITES * told[0]["write_seconds"]
-    assert not allowed or told[0]["best_overhead_fraction"] <= told[0]["overhead_fraction"]
-    assert 0 <= told[0]["stall_seconds"] <= told[0]["cost_seconds"]
+    allowed = report[0]["interval_seconds"] >= MIN_WRITES * report[0]["write_seconds"]
+    assert not allowed or report[0]["best_overhead_fraction"] <= report[0]["overhead_fraction"]
+    assert 0 <= report[0]["stall_seconds"] <= report[0]["cost_seconds"]
 
     path = run.job_dir / "checkpoints" / "step-60" / "COMMITTED"
     manifest = json.loads(path.read_text())
@@ -39,11 +39,11 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     path.write_text(json.dumps(manifest))
     run.write(steps=400, checkpoint_every="auto")
     assert run.start(2, resume="step-60", patient=False).wait() == [0, 0]
-    told = run.events("checkpoint.cadence")
-    assert told[0]["automatic"]
+    report = run.events("checkpoint.cadence")
+    assert report[0]["automatic"]
     steps = [found.step for found in run.checkpoints if 60 < found.step < 400]
     assert steps, "saved by itself, both ranks at the same steps"
-    assert all(one["interval_seconds"] >= MIN_WRITES * one["write_seconds"] for one in told)
+    assert all(item["interval_seconds"] >= MIN_WRITES * item["write_seconds"] for item in report)
 
 
 def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
     run.finish(1)
     losses = run.series("validation_loss")
     best = min((loss, step) for step, loss in losses.items())[1]
-    kept = {found.step for found in run.checkpoints}
-    assert {10, 20, best, 24} <= kept
+    stored = {found.step for found in run.checkpoints}
+    assert {10, 20, best, 24} <= stored
     start_and_verified = 2
-    assert len(kept) <= 4 + start_and_verified
+    assert len(stored) <= 4 + start_and_verified
 
 
 def test_a_loss_whose_save_failed_is_not_among_the_best(tmp_path: Path) -> None:
@@ -131,6 +131,6 @@ def test_a_write_costs_what_the_device_lost_to_it(tmp_path: Path) -> None:
     settings = {**TINY, "steps": 2 * SAVED, "checkpoint_every": SAVED, "flush_steps": 1000, "flush_seconds": 60.0}
     run = Run(tmp_path / "run", settings, spy=f"{__name__}:run_ahead")
     assert run.start(1, patient=False).wait() == [0]
-    (told,) = run.events("checkpoint.cadence")
-    assert told["cost_seconds"] - told["stall_seconds"] == pytest.approx(BESIDE * 20)
-    assert told["interval_seconds"] == pytest.approx(SAVED * 10 + told["cost_seconds"])
+    (event,) = run.events("checkpoint.cadence")
+    assert event["cost_seconds"] - event["stall_seconds"] == pytest.approx(BESIDE * 20)
+    assert event["interval_seconds"] == pytest.approx(SAVED * 10 + event["cost_seconds"])

@@ -113,8 +113,8 @@ ENDLESS = {
 def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 8 MiB, where one may be mounted."""
     place = tmp_path / "run" / "job" / "checkpoints"
-    asked = {**ENDLESS[request.param], "checkpoint_every": 10, "keep_checkpoints": 2}
-    run = Run(tmp_path / "run", asked, kind=request.param)
+    options = {**ENDLESS[request.param], "checkpoint_every": 10, "keep_checkpoints": 2}
+    run = Run(tmp_path / "run", options, kind=request.param)
     assert run.job_dir == place.parent
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True)

@@ -24,11 +24,11 @@ def job_dir(tmp_path: Path) -> Path:
 def commit(job_dir: Path, name: str, step: int, generation: int = 1) -> Manifest:
     folder = job_dir / "checkpoints" / name
     folder.mkdir()
-    made = Manifest(
+    created = Manifest(
         step=step, generation=generation, consumed_samples=0, world_size=1, layout={}, config_hash="", files=(),
         created=1.0,
     )  # fmt: skip
-    (folder / "COMMITTED").write_text(made.dump())
+    (folder / "COMMITTED").write_text(created.dump())
     return manifest.check(folder)
 
 
@@ -43,11 +43,11 @@ def there(job_dir: Path) -> list[str]:
 def test_a_pin_is_of_one_checkpoint_whatever_its_folder_is_called(job_dir: Path) -> None:
     pin(job_dir, {"name": "step-4", "step": 4, "generation": 1})
     older, newer = commit(job_dir, "step-4.g1", 4, 1), commit(job_dir, "step-4", 4, 2)
-    told: list[Manifest] = []
-    assert not pruning.prune(older, job_dir, report=told.append)
-    assert pruning.prune(newer, job_dir, report=told.append)
+    reports: list[Manifest] = []
+    assert not pruning.prune(older, job_dir, report=reports.append)
+    assert pruning.prune(newer, job_dir, report=reports.append)
     assert there(job_dir) == ["step-4.g1"]
-    assert told == [newer]
+    assert reports == [newer]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_what_is_pinned_in_the_middle_of_it_comes_back(job_dir: Path, monkeypatc
         pin(job_dir, {"step": 4, "generation": 1})
 
     monkeypatch.setattr(pruning.os, "rename", renamed)
-    told: list[Manifest] = []
-    assert not pruning.prune(found, job_dir, report=told.append)
+    reports: list[Manifest] = []
+    assert not pruning.prune(found, job_dir, report=reports.append)
     assert there(job_dir) == ["step-4"]
-    assert told == []
+    assert reports == []
 
 
 def test_where_the_pins_cannot_be_read_nothing_goes(job_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +106,10 @@ def test_what_a_kill_leaves_is_told_or_comes_back(job_dir: Path) -> None:
     for step in (4, 8):
         commit(job_dir, f".pruned-step-{step}.g1.0a1b2c3d", step)
     (job_dir / "checkpoints" / ".pruned-step-12.0a1b2c3d").mkdir()  # its bytes had begun to go: it was told of
-    told: list[Manifest] = []
-    pruning.finish(job_dir, report=told.append)
+    reports: list[Manifest] = []
+    pruning.finish(job_dir, report=reports.append)
     assert there(job_dir) == ["step-4.g1"]
-    assert [(found.name, found.identity) for found in told] == [("step-8.g1", (8, 1))]
+    assert [(found.name, found.identity) for found in reports] == [("step-8.g1", (8, 1))]
 
 
 def test_it_is_told_before_its_bytes_go(job_dir: Path) -> None:

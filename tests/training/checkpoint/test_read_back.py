@@ -54,7 +54,7 @@ def reporter() -> Watched:
 def checkpoints(
     job: Path, reporter: Watched, *, cadence: Cadence | None = None, keep: int = 1, **more: Any
 ) -> Checkpoints:
-    made = Checkpoints(
+    created = Checkpoints(
         job,
         job / "attempt-1",
         more.pop("world", World(0, 1, torch.device("cpu"))),
@@ -64,8 +64,8 @@ def checkpoints(
         reporter=reporter,
         **more,
     )
-    made.start_from(None)
-    return made
+    created.start_from(None)
+    return created
 
 
 def save(checkpoints: Checkpoints, step: int) -> None:
@@ -87,26 +87,26 @@ def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, rep
 
     reporter.at = at
     cadence = Cadence(0, Mtbf(3600, "assumed"))
-    made = checkpoints(job, reporter, cadence=cadence)
+    created = checkpoints(job, reporter, cadence=cadence)
     for step in (1, 2):
-        save(made, step)
-        made.wait()
+        save(created, step)
+        created.wait()
         assert not cadence.is_due(step + 1)
-    save(made, 3)
+    save(created, 3)
     with pytest.raises(CheckpointError, match="step-3 was not read back as it was written: .*sha256 differs"):
-        made.wait()
+        created.wait()
     damaged = job / "checkpoints" / "step-3"
     assert "sha256 differs" in (damaged / DAMAGED).read_text()
     assert not (damaged / VERIFIED).exists()
     assert newest_on_lineage(job) == "step-2"
-    assert made.latest is not None
-    assert made.latest.step == 2
+    assert created.latest is not None
+    assert created.latest.step == 2
     assert cadence.is_due(4), "made up for at the next boundary"
-    save(made, 4)
-    made.finish_save()
+    save(created, 4)
+    created.finish_save()
     assert not cadence.is_due(5), "a disk that spoils all it is given is not filled"
-    save(made, 5)
-    assert made.wait().parent == (2, 1)
+    save(created, 5)
+    assert created.wait().parent == (2, 1)
     assert [step for kind, step in reporter.told if kind == "checkpoint.damaged"] == [3, 4]
     assert [found.step for found in manifest.committed(job / "checkpoints")] == [2, 5]
     assert manifest.read(job / "checkpoints" / "step-5").ancestors == ((1, 1), (2, 1))
@@ -116,24 +116,24 @@ def test_who_is_asked_to_stop_reads_back_no_further(
     job: Path, reporter: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def hurried() -> bool:
-        asked.append(len(asked) >= 3)
-        return asked[-1]
+        requests.append(len(requests) >= 3)
+        return requests[-1]
 
-    made = checkpoints(job, reporter, is_hurried=hurried)
-    save(made, 1)
-    found = made.wait()
-    assert sum(asked) == 1, "of some sixty pieces"
+    created = checkpoints(job, reporter, is_hurried=hurried)
+    save(created, 1)
+    found = created.wait()
+    assert sum(requests) == 1, "of some sixty pieces"
     folder = job / "checkpoints" / found.name
     assert not (folder / VERIFIED).exists(), "so nothing is known of it"
     assert not (folder / DAMAGED).exists()
     assert newest_on_lineage(job) == "step-1"
-    save(made, 2)
-    assert made.wait().parent == (1, 1)
+    save(created, 2)
+    assert created.wait().parent == (1, 1)
     state = {"model": {"weights": torch.zeros(1000)}}
-    made.restore(state, found)
+    created.restore(state, found)
     assert state["model"]["weights"].eq(1).all()
     assert (folder / VERIFIED).exists(), "whoever starts from it has read all of it"
 
@@ -145,10 +145,10 @@ def test_threads_stay_on_the_ranks_own_gpu(job: Path, reporter: Watched, monkeyp
         torch.cuda, "set_device", lambda device: chosen.update({threading.current_thread().name: device})
     )
     gpu = torch.device("cuda", 1)
-    made = checkpoints(job, reporter, world=World(0, 1, gpu))
-    made.prepare({"model": {"weights": torch.zeros(1000)}})
-    save(made, 1)
-    made.wait()
+    created = checkpoints(job, reporter, world=World(0, 1, gpu))
+    created.prepare({"model": {"weights": torch.zeros(1000)}})
+    save(created, 1)
+    created.wait()
     assert chosen == {"checkpoint-memory": gpu, "checkpoint": gpu}
 
 

@@ -65,8 +65,8 @@ def test_killed_while_saving(target: str, expected: str, whole: dict[int, Run], 
     run.finish(1, resume=expected)
     _is_like(run, whole[1])
     if expected:
-        told = [event["name"] for event in run.events("checkpoint.committed")]
-        assert told == [expected, "step-8", "step-12"]  # what the first process had no time to tell is told now
+        reports = [event["name"] for event in run.events("checkpoint.committed")]
+        assert reports == [expected, "step-8", "step-12"]  # what the first process had no time to tell is told now
 
 
 def test_killed_while_pruning(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_memory_that_is_not_pinned_is_used_as_it_is(
 ) -> None:
     cuda = Cuda(grants=1)
     monkeypatch.setattr(pinning, "runtime", lambda: cuda)
-    said: list[str] = []
-    staging = Staging(None, warn=said.append)
+    texts: list[str] = []
+    staging = Staging(None, warn=texts.append)
     state: dict[str, Any] = {"model": {name: torch.full((LARGE,), 7.0) for name in "abcd"}, "small": torch.ones(3)}
     if ahead:
         staging.reserve(state)
@@ -57,13 +57,13 @@ def test_memory_that_is_not_pinned_is_used_as_it_is(
     assert all(copied["model"][name].eq(7).all() for name in "abcd")
     assert copied["small"].eq(1).all()
     assert len(cuda.asked) == 2, "who was refused once does not ask again"
-    (why,) = said
+    (why,) = texts
     assert "out of memory" in why
     assert "memlock" in why
     assert forgotten == ["forgotten"], "else the next kernel would be blamed"
     state["model"]["a"].fill_(8.0)
     assert staging.copy(state)["model"]["a"].eq(8).all()
-    assert len(said) == 1
+    assert len(texts) == 1
 
 
 def test_nothing_is_said_where_all_is_pinned(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,9 @@ def test_what_is_pinned_shares_no_page(forgotten: list[str], monkeypatch: pytest
     state: dict[str, Any] = {name: torch.arange(LARGE + odd).float() for odd, name in enumerate("abcdef")}
     state["turned"] = torch.arange(2.0 * LARGE).view(2, LARGE).t()
     copied = staging.copy(state)
-    taken = [range(one.data_ptr() // PAGE, (one.data_ptr() + one.nbytes - 1) // PAGE + 1) for one in copied.values()]
+    taken = [
+        range(item.data_ptr() // PAGE, (item.data_ptr() + item.nbytes - 1) // PAGE + 1) for item in copied.values()
+    ]
     pages = [page for pages in taken for page in pages]
     assert len(pages) == len(set(pages))
     assert all(torch.equal(copied[name], tensor) for name, tensor in state.items())

@@ -29,8 +29,8 @@ def state(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = {**state(), "comm": {"rank0": {"errors": torch.ones(5)}}}
-    return save(tmp_path_factory.mktemp("storage"), made)
+    payload = {**state(), "comm": {"rank0": {"errors": torch.ones(5)}}}
+    return save(tmp_path_factory.mktemp("storage"), payload)
 
 
 def test_what_fits_is_found_in_the_runs_own_tensors(checkpoint: Path) -> None:
@@ -100,11 +100,11 @@ class Malice:
 def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
     """Where a checkpoint has an object for what is a tensor here: torch's own planner unpickles it."""
     mark = tmp_path / "was run"
-    made = save(tmp_path, state(head=Malice(mark)))
+    created = save(tmp_path, state(head=Malice(mark)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(CheckpointError, match="is no tensor in it"):
-            storage.read(state(), made, None)
+            storage.read(state(), created, None)
     finally:
         dist.destroy_process_group()
     assert not mark.exists()
@@ -123,21 +123,21 @@ def _write_contents(checkpoint: Path, content: bytes) -> None:
 @pytest.mark.parametrize("place", ["/tmp/elsewhere.distcp", "../step-2/__0_0.distcp", "unlisted"])
 def test_nothing_outside_the_checkpoint_is_read(tmp_path: Path, place: str) -> None:
     """torch's own reader opens whatever path the table of contents gives, another job's checkpoint, say."""
-    made = save(tmp_path, state())
-    contents = read_metadata(made)
+    created = save(tmp_path, state())
+    contents = read_metadata(created)
     elsewhere = {index: replace(about, relative_path=place) for index, about in contents.storage_data.items()}
-    _write_contents(made, pickle.dumps(replace(contents, storage_data=elsewhere)))
+    _write_contents(created, pickle.dumps(replace(contents, storage_data=elsewhere)))
     with pytest.raises(CheckpointError, match="lies in no file of the checkpoint"):
-        storage.match_stored(state(), made)
+        storage.match_stored(state(), created)
 
 
 @pytest.mark.parametrize("name", ["pathlib\nPosixPath", "torch.distributed.checkpoint.metadata\nMetadata"])
 def test_a_table_of_contents_changes_no_class_of_ours(tmp_path: Path, name: str) -> None:
     """A pickle may set attributes of a class that it names: of all paths, say, what file each is."""
-    made = save(tmp_path, state())
-    _write_contents(made, f"c{name}\n(N}}S'_str'\nS'/etc/passwd'\nstb.".encode())
+    created = save(tmp_path, state())
+    _write_contents(created, f"c{name}\n(N}}S'_str'\nS'/etc/passwd'\nstb.".encode())
     with pytest.raises(CheckpointError, match="no table of contents"):
-        storage.match_stored(state(), made)
+        storage.match_stored(state(), created)
     assert not hasattr(Metadata, "_str")
     assert str(tmp_path / "anything").endswith("anything")
 
@@ -156,29 +156,29 @@ LYING = {
 
 @pytest.mark.parametrize("content", LYING.values(), ids=LYING)
 def test_a_table_of_contents_that_lies_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
-    made = save(tmp_path, state())
-    _write_contents(made, content)
+    created = save(tmp_path, state())
+    _write_contents(created, content)
     with pytest.raises(CheckpointError, match="no table of contents"):
-        storage.match_stored(state(), made)
+        storage.match_stored(state(), created)
 
 
 def test_a_table_of_contents_that_nobody_signed_is_not_read(tmp_path: Path) -> None:
-    made = save(tmp_path, state())
-    payload = json.loads((made / "COMMITTED").read_text())
+    created = save(tmp_path, state())
+    payload = json.loads((created / "COMMITTED").read_text())
     payload["files"] = [entry for entry in payload["files"] if entry["file"] != ".metadata"]
-    (made / "COMMITTED").write_text(json.dumps(payload))
+    (created / "COMMITTED").write_text(json.dumps(payload))
     with pytest.raises(CheckpointError, match="is not among the files of its manifest"):
-        storage.match_stored(state(), made)
-    (made / ".metadata").unlink()
-    os.mkfifo(made / ".metadata")
+        storage.match_stored(state(), created)
+    (created / ".metadata").unlink()
+    os.mkfifo(created / ".metadata")
     with pytest.raises(CheckpointError, match="no plain file"):
-        storage.match_stored(state(), made)
+        storage.match_stored(state(), created)
 
 
 def test_a_tensor_larger_than_its_checkpoint_is_refused(tmp_path: Path) -> None:
-    made = save(tmp_path, state())
-    contents = read_metadata(made)
+    created = save(tmp_path, state())
+    contents = read_metadata(created)
     contents.state_dict_metadata["model.head"].size = torch.Size([2**40, 2**10])
-    _write_contents(made, pickle.dumps(contents))
+    _write_contents(created, pickle.dumps(contents))
     with pytest.raises(CheckpointError, match="what it says of 'model.head' can't be"):
-        storage.match_stored(state(), made)
+        storage.match_stored(state(), created)

@@ -131,20 +131,20 @@ def sparse() -> dict[str, Any]:
     import torch
 
     side = Side("topk", density=0.05)
-    kept = [torch.zeros_like(flat(side.own(0, 0))) for _ in range(side.world)]
+    stored = [torch.zeros_like(flat(side.own(0, 0))) for _ in range(side.world)]
     found: dict[str, Any] = {"equal": [], "digests": []}
     for step in range(STEPS):
-        expected = torch.zeros_like(kept[0])
+        expected = torch.zeros_like(stored[0])
         for rank, own in enumerate(side.everybodys(step)):
-            kept[rank] += flat(own)
-            places = kept[rank].abs().topk(-(-len(expected) * 5 // 100)).indices
-            expected[places] += kept[rank][places]
-            kept[rank][places] = 0
+            stored[rank] += flat(own)
+            places = stored[rank].abs().topk(-(-len(expected) * 5 // 100)).indices
+            expected[places] += stored[rank][places]
+            stored[rank][places] = 0
         got = flat(side.backward(step))
         found["equal"].append(torch.equal(got, expected / side.world))
         found["digests"].append(got.double().sum().item().hex())
     found["bytes"], found["elements"] = side.exchange.communicated(1) / STEPS, len(expected)
-    found["kept"] = torch.equal(flat(side.exchange.state()["kept"][str(side.rank)]), kept[side.rank])
+    found["kept"] = torch.equal(flat(side.exchange.state()["kept"][str(side.rank)]), stored[side.rank])
     found["lost"] = _lost()
     return found
 
@@ -159,9 +159,9 @@ def _lost() -> float:
     for step in range(3):
         total += sum(map(flat, side.everybodys(step)))
         sent += flat(side.backward(step)) * side.world
-    kept = flat(side.exchange.state()["kept"][str(side.rank)])
-    dist.all_reduce(kept)
-    return apart(sent + kept, total)
+    stored = flat(side.exchange.state()["kept"][str(side.rank)])
+    dist.all_reduce(stored)
+    return apart(sent + stored, total)
 
 
 def low_rank() -> dict[str, Any]:
@@ -211,8 +211,8 @@ def skipped() -> dict[str, Any]:
         for step, is_skipped in enumerate((True, False, True, False)):
             side.backward(step)
             side.exchange.step(step + 1, torch.tensor(float(is_skipped)))
-            kept = side.exchange.state()["kept" if name == "topk" else "errors"][str(side.rank)]
-            left.append(flat({parameter: kept[parameter].clone() for parameter in side.parameters}))
+            stored = side.exchange.state()["kept" if name == "topk" else "errors"][str(side.rank)]
+            left.append(flat({parameter: stored[parameter].clone() for parameter in side.parameters}))
         found[name] = [torch.equal(before, after) for before, after in pairwise(left)]
     return found
 

@@ -96,8 +96,8 @@ def test_nothing_is_kept_of_a_skipped_step(world: int, name: str, told: Told) ->
 def test_ranks_that_are_left_keep_what_is_right_without_the_others(told: Told) -> None:
     """Of PowerSGD only the sum of all ranks' errors is small; one alone is as large as many steps' gradients."""
     for rank, found in enumerate(_of(told, 4, "fewer")[:2]):
-        kept = {name: tuple(is_) for name, is_ in found["topk"].items()}
-        assert kept == dict.fromkeys([f"kept.{rank}.{name}" for name in _PARAMETERS], (True, True))
+        stored = {name: tuple(is_) for name, is_ in found["topk"].items()}
+        assert stored == dict.fromkeys([f"kept.{rank}.{name}" for name in _PARAMETERS], (True, True))
         factors = {name: tuple(is_) for name, is_ in found["powersgd"].items() if name.startswith("factors")}
         assert factors == dict.fromkeys(["factors.0.weight", "factors.2.weight"], (True, True))
         errors = {name: tuple(is_) for name, is_ in found["powersgd"].items() if name.startswith("errors")}

@@ -41,11 +41,11 @@ def test_wild_texts_survive_json(tmp_path_factory: pytest.TempPathFactory, conte
     folder = tmp_path_factory.mktemp("wild")
     lines = (json.dumps({"text": text}, ensure_ascii=plain) for text in [*contents, *numbered(60)])
     (folder / "a.jsonl").write_bytes("\r\n".join(lines).encode())
-    made = prepared(folder / "cache", folder / "a.jsonl", validation_percent=20.0)
+    created = prepared(folder / "cache", folder / "a.jsonl", validation_percent=20.0)
     expected = {
         " ".join(unicodedata.normalize("NFC", text).split()): text for text in reversed([*contents, *numbered(60)])
     }
-    assert documents_of(made.path) == Counter(text for normal, text in expected.items() if normal)
+    assert documents_of(created.path) == Counter(text for normal, text in expected.items() if normal)
 
 
 @pytest.mark.parametrize("kind", ["folder", "lines", "packed", "one file", "many lines"])
@@ -66,17 +66,17 @@ def test_every_document_is_there_once_whatever_it_came_in(kind: str, tmp_path: P
     else:
         for number in range(4):
             lines_of(source / f"{number}" / "part.jsonl", contents[number::4])
-    made = prepared(tmp_path / "cache", source)
+    created = prepared(tmp_path / "cache", source)
     if kind == "one file":  # one document, which is divided between lines, and so has one end in each split
-        lines = documents_of(made.path).elements()
+        lines = documents_of(created.path).elements()
         assert Counter(line for part in lines for line in part.split("\n") if line) == Counter(
             source.read_text().split("\n")
         )
         return
-    assert documents_of(made.path) == Counter(contents)
-    assert made.facts["documents"] == 200
-    assert 0 < len(tokens_of(made.path, "validation")) < len(tokens_of(made.path, "train")) / 4
-    assert verify(made.path).tokens == sum(len(text.encode()) + 1 for text in contents)
+    assert documents_of(created.path) == Counter(contents)
+    assert created.facts["documents"] == 200
+    assert 0 < len(tokens_of(created.path, "validation")) < len(tokens_of(created.path, "train")) / 4
+    assert verify(created.path).tokens == sum(len(text.encode()) + 1 for text in contents)
 
 
 def test_endings_mean_the_same_in_any_case(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def _as_line(text: str) -> str:
 
 def test_documents_that_differ_only_in_blanks_and_composition_count_once(tmp_path: Path) -> None:
     again = ["Document 7. \r\n The  siskin sings at dawn, 7 times.\n", "e\u0301", "\u00e9 ", "  \n\t ", ""]
-    made = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", [*numbered(), *again]))
-    index = read_index(made.path)
+    created = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", [*numbered(), *again]))
+    index = read_index(created.path)
     assert (index.documents, index.duplicate_documents, index.empty) == (201, 2, 2)
     assert index.duplicate_bytes == len(again[0].encode()) + len(again[2].encode())
 
@@ -140,9 +140,9 @@ def test_what_is_kept_for_validation_stays_so_when_data_grows(tmp_path: Path) ->
     before = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", numbered(300)))
     after = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", ["a new one", *numbered(900)][::-1]))
     assert before.identity != after.identity
-    kept = set(tokens_of(before.path, "validation").split(b"\xff"))
-    assert kept <= set(tokens_of(after.path, "validation").split(b"\xff"))
-    assert not kept & set(tokens_of(after.path, "train").split(b"\xff")) - {b""}
+    stored = set(tokens_of(before.path, "validation").split(b"\xff"))
+    assert stored <= set(tokens_of(after.path, "validation").split(b"\xff"))
+    assert not stored & set(tokens_of(after.path, "train").split(b"\xff")) - {b""}
 
 
 def test_a_few_pages_are_data_too(tmp_path: Path) -> None:
@@ -162,31 +162,31 @@ def test_shards_are_as_long_as_asked_for(shard_bytes: int, tmp_path: Path) -> No
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.0)
-    told: list[str] = []
+    reports: list[str] = []
 
     def tell(progress: ShardProgress | None) -> None:
         if progress is not None:
             assert 0 <= progress.bytes <= progress.total_bytes
-            told.append(str(progress))
+            reports.append(str(progress))
 
     prepare(tmp_path / "cache", CorpusOptions(str(folder_of(tmp_path / "mine", numbered()))), on_progress=tell)
-    assert told[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
+    assert reports[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
 
 
 def test_progress_is_told_while_one_text_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the other ranks, and jobs that wait for the same tokens, would take who makes them for dead."""
     monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.01)
-    begun, told = threading.Event(), threading.Event()
+    begun, event = threading.Event(), threading.Event()
 
     class Slow(ByteTokenizer):
         def encode(self, texts: list[str]) -> list[Tokens]:
             begun.set()
-            assert told.wait(10), "nothing was told meanwhile"
+            assert event.wait(10), "nothing was told meanwhile"
             return super().encode(texts)
 
     def tell(progress: ShardProgress) -> None:
         if begun.is_set():
-            told.set()
+            event.set()
 
     source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
     index = make_shards(tmp_path, source, Slow(), validation_percent=10.0, on_progress=tell)
@@ -198,15 +198,15 @@ def test_progress_is_told_while_one_text_takes_long(tmp_path: Path, monkeypatch:
 
 def test_the_same_data_is_made_once_and_other_data_is_called_otherwise(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "my texts", numbered())
-    made = prepared(tmp_path / "cache", source)
-    assert made.identity.startswith("my-texts+bytes+")
-    before = read_index(made.path), (made.path / "index.json").stat().st_mtime_ns
-    assert prepared(tmp_path / "cache", source) == made
-    assert before == (read_index(made.path), (made.path / "index.json").stat().st_mtime_ns)
-    assert prepared(tmp_path / "cache", source, validation_percent=9.0).identity != made.identity
+    created = prepared(tmp_path / "cache", source)
+    assert created.identity.startswith("my-texts+bytes+")
+    before = read_index(created.path), (created.path / "index.json").stat().st_mtime_ns
+    assert prepared(tmp_path / "cache", source) == created
+    assert before == (read_index(created.path), (created.path / "index.json").stat().st_mtime_ns)
+    assert prepared(tmp_path / "cache", source, validation_percent=9.0).identity != created.identity
     (source / "part-0" / "0.txt").write_text("something else")
-    assert prepared(tmp_path / "cache", source).identity != made.identity
-    assert prepare(tmp_path / "cache", CorpusOptions(str(source)), made.identity).path == made.path
+    assert prepared(tmp_path / "cache", source).identity != created.identity
+    assert prepare(tmp_path / "cache", CorpusOptions(str(source)), created.identity).path == created.path
 
 
 def test_a_checkpoint_s_data_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -219,13 +219,13 @@ def test_a_checkpoint_s_data_that_is_gone_is_named(tmp_path: Path) -> None:
 
 def test_a_cache_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "mine", numbered())
-    made = prepared(tmp_path / "cache", source)
-    shard = next(made.path.glob("train-*.bin"))
+    created = prepared(tmp_path / "cache", source)
+    shard = next(created.path.glob("train-*.bin"))
     content = shard.read_bytes()
     shard.write_bytes(content[:-1])
-    assert prepared(tmp_path / "cache", source) == made
+    assert prepared(tmp_path / "cache", source) == created
     assert shard.read_bytes() == content
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [made.identity]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [created.identity]
 
 
 def test_what_is_somebody_else_s_is_no_damage() -> None:
@@ -233,8 +233,8 @@ def test_what_is_somebody_else_s_is_no_damage() -> None:
     with tempfile.TemporaryDirectory() as root:
         shared = Path(root) / "cache"
         source = lines_of(Path(root) / "a.jsonl", numbered())
-        made = prepared(shared, source)
-        for path, mode in ((Path(root), 0o755), (shared, 0o777), (made.path / "index.json", 0)):
+        created = prepared(shared, source)
+        for path, mode in ((Path(root), 0o755), (shared, 0o777), (created.path / "index.json", 0)):
             path.chmod(mode)
         with (
             somebody_else(),
@@ -243,10 +243,10 @@ def test_what_is_somebody_else_s_is_no_damage() -> None:
             ),
         ):
             prepared(shared, source)
-        assert [path.name for path in shared.iterdir()] == [made.identity]
-        (made.path / "index.json").chmod(0o644)
+        assert [path.name for path in shared.iterdir()] == [created.identity]
+        (created.path / "index.json").chmod(0o644)
         with somebody_else():
-            assert prepared(shared, source) == made
+            assert prepared(shared, source) == created
 
 
 @contextmanager
@@ -264,16 +264,16 @@ def somebody_else() -> Iterator[None]:
 
 def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
     index = ShardIndex(ByteTokenizer().id, "uint8", train=[], validation=[])
-    begun, go_on, made, told = threading.Event(), threading.Event(), [], []
+    begun, go_on, created, reports = threading.Event(), threading.Event(), [], []
 
     def make(staging: Path, touch: object) -> None:
-        made.append(staging)
+        created.append(staging)
         begun.set()
         go_on.wait(10)
         index.write(staging)
 
     def tell() -> None:
-        told.append(1)
+        reports.append(1)
         go_on.set()
 
     first = threading.Thread(target=cache.ensure, args=(tmp_path / "x", make, lambda: None))
@@ -282,7 +282,7 @@ def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
     cache.ensure(tmp_path / "x", make, tell)
     first.join(10)
     assert read_index(tmp_path / "x") == index
-    assert (len(made), bool(told)) == (1, True)
+    assert (len(created), bool(reports)) == (1, True)
 
 
 def test_a_maker_that_nobody_has_heard_of_is_not_waited_for(tmp_path: Path) -> None:
@@ -295,18 +295,18 @@ def test_a_maker_that_nobody_has_heard_of_is_not_waited_for(tmp_path: Path) -> N
 
 def test_a_maker_that_was_stopped_for_too_long_begins_again(tmp_path: Path) -> None:
     index = ShardIndex(ByteTokenizer().id, "uint8", train=[], validation=[])
-    made: list[Path] = []
+    created: list[Path] = []
 
     def make(staging: Path, touch: Callable[[], None]) -> None:
-        made.append(staging)
-        if len(made) == 1:
+        created.append(staging)
+        if len(created) == 1:
             staging.rmdir()  # by somebody who took us for dead
             touch()
         index.write(staging)
 
     cache.ensure(tmp_path / "x", make, lambda: None)
     assert read_index(tmp_path / "x") == index
-    assert len(made) == 2
+    assert len(created) == 2
 
 
 def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ def test_preparing_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = {"source": str(source), "shards_folder": str(tmp_path / "scratch")}
     run.write_text("[run.language]\n" + "".join(f'{name} = "{value}"\n' for name, value in options.items()))
     assert main(["prepare", str(run)]) == 0
-    made = prepare(tmp_path / "scratch", CorpusOptions(str(source))).path
-    assert capsys.readouterr().out.startswith(f"{made}: tokenizer bytes, vocabulary 256, documents 200, ")
+    path = prepare(tmp_path / "scratch", CorpusOptions(str(source))).path
+    assert capsys.readouterr().out.startswith(f"{path}: tokenizer bytes, vocabulary 256, documents 200, ")
     run.write_text('[run.language]\nsource = "/nowhere"\n')
     assert main(["prepare", str(run)]) == 1
     run.write_text('[run.language]\nsource = "nowhere"\n')

@@ -64,9 +64,9 @@ def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_p
 def test_a_file_of_nothing_but_its_mark_holds_no_document(tmp_path: Path) -> None:
     """As Windows' shell leaves one to which nothing was written."""
     source = lines_of(tmp_path / "mine" / "b.jsonl", numbered()).parent
-    made = prepared(tmp_path / "without", source)
+    created = prepared(tmp_path / "without", source)
     (source / "a.jsonl").write_bytes(b"\xef\xbb\xbf\r\n")
-    assert tokens_of(prepared(tmp_path / "with", source).path, "train") == tokens_of(made.path, "train")
+    assert tokens_of(prepared(tmp_path / "with", source).path, "train") == tokens_of(created.path, "train")
 
 
 @relaxed
@@ -81,14 +81,14 @@ def test_whatever_the_bytes_it_is_data_or_a_sentence(
     folder = tmp_path_factory.mktemp("bytes")
     lines_of(folder / "b.jsonl", numbered(60))
     (folder / name).write_bytes(gzip.compress(content) if packed and name.endswith(".gz") else content)
-    said = ""
+    text = ""
     try:
-        made = prepared(folder / "cache", folder, validation_percent=20.0)
-        assert read_index(made.path).documents in (60, 61)
+        created = prepared(folder / "cache", folder, validation_percent=20.0)
+        assert read_index(created.path).documents in (60, 61)
     except DataError as error:
-        said = str(error)
-    assert "\n" not in said
-    assert not said or str(folder) in said
+        text = str(error)
+    assert "\n" not in text
+    assert not text or str(folder) in text
 
 
 def test_sources_that_are_not_there(tmp_path: Path) -> None:

@@ -48,17 +48,17 @@ def _change(folder: Path, **changes: Any) -> None:
 
 
 def test_ready_made_shards_are_read_where_they_lie(shards: Path, tmp_path: Path) -> None:
-    made = prepared(tmp_path / "cache", shards)
-    assert made.path == shards
-    assert made.identity.startswith("shards+theirs-abababab+")
-    assert made.vocabulary == 5000
-    assert made.facts["tokens"] == 1300
-    assert prepare(tmp_path / "cache", CorpusOptions(str(shards)), made.identity) == made
+    created = prepared(tmp_path / "cache", shards)
+    assert created.path == shards
+    assert created.identity.startswith("shards+theirs-abababab+")
+    assert created.vocabulary == 5000
+    assert created.facts["tokens"] == 1300
+    assert prepare(tmp_path / "cache", CorpusOptions(str(shards)), created.identity) == created
     _change(shards, documents=4)
     with pytest.raises(
         DataError, match=r"this run was trained on shards\+theirs-abababab\+\w+, which is not what is in"
     ):
-        prepare(tmp_path / "cache", CorpusOptions(str(shards)), made.identity)
+        prepare(tmp_path / "cache", CorpusOptions(str(shards)), created.identity)
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_an_index_that_is_no_json(shards: Path, tmp_path: Path) -> None:
 
 
 def test_verifying_finds_a_changed_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered())).path
-    shard = next(made.glob("train-*.bin"))
+    path = prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered())).path
+    shard = next(path.glob("train-*.bin"))
     content = shard.read_bytes()
     shard.write_bytes(b"\x00" + content[1:])
-    read_index(made)
+    read_index(path)
     with pytest.raises(DataError, match="train-00000.bin is damaged: its sha256 differs"):
-        verify(made)
-    assert main(["verify", str(made)]) == 1
+        verify(path)
+    assert main(["verify", str(path)]) == 1
     shard.write_bytes(content)
-    assert main(["verify", str(made)]) == 0
+    assert main(["verify", str(path)]) == 0
     out, err = capsys.readouterr()
-    assert out == f"{made}: verified, 9,980 tokens, 2 shards, 9,980 bytes\n"
+    assert out == f"{path}: verified, 9,980 tokens, 2 shards, 9,980 bytes\n"
     assert err == f"{shard} is damaged: its sha256 differs. Create it again.\n"
     assert main(["verify", "n" * 300]) == 1
     assert capsys.readouterr().err.endswith("n can't be read: File name too long\n")
@@ -128,38 +128,38 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_tokenizer_of_hugging_face(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "birds" / "tokenizer.json")
     contents = [*numbered(), "the siskin </s> sings"]
-    made = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", contents), tokenizer=str(path))
-    index = read_index(made.path)
-    assert made.identity.split("+")[1] == f"birds-{index.tokenizer.sha256[:8]}"
+    created = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", contents), tokenizer=str(path))
+    index = read_index(created.path)
+    assert created.identity.split("+")[1] == f"birds-{index.tokenizer.sha256[:8]}"
     assert (index.tokenizer.vocabulary, index.tokenizer.end_of_document, index.dtype) == (7, 6, "uint8")
-    tokens = tokens_of(made.path, "train") + tokens_of(made.path, "validation")
+    tokens = tokens_of(created.path, "train") + tokens_of(created.path, "validation")
     assert tokens.count(6) == len(contents), "`</s>` in a text is no end of a document"
     found = Counter(tokens.split(b"\x06"))
     assert found[bytes([0, 0, 0, 0, 2, 3, 4, 5, 0, 0, 0, 0])] == 200, "whole documents, whatever the file's truncation"
     assert found[bytes([1, 2, 0, 0, 0, 3])] == 1
-    assert prepare(tmp_path / "cache", CorpusOptions(str(tmp_path / "a.jsonl"), str(path)), made.identity) == made
+    assert prepare(tmp_path / "cache", CorpusOptions(str(tmp_path / "a.jsonl"), str(path)), created.identity) == created
 
 
 @pytest.mark.usefixtures("library")
 def test_a_tokenizer_without_an_end_gets_one_and_many_words_wider_tokens(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "wide.json", *(f"w{number}" for number in range(300)), end="")
-    made = prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered()), tokenizer=str(path))
-    index = read_index(made.path)
+    created = prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered()), tokenizer=str(path))
+    index = read_index(created.path)
     assert (index.tokenizer.name, index.tokenizer.vocabulary, index.tokenizer.end_of_document) == ("wide", 302, 301)
     assert index.dtype == "uint16"
-    assert np.fromfile(made.path / index.train[0].file, "<u2").max() == 301
+    assert np.fromfile(created.path / index.train[0].file, "<u2").max() == 301
 
 
 @pytest.mark.usefixtures("library")
 def test_another_tokenizer_than_the_checkpoint_s_is_refused(tmp_path: Path, shards: Path) -> None:
     path = write_tokenizer(tmp_path / "birds.json")
     source = folder_of(tmp_path / "mine", numbered())
-    made = prepared(tmp_path / "cache", source, tokenizer=str(path))
+    created = prepared(tmp_path / "cache", source, tokenizer=str(path))
     write_tokenizer(path, "an", "other")
     wanted = CorpusOptions(str(source), str(path))
-    assert prepare(tmp_path / "cache", wanted, made.identity) == made, "its tokens are still there"
+    assert prepare(tmp_path / "cache", wanted, created.identity) == created, "its tokens are still there"
     with pytest.raises(DataError, match=r"^tokenizer: is birds-\w{8} now, but this run's tokens were made with birds-"):
-        prepare(tmp_path / "elsewhere", wanted, made.identity)
+        prepare(tmp_path / "elsewhere", wanted, created.identity)
     with pytest.raises(DataError, match=r"^tokenizer: is birds-\w{8}, but the shards in .* made with theirs-abababab"):
         prepared(tmp_path / "cache", shards, tokenizer=str(path))
 

@@ -86,9 +86,9 @@ def test_of_what_a_link_leads_out_to_nothing_is_told(root: Path, tmp_path: Path,
     for name in ("train-00000.bin", "index.json"):
         (root / "made" / name).unlink()
         (root / "made" / name).symlink_to(target)
-        with pytest.raises(DataError, match=rf"{name} can't be read \(it leads out") as told:
+        with pytest.raises(DataError, match=rf"{name} can't be read \(it leads out") as report:
             prepared(tmp_path, root / "made")
-        assert "bytes" not in str(told.value)
+        assert "bytes" not in str(report.value)
     (root / "texts").mkdir()
     (root / "texts" / "a.txt").symlink_to(target)
     with pytest.raises(DataError, match="a.txt can't be read: it leads out"):
@@ -104,19 +104,19 @@ def test_of_what_a_link_leads_out_to_nothing_is_told(root: Path, tmp_path: Path,
 
 def test_tokens_of_other_folders_are_not_taken_for_its_own(root: Path, tmp_path: Path) -> None:
     """The cache is all jobs': a folder with the names, sizes and times of another must not be given its tokens."""
-    made = []
+    created = []
     for number in range(2):
         folder = root / str(number) / "texts"
         folder.mkdir(parents=True)
         (folder / "a.txt").write_text("\n".join(f"{number} is what they say, {n:04d} times" for n in range(2000)))
         os.utime(folder / "a.txt", ns=(1, 1))
-        made.append(preparing.prepare(tmp_path / "cache", CorpusOptions(source=str(folder))).path)
-    assert made[0] != made[1]
+        created.append(preparing.prepare(tmp_path / "cache", CorpusOptions(source=str(folder))).path)
+    assert created[0] != created[1]
 
 
 def test_run_toml_says_so(tmp_path: Path) -> None:
-    for said, found in (('["/data"]', ("/data",)), ("[]", ()), ('"/"', ())):
-        (tmp_path / "run.toml").write_text(f"[launch]\ndata_roots = {said}\n[run]\n")
+    for text, found in (('["/data"]', ("/data",)), ("[]", ()), ('"/"', ())):
+        (tmp_path / "run.toml").write_text(f"[launch]\ndata_roots = {text}\n[run]\n")
         assert run_file.load(tmp_path / "run.toml").data_roots == found
     (tmp_path / "run.toml").write_text("[run]\n")
     assert run_file.load(tmp_path / "run.toml").data_roots is None

@@ -80,9 +80,9 @@ def test_what_was_looked_up_ahead_is_not_consumed(added: Path, tmp_path: Path) -
         assert _looked_up(again.attempt_dir, rank, 2) == expected[rank][4:]
         assert run.series(rank=rank) == whole.series(rank=rank)
     smaller = run.finish(1, resume=start)
-    both = [one + two for one, two in zip(*expected, strict=True)]
+    both = [item + two for item, two in zip(*expected, strict=True)]
     lines = [json.loads(line) for line in (smaller.attempt_dir / "ids.0").read_text().splitlines()[1:]]
-    assert [one + two for one, two in zip(lines[::2], lines[1::2], strict=True)] == both[4:]
+    assert [item + two for item, two in zip(lines[::2], lines[1::2], strict=True)] == both[4:]
     assert all(seconds > 0 for seconds in run.series("data_seconds").values())
 
 
@@ -128,5 +128,5 @@ def test_one_s_own_texts(tmp_path: Path) -> None:
     failed = run.start(2)
     assert failed.wait() == [1, 1]
     for rank in range(2):
-        (said,) = [line for line in (failed.attempt_dir / f"logs/0.{rank}.log").read_text().splitlines() if line]
-        assert said.startswith(f"DataError: run.language.source: {tmp_path}/mine.jsonl:1 is not JSON (")
+        (text,) = [line for line in (failed.attempt_dir / f"logs/0.{rank}.log").read_text().splitlines() if line]
+        assert text.startswith(f"DataError: run.language.source: {tmp_path}/mine.jsonl:1 is not JSON (")

@@ -55,32 +55,32 @@ def test_a_single_slow_look_up_starts_none() -> None:
 
 
 def test_it_runs_ahead_so_far_and_no_further() -> None:
-    made: list[int] = []
+    created: list[int] = []
 
     def make(position: int) -> int:
-        made.append(position)
+        created.append(position)
         return position
 
     found = _ahead(make)
     furthest = (3 + prefetch.DEPTH) * STRIDE
-    until(lambda: furthest in made)
+    until(lambda: furthest in created)
     time.sleep(0.02)
-    assert max(made) == furthest
+    assert max(created) == furthest
     found.close()
     assert found.take(40) == 40, "closed, it still gives what it is asked for"
 
 
 def test_nothing_is_looked_up_beyond_the_end_unless_it_is_asked_for() -> None:
-    made: list[int] = []
+    created: list[int] = []
 
     def make(position: int) -> int:
-        made.append(position)
+        created.append(position)
         return position
 
     found = _ahead(make, end=60)
     assert [found.take(position) for position in (40, 50)] == [40, 50]
     time.sleep(0.02)
-    assert max(made) == 50
+    assert max(created) == 50
     assert found.take(60) == 60
     found.close()
 

@@ -61,7 +61,7 @@ def _prepare(rank: int, prepare: Callable[..., Prepared]) -> tuple[Recorder, Pre
     recorder = Recorder()
     world = World(rank, 2, torch.device("cpu"))
     recipe = Recipe(prepare=prepare, build=prepare)
-    made = supply.prepare(
+    created = supply.prepare(
         recipe,
         CONFIG,
         world,
@@ -70,7 +70,7 @@ def _prepare(rank: int, prepare: Callable[..., Prepared]) -> tuple[Recorder, Pre
         heartbeat=recorder,  # type: ignore[arg-type]
         reporter=recorder,  # type: ignore[arg-type]
     )
-    return recorder, made
+    return recorder, created
 
 
 def _makes(cache: Path, identity: str | None, report_progress: Callable[..., None], *, source: str = "") -> Prepared:
@@ -85,10 +85,10 @@ def test_both_beat_and_get_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     answers: list[tuple[Recorder, Prepared]] = []
     other = threading.Thread(target=lambda: answers.append(_prepare(1, _makes)))
     other.start()
-    leading, made = _prepare(0, _makes)
+    leading, created = _prepare(0, _makes)
     other.join(10)
     ((listening, got),) = answers
-    assert made == got == Prepared(Path("/made"), "mine")
+    assert created == got == Prepared(Path("/made"), "mine")
     assert (leading.beats, listening.beats) == (2, 3)
     assert capsys.readouterr().out.startswith("tokens of mine: 7 documents, 1 of 2 MB (50 %), ")
     ((kind, facts),) = leading.events

@@ -23,8 +23,8 @@ def built(source: str, **options: object) -> tuple[Task, Path]:
 def test_labels_are_those_of_the_samples(source: str, rows: int, held_out: int) -> None:
     task, path = built(source, held_out=held_out)
     labels = tabular.labels(path, held_out=held_out)
-    kept = -(-rows // held_out) if held_out else 0
-    assert task.samples == {"train": rows - kept, "validation": kept}
+    stored = -(-rows // held_out) if held_out else 0
+    assert task.samples == {"train": rows - stored, "validation": stored}
     for split in ("train", "validation"):
         _, targets = task.batch(split, np.arange(task.samples[split]))
         assert targets.tolist() == labels.by_split[split].tolist()
@@ -55,8 +55,8 @@ def test_a_made_up_table_is_the_same_in_any_precision_and_standardised(samples: 
         rows, targets = task.batch("train", np.arange(task.samples["train"]))
         assert rows.dtype == targets.dtype == dtype
         found.append((rows.double(), targets.double()))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    for item, other in zip(*found, strict=True):
+        torch.testing.assert_close(item, other, rtol=1e-5, atol=1e-5)
     rows, _ = found[1]
     torch.testing.assert_close(rows.mean(dim=0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
     if len(rows) > 1:
@@ -72,7 +72,7 @@ def test_a_made_up_table_is_linear_in_its_rows_but_for_the_noise() -> None:
 
 
 def test_nothing_to_train_on_is_refused() -> None:
-    asked = config.parse({"recipe": "tabular", "tabular": {"held_out": 1}})
-    (problem,) = config_checks.problems(asked, 1)
+    request = config.parse({"recipe": "tabular", "tabular": {"held_out": 1}})
+    (problem,) = config_checks.problems(request, 1)
     assert problem.field == "tabular.held_out"
     assert "no row for training" in problem.message

@@ -63,30 +63,30 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 @pytest.mark.parametrize("name", CHAINS)
 class TestEachChain:
     def test_gives_back_rows_made_of_what_is_sent_alone(self, name: str) -> None:
-        made, rows = named(name, 50), drawn(3, 50)
-        state = made.begin(3)
+        created, rows = named(name, 50), drawn(3, 50)
+        state = created.begin(3)
         for round_ in (1, 2, 3):
-            passed = through(made, rows, round_, state)
+            passed = through(created, rows, round_, state)
             assert (passed.rows.shape, passed.rows.dtype) == (rows.shape, rows.dtype)
-            received = made.receive(passed.wire, np.arange(3), round_, state)
+            received = created.receive(passed.wire, np.arange(3), round_, state)
             assert torch.equal(received, passed.rows)
-            assert passed.state.keys() == state.keys() == made.state_names
+            assert passed.state.keys() == state.keys() == created.state_names
             state = passed.state
 
     def test_makes_the_same_of_a_client_whoever_is_beside_it(self, name: str) -> None:
-        made, rows = named(name, 50), drawn(6, 50)
-        together, state = through(made, rows), made.begin(1)
+        created, rows = named(name, 50), drawn(6, 50)
+        together, state = through(created, rows), created.begin(1)
         for client in range(6):
-            alone = through(made, rows[client : client + 1], state=state, first=client)
+            alone = through(created, rows[client : client + 1], state=state, first=client)
             for part, whole in ((alone.wire, together.wire), (alone.state, together.state)):
                 assert all(torch.equal(part[which], whole[which][client : client + 1]) for which in whole)
             assert torch.equal(alone.rows[0], together.rows[client])
 
     def test_makes_the_same_of_many_numbers_part_after_part(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        made, rows = named(name, 50), drawn(7, 50)
-        whole = through(made, rows)
+        created, rows = named(name, 50), drawn(7, 50)
+        whole = through(created, rows)
         monkeypatch.setattr("training.federated.filter_chain.STACKED_NUMBERS", 120)
-        parts = through(made, rows)
+        parts = through(created, rows)
         assert torch.equal(parts.rows, whole.rows)
         assert all(torch.equal(parts.wire[which], whole.wire[which]) for which in whole.wire)
 
@@ -123,11 +123,11 @@ class TestTopk:
 
     def test_over_rounds_nothing_is_lost(self) -> None:
         """Whole numbers, whose sums are exact."""
-        made = chain(["topk"], 60, topk={"density": 0.05})
-        state, given_, received = made.begin(3), torch.zeros(3, 60), torch.zeros(3, 60)
+        created = chain(["topk"], 60, topk={"density": 0.05})
+        state, given_, received = created.begin(3), torch.zeros(3, 60), torch.zeros(3, 60)
         for round_ in range(1, 41):
             rows = drawn(3, 60, seed=round_).mul(100).round()
-            passed = through(made, rows, round_, state)
+            passed = through(created, rows, round_, state)
             state, given_, received = passed.state, given_ + rows, received + passed.rows
             assert torch.equal(received + state["topk_residual"], given_)
 
@@ -135,8 +135,8 @@ class TestTopk:
     def test_what_later_filters_lose_is_sent_later_too(self, width: str) -> None:
         """To rounding: the residual is a difference of floats."""
         rows = drawn(3, 100, dtype=torch.float64)
-        made = chain(["topk", width], 100, dtype=torch.float64)
-        passed = through(made, rows)
+        created = chain(["topk", width], 100, dtype=torch.float64)
+        passed = through(created, rows)
         residual = passed.state["topk_residual"]
         torch.testing.assert_close(passed.rows + residual, rows, rtol=1e-15, atol=1e-15)
         assert residual.gather(1, passed.wire["delta.topk.places"].long()).abs().max() > 0
@@ -149,10 +149,10 @@ class TestTopk:
 
     @pytest.mark.parametrize("places", [[0, 1, 1], [2, 1, 3], [-1, 0, 1], [4, 5, 6]])
     def test_places_that_no_client_of_ours_sends_are_refused(self, places: list[int]) -> None:
-        made = chain(["topk"], 6, topk={"density": 0.5})
+        created = chain(["topk"], 6, topk={"density": 0.5})
         wire = {"delta": torch.ones(1, 3), "delta.topk.places": torch.tensor([places], dtype=torch.int32)}
         with pytest.raises(ValueError, match="must ascend, from 0 to 5"):
-            made.receive(wire, np.arange(1), 1, made.begin(1))
+            created.receive(wire, np.arange(1), 1, created.begin(1))
 
 
 class TestInt8:
@@ -176,13 +176,13 @@ class TestInt8:
 
     def test_chance_is_of_the_seed_the_round_and_the_client(self) -> None:
         row = drawn(1, 200)
-        made = chain(["int8"], 200)
-        first = through(made, row).rows
-        assert torch.equal(through(made, row).rows, first)
+        created = chain(["int8"], 200)
+        first = through(created, row).rows
+        assert torch.equal(through(created, row).rows, first)
         assert torch.equal(through(chain(["int8"], 200), row).rows, first)
         for other in (
-            through(made, row, round_=2),
-            through(made, row, first=1),
+            through(created, row, round_=2),
+            through(created, row, first=1),
             through(chain(["int8"], 200, seed=1), row),
         ):
             assert not torch.equal(other.rows, first)
@@ -213,24 +213,24 @@ class TestSketch:
     def test_the_mean_is_right_on_average(self) -> None:
         """Over 3,000 rounds, whose hashes are others. Of 2 rows of 8 columns, a variance of ‖row‖²/8/2."""
         row = drawn(1, 20)
-        made = chain(["sketch"], 20, sketch={"rows": 2, "columns": 8, "estimate": "mean"})
-        found = torch.cat([through(made, row, round_).rows for round_ in range(3000)])
+        created = chain(["sketch"], 20, sketch={"rows": 2, "columns": 8, "estimate": "mean"})
+        found = torch.cat([through(created, row, round_).rows for round_ in range(3000)])
         assert ((found.mean(dim=0) - row).abs() < 5 * row.norm() / 4 / math.sqrt(3000)).all()
 
     def test_sketches_can_be_added_up(self) -> None:
         rows = drawn(3, 30).mul(64).round()
-        made = chain(["sketch"], 30)
-        summed = through(made, rows.sum(dim=0, keepdim=True)).wire["delta"]
-        assert torch.equal(through(made, rows).wire["delta"].sum(dim=0, keepdim=True), summed)
+        created = chain(["sketch"], 30)
+        summed = through(created, rows.sum(dim=0, keepdim=True)).wire["delta"]
+        assert torch.equal(through(created, rows).wire["delta"].sum(dim=0, keepdim=True), summed)
 
 
 class TestDelta:
     def test_what_was_lost_is_in_the_next_difference(self) -> None:
         """Of an update that stays the same the server comes to know ever more, by int8 alone never."""
-        rows, made = drawn(2, 300), chain(["delta", "int8"], 300, **NEAREST)
-        state, off = made.begin(2), []
+        rows, created = drawn(2, 300), chain(["delta", "int8"], 300, **NEAREST)
+        state, off = created.begin(2), []
         for round_ in range(1, 4):
-            passed = through(made, rows, round_, state)
+            passed = through(created, rows, round_, state)
             state = passed.state
             off.append(float((passed.rows - rows).abs().max()))
         assert torch.equal(state["delta_last"], passed.rows)

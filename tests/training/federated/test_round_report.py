@@ -49,8 +49,8 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(round_report, "time", made := Clock())
-    return made
+    monkeypatch.setattr(round_report, "time", created := Clock())
+    return created
 
 
 def coverage() -> CoverageLog:

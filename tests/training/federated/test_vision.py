@@ -35,12 +35,12 @@ def test_nothing_changes_without_its_new_option() -> None:
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_losses_of_samples_have_the_mean_that_it_trains_by(batch_norm: bool) -> None:
-    made = task(batch_norm=batch_norm, dropout=0.0)
-    batch = made.batch("train", np.arange(20))
-    each = made.score_samples(made.model, batch)
-    score = made.score(made.model, batch)
+    created = task(batch_norm=batch_norm, dropout=0.0)
+    batch = created.batch("train", np.arange(20))
+    each = created.score_samples(created.model, batch)
+    score = created.score(created.model, batch)
     assert {name: value.shape for name, value in each.items()} == {"loss": (20,), "accuracy": (20,)}
-    torch.testing.assert_close(each["loss"].mean(), made.loss(made.model, batch))
+    torch.testing.assert_close(each["loss"].mean(), created.loss(created.model, batch))
     torch.testing.assert_close({name: value.mean() for name, value in each.items()}, score)
 
 

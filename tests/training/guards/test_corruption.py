@@ -155,7 +155,7 @@ def _rank(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 4), rank=rank, world_size=4)
     world = World(rank, 4, torch.device("cpu"))
     alarms = 0
-    told: dict[str, Any] = {}
+    payload: dict[str, Any] = {}
     for case in EXPECTED:
         layout, _, name = case.partition(" ")
         state = layouts.make(layout, 4, 1)
@@ -165,8 +165,8 @@ def _rank(folder: Path, rank: int) -> None:
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             local.detach().view(torch.int32).reshape(-1)[0] ^= 1
         found = compare(world, state)
-        told[case] = found and {"ranks": list(found.ranks), "among": list(found.among), "what": found.what}
-    (folder / f"{rank}.json").write_text(json.dumps({**told, "clean alarms": alarms}))
+        payload[case] = found and {"ranks": list(found.ranks), "among": list(found.among), "what": found.what}
+    (folder / f"{rank}.json").write_text(json.dumps({**payload, "clean alarms": alarms}))
     dist.destroy_process_group()
 
 

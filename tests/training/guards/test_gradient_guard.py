@@ -154,7 +154,7 @@ def test_a_level_that_has_changed_is_learned_with_its_eighth_step(factor: float)
     _feed(guard, _norms(200, mean=1.0))
     found = _feed(guard, [factor * norm for norm in _norms(60, mean=1.0, spread=0.1, seed=1)])
     assert [bool(step.skipped.item()) for step in found] == [factor > 1] * 7 + [False] * 53
-    assert [step for step, one in enumerate(found, 1) if one.learned.item()] == [8]
+    assert [step for step, item in enumerate(found, 1) if item.learned.item()] == [8]
     assert guard.remember()["mean"] == pytest.approx(factor, rel=0.5)
     assert guard(torch.tensor(30.0 * factor)).skipped.item(), "and spikes are seen from there"
 
@@ -307,4 +307,4 @@ def test_the_scale_follows_grad_scaler() -> None:
 def test_first_batches_without_a_gradient_condemn_no_later_one() -> None:
     guard = GradientGuard(CPU, clip=1.0)
     found = _feed(guard, [0.0, *_norms(3 * ARMED_STEPS)])
-    assert not any(told.skipped.item() for told in found)
+    assert not any(report.skipped.item() for report in found)

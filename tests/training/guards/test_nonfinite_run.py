@@ -106,9 +106,9 @@ def test_a_nan_that_does_not_come_again_is_hardwares(rank: int, named: list[int]
     assert (event["check"], event["step"], event["ranks"], event["intact"]) == ("redo", 30, named, True)
     assert event["node"] == node_name(), "both are on it"
     assert not run.events("guard.nonfinite")
-    said = incarnation.output()
-    assert "NumericsError: numerics.corruption: at step 30 loss " in said
-    assert f"but finite when the step was repeated: hardware fault {who}" in said
+    text = incarnation.output()
+    assert "NumericsError: numerics.corruption: at step 30 loss " in text
+    assert f"but finite when the step was repeated: hardware fault {who}" in text
     assert json.loads((incarnation.attempt_dir / "numerics" / "step-30.json").read_text())["what"].startswith("loss ")
 
 

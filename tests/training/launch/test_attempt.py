@@ -231,8 +231,8 @@ def test_a_plan_is_read_from_the_run_and_the_scheduler(run_dir: Path) -> None:
         'kind = "script"\n[launch]\nnodes = 4\ngpus_per_node = 8\nranks_per_node = 1\nin_place = 0\nmax_nodes = 4\n'
         '[launch.watchdog]\nstep = 90\n[script]\nentry = "a.py"\nargs = ["--x", "1"]\n[script.env]\nA = "b"\n'
     )
-    told = {"SLURM_JOB_ID": "5_1", "SLURM_RESTART_COUNT": "2", "SLURM_NODEID": "1", "SLURM_NNODES": "3"}
-    plan = read_plan(run_dir, told)
+    payload = {"SLURM_JOB_ID": "5_1", "SLURM_RESTART_COUNT": "2", "SLURM_NODEID": "1", "SLURM_NNODES": "3"}
+    plan = read_plan(run_dir, payload)
     assert (plan.scheduler_id, plan.restart_count, plan.node_rank, plan.nodes) == ("5_1", 2, 1, 3)
     assert (plan.ranks_per_node, plan.min_nodes, plan.max_nodes, plan.is_first) == (8, 3, 3, False)
     assert plan.limits == {"step": 90.0}

@@ -73,18 +73,18 @@ def test_one_event_and_file_an_incarnation_and_a_look_where_it_ended_badly(run: 
     run.describe('kind = "distributed"\n[launch]\nranks_per_node = 2\n')
     accidents = [accident(1, 12, "kill")]
     environment = {"VIGIL_KMSG": str(tmp_path / "kmsg"), "VIGIL_CGROUPS": str(tmp_path / "groups")}
-    told = json.dumps({"steps": 40, "checkpoint_every": 5, "accidents": accidents})
-    assert run.launch(told, environment=environment).wait(PATIENCE_S) == 0
+    body = json.dumps({"steps": 40, "checkpoint_every": 5, "accidents": accidents})
+    assert run.launch(body, environment=environment).wait(PATIENCE_S) == 0
     assert [event["incarnation"] for event in run.events("ranks.ended")] == [0, 1]
     assert (ends_of(run)[1]["signal"], ends_of(run)[1]["by_us"]) == (signal.SIGKILL, False)
-    assert {one["exit_code"] for one in ends_of(run, 1).values()} == {0}
-    look = look_of(run)
-    assert (look["incarnation"], look["node"], look["node_rank"]) == (0, "dgx01", 0)
-    assert [text for _, text in look["kernel"]] == [KILLED]
-    assert (look["memory"]["oom_kills"], look["memory"]["version"]) == (0, 2), "three were there before it began"
-    assert look["disk"]["problem"] == ""
-    assert look["disk"]["free_mib"] > 0
-    assert look["shm"]["total_mib"] >= look["shm"]["most_mib"] >= 0
+    assert {item["exit_code"] for item in ends_of(run, 1).values()} == {0}
+    reading = look_of(run)
+    assert (reading["incarnation"], reading["node"], reading["node_rank"]) == (0, "dgx01", 0)
+    assert [text for _, text in reading["kernel"]] == [KILLED]
+    assert (reading["memory"]["oom_kills"], reading["memory"]["version"]) == (0, 2), "three were there before it began"
+    assert reading["disk"]["problem"] == ""
+    assert reading["disk"]["free_mib"] > 0
+    assert reading["shm"]["total_mib"] >= reading["shm"]["most_mib"] >= 0
     assert os.listdir(run.attempt() / "looks") == ["0.0.json"], "none of the one that ended well, no room kept"
 
 
@@ -94,17 +94,17 @@ def test_a_driver_that_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho half of it\nexec sleep 600\n")
     program.chmod(0o755)
     run.describe('kind = "distributed"\n[launch]\nranks_per_node = 2\ngpus_per_node = 2\nin_place = 1\n')
-    told = json.dumps({"steps": 40, "accidents": [accident(1, 12, "kill", incarnation="any")]})
+    body = json.dumps({"steps": 40, "accidents": [accident(1, 12, "kill", incarnation="any")]})
     began = time.monotonic()
-    launcher = run.launch(told, environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    launcher = run.launch(body, environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert launcher.wait(PATIENCE_S) == 137
     assert time.monotonic() - began < PATIENCE_S / 2
     _, again = run.events("incarnation.started")
     ended = (run.attempt() / "looks" / "0.0.json").stat().st_mtime
     assert float(again["time"]) < ended, "the next incarnation waited for the look"
-    look = look_of(run)
-    assert look["nvidia_smi"] == "half of it\n"
-    assert look["not_seen"]["nvidia-smi"] == "it did not end within 3 s"
+    reading = look_of(run)
+    assert reading["nvidia_smi"] == "half of it\n"
+    assert reading["not_seen"]["nvidia-smi"] == "it did not end within 3 s"
     run.assert_nothing_left()
 
 
@@ -122,18 +122,18 @@ class TestRoom:
     """A disk that is full by then."""
 
     def test_what_is_told_goes_where_room_was_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = DiskReserve(tmp_path, "ends/.reserve.0")
-        kept.reserve()
+        disk_reserve = DiskReserve(tmp_path, "ends/.reserve.0")
+        disk_reserve.reserve()
 
         def is_full(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as full:
             full.setattr(Path, "write_text", is_full)
-            assert kept.write(Path("ends/0.0.json"), "[" + "1," * 9000 + "1]", "[1]")
-            assert not kept.write(Path("ends/1.0.json"), "[]"), "the room is used up"
+            assert disk_reserve.write(Path("ends/0.0.json"), "[" + "1," * 9000 + "1]", "[1]")
+            assert not disk_reserve.write(Path("ends/1.0.json"), "[]"), "the room is used up"
         assert json.loads((tmp_path / "ends" / "0.0.json").read_text()) == [1]
-        kept.release()
+        disk_reserve.release()
         assert os.listdir(tmp_path / "ends") == ["0.0.json"]
 
 
@@ -186,12 +186,12 @@ class TestLooking:
         ]
         log = tmp_path / "kmsg"
         text = "".join(
-            f"{level},{n},{int(at * 1e6)},-;{said}\n DEVICE=x\n" for n, (level, at, said) in enumerate(lines)
+            f"{level},{n},{int(at * 1e6)},-;{message}\n DEVICE=x\n" for n, (level, at, message) in enumerate(lines)
         )
         log.write_text(f"rubbish\n;\n,,,;\n{text}")
         monkeypatch.setenv("VIGIL_KMSG", str(log))
-        ((at, said), (_, cut)), problem = node_report.kernel_log()
-        assert (said, problem) == (KILLED, "")
+        ((at, message), (_, cut)), problem = node_report.kernel_log()
+        assert (message, problem) == (KILLED, "")
         assert abs(at - (time.time() - 5)) < 2
         assert len(cut) == node_report.LINE_BYTES
 

@@ -54,9 +54,9 @@ class Watched:
     def look(self) -> dict[str, float]:
         began = time.monotonic()
         self.gpus.tend()
-        told = self.gpus.sample()
+        report = self.gpus.sample()
         assert time.monotonic() - began < 30.0, "no look waits for a driver"
-        return told
+        return report
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         self.look()
@@ -72,13 +72,13 @@ def watch() -> Iterator[Any]:
         return watched[-1]
 
     yield start
-    for one in watched:
-        pids = one.gpus.pids
-        one.gpus.close()
+    for item in watched:
+        pids = item.gpus.pids
+        item.gpus.close()
         for pid in pids:
             with suppress(OSError):  # those that a test has made unkillable
                 os.kill(pid, signal.SIGKILL)
-        until(partial(_has_none, one.gpus))
+        until(partial(_has_none, item.gpus))
 
 
 def _has_none(gpus: GpuMonitor) -> bool:
@@ -87,8 +87,8 @@ def _has_none(gpus: GpuMonitor) -> bool:
 
 def test_what_the_gpus_do_together(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
-    told = until(watch("0", "1").look)
-    assert told == {"gpu_percent": 53.5, "gpu_memory_gib": 60.0, "gpu_watts": 700.0}
+    report = until(watch("0", "1").look)
+    assert report == {"gpu_percent": 53.5, "gpu_memory_gib": 60.0, "gpu_watts": 700.0}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_which_gpus_they_are_is_told_once_and_again_when_they_are_others(nvml: S
 def test_the_gpu_of_a_slice_is_told_with_it(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "1 mig 1", "1 slice 4 20480")
     watched = watch(slice_uuid(1, 4))
-    ((gpu,),) = [told["gpus"] for told in until(lambda: watched.told("gpus"))]
+    ((gpu,),) = [report["gpus"] for report in until(lambda: watched.told("gpus"))]
     assert (gpu["uuid"], gpu["parent"]) == (slice_uuid(1, 4), uuid(1))
 
 
@@ -193,10 +193,10 @@ def test_gpus_are_named_as_ranks_see_them() -> None:
 @pytest.mark.parametrize(("visible", "names"), [(None, ["H100", "H200"]), ("1", ["H200"]), ("", None)])
 def test_gpus_are_those_that_ranks_see(nvml: StandIn, visible: str | None, names: list[str] | None) -> None:
     nvml.set_state("* count 2", "0 name H100", "1 name H200")
-    told = machine.gpus(visible)
-    assert (told["driver"], told["cuda"]) == ("570.86.15", "12.8")
-    assert [gpu["name"] for gpu in told.get("gpus", [])] == (names or [])
-    assert all(gpu["memory_gib"] == 80.0 for gpu in told.get("gpus", []))
+    report = machine.gpus(visible)
+    assert (report["driver"], report["cuda"]) == ("570.86.15", "12.8")
+    assert [gpu["name"] for gpu in report.get("gpus", [])] == (names or [])
+    assert all(gpu["memory_gib"] == 80.0 for gpu in report.get("gpus", []))
 
 
 def test_a_driver_that_hangs_costs_only_its_own_part(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_driver_that_hangs_costs_only_its_own_part(nvml: StandIn, monkeypatch:
 
 
 def _readers(launcher: int) -> list[psutil.Process]:
-    return [one for one in psutil.Process(launcher).children() if "nvml" in " ".join(one.cmdline())]
+    return [child for child in psutil.Process(launcher).children() if "nvml" in " ".join(child.cmdline())]
 
 
 @pytest.mark.slow
@@ -220,16 +220,16 @@ def test_a_driver_that_hangs_holds_up_no_launcher(run: Run, nvml: StandIn) -> No
     launcher = run.launch(json.dumps({"steps": ENDLESS, "checkpoint_every": 5}), environment=nvml.environment)
     ranks = run.started()
     readers = until(
-        lambda: [one for one in psutil.Process(launcher.pid).children() if "nvml" in " ".join(one.cmdline())]
+        lambda: [child for child in psutil.Process(launcher.pid).children() if "nvml" in " ".join(child.cmdline())]
     )
     os.kill(ranks[1], signal.SIGKILL)
     run.started(1)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(PATIENCE_S) == 75
     (lost,) = [event for event in run.events("incarnation.ended") if event["incarnation"] == 0]
-    again, (asked,) = run.events("incarnation.started")[1], run.events("stop.requested")
+    again, (request,) = run.events("incarnation.started")[1], run.events("stop.requested")
     assert again["time"] - lost["time"] < 10
-    assert asked["time"] > again["time"]
+    assert request["time"] > again["time"]
     until(lambda: not any(reader.is_running() and reader.status() != psutil.STATUS_ZOMBIE for reader in readers))
     run.assert_nothing_left()
 
@@ -241,8 +241,8 @@ def test_a_launcher_loads_no_driver_and_tells_a_lost_gpu(run: Run, nvml: StandIn
     launcher = run.launch(json.dumps({"steps": ENDLESS}), environment=nvml.environment)
     run.started()
     until(lambda: 53.5 in run.series("gpu_percent", rank=-1).get(0, {}).values())
-    (told,) = run.events("gpus")
-    assert (told["node"], [gpu["uuid"] for gpu in told["gpus"]]) == ("dgx01", [uuid(0), uuid(1)])
+    (event,) = run.events("gpus")
+    assert (event["node"], [gpu["uuid"] for gpu in event["gpus"]]) == ("dgx01", [uuid(0), uuid(1)])
     assert LIBRARY not in Path(f"/proc/{launcher.pid}/maps").read_text()
     nvml.set_state("* count 2", "0 lost 1", "1 gpu_percent 97")
     (lost,) = until(lambda: run.events("gpu.lost"))

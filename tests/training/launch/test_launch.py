@@ -252,8 +252,8 @@ def test_every_report_arrives_once_whatever_is_killed(run: Run, server: Server) 
         for incarnation, losses in run.losses(rank=rank).items():
             arrived = {
                 step: value
-                for (_, made, by, name, step), value in server.intake.points
-                if (made, by, name) == (incarnation, rank, "loss")
+                for (_, created, by, name, step), value in server.intake.points
+                if (created, by, name) == (incarnation, rank, "loss")
             }
             assert arrived == losses
     assert {"incarnation.started", "incarnation.ended", "checkpoint.committed"} <= {

@@ -38,7 +38,7 @@ class Elastic:
 
     def started(self, incarnation: int) -> dict[str, Any]:
         found = until(
-            lambda: [one for one in self.run.events("incarnation.started") if one["incarnation"] == incarnation]
+            lambda: [item for item in self.run.events("incarnation.started") if item["incarnation"] == incarnation]
         )
         event: dict[str, Any] = found[0]
         self.run.started(incarnation=incarnation, ranks=event["world_size"])

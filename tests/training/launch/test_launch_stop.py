@@ -24,8 +24,8 @@ def test_asked_to_stop_it_saves_and_leaves_with_75(run: Run, number: int, reason
     assert launcher.wait(PATIENCE_S) == 75
     assert run.result()["cause"] == "stopped"
     assert json.loads((run.attempt() / "stop-requested").read_text())["reason"] == reason
-    (asked,) = run.events("stop.requested")
-    assert asked["reason"] == reason
+    (event,) = run.events("stop.requested")
+    assert event["reason"] == reason
     step = json.loads((run.attempt() / "stopped.json").read_text())["step"]
     assert (run.path / "job" / "checkpoints" / f"step-{step}" / "COMMITTED").exists()
     assert max(run.losses()[0]) == step

@@ -169,7 +169,7 @@ def test_a_checkpoint_whose_bytes_have_changed_is_passed_by(run: Run) -> None:
     _describe(run, steps=30)
     assert run.launch(restart=2).wait(120) == 0
     assert [event["resumed_from"] for event in run.events("incarnation.started", 3)] == ["step-20", "step-10"]
-    assert {(told["step"], told["generation"]) for told in run.events("checkpoint.damaged", 3)} == {(20, 1)}
+    assert {(report["step"], report["generation"]) for report in run.events("checkpoint.damaged", 3)} == {(20, 1)}
     run.assert_nothing_left()
 
 

@@ -27,14 +27,14 @@ from training.launch.stop import AttemptStop, Regroup
 def members(tmp_path: Path) -> tuple[Members, Members, Members]:
     """Three launchers, of nodes 0, 1 and 2, that have said that they are there."""
     plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=3, min_nodes=1, max_nodes=3)
-    made = [Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(3)]
-    for one in made:
-        one.refresh()
-    return made[0], made[1], made[2]
+    created = [Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(3)]
+    for item in created:
+        item.refresh()
+    return created[0], created[1], created[2]
 
 
 def _incarnation(leading: Members, *others: Members, number: int = 0) -> Incarnation:
-    who = tuple(one.me for one in (leading, *others))
+    who = tuple(item.me for item in (leading, *others))
     return Incarnation(number, number + 1, "", "127.0.0.1", 1234, who, {"newest": "", "used": 0, "ports": 0})
 
 
@@ -126,12 +126,12 @@ def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch:
 
 def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shared one does while its server changes: no reason to end what runs."""
-    look, errs = os.stat, True
+    reading, errs = os.stat, True
 
     def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
         if errs and str(path).startswith(str(tmp_path)):
             raise OSError(errno.ESTALE, "Stale file handle")
-        return look(path, *arguments, **options)
+        return reading(path, *arguments, **options)
 
     (tmp_path / "portal").mkdir()
     (tmp_path / "portal" / "cancelled").touch()

@@ -22,8 +22,8 @@ print(json.dumps({"environment": dict(os.environ), "arguments": sys.argv[1:], "p
 
 
 def _told(run: Run, rank: int = 0) -> dict[str, object]:
-    told: dict[str, object] = json.loads((run.attempt() / "logs" / f"0.{rank}.log").read_text())
-    return told
+    payload: dict[str, object] = json.loads((run.attempt() / "logs" / f"0.{rank}.log").read_text())
+    return payload
 
 
 @pytest.mark.slow
@@ -36,8 +36,8 @@ def test_a_rank_sees_torchruns_variables_and_nothing_it_should_not(run: Run, mon
     described = 'args = ["--a", "b c"]\n[script.env]\nMINE = "yes"\n'
     assert run.script(ENVIRONMENT, ranks=2, script=described).wait(PATIENCE_S) == 0
     for rank in range(2):
-        told = _told(run, rank)
-        environment = told["environment"]
+        report = _told(run, rank)
+        environment = report["environment"]
         assert isinstance(environment, dict)
         expected = {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
@@ -47,8 +47,8 @@ def test_a_rank_sees_torchruns_variables_and_nothing_it_should_not(run: Run, mon
         assert {name: environment.get(name) for name in expected} == expected
         assert 1024 < int(environment["MASTER_PORT"]) < 65536
         assert not set(secret) & set(environment)
-        assert told["arguments"] == ["--a", "b c"]
-        assert told["place"] == str(run.path / "job" / "code")
+        assert report["arguments"] == ["--a", "b c"]
+        assert report["place"] == str(run.path / "job" / "code")
         assert environment["PYTHONPATH"] == str(run.attempt() / "lib")
         assert os.listdir(run.attempt() / "lib") == ["vigil_report.py"]
 

@@ -18,9 +18,9 @@ def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: 
     shipping = ShipperProcess(plan, Attempt(tmp_path, 1))
     python = sys.executable
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    said = shipping.tend()
-    assert said is not None
-    assert said.startswith("the shipper cannot be started: ")
+    text = shipping.tend()
+    assert text is not None
+    assert text.startswith("the shipper cannot be started: ")
     assert shipping.tend() is None, "not at every look"
     monkeypatch.setattr(sys, "executable", python)
     shipping._next_start = 0.0

@@ -124,7 +124,7 @@ def test_git_is_bounded(repository: Path, tmp_path: Path) -> None:
 
 @TABLES
 def test_the_first_node_fetches_and_the_others_wait(repository: Path, tmp_path: Path, table: str) -> None:
-    for number, (ref, says) in enumerate({"nowhere": "couldn't find remote ref", "v1": ""}.items()):
+    for number, (ref, text) in enumerate({"nowhere": "couldn't find remote ref", "v1": ""}.items()):
         code = CodePlan(table=table, git=f"file://{repository}", ref=ref)
         plans = [
             LaunchPlan(
@@ -135,9 +135,9 @@ def test_the_first_node_fetches_and_the_others_wait(repository: Path, tmp_path: 
         plans[0].job_dir.mkdir(exist_ok=True)
         with ThreadPoolExecutor() as nodes:
             done = [nodes.submit(snapshot.ensure_code, plan) for plan in plans]
-            for one in done:
-                with pytest.raises(BadPlan, match=f"^{table}.git: .*{says}") if says else nullcontext():
-                    one.result(PATIENCE_S)
+            for item in done:
+                with pytest.raises(BadPlan, match=f"^{table}.git: .*{text}") if text else nullcontext():
+                    item.result(PATIENCE_S)
     assert (tmp_path / "job" / "code" / "train.py").read_text() == "print(1)\n"
 
 

@@ -38,12 +38,12 @@ class Launchers:
             spares=spares, in_place=10,
         )  # fmt: skip
         plans = [replace(plan, node=f"dgx0{node + 1}", node_rank=node) for node in range(count)]
-        self.members = [Members(folder / "members", one) for one in plans]
-        for one in self.members:
-            one.refresh()
-        for one in self.members:
-            until(lambda: all(one.is_proven_live(other.me) for other in self.members))  # noqa: B023
-        self._leading = [self._lead(folder, plan, one) for plan, one in zip(plans, self.members, strict=True)]
+        self.members = [Members(folder / "members", item) for item in plans]
+        for member in self.members:
+            member.refresh()
+        for member in self.members:
+            until(lambda: all(member.is_proven_live(other.me) for other in self.members))  # noqa: B023
+        self._leading = [self._lead(folder, plan, item) for plan, item in zip(plans, self.members, strict=True)]
         self.result: dict[str, Any] = {}
         self.now = self._decided(None)
 
@@ -56,7 +56,7 @@ class Launchers:
 
     def _decided(self, last: Incarnation | None) -> Incarnation | None:
         """Return the leader's decision about who leads next; None, and the result, if it is the end."""
-        (leading,) = [one for one in range(len(self.members)) if self.members[one].leads(last)]
+        (leading,) = [item for item in range(len(self.members)) if self.members[item].leads(last)]
         self._leading[leading].decide(last)
         turn = self.members[0].decision(last.number + 1 if last else 0)
         if isinstance(turn, Ending):
@@ -107,8 +107,8 @@ def test_a_spare_node_takes_the_place_of_each_that_fails(run: Run) -> None:
     """Of one with a broken GPU, of one whose rank was killed, of one that is lost: of the leading ones, too."""
     run.describe('kind = "distributed"\n[launch]\nnodes = 2\nspares = 2\nranks_per_node = 1\n')
     accidents = [{"rank": 1, "step": 300, "do": "say", "error": BROKEN}]
-    told = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, "accidents": accidents})
-    launchers = [run.launch(told, node=node, nodes=4) for node in range(4)]
+    body = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, "accidents": accidents})
+    launchers = [run.launch(body, node=node, nodes=4) for node in range(4)]
     assert _started(run, 0) == ["dgx01", "dgx02"]
     assert _started(run, 1) == ["dgx01", "dgx03"]
     (ended,) = run.events("incarnation.ended")

@@ -80,9 +80,9 @@ def test_asked_during_a_validation(tmp_path: Path) -> None:
     until(lambda: _step_of(again) > 5)
     _request(again)
     assert again.wait() == [0, 0], again.output()
-    (told,) = [found for found in run.checkpoints if found.name == "step-5"]
-    assert told.generation == 2, "the best so far: saved again, so that it is kept as such"
-    assert told.state["validation_loss"] == run.series("validation_loss")[5]
+    (report,) = [found for found in run.checkpoints if found.name == "step-5"]
+    assert report.generation == 2, "the best so far: saved again, so that it is kept as such"
+    assert report.state["validation_loss"] == run.series("validation_loss")[5]
 
 
 def test_ranks_ignore_the_signals_that_reach_the_whole_group(tmp_path: Path) -> None:

@@ -31,20 +31,20 @@ def measured(**given: Any) -> StepMeasurement:
     ],
 )
 def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[str, Any]) -> None:
-    told = judge(measured(**given))
-    assert told.bound == bound
-    assert "%" in told.because
-    assert told.remedy
+    report = judge(measured(**given))
+    assert report.bound == bound
+    assert "%" in report.because
+    assert report.remedy
 
 
 @pytest.mark.parametrize("part", ["data", "compute", "host"])
 def test_a_named_straggler_comes_first(part: str) -> None:
     """For the other ranks the wait counts as communication."""
     waits = {"split": {**USUAL, "communication": 3.0}, "exposed": 0.75, "busy": 0.2, "world": 8}
-    told = judge(measured(**waits, slow_rank=SlowRank(3, 14.02, part)))
-    assert told.bound == "straggler"
-    assert told.because.startswith("Rank 3 takes 14.0 times as long as the median rank, mostly ")
-    assert told.remedy.startswith("Check that rank's node")
+    report = judge(measured(**waits, slow_rank=SlowRank(3, 14.02, part)))
+    assert report.bound == "straggler"
+    assert report.because.startswith("Rank 3 takes 14.0 times as long as the median rank, mostly ")
+    assert report.remedy.startswith("Check that rank's node")
     assert judge(measured(**waits)).bound == "communication"
 
 
@@ -107,9 +107,9 @@ def test_what_replicas_exchange_between_steps_is_communication_whatever_a_sample
     split = split_of(step=2.1, data=0.0, parts=parts, exposed_by_part={"optimizer": 0.5})
     assert split["communication"] == pytest.approx(1.05)
     assert set(split) <= set(SPLIT)
-    told = judge(measured(split=split, exchange=1.0, busy=0.3))
-    assert told.bound == "communication"
-    assert "larger every" in told.remedy
+    report = judge(measured(split=split, exchange=1.0, busy=0.3))
+    assert report.bound == "communication"
+    assert "larger every" in report.remedy
 
 
 def test_data_that_was_waited_for_while_the_device_worked_cost_nothing() -> None:

@@ -29,8 +29,8 @@ def test_two_ranks_tell_where_their_time_goes(tmp_path: Path) -> None:
     """One start: parts of every step, samples of communication, a profile from the configuration, one asked for."""
     changes: dict[str, Any] = {"steps": 400, "checkpoint_every": 100, "global_batch": 4, "sample_seconds": 0.05}
     run = Run(tmp_path / "run", {**TINY, **changes, "profile_at": 30, "profile_steps": 3, "flush_steps": 5})
-    asked = {"id": "abc123", "directory": "attempt-1", "rank": 1, "steps": 2}
-    (run.folder / "portal" / "profile.json").write_text(json.dumps(asked))
+    options = {"id": "abc123", "directory": "attempt-1", "rank": 1, "steps": 2}
+    (run.folder / "portal" / "profile.json").write_text(json.dumps(options))
     incarnation = run.start(2)
     assert incarnation.wait() == [0, 0], incarnation.output()
 
@@ -55,10 +55,10 @@ def test_two_ranks_tell_where_their_time_goes(tmp_path: Path) -> None:
     assert verdict["mfu"] is None
 
     folder = incarnation.attempt_dir / "profiles"
-    (told,) = run.events("profile.saved")
-    assert (told["id"], told["first_step"], told["last_step"], told["of_rank"]) == ("config", 30, 32, 0)
-    assert told["bytes"] == (folder / told["name"]).stat().st_size
-    names = {str(event.get("name")) for event in trace(folder / told["name"])}
+    (report,) = run.events("profile.saved")
+    assert (report["id"], report["first_step"], report["last_step"], report["of_rank"]) == ("config", 30, 32, 0)
+    assert report["bytes"] == (folder / report["name"]).stat().st_size
+    names = {str(event.get("name")) for event in trace(folder / report["name"])}
     assert {"aten::mm", "gloo:all_reduce"} <= names
     (other,) = folder.glob("*.rank1.abc123.json.gz")
     assert trace(other)
@@ -109,5 +109,5 @@ def test_the_first_step_of_a_start_can_be_profiled(resume: str, tmp_path: Path) 
         assert not run.events("profile.saved"), "no step follows the last"
         run.write(steps=8)
         run.finish(1, resume=resume)
-    (told,) = run.events("profile.saved")
-    assert (told["first_step"], told["last_step"]) == ((5, 6) if resume else (1, 2))
+    (event,) = run.events("profile.saved")
+    assert (event["first_step"], event["last_step"]) == ((5, 6) if resume else (1, 2))

@@ -52,10 +52,10 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
             torch.tensor(float(step)), torch.tensor(2.0), 1e-3, GuardDecision(*[zero] * len(GuardDecision._fields))
         )
         meter.record(step, updated, StepTimes(0.001 if step < 5 else 1.5, 0.0, saving=step in (3, 5)))
-    assert [one.step for one in known] == [1, 2, 3, 4, 5], "the first at once, then four together"
-    assert [one.seconds for one in known] == [1.0, 1.0, 1.0, 1.0, 1.5]
-    assert [one.saving for one in known] == [False, False, True, False, True]
-    assert [(one.loss, one.norm) for one in known] == [(float(step), 2.0) for step in range(1, 6)]
+    assert [item.step for item in known] == [1, 2, 3, 4, 5], "the first at once, then four together"
+    assert [item.seconds for item in known] == [1.0, 1.0, 1.0, 1.0, 1.5]
+    assert [item.saving for item in known] == [False, False, True, False, True]
+    assert [(item.loss, item.norm) for item in known] == [(float(step), 2.0) for step in range(1, 6)]
     assert len(waited) == 2
     assert all(seconds >= 0 for seconds in waited)
 

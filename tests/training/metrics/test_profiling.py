@@ -53,34 +53,34 @@ def train(profile: Profiling, last: int) -> list[bool]:
 
 
 def ask(attempt: Path, **request: Any) -> None:
-    asked = {"id": "abc123", "directory": attempt.name, "rank": 0, "steps": 2, **request}
-    (attempt.parent.parent / "portal" / "profile.json").write_text(json.dumps(asked))
+    options = {"id": "abc123", "directory": attempt.name, "rank": 0, "steps": 2, **request}
+    (attempt.parent.parent / "portal" / "profile.json").write_text(json.dumps(options))
 
 
 def test_records_the_steps_that_the_configuration_says_once(attempt: Path) -> None:
-    told = Told()
-    assert train(profiles(attempt, told, at=3), 6) == [False, False, True, True, False, False, False]
-    (saved,) = told.events
+    report = Told()
+    assert train(profiles(attempt, report, at=3), 6) == [False, False, True, True, False, False, False]
+    (saved,) = report.events
     assert (saved["kind"], saved["first_step"], saved["last_step"]) == ("profile.saved", 3, 4)
     found = json.loads(gzip.decompress((attempt / "profiles" / saved["name"]).read_bytes()))
     assert found["traceEvents"]
     # A later incarnation comes by that step again, and other ranks are not asked by the configuration.
-    assert not any(train(profiles(attempt, told, at=3), 6))
-    assert not any(train(profiles(attempt, told, at=3, rank=1), 6))
-    assert len(told.events) == 1
+    assert not any(train(profiles(attempt, report, at=3), 6))
+    assert not any(train(profiles(attempt, report, at=3, rank=1), 6))
+    assert len(report.events) == 1
 
 
 def test_records_what_the_portal_asks_of_this_rank(attempt: Path) -> None:
-    told = Told()
+    report = Told()
     ask(attempt, rank=1, steps=3)
-    assert not any(train(profiles(attempt, told), 4))
-    assert train(profiles(attempt, told, rank=1), 4) == [True, True, True, False, False]
-    assert told.events[0]["name"] == "step-1-3.rank1.abc123.json.gz"
+    assert not any(train(profiles(attempt, report), 4))
+    assert train(profiles(attempt, report, rank=1), 4) == [True, True, True, False, False]
+    assert report.events[0]["name"] == "step-1-3.rank1.abc123.json.gz"
     ask(attempt, rank=1, steps=10**9, id="more")
-    profile = profiles(attempt, told, rank=1)
+    profile = profiles(attempt, report, rank=1)
     assert all(train(profile, profiling.MAX_STEPS - 1))  # no more than that, whatever is asked
     profile.close(profiling.MAX_STEPS)
-    assert [event["kind"] for event in told.events] == ["profile.saved"] * 2
+    assert [event["kind"] for event in report.events] == ["profile.saved"] * 2
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_records_what_the_portal_asks_of_this_rank(attempt: Path) -> None:
     [{"directory": "attempt-2"}, {"id": "../../x"}, {"id": 7}, {"id": ""}, {"rank": 3}, {"rank": "0"}],
 )
 def test_ignores_what_is_not_for_it(attempt: Path, wrong: dict[str, Any]) -> None:
-    told = Told()
+    report = Told()
     ask(attempt, **wrong)
-    assert not any(train(profiles(attempt, told), 3))
-    assert not told.events
+    assert not any(train(profiles(attempt, report), 3))
+    assert not report.events
     assert not (attempt / "profiles").exists()
 
 
 def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
-    told = Told()
-    profile = profiles(attempt, told, at=2, steps=50)
+    report = Told()
+    profile = profiles(attempt, report, at=2, steps=50)
     assert train(profile, 4)[-1]
     profile.close(4)
-    assert (told.events[0]["first_step"], told.events[0]["last_step"]) == (2, 4)
+    assert (report.events[0]["first_step"], report.events[0]["last_step"]) == (2, 4)
     assert not profile.is_recording
 
 
@@ -117,9 +117,9 @@ def test_what_an_incarnation_did_not_end_is_told_by_the_next(attempt: Path) -> N
 
 
 def test_what_fails_is_told_and_training_goes_on(attempt: Path) -> None:
-    told = Told()
+    report = Told()
     (attempt / "profiles").write_text("in the way")
-    assert not any(train(profiles(attempt, told, at=2), 4))
-    (failed,) = told.events
+    assert not any(train(profiles(attempt, report, at=2), 4))
+    (failed,) = report.events
     assert (failed["kind"], failed["id"]) == ("profile.failed", "config")
     assert failed["reason"]

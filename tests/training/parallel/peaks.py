@@ -55,8 +55,8 @@ def measure(folder: Path, table: dict[str, Any], world: int, rank: int) -> None:
         count = settings.global_batch // composed.shape.coordinates // micro
         for step in range(2 if world == 1 else 3):
             with record_function(f"step {step}"):
-                one = composed.divide(task.batch("train", np.arange(micro)))
-                composed.forward_backward([MicroBatch(one, 1 / count, 1 / count, 1)] * count)
+                item = composed.divide(task.batch("train", np.arange(micro)))
+                composed.forward_backward([MicroBatch(item, 1 / count, 1 / count, 1)] * count)
                 norm()
                 optimizer.step(1e-3)
                 optimizer.zero_grad()
@@ -75,7 +75,7 @@ def _peak(events: list[dict[str, Any]]) -> int:
 
     A thread of gloo that has to wait for a core keeps what it has sent, which adds to one step memory that none needs.
     """
-    told = [(event["ts"], event["args"]["Total Allocated"]) for event in events if event.get("name") == "[memory]"]
+    reports = [(event["ts"], event["args"]["Total Allocated"]) for event in events if event.get("name") == "[memory]"]
     later = [event for event in events if event.get("name") in ("step 1", "step 2")]
     spans = [(event["ts"], event["ts"] + event["dur"]) for event in later if event.get("ph") == "X"]
-    return min(max(bytes_ for at, bytes_ in told if began <= at <= ended) for began, ended in spans)
+    return min(max(bytes_ for at, bytes_ in reports if began <= at <= ended) for began, ended in spans)

@@ -47,7 +47,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("masks")
     language = {**TINY["language"], "dropout": 0.5}
     common = {**TINY, "steps": 2, "warmup_steps": 0, "language": language}
-    runs = [Run(folder / str(number), {**common, **one}) for number, one in enumerate(LAYOUTS.values())]
+    runs = [Run(folder / str(number), {**common, **item}) for number, item in enumerate(LAYOUTS.values())]
     attempts = pool.finish(runs, 4, folder / "ranks", spy=f"{__name__}:tell_masks")
     return {
         name: [(attempt / f"masks.{rank}").read_text() for rank in range(4)]
@@ -60,7 +60,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 def test_ranks_with_tokens_of_their_own_silence_others(layout: str, masks: dict[str, list[str]]) -> None:
     """tp is innermost: ranks 0 and 1, and 2 and 3, are its peers."""
     found = masks[layout]
-    assert all(one.count("0") > 10 for one in found)
+    assert all(item.count("0") > 10 for item in found)
     if layout in COPIES:
         assert found[0] == found[1] != found[2] == found[3]
     else:

@@ -36,9 +36,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
         ranks = [fork(layouts.rank, folder, world, rank, acts) for rank in range(world)]
         for process in ranks:
             process.join(60)
-        for one in acts:
-            paths = [folder / f"{'.'.join(one)}.{rank}.json" for rank in range(world)]
-            found[one] = [json.loads(path.read_text()) for path in paths]
+        for item in acts:
+            paths = [folder / f"{'.'.join(item)}.{rank}.json" for rank in range(world)]
+            found[item] = [json.loads(path.read_text()) for path in paths]
     return folder, found
 
 

@@ -73,11 +73,11 @@ def finish_all(asked: dict[str, tuple[str, Run]], folder: Path, *, resume: str =
 
 def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
     """Copy the job folder up to step SAVED, for a run on another layout."""
-    made = Run(folder, {**CONFIG, **LAYOUTS[layout][1], **changes})
-    shutil.copytree(run.job_dir, made.job_dir, dirs_exist_ok=True)
-    shutil.rmtree(made.job_dir / "checkpoints" / f"step-{STEPS}", ignore_errors=True)
-    made.attempts = run.attempts
-    return made
+    created = Run(folder, {**CONFIG, **LAYOUTS[layout][1], **changes})
+    shutil.copytree(run.job_dir, created.job_dir, dirs_exist_ok=True)
+    shutil.rmtree(created.job_dir / "checkpoints" / f"step-{STEPS}", ignore_errors=True)
+    created.attempts = run.attempts
+    return created
 
 
 # At every landing each axis and each way to share; in `make test-all` also what those in two axes contain.
@@ -95,9 +95,9 @@ def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 @pytest.fixture(scope="class")
 def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
     """Return, by layout, the run to its end, and the same resumed at step SAVED."""
-    folder, names = tmp_path_factory.mktemp("own"), [one["layout"] for one in asked_of(request)]
-    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in names}
-    whole = finish_all(asked, folder / "whole")
+    folder, names = tmp_path_factory.mktemp("own"), [item["layout"] for item in asked_of(request)]
+    requested = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in names}
+    whole = finish_all(requested, folder / "whole")
     again = {name: (name, copy_of(whole[name][0], folder / f"{name} again", name, **WITH_DROPOUT)) for name in names}
     resumed = finish_all(again, folder / "again", resume=f"step-{SAVED}")
     return {name: (whole[name], resumed[name]) for name in names}
@@ -125,16 +125,16 @@ Others = tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
 def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Others:
     """What was written up to SAVED, the same gone on, and as other layouts read it and go on ("written > read")."""
     folder = tmp_path_factory.mktemp("others")
-    wanted = [(one["written"], one["read"]) for one in asked_of(request)]
+    wanted = [(item["written"], item["read"]) for item in asked_of(request)]
     names = dict.fromkeys(name for name, _ in wanted)
-    asked = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": SAVED})) for name in names}
-    written = finish_all(asked, folder / "written")
+    requested = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": SAVED})) for name in names}
+    written = finish_all(requested, folder / "written")
     on = {name: (name, copy_of(written[name][0], folder / f"{name} on", name, steps=SAVED + 1)) for name in names}
     went_on = finish_all(on, folder / "went on", resume=f"step-{SAVED}")
     reading = {
-        made: (layout, copy_of(written[name][0], folder / made, layout, steps=SAVED + 1))
+        created: (layout, copy_of(written[name][0], folder / created, layout, steps=SAVED + 1))
         for name, layout in wanted
-        for made in [f"{name} > {layout}"]
+        for created in [f"{name} > {layout}"]
     }
     return written, went_on, finish_all(reading, folder / "read", resume=f"step-{SAVED}")
 

@@ -69,8 +69,8 @@ ALONE = (COMBINATIONS[0], None)
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """What was asked for of this class, all on the same ranks, and one process alone to compare with."""
     folder = tmp_path_factory.mktemp("cases")
-    asked = [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
-    mine = [(one["row"], one["schedule"]) for one in asked]
+    requests = [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
+    mine = [(entry["row"], entry["schedule"]) for entry in requests]
     if request.cls.WORLD == 1:
         return _finish(dict.fromkeys([ALONE, *mine]), 1, folder)
     return _finish({ALONE}, 1, folder) | _finish(dict.fromkeys(mine), request.cls.WORLD, folder)
@@ -85,7 +85,7 @@ def _finish(mine: Iterable[tuple[Combination, str | None]], world: int, folder: 
 def losses(run: Run, world: int) -> dict[int, float]:
     """Return losses of the whole batch: ranks that share samples report the same, so it is the mean over all ranks."""
     ranks = [run.series(rank=rank) for rank in range(world)]
-    return {step: fmean(told[step] for told in ranks) for step in ranks[0]}
+    return {step: fmean(report[step] for report in ranks) for step in ranks[0]}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

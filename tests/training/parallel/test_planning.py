@@ -54,9 +54,9 @@ def test_the_estimate_is_near_what_is_measured(world: int, table: dict[str, Any]
     ]
     for process in ranks:
         process.join(120)
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
-    most = max(rank["measured"] for rank in told)
-    assert told[0]["estimated"] == pytest.approx(most, rel=1 / 10 if world == 1 else 1 / 6)
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
+    most = max(rank["measured"] for rank in reports)
+    assert reports[0]["estimated"] == pytest.approx(most, rel=1 / 10 if world == 1 else 1 / 6)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_the_estimate_is_near_what_is_measured(world: int, table: dict[str, Any]
 def test_auto_takes_the_first_way_that_fits(
     preset: str, ranks: Ranks, more: dict[str, Any], parallelism: str, mesh: dict[str, int], because: str
 ) -> None:
-    asked = {"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": {"preset": preset}, **more}
-    found = plan(parse(asked), ranks)
+    options = {"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": {"preset": preset}, **more}
+    found = plan(parse(options), ranks)
     assert found.config.parallelism == parallelism
     assert found.config.mesh == mesh
     assert because in "\n".join(found.why)
@@ -85,13 +85,13 @@ def test_auto_takes_the_first_way_that_fits(
 
 
 def test_axes_that_are_given_are_kept_whatever_is_tried() -> None:
-    asked = {"parallelism": "auto", "global_batch": 32, "mesh": {"dp": 2}}
+    options = {"parallelism": "auto", "global_batch": 32, "mesh": {"dp": 2}}
     with pytest.raises(ConfigError) as refused:
-        plan(parse(asked), Ranks(4, 4, 1_000_000))
+        plan(parse(options), Ranks(4, 4, 1_000_000))
     assert "dp 2 × tp 4 = 8 does not divide 4 ranks" in str(refused.value)
-    asked = {"parallelism": "auto", "global_batch": 32, "mesh": {"tp": 2}}
+    options = {"parallelism": "auto", "global_batch": 32, "mesh": {"tp": 2}}
     with pytest.raises(ConfigError) as refused:
-        plan(parse(asked), Ranks(4, 4, 1_000_000))
+        plan(parse(options), Ranks(4, 4, 1_000_000))
     assert str(refused.value).count("(fsdp)") == 1, "nothing is tried twice"
 
 
@@ -125,28 +125,28 @@ def test_what_no_layout_would_mend_is_told_by_its_field(table: dict[str, Any], f
 def test_auto_splits_no_vocabulary_that_does_not_divide() -> None:
     """The data tells it only when the run starts; then what fits the memory must fit the model, too."""
     language = {"preset": "7b", "tokenizer": "/data/tokenizer.json"}
-    asked = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": language})
-    split = plan(asked, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_000))
+    request = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": language})
+    split = plan(request, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_000))
     assert split.config.mesh == {"tp": 4}
     with pytest.raises(ConfigError, match="language.vocabulary: is 32001, which does not divide by mesh.tp, 4"):
-        plan(asked, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_001))
+        plan(request, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_001))
 
 
 def test_tensor_parallelism_never_leaves_the_node() -> None:
     for per_node in (1, 2, 4, 8):
         for memory in (12, 24, 48):
-            asked = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}})
+            request = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}})
             try:
-                found = plan(asked, Ranks(32, per_node, memory * GIB))
+                found = plan(request, Ranks(32, per_node, memory * GIB))
             except ConfigError:
                 continue
             assert per_node % found.shape["tp"] == 0
 
 
 def test_nothing_fits_is_said_with_what_was_tried() -> None:
-    asked = parse({"parallelism": "auto", "global_batch": 8, "language": {"preset": "7b"}})
+    request = parse({"parallelism": "auto", "global_batch": 8, "language": {"preset": "7b"}})
     with pytest.raises(ConfigError) as refused:
-        plan(asked, Ranks(1, 1, 8 * GIB))
+        plan(request, Ranks(1, 1, 8 * GIB))
     (problem,) = refused.value.problems
     assert problem.field == "run.parallelism"
     assert "a copy on each rank (ddp): no" in problem.message
@@ -159,16 +159,16 @@ def test_auto_is_let_through_where_some_way_works() -> None:
     assert not list(problems(parse({"parallelism": "auto", "global_batch": 8, "fsdp": {"reshard": "never"}}), 4))
     (problem,) = problems(parse({"parallelism": "auto", "global_batch": 7}), 5)
     assert problem.field == "global_batch"
-    said = (
+    text = (
         "7 does not divide over 5 ranks. Nearest that do: 5 or 10. This would work: global_batch = 5 (ddp, dp 5, micro"
     )
-    assert problem.message.startswith(said)
+    assert problem.message.startswith(text)
 
 
 def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
     def estimate(**more: Any) -> MemoryFootprint | None:
-        asked = {"parallelism": "fsdp", "global_batch": 64, "language": {"preset": "1b"}, **more}
-        return plan(parse(asked), Ranks(8, 8, 80 * GIB)).footprint
+        options = {"parallelism": "fsdp", "global_batch": 64, "language": {"preset": "1b"}, **more}
+        return plan(parse(options), Ranks(8, 8, 80 * GIB)).footprint
 
     assert estimate(fsdp={"dtype": "bf16"}) == estimate(dtype="bf16")
     assert estimate(fsdp={"dtype": "fp32"}, dtype="bf16") == estimate()
@@ -181,9 +181,9 @@ def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
 
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
     """As fixed layouts do: 7 samples over 5 ranks, but nobody without one."""
-    asked = parse({"parallelism": "auto", "global_batch": 7})
-    assert not list(problems(asked, 5, allow_uneven=True))
-    found = plan(asked, Ranks(5, 5, 8 * GIB, allow_uneven=True))
+    request = parse({"parallelism": "auto", "global_batch": 7})
+    assert not list(problems(request, 5, allow_uneven=True))
+    found = plan(request, Ranks(5, 5, 8 * GIB, allow_uneven=True))
     assert (found.config.parallelism, found.config.micro_batch) == ("ddp", 2), "the largest share at once"
     assert not list(problems(found.config, 5, allow_uneven=True))
     (problem,) = problems(parse({"parallelism": "auto", "global_batch": 3}), 5, allow_uneven=True)
@@ -235,9 +235,9 @@ def test_the_command_takes_no_nonsense(wrong: list[str], tmp_path: Path, capsys:
 
 
 def test_what_recomputing_would_not_help_is_not_told_to_recompute() -> None:
-    asked = parse({"parallelism": "auto", "global_batch": 512, "language": {"preset": "1m"}})
+    request = parse({"parallelism": "auto", "global_batch": 512, "language": {"preset": "1m"}})
     with pytest.raises(ConfigError, match="512 does not divide over 7 ranks") as caught:
-        plan(asked, Ranks(7, 7, 80 * GIB))
+        plan(request, Ranks(7, 7, 80 * GIB))
     assert "recompute" not in str(caught.value)
 
 
@@ -246,12 +246,12 @@ def test_weights_to_start_from_tell_the_sizes_where_they_can_be_read(
 ) -> None:
     folder, spec = tmp_path / "llama", tmp_path / "run.toml"
     spec.write_text(f'[run]\nparallelism = "auto"\n[run.language]\nfrom_weights = "{folder}"\n')
-    asked = [str(spec), "--gpu-memory", "80"]
-    assert commands.run("plan", asked) == 0
+    requests = [str(spec), "--gpu-memory", "80"]
+    assert commands.run("plan", requests) == 0
     assert f"{folder}, which determines the model's sizes, is not on this machine" in capsys.readouterr().out
     origins.write(folder)
-    assert commands.run("plan", asked) == 0
+    assert commands.run("plan", requests) == 0
     assert "at its peak" in capsys.readouterr().out
     (folder / "config.json").unlink()
-    assert commands.run("plan", asked) == 2
+    assert commands.run("plan", requests) == 2
     assert "run.language.from_weights: " in capsys.readouterr().err

@@ -62,12 +62,12 @@ def test_every_remedy_works_as_it_is_told(table: dict[str, Any], ranks: Ranks, w
 
 
 def test_a_fixed_layout_that_does_not_fit_is_told_one_that_does() -> None:
-    asked = {"dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}}
-    found = plan(parse(asked), Ranks(8, 8, 80 * GIB))
+    options = {"dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}}
+    found = plan(parse(options), Ranks(8, 8, 80 * GIB))
     verdict, remedy = found.why
     assert "does not fit" in verdict
     assert remedy.startswith('This would work: parallelism = "auto" (fsdp, shard 8')
-    sharded = plan(parse({**asked, "parallelism": "fsdp"}), Ranks(8, 8, 80 * GIB))
+    sharded = plan(parse({**options, "parallelism": "fsdp"}), Ranks(8, 8, 80 * GIB))
     assert sharded.why[1].startswith("This would work: micro_batch = 2 (fsdp, shard 8, micro-batch 2, 63.1 GiB")
 
 
@@ -75,13 +75,13 @@ def test_what_was_asked_for_is_never_changed_unasked() -> None:
     """Auto settles the mesh and the micro-batch alone: the rest costs time or changes numbers, and is told."""
     for memory in (16, 24, 48, 80):
         for world in (1, 8, 64):
-            asked = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}})
+            request = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}})
             try:
-                found = plan(asked, Ranks(world, min(8, world), memory * GIB))
+                found = plan(request, Ranks(world, min(8, world), memory * GIB))
             except ConfigError:
                 continue
             settled = {"parallelism", "mesh", "micro_batch", "fsdp", "ddp", "tensor", "context", "pipeline"}
-            assert _without(found.config.model_dump(), settled) == _without(asked.model_dump(), settled)
+            assert _without(found.config.model_dump(), settled) == _without(request.model_dump(), settled)
             assert not found.config.options_of("fsdp").get("offload")
 
 

@@ -138,9 +138,9 @@ def test_a_full_disk_stops_nobody_and_damages_nothing(tmp_path: Path, monkeypatc
     header, batches, ended = read_spool(_only(tmp_path))
     events = [event for batch in batches for event in batch.events]
     assert {event["kind"] for event in events} == {"report.dropped"}
-    kept = [step for batch in batches for step, _ in batch.series.get("loss", [])]
-    assert len(kept) == len(set(kept))
-    assert len(kept) + sum(event["points"] for event in events) == 1301
+    stored = [step for batch in batches for step, _ in batch.series.get("loss", [])]
+    assert len(stored) == len(set(stored))
+    assert len(stored) + sum(event["points"] for event in events) == 1301
     assert header is not None
     assert ended
 

@@ -147,8 +147,8 @@ def test_a_lower_cursor_is_obeyed(server: Server, attempt: Path) -> None:
         assert reporter.flush(wait=10)
         _ship(shipper)
     (stream,) = server.intake.cursors
-    kept = server.intake.cursors[stream] = 5
-    server.intake.points = [point for point in server.intake.points if point[0][4] < kept]
+    stored = server.intake.cursors[stream] = 5
+    server.intake.points = [point for point in server.intake.points if point[0][4] < stored]
     before = len(server.intake.points)
     reporter.log(20, loss=20)
     reporter.close()

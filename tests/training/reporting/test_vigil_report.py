@@ -35,8 +35,14 @@ def reporting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     attempt = tmp_path / "job" / "attempt-1"
     (attempt / "stacks").mkdir(parents=True)
     (tmp_path / "job" / "GENERATION").write_text("3\n")
-    told = {"VIGIL_RUN_DIR": str(tmp_path), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_GENERATION": "3"}
-    for name, value in {**told, "VIGIL_INCARNATION": "0", "RANK": "0", "WORLD_SIZE": "2", "VIGIL_RESUME": ""}.items():
+    payload = {"VIGIL_RUN_DIR": str(tmp_path), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_GENERATION": "3"}
+    for name, value in {
+        **payload,
+        "VIGIL_INCARNATION": "0",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "VIGIL_RESUME": "",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(vigil_report, "_process_stream", None)
     monkeypatch.setattr(vigil_report, "_is_disabled", False)
@@ -175,24 +181,24 @@ def test_it_is_one_file_of_the_standard_library(tmp_path: Path) -> None:
 
 
 def test_a_signal_that_the_script_has_a_use_for_stays_its_own(reporting: Path) -> None:
-    heard = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    received = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
     try:
         vigil_report.log(1, loss=1.0)
         signal.raise_signal(signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert heard == [signal.SIGUSR2]
+    assert received == [signal.SIGUSR2]
 
 
 def test_a_file_system_that_errs_stops_nobody(reporting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not vigil_report.stopping()
-    look = os.stat
+    reading = os.stat
 
     def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
         if str(path).endswith("stop-requested"):
             raise OSError(errno.ESTALE, "Stale file handle")
-        return look(path, *arguments, **options)
+        return reading(path, *arguments, **options)
 
     monkeypatch.setattr(os, "stat", stat)
     assert not vigil_report.stopping()

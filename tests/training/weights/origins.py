@@ -67,9 +67,9 @@ def write(
 ) -> Path:
     """Write a model's folder, in so many files."""
     folder.mkdir(parents=True)
-    said = {**CONFIG, **(config or {})}
-    (folder / "config.json").write_text(json.dumps(said))
-    found = tensors(dtype, tied=said["tie_word_embeddings"])
+    payload = {**CONFIG, **(config or {})}
+    (folder / "config.json").write_text(json.dumps(payload))
+    found = tensors(dtype, tied=payload["tie_word_embeddings"])
     if files == 1:
         write_file(folder / "model.safetensors", found)
         return folder

@@ -77,8 +77,8 @@ def test_what_cannot_be_expressed_is_refused_in_a_sentence(
     facts: dict[str, Any], more: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, _ = checkpoint_of(tmp_path / "run", tokenizer="/gone/tokenizer.json")
-    told = checkpoint / "COMMITTED"
-    told.write_text(json.dumps({**json.loads(told.read_text()), **facts}))
+    report = checkpoint / "COMMITTED"
+    report.write_text(json.dumps({**json.loads(report.read_text()), **facts}))
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out"), *more]) == 1
     output = capsys.readouterr().err
     assert words in output
@@ -137,8 +137,8 @@ def test_a_tokenizer_is_found_again_by_name_or_left_out(tmp_path: Path) -> None:
     path, data = tokenizer_of(tmp_path / "words")
     moved = path.rename(tmp_path / "elsewhere.json")
     checkpoint, _ = checkpoint_of(tmp_path / "run", data, vocabulary=16, tokenizer=str(path))
-    for name, asked in (("with", str(moved)), ("without", "none")):
-        assert main(["export", str(checkpoint), "--hf", str(tmp_path / name), "--tokenizer", asked]) == 0
+    for name, request in (("with", str(moved)), ("without", "none")):
+        assert main(["export", str(checkpoint), "--hf", str(tmp_path / name), "--tokenizer", request]) == 0
     assert (tmp_path / "with" / "tokenizer.json").read_bytes() == moved.read_bytes()
     assert {path.name for path in (tmp_path / "without").iterdir()} == {"config.json", "model.safetensors"}
 

@@ -57,8 +57,8 @@ def _config(folder: Path, **changes: Any) -> None:
 
 
 def _rope(folder: Path, **changes: Any) -> None:
-    said = {**origins.LLAMA3, **changes}
-    _config(folder, rope_scaling={name: value for name, value in said.items() if value is not None})
+    payload = {**origins.LLAMA3, **changes}
+    _config(folder, rope_scaling={name: value for name, value in payload.items() if value is not None})
 
 
 def _file(folder: Path) -> Path:

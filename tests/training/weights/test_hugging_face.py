@@ -93,16 +93,16 @@ def test_the_waves_are_those_of_hugging_face_to_the_last_bit(changes: dict[str, 
 @contextmanager
 def without_a_warning() -> Iterator[None]:
     """Python's own are errors anyway."""
-    said: list[str] = []
+    texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("transformers")
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-    assert not said
+    assert not texts
 
 
 def loaded(folder: Path) -> tuple[Any, Any]:
@@ -143,9 +143,9 @@ def test_the_folder_is_the_same_model(options: dict[str, Any], tmp_path: Path) -
     with torch.no_grad(), without_a_warning():
         expected = model.eval()(tokens)
         torch.testing.assert_close(theirs(tokens).logits, expected, rtol=1e-5, atol=1e-5)
-        told = theirs.generate(**tokenizer("the siskin", return_tensors="pt"), max_new_tokens=3, do_sample=False)
+        report = theirs.generate(**tokenizer("the siskin", return_tensors="pt"), max_new_tokens=3, do_sample=False)
     assert expected.abs().max() > 0.1
-    assert told.shape == (1, 13)
+    assert report.shape == (1, 13)
     assert theirs.config.max_position_embeddings == options.get("max_context", 512 if "rope_factor" in options else 32)
     again = language.settle(target, **parse({"recipe": "language"}).recipe_options())
     assert sizes_of(open_weights(target)) == {name: again[name] for name in sizes_of(open_weights(target))}

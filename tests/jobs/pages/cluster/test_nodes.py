@@ -108,9 +108,9 @@ def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: ScriptedScheduler
     eva = sysadmin("eva")
     client = signed_in(eva)
     refused = client.post("/nodes/dgx-02/drain", {"reason": "reboot"}, follow=True).content.decode()
-    said = " ".join(unescape(refused).replace("\N{NO-BREAK SPACE}", " ").split())
-    assert "dgx-02 is drained by ops" in said
-    assert "Nothing was changed. To replace its reason: vigil drain dgx-02 --reason R --replace" in said
+    output = " ".join(unescape(refused).replace("\N{NO-BREAK SPACE}", " ").split())
+    assert "dgx-02 is drained by ops" in output
+    assert "Nothing was changed. To replace its reason: vigil drain dgx-02 --reason R --replace" in output
     refused = client.post("/nodes/dgx-02/undrain", follow=True).content.decode()
     assert "Nothing was changed. Read the reason before you undrain the node." in refused
     assert not NodeOrder.objects.exists()

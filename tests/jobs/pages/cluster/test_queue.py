@@ -172,11 +172,11 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
     sync.read(ScriptedScheduler(machines=[node("dgx-01")]))
     assert "The queue is empty." in text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
-    one = "1 job of yours has not been submitted to the scheduler yet."
+    item = "1 job of yours has not been submitted to the scheduler yet."
     stranger = person("stranger")
     for address in ("/queue", "/nodes"):
-        assert one in text(mira, address)
-        assert one not in text(stranger, address)
+        assert item in text(mira, address)
+        assert item not in text(stranger, address)
     html = text(mira, "/queue")
     assert "The queue was empty at the last poll." in html
     assert "starts at once" not in html
@@ -185,12 +185,12 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
         facts = {"scheduler_id": f"17_{task}", "submitted_at": now}
         a_job(mira, a_project(), state="pending", name=f"rates-{task}", attempt=facts)
     handed = "2 jobs of yours were submitted since the queue was last read."
-    assert f"{one} {handed}" in text(mira, "/queue")
+    assert f"{item} {handed}" in text(mira, "/queue")
     client = signed_in(mira)
     unseen = client.get("/api/v1/queue").json()["unseen"]
-    assert unseen == {"unsubmitted": 1, "kept": 1, "newer": 2, "text": f"{one} {handed}"}
+    assert unseen == {"unsubmitted": 1, "kept": 1, "newer": 2, "text": f"{item} {handed}"}
     sync.read(ScriptedScheduler(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
     assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
-    assert f"2 jobs pending and 1 running in total. {one}" in text(mira, "/queue")
+    assert f"2 jobs pending and 1 running in total. {item}" in text(mira, "/queue")
     fragment = text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
     assert 'hx-swap-oob="true">all pending and running jobs of the cluster, polled' in fragment
