@@ -88,7 +88,7 @@ def _rank(rank: int, folder: Path, size: int, pairs: int, window: float, dcp: bo
 
 
 class Trial:
-    """One rank's training, and the two ways to save it."""
+    """Trains one rank, and saves in two ways."""
 
     def __init__(
         self, folder: Path, checkpoints: Checkpoints, cadence: Cadence, state: dict[str, Any], work: SavedWork

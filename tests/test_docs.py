@@ -41,7 +41,7 @@ def _text(document: str) -> str:
 
 
 def _quoted(document: str) -> set[str]:
-    """What stands between backticks, `cli/{main,drain}.py` as the two names that it stands for."""
+    """Yield the texts between backticks; `cli/{main,drain}.py` counts as the two names that it abbreviates."""
     names: set[str] = set()
     for quoted in re.findall(r"`([^`\n]+)`", re.sub(r"(?ms)^ *```.*?^ *```", "", _text(document))):
         parts = re.split(r"\{([^}]*)\}", quoted)

@@ -245,7 +245,7 @@ def table(figure: Locator) -> list[str]:
 def test_where_nothing_was_done_again_nothing_is_asked_for(
     lab_up: Stack, browse: Browse, jobs: dict[str, int], name: str
 ) -> None:
-    """One attempt; and two, of which the second went on where the first had saved and stopped."""
+    """Compare one attempt with two, of which the second continued where the first had saved and stopped."""
     watched = browse(lab_up)
     requests: list[str] = []
     watched.page.on("request", lambda request: requests.append(request.url))

@@ -100,7 +100,7 @@ def test_nothing_is_said_of_what_has_not_run() -> None:
 
 
 def test_long_runs_are_added_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above, merged into chunks of four steps: right to within one at each restart."""
+    """Merged into chunks of four steps, the result is right to within one at each restart."""
     small(monkeypatch)
     job = job_of()
     first = an_attempt(job, 1, minutes=60, state="node_fail", ended_at=NOW - timedelta(minutes=30))

@@ -64,7 +64,7 @@ def test_the_fence_rises() -> None:
 
 @pytest.mark.django_db
 def test_a_clock_that_is_set_back_leaves_nobody_waiting() -> None:
-    """What was held or given back before seems to be so for as long as the clock went back."""
+    """Leases from before seem to be held for as long as the clock went back."""
     first = lease.take("x")
     assert first is not None
     assert lease.take("x") is None

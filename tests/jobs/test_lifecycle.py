@@ -297,7 +297,7 @@ def test_kill_9_of_who_keeps_the_launcher_is_a_new_attempt(sam: User, scheduler:
 
 
 def test_the_portal_is_away_while_it_ends(sam: User, scheduler: LocalScheduler, root: Path) -> None:
-    """Nobody ticks between the start and the end; another process' scheduler then finds everything."""
+    """No worker ticks between the start and the end; another process's scheduler then finds everything."""
     start(sam, 20, 0.01)
     follow.tick(scheduler)
     place = root / "jobs" / newest().scheduler_id / "status.json"

@@ -152,7 +152,7 @@ def test_a_search_that_has_looked_far_enough_offers_to_go_on(signed_in, mira, pr
 
 @pytest.mark.parametrize("sort", ["owner", "-owner"])
 def test_a_search_through_many_people_ends_after_as_many_lines(signed_in, mira, project, short, sort):
-    """Each has fewer jobs than a page inspects, but all of them together have more."""
+    """None of them has as many jobs as a page inspects, but all of them together have more."""
     for name in ("ada", "bo", "cy", "di"):
         person = lab.person(name, project)
         for number in range(2):

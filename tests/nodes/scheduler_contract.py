@@ -131,7 +131,7 @@ class SchedulerContract:
 
     @pytest.mark.slow
     def test_time_limit_with_a_warning(self, scheduler: Scheduler, work: Path) -> None:
-        """To the batch script, to its steps, or to both: whoever of them gets it passes it on."""
+        """The batch script, its steps or both get the warning: whoever gets it passes it on."""
         script = "trap 'echo warned > warned' USR1; trap '' TERM; while :; do sleep 0.05; done"
         script = f'srun --ntasks-per-node=1 bash -c "{script}" & {script}'
         request = self.submission(work, script, time_limit_s=self.shortest_limit_s, grace_s=self.grace_s)

@@ -313,7 +313,7 @@ def test_nobody_hears_of_parameters_before_signing_in():
 
 
 def test_every_address_refuses_unknown_query_parameters(mira):
-    """Those that read, that is: a body would have to be right first."""
+    """Only reading addresses are tried: a body would have to be right first."""
     client, schema = lab.bearer(mira), Client().get("/api/openapi.json").json()
     paths = [path for path, methods in schema["paths"].items() if "get" in methods]
     assert len(paths) > 40

@@ -112,7 +112,7 @@ def site(prepared_home: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def browser(site: Site) -> Iterator[httpx.Client]:
-    """One that followed the first start's link, all through the proxy."""
+    """Return a browser that followed the first start's link, all through the proxy."""
     with httpx.Client(
         base_url=site.url, follow_redirects=True, trust_env=False, headers={"Referer": site.url}, timeout=PATIENCE_S
     ) as browser:

@@ -41,7 +41,7 @@ def as_text(context, value):
 
 @pytest.fixture
 def one_connection():
-    """As Django's own test client does: requests leave the test's connection and its transaction alone."""
+    """Leave the test's connection and transaction alone during requests, as Django's own test client does."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     yield

@@ -114,7 +114,7 @@ def test_port_in_use_names_the_process_and_the_remedy(make_stack: MakeStack) -> 
 
 @pytest.mark.slow
 def test_start_waits_for_the_port_of_a_killed_supervisors_web(make_stack: MakeStack) -> None:
-    """On a busy machine a killed process still holds its port for a moment; this one holds it until it is told."""
+    """A killed process holds its port for a moment on a busy machine; this one holds it until the test lets go."""
     stack = make_stack()
     hold = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print(flush=True); sys.stdin.read()"
     web = subprocess.Popen(

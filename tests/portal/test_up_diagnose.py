@@ -72,7 +72,7 @@ def attempt_of(stack: Stack, job: int) -> dict[str, Any]:
 
 
 def process(stack: Stack, program: str) -> subprocess.Popen[str]:
-    """One of our own with that portal's settings."""
+    """Start a process of this repository with that portal's settings."""
     environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
     return subprocess.Popen(
         stack.command("-c", program), cwd=REPOSITORY, env=environment, text=True,
@@ -81,7 +81,7 @@ def process(stack: Stack, program: str) -> subprocess.Popen[str]:
 
 
 def is_reading(pid: int) -> bool:
-    """Whether the process has a rank's log open."""
+    """Return whether the process has a rank's log open."""
     with suppress(psutil.NoSuchProcess):
         return any(file.path.endswith("/0.0.log") for file in psutil.Process(pid).open_files())
     return False

@@ -45,7 +45,7 @@ def stack(prepared_home: Path) -> Iterator[Stack]:
 
 
 def test_every_part_that_hangs_is_missed_and_restarted(stack: Stack) -> None:
-    """All but web at once: beat is not missed by name, as no worker is left to take its ticks."""
+    """The test hangs all parts but web at once; beat is not named, as no worker is left to take its ticks."""
     names = ("follow", "work", "diagnose", "beat", "redis")
     pids = {name: stack.kill(name, signal.SIGSTOP) for name in names}
     try:

@@ -38,7 +38,7 @@ PATIENCE_S = 400.0
 
 @dataclass(frozen=True)
 class Trained(Planted):
-    """One of our own trainer, on a recipe whose numbers go wrong as told."""
+    """A job of our own trainer, on a recipe whose numbers go wrong as requested."""
 
     goes_wrong: Mapping[str, int | str] = field(default_factory=dict)
     steps: int = 600
@@ -146,7 +146,7 @@ class Site:
         return any(attempt["number"] == 1 and attempt["decided_at"] for attempt in self.attempts(name))
 
     def has_room(self) -> bool:
-        """Whether few enough of what was planted to fail by itself is not decided on yet."""
+        """Return whether few enough of the planted failures still wait for a decision."""
         return sum(not self.is_decided(name) for name in self.jobs if name not in ENDLESS) < UNDECIDED
 
     def running(self, name: str) -> None:

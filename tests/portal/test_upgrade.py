@@ -94,7 +94,7 @@ def test_an_old_supervisor_starts_new_workers(stack: Stack) -> None:
 
 
 def test_a_backup_made_before_an_upgrade_brings_the_old_version_back(stack: Stack, tmp_path: Path) -> None:
-    """As docs/how-to/backup.md describes going back."""
+    """Go back as docs/how-to/backup.md describes."""
     stack.start()
     job = submit_to(stack, 40)
     assert wait_for_end(stack, job)["state"] == "completed"

@@ -31,7 +31,7 @@ def rest(slurm: Cluster) -> Iterator[SlurmRest]:
 
 
 def anew(slurm: Cluster, rest: SlurmRest) -> Slurm:
-    """One that remembers nothing of the queue."""
+    """Return a scheduler that remembers nothing of the queue."""
     return Slurm(rest, tokens=KeyFileTokens(slurm.layout.jwt_key), user=PORTAL)
 
 

@@ -332,7 +332,7 @@ def test_drain_and_undrain(followed: Followed) -> None:
 
 
 def test_the_default_partition_is_known(followed: Followed) -> None:
-    """From the start where scontrol is there, else from the first job that named none."""
+    """scontrol names it from the start; elsewhere the first job that named no partition shows it."""
     assert followed.default_partitions() == ["batch"]
     followed.slurm.commands.scontrol = "scontrol-that-nobody-installed"
     assert followed.default_partitions() in ([], ["batch"])  # 22.05's REST tells it

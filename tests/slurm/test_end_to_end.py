@@ -149,7 +149,7 @@ def _press_kill(browser: httpx.Client, job_id: int) -> None:
 
 
 def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
-    """As sysadmins do, who need not know whose job it is: it saves, and does not come back."""
+    """A sysadmin cancels it without knowing whose job it is: it saves, and does not come back."""
     job_id = alice.submit(script(1_000_000))
     scheduler_id = alice.wait_for_step(job_id, 15)["attempt"]["scheduler_id"]
     slurm.run("scancel", scheduler_id)

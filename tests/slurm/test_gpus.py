@@ -73,7 +73,7 @@ class GpuNodes:
         }
 
     def assignment(self, machine: Machine, minor: int) -> tuple[int | None, str, str]:
-        """Whose a GPU is, and by whose word."""
+        """Return who has a GPU, and the source of that."""
         (gpu,) = (gpu for gpu in self.gpus(machine.node) if gpu["uuid"] == machine.uuid(minor))
         (one,) = gpu["holders"]
         return one["job"], one["user"], one["source"]
@@ -104,7 +104,7 @@ class GpuNodes:
         return self.slurm.run("sbatch", *words, user=user).strip()
 
     def started(self, user: str, node: str, *options: str) -> str:
-        """One that runs: of two that wait, Slurm may start the younger first, on the GPUs meant for the other."""
+        """Return a job that runs: of two that wait, Slurm may start the younger first, on the other one's GPUs."""
         job = self.sbatch(user, node, *options)
         wait_for(
             lambda: self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", f"{job} to run", 60

@@ -216,7 +216,7 @@ def test_a_lost_answer_leaves_one_array_of_a_sweep(
 def test_single_tasks_of_an_array_are_cancelled_whatever_their_number(
     slurm: Cluster, scheduler: Slurm, folder: Path, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waits, which Slurm forgets without a word, and the last to start, whose own number is the array's."""
+    """Cancel one that waits, which Slurm forgets silently, and the last to start, whose number is the array's own."""
     monkeypatch.setattr(arrays, "prepare", handover.prepare)
     monkeypatch.setenv("PATH", slurm.environment["PATH"])
     text = 'name = "single"\n[resources]\ntime_limit = "00:05:00"\n[sweep]\nat_once = 3\n[sweep.over]\n'

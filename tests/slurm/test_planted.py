@@ -44,13 +44,13 @@ class Trained(Planted):
         return {**self.run(), **kept}
 
     def run(self) -> dict[str, Any]:
-        """Of what kind it is, and what it trains."""
+        """Return the kind of the run, and what it trains."""
         return language(steps=10**6, checkpoint_every=1_000)
 
 
 @dataclass(frozen=True)
 class Federated(Trained):
-    """Nobody can train: one sample a batch has no deviation to normalise by."""
+    """No client can train: one sample a batch has no deviation to normalise by."""
 
     def run(self) -> dict[str, Any]:
         return federated(batch=1, tabular={"hidden": 8, "batch_norm": True})

@@ -21,7 +21,7 @@ from tests.slurm.people import ALICE, PORTAL, People
 
 @pytest.fixture
 def scheduler(slurm: Cluster) -> Iterator[Slurm]:
-    """One of its own for each test: it remembers nothing of others."""
+    """Return a new scheduler for each test: it remembers nothing of others."""
     tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     yield Slurm(SlurmRest(http), tokens=tokens, user=PORTAL, scontrol=str(slurm.layout.bin / "scontrol"))

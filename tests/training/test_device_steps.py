@@ -275,7 +275,7 @@ def test_a_compiler_that_comes_later_knows_of_bitwise() -> None:
 
 @pytest.mark.slow
 def test_only_a_fast_run_rounds_its_products() -> None:
-    """Those of convolutions, too, which torch rounds to TF32 unless it is told."""
+    """Convolutions count, too: torch rounds them to TF32 by default."""
     script = (
         "import torch; from training.step.determinism import set_determinism\n"
         "for level in ('bitwise', 'fast', 'scientific'):\n"

@@ -84,7 +84,7 @@ def test_a_run_says_what_it_wants(table: str, asked: int, on_cpu: bool, tmp_path
 
 
 def hide_gpus() -> None:
-    """As where the driver is gone; the first rank alone has something that is no CPU."""
+    """Hide all GPUs as if the driver were gone; only the first rank then has a device that is not a CPU."""
     torch.cuda.is_available = lambda: False
     own = devices.select
     if os.environ["RANK"] == "0":

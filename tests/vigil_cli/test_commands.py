@@ -24,7 +24,7 @@ DONE = {**JOB, "state": "completed", "over": True, "progress": {**JOB["progress"
 
 
 def test_a_closed_file_of_the_portal_s_user_hides_none_of_our_own(tmp_path, monkeypatch):
-    """On a login node `vigil` may be next to the portal's home, which only its user can read."""
+    """`vigil` on a login node may be next to the portal's home, which only its user can read."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "config" / "vigil").mkdir(parents=True)
     (tmp_path / "config" / "vigil" / "cli.toml").write_text('url = "http://ours"\ntoken = "mine"\n')

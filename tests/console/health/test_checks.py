@@ -176,7 +176,7 @@ def test_clocks_of_nodes_and_machines() -> None:
 
 
 def test_the_clock_of_slurm(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As /readyz says it: of slurmctld's clock the follow worker asks, every five minutes."""
+    """The follow worker reads slurmctld's clock every five minutes; /readyz reports it."""
     monkeypatch.setattr(run, "CHECKS", {"clock": clock.check})
 
     def warnings() -> list[tuple[str, str]]:

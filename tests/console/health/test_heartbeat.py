@@ -49,7 +49,7 @@ def test_a_thread_that_runs_shows_life_and_one_that_hangs_does_not(
 
 
 def test_a_long_task_is_not_taken_for_a_hang(clock: list[float], pulse: Pulse, stall: Callable[[], None]) -> None:
-    """One that computes or reads for many minutes, and one that waits for a long statement of the database."""
+    """A task may compute or read for many minutes, or wait for a long statement of the database."""
     pulse.begin("jobs.tasks.verify")
     for _ in range(25):
         clock[0] += 60

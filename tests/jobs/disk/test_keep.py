@@ -189,7 +189,7 @@ def test_what_cannot_be_moved_stays_and_is_tried_again(
 
 
 def test_folder_that_is_gone_is_written_down_unless_all_are(project: Project, runs: Path) -> None:
-    """As after a kill between renaming and the row; and as while the file system is away."""
+    """A kill between the rename and the row leaves one folder missing; a file system that is away leaves none."""
     job = a_job(project)
     trash.discard_checkpoint(job.directory, "step-1")
     runs.rename(runs.with_name("away"))

@@ -27,7 +27,7 @@ def federation(
     mira: User, project: Project, name: str, *, rounds: int, gain: float, mib: float, what: str = "accuracy",
     state: str = "completed", **run: Any,
 ) -> Job:  # fmt: skip
-    """Each round it gains so much and sends so much, down and up alike, at a learning rate of its own."""
+    """Make a federation that gains and sends equally much in each round, at a learning rate of its own."""
     own = {} if "seed" in run else {"learning_rate": round(gain + mib / 1000, 6)}
     job = a_federation(mira, project, name=name, state=state, run={"rounds": rounds, **own, **run})
     stream = Spooled()
@@ -98,7 +98,7 @@ def test_while_one_runs_it_is_so_far(client: Client, mira: User, project: Projec
 
 
 def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User, project: Project) -> None:
-    """Of 50 samples a half is sure to 0.14, two standard deviations of a difference to 0.2."""
+    """An accuracy of a half from 50 samples is sure to 0.14; a difference of two such, to two deviations, to 0.2."""
 
     def found(gain: float) -> str:
         second = federation(mira, project, "two", rounds=5, gain=gain, mib=1.0, learning_rate=0.2)

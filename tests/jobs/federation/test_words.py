@@ -89,7 +89,7 @@ def _died(kind: kinds.JobKind) -> str:
 
 
 def _helps(kind: kinds.JobKind) -> str:
-    """Of the fields of [run] that every kind has, and say how often."""
+    """Return the descriptions of the fields of [run] that say how often something is done."""
     model = "FederationConfig" if kind.name == "federated" else "RunConfig"
     fields = JobSpec.model_json_schema()["$defs"][model]["properties"]
     return " ".join(fields[name]["description"] for name in ("validate_every", "checkpoint_every", "keep_every"))

@@ -148,7 +148,7 @@ def test_a_full_disk_is_waited_for(oskar: User, scheduler: ScriptedScheduler, mo
 def test_an_empty_mount_point_is_waited_for(
     oskar: User, scheduler: ScriptedScheduler, runs: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Where the file system belongs lies a folder, in which a new job finds no leave, and an older one not its own."""
+    """A folder is in place of the file system: a new job gets no leave to start, and an older one lacks its own."""
     job, _ = ask(oskar)
 
     def refuse(*about: object, **more: object) -> None:
@@ -238,7 +238,7 @@ def test_not_while_the_attempt_before_may_be_alive(
 def test_who_wakes_after_a_cancel_leaves_nothing_running(
     oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker stalls in its request; the person cancels, a second finds nothing and ends it; then it arrives."""
+    """A worker stalls in its request; a person cancels, a second worker finds nothing and ends it; then it arrives."""
     job, _ = ask(oskar)
     submit_now = scheduler.submit
 

@@ -46,7 +46,7 @@ def test_its_nodes_are_given_back_and_the_launchers_word_counts(
 def test_stopped_with_a_checkpoint_it_goes_on(
     running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """Nobody was left to ask Slurm for another turn."""
+    """No process was left to ask Slurm for another turn."""
     end(running, ago=90, cause="stopped", exit_code=75)
     tick()
     tick()

@@ -123,7 +123,7 @@ def test_more_changes_than_a_tick_has_time_for(
 def test_a_hundred_cancels_that_time_out_hold_up_nobody(
     oskar: User, project: Project, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes ten seconds; still another job is submitted in the same tick, and one that can be cancelled is."""
+    """A cancel takes ten seconds; still another job is submitted in the same tick, and one that can be cancelled is."""
     many(100, oskar, project, scheduler, cancel_asked_at=timezone.now())
     clock = Clock()
     monkeypatch.setattr(cancels, "time", clock)
@@ -157,7 +157,7 @@ def _round(scheduler: ScriptedScheduler) -> follow.Tick:
 def test_ten_minutes_away(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call a tick, nothing fails, what is asked for meanwhile waits, and the pages say since when."""
+    """A tick makes one call, nothing fails, requests wait, and the pages say since when the scheduler is silent."""
     scheduler.update_job("101", state="running")
     tick()
     other, _ = submit(oskar, spec_of(name="other"), spec_toml="")

@@ -236,7 +236,7 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
 
 
 def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
-    """With the same clients in the same rounds, failures of clients repeat and failures of machines may not."""
+    """The same clients in the same rounds repeat failures of clients, and may not repeat failures of machines."""
     assert "Restarted from the beginning as attempt 2" in die(scheduler, tick, "federated.quorum").decision
     a_checkpoint(job, 40, attempt=newest())
     assert (
@@ -251,7 +251,7 @@ def test_a_federation_whose_clients_all_failed_does_not(job: Job, scheduler: Scr
 
 
 class TestOthers:
-    """Whether enough nodes are left is decided by the nodes on which the job may run."""
+    """The nodes on which the job may run decide whether enough are left."""
 
     @pytest.mark.parametrize(
         ("asked", "says"),

@@ -112,7 +112,7 @@ def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, scheduler: Scr
     ],
 )
 def test_those_of_before_an_update_do_so_too(job: Job, cause: str, origin: str, is_back: bool) -> None:
-    """Nothing said so then but how the one before had ended."""
+    """Before the update, only the way in which the last attempt ended said so."""
     start = a_checkpoint(job, 20, attempt=newest())
     Attempt.objects.update(cause=cause)
     Attempt.objects.create(job=job, number=2, origin=origin, resume_from=start)

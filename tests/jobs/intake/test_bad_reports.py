@@ -212,7 +212,7 @@ def test_a_stream_that_changes_its_name_is_refused() -> None:
     ],
 )
 def test_bytes_that_are_no_utf_8_are_refused(old: bytes, new: bytes) -> None:
-    """Each of these used to be a 500: msgspec raises an error that is not one of its own classes."""
+    """These used to be answered with 500: msgspec raises an error that is not one of its own classes."""
     attempt = attempt_of()
     body = json.dumps(frame(Spooled().add_event("k").log(1, loss=1.0))).encode()
     assert old in body

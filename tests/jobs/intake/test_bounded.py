@@ -82,7 +82,7 @@ def test_a_batch_of_more_events_than_a_spool_may_have_is_quarantined(attempt: At
 
 
 def test_a_batch_of_more_bytes_than_a_line_of_a_spool_is_quarantined(attempt: Attempt) -> None:
-    """One transaction stores a batch: 100 events of 64 kB would be 6 MB of it."""
+    """A batch is stored in one transaction: 100 events of 64 kB would make it 6 MB."""
     events = [{"kind": "custom", "time": 1_000.0, "values": ["x" * 590] * 100} for _ in range(17)]
     spooled = Spooled(batches=[Batch(1_000.0, {}, events), Batch(1_000.0, {}, [*events, events[0]])])
     assert len(json.dumps(events)) < lines.BATCH_BYTES

@@ -298,7 +298,7 @@ def figures(user: User, job: Job) -> list[dict[str, Any]]:
 
 
 def test_what_a_launcher_tells_of_gpus_are_charts_of_its_own(mira: User) -> None:
-    """Of the launcher's stream and over seconds, as its CPU: not empty charts of the script's."""
+    """They belong to the launcher's stream and go over seconds, as its CPU does, not over the script's steps."""
     job = a_job(mira, a_project(), state="running", kind="script")
     assert [figure["id"] for figure in figures(mira, job)] == ["cpu_cores", "memory_gib"]
     launched(job, 55.0)

@@ -160,7 +160,7 @@ def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job:
 
 
 def test_slow_mounts_of_many_attempts_are_asked_for_at_once(client: Client, job: Job) -> None:
-    """Each attempt shows the alerts of its own nodes and time."""
+    """An attempt shows the alerts of its own nodes and time."""
     began = time.time() - 6_000
     for number in range(2, 8):
         at = datetime.fromtimestamp(began + 600 * number, UTC)

@@ -281,7 +281,7 @@ def test_a_swapped_gpu_shows_as_long_as_the_time_reaches_back(mira: User) -> Non
 
 
 class TestAgain:
-    """What is sent every few seconds, and when the page is to be made anew instead."""
+    """The page gets small changes every few seconds; these tests show when it is rendered again instead."""
 
     HEADERS = {"HX-Request": "true", "HX-Target": "live"}
 

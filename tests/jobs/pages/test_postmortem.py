@@ -293,7 +293,7 @@ class TestOverruling:
         assert incident.due_at <= timezone.now()
 
     def test_waits_for_the_first_verdict(self, mira: User, runs: Path, client: Client) -> None:
-        """What nobody would look at any more then would have none for ever."""
+        """An incident that nobody diagnoses any more would otherwise have no verdict for ever."""
         attempt = running(mira, runs)
         assert ending.end(attempt, AttemptEnd("failed", 1))
         incident = Incident.objects.get()

@@ -152,7 +152,7 @@ def test_a_first_verdict_that_is_waited_for_comes_before_all_others(attempt: Att
 
 
 def test_it_is_looked_at_ever_less_often(attempt: Attempt) -> None:
-    """Each look reads everything again."""
+    """A diagnosis reads all evidence again."""
     incident = fail(attempt)
     later = []
     for minutes in (0, 1, 5, 20):
@@ -297,7 +297,7 @@ def test_an_xid_of_somebody_elses_gpu_on_the_same_machine_is_none_of_it(attempt:
 def test_a_gpu_that_was_lost_is_nothing_to_a_job_without_any(
     attempt: Attempt, runs: Path, gpus: int, cause: str
 ) -> None:
-    """On one machine jobs with GPUs and without run side by side; who held this one nobody has said yet."""
+    """Jobs with and without GPUs run on one machine; nobody has reported yet which of them had this GPU."""
     spec = attempt.job.spec
     spec["resources"] = {**spec.get("resources", {}), "gpus_per_node": gpus}
     attempt.job.save()

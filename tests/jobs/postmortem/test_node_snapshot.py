@@ -97,7 +97,7 @@ class TestLook:
         ids=["in its group", "in another's", "before it began"],
     )
     def test_where_and_when_it_killed_tells_whose_it_was(self, left: Left, ago: int, group: str, cause: str) -> None:
-        """Of a kernel that keeps no count, or of what the ranks had started themselves."""
+        """Some kernels count no kills, and ranks may have started the killed process themselves."""
         kill = f"oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg={group},task_memcg={group},task=python,pid=4242,uid=0"
         at = timezone.now().timestamp() - ago
         left.ends(1, r1=(None, 9, 0.5))

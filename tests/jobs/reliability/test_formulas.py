@@ -61,7 +61,7 @@ class TestIntervals:
 
 
 def kept(period: float, *, cost: float, mtbf: float, restart: float, gaps: np.ndarray) -> float:
-    """What a run keeps whose failures come after these gaps, each of which began with a restart."""
+    """Return the share of its time that a run keeps whose failures come after these gaps, each begun with a restart."""
     whole = np.floor(np.maximum(gaps - restart, 0.0) / period)
     return float(np.sum(whole) * (period - cost) / np.sum(gaps))
 
@@ -144,7 +144,7 @@ class TestOffenders:
         assert found[0].score > 2
 
     def test_many_sound_nodes_accuse_none(self) -> None:
-        """Of a hundred clusters of 400 nodes on which nothing is wrong, about five at most have an offender."""
+        """At most about five of a hundred clusters of 400 sound nodes have an offender."""
         chance = np.random.default_rng(3)
         accused = 0
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""On simulated clusters the rules name what is broken, and nothing else (bench.offenders has ten times as many)."""
+"""Test that the rules name what is broken on simulated clusters, and nothing else (bench.offenders has more)."""
 
 from __future__ import annotations
 

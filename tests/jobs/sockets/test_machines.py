@@ -96,7 +96,7 @@ def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
 
 
 def test_that_something_happened_is_told_at_once_and_not_what(machine: Machine, mira: User) -> None:
-    """What it was may be somebody else's business: the page reads it."""
+    """It may be somebody else's business: the page reads what it may see."""
     client = signed_in(mira)
 
     async def scene() -> None:

@@ -231,7 +231,7 @@ def test_the_trainers_own_checks_come_with_the_world_size() -> None:
 
 
 def test_an_elastic_batch_must_divide_over_all_nodes_and_a_mesh_fit_the_fewest() -> None:
-    """On fewer nodes shares may be uneven (21 samples over 6 ranks), but two ranks of a layer need two ranks."""
+    """Fewer nodes may have uneven shares (21 samples over 6 ranks), but two ranks of a layer need two ranks."""
     elastic = {"nodes": "2:7", "ranks_per_node": 3}
     JobSpec.parse({"name": "x", "resources": elastic, "run": {"global_batch": 21}})
     JobSpec.parse({"name": "x", "resources": elastic, "run": {"global_batch": 21, "parallelism": "auto"}})

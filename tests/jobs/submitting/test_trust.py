@@ -86,7 +86,7 @@ class TestEveryDoor:
         assert not scheduler.submissions
 
     def test_no_project_setting_is_a_leads(self, project: Project) -> None:
-        """What its jobs run with is set in the administration alone, by sysadmins."""
+        """Only sysadmins set, in the administration, what the project's jobs run with."""
         client = signed_in(person("lea", project, role="lead"))
         options = {"job_environment": 'python = "/any/program"', "keep_checkpoints_days": 3}
         assert client.post(f"/admin/portal/project/{project.pk}/change/", options).status_code in {302, 403}

@@ -255,7 +255,7 @@ while True:
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_has_all_that_was_written(tmp_path: Path) -> None:
-    """Each run goes on where the one before was killed: no number twice, none left out, each batch whole."""
+    """A run continues where the one before was killed: no number comes twice, none is left out, each batch is whole."""
     least = 0
     for turn in range(12):
         command = [sys.executable, "-c", WRITES, str(tmp_path)]

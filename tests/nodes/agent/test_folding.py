@@ -56,7 +56,7 @@ def test_of_a_gpu_that_nobody_knows_the_place_is_told() -> None:
 
 
 def test_a_million_a_minute_become_a_handful() -> None:
-    """As from one bad node: 800,000 lines of Xid 95, of which 29 were distinct."""
+    """One bad node wrote 800,000 lines of Xid 95, of which 29 were distinct."""
     folded, driver, events, seq = xids(), DriverLogParser(), [], 0
     for window in range(6):
         for number in range(2_000):
@@ -158,7 +158,7 @@ def test_without_a_kernel_log_it_waits_for_none() -> None:
 
 
 def test_they_come_in_the_order_of_their_last_records() -> None:
-    """Who counts by the last record that was told would else take the second for one that it has."""
+    """A reader that counts by the last record would otherwise take the second for one that it has."""
     folded = xids()
     hear(folded, xid(31, "a"), xid(13, "b"), xid(31, "a"), seq=4)
     assert [(event["xid"], event.get("last_seq", event["seq"])) for event in folded.take(0.0)] == [(13, 5), (31, 6)]

@@ -87,7 +87,7 @@ def test_a_real_one_is_told_with_its_user_and_job() -> None:
 def test_a_user_without_a_name_cannot_name_somebody_elses_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, job: str
 ) -> None:
-    """In a user namespace the portal cannot compare the owners of the process and the job."""
+    """The portal cannot compare the owners of the process and the job in a user namespace."""
     folder = tmp_path / "7"
     folder.mkdir()
     (folder / "comm").write_text("python\n")

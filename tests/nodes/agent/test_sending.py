@@ -201,7 +201,7 @@ def test_one_bad_batch_holds_up_no_other(node: Node) -> None:
 
 
 def test_a_portal_that_refuses_all_loses_little(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another release, say: what it refuses today it may take once it is mended."""
+    """A portal of another release may refuse today what it accepts once it is upgraded."""
     node.portal.refuse = lambda post: (422, {"detail": "bad"}) if post["batches"] else None
     node.tell(40)
     node.send()

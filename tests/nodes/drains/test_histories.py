@@ -21,7 +21,7 @@ PERSON = "a person's"
 
 
 class History:
-    """One random history. `persons` are the nodes that a person has drained with scontrol and not undrained since."""
+    """Plays one random history. `persons`: nodes that a person has drained with scontrol and not undrained since."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -126,7 +126,7 @@ stretches = st.lists(
 @settings(max_examples=examples(12), deadline=None)
 @given(stretches)
 def test_samples(stretches: list[tuple[int, int, int]]) -> None:
-    """What is left out of columns because it changes nothing does change nothing."""
+    """Columns leave out what changes nothing; this shows that it does change nothing."""
     with transaction.atomic():
         cluster = StoredCluster(nodes=1)
         temperatures = [float(t) for tens, t, _ in stretches for _ in range(10 * tens)]

@@ -284,7 +284,7 @@ def portal_outage(lab: Lab) -> None:
 
 
 def late_events(lab: Lab) -> None:
-    """What an agent buffered while the portal was away arrives late: a person decides about it."""
+    """An agent buffered events while the portal was away; they arrive late, so a person decides about them."""
     lab.xid(79, ago=1200)
     lab.step()
 
@@ -304,7 +304,7 @@ def reboot(lab: Lab) -> None:
 
 
 def planned_maintenance(lab: Lab) -> None:
-    """In its window a person swaps a board: the driver logs the loss, and nothing is decided about it."""
+    """A person swaps a board in its window: the driver logs the loss, and nothing is decided about it."""
     now = datetime.now(UTC)
     window = maintenance.plan(
         sysadmin("ops"), NODE, "new board", now - timedelta(seconds=1), now + timedelta(hours=1), wants_reservation=True

@@ -279,7 +279,7 @@ def test_somebody_else_s_job_cannot_be_ended(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_task_never_stands_for_its_whole_array(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To an old slurmrestd "17_3" is 17, and ending 17 ends all: there scancel has to do it."""
+    """An old slurmrestd reads "17_3" as 17, and ending 17 ends all: there scancel has to do it."""
     monkeypatch.setenv("PATH", "/nowhere")
     played = Played(version)
     played.answers["/job/17_3"] = load(NEWEST, "ended/cancel-ended")

@@ -269,7 +269,7 @@ def without(raw: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_fields_come_and_go(version: str) -> None:
-    """Without any one of its fields, or with null in it, or with news beside it, a job is still read."""
+    """A job is still read without any one of its fields, with null in it, or with new fields besides."""
     job = next(job for job in body(version, "busy/slurm-jobs")["jobs"] if job["name"] == "gpus")
     plain = shapes.record(job)
     assert shapes.record({**job, "brand_new": {"set": True, "number": 1}, "jobs": [1]}) == plain

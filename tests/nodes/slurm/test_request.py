@@ -105,7 +105,7 @@ def test_submitting(tmp_path: Path, version: str) -> None:
 
 
 def test_nobody_s_job_is_not_the_portal_s_own(tmp_path: Path) -> None:
-    """As where a sysadmin took the Slurm user from somebody whose job was to be started anew."""
+    """A sysadmin may take the Slurm user from somebody whose job was about to be restarted."""
     (tmp_path / "batch.sh").write_text(SCRIPT)
     played = Played(VERSIONS[-1])
     with pytest.raises(SchedulerError, match="has no Slurm user") as refused:

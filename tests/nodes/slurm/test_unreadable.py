@@ -154,7 +154,7 @@ def test_a_job_whose_own_answer_cannot_be_read_stops_nobody(version: str, monkey
 
 
 def test_an_old_slurm_with_an_unreadable_job_forgets_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the short list nobody can tell whose record it was that could not be read."""
+    """Nobody can tell, without the short list, whose record could not be read."""
     version = VERSIONS[0]
     answer = body(version, "busy/slurm-jobs")
     gone = str(answer["jobs"][0]["job_id"])

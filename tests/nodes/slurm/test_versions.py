@@ -16,7 +16,7 @@ NEWEST = VERSIONS[-1]
 
 
 def named(version: str, **more: str) -> dict[str, Any]:
-    """What a slurmrestd would say that serves the newest recorded paths under other numbers."""
+    """Return the answer of a slurmrestd that serves the newest recorded paths under other numbers."""
     found = paths(NEWEST).json()["paths"]
     return {path.replace(NEWEST, version): methods for path, methods in found.items()}
 

@@ -293,7 +293,7 @@ def test_a_slurm_set_up_anew_gives_ids_to_others(version: str, monkeypatch: pyte
 
 
 def test_a_list_that_failed_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of v0.0.38: what changed since the last list that arrived, not since the last question."""
+    """v0.0.38 reports what changed since the last list that arrived, not since the last request."""
     walk = Walk(0, OLD, monkeypatch)
     job = walk.model.submit()
     walk.slurm.status(["1"])

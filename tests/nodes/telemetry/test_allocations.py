@@ -207,7 +207,7 @@ def test_a_job_with_no_gpu_holds_none() -> None:
 
 
 class TestProcesses:
-    """Where no control group tells the job of a process, its environment does, which may lie."""
+    """The environment names the job of a process without a control group, and may lie."""
 
     def test_of_one_task_of_an_array(self) -> None:
         machine = four()
@@ -251,7 +251,7 @@ class TestProcesses:
 
 class TestInTime:
     def test_a_job_that_is_queued_again_and_runs_at_once(self) -> None:
-        """By the same number, before anybody looked."""
+        """It runs again under the same number before anybody polled."""
         four()
         now = moment(int(time.time()))
         first = now - timedelta(hours=1)

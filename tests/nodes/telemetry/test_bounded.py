@@ -106,7 +106,7 @@ def test_what_is_left_out_is_logged_once_an_hour(
 
 
 def test_what_there_is_no_time_for_goes_on_where_the_answer_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a post is stored by one transaction or by several requests, every batch is stored once."""
+    """A batch is stored once, whether one transaction or several requests store its post."""
     monkeypatch.setattr(intake, "PART_EVENTS", 2)
     machine = Machine()
     batches = [

@@ -164,7 +164,7 @@ def test_an_exporter_whose_head_never_ends_is_left(trickle: str) -> None:
     ],
 )
 def test_bytes_that_are_no_utf_8_are_refused(machine: Machine, old: bytes, new: bytes) -> None:
-    """Each of these used to be a 500: msgspec raises an error that is not one of its own classes."""
+    """These used to be answered with 500: msgspec raises an error that is not one of its own classes."""
     batch = {"at": int(time.time()), "n": 0, "events": [{"kind": "xid", "at": 1.0}], "host": {}, "processes": []}
     whole = {"version": 1, "stream": machine.stream, "first": machine.next, "boot_id": "", "sent_at": 1.0}
     body = json.dumps({**whole, "agent": "1.0", "batches": [batch]}).encode()

@@ -247,7 +247,7 @@ class TestOutbox:
         assert delivery.state == "sent"
 
     def test_what_was_sent_goes_again_though_it_is_no_longer_so(self, delivery: Delivery, oskar: User) -> None:
-        """By somebody's wish: as it was, and by itself, however much of that waits."""
+        """They go as they were when a person sends them again, however many there are."""
         for number in range(2, 8):
             raise_notice(f"incident:{number}", kind="incident", to=oskar, title="wren died.")
             send_due(5)

@@ -62,7 +62,7 @@ def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_loss_whose_save_failed_is_not_among_the_best(tmp_path: Path) -> None:
-    """Where nothing is learned the first validation is as good as any, and its state is lost: the next one's counts."""
+    """The first validation is as good as any where nothing is learned; its state is lost, so the next one counts."""
     settings = {
         **TINY, "steps": 8, "learning_rate": 1e-30, "checkpoint_every": 0, "keep_best": 1, "validate_every": 2,
     }  # fmt: skip

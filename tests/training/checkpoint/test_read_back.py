@@ -153,7 +153,7 @@ def test_threads_stay_on_the_ranks_own_gpu(job: Path, reporter: Watched, monkeyp
 
 
 def spoil_two_saves() -> None:
-    """In each rank: those of step 4, and of the last step's first."""
+    """Spoil the save of step 4 in each rank, and the first one of the last step."""
     from training.reporting.reporter import Reporter
 
     event, todo = Reporter.event, {4, 12}

@@ -85,7 +85,7 @@ def test_killed_while_pruning(tmp_path: Path) -> None:
 
 
 def tell_phase_of_clearing() -> None:
-    """In a rank: what its heartbeat says while it removes what is left of a save."""
+    """Report the heartbeat's text of a rank while it removes the rest of a save."""
     from training.checkpoint import saving
 
     delete = saving.delete

@@ -17,7 +17,7 @@ PAGE = mmap.PAGESIZE
 
 
 class Cuda:
-    """Of a GPU's runtime what pinning asks of it."""
+    """Provides the part of a GPU's runtime that pinning needs."""
 
     def __init__(self, *, grants: int) -> None:
         self.grants = grants

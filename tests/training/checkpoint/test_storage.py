@@ -98,7 +98,7 @@ class Malice:
 
 
 def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
-    """Where a checkpoint has an object for what is a tensor here: torch's own planner unpickles it."""
+    """A checkpoint has an object in place of a tensor: torch's own planner would unpickle it."""
     mark = tmp_path / "was run"
     created = save(tmp_path, state(head=Malice(mark)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -94,7 +94,7 @@ def test_nothing_is_kept_of_a_skipped_step(world: int, name: str, told: Told) ->
 
 @pytest.mark.slow
 def test_ranks_that_are_left_keep_what_is_right_without_the_others(told: Told) -> None:
-    """Of PowerSGD only the sum of all ranks' errors is small; one alone is as large as many steps' gradients."""
+    """Only the sum of all ranks' errors is small in PowerSGD; one alone is as large as many steps' gradients."""
     for rank, found in enumerate(_of(told, 4, "fewer")[:2]):
         stored = {name: tuple(is_) for name, is_ in found["topk"].items()}
         assert stored == dict.fromkeys([f"kept.{rank}.{name}" for name in _PARAMETERS], (True, True))

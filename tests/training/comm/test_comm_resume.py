@@ -50,7 +50,7 @@ def test_hex_equal_after_a_resume(name: str, tmp_path: Path) -> None:
 
 
 def test_hex_equal_after_a_kill_in_the_middle_of_an_exchange(tmp_path: Path) -> None:
-    """Of step 10's, when one replica has already left what all had agreed on."""
+    """Kill the exchange of step 10 when one replica has already left what all had agreed on."""
     whole, run = (Run(tmp_path / name, _settings("diloco")) for name in ("whole", "run"))
     whole.finish(2)
     committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"

@@ -62,7 +62,7 @@ def test_files_that_can_t_be_used(file: str, content: bytes, message: str, tmp_p
 
 
 def test_a_file_of_nothing_but_its_mark_holds_no_document(tmp_path: Path) -> None:
-    """As Windows' shell leaves one to which nothing was written."""
+    """Windows' shell leaves such a file if nothing was written to it."""
     source = lines_of(tmp_path / "mine" / "b.jsonl", numbered()).parent
     created = prepared(tmp_path / "without", source)
     (source / "a.jsonl").write_bytes(b"\xef\xbb\xbf\r\n")

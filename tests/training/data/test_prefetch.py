@@ -25,7 +25,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 def _ahead(make: Callable[[int], int], *, end: int = 10_000) -> Prefetch[int]:
-    """One whose thread runs: every look-up counts as slow."""
+    """Return a prefetcher whose thread runs: every look-up counts as slow."""
     found = Prefetch(make, stride=STRIDE, end=end, cheap=-1.0)
     for step in range(4):
         assert found.take(step * STRIDE) == make(step * STRIDE)

@@ -60,7 +60,7 @@ def test_every_position_is_a_target_once_an_epoch(
 @settings(deadline=None, max_examples=examples(60))
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 5), st.integers(1, 300), st.integers(0, 2**32))
 def test_no_two_coordinates_share_a_sample(batch: int, count: int, step: int, spare: int, seed: int) -> None:
-    """Of one epoch; where it ends within a batch, the next one's samples come again."""
+    """One epoch has each sample once; if it ends within a batch, the next epoch's samples come again."""
     samples = batch * 6 + spare
     order = Order(samples, seed)
     taken = []

@@ -86,12 +86,12 @@ class TestFedProx:
 
 
 class TestFedNova:
-    """With one sample per step a client takes as many steps as it has samples."""
+    """A client takes as many steps as it has samples, one sample per step."""
 
     RUN = {**REGRESSION, "batch": 1}
 
     def drift(self, folder: Path, algorithm: str, rate: float) -> Tensor:
-        """Where a round leads from the best model for all, over the clients' rate."""
+        """Return where a round leads from the best model for all, divided by the clients' learning rate."""
         federation = Federation(folder, algorithm, self.RUN, learning_rate=rate)
         best = together(quadratics(federation), federation.divided.sizes).minimiser
         federation.put(best)

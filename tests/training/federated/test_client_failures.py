@@ -155,7 +155,7 @@ class TestRuns:
         assert "client 5 dropped out: LookupError: the disk of owner 5 is gone (in round 3)" in done.output()
 
     def test_one_that_computes_alone_may_fail_alone(self, tmp_path: Path) -> None:
-        """What it keeps, here its running statistics, stays as it was."""
+        """Its stored values, here its running statistics, stay as they were."""
         run = planted_clients(tmp_path, {"raising": "0,5", "since": 3, "until": 3, "batch_norm": True})
         run.finish(1)
         assert {event["client"] for event in run.events("client.dropped")} == {0, 5}

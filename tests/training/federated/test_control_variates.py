@@ -49,7 +49,7 @@ def drift(rounds: Rounds) -> Tensor:
 
 
 def with_faults(rounds: Rounds, seed: int) -> None:
-    """In each round a third of the clients raise, and as many send no numbers."""
+    """Run rounds in which a third of the clients raise, and as many send values that are not finite."""
     run = rounds.work.run
 
     def faulty(chunk: Any, round_: int, *arguments: Any, **options: Any) -> ClientUpdates:
@@ -91,7 +91,7 @@ def resumed(folder: Path, run: dict[str, Any], before: Rounds | None) -> Rounds:
 def test_the_server_s_control_is_the_mean_of_the_clients(
     algorithm: str, paces: list[dict[str, Any]], selection: str, per_round: int, fails: bool, seed: int
 ) -> None:
-    """With every pace and selection, and from one to the next over a resume."""
+    """This holds with every pace and selection, and from one round to the next over a resume."""
     table = {**REGRESSION, "clients": CLIENTS, "rounds": 1000, "seed": seed, "learning_rate": 0.2, "epochs": 3}
     table |= {"algorithm": algorithm, "selection": selection, "per_round": per_round}
     rounds: Rounds | None = None

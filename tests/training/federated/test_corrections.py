@@ -86,7 +86,7 @@ def test_feddyn_finds_what_is_best_for_all(tmp_path: Path) -> None:
 
 
 def test_feddyns_term_is_each_clients_gradient(tmp_path: Path) -> None:
-    """Where clients have solved their problem: ∇F(w) − g + α (w − w_t) = 0 makes g ← g − α (w − w_t) = ∇F(w)."""
+    """Once clients have solved their problem, ∇F(w) − g + α (w − w_t) = 0 makes g ← g − α (w − w_t) = ∇F(w)."""
     alpha = 4.0
     federation = Federation(tmp_path, "feddyn", REGRESSION, epochs=25, learning_rate=0.2, options={"alpha": alpha})
     parts, x = quadratics(federation), federation.model

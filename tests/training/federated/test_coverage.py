@@ -50,7 +50,7 @@ def reported(reporter: RecordingReporter) -> Coverage:
 
 
 def test_a_run_over_a_subset_says_so(tmp_path: Path) -> None:
-    """As large clients are the slow ones, most of the data may lie with those that no round waits for."""
+    """Large clients are the slow ones, so most of the data may lie with those that no round waits for."""
     run(tmp_path, SUBSET, reporter=(reporter := RecordingReporter()))
     found = reported(reporter)
     assert found.text == "3 of 7 clients never counted, 54 % of samples."

@@ -244,7 +244,7 @@ def test_a_train_of_ones_own_is_refused_where_the_algorithm_would_not_be_applied
     ],
 )
 def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, message: str) -> None:
-    """As Ditto does, and FedNova."""
+    """Ditto and FedNova do the same."""
     algorithm = "SENT = {'delta': 'samples'}\n\n\ndef begin(model):\n    return {'v': model}\n\n\ndef train(client):\n"
     algorithm += (
         f"    delta = client.descend() - client.model\n    {train}\n    return {{'delta': delta}}\n\n\n{ALGORITHM}"
@@ -325,7 +325,7 @@ def test_what_is_drawn_by_chance_follows_from_the_seed(tmp_path: Path) -> None:
 
 
 def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
-    """All that a federation tells by itself is refused as a name, but for the accuracy and the loss."""
+    """A name that a federation reports by itself is refused, except the accuracy and the loss."""
     reporter = RecordingReporter()
     assert started(tmp_path, reporter=reporter, rounds=1).run()
     assert reporter.series.keys() - {"loss", "accuracy"} <= RESERVED_SERIES

@@ -102,7 +102,7 @@ def close(item: Tensor, other: Tensor) -> bool:
 class TestCurvatures:
     @pytest.fixture
     def losses(self) -> Callable[[Tensor], Tensor]:
-        """Of a logistic regression, the mean of each of three classes."""
+        """Return the losses of a logistic regression: the mean of each of three classes."""
         draw = torch.Generator().manual_seed(6)
         rows, labels = torch.randn(40, 5, generator=draw, dtype=torch.float64), torch.arange(40) % 3
 

@@ -33,7 +33,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("table", [TOPK_INT8, DELTA, LATE], ids=["topk", "delta", "late"])
 def test_hex_equal_after_a_kill(table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the fifth of six rounds, with a checkpoint of the second and the fourth."""
+    """Kill it in the fifth of six rounds; there are checkpoints of the second and the fourth."""
     table = {**table, "per_round": 6, "checkpoint_every": 2}
     whole = run(tmp_path / "whole", table)
     with monkeypatch.context() as patched:
@@ -150,7 +150,7 @@ def test_whoever_was_given_up_has_been_asked(tmp_path: Path) -> None:
 
 
 def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]:
-    """What was told of it, and of whom it has changed what is kept."""
+    """Return what was reported of the second round, and whose stored state it changed."""
     loop = start(folder, {**TOPK_INT8, "rounds": 2})
     loop.checkpoints.start_from(None)
     loop._prepare(None)

@@ -133,7 +133,7 @@ class TestTopk:
 
     @pytest.mark.parametrize("width", ["int8", "fp16"])
     def test_what_later_filters_lose_is_sent_later_too(self, width: str) -> None:
-        """To rounding: the residual is a difference of floats."""
+        """It is equal up to rounding: the residual is a difference of floats."""
         rows = drawn(3, 100, dtype=torch.float64)
         created = chain(["topk", width], 100, dtype=torch.float64)
         passed = through(created, rows)
@@ -166,8 +166,7 @@ class TestInt8:
         assert passed.wire["delta.int8.scale"].shape == (5, 4)
 
     def test_by_chance_it_is_right_on_average(self) -> None:
-        """Each is off by less than a step; the mean of 4,000 by a few of its own deviations, 1/2 of a step over √4,000
-        at most."""
+        """A value is off by less than a step; the mean of 4,000 by a few of its deviations (½ step / √4,000)."""
         row = drawn(40)
         passed = through(chain(["int8"], 40), row.expand(4000, 40))
         scale = passed.wire["delta.int8.scale"]
@@ -226,7 +225,7 @@ class TestSketch:
 
 class TestDelta:
     def test_what_was_lost_is_in_the_next_difference(self) -> None:
-        """Of an update that stays the same the server comes to know ever more, by int8 alone never."""
+        """The server's copy of an update that stays the same gets ever better; by int8 alone it never does."""
         rows, created = drawn(2, 300), chain(["delta", "int8"], 300, **NEAREST)
         state, off = created.begin(2), []
         for round_ in range(1, 4):

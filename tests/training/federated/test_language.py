@@ -88,7 +88,7 @@ def test_losses_of_samples_have_the_mean_that_it_trains_by(texts: Path, tmp_path
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -> None:
-    """Of the same seed, parameter by parameter; a tied head stays the embedding."""
+    """They have the same seed and are equal parameter by parameter; a tied head stays the embedding."""
     rounds = rounds_of(tmp_path, table(texts, seed=5, language={"tied": tied}))
     federation = rounds.federation
     task = contracts.recipe("language").built(federation.prepared.path, federation.config.recipe_options())
@@ -127,7 +127,7 @@ def test_older_shards_say_why_nobody_owns_them(texts: Path, tmp_path: Path) -> N
 
 
 def test_validation_is_divided_as_training_is_whatever_the_owners(texts: Path, tmp_path: Path) -> None:
-    """Of a split that does not go by them an owner's samples are everybody's."""
+    """An owner's samples belong to everybody in a split that does not go by owners."""
     labels = rounds_of(tmp_path, table(texts)).federation.divided.labels
     config = rounds_of(tmp_path / "iid", table(texts, split="iid")).config
     divided = data_division.divide(config, labels)

@@ -82,14 +82,14 @@ def a_round(draw: np.random.Generator, selected_clients: int) -> RoundReport:
 
 
 def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Evaluation:
-    """By others' accuracies, but that it is worst for another client."""
+    """Return an evaluation with these accuracies, but that the model is worst for a client by chance."""
     by_client = accuracies.copy()
     by_client[draw.integers(CLIENTS)] = 0.0
     return Evaluation({"loss": draw.lognormal(), "accuracy": draw.random()}, {"accuracy": by_client})
 
 
 def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
-    """As many rounds as one tells of, the last few of 10,000 clients: there is room for it, and it can be read."""
+    """It reports as many rounds as one event does, the last few of 10,000 clients: it has room, and can be read."""
     reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
     round_reporter, draw = RoundReporter(reporter, NAMELESS, coverage()), np.random.default_rng(0)
     rounds = [a_round(draw, 10_000 if number > ROUNDS - 3 else 400) for number in range(1, ROUNDS + 1)]
@@ -132,7 +132,7 @@ def test_a_client_that_few_samples_evaluate_is_not_the_worst(clock: Clock) -> No
 
 
 def test_whatever_numbers_there_are_rounds_are_whole() -> None:
-    """Of clients as many as there is room for are named."""
+    """As many clients are named as there is room for."""
     draw = np.random.default_rng(0)
 
     def columns(kinds: dict[str, str], rows: int) -> Columns:

@@ -65,7 +65,7 @@ def test_a_run_killed_within_a_round_goes_on_to_the_same_bits(
 def test_a_stop_within_a_round_waits_for_its_end_and_goes_on_to_the_same_bits(
     kind: str, validate_every: int, ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked in round 3 is heard in the validation after it, or when the next one begins; nothing is untold."""
+    """A request in round 3 is read in the validation after it, or when the next round begins; no report is missing."""
     table = {**KINDS[kind], "validate_every": validate_every}
     run(tmp_path / "whole", table, reporter=(whole := RecordingReporter()))
     loop = start(tmp_path / "stopped", table, reporter=(first := RecordingReporter()))

@@ -112,7 +112,7 @@ def test_fedbuff_counts_each_update_once_as_in_its_paper(tmp_path: Path) -> None
 
 
 def test_fedasync_holds_clients_near_what_they_were_sent(tmp_path: Path) -> None:
-    """Each step descends f(w) + ρ/2 ‖w - x‖²; all models are fresh in the first round."""
+    """A step descends f(w) + ρ/2 ‖w - x‖²; all models are fresh in the first round."""
     pace = {"pace": "asynchronous", "asynchronous": {"buffer": 4}}
     options = {"proximal": 2.0, "mixing": 0.5}
     federation = Federation(tmp_path, "fedasync", REGRESSION, epochs=3, options=options, **pace)

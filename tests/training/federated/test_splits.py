@@ -165,7 +165,7 @@ def test_a_draw_that_was_good_is_the_same_as_before(seed: int) -> None:
 
 
 def test_it_is_drawn_again_and_not_only_filled_up() -> None:
-    """Of 20 clients at alpha = 0.1 one draw in nine gives everybody ten; nobody then has exactly ten, as if filled."""
+    """One draw in nine gives each of 20 clients ten samples at alpha = 0.1; then nobody has just ten, as if filled."""
     sizes = [divide("dirichlet", labels_of(1500, 10), 20, seed=seed, alpha=0.1).sizes for seed in range(20)]
     assert min(size.min() for size in sizes) >= 10
     assert sum(int((size == 10).sum()) for size in sizes) < 10

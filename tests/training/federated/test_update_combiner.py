@@ -121,7 +121,7 @@ class TestTenTimesTooLarge:
     """Two of eleven send what they have learnt ten times: no numbers to be told by, and the right way."""
 
     def moved(self, folder: Path, **table: Any) -> tuple[torch.Tensor, torch.Tensor, RoundReport]:
-        """Where a round leads, and what each client has learnt, (clients, numbers)."""
+        """Return where a round leads, and what each client has learnt, (clients, numbers)."""
         rounds = rounds_of(folder, clients=11, dtype="fp64", **table)
         before, learnt = rounds.server.weights.clone(), watch(rounds)
         scale_updates(rounds, factor=10)
@@ -163,7 +163,7 @@ def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Pa
 
 
 def test_statistics_pass_through_the_rule_by_themselves(tmp_path: Path) -> None:
-    """As their difference to the server's; who is left out of them alone still has its update counted."""
+    """They pass as differences to the server's; a client left out of them alone still has its update counted."""
     table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 1}, "split": "quantity", "dtype": "fp64"}
     rounds = rounds_of(tmp_path, **table)
     assert rounds.combiner is not None

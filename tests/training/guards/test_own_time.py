@@ -40,7 +40,7 @@ def _parts(turned: Turned) -> tuple[float, float, float]:
 
 
 def test_waiting_for_a_slow_rank_makes_nobody_slow() -> None:
-    """On a GPU exchanges do not block the host: a rank waits for the slow one where all exchange flags."""
+    """Exchanges do not block a GPU's host: a rank waits for the slow one where all exchange flags."""
     quick, slow = Turned(), Turned()
     for _ in range(5):
         quick.step(data=0.25, compute=1.0, exchange=0.0, host=0.5, waited=8.0)

@@ -11,7 +11,7 @@ from training.guards.numerics import Trouble
 
 
 def _troubles(own: set[int], ranks: int) -> list[Trouble]:
-    """Of each rank, since the norm is all ranks' together; `own`: whose loss it was."""
+    """Return a trouble on each rank, since the norm is all ranks' together. `own`: ranks with a loss that is NaN."""
     return [Trouble("nonfinite", 9, "loss nan", rank, rank in own) for rank in range(ranks)]
 
 

@@ -51,7 +51,7 @@ def test_our_own_folder_is_found_again(run_dir: Path) -> None:
 
 
 def test_a_requeue_is_the_next_attempt_and_not_the_chosen_one(run_dir: Path) -> None:
-    """What a person chose was for the submission they asked for."""
+    """A person's choice was for the submission that they requested."""
     _hint(run_dir, 1, "step-200")
     assert take_attempt(_plan(run_dir)).resume == "step-200"
     again = take_attempt(_plan(run_dir, restart=1))

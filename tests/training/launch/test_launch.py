@@ -116,7 +116,7 @@ def test_only_the_launcher_asks_for_another_turn(run: Run) -> None:
 
 
 def test_restarts_are_counted_and_refilled_by_commits(run: Run) -> None:
-    """With a budget of one: each loss after a new commit is granted, the second without one is not."""
+    """The budget is one: a loss after a new commit is granted, a second one without it is not."""
     accidents = [accident(0, 10 * n + 5, "kill", incarnation=n) for n in range(4)]
     accidents += [accident(0, 35, "kill", incarnation=4)]
     launcher = run.fake(

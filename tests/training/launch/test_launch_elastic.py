@@ -63,7 +63,7 @@ def _steps(run: Run) -> list[int]:
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["another", "the leading one"])
 def test_a_lost_node_is_done_without(run: Run, lost: int) -> None:
-    """Nothing of it is waited for; its ranks are gone with it, and the numbers of the others close up."""
+    """No process waits for it; its ranks are gone with it, and the numbers of the others close up."""
     job = Elastic(run)
     job.started(0)
     until(lambda: _committed(run))
@@ -177,7 +177,7 @@ def test_shrinking_counts_against_the_budget_and_growing_does_not(run: Run) -> N
 
 
 def test_a_run_begins_with_fewer_nodes_than_asked_for(run: Run) -> None:
-    """One that never appears is not waited for as long as a job that needs all of them waits."""
+    """A node that never appears is not waited for as long as it is by a job that needs all of them."""
     job = Elastic(run, nodes=1)
     job.run.describe('kind = "distributed"\n[launch]\nnodes = 1\nmax_nodes = 2\ngather_seconds = 1.0\n', attempt=2)
     alone = run.launch(json.dumps({"steps": 5}), restart=1, nodes=2)

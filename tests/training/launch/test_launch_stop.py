@@ -73,7 +73,7 @@ def test_a_stop_during_start_up_is_heeded(run: Run) -> None:
 
 
 def test_a_stop_before_anything_started_starts_nothing(run: Run) -> None:
-    """Nothing is committed, so nobody should come back for it; with a checkpoint from before, one should."""
+    """No checkpoint is committed, so the job should not return; with one from before, it should."""
     run.describe('kind = "distributed"\n[launch]\nnodes = 2\n')
     waiting = run.launch(json.dumps({"steps": 5}), nodes=2)  # its other node never comes
     until(lambda: list((run.attempt() / "members").glob("node-0.*")))

@@ -108,9 +108,9 @@ def test_a_killed_rank_and_a_requeue_change_no_loss(run: Run, undisturbed: dict[
 
 
 def test_a_rank_that_stops_responding_is_named_by_its_collectives(run: Run) -> None:
-    """On the other of two nodes, at the same step; the flight recorders tell which one did not get as far.
+    """It stops on the other of two nodes, at the same step; the flight recorders show which did not get as far.
 
-    Both leave what they can, also that of the node which does not lead; training goes on from the newest checkpoint.
+    Both nodes leave what they can, also the one that does not lead; training continues from the newest checkpoint.
     """
     launch = "nodes = 2\n[launch.watchdog]\nstep = 2.0\ndata = 20.0\nsave = 20.0\n"  # wherever it stops
     text = TINY.format(steps=100_000, every=20, launch=launch).replace("ranks_per_node = 2", "ranks_per_node = 1")
@@ -156,7 +156,7 @@ def test_a_wrong_configuration_ends_at_once(run: Run) -> None:
 
 
 def test_a_checkpoint_whose_bytes_have_changed_is_passed_by(run: Run) -> None:
-    """Nobody is there at night to choose the one before it; but what a person chose is not replaced."""
+    """Nobody is there at night to choose the checkpoint before it; but a person's choice is not replaced."""
     _describe(run, steps=20)
     assert run.launch().wait(120) == 0
     shard = next((run.path / "job" / "checkpoints" / "step-20").glob("*.distcp"))

@@ -125,7 +125,7 @@ def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch:
 
 
 def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shared one does while its server changes: no reason to end what runs."""
+    """A shared file system errs while its server changes: that is no reason to end what runs."""
     reading, errs = os.stat, True
 
     def stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:

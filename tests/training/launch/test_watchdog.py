@@ -110,7 +110,7 @@ def test_one_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: 
 
 
 def test_init_counts_from_when_all_are_there(ranks: Ranks) -> None:
-    """One is still importing from a slow disk: the others, who wait for it, are not stuck."""
+    """One rank still imports from a slow disk: the others, who wait for it, are not stuck."""
     for rank in (0, 1, 2):
         ranks.beats[rank].beat("init")
     assert ranks.look(15) is None
@@ -213,7 +213,7 @@ def test_what_a_gpu_had_begun_is_told_beside_the_hosts(tmp_path: Path, monkeypat
 
 
 def tell_phase_of_exchanges() -> None:
-    """In a rank: what its heartbeat says while replicas that stay apart become one model again."""
+    """Report the heartbeat's text of a rank while replicas that train apart become one model again."""
     from training.comm._replicas import Replicas
 
     average = Replicas._average

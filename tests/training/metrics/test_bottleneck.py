@@ -39,7 +39,7 @@ def test_names_the_bound_with_its_numbers_and_a_remedy(bound: str, given: dict[s
 
 @pytest.mark.parametrize("part", ["data", "compute", "host"])
 def test_a_named_straggler_comes_first(part: str) -> None:
-    """For the other ranks the wait counts as communication."""
+    """The other ranks count the wait as communication."""
     waits = {"split": {**USUAL, "communication": 3.0}, "exposed": 0.75, "busy": 0.2, "world": 8}
     report = judge(measured(**waits, slow_rank=SlowRank(3, 14.02, part)))
     assert report.bound == "straggler"

@@ -123,7 +123,7 @@ Others = tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
 
 @pytest.fixture(scope="class")
 def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Others:
-    """What was written up to SAVED, the same gone on, and as other layouts read it and go on ("written > read")."""
+    """Return what was written up to SAVED, that continued, and that read and continued by other layouts."""
     folder = tmp_path_factory.mktemp("others")
     wanted = [(item["written"], item["read"]) for item in asked_of(request)]
     names = dict.fromkeys(name for name, _ in wanted)

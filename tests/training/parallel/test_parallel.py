@@ -29,9 +29,9 @@ THREE_AXES = ({"pp", "shard", "tp"}, "1F1B")
 
 
 def cases(world: int) -> Iterator[Any]:
-    """Each on two ranks an axis: up to four, and the plain 3-D one; in `make soak` on up to 32.
+    """Return the layouts on two ranks an axis: up to four, and the plain 3-D one; in `make soak` on up to 32.
 
-    At every landing each row once, with the schedules taken in turn, so that all of them come up; else in `test-all`.
+    A landing runs each row once, with the schedules taken in turn, so that all of them come up; `test-all` runs all.
     """
     turns = itertools.count()
     for row in COMBINATIONS:
@@ -46,7 +46,7 @@ def cases(world: int) -> Iterator[Any]:
 
 
 def _schedules(row: Combination, turn: str) -> Iterable[str]:
-    """All beside fsdp's own axis, and in a soak on up to eight ranks; else a plain one and one that is not."""
+    """Return all schedules beside fsdp's own axis, and in a soak on up to eight ranks; else a plain one and another."""
     has_all = row.axes <= {"pp", "shard"} or (IS_SOAK and len(row.axes) < 4)
     wanted = row.schedules if has_all else {*FEW, turn if len(row.axes) < 3 else ""}
     return [schedule for schedule in row.schedules if schedule in wanted]
@@ -67,7 +67,7 @@ ALONE = (COMBINATIONS[0], None)
 
 @pytest.fixture(scope="class")
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """What was asked for of this class, all on the same ranks, and one process alone to compare with."""
+    """Return the requested runs of this class, all on the same ranks, and one process alone to compare with."""
     folder = tmp_path_factory.mktemp("cases")
     requests = [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
     mine = [(entry["row"], entry["schedule"]) for entry in requests]

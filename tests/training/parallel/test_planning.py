@@ -180,7 +180,7 @@ def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
 
 
 def test_auto_takes_uneven_shares_where_ranks_are_lacking() -> None:
-    """As fixed layouts do: 7 samples over 5 ranks, but nobody without one."""
+    """Fixed layouts do the same: 7 samples over 5 ranks, and no rank without one."""
     request = parse({"parallelism": "auto", "global_batch": 7})
     assert not list(problems(request, 5, allow_uneven=True))
     found = plan(request, Ranks(5, 5, 8 * GIB, allow_uneven=True))

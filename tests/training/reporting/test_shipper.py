@@ -232,7 +232,7 @@ def test_damage_passes_through(server: Server, attempt: Path) -> None:
 
 
 def test_one_that_is_told_not_to_post_does_not(server: Server, attempt: Path) -> None:
-    """Where nodes cannot reach the portal; at the end it keeps nobody waiting."""
+    """Nodes that cannot reach the portal do not post; at the end nobody waits for it."""
     server.leave_token(attempt.parent.parent, reports="tail")
     reporter = reporter_of(attempt)
     reporter.log(1, loss=1.0)
@@ -246,7 +246,7 @@ def test_one_that_is_told_not_to_post_does_not(server: Server, attempt: Path) ->
 
 
 def test_the_portal_may_change_its_mind(server: Server, attempt: Path) -> None:
-    """Each way, while the rank goes on; every point is taken once, whoever takes it."""
+    """It changes either way while the rank runs; every point is stored once, whoever takes it."""
     server.leave_token(attempt.parent.parent)
     reporter, shipper = reporter_of(attempt), _shipper(attempt)
     reporter.log(1, loss=1.0)

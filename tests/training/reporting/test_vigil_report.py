@@ -131,7 +131,7 @@ def test_what_makes_no_sense_is_said_and_hurts_nobody(
 
 
 def test_a_log_on_a_full_disk_hurts_nobody(reporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a checkpoint finds no room, what is said of it may find none either."""
+    """A checkpoint finds no room, and neither may the log line about it."""
     with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full:
         monkeypatch.setattr(sys, "stderr", full)
         assert vigil_report.checkpoint(tmp_path / "missing.pt", 5) is None

@@ -221,7 +221,7 @@ def test_what_a_copy_left_beside_the_weights_is_none_of_them(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("others", [True, False], ids=["an index and its files", "an index alone"])
 def test_a_single_file_counts_whatever_lies_beside_it(others: bool, tmp_path: Path) -> None:
-    """As for Hugging Face's library, which saves one file into a folder of several and leaves the index."""
+    """Hugging Face's library saves one file into a folder of several and leaves the index."""
     folder = origins.write(tmp_path / "llama", files=2)
     if not others:
         for part in folder.glob("model-*"):
@@ -313,7 +313,7 @@ def test_bytes_are_no_tokens_of_a_large_vocabulary(tmp_path: Path) -> None:
 
 
 def test_an_export_may_have_many_more_rows_than_its_tokenizer_has_tokens(tmp_path: Path) -> None:
-    """As some models come, or as a run asked for (`vocabulary`)."""
+    """Some models come like this, or a run requested it (`vocabulary`)."""
     export = origins.write_export(tmp_path / "a.safetensors", data="notes+mine-abababab+0123456789", vocabulary=3000)
     about = {"name": "mine", "sha256": "ab" * 32, "vocabulary": 1000, "end_of_document": 2}
     assert language.weights(export, _shards(tmp_path / "shards", about))("tokens.weight") is not None

@@ -1,4 +1,4 @@
-"""What Hugging Face's own library makes of our weights: taken in and given away, they are the same model.
+"""Test that our weights are the same model in Hugging Face's own library, imported and exported.
 
 Everything that imports transformers in this process is in here, for that takes seconds.
 """
@@ -153,7 +153,7 @@ def test_the_folder_is_the_same_model(options: dict[str, Any], tmp_path: Path) -
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_there_and_back_it_is_what_it_was(tied: bool, tmp_path: Path) -> None:
-    """Of a model that their library made up: the same tensors, and the same settings where both have them."""
+    """A model that their library made up has the same tensors afterwards, and the settings that both have."""
     rope = {**origins.LLAMA3, "rope_theta": 500_000.0}
     config = transformers.LlamaConfig(
         **{**origins.CONFIG, "tie_word_embeddings": tied, "max_position_embeddings": 131072, "rope_parameters": rope}
