@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from training.burnin.device_tests import basis
+from training.burnin.devices import basis, synchronize
 from training.burnin.meeting import Meeting
 from training.burnin.results import emit, outcome_of, result
 
@@ -53,10 +53,10 @@ def test_all_reduce(options: RankOptions) -> None:
     until = time.monotonic() + options.seconds
     while _goes_on(until, device) or reductions == 0:
         values.fill_(options.rank + 1)
-        _synchronize(device)
+        synchronize(device)
         began = time.monotonic()
         dist.all_reduce(values)
-        _synchronize(device)
+        synchronize(device)
         spent += time.monotonic() - began
         reductions += 1
         wrong += int((values != size * (size + 1) / 2).sum())
@@ -100,8 +100,3 @@ def _goes_on(until: float, device: torch.device) -> bool:
     flag = torch.tensor([time.monotonic() < until], dtype=torch.int32, device=device)
     dist.broadcast(flag, src=0)
     return bool(flag.item())
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

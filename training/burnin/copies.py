@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from training.burnin.device_tests import basis
+from training.burnin.devices import basis, synchronize
 from training.burnin.results import emit, outcome_of, result
 
 COPY_BYTES = 1 << 28
@@ -41,12 +41,12 @@ def _measure(source: torch.device, target: torch.device, item: str, seconds: flo
     original = torch.arange(words, dtype=torch.int64)
     sent, received = _place(original, source), _place(torch.zeros_like(original), target)
     received.copy_(sent)  # the first copy pays for setting up the path
-    _synchronize(source, target)
+    synchronize(source, target)
     began, copies = time.monotonic(), 0
     while copies == 0 or time.monotonic() - began < seconds:
         for _ in range(4):
             received.copy_(sent, non_blocking=not on_cpu)
-        _synchronize(source, target)
+        synchronize(source, target)
         copies += 4
     rate = copies * words * 8 / (time.monotonic() - began) / 1e9
     wrong = int((received.cpu() != original).sum())
@@ -59,9 +59,3 @@ def _place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         return tensor.to(device)
     return tensor.clone().pin_memory() if torch.cuda.is_available() else tensor.clone()
-
-
-def _synchronize(*devices: torch.device) -> None:
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)

@@ -8,11 +8,11 @@ corruptions at scale").
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 
 import torch
 
+from training.burnin.devices import basis
 from training.burnin.results import emit, outcome_of, result
 
 CHUNK_BYTES = 1 << 28
@@ -104,20 +104,3 @@ def test_products(device: torch.device, item: str, *, until: float) -> None:
             basis=f"{basis(device)}, {size} {str(dtype).removeprefix('torch.')}",
         )  # fmt: skip
     )
-
-
-def basis(device: torch.device) -> str:
-    """Return what must be equal for two devices to compute equal bits."""
-    if device.type == "cpu":
-        return f"{cpu_model()}, torch {torch.__version__}"
-    return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
-
-
-def cpu_model() -> str:
-    """Return the processor's name as the kernel reports it, else the architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-            return next(names, "") or platform.machine()
-    except OSError:
-        return platform.machine()

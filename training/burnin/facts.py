@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from training.burnin.device_tests import cpu_model
+from training.burnin.devices import cpu_model
 from training.burnin.results import emit, result
 
 MOST_GPUS = 64
