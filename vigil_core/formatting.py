@@ -6,6 +6,7 @@ No Django. Times are in the process's zone: the site's in the portal (TZ, which 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 NBSP = "\N{NO-BREAK SPACE}"
@@ -223,6 +224,8 @@ def plural(number: int, singular: str, plural_form: str = "") -> str:
     return f"{count(number)}{NBSP}{singular if number == 1 else plural_form or singular + 's'}"
 
 
-def listed(things: list[str]) -> str:
-    """Join with commas and "and": "a", "a and b", "a, b and c"."""
+def listed(things: Sequence[str], most: int | None = None) -> str:
+    """Join with commas and "and": "a", "a and b", "a, b and c"; beyond `most`: "a, b and 7 more"."""
+    if most is not None and len(things) > most:
+        things = [*things[:most], f"{len(things) - most:,} more"]
     return f"{', '.join(things[:-1])} and {things[-1]}" if len(things) > 1 else "".join(things)

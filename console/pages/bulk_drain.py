@@ -55,7 +55,7 @@ def _drain(request: HttpRequest, user: User, expression: str, reason: str) -> Ht
     left = [outcome.node for outcome in outcomes if outcome.order is None]
     text = f"Ordered to drain {formatting.plural(len(ordered), 'node')}."
     if left:
-        names = formatting.listed(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        names = formatting.listed(left, 5)
         messages.warning(request, f"{text} Left as they are, because somebody else drained them: {names}.")
     else:
         messages.success(request, text)
@@ -71,6 +71,6 @@ def headline(found: DrainPreview) -> tuple[str, str]:
     lead = f"This drains {nodes}{share}."
     if not found.jobs:
         return lead, "No job runs there."
-    owners = formatting.listed([*found.users[:4], *([f"{len(found.users) - 4} more"] if len(found.users) > 4 else [])])
+    owners = formatting.listed(found.users, 4)
     runs = "runs" if found.jobs == 1 else "run"
     return lead, f"{formatting.plural(found.jobs, 'job')} of {owners} {runs} there and will continue."

@@ -27,7 +27,10 @@ def warnings(spec: JobSpec) -> list[str]:
         if islands and islands[0] < degree:
             short.setdefault(_text(islands), []).append(node)
     needs = f"mesh.{AXIS} = {degree} needs {degree}-way NVLink"
-    return [f"{needs}; {_names(names)} {'has' if len(names) == 1 else 'have'} {text}." for text, names in short.items()]
+    return [
+        f"{needs}; {formatting.listed(names, MOST_NAMED)} {'has' if len(names) == 1 else 'have'} {text}."
+        for text, names in short.items()
+    ]
 
 
 def nvlink_islands(matrix: object) -> list[int]:
@@ -43,18 +46,13 @@ def nvlink_islands(matrix: object) -> list[int]:
     for first, row in enumerate(matrix):
         for second, link in enumerate(row):
             if isinstance(link, str) and link.startswith("NV"):
-                kept, merged = group[first], group[second]
-                group = [kept if number == merged else number for number in group]
+                target, source = group[first], group[second]
+                group = [target if number == source else number for number in group]
     return sorted(Counter(group).values(), reverse=True)
 
 
 def _text(islands: Sequence[int]) -> str:
     return "no NVLink" if islands[0] == 1 else " + ".join(map(str, islands))
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return formatting.listed([*names[:MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])])
 
 
 def _usable(spec: JobSpec) -> list[str]:

@@ -258,7 +258,7 @@ def _outcome(
     if details:
         return ClauseOutcome(key, FAILED, measured, details)
     if missing:
-        return ClauseOutcome(key, NOT_TRIED, measured, (f"{_names(missing)}: {why}.",))
+        return ClauseOutcome(key, NOT_TRIED, measured, (f"{formatting.listed(missing, MOST_NAMES)}: {why}.",))
     return ClauseOutcome(key, PASSED, measured)
 
 
@@ -271,7 +271,9 @@ def _groups(pairs: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
 
 
 def _group_texts(groups: Mapping[str, list[str]]) -> list[str]:
-    return [f"{value}: {_names(list(dict.fromkeys(places)))}." for value, places in groups.items()]
+    return [
+        f"{value}: {formatting.listed(list(dict.fromkeys(places)), MOST_NAMES)}." for value, places in groups.items()
+    ]
 
 
 def _gpus_of(nodes: Nodes) -> list[tuple[NodeConfiguration, GpuConfiguration]]:
@@ -280,11 +282,6 @@ def _gpus_of(nodes: Nodes) -> list[tuple[NodeConfiguration, GpuConfiguration]]:
 
 def _place(node: NodeConfiguration, gpu: GpuConfiguration) -> str:
     return f"{node.node} GPU {gpu.index}"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = [f"{len(names) - MOST_NAMES:,} more"] if len(names) > MOST_NAMES else []
-    return formatting.listed([*names[:MOST_NAMES], *more])
 
 
 def _topology_text(node: NodeConfiguration) -> str:

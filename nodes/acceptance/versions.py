@@ -25,7 +25,8 @@ def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: Mini
             if finding.minimum is not None:
                 below[finding.software.title, finding.version, finding.minimum].append(node.node)
     details = tuple(
-        f"{title} {version} on {_names(names)}: at least {minimum.version}. {minimum.why} ({minimum.source})"
+        f"{title} {version} on {formatting.listed(names, MOST_NAMES)}: at least {minimum.version}. {minimum.why}"
+        f" ({minimum.source})"
         for (title, version, minimum), names in below.items()
     )
     kinds = {software for node in reported for software in node.versions}
@@ -36,8 +37,3 @@ def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: Mini
     if len(reported) < expected:
         return ClauseOutcome("versions", NOT_TRIED, f"Reported by {len(reported)} of {expected} nodes.")
     return ClauseOutcome("versions", PASSED, measured)
-
-
-def _names(names: Sequence[str]) -> str:
-    more = [f"{len(names) - MOST_NAMES:,} more"] if len(names) > MOST_NAMES else []
-    return formatting.listed([*names[:MOST_NAMES], *more])

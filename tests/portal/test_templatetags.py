@@ -96,6 +96,8 @@ def test_plurals_and_lists() -> None:
     assert formatting.plural(1284, "job") == f"1,284{N}jobs"
     assert formatting.listed(["a"]) == "a"
     assert formatting.listed(["a", "b", "c"]) == "a, b and c"
+    assert formatting.listed(["a", "b", "c"], 3) == "a, b and c"
+    assert formatting.listed(("a", "b", "c", "d"), 2) == "a, b and 2 more"
 
 
 def render(source: str, **context: object) -> str:
