@@ -13,18 +13,17 @@ from jobs.acceptances import start as acceptances
 from jobs.burnins import report
 from jobs.burnins.start import CannotBurnIn, NeedsAgreement
 from jobs.errors import Conflict
-from nodes.api.sysadmins import only_sysadmins
+from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
 from nodes.drains.host_expression import MOST_LETTERS, BadHostExpression
 from nodes.models import Acceptance
-from portal.http.api import ApiRequest, WantedPage
+from portal.http.api import ApiRequest, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
 router = Router(tags=["acceptances"])
-ONLY = {403: "Only for sysadmins; a token needs scope admin to change something."}
-NO_ACCEPTANCE = ONLY | {404: "No such acceptance."}
+NO_ACCEPTANCE = FORBIDDEN | {404: "No such acceptance."}
 DEFAULT_SECONDS = 48 * 3600
 
 
@@ -82,27 +81,28 @@ class NewAcceptance(Schema):
     response={201: AcceptanceDetail},
     summary="Start an acceptance (sysadmins)",
     openapi_extra=described(
-        errors=ONLY | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
+        errors=FORBIDDEN
+        | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
     ),
 )
 def start(request: ApiRequest, wanted: NewAcceptance) -> Status[dict[str, Any]]:
     """Check the configuration of nodes, burn them in with all pairs, and count failures meanwhile."""
     only_sysadmins(request, "start acceptances")
     try:
-        made = acceptances.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
+        started = acceptances.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
     except NeedsAgreement as error:
         raise Problem(409, f"{error} Send `may_undrain`: true to agree.", kind="drained") from None
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except (CannotBurnIn, BadHostExpression) as error:
-        raise Problem(422, str(error), kind="invalid", errors=[{"field": "nodes", "message": str(error)}]) from None
-    return Status(201, detail_shape(_acceptance(made.pk)))
+        raise bad_field("nodes", str(error)) from None
+    return Status(201, detail_shape(_acceptance(started.pk)))
 
 
-@router.get("", response=Acceptances, summary="Acceptances, newest first", openapi_extra=described(errors=ONLY))
+@router.get("", response=Acceptances, summary="Acceptances, newest first", openapi_extra=described(errors=FORBIDDEN))
 def acceptance_list(request: ApiRequest, wanted: Query[WantedAcceptances]) -> dict[str, Any]:
     """List acceptances without their clauses."""
-    _check_reader(request)
+    only_sysadmins_see(request, "acceptances")
     rows = Acceptance.objects.select_related("burn_in", "started_by").defer("clauses", "peaks", "burn_in__log")
     if wanted.state:
         rows = rows.active() if wanted.state == "active" else rows.exclude(result="")
@@ -118,7 +118,7 @@ def acceptance_list(request: ApiRequest, wanted: Query[WantedAcceptances]) -> di
 )
 def acceptance(request: ApiRequest, acceptance_id: int) -> dict[str, Any]:
     """Return an acceptance with what was required, by whom, and what was measured."""
-    _check_reader(request)
+    only_sysadmins_see(request, "acceptances")
     return detail_shape(_acceptance(acceptance_id))
 
 
@@ -154,11 +154,6 @@ def acceptance_shape(row: Acceptance) -> dict[str, Any]:
 
 def detail_shape(row: Acceptance) -> dict[str, Any]:
     return acceptance_shape(row) | {"clauses": row.clauses}
-
-
-def _check_reader(request: ApiRequest) -> None:
-    if not request.auth.is_sysadmin:
-        raise Problem(403, "Only sysadmins see acceptances. Ask one of them.")
 
 
 def _acceptance(acceptance_id: int) -> Acceptance:

@@ -13,7 +13,7 @@ from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
 from jobs.burnins.report import ItemReport
 from jobs.errors import Conflict
-from nodes.api.sysadmins import only_sysadmins
+from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.http.api import ApiRequest, Text, WantedPage
@@ -22,8 +22,7 @@ from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
 router = Router(tags=["burn-ins"])
-ONLY = {403: "Only for sysadmins; a token needs scope admin to change something."}
-NO_BURN_IN = ONLY | {404: "No such burn-in, or the node is not in it."}
+NO_BURN_IN = FORBIDDEN | {404: "No such burn-in, or the node is not in it."}
 NodeName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.\-]+$")]
 
 
@@ -130,27 +129,28 @@ class GoldenReset(Schema):
     response={201: BurnInShape},
     summary="Start a burn-in (sysadmins)",
     openapi_extra=described(
-        errors=ONLY | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
+        errors=FORBIDDEN
+        | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
     ),
 )
 def start(request: ApiRequest, wanted: NewBurnIn) -> Status[dict[str, Any]]:
     """Test nodes inside a reservation, once no job runs there. Those that pass are in service afterwards."""
     only_sysadmins(request, "start burn-ins")
     try:
-        made = burnins.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
+        started = burnins.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
     except burnins.NeedsAgreement as error:
         raise Problem(409, f"{error} Send `may_undrain`: true to agree.", kind="drained") from None
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except burnins.CannotBurnIn as error:
         raise Problem(422, str(error)) from None
-    return Status(201, burn_in_shape(_burn_in(made.pk)))
+    return Status(201, burn_in_shape(_burn_in(started.pk)))
 
 
-@router.get("", response=BurnIns, summary="Burn-ins, newest first", openapi_extra=described(errors=ONLY))
+@router.get("", response=BurnIns, summary="Burn-ins, newest first", openapi_extra=described(errors=FORBIDDEN))
 def burn_ins(request: ApiRequest, wanted: Query[WantedBurnIns]) -> dict[str, Any]:
     """List burn-ins, all or those of one node."""
-    _check_reader(request)
+    only_sysadmins_see(request, "burn-ins")
     rows = BurnIn.objects.all()
     if wanted.state:
         rows = rows.active() if wanted.state == "active" else rows.filter(state=BurnIn.BurnInState.ENDED)
@@ -163,16 +163,16 @@ def burn_ins(request: ApiRequest, wanted: Query[WantedBurnIns]) -> dict[str, Any
     return {"items": [burn_in_shape(row) for row in found.items], "next": found.next}
 
 
-@router.get("/golden", response=GoldenRecords, summary="Golden records", openapi_extra=described(errors=ONLY))
+@router.get("/golden", response=GoldenRecords, summary="Golden records", openapi_extra=described(errors=FORBIDDEN))
 def golden_records(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
     """List what passed burn-ins measured, by model and driver."""
-    _check_reader(request)
+    only_sysadmins_see(request, "burn-ins")
     found = page(GoldenRecord.objects.all(), SortOrder("id"), cursor=wanted.cursor, limit=wanted.limit)
     return {"items": [_golden_shape(row) for row in found.items], "next": found.next}
 
 
 @router.post("/golden/reset", response={204: None}, summary="Forget golden records (sysadmins)",
-             openapi_extra=described(errors=ONLY | {404: "There are none of this model and driver."}))  # fmt: skip
+             openapi_extra=described(errors=FORBIDDEN | {404: "There are none of this model and driver."}))  # fmt: skip
 def reset_golden(request: ApiRequest, wanted: GoldenReset) -> Status[None]:
     """Forget the records of a model and driver; the next passed burn-in begins new ones."""
     only_sysadmins(request, "reset golden records")
@@ -186,7 +186,7 @@ def reset_golden(request: ApiRequest, wanted: GoldenReset) -> Status[None]:
 )
 def burn_in(request: ApiRequest, burn_in_id: int) -> dict[str, Any]:
     """Return a burn-in with the verdict about each node."""
-    _check_reader(request)
+    only_sysadmins_see(request, "burn-ins")
     return burn_in_shape(_burn_in(burn_in_id))
 
 
@@ -194,7 +194,7 @@ def burn_in(request: ApiRequest, burn_in_id: int) -> dict[str, Any]:
             openapi_extra=described(errors=NO_BURN_IN))  # fmt: skip
 def burn_in_node(request: ApiRequest, burn_in_id: int, node: str) -> dict[str, Any]:
     """Return a node's results next to those of its peers, as far as they were made."""
-    _check_reader(request)
+    only_sysadmins_see(request, "burn-ins")
     found = _burn_in(burn_in_id)
     row = report.counted_nodes(found.nodes).select_related("burn_in").filter(node=node).first()
     if row is None:
@@ -246,11 +246,6 @@ def _item_shape(item: ItemReport) -> dict[str, Any]:
 def _golden_shape(row: GoldenRecord) -> dict[str, Any]:
     same = ("model", "driver", "test", "kind", "basis", "unit", "digest", "count")
     return {name: getattr(row, name) for name in same} | {"value": golden.value_of(row)}
-
-
-def _check_reader(request: ApiRequest) -> None:
-    if not request.auth.is_sysadmin:
-        raise Problem(403, "Only sysadmins see burn-ins. Ask one of them.")
 
 
 def _burn_in(burn_in_id: int) -> BurnIn:

@@ -14,15 +14,14 @@ from jobs.gameday import start as game_days
 from jobs.gameday.faults import FAULTS
 from jobs.gameday.report import DrillReport, drill_reports
 from jobs.models import Drill, GameDay
-from nodes.api.sysadmins import only_sysadmins
+from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
 router = Router(tags=["game days"])
-ONLY = {403: "Only for sysadmins; a token needs scope admin to change something."}
-NO_GAME_DAY = ONLY | {404: "No such game day."}
+NO_GAME_DAY = FORBIDDEN | {404: "No such game day."}
 _SAME = (
     "fault", "state", "node", "driver", "planted_at", "noticed_s", "verdict_s", "cause", "is_cause_right", "action",
     "is_action_right", "training_again_s", "are_losses_identical", "detail",
@@ -91,24 +90,24 @@ class NewGameDay(Schema):
     "",
     response={201: GameDayShape},
     summary="Start a game day (sysadmins)",
-    openapi_extra=described(errors=ONLY | {409: "One runs on this partition.", 422: "The request is invalid."}),
+    openapi_extra=described(errors=FORBIDDEN | {409: "One runs on this partition.", 422: "The request is invalid."}),
 )
 def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
     """Plant faults on small jobs of your own in this partition, one after the other."""
     only_sysadmins(request, "start game days")
     try:
-        made = game_days.start(request.auth, wanted.project, wanted.partition, wanted.faults)
+        game_day = game_days.start(request.auth, wanted.project, wanted.partition, wanted.faults)
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except game_days.CannotHoldGameDay as error:
         raise Problem(422, str(error)) from None
-    return Status(201, _shape(made))
+    return Status(201, _shape(game_day))
 
 
-@router.get("", response=GameDays, summary="Game days, newest first", openapi_extra=described(errors=ONLY))
+@router.get("", response=GameDays, summary="Game days, newest first", openapi_extra=described(errors=FORBIDDEN))
 def list_game_days(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
     """List game days with the result of every fault."""
-    _check_reader(request)
+    only_sysadmins_see(request, "game days")
     rows = GameDay.objects.select_related("started_by", "project")
     found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=min(wanted.limit, 20))
     return {"items": [_shape(row) for row in found.items], "next": found.next}
@@ -118,7 +117,7 @@ def list_game_days(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, 
             openapi_extra=described(errors=NO_GAME_DAY))  # fmt: skip
 def game_day(request: ApiRequest, game_day_id: int) -> dict[str, Any]:
     """Return a game day; each fault is compared with the last time on this partition."""
-    _check_reader(request)
+    only_sysadmins_see(request, "game days")
     return _shape(_game_day(game_day_id))
 
 
@@ -159,11 +158,6 @@ def _earlier_shape(drill: Drill) -> dict[str, Any]:
         "game_day": drill.game_day_id,
         "version": drill.game_day.version,
     }
-
-
-def _check_reader(request: ApiRequest) -> None:
-    if not request.auth.is_sysadmin:
-        raise Problem(403, "Only sysadmins see game days. Ask one of them.")
 
 
 def _game_day(game_day_id: int) -> GameDay:

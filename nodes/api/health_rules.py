@@ -12,7 +12,7 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from nodes.api.nodes import Why
-from nodes.api.sysadmins import only_sysadmins
+from nodes.api.sysadmins import FORBIDDEN, only_sysadmins
 from nodes.health.rules.duration import write_duration
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
@@ -26,7 +26,6 @@ from portal.http.problems import Problem
 router = Router(tags=["health"])
 policy_router = Router(tags=["health"])
 NO_RULE = {404: "No such rule."}
-SYSADMINS = {403: "Only for sysadmins, with a token of scope admin."}
 CHANGED = {409: "Somebody else changed the rule, or it exists already."}
 Version = Annotated[int, Field(ge=0, lt=2**31, description="Version of the site's rule; 0: there is none.")]
 
@@ -164,7 +163,7 @@ def rules(request: ApiRequest) -> dict[str, Any]:
     "/try",
     response=DryRunShape,
     summary="Try a rule on the past (sysadmins)",
-    openapi_extra=described(errors=SYSADMINS | {429: "A dry run of yours is still going on."}),
+    openapi_extra=described(errors=FORBIDDEN | {429: "A dry run of yours is still going on."}),
 )
 def try_rule(request: ApiRequest, wanted: WantedDryRun) -> dict[str, Any]:
     """Apply a rule to what is stored of the last days. Nothing is changed. It takes up to half a minute."""
@@ -181,7 +180,7 @@ def try_rule(request: ApiRequest, wanted: WantedDryRun) -> dict[str, Any]:
     "",
     response={201: RuleWithText},
     summary="Add a rule of the site (sysadmins)",
-    openapi_extra=described(errors=SYSADMINS | CHANGED),
+    openapi_extra=described(errors=FORBIDDEN | CHANGED),
 )
 def add_rule(request: ApiRequest, wanted: NewRule) -> Status[dict[str, Any]]:
     """Add a rule. One with the name of a shipped rule replaces that."""
@@ -201,7 +200,7 @@ def rule(request: ApiRequest, name: str) -> dict[str, Any]:
     "/{name}",
     response=RuleWithText,
     summary="Change a rule of the site, or switch a rule off (sysadmins)",
-    openapi_extra=described(errors=SYSADMINS | NO_RULE | CHANGED),
+    openapi_extra=described(errors=FORBIDDEN | NO_RULE | CHANGED),
 )
 def change_rule(request: ApiRequest, name: str, wanted: ChangedRule) -> dict[str, Any]:
     """Replace the text of the site's rule, or switch a rule off. Open findings of a rule that is off end."""
@@ -222,7 +221,7 @@ def change_rule(request: ApiRequest, name: str, wanted: ChangedRule) -> dict[str
     "/{name}",
     response={204: None},
     summary="Delete a rule of the site (sysadmins)",
-    openapi_extra=described(errors=SYSADMINS | NO_RULE | CHANGED),
+    openapi_extra=described(errors=FORBIDDEN | NO_RULE | CHANGED),
 )
 def delete_rule(request: ApiRequest, name: str, wanted: Query[WantedRemoval]) -> Status[None]:
     """Delete the site's rule: the shipped one of its name applies again."""
@@ -243,7 +242,7 @@ def read_policies(request: ApiRequest) -> dict[str, Any]:
     "",
     response=Policies,
     summary="Change how far Vigil goes with actions (sysadmins)",
-    openapi_extra=described(errors=SYSADMINS),
+    openapi_extra=described(errors=FORBIDDEN),
 )
 def change_policies(request: ApiRequest, wanted: WantedPolicies) -> dict[str, Any]:
     """Set the policies of some actions. They apply to findings that open from now on."""

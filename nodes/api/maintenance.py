@@ -8,7 +8,7 @@ from typing import Any
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.sysadmins import only_sysadmins
+from nodes.api.sysadmins import FORBIDDEN, only_sysadmins
 from nodes.drains import host_expression, maintenance
 from nodes.drains.bulk import UnknownNodes
 from nodes.drains.host_expression import BadHostExpression
@@ -19,7 +19,6 @@ from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
 router = Router(tags=["drains"])
-ONLY = {403: "Only for sysadmins, with a token of scope admin."}
 
 
 class MaintenanceShape(Schema):
@@ -75,7 +74,7 @@ def windows(request: ApiRequest, wanted: Query[WantedWindows]) -> dict[str, Any]
     "",
     response={201: MaintenanceShape},
     summary="Plan maintenance of nodes (sysadmins)",
-    openapi_extra=described(errors=ONLY | {422: "The nodes, the reason or the times are wrong."}),
+    openapi_extra=described(errors=FORBIDDEN | {422: "The nodes, the reason or the times are wrong."}),
 )
 def plan(request: ApiRequest, wanted: NewWindow) -> Status[dict[str, Any]]:
     """Plan a window. While it lasts, no health rule acts on its nodes, and no new job starts there."""
@@ -96,7 +95,7 @@ def plan(request: ApiRequest, wanted: NewWindow) -> Status[dict[str, Any]]:
     "/{int:window_id}/cancel",
     response=MaintenanceShape,
     summary="Cancel or end maintenance (sysadmins)",
-    openapi_extra=described(errors=ONLY | {404: "No such window."}),
+    openapi_extra=described(errors=FORBIDDEN | {404: "No such window."}),
 )
 def cancel(request: ApiRequest, window_id: int) -> dict[str, Any]:
     """End a window now: its reservation is removed, and what it drained is undrained."""

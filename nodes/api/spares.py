@@ -8,7 +8,7 @@ from typing import Any
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.sysadmins import only_sysadmins
+from nodes.api.sysadmins import FORBIDDEN, only_sysadmins
 from nodes.drains import spares
 from nodes.models import HotSpare, Node
 from portal.http.api import ApiRequest, Text, WantedPage, bad_field
@@ -17,7 +17,6 @@ from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 
 router = Router(tags=["drains"])
-ONLY = {403: "Only for sysadmins, with a token of scope admin."}
 
 
 class HotSpareShape(Schema):
@@ -54,7 +53,7 @@ def hot_spares(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]
     "",
     response={201: HotSpareShape},
     summary="Make a node a hot spare (sysadmins)",
-    openapi_extra=described(errors=ONLY | {422: "The node is unknown, a spare already, or not in the partition."}),
+    openapi_extra=described(errors=FORBIDDEN | {422: "The node is unknown, a spare already, or not in the partition."}),
 )
 def add_spare(request: ApiRequest, wanted: NewSpare) -> Status[dict[str, Any]]:
     """Keep a node drained until another of the partition fails. Running jobs continue."""
@@ -72,7 +71,7 @@ def add_spare(request: ApiRequest, wanted: NewSpare) -> Status[dict[str, Any]]:
     "/{str:node}/remove",
     response={204: None},
     summary="Make a hot spare an ordinary node again (sysadmins)",
-    openapi_extra=described(errors=ONLY | {404: "No such spare."}),
+    openapi_extra=described(errors=FORBIDDEN | {404: "No such spare."}),
 )
 def remove_spare(request: ApiRequest, node: str) -> Status[None]:
     """Undrain the node if only that kept it out of service."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from portal.access import CLUSTER, can
 from portal.announcements import write
-from portal.http.api import ApiRequest, Moment, WantedPage
+from portal.http.api import ApiRequest, Moment, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -72,8 +72,7 @@ def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, A
     try:
         row = write.announce(request.auth, wanted.text, wanted.level, wanted.starts_at, wanted.ends_at)
     except write.BadAnnouncement as error:
-        errors = [{"field": error.field, "message": str(error)}]
-        raise Problem(422, str(error), kind="invalid", errors=errors) from None  # type: ignore[arg-type]
+        raise bad_field(error.field, str(error)) from None
     return Status(201, _shape(row))
 
 
