@@ -15,6 +15,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
+from console.pages import forms
 from console.pages.burnins import DURATIONS
 from console.pages.cluster import is_fragment, sysadmin_of, varied
 from jobs.acceptances import start as acceptances
@@ -94,10 +95,11 @@ def index(request: HttpRequest) -> HttpResponse:
 def start(request: HttpRequest) -> HttpResponse:
     """Start an acceptance of the nodes that the form's host expression names."""
     user = sysadmin_of(request, "start acceptances")
-    expression, seconds = plain(request.POST.get("nodes", ""))[: MOST_LETTERS + 1], request.POST.get("seconds", "")
+    expression = plain(request.POST.get("nodes", ""))[: MOST_LETTERS + 1]
+    seconds = forms.whole(request.POST.get("seconds", ""))
     try:
-        made = acceptances.start(
-            user, expression, int(seconds) if seconds.isdecimal() and len(seconds) < 9 else plan.MAX_SECONDS,
+        acceptance = acceptances.start(
+            user, expression, plan.MAX_SECONDS if seconds is None else seconds,
             may_undrain="may_undrain" in request.POST,
         )  # fmt: skip
     except NeedsAgreement as error:
@@ -106,7 +108,7 @@ def start(request: HttpRequest) -> HttpResponse:
     except (CannotBurnIn, BadHostExpression, Conflict) as error:
         messages.error(request, str(error))
         return redirect("acceptances")
-    return redirect("acceptance", made.pk)
+    return redirect("acceptance", acceptance.pk)
 
 
 @login_required

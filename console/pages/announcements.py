@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
+from console.pages import forms
 from console.pages.cluster import sysadmin_of
 from portal.access import CLUSTER, can, user_of
 from portal.announcements import write
@@ -66,6 +67,6 @@ def _moment(text: str, field: str) -> datetime | None:
     if not text:
         return None
     try:
-        return timezone.make_aware(datetime.strptime(text[:16], "%Y-%m-%dT%H:%M"))
-    except (ValueError, OverflowError):
+        return forms.moment(text)
+    except ValueError:
         raise write.BadAnnouncement(field, "Enter times as 2026-12-01T08:00.") from None

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
+from console.pages import forms
 from console.pages.cluster import is_fragment, sysadmin_of, varied
 from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
@@ -124,10 +125,10 @@ def start(request: HttpRequest) -> HttpResponse:
     """Start a burn-in of the nodes in the form, whose names are separated by spaces or commas."""
     user = sysadmin_of(request, "start burn-ins")
     names = plain(request.POST.get("nodes", ""))[:20_000].replace(",", " ").split()
-    seconds = request.POST.get("seconds", "")
+    seconds = forms.whole(request.POST.get("seconds", ""))
     try:
-        made = burnins.start(
-            user, names, int(seconds) if seconds.isdecimal() and len(seconds) < 9 else plan.DEFAULT_SECONDS,
+        burn_in = burnins.start(
+            user, names, plan.DEFAULT_SECONDS if seconds is None else seconds,
             may_undrain="may_undrain" in request.POST,
         )  # fmt: skip
     except burnins.NeedsAgreement as error:
@@ -136,7 +137,7 @@ def start(request: HttpRequest) -> HttpResponse:
     except (burnins.CannotBurnIn, Conflict) as error:
         messages.error(request, str(error))
         return redirect("burn_ins")
-    return redirect("burn_in", made.pk)
+    return redirect("burn_in", burn_in.pk)
 
 
 @login_required

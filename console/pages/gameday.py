@@ -65,11 +65,11 @@ def start(request: HttpRequest) -> HttpResponse:
     user = sysadmin_of(request, "start game days")
     project, partition = (plain(request.POST.get(name, ""))[:255] for name in ("project", "partition"))
     try:
-        made = game_days.start(user, project, partition)
+        started = game_days.start(user, project, partition)
     except (game_days.CannotHoldGameDay, Conflict) as error:
         messages.error(request, str(error))
         return redirect("game_days")
-    return redirect("game_day", made.pk)
+    return redirect("game_day", started.pk)
 
 
 @login_required

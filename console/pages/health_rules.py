@@ -11,6 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from console.pages import forms
 from console.pages.cluster import sysadmin_of
 from console.pages.health import GLYPHS
 from nodes.cluster.drain import MOST_REASON
@@ -23,7 +24,6 @@ from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
 from portal.access import CLUSTER, can, user_of
 from vigil_core import formatting
-from vigil_core.untrusted import plain
 
 CHANGE = "change health rules"
 OUTCOMES = {
@@ -91,8 +91,8 @@ class DryRunRow:
 
     @property
     def outcome(self) -> str:
-        said = OUTCOMES.get(self.entry.outcome, "")
-        return f"{said}: {self.entry.held_back}" if self.entry.held_back else said
+        text = OUTCOMES.get(self.entry.outcome, "")
+        return f"{text}: {self.entry.held_back}" if self.entry.held_back else text
 
     @property
     def observed(self) -> str:
@@ -127,7 +127,7 @@ def edit(request: HttpRequest, name: str = "") -> HttpResponse:
     if request.method == "GET":
         return _page(request, listed, listed.toml if listed else NEW_RULE, version=_version(listed))
     user = sysadmin_of(request, CHANGE)
-    text, version = request.POST.get("text", ""), _number(request.POST.get("version", ""))
+    text, version = request.POST.get("text", ""), forms.whole(request.POST.get("version", "")) or 0
     try:
         rule = edit_rules.checked(edit_rules.normalised(text))
         if name and rule.name != name:
@@ -167,7 +167,7 @@ def set_policies(request: HttpRequest) -> HttpResponse:
 
 
 def _changed(request: HttpRequest, name: str, action: str) -> HttpResponse:
-    user, version = sysadmin_of(request, CHANGE), _number(request.POST.get("version", ""))
+    user, version = sysadmin_of(request, CHANGE), forms.whole(request.POST.get("version", "")) or 0
     change = edit_rules.switch_off if action == "off" else edit_rules.delete
     try:
         change(user, name, version=version, reason=_reason(request))
@@ -242,12 +242,8 @@ def _version(listed: ListedRule | None) -> int:
     return listed.row.version if listed and listed.row else 0
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-
 def _reason(request: HttpRequest) -> str:
-    reason = " ".join(plain(request.POST.get("reason", "")).split())
+    reason = forms.line(request, "reason")
     if not reason or len(reason) > MOST_REASON:
         raise RuleRefused(f"Enter a reason of at most {MOST_REASON} characters.")
     return reason

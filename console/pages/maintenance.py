@@ -11,6 +11,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
+from console.pages import forms
 from console.pages.cluster import scheduler_name, sysadmin_of
 from nodes.cluster import sync
 from nodes.drains import host_expression, maintenance
@@ -91,6 +92,6 @@ def headline(standing: list[MaintenanceWindow]) -> tuple[str, str]:
 def _moment(text: str, field: str) -> datetime:
     """Return a time as a browser sends it, in the site's time zone."""
     try:
-        return timezone.make_aware(datetime.strptime(text[:16], "%Y-%m-%dT%H:%M"))
-    except (ValueError, OverflowError):
+        return forms.moment(text)
+    except ValueError:
         raise maintenance.BadWindow(field, "Enter both times, as in 2026-12-01T08:00.") from None
