@@ -229,7 +229,7 @@ class Stream:
                 if not self._urgent:
                     self._wake.wait(self._flush_seconds)
                 self._urgent = False
-                points, events, asked, last = self._points, self._events, self._flushes_requested, self._closing
+                points, events, requested, last = self._points, self._events, self._flushes_requested, self._closing
                 self._points, self._events, self._waiting, self._logged = {}, [], 0, 0
                 dropped = {"batches": self._dropped_calls, "points": self._dropped_points}
                 self._dropped_calls = self._dropped_points = 0
@@ -239,10 +239,10 @@ class Stream:
             self._write(points, events)
             if last:
                 self._write_line({"end": True, "seq": self._seq, "time": time.time()})
-            if events or asked > self._flushes_done or last or (points and self._is_on_nfs):
+            if events or requested > self._flushes_done or last or (points and self._is_on_nfs):
                 self._sync()
             with self._lock:
-                self._flushes_done, self._closed = asked, last
+                self._flushes_done, self._closed = requested, last
                 self._wrote.notify_all()
             if last:
                 if self._file >= 0:

@@ -112,12 +112,12 @@ def run(random: Random, minutes: int = MINUTES) -> ThermalScore:
 
 
 def _estimate(racks: list[list[SimulatedNode]]) -> dict[int, RackInlet]:
-    known = resistances((gpu.model, gpu.thermals) for nodes in racks for node in nodes for gpu in node.gpus)
+    resistance = resistances((gpu.model, gpu.thermals) for nodes in racks for node in nodes for gpu in node.gpus)
     rows = [
         (
             str(place),
             [
-                NodeInlet(f"n{number}", None, node_inlet([(gpu.model, gpu.thermals) for gpu in node.gpus], known))
+                NodeInlet(f"n{number}", None, node_inlet([(gpu.model, gpu.thermals) for gpu in node.gpus], resistance))
                 for number, node in enumerate(nodes)
             ],
         )

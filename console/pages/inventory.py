@@ -82,8 +82,8 @@ def headline(inventory: Inventory) -> tuple[str, str]:
     reporting = len(inventory.nodes)
     if not reporting:
         return "No node has reported its software yet.", ""
-    known = Node.objects.count()
-    silent = known - Agent.objects.filter(node__in=Node.objects.values("name")).exclude(heard_at=None).count()
+    with_agent = Agent.objects.filter(node__in=Node.objects.values("name")).exclude(heard_at=None)
+    silent = Node.objects.count() - with_agent.count()
     rest = f"{formatting.plural(reporting, 'node')} {'has' if reporting == 1 else 'have'} reported."
     if silent > 0:
         rest += f" {formatting.plural(silent, 'node')} without an agent {'is' if silent == 1 else 'are'} not listed."

@@ -24,12 +24,12 @@ def start(user: User, expression: str, seconds: int, *, may_undrain: bool = Fals
     with transaction.atomic():
         burn_in = burnins.start(user, names, seconds, may_undrain=may_undrain)
         gpus = sum(burn_in.nodes.values_list("gpus", flat=True))
-        made = Acceptance.objects.create(
+        acceptance = Acceptance.objects.create(
             burn_in=burn_in, expression=expression.strip(), node_count=len(names), gpu_count=gpus, started_by=user
         )
-        note(user, "acceptance.started", made, change=Change(after={"nodes": expression, "seconds": seconds}))
-    advance(made)
-    return made
+        note(user, "acceptance.started", acceptance, change=Change(after={"nodes": expression, "seconds": seconds}))
+    advance(acceptance)
+    return acceptance
 
 
 def cancel(user: User, acceptance: Acceptance) -> None:

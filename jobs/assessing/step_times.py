@@ -22,7 +22,7 @@ from portal.series import read
 SERIES = "step_seconds"
 RULE = "slow-for-its-kind"
 WINDOW = timedelta(days=7)
-AGAIN = timedelta(minutes=30)
+REMEASURE_AFTER = timedelta(minutes=30)
 """How often an attempt that runs is measured."""
 MOST_MEASURED = 200
 MOST_TIMES = 20_000
@@ -41,7 +41,7 @@ def measure(now: datetime) -> int:
     """Measure attempts that ended or ran on since they were last measured; return how many."""
     rows = Attempt.objects.filter(started_at__gt=now - 2 * WINDOW).exclude(nodes=[])
     due = rows.filter(
-        Q(measured_pace=None) | Q(measured_pace__is_final=False, measured_pace__measured_at__lt=now - AGAIN)
+        Q(measured_pace=None) | Q(measured_pace__is_final=False, measured_pace__measured_at__lt=now - REMEASURE_AFTER)
     )
     types = dict(Node.objects.values_list("name", "gpu_type"))
     measured = []

@@ -11,7 +11,7 @@ Event = dict[str, Any]
 
 
 class LinkWatch:
-    """Follows how often each port's link went down. What happened before its first look is not reported."""
+    """Follows how often each port's link went down. What happened before its first read is not reported."""
 
     def __init__(self, sys: Path) -> None:
         self._sys = sys

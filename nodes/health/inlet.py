@@ -129,8 +129,8 @@ def node_inlet(gpus: Iterable[tuple[str, GpuThermals]], resistance: Mapping[str,
         level = thermals.level
         if level is None or not thermals.is_steady or level.count < LEAST_JOINED or model not in resistance:
             continue
-        own = median(thermals.pairs) if len(thermals.pairs) >= LEAST_PAIRS else resistance[model]
-        found.append(level.celsius - own * level.watts)
+        gpu_resistance = median(thermals.pairs) if len(thermals.pairs) >= LEAST_PAIRS else resistance[model]
+        found.append(level.celsius - gpu_resistance * level.watts)
     return median(found) if found else None
 
 
@@ -160,9 +160,9 @@ def rack_inlets(racks: Sequence[tuple[str, Sequence[NodeInlet]]]) -> list[RackIn
     found = [inlet for rack, nodes in racks if (inlet := _rack(rack, nodes, offset)) is not None]
     compared = []
     for place, inlet in enumerate(found):
-        beside = found[max(0, place - NEIGHBOURS) : place] + found[place + 1 : place + 1 + NEIGHBOURS]
+        neighbours = found[max(0, place - NEIGHBOURS) : place] + found[place + 1 : place + 1 + NEIGHBOURS]
         # An estimate and a measurement may differ by an offset that is no heat.
-        same = [other.inlet_c for other in beside if other.is_estimate == inlet.is_estimate or offset is not None]
+        same = [other.inlet_c for other in neighbours if other.is_estimate == inlet.is_estimate or offset is not None]
         above = round(inlet.inlet_c - median(same), 2) if len(same) >= 2 else None
         compared.append(RackInlet(inlet.rack, inlet.inlet_c, inlet.is_estimate, inlet.nodes, above))
     return compared

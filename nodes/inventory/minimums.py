@@ -154,8 +154,8 @@ def _minimum(table: dict[str, Any], number: int, is_site: bool) -> MinimumVersio
         raise BadMinimum(f"{where}: models must be a list of at most {MOST_MODELS} texts")
     software = table["software"]
     if software not in TITLES or software in UNORDERED:
-        known = ", ".join(name for name in TITLES if name not in UNORDERED)
-        raise BadMinimum(f"{where}: software must be one of {known}, not {software!r:.40}")
+        names = ", ".join(name for name in TITLES if name not in UNORDERED)
+        raise BadMinimum(f"{where}: software must be one of {names}, not {software!r:.40}")
     if not _numbers(software, table["version"]):
         raise BadMinimum(f"{where}: version {table['version']!r:.40} has no number")
     return MinimumVersion(**{**table, "models": tuple(models)}, is_site=is_site)

@@ -17,13 +17,13 @@ from nodes.inventory.software import read_facts
 from nodes.models import Agent, Node
 
 logger = logging.getLogger(__name__)
-FORGOTTEN = timedelta(days=30)
+DROPPED_AFTER = timedelta(days=30)
 """Nodes whose agent has been silent for longer are not part of the inventory any more."""
 
 
 def read_inventory(now: datetime | None = None) -> Inventory:
     """Return the software that the agents of all nodes last reported. Two queries, however many nodes there are."""
-    since = (now or timezone.now()) - FORGOTTEN
+    since = (now or timezone.now()) - DROPPED_AFTER
     partitions = {name: names[0] for name, names in Node.objects.values_list("name", "partitions") if names}
     agents = Agent.objects.filter(heard_at__gt=since).order_by("node").values_list("node", "facts")
     nodes = [read_facts(node, str(partitions.get(node, "")), facts) for node, facts in agents.iterator()]

@@ -34,8 +34,10 @@ def measure(now: datetime | None = None) -> list[RackInlet]:
         models[agent_id][uuid] = model
     rows = {row.agent_id: row for row in NodeThermals.objects.all()}
     thermals = {agent.pk: _learn(agent, models[agent.pk], rows.get(agent.pk)) for agent in agents}
-    known = resistances((models[pk].get(uuid, ""), gpu) for pk, gpus in thermals.items() for uuid, gpu in gpus.items())
-    inlets = {agent.node: _inlet(agent, models[agent.pk], thermals[agent.pk], known) for agent in agents}
+    resistance = resistances(
+        (models[pk].get(uuid, ""), gpu) for pk, gpus in thermals.items() for uuid, gpu in gpus.items()
+    )
+    inlets = {agent.node: _inlet(agent, models[agent.pk], thermals[agent.pk], resistance) for agent in agents}
     _store_nodes(agents, rows, thermals, inlets, now)
     racks = racks_in_order()
     found = rack_inlets([(rack, [inlets[node] for node in nodes if node in inlets]) for rack, nodes in racks])
@@ -75,9 +77,9 @@ def _reading(agent: Agent, values: Mapping[str, Any]) -> ThermalReading | None:
 
 
 def _inlet(
-    agent: Agent, models: Mapping[str, str], gpus: Mapping[str, GpuThermals], known: Mapping[str, float]
+    agent: Agent, models: Mapping[str, str], gpus: Mapping[str, GpuThermals], resistance: Mapping[str, float]
 ) -> NodeInlet:
-    estimated = node_inlet([(models[uuid], gpu) for uuid, gpu in gpus.items()], known)
+    estimated = node_inlet([(models[uuid], gpu) for uuid, gpu in gpus.items()], resistance)
     host = agent.newest.get("host") if isinstance(agent.newest, dict) else None
     measured = untrusted.number(host.get("inlet_c"), 1e3) if isinstance(host, dict) else None
     if measured is not None and not COLDEST_C <= measured <= WARMEST_C:

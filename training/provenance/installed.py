@@ -78,11 +78,11 @@ def _has_system_packages(venv: str) -> bool:
 
 if __name__ == "__main__":
     places = folders(sys.argv[1:])
-    told = {
+    installation = {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "implementation": sys.implementation.name,
         "executable": sys.executable,
         "packages": packages(places),
         "torch_for": torch_for(places),
     }
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(installation))

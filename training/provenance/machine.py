@@ -41,11 +41,11 @@ def gpus(visible: str | None) -> dict[str, Any]:
     machine = detection.detect(gpu_names(0, visible or ""), seconds=GPU_SECONDS)
     if machine is None:
         return {}
-    facts: dict[str, Any] = {name: told for name in ("driver", "cuda") if (told := getattr(machine, name))}
+    facts: dict[str, Any] = {name: version for name in ("driver", "cuda") if (version := getattr(machine, name))}
     gpus = [_gpu_facts(gpu) for gpu in machine.gpus]
     return {**facts, "gpus": gpus} if visible != "" and gpus else facts
 
 
 def _gpu_facts(gpu: GpuInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": gpu.name} if gpu.name else {}
-    return {**told, "memory_gib": round(gpu.memory_mib * MIB / GIB, 1)} if gpu.memory_mib is not None else told
+    facts: dict[str, Any] = {"name": gpu.name} if gpu.name else {}
+    return {**facts, "memory_gib": round(gpu.memory_mib * MIB / GIB, 1)} if gpu.memory_mib is not None else facts

@@ -26,9 +26,9 @@ def shipped_text(name: str, is_strict: bool = False) -> str:
     for path in [*(sorted(STRICT.glob("*.toml")) if is_strict else ()), *sorted(SHIPPED.glob("*.toml"))]:
         shared, *tables = path.read_text(encoding="utf-8").split(_HEADER)
         for table in tables:
-            own: dict[str, object] = tomllib.loads(_HEADER + table)["rule"][0]
-            if own["name"] == name:
-                more = [line for line in shared.splitlines() if _is_setting(line) and line.split(" = ")[0] not in own]
+            keys: dict[str, object] = tomllib.loads(_HEADER + table)["rule"][0]
+            if keys["name"] == name:
+                more = [line for line in shared.splitlines() if _is_setting(line) and line.split(" = ")[0] not in keys]
                 return "\n".join([_HEADER.strip(), *more, table.strip(), ""])
     return ""
 
