@@ -28,7 +28,7 @@ from training.loader import supply
 from training.loop import Loop, versions
 from training.manifest import Manifest
 from training.metrics.measuring import Measuring
-from training.metrics.meter import Meter, StepTimes
+from training.metrics.meter import Meter, MeterOptions, StepTimes
 from training.metrics.profiling import Profiling
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import StepFlags, World
@@ -105,11 +105,13 @@ class Trainer(Loop):
         )
         self.meter = Meter(
             self.reporter,
+            MeterOptions(
+                unit=self.assembly.task.unit,
+                units_per_step=self.assembly.units_per_step,
+                flush_steps=self.config.flush_steps,
+                flush_seconds=self.config.flush_seconds,
+            ),
             leads=self.world.leads,
-            unit=self.assembly.task.unit,
-            units_per_step=self.assembly.units_per_step,
-            flush_steps=self.config.flush_steps,
-            flush_seconds=self.config.flush_seconds,
             log=self._log,
             on_steps=self._process_steps,
             device=self.world.device,

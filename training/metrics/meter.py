@@ -46,6 +46,16 @@ class StepReader(Protocol):
         """Called when all steps so far have been read."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeterOptions:
+    """What a step processes (`units_per_step` tokens or samples), and how often measurements are reported."""
+
+    unit: str
+    units_per_step: int
+    flush_steps: int
+    flush_seconds: float
+
+
 class Meter:
     """Collects, and reports every `flush_steps` steps or `flush_seconds`, whichever comes first.
 
@@ -55,12 +65,9 @@ class Meter:
     def __init__(
         self,
         reporter: AnyReporter,
+        options: MeterOptions,
         *,
         leads: bool,
-        unit: str,
-        units_per_step: int,
-        flush_steps: int,
-        flush_seconds: float,
         log: Callable[[str], None],
         on_steps: Callable[[Sequence[StepRecord], float], None],
         device: torch.device,
@@ -70,8 +77,7 @@ class Meter:
         self._measuring = measuring
         self._reporter, self._leads, self._log, self._device = reporter, leads, log, device
         self._on_steps = on_steps
-        self._unit, self._units = unit, units_per_step
-        self._flush_steps, self._flush_seconds = flush_steps, flush_seconds
+        self._options = options
         self._steps: list[tuple[int, float, StepTimes]] = []
         self._values: list[Tensor] = []
         self._due = 0.0
@@ -80,7 +86,7 @@ class Meter:
         """Add one step's values, which stay on the device."""
         self._steps.append((step, done.learning_rate, times))
         self._values += (done.loss, done.norm)
-        if len(self._steps) >= self._flush_steps or time.monotonic() >= self._due:
+        if len(self._steps) >= self._options.flush_steps or time.monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
@@ -100,7 +106,8 @@ class Meter:
                 series["data_seconds"] = times.data
                 if times.sent is not None:
                     series["communicated_mib"] = times.sent / MIB
-                series[f"{self._unit}_per_second"] = self._units / max(series["step_seconds"], 1e-9)
+                per_second = self._options.units_per_step / max(series["step_seconds"], 1e-9)
+                series[f"{self._options.unit}_per_second"] = per_second
             self._reporter.log(step, **series)
         self._on_steps(records, waited)
         self._reporter.log(self._steps[-1][0], memory_gib=memory_gib(self._device))
@@ -109,13 +116,12 @@ class Meter:
         if self._leads:
             self._log_progress(records)
         self._steps, self._values = [], []
-        self._due = time.monotonic() + self._flush_seconds
+        self._due = time.monotonic() + self._options.flush_seconds
 
     def _log_progress(self, records: Sequence[StepRecord]) -> None:
         last, learning_rate = records[-1], self._steps[-1][1]
-        rate = (
-            f"{self._units * len(records) / max(sum(record.seconds for record in records), 1e-9):,.0f} {self._unit}/s"
-        )
+        units, seconds = self._options.units_per_step * len(records), sum(record.seconds for record in records)
+        rate = f"{units / max(seconds, 1e-9):,.0f} {self._options.unit}/s"
         self._log(f"step {last.step}  loss {last.loss:.4f}  norm {last.norm:.3f}  lr {learning_rate:.2e}  {rate}")
 
 

@@ -11,7 +11,7 @@ from training.config.mesh import shape_of
 from training.config.run_config import parse
 from training.engine.optimizer_step import StepRecord, StepResult
 from training.metrics.measuring import refused
-from training.metrics.meter import Meter, StepTimes
+from training.metrics.meter import Meter, MeterOptions, StepTimes
 from training.reporting.reporter import NullReporter
 from training.step.clipping import GuardDecision
 
@@ -36,11 +36,8 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
 
     meter = Meter(
         NullReporter(),
+        MeterOptions(unit="tokens", units_per_step=8, flush_steps=4, flush_seconds=1000.0),
         leads=False,
-        unit="tokens",
-        units_per_step=8,
-        flush_steps=4,
-        flush_seconds=1000.0,
         log=print,
         on_steps=know,  # type: ignore[arg-type]
         device=torch.device("cpu"),
