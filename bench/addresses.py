@@ -116,7 +116,7 @@ STILL = {
     "seen", "theme", "jobs/cancel", "submit/sync", "me/tokens/", "channels/new",
     "api/v1/jobs/check", "api/v1/jobs/attach",
     "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
-    "drains/several", "drains/spares", "api/v1/spares",
+    "drains/return", "drains/several", "drains/spares", "api/v1/spares",
     "api/v1/drains/preview",
     "health/rules", "health/breaker", "api/v1/health/rules", "api/v1/health/breaker",
     "api/v1/health/breaker/reset", "health/rules/new", "health/policies", "api/v1/health/rules/try", "api/v1/policies",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 
-from vigil_cli.portal import CliError, Portal
+from vigil_cli.params import confirm
+from vigil_cli.portal import Portal
 from vigil_cli.terminal import echo
 from vigil_core import formatting
 
@@ -18,11 +18,8 @@ def drain_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_con
     found = portal.post("drains/preview", json={"nodes": nodes})
     for line in preview_lines(found):
         echo(line.replace(formatting.NBSP, " "), err=True)
-    if not is_confirmed:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise CliError(f"Add --yes to drain {formatting.plural(len(found['nodes']), 'node')}.")
-        if not click.confirm("Drain them?", err=True):
-            raise click.exceptions.Exit(1)
+    many = formatting.plural(len(found["nodes"]), "node").replace(formatting.NBSP, " ")
+    confirm("Drain them?", is_confirmed, f"Add --yes to drain {many}.")
     answer = portal.post("drains", json={"nodes": nodes, "reason": reason, "replace": replace})
     left = [item for item in answer["items"] if item["order"] is None]
     if as_json:

@@ -62,11 +62,24 @@ def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> No
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="NODES")
+@click.option("--reason", metavar="R", help="Why; required for a host expression, kept in the audit log.")
 @click.option("--replace", is_flag=True, help=REPLACE)
+@click.option("--yes", is_flag=True, help="Return several nodes without a question.")
 @as_json
-def undrain(name: str, replace: bool, as_json: bool) -> None:
-    """Return a drained node to service (sysadmins)."""
+def undrain(name: str, reason: str | None, replace: bool, yes: bool, as_json: bool) -> None:
+    """Return drained nodes to service (sysadmins).
+
+    NODES may be a host expression such as dgx[01-16,20]: the same as
+    `vigil drains return`.
+    """
+    if any(letter in name for letter in "[, "):
+        from vigil_cli.drains import return_many
+
+        if not reason:
+            raise click.UsageError("Give a --reason for several nodes.")
+        return_many(find_portal(), name, reason, replace=replace, is_confirmed=yes, as_json=as_json)
+        return
     _order(name, "undrain", {"replace": replace}, as_json)
 
 

@@ -1,24 +1,30 @@
-"""`vigil drains`: nodes out of service, who took each out, and whether the reason still stands. No Django."""
+"""`vigil drains` and `vigil drains return`: nodes out of service, who took each out, and their return. No Django."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 
 from vigil_cli.cluster_tables import as_of
-from vigil_cli.params import as_json, out
-from vigil_cli.portal import find_portal
+from vigil_cli.params import as_json, confirm, out
+from vigil_cli.portal import Portal, find_portal
 from vigil_cli.tables import local, table
+from vigil_cli.terminal import echo
 from vigil_core import formatting
 
+MOST_NAMED = 10
 STANDING = {"over": "no longer true", "stands": "still true", "unknown": "not checked"}
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @as_json
-def drains(as_json: bool) -> None:
+@click.pass_context
+def drains(context: click.Context, as_json: bool) -> None:
     """List nodes out of service: who took them out, and why."""
+    if context.invoked_subcommand is not None:
+        return
     portal = find_portal()
     found = portal.get("drains", limit=200)
     items = list(found["items"])
@@ -26,6 +32,66 @@ def drains(as_json: bool) -> None:
         found = portal.get("drains", limit=200, cursor=found["next"])
         items += found["items"]
     out({"items": items, "reading": found["reading"]}, _lines, as_json)
+
+
+@drains.command("return")
+@click.argument("nodes", metavar="NODES…", nargs=-1, required=True)
+@click.option("--reason", required=True, metavar="R", help="Why they return; it is kept in the audit log.")
+@click.option("--replace", is_flag=True, help="Also end drains of other people, health rules and Slurm.")
+@click.option("--yes", is_flag=True, help="Return them without a question.")
+@as_json
+def return_nodes(nodes: tuple[str, ...], reason: str, replace: bool, yes: bool, as_json: bool) -> None:
+    """Return nodes to service (sysadmins).
+
+    NODES are names and host expressions such as dgx[01-16,20]. Whose drains
+    that ends is shown first. `vigil burnin` tests nodes and returns those that
+    pass.
+    """
+    return_many(find_portal(), ",".join(nodes), reason, replace=replace, is_confirmed=yes, as_json=as_json)
+
+
+def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_confirmed: bool, as_json: bool) -> None:
+    """Undrain every node of the expression; exit with code 1 if a drain was left as it is."""
+    found = portal.post("drains/return/preview", json={"nodes": nodes})
+    for line in _preview_lines(found, replace=replace):
+        echo(line.replace(formatting.NBSP, " "), err=True)
+    affected = len(found["own"]) + len(found["by_others"]) * replace
+    if affected:
+        many = formatting.plural(affected, "node").replace(formatting.NBSP, " ")
+        confirm("Return them to service?", is_confirmed, f"Add --yes to return {many} to service.")
+    answer = portal.post("drains/return", json={"nodes": nodes, "reason": reason, "replace": replace})
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    in_service = set(found["in_service"])
+    left = [item for item in answer["items"] if item["order"] is None and item["node"] not in in_service]
+    for item in left:
+        echo(f"{item['problem']} Add --replace to end that.", err=True)
+    ordered = formatting.plural(sum(item["order"] is not None for item in answer["items"]), "node")
+    ordered = ordered.replace(formatting.NBSP, " ")
+    echo(f"Ordered to undrain {ordered}. `vigil drains` shows what is still out of service.", err=True)
+    raise click.exceptions.Exit(1 if left else 0)
+
+
+def _preview_lines(found: dict[str, Any], *, replace: bool) -> list[str]:
+    """Return which drains would end, which would stay, and which nodes are in service already."""
+    by_others = "Drained by others" if replace else "Drained by others: these stay without --replace"
+    lines = _preview_group("Your drains", found["own"]) + _preview_group(by_others, found["by_others"])
+    if found["in_service"]:
+        more = len(found["in_service"]) - MOST_NAMED
+        names = [*found["in_service"][:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+        lines.append(f"In service already: {formatting.listed(names)}")
+    return lines
+
+
+def _preview_group(head: str, drained: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{head}:"] if drained else []
+    for item in drained[:MOST_NAMED]:
+        holder = f", by {_holder(item)}" if _holder(item) else ""
+        jobs = ", jobs run there" if item["has_jobs"] else ""
+        standing = STANDING.get(item["standing"], item["standing"])
+        lines.append(f"  {item['node']}: {item['reason'] or 'no reason'}{holder} ({standing}{jobs})")
+    more = len(drained) - MOST_NAMED
+    return lines + ([f"  and {formatting.count(more)} more"] if more > 0 else [])
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from vigil_cli.portal import CliError
 from vigil_cli.terminal import echo
 from vigil_core import formatting, installation
 
@@ -17,6 +19,16 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 def out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
     """Print a response as JSON, or as these lines of text."""
     echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)).replace(formatting.NBSP, " "))
+
+
+def confirm(question: str, is_confirmed: bool, otherwise: str) -> None:
+    """Ask at a terminal, unless it is confirmed already; a script gets the error `otherwise`."""
+    if is_confirmed:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CliError(otherwise)
+    if not click.confirm(question, err=True):
+        raise click.exceptions.Exit(1)
 
 
 class JobId(click.IntRange):

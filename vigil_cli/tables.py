@@ -122,6 +122,8 @@ def why(answer: dict[str, Any]) -> list[str]:
     lines += [f"  also: {block['text']}" for block in answer["blocks"] if block["text"] != answer["text"]]
     if answer["starts_at"]:
         lines.append(f"  starts: about {local(answer['starts_at'])}, estimated by the scheduler")
+    coming = [window for window in answer.get("maintenance", []) if not window["is_blocking"]]
+    lines += [f"  planned: {window['text']}" for window in coming]
     lines += [f"  avoids: {avoided['node']}: {avoided['reason']}" for avoided in answer.get("avoids", [])]
     if answer["state"] != "pending":
         return lines

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from jobs.api.request import job_of
 from jobs.why import pending
-from jobs.why.blocks import Block
+from jobs.why.blocks import Block, MaintenanceEffect
 from jobs.why.variants import Variant, as_options
 from portal.http.api import ApiRequest
 from portal.http.openapi import deprecated, with_former_names
@@ -20,7 +20,8 @@ router = Router(tags=["jobs"])
 
 class BlockShape(Schema):
     kind: Literal[
-        "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"
+        "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held",
+        "maintenance",
     ]
     text: str
     name: str = Field(
@@ -58,6 +59,17 @@ class AvoidedShape(Schema):
     reason: str
 
 
+class JobMaintenanceShape(Schema):
+    """A maintenance window that keeps the job from nodes, or will unless it has started by then."""
+
+    reason: str
+    nodes: list[str] = Field(description="Those of its nodes that the job could use.")
+    starts_at: datetime
+    ends_at: datetime
+    is_blocking: bool = Field(description="The job does not start on these nodes before it ends.")
+    text: str
+
+
 class WhyShape(Schema):
     job: int
     state: str
@@ -78,6 +90,7 @@ class WhyShape(Schema):
     avoids: list[AvoidedShape] = Field(
         description="Nodes that it was submitted without: an attempt failed there, or a health rule excludes them."
     )
+    maintenance: list[JobMaintenanceShape]
     reported_at: datetime | None = Field(description="Time of the scheduler's last report on nodes and queue.")
     told_at: datetime | None = deprecated("reported_at")
     stale: str = Field(description="Why there has been no report since, if so.")
@@ -103,6 +116,7 @@ def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
         "ahead": asdict(found.ahead) if found else {"jobs": 0, "gpus": 0, "named": []},
         "variants": [_variant(answer.job.pk, variant) for variant in found.variants] if found else [],
         "avoids": [{"node": node, "reason": reason} for node, reason in answer.avoids.items()],
+        "maintenance": [_maintenance(effect) for effect in found.maintenance] if found else [],
         "reported_at": answer.read_at,
         "stale": answer.stale,
     }
@@ -113,6 +127,15 @@ def _block(block: Block) -> dict[str, Any]:
     fields = asdict(block)
     fields["is_scheduler_reason"] = fields.pop("is_reason")
     return with_former_names(fields, asked="requested", is_said="is_scheduler_reason")
+
+
+def _maintenance(effect: MaintenanceEffect) -> dict[str, Any]:
+    window = effect.window
+    return {
+        "reason": window.reason, "nodes": list(effect.nodes), "is_blocking": effect.is_blocking, "text": effect.text,
+        "starts_at": datetime.fromtimestamp(window.starts_at, UTC),
+        "ends_at": datetime.fromtimestamp(window.ends_at, UTC),
+    }  # fmt: skip
 
 
 def _variant(job_id: int, variant: Variant) -> dict[str, Any]:

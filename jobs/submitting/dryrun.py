@@ -23,14 +23,15 @@ from jobs.following import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts
-from jobs.submitting import maintenance, topology
+from jobs.submitting import topology
 from jobs.submitting.admission import check
+from jobs.why import maintenance
 from jobs.why.explain import WaitExplanation, WaitingJob, explain
 from jobs.why.pending import names
 from jobs.why.requests import request_of
 from jobs.why.variants import as_options
 from nodes.cluster import read
-from nodes.scheduling.capacity import ClusterCapacity
+from nodes.scheduling.capacity import ClusterCapacity, survey
 from portal.models import Project, User
 from training.config import choices
 from training.federation import config_checks, custom, data_division
@@ -40,6 +41,7 @@ from training.federation.outline import DataOutline, outline
 from vigil_core import formatting
 
 MOST_AVOIDED = 5
+MOST_WINDOWS = 3
 NEWEST = 200
 """Number of a project's newest jobs that are searched for a similar one."""
 
@@ -63,9 +65,10 @@ def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> lis
         project = check(user, spec, code=code, others=others, dry=True)
     except JobError as error:
         return [DryRunFinding("error", "Specification", str(error))]
+    start = [*_start(user, spec, project)]
     return [
-        _specification(spec), *_start(user, spec, project), *_data(spec), *_code((spec, *others)), *_split(spec),
-        *_disk(spec), *_topology(spec), *_maintenance(spec), if_it_fails(spec, project),
+        _specification(spec), *start, *_data(spec), *_code((spec, *others)), *_split(spec), *_disk(spec),
+        *_topology(spec), *_maintenance(spec, start), if_it_fails(spec, project),
     ]  # fmt: skip
 
 
@@ -125,7 +128,10 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFindin
         yield DryRunFinding("info", "Nodes", f"Avoids {_avoided_text(avoided)}.")
         spec = blamed_nodes.without_nodes(spec, avoided)
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
-    found = explain(WaitingJob(spec=spec, request=request, names=names(user), you=user.slurm_user or ""), there)
+    waiting = WaitingJob(
+        spec=spec, request=request, names=names(user), you=user.slurm_user or "", maintenance=read.maintenance()
+    )
+    found = explain(waiting, there)
     being_submitted = _count_being_submitted(there)
     if not found.blocks and not being_submitted:
         on = found.starts_on[: 1 if there.simulates_nodes else spec.resources.least_allocated]
@@ -157,8 +163,15 @@ def if_it_fails(spec: JobSpec, project: Project) -> DryRunFinding:
     return DryRunFinding("info", "If it fails", f"{text}{at_most} {' '.join(more)}".strip())
 
 
-def _maintenance(spec: JobSpec) -> list[DryRunFinding]:
-    return [DryRunFinding("warn", "Maintenance", text) for text in maintenance.warnings(spec, timezone.now())]
+def _maintenance(spec: JobSpec, start: Sequence[DryRunFinding]) -> list[DryRunFinding]:
+    """Return the next windows that its time limit reaches into, unless its start names them already."""
+    windows = read.maintenance()
+    if not windows:
+        return []
+    request, there = request_of(spec), read.read()
+    effects = maintenance.effects(request, survey(request, there), windows, there.now)
+    texts = [effect.text for effect in effects if not any(effect.text in finding.text for finding in start)]
+    return [DryRunFinding("warn", "Maintenance", text) for text in texts[:MOST_WINDOWS]]
 
 
 def _topology(spec: JobSpec) -> list[DryRunFinding]:

@@ -11,16 +11,18 @@ from typing import Literal
 from jobs.why.limits import LimitCheck
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling.capacity import ClusterCapacity, Fit, Request, Seat
+from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
 BlockKind = Literal[
-    "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held"
+    "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held",
+    "maintenance",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """An obstacle. `amount`: what the numbers count; `name`: of the limit, reservation or partition."""
+    """An obstacle. `amount`: what the numbers count; `name`: of the limit, reservation or partition, or of the maintenance window."""
 
     kind: BlockKind
     text: str
@@ -43,6 +45,16 @@ class QueueAhead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaintenanceEffect:
+    """A window and those of its nodes that the job could use. `is_blocking`: it keeps the job from these nodes now."""
+
+    window: PlannedMaintenance
+    nodes: tuple[str, ...]
+    text: str
+    is_blocking: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class WaitFacts:
     """Everything that blocks are built from."""
 
@@ -53,6 +65,7 @@ class WaitFacts:
     seats: Sequence[Seat]
     checks: Sequence[LimitCheck]
     ahead: QueueAhead
+    maintenance: Sequence[MaintenanceEffect] = ()
     free_until: float = inf  # when a job ahead is planned to start on nodes that fit this one
     queued: QueuedJobInfo | None = None
     names: Mapping[str, str]

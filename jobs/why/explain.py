@@ -7,14 +7,14 @@ The scheduler's reason comes first; what Vigil counts itself follows, by the sch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
 from jobs.spec import JobSpec
-from jobs.why import limits, obstacles
-from jobs.why.blocks import Block, QueueAhead, WaitFacts, reason_word
+from jobs.why import limits, maintenance, obstacles
+from jobs.why.blocks import Block, MaintenanceEffect, QueueAhead, WaitFacts, reason_word
 from jobs.why.limits import Usage
 from jobs.why.reasons import explained
 from jobs.why.variants import TrialOutcome, Variant, propose
@@ -22,6 +22,7 @@ from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import licenses
 from nodes.scheduling.backfill import JobsAhead, after, limited_by_plans
 from nodes.scheduling.capacity import ClusterCapacity, Request, Seat, assess, starts, survey
+from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
 # Slurm's reasons of a job that waits for its turn; any other keeps a job from starting whatever is free.
@@ -41,6 +42,7 @@ class WaitingJob:
     you: str = ""  # the reader's own user name at the scheduler
     names: Mapping[str, str] = field(default_factory=dict)
     waits_in_vigil: bool = False  # not submitted to the scheduler yet; `reason` explains why
+    maintenance: Sequence[PlannedMaintenance] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,12 @@ class WaitExplanation:
     never: bool  # as it is, it cannot start, however long it waits
     starts_on: tuple[str, ...]  # nodes with room for it, if nothing is in its way
     variants: tuple[Variant, ...]
+    maintenance: tuple[MaintenanceEffect, ...] = ()  # windows that keep it waiting, or that it would run into
+
+    @property
+    def coming_maintenance(self) -> list[MaintenanceEffect]:
+        """Return the windows that do not keep it waiting now, but will if it has not started by then."""
+        return [effect for effect in self.maintenance if not effect.is_blocking]
 
     @property
     def sentence(self) -> str:
@@ -71,6 +79,7 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
     reason = waiting.reason or (queued.reason if queued else "")
     board = _ClusterView(request, cluster, ahead_of(queued, request, cluster))
     ahead = _queue_ahead(board.line, waiting.names)
+    windows = maintenance.effects(request, board.seats, waiting.maintenance, cluster.now)
     blocks = obstacles.blocks(
         WaitFacts(
             request=request,
@@ -80,6 +89,7 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
             seats=board.seats,
             checks=board.checks(request),
             ahead=ahead,
+            maintenance=windows,
             free_until=min((seat.until for seat in board.open(request, behind_queue=True)), default=inf),
             queued=queued,
             names=waiting.names,
@@ -101,6 +111,7 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
         never=any(block.is_final for block in blocks),
         starts_on=board.nodes(request) if not blocks else (),
         variants=variants,
+        maintenance=tuple(windows),
     )
 
 

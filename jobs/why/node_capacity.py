@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
+from jobs.why import maintenance
 from jobs.why.blocks import Block, WaitFacts, are, clock
 from nodes.schedulers.cluster import ALLOCATED_STATES
 from nodes.scheduling.capacity import WINDOW, Request, Seat
@@ -26,8 +27,8 @@ def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
     yield _too_few_nodes(facts, is_reason=is_reason)
     if fit.fits_if_empty and (fragments := _fragments(facts)):
         yield fragments
-    if fit.until < inf:
-        yield _reserved(facts)
+    if fit.until < inf and (reserved := _reserved(facts)):
+        yield reserved
 
 
 def _too_few_nodes(facts: WaitFacts, *, is_reason: bool) -> Block:
@@ -122,11 +123,13 @@ def _fragments(facts: WaitFacts) -> Block | None:
     return Block(kind="fragmentation", text=text, amount="gres/gpu", limit=total, requested=want)
 
 
-def _reserved(facts: WaitFacts) -> Block:
-    """Return the block of nodes that a reservation takes before the job would end."""
+def _reserved(facts: WaitFacts) -> Block | None:
+    """Return the block of nodes that a reservation takes before the job would end; None if that is maintenance."""
     until, now = facts.fit.until, facts.cluster.now
     first = next((seat for seat in facts.seats if seat.until == until), None)
     name = first.taken_by if first else ""
+    if maintenance.is_reserved_for(name, facts):
+        return None
     nodes = dict(facts.fit.obstacles).get(WINDOW, 0)
     who = formatting.plural(nodes, "node")
     text = (
@@ -142,7 +145,7 @@ def _reserved(facts: WaitFacts) -> Block:
 def _single_machine(facts: WaitFacts) -> Iterator[Block]:
     """Yield the blocks of a single machine, such as "Needs 4 CPUs, 2 are free; #12 uses 6."."""
     request, seat = facts.request, facts.seats[0]
-    if seat.why:
+    if seat.why and not maintenance.drained(seat, facts):
         yield Block(kind="nodes", text=_out_of_service_text(seat), name=seat.why, is_reason=True)
     for unit, each, free, there in (
         ("GPU", request.gpus, seat.room.gpus, seat.size.gpus),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from math import inf
 
-from jobs.why import limits, node_capacity
+from jobs.why import limits, maintenance, node_capacity
 from jobs.why.blocks import Block, BlockKind, WaitFacts, are, clock, reason_word
 from jobs.why.reasons import explained
 from nodes.schedulers.cluster import ReservationInfo
@@ -49,6 +49,7 @@ def blocks(facts: WaitFacts) -> list[Block]:
         *_limits(facts),
         *_reservation(facts),
         *_licenses(facts),
+        *maintenance.blocks(facts, is_reason=kind_of(facts.reason) == "nodes"),
         *node_capacity.blocks(facts, is_reason=kind_of(facts.reason) == "nodes"),
         *_priority(facts),
     ]

@@ -84,6 +84,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
             you=user.slurm_user or "",
             names=names(user),
             waits_in_vigil=not attempt.scheduler_id,
+            maintenance=read.maintenance(),
         ),
         there,
     )

@@ -12,7 +12,8 @@ from pydantic import Field
 from nodes.api.nodes import OrderShape, ReadingShape, Why, order_shape
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import sync
-from nodes.drains import bulk, cost, host_expression, overview
+from nodes.drains import bulk, bulk_return, cost, host_expression, overview
+from nodes.drains.bulk import BulkOutcome
 from nodes.drains.host_expression import BadHostExpression
 from nodes.drains.overview import DrainedNode
 from nodes.models import Reading
@@ -73,6 +74,11 @@ class WantedBulkDrain(WantedNodeNames):
     replace: bool = Field(False, description="Also replace somebody else's drains and their reasons.")
 
 
+class WantedBulkReturn(WantedNodeNames):
+    reason: Why = Field(description="Why they return; it is kept with the orders and in the audit log.")
+    replace: bool = Field(False, description="Also end drains of other people, health rules and Slurm.")
+
+
 class PartitionShareShape(Schema):
     name: str
     nodes: int
@@ -92,10 +98,18 @@ class DrainPreviewShape(Schema):
     partitions: list[PartitionShareShape]
 
 
+class ReturnPreviewShape(Schema):
+    """Which drains a return of these nodes would end."""
+
+    own: list[DrainShape] = Field(description="Your own drains, and nodes that are down without a reason.")
+    by_others: list[DrainShape] = Field(description="Drains of others: they stay unless `replace` is set.")
+    in_service: list[str] = Field(description="Nodes that take jobs already.")
+
+
 class BulkOutcomeShape(Schema):
     node: str
     order: OrderShape | None = Field(description="Null: nothing was ordered.")
-    problem: str = Field(description="Why nothing was ordered: somebody else has drained the node.")
+    problem: str = Field(description="Why nothing was ordered: somebody else has drained the node, or it is in service.")
 
 
 class BulkOutcomes(Schema):
@@ -156,15 +170,51 @@ def drain_many(request: ApiRequest, wanted: WantedBulkDrain) -> Status[dict[str,
         outcomes = bulk.drain_all(request.auth, wanted.nodes, wanted.reason, replace=wanted.replace)
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
-    items = [
-        {
-            "node": outcome.node,
-            "order": order_shape(outcome.order) if outcome.order else None,
-            "problem": outcome.problem,
-        }
-        for outcome in outcomes
-    ]
-    return Status(202, {"items": items})
+    return Status(202, {"items": [_outcome_shape(outcome) for outcome in outcomes]})
+
+
+@router.post(
+    "/return/preview",
+    response=ReturnPreviewShape,
+    summary="Which drains a return of these nodes would end (sysadmins)",
+    openapi_extra=described(errors=ERRORS | BAD_NODES),
+)
+def return_preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
+    """Return whose drains these are, and whether their reasons still stand. Changes nothing."""
+    only_sysadmins(request, "return nodes to service")
+    try:
+        found = bulk_return.preview(request.auth, wanted.nodes)
+    except (BadHostExpression, bulk.UnknownNodes) as error:
+        raise _bad_nodes(error) from None
+    return {
+        "own": [_drain_shape(drained) for drained in found.own],
+        "by_others": [_drain_shape(drained) for drained in found.by_others],
+        "in_service": [node.name for node in found.in_service],
+    }
+
+
+@router.post(
+    "/return",
+    response={202: BulkOutcomes},
+    summary="Return many nodes to service (sysadmins)",
+    openapi_extra=described(errors=ERRORS | BAD_NODES),
+)
+def return_many(request: ApiRequest, wanted: WantedBulkReturn) -> Status[dict[str, Any]]:
+    """Order to undrain every node of the expression.
+
+    Drains of others are left as they are, with the reason in `problem`, unless `replace` is set.
+    """
+    only_sysadmins(request, "return nodes to service")
+    try:
+        outcomes = bulk_return.return_all(request.auth, wanted.nodes, wanted.reason, replace=wanted.replace)
+    except (BadHostExpression, bulk.UnknownNodes) as error:
+        raise _bad_nodes(error) from None
+    return Status(202, {"items": [_outcome_shape(outcome) for outcome in outcomes]})
+
+
+def _outcome_shape(outcome: BulkOutcome) -> dict[str, Any]:
+    order = order_shape(outcome.order) if outcome.order else None
+    return {"node": outcome.node, "order": order, "problem": outcome.problem}
 
 
 def _bad_nodes(error: ValueError) -> Problem:

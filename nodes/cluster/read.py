@@ -13,6 +13,7 @@ from nodes.schedulers import cluster
 from nodes.schedulers.base import NodeStatus
 from nodes.scheduling import gpu_types as types
 from nodes.scheduling.capacity import ClusterCapacity
+from nodes.scheduling.maintenance import PlannedMaintenance
 
 Reported = TypeVar("Reported")
 _INDICES = "gpu_indices"
@@ -32,6 +33,22 @@ def read(now: datetime | None = None) -> ClusterCapacity:
         licenses=_cached(models.License, cluster.LicenseInfo, read_at.get(part.LICENSES)),
         queue=_cached(models.QueuedJob, cluster.QueuedJobInfo, read_at.get(part.QUEUE)),
     )
+
+
+def maintenance() -> list[PlannedMaintenance]:
+    """Return the maintenance windows that are planned or have begun, the next one first."""
+    return [
+        PlannedMaintenance(
+            reason=window.reason,
+            nodes=frozenset(window.nodes),
+            starts_at=window.starts_at.timestamp(),
+            ends_at=window.ends_at.timestamp(),
+            is_reserved=window.wants_reservation or bool(window.reservation),
+            reservation=window.reservation,
+            requester=window.requester,
+        )
+        for window in models.MaintenanceWindow.objects.standing().order_by("starts_at")
+    ]
 
 
 def gpu_types() -> list[str]:

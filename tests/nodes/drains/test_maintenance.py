@@ -283,8 +283,8 @@ steps = 10
     assert warned() == []
     planned(ops, "dgx-[01-12]", starts=60, ends=120, reason="new driver", wants_reservation=True)
     (text,) = warned()
-    assert text.startswith("new driver on all its nodes from ")
-    assert "only if its time limit ends before" in text
+    assert text.startswith("Maintenance begins on all 12 nodes that it could use (dgx-01 … dgx-12) at ")
+    assert text.endswith("so it starts there only afterwards.")
 
 
 @pytest.mark.parametrize("starts_at", ["0001-01-01T00:00", "1600-02-29T12:00", "9999-12-31T23:59"])

@@ -1,0 +1,68 @@
+"""Return many nodes to service at once: which drains that would end, and the orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from nodes.cluster import drain
+from nodes.drains import bulk, overview
+from nodes.drains.bulk import AT_ONCE, BulkOutcome
+from nodes.drains.overview import DrainedNode
+from nodes.models import Node, NodeOrder
+from portal.models import User
+
+
+@dataclass(frozen=True)
+class ReturnPreview:
+    """What returning these nodes would end, each in the order of the expression."""
+
+    own: tuple[DrainedNode, ...]
+    """Drained by this person, or down without a reason of anybody else."""
+    by_others: tuple[DrainedNode, ...]
+    """Drained by another person, a health rule, Slurm or anything else: left as they are unless requested."""
+    in_service: tuple[Node, ...]
+
+
+def preview(user: User, expression: str) -> ReturnPreview:
+    """Return what would be ended. Raises BadHostExpression and UnknownNodes."""
+    nodes = bulk.find_nodes(expression)
+    drained = overview.described(node for node in nodes if not node.is_in_service)
+    return ReturnPreview(
+        own=tuple(item for item in drained if not _is_by_another(item, user)),
+        by_others=tuple(item for item in drained if _is_by_another(item, user)),
+        in_service=tuple(node for node in nodes if node.is_in_service),
+    )
+
+
+def return_all(user: User, expression: str, reason: str, *, replace: bool = False) -> list[BulkOutcome]:
+    """Order to undrain every node of the expression that is out of service; `reason` is for the audit log.
+
+    Raises BadHostExpression and UnknownNodes before any order.
+    """
+    nodes = bulk.find_nodes(expression)
+    outcomes: list[BulkOutcome] = []
+    for start in range(0, len(nodes), AT_ONCE):
+        with transaction.atomic():
+            outcomes += [_undrain(user, node, reason, replace) for node in nodes[start : start + AT_ONCE]]
+    return outcomes
+
+
+def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
+    if node.is_in_service:
+        return BulkOutcome(node.name, None, f"{node.name} is in service.")
+    try:
+        order = drain.request_order(
+            user, node, NodeOrder.Action.UNDRAIN, reason, replaces=node.reason if replace else None
+        )
+    except drain.DrainedByAnother as error:
+        return BulkOutcome(node.name, None, str(error))
+    return BulkOutcome(node.name, order)
+
+
+def _is_by_another(drained: DrainedNode, user: User) -> bool:
+    """Return whether an order of this person would end somebody else's drain, without a query for each node."""
+    order = drained.order
+    is_own = order is not None and order.asked_by_id == user.pk and not order.rule
+    return bool(drained.node.reason) and not is_own
