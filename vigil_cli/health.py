@@ -13,10 +13,15 @@ from vigil_cli.tables import local, table
 from vigil_core import formatting
 
 MOST = 1_000
+MOST_SINGLE = 5
+"""More equal entries than this are one line, as on the page."""
 entry_id = click.argument("entry", metavar="ID", type=click.IntRange(min=1))
 reason = click.option(
     "--reason", required=True, metavar="R", help="Why; it is kept with the entry and in the audit log."
 )
+
+
+alike = click.option("--alike", is_flag=True, help="Also all other entries of the rule that found the same.")
 
 
 @click.group(invoke_without_command=True)
@@ -42,28 +47,33 @@ def health(context: click.Context, everything: bool, node: str | None, as_json: 
 @entry_id
 @reason
 @click.option("--replace", is_flag=True, help="Replace somebody else's drain.")
+@alike
 @as_json
-def approve(entry: int, reason: str, replace: bool, as_json: bool) -> None:
+def approve(entry: int, reason: str, replace: bool, alike: bool, as_json: bool) -> None:
     """Do what the rule proposes: drain the node (sysadmins)."""
-    _decide(entry, "approve", {"reason": reason, "replace": replace}, as_json)
+    if alike and replace:
+        raise click.UsageError("--replace is for one node: give either --alike or --replace.")
+    _decide(entry, "approve", {"reason": reason, "replace": replace} | _alike(alike), as_json)
 
 
 @health.command()
 @entry_id
 @reason
+@alike
 @as_json
-def dismiss(entry: int, reason: str, as_json: bool) -> None:
+def dismiss(entry: int, reason: str, alike: bool, as_json: bool) -> None:
     """Decide that nothing is to be done while it lasts (sysadmins)."""
-    _decide(entry, "dismiss", {"reason": reason}, as_json)
+    _decide(entry, "dismiss", {"reason": reason} | _alike(alike), as_json)
 
 
 @health.command()
 @entry_id
 @reason
+@alike
 @as_json
-def clear(entry: int, reason: str, as_json: bool) -> None:
+def clear(entry: int, reason: str, alike: bool, as_json: bool) -> None:
     """End the entry: the cause was repaired (sysadmins)."""
-    _decide(entry, "clear", {"reason": reason}, as_json)
+    _decide(entry, "clear", {"reason": reason} | _alike(alike), as_json)
 
 
 @health.command()
@@ -89,8 +99,21 @@ def try_rule(file: Path, days: int, as_json: bool) -> None:
     out(find_portal().post("health/rules/try", json={"toml": text, "days": days}), _dry_run_lines, as_json)
 
 
+def _alike(wanted: bool) -> dict[str, bool]:
+    return {"alike": True} if wanted else {}  # an older portal does not know it
+
+
 def _decide(entry: int, action: str, body: dict[str, Any], as_json: bool) -> None:
-    out(find_portal().post(f"health/{entry}/{action}", json=body), lambda answer: _lines({"items": [answer]}), as_json)
+    out(find_portal().post(f"health/{entry}/{action}", json=body), _decision_lines, as_json)
+
+
+def _decision_lines(answer: dict[str, Any]) -> list[str]:
+    lines = _lines({"items": [answer]})
+    if answer.get("alike_decided"):
+        lines.append(f"The same for {formatting.plural(answer['alike_decided'], 'other entry', 'other entries')}.")
+    if answer.get("alike_left"):
+        lines.append(f"Unchanged: {formatting.plural(answer['alike_left'], 'entry', 'entries')}.")
+    return lines
 
 
 def _read_all(**wanted: Any) -> list[dict[str, Any]]:
@@ -105,19 +128,39 @@ def _read_all(**wanted: Any) -> list[dict[str, Any]]:
 
 def _lines(answer: dict[str, Any]) -> list[str]:
     head = ["ID>", "SEVERITY", "NODE", "WHERE", "FINDING", "STATE", "ACTION", "DECISION", "COUNT>", "LAST SEEN"]
-    entries = sorted(answer["items"], key=_urgency)
+    groups: dict[object, list[dict[str, Any]]] = {}
+    for entry in sorted(answer["items"], key=_urgency):
+        groups.setdefault(_alike_key(entry), []).append(entry)
     rows = [
         [
-            *(str(entry["id"]), entry["severity"], entry["node"], _where(entry), entry["title"], entry["state"]),
+            *(str(entry["id"]), entry["severity"], node, where, _title(entry), entry["state"]),
             *(entry["action"], _decision(entry), formatting.count(entry["count"]), local(entry["last_seen"])[:16]),
         ]
-        for entry in entries
+        for group in groups.values()
+        for entry, node, where in _places(group)
     ]
     lines = table(head, rows, "No findings: nothing is wrong with the nodes that report.")
     breaker = answer.get("breaker")
     if breaker and breaker["tripped_at"]:
         lines.append(f"Automatic actions are stopped since {local(breaker['tripped_at'])[:16]}: {breaker['detail']}")
     return lines
+
+
+def _alike_key(entry: dict[str, Any]) -> object:
+    """Return what entries on one line share; only those with a detail, such as an old version, are one line."""
+    names = ("state", "decision", "severity", "action", "rule", "detail")
+    return tuple(entry.get(name) for name in names) if entry.get("detail") else entry["id"]
+
+
+def _places(group: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str, str]]:
+    """Return entries with node and place: one for many equal ones."""
+    if len(group) <= MOST_SINGLE:
+        return [(entry, entry["node"], _where(entry)) for entry in group]
+    return [(group[0], f"{group[0]['node']} and {formatting.count(len(group) - 1)} more", "")]
+
+
+def _title(entry: dict[str, Any]) -> str:
+    return f"{entry['title']}: {entry['detail']}" if entry.get("detail") else str(entry["title"])
 
 
 def _rule_lines(answer: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
-from nodes.remediation import inbox
+from nodes.remediation import alike, inbox
 from nodes.remediation.entry_lists import ActiveEntries, EntryList
 from nodes.remediation.limits_used import limits_used
 from portal.access import CLUSTER, can, user_of
@@ -37,10 +37,13 @@ State = HealthEntry.EntryState
 
 @dataclass(frozen=True)
 class EntryRow:
-    """An entry with its rule, which may have been removed since."""
+    """An entry with its rule, which may have been removed since; or the newest of `number` equal ones."""
 
     entry: HealthEntry
     rule: Rule | None
+    number: int = 1
+    nodes: Sequence[str] = ()
+    """The nodes of the newest of them."""
 
     @property
     def glyph(self) -> str:
@@ -60,6 +63,13 @@ class EntryRow:
         if self.entry.gpu is not None:
             return f"GPU{formatting.NBSP}{self.entry.gpu.index}"
         return self.entry.item
+
+    @property
+    def places(self) -> str:
+        """Return how many nodes or other places equal entries are about."""
+        is_by_node = self.entry.gpu is None and not self.entry.item  # one active entry a node and rule
+        words = ("node",) if is_by_node else ("place",)
+        return formatting.plural(self.number, *words)
 
     @property
     def advice(self) -> str:
@@ -123,9 +133,7 @@ def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
         messages.error(request, f"Enter a reason of at most {orders.MOST_REASON} characters.")
         return redirect("health")
     try:
-        _DECISIONS[action](user, entry_id, reason)
-    except KeyError:
-        raise Http404(f"{action} is not a decision.") from None
+        _decide(request, user, action, entry_id, reason)
     except HealthEntry.DoesNotExist as error:
         raise Http404(str(error)) from None
     except orders.DrainedByAnother as error:
@@ -133,6 +141,18 @@ def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
     except inbox.NotPossible as error:
         messages.error(request, str(error))
     return redirect("health")
+
+
+def _decide(request: HttpRequest, user: User, action: str, entry_id: int, reason: str) -> None:
+    if action not in _DECISIONS:
+        raise Http404(f"{action} is not a decision.")
+    if not request.POST.get("alike"):
+        _DECISIONS[action](user, entry_id, reason)
+        return
+    outcome = alike.decide(user, action, entry_id, reason)
+    left = f" Unchanged: {formatting.count(outcome.left)}." if outcome.left else ""
+    done = {"approve": "Approved", "dismiss": "Dismissed", "clear": "Cleared"}[action]
+    messages.success(request, f"{done} {formatting.plural(outcome.decided + 1, 'finding')}.{left}")
 
 
 _DECISIONS: dict[str, Callable[[User, int, str], Any]] = {
@@ -166,11 +186,16 @@ class _EntryRows:
 
     @classmethod
     def read(cls, entries: ActiveEntries, which: EntryList, rules: Mapping[str, Rule]) -> _EntryRows:
-        return cls(_rows(entries.newest(which, MOST[which]), rules), entries.count(which))
+        lines = entries.newest(which, MOST[which])
+        rows = [
+            EntryRow(line.entry, rules.get(line.entry.rule), line.number, [entry.node for entry in line.entries])
+            for line in lines
+        ]
+        return cls(rows, entries.count(which))
 
     @property
     def more(self) -> int:
-        return self.number - len(self.rows)
+        return max(0, self.number - sum(row.number for row in self.rows))
 
 
 def _rows(entries: Iterable[HealthEntry], rules: Mapping[str, Rule]) -> list[EntryRow]:

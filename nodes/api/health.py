@@ -13,7 +13,8 @@ from nodes.api.nodes import OrderShape, Why, order_shape
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
 from nodes.models import HealthControl, HealthEntry, Node
-from nodes.remediation import inbox
+from nodes.remediation import alike, inbox
+from nodes.remediation.alike import AlikeOutcome
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
@@ -46,6 +47,7 @@ class HealthEntryShape(Schema):
     item: str = Field(description="The mount or port that it is about; empty: none.")
     rule: str
     title: str
+    detail: str = Field(description="What equal findings on many nodes have in common: versions below a minimum.")
     state: str = Field(description="watching, open, dismissed or cleared.")
     severity: str = Field(description="info, warning, critical or fatal.")
     action: str = Field(description="What the rule wants: ignore, watch, exclude, drain, reset or replace.")
@@ -60,6 +62,13 @@ class HealthEntryShape(Schema):
     cleared_at: datetime | None
     evidence: list[ObservationShape] = Field(description="The newest observations.")
     order: OrderShape | None
+
+
+class HealthDecisionShape(HealthEntryShape):
+    """Describes the entry after a decision, and what the decision did to entries like it."""
+
+    alike_decided: int = Field(0, description="With `alike`: how many other entries were decided, too.")
+    alike_left: int = Field(0, description="With `alike`: how many stayed, because somebody else was faster or drained.")
 
 
 class HealthEntries(Schema):
@@ -85,6 +94,11 @@ class WantedEntries(WantedPage):
 class WantedDecision(Schema):
     model_config = {"extra": "forbid"}
     reason: Why = Field(description="Why; it is kept with the entry and in the audit log.")
+    alike: bool = Field(
+        False,
+        description="Also decide about the other entries of this rule with the same `detail`, state and decision: at "
+        f"most {alike.MOST:,}, of drains {alike.MOST_DRAINS}.",
+    )
 
 
 class WantedApproval(WantedDecision):
@@ -134,7 +148,7 @@ def entry(request: ApiRequest, entry_id: int) -> dict[str, Any]:
 
 @router.post(
     "/{int:entry_id}/approve",
-    response=HealthEntryShape,
+    response=HealthDecisionShape,
     summary="Do what the rule proposes (sysadmins)",
     openapi_extra=described(errors=NOT_DECIDED),
 )
@@ -142,53 +156,69 @@ def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dic
     """Drain the node in your name, with the finding as the reason. `order` says what became of it."""
     only_sysadmins(request, "decide about health entries")
     entry = _entry(entry_id)
+    outcome = AlikeOutcome(0, 0)
     try:
-        inbox.approve(
-            request.auth, entry.pk, decision.reason, replaces=_reason(entry.node) if decision.replace else None
-        )
+        if decision.alike:
+            outcome = alike.decide(request.auth, "approve", entry.pk, decision.reason)
+        else:
+            inbox.approve(
+                request.auth, entry.pk, decision.reason, replaces=_reason(entry.node) if decision.replace else None
+            )
     except orders.DrainedByAnother as error:
         raise Problem(409, f"{error} Send `replace`: true to drain it anyway.", kind="drained") from None
     except inbox.NotPossible as error:
         raise Problem(409, str(error)) from None
-    return entry_shape(_entry(entry_id), True)
+    return _decision_shape(entry_id, outcome)
 
 
 @router.post(
     "/{int:entry_id}/dismiss",
-    response=HealthEntryShape,
+    response=HealthDecisionShape,
     summary="Decide that nothing is to be done (sysadmins)",
     openapi_extra=described(errors=NOT_DECIDED),
 )
 def dismiss(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
     """Take no action while this lasts. Once it has cleared, new evidence opens a new entry."""
     only_sysadmins(request, "decide about health entries")
-    _decide(inbox.dismiss, request, entry_id, decision.reason)
-    return entry_shape(_entry(entry_id), True)
+    return _decide("dismiss", request, entry_id, decision)
 
 
 @router.post(
     "/{int:entry_id}/clear",
-    response=HealthEntryShape,
+    response=HealthDecisionShape,
     summary="End an entry (sysadmins)",
     openapi_extra=described(errors=NOT_DECIDED),
 )
 def clear(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
     """End the entry: what was observed until now never opens it again. Vigil undrains what only it had drained."""
     only_sysadmins(request, "decide about health entries")
-    _decide(inbox.clear, request, entry_id, decision.reason)
-    return entry_shape(_entry(entry_id), True)
+    return _decide("clear", request, entry_id, decision)
 
 
-def _decide(decide: Any, request: ApiRequest, entry_id: int, reason: str) -> None:
+def _decide(
+    action: Literal["dismiss", "clear"], request: ApiRequest, entry_id: int, decision: WantedDecision
+) -> dict[str, Any]:
+    pk, outcome = _entry(entry_id).pk, AlikeOutcome(0, 0)
     try:
-        decide(request.auth, _entry(entry_id).pk, reason)
+        if decision.alike:
+            outcome = alike.decide(request.auth, action, pk, decision.reason)
+        elif action == "dismiss":
+            inbox.dismiss(request.auth, pk, decision.reason)
+        else:
+            inbox.clear(request.auth, pk, decision.reason)
     except inbox.NotPossible as error:
         raise Problem(409, str(error)) from None
+    return _decision_shape(pk, outcome)
+
+
+def _decision_shape(entry_id: int, outcome: AlikeOutcome) -> dict[str, Any]:
+    counts = {"alike_decided": outcome.decided, "alike_left": outcome.left}
+    return entry_shape(_entry(entry_id), True) | counts
 
 
 def entry_shape(entry: HealthEntry, is_sysadmin: bool) -> dict[str, Any]:
     same = (
-        "id", "node", "item", "rule", "title", "state", "severity", "action", "decision", "decision_reason",
+        "id", "node", "item", "rule", "title", "detail", "state", "severity", "action", "decision", "decision_reason",
         "held_back", "count", "first_seen", "last_seen", "opened_at", "cleared_at",
     )  # fmt: skip
     return {name: getattr(entry, name) for name in same} | {

@@ -74,6 +74,10 @@ class HealthEntry(models.Model):
     item = models.CharField(max_length=300, blank=True, help_text="The mount or port that it is about.")
     rule = models.CharField(max_length=64)
     title = models.CharField(max_length=120, help_text="The rule's title when the entry began.")
+    detail = models.CharField(
+        max_length=200, blank=True, default="",
+        help_text="What equal findings on many nodes have in common: the versions below a minimum.",
+    )  # fmt: skip
     cause = models.CharField(max_length=64, blank=True)
     state = models.CharField(max_length=16, choices=EntryState.choices, default=EntryState.WATCHING)
     severity = models.CharField(max_length=16)
@@ -118,9 +122,9 @@ class HealthEntry(models.Model):
             models.Index(fields=["rule", "-id"], name="health_of_a_rule"),
             models.Index(fields=["due_at"], condition=~Q(state="cleared"), name="health_due"),
             models.Index(
-                fields=["state", "decision", "severity", "action", "-last_seen"],
+                fields=["state", "decision", "severity", "action", "rule", "detail", "-last_seen"],
                 condition=~Q(state="cleared"),
-                name="health_active",
+                name="health_active_alike",
             ),
             models.Index(fields=["state", "-cleared_at"], name="health_last_cleared"),
         )

@@ -33,6 +33,7 @@ from portal import bulk
 LATE = timedelta(minutes=10)
 """Evidence that is older when it arrives is history: it is proposed, never acted on."""
 MOST_EVIDENCE = 20
+MOST_DETAIL = 200
 MOST_ENTRIES = 200
 """Entries per transaction."""
 EVENTS_S = 5.0
@@ -283,6 +284,7 @@ class _EntryChanges:
         row.is_late = row.is_late or key in self.late
         if self.evidence[key]:
             row.evidence = _merged_evidence(row.observations(with_people=True), self.evidence[key])
+            row.detail = str(self.evidence[key][-1][2].get("outdated", ""))[:MOST_DETAIL]
         row.progress = finding.as_payload()
 
 
@@ -290,7 +292,7 @@ _MEMORY = timedelta(days=366)
 """How long a cleared entry counts towards an escalation; no rule looks back further than a year."""
 _CHANGED = (
     "state", "severity", "action", "count", "first_seen", "last_seen", "opened_at", "cleared_at", "due_at", "is_late",
-    "evidence", "progress",
+    "evidence", "detail", "progress",
 )  # fmt: skip
 
 

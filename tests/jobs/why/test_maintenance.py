@@ -40,7 +40,7 @@ def test_a_time_limit_that_reaches_into_a_reserved_window_names_the_window() -> 
     assert "in 4 h, and ends at " in plain(block.text)
     assert plain(block.text).endswith(": New fans. This job requests 12 h, so it starts there only afterwards.")
     assert "reservation" not in [block.kind for block in found.blocks], "it is named once"
-    assert now(found)[0] == {"resources.time_limit": "02:00:00"}
+    assert now(found)[0] == {"resources.time_limit": "03:45:00"}
 
 
 def test_drained_nodes_of_a_window_say_until_when() -> None:

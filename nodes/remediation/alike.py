@@ -1,0 +1,83 @@
+"""Decide about many equal findings at once: one rule found the same on many nodes, such as an old driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from nodes.cluster import drain
+from nodes.models import HealthControl, HealthEntry
+from nodes.remediation import inbox
+from portal.access import note
+from portal.audit import Change
+from portal.models import User
+from vigil_core import formatting
+
+MOST = 2_000
+"""Entries that one decision is about; the rest takes another."""
+MOST_DRAINS = 200
+AT_ONCE = 50
+"""Entries per transaction, so that other writers do not wait long."""
+Decision = HealthEntry.EntryDecision
+State = HealthEntry.EntryState
+
+
+@dataclass(frozen=True)
+class AlikeOutcome:
+    """What became of the entries besides the first: how many were decided, and how many stayed as they are."""
+
+    decided: int
+    left: int
+
+
+def alike(entry: HealthEntry) -> QuerySet[HealthEntry]:
+    """Select the other active entries in whose evidence the rule found the same, and that are in the same state."""
+    rows = HealthEntry.objects.active().filter(
+        state=entry.state, decision=entry.decision, severity=entry.severity, action=entry.action, rule=entry.rule,
+        detail=entry.detail,
+    )  # fmt: skip
+    return rows.exclude(pk=entry.pk).order_by("pk")
+
+
+def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
+    """Decide about the entry and those like it. Raises what the decision about the first one raises."""
+    first = HealthEntry.objects.filter(pk=pk).first()
+    if first is None:
+        raise HealthEntry.DoesNotExist(f"There is no health entry {pk}.")
+    others = alike(first)
+    if action == "dismiss":
+        inbox.dismiss(user, pk, reason)
+        return _dismiss(user, others, first, reason)
+    single = inbox.approve if action == "approve" else inbox.clear
+    pks = list(others.values_list("pk", flat=True)[: MOST_DRAINS if action == "approve" else MOST])
+    single(user, pk, reason)
+    decided = 0
+    for start in range(0, len(pks), AT_ONCE):
+        with transaction.atomic():
+            for other in pks[start : start + AT_ONCE]:
+                try:
+                    single(user, other, reason)
+                except (inbox.NotPossible, drain.DrainedByAnother, HealthEntry.DoesNotExist):
+                    continue
+                decided += 1
+    return AlikeOutcome(decided, len(pks) - decided)
+
+
+def _dismiss(user: User, others: QuerySet[HealthEntry], first: HealthEntry, reason: str) -> AlikeOutcome:
+    """Dismiss all in one statement, with one entry in the audit log."""
+    with transaction.atomic():
+        HealthControl.locked()
+        pks = list(others.values_list("pk", flat=True)[:MOST])
+        rows = HealthEntry.objects.filter(pk__in=pks, state=first.state)
+        decided = rows.update(
+            state=State.DISMISSED, decision=Decision.DISMISSED, decided_by=user, decided_at=timezone.now(),
+            decision_reason=reason,
+        )  # fmt: skip
+        if decided:
+            what = formatting.plural(decided, "more finding")
+            change = Change(before={"state": first.state}, after={"state": State.DISMISSED, "entries": decided})
+            note(user, f"health {State.DISMISSED}", f"{first.rule}: {what} like that on {first.node}", reason, change)
+    return AlikeOutcome(decided, len(pks) - decided)

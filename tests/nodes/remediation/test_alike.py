@@ -1,0 +1,111 @@
+"""What a rule finds the same on many nodes is one line of the inbox, and one decision."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from nodes.models import HealthEntry
+from portal.models import AuditEntry, User
+from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.nodes.remediation.cluster import NAMES, Lab
+from tests.nodes.remediation.test_entry_lists import entries
+from tests.nodes.remediation.test_inbox import decide
+
+pytestmark = pytest.mark.django_db
+DETAIL = "NVIDIA driver 535.54.03, at least 535.274.02"
+OLD = {
+    "rule": "below-minimum", "title": "Software is below a minimum version", "severity": "warning", "action": "watch",
+    "decision": "", "detail": DETAIL,
+}  # fmt: skip
+
+
+@pytest.fixture
+def ops() -> User:
+    return sysadmin("ops")
+
+
+def plain(answer: Any) -> str:
+    return str(answer.content.decode()).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_same_old_driver_on_many_nodes_is_one_line(ops: User) -> None:
+    lab = Lab()
+    for name in NAMES[:7]:
+        machine = lab.machine(name)
+        machine.post(machine.facts(time.time(), driver="535.54.03"))
+    lab.later(0)
+    lab.later(61)
+    assert set(HealthEntry.objects.open().values_list("node", "detail")) == {(name, DETAIL) for name in NAMES[:7]}
+    page = plain(signed_in(ops).get("/health"))
+    assert page.count("Software is below a minimum version</b>") == 1
+    assert "on 7 nodes" in page
+    assert DETAIL in page
+    assert "7 findings, none of which takes a node out of service." in page
+
+
+def test_other_versions_and_few_nodes_are_lines_of_their_own(ops: User) -> None:
+    entries(6, **OLD)
+    entries(5, "m", **OLD | {"detail": "NVIDIA driver 550.54.15, at least 550.163.01"})
+    page = plain(signed_in(ops).get("/health"))
+    assert page.count("Software is below a minimum version</b>") == 1 + 5
+    assert "more entr" not in page, "a line of six hides none"
+
+
+def test_nodes_to_drain_are_decided_one_by_one(ops: User) -> None:
+    entries(8)
+    assert plain(signed_in(ops).get("/health")).count('class="card finding"') == 8
+
+
+def test_one_decision_dismisses_all_that_are_alike(ops: User, django_assert_max_num_queries: Any) -> None:
+    entries(30, **OLD)
+    entries(2, "m", **OLD | {"detail": "another"})
+    first = HealthEntry.objects.filter(detail=DETAIL).latest("last_seen")
+    with django_assert_max_num_queries(40):
+        answer = decide(ops, first, "dismiss", reason="next maintenance", alike=True)
+    assert (answer.status_code, answer.json()["alike_decided"], answer.json()["alike_left"]) == (200, 29, 0)
+    assert HealthEntry.objects.filter(detail=DETAIL, state="dismissed", decided_by=ops).count() == 30
+    assert HealthEntry.objects.filter(detail="another", state="open").count() == 2
+    assert AuditEntry.objects.filter(user=ops, reason="next maintenance").count() == 2
+    page = plain(signed_in(ops).get("/health"))
+    assert "Dismissed by ops: next maintenance." in page
+
+
+def test_the_page_clears_all_that_are_alike(ops: User) -> None:
+    entries(12, **OLD)
+    newest = HealthEntry.objects.latest("last_seen")
+    client = signed_in(ops)
+    page = client.post(f"/health/{newest.pk}/clear", {"reason": "updated", "alike": "yes"}, follow=True)
+    assert "Cleared 12 findings." in plain(page)
+    assert not HealthEntry.objects.active().exists()
+
+
+def test_approving_all_drains_all_but_what_somebody_else_drained(ops: User, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab = Lab()
+    lab.scheduler.drain("dgx-03", "broken fan")
+    lab.step()
+    for name in NAMES[:7]:
+        entries(1, f"{name}-", **OLD | {"action": "drain", "decision": "proposed", "severity": "critical"})
+        HealthEntry.objects.filter(node__startswith=f"{name}-").update(node=name)
+    assert "Drain all" in plain(signed_in(ops).get("/health"))
+    answer = decide(ops, HealthEntry.objects.get(node="dgx-01"), "approve", reason="all", alike=True).json()
+    assert (answer["alike_decided"], answer["alike_left"]) == (5, 1)
+    lab.step()
+    assert sorted(lab.scheduler.drained) == list(NAMES[:7])
+    assert lab.scheduler.drained["dgx-03"] == "broken fan"
+
+
+def test_only_sysadmins_decide_about_many(ops: User) -> None:
+    entries(6, **OLD)
+    mira = person("mira", a_project())
+    assert decide(mira, HealthEntry.objects.all()[0], "dismiss", reason="x", alike=True).status_code == 403
+    answer = bearer(ops, "admin").post(
+        "/api/v1/health/999999/dismiss", {"reason": "x", "alike": True}, content_type="application/json"
+    )
+    assert answer.status_code == 404
+    assert "Decide about all" not in plain(signed_in(mira).get("/health"))
+
+

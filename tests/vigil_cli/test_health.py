@@ -1,0 +1,41 @@
+"""`vigil health` shows equal findings as one line and decides about them together."""
+
+# ruff: noqa: F811 (fixtures that are imported)
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
+
+DETAIL = "NVIDIA driver 535.54.03, at least 535.274.02"
+BREAKER = {"tripped_at": None, "rule": "", "detail": ""}
+
+
+def entry(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "id": number, "node": f"dgx-{number:02}", "gpu": None, "item": "", "rule": "below-minimum",
+        "title": "Software is below a minimum version", "detail": DETAIL, "state": "open", "severity": "warning",
+        "action": "watch", "decision": "", "decided_by": None, "count": 1, "last_seen": "2026-12-01T12:00:00Z", **more,
+    }  # fmt: skip
+
+
+def test_many_equal_findings_are_one_line(portal):
+    items = [entry(number) for number in range(1, 8)] + [entry(9, detail="another"), entry(10, detail="", title="Hot")]
+    portal.answers["GET", "health"] = {"items": items, "next": None}
+    portal.answers["GET", "health/breaker"] = BREAKER
+    lines = vigil("health").stdout.splitlines()
+    assert len(lines) == 1 + 3
+    assert "dgx-07 and 6 more" in "\n".join(lines)
+    assert DETAIL in "\n".join(lines)
+    assert len(json.loads(vigil("health", "--json").stdout)["items"]) == 9
+
+
+def test_one_decision_is_about_all_that_are_alike(portal):
+    portal.answers["POST", "health/7/dismiss"] = entry(7, state="dismissed", alike_decided=6, alike_left=1)
+    lines = vigil("health", "dismiss", "7", "--alike", "--reason", "later").stdout.splitlines()
+    assert json.loads(portal.asked[-1].content) == {"reason": "later", "alike": True}
+    assert lines[-2:] == ["The same for 6 other entries.", "Unchanged: 1 entry."]
+    vigil("health", "dismiss", "7", "--reason", "later")
+    assert json.loads(portal.asked[-1].content) == {"reason": "later"}
+    assert "--alike" in vigil("health", "approve", "7", "--reason", "x", "--alike", "--replace", status=2).stderr
