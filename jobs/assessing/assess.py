@@ -7,7 +7,7 @@ from datetime import datetime
 from django.utils import timezone
 
 from jobs import lease
-from jobs.assessing import offenders, step_times
+from jobs.assessing import offenders, program_notices, step_times
 from nodes.monitoring import assessments
 
 SOUND_NODE = {"is_node": False, "programs": 0, "programs_chance": 1.0}
@@ -24,6 +24,7 @@ def assess(now: datetime | None = None) -> None:
     try:
         assessments.replace("repeat_failures", offenders.failing_nodes(now), SOUND_NODE, now)
         assessments.replace("program_failures", offenders.failing_programs(now), SOUND_PROGRAM, now)
+        program_notices.notify_owners(now)  # of what the rules made of the last assessment
         step_times.measure(now)
         assessments.replace("step_time", step_times.paces(now), USUAL_PACE, now)
     finally:

@@ -29,6 +29,7 @@ KINDS = (
     ),
     NoticeKind("gpu.idle", "GPUs that are allocated but idle"),
     NoticeKind("channel", "Messages to another channel cannot be delivered"),
+    NoticeKind("program.failing", "A program of yours that fails in the same way wherever it runs"),
     NoticeKind("job.held", "A job that Slurm could not launch and put on hold"),
     NoticeKind("incident.site", "A failure that sysadmins must act on", is_for_sysadmins=True, is_event=True),
     NoticeKind("hardware.state", "Nodes and GPUs that need a repair or a decision", is_for_sysadmins=True),
