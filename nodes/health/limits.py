@@ -1,7 +1,7 @@
 """Limit how much Vigil takes out of service by itself, and stop it when something else is wrong. No Django.
 
 Limits: at most 5 % of all nodes in an hour, but at least one; and no node of a partition of which 20 % are out of
-service already, for any reason. Beyond that findings are only proposed. The breaker: if one rule fires on three nodes
+service already, for any reason: none at all of a partition with fewer than five nodes. Beyond that findings are only proposed. The breaker: if one rule fires on three nodes
 and a tenth of the cluster within two minutes, or a limit is exceeded, something else is wrong (a switch, a driver, the
 rule itself). Then nothing is done automatically until a person resets it.
 """
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 HOUR_S = 3_600.0
 HOURLY_SHARE = 0.05
 PARTITION_SHARE = 0.20
+LEAST_NODES = math.ceil(1 / PARTITION_SHARE)
+"""Nodes of a partition from which on one of them may be drained automatically."""
 BREAKER_NODES = 3
 BREAKER_SHARE = 0.10
 BREAKER_S = 120.0
@@ -69,6 +71,11 @@ def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, 
         if node not in members:
             continue
         out, limit = len((cluster.out & members) | {node}), partition_limit(len(members))
+        if not limit:
+            return (
+                f"{name} has {len(members)} node{'s' * (len(members) != 1)}. Vigil drains by itself only where a"
+                f" partition has {LEAST_NODES} or more: 20 % of fewer is less than one. Approve the drain to take it out."
+            )
         if out > limit:
             return f"{out - 1} of {len(members)} nodes of {name} are out of service; with it more than 20 % would be."
     return ""

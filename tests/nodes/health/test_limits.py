@@ -31,7 +31,9 @@ def test_one_node_of_a_small_cluster_may_go_but_not_the_only_one_of_a_partition(
     assert hourly_limit(100) == 5
     assert partition_limit(4) == 0
     assert partition_limit(5) == 1
-    assert "more than 20 %" in refusal(cluster(nodes=4), [], "dgx-00", 0)
+    assert refusal(cluster(nodes=4), [], "dgx-03", 0).startswith("gpu has 4 nodes. Vigil drains by itself only where a")
+    assert "Approve the drain" in refusal(cluster(nodes=4), [], "dgx-03", 0)
+    assert "debug has 1 node." in refusal(cluster(nodes=2), [], "dgx-00", 0)
 
 
 def test_the_hour_and_the_partition_are_limits() -> None:
