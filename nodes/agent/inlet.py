@@ -1,36 +1,78 @@
-"""Read the temperature of the air that the node takes in from its BMC, with `ipmitool`, once a minute.
+"""Read the temperature of the air that the node takes in from its BMC, once a minute: with `ipmitool`, or by Redfish.
 
-The BMC answers in seconds, or not at all.
+The BMC answers in seconds, or not at all; a program that the agent never waits for asks it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
+from gpus.reader import environment
 from nodes.agent.polled_command import PolledCommand
+from nodes.agent.settings import AgentSettings, RedfishSettings
 
 COMMAND = ("ipmitool", "sdr", "type", "Temperature")
 TIMEOUT_S = 20.0
 STALE_S = 300.0
 """An older value is not reported any more."""
+MOST_PROBLEM = 300
 _LOOKS_LIKE_IT = re.compile(r"inlet|ambient|intake|front panel", re.IGNORECASE)
 _READING = re.compile(r"(-?\d{1,3}(?:\.\d+)?)\s*degrees C", re.IGNORECASE)
 
 
-class InletProbe:
-    """Reads the inlet temperature. `sensor`: its name; "": the first that looks like an inlet. `poll` never waits."""
+@dataclass(frozen=True)
+class InletSource:
+    """A program that prints the temperature, and how to read its output: as a value, or as why there is none."""
 
-    def __init__(
-        self, sensor: str, *, every: float = 60.0, command: Sequence[str] = COMMAND, timeout: float = TIMEOUT_S
-    ) -> None:
+    command: Sequence[str]
+    name: str
+    parse: Callable[[str], float | str]
+    environment: Mapping[str, str] | None = None
+
+    @classmethod
+    def ipmitool(cls, sensor: str, command: Sequence[str] = COMMAND) -> Self:
+        missing = f"{command[0]} lists no {sensor or 'inlet'} temperature."
+
+        def parse(output: str) -> float | str:
+            found = inlet_celsius(output, sensor)
+            return missing if found is None else found
+
+        return cls(command, command[0], parse)
+
+    @classmethod
+    def redfish(cls, settings: RedfishSettings, sensor: str) -> Self:
+        files = (str(settings.credentials_file), str(settings.ca_file or ""))
+        program = (sys.executable, "-P", "-m", "nodes.agent.redfish")
+        return cls((*program, settings.url, *files, sensor), "The BMC's Redfish service", redfish_celsius, environment())
+
+
+class InletProbe:
+    """Reads the inlet temperature. `poll` never waits."""
+
+    def __init__(self, source: InletSource, *, every: float = 60.0, timeout: float = TIMEOUT_S) -> None:
         self.problem = ""
         """Why the last try failed; "" if it did not."""
-        self._sensor = sensor
-        self._command = PolledCommand(command, every=every, timeout=timeout)
+        self._source = source
+        self._command = PolledCommand(
+            source.command, every=every, timeout=timeout, name=source.name, environment=source.environment
+        )
         self._celsius: float | None = None
         self._read_at = 0.0
+
+    @classmethod
+    def from_settings(cls, settings: AgentSettings, *, every: float) -> Self | None:
+        """Return the probe that the settings want; None if the BMC is not read."""
+        if settings.inlet is None:
+            return None
+        if settings.redfish is not None:
+            return cls(InletSource.redfish(settings.redfish, settings.inlet), every=every)
+        return cls(InletSource.ipmitool(settings.inlet), every=every)
 
     def poll(self) -> None:
         """Start a process if one is due, and read its output."""
@@ -38,14 +80,12 @@ class InletProbe:
         if output is None:
             self.problem = self._command.problem or self.problem
             return
-        found = inlet_celsius(output, self._sensor)
-        if found is not None:
+        found = self._source.parse(output)
+        if isinstance(found, float):
             self._celsius, self._read_at = found, time.monotonic()
             self.problem = self._command.problem = ""
         else:
-            self.problem = self._command.problem or (
-                f"{self._command.name} lists no {self._sensor or 'inlet'} temperature."
-            )
+            self.problem = self._command.problem or found
 
     def values(self) -> dict[str, float | None]:
         """Return the host value `inlet_c`; nothing while it is not known."""
@@ -66,3 +106,15 @@ def inlet_celsius(text: str, sensor: str = "") -> float | None:
         if is_it and (found := _READING.search(line.replace(",", " "))):
             return float(found[1])
     return None
+
+
+def redfish_celsius(output: str) -> float | str:
+    """Return the temperature that `nodes.agent.redfish` printed, or why it could not read it."""
+    try:
+        found = json.loads(output)
+    except ValueError:
+        return "The BMC's Redfish service could not be read."
+    if isinstance(found, dict) and isinstance(found.get("celsius"), float):
+        return float(found["celsius"])
+    problem = found.get("problem") if isinstance(found, dict) else None
+    return f"The BMC by Redfish: {problem}"[:MOST_PROBLEM]

@@ -102,7 +102,7 @@ class AgentLoop:
         )
         self._links = LinkWatch(sys)
         self._processes = GpuProcesses(proc_root)
-        self._inlet = InletProbe(settings.inlet, every=timing.seconds_of(60)) if settings.inlet is not None else None
+        self._inlet = InletProbe.from_settings(settings, every=timing.seconds_of(60))
         self._software = SoftwareProbe(every=timing.seconds_of(3600), sys=sys)
         self._refused: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._sender = self._make_sender()

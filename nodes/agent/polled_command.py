@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 MOST_BYTES = 65_536
@@ -17,10 +17,14 @@ MOST_BYTES = 65_536
 class PolledCommand:
     """A program that runs every `every` seconds. `poll` never waits."""
 
-    def __init__(self, command: Sequence[str], *, every: float, timeout: float) -> None:
+    def __init__(
+        self, command: Sequence[str], *, every: float, timeout: float, name: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.problem = ""
         """Why the last try failed; "" if it did not."""
-        self.name = command[0]
+        self.name = name or command[0]
+        self._environment = environment
         self._command, self._every, self._timeout = command, every, timeout
         self._child: subprocess.Popen[bytes] | None = None
         self._output = b""
@@ -50,8 +54,9 @@ class PolledCommand:
         self._began, self._output = now, b""
         try:
             self._child = subprocess.Popen(
-                list(self._command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+                list(self._command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                env=self._environment,
+            )  # fmt: skip
         except OSError as error:
             self.problem = f"{self.name}: {error.strerror}."
             return

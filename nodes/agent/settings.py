@@ -13,12 +13,22 @@ from urllib.parse import urlsplit
 STATE = "/var/lib/vigil-agent"
 KMSG = "/dev/kmsg"
 MAX_MOUNTS = 16
-IPMITOOL = "ipmitool"
+IPMITOOL, REDFISH = "ipmitool", "redfish"
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 
 
 class InvalidSetting(Exception):
     """A setting is missing or invalid; the message says what to write."""
+
+
+@dataclass(frozen=True)
+class RedfishSettings:
+    """How to read the node's BMC: its address, a file with user:password, and whom its certificate is trusted from."""
+
+    url: str
+    credentials_file: Path
+    ca_file: Path | None = None
+    """None: the system's authorities."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,8 @@ class AgentSettings:
     token_file: Path = Path()
     inlet: str | None = None
     """The BMC's sensor of the inlet temperature; "": the one that looks like it; None: the BMC is not read."""
+    redfish: RedfishSettings | None = None
+    """Set: the inlet is read by Redfish; else with ipmitool."""
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) -> AgentSettings:
@@ -50,6 +62,7 @@ def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) 
         url=_url(values.get("VIGIL_AGENT_URL", "")) if posts else "",
         token_file=_token_file(values.get("VIGIL_AGENT_TOKEN_FILE", "")) if posts else Path(),
         inlet=_inlet(values.get("VIGIL_AGENT_INLET", "")),
+        redfish=_redfish(values),
     )
 
 
@@ -97,12 +110,44 @@ def _inlet(text: str) -> str | None:
     tool, _, sensor = text.strip().partition(":")
     if not tool:
         return None
-    if tool != IPMITOOL or not sensor.isprintable() or len(sensor) > 64:
+    if tool not in (IPMITOOL, REDFISH) or not sensor.isprintable() or len(sensor) > 64:
         raise InvalidSetting(
-            f"VIGIL_AGENT_INLET is {text!r:.80}. Set it to ipmitool, or ipmitool:SENSOR with a sensor's name as"
-            " `ipmitool sdr type Temperature` prints it; leave it empty to not read the BMC."
+            f"VIGIL_AGENT_INLET is {text!r:.80}. Set it to ipmitool or redfish, or to ipmitool:SENSOR or redfish:SENSOR"
+            " with a sensor's name as the BMC has it; leave it empty to not read the BMC."
         )
     return sensor.strip()
+
+
+def _redfish(values: Mapping[str, str]) -> RedfishSettings | None:
+    if values.get("VIGIL_AGENT_INLET", "").strip().partition(":")[0] != REDFISH:
+        return None
+    credentials, authority = (
+        values.get(f"VIGIL_AGENT_REDFISH_{name}", "").strip() for name in ("CREDENTIALS_FILE", "CA_FILE")
+    )
+    if not credentials:
+        raise InvalidSetting(
+            "VIGIL_AGENT_REDFISH_CREDENTIALS_FILE is not set. Write user:password of a read-only account of the BMC into"
+            " a file of mode 0600, and name the file here."
+        )
+    return RedfishSettings(
+        _bmc_url(values.get("VIGIL_AGENT_REDFISH_URL", "")),
+        _path("VIGIL_AGENT_REDFISH_CREDENTIALS_FILE", credentials),
+        _path("VIGIL_AGENT_REDFISH_CA_FILE", authority) if authority else None,
+    )
+
+
+def _bmc_url(text: str) -> str:
+    """Return the BMC's address; only https://, as the credentials travel with each request."""
+    url = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme == "https" and parts.hostname and (parts.port or 1) and not parts.path
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.query or parts.fragment or "@" in parts.netloc or not (url.isascii() and url.isprintable()):
+        # Not the value: whoever wrote a password into it should not find it in a log.
+        raise InvalidSetting("VIGIL_AGENT_REDFISH_URL must be the BMC's address, https:// and a host.")
+    return url
 
 
 def _url(text: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.inlet import InletProbe, inlet_celsius
+from nodes.agent.inlet import InletProbe, InletSource, inlet_celsius
 from nodes.agent.settings import InvalidSetting, read_settings
 from tests.nodes.agent.running import Running
 from tests.waiting import until
@@ -46,7 +46,7 @@ def program(folder: Path, body: str) -> Path:
 def test_it_is_read_again_and_again(tmp_path: Path) -> None:
     count = tmp_path / "count"
     path = program(tmp_path, f"echo x >> {count}; echo 'Inlet Temp | 04h | ok | 7.1 | '$(wc -l < {count})' degrees C'")
-    probe = InletProbe("", every=0.01, command=[str(path)])
+    probe = InletProbe(InletSource.ipmitool("", [str(path)]), every=0.01)
     until(lambda: probe.poll() or probe.values().get("inlet_c") == 3.0)
     assert probe.problem == ""
 
@@ -56,7 +56,7 @@ def test_it_is_read_again_and_again(tmp_path: Path) -> None:
     [("exit 3", "exited with 3"), ("echo nothing", "lists no inlet temperature"), ("exec sleep 600", "takes longer")],
 )
 def test_a_program_that_fails_or_hangs_is_no_value_and_says_why(tmp_path: Path, body: str, problem: str) -> None:
-    probe = InletProbe("", every=60, command=[str(program(tmp_path, body))], timeout=0.2)
+    probe = InletProbe(InletSource.ipmitool("", [str(program(tmp_path, body))]), every=60, timeout=0.2)
     until(lambda: probe.poll() or problem in probe.problem)
     assert probe.values() == {}
     end(probe)
@@ -68,7 +68,8 @@ def end(probe: InletProbe) -> None:
 
 
 def test_polling_a_hanging_program_never_waits(tmp_path: Path) -> None:
-    probe = InletProbe("", every=60, command=[str(program(tmp_path, "trap '' TERM; exec sleep 600"))], timeout=60)
+    path = program(tmp_path, "trap '' TERM; exec sleep 600")
+    probe = InletProbe(InletSource.ipmitool("", [str(path)]), every=60, timeout=60)
     began = time.monotonic()
     for _ in range(50):
         probe.poll()
@@ -77,7 +78,7 @@ def test_polling_a_hanging_program_never_waits(tmp_path: Path) -> None:
 
 
 def test_a_missing_program_is_a_problem_not_an_error() -> None:
-    probe = InletProbe("", command=["/nowhere/ipmitool"])
+    probe = InletProbe(InletSource.ipmitool("", ["/nowhere/ipmitool"]))
     probe.poll()
     assert "No such file" in probe.problem
     assert probe.values() == {}
@@ -90,7 +91,7 @@ def test_it_is_off_unless_set(text: str, sensor: str | None) -> None:
     assert read_settings({"VIGIL_AGENT_INLET": text}, posts=False).inlet == sensor
 
 
-@pytest.mark.parametrize("text", ["redfish", "ipmitool:a\nb", "/bin/sh", f"ipmitool:{'x' * 65}"])
+@pytest.mark.parametrize("text", ["snmp", "ipmitool:a\nb", "redfish:a\nb", "/bin/sh", f"ipmitool:{'x' * 65}"])
 def test_other_settings_are_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match="VIGIL_AGENT_INLET is"):
         read_settings({"VIGIL_AGENT_INLET": text}, posts=False)
