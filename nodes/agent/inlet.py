@@ -112,9 +112,11 @@ def redfish_celsius(output: str) -> float | str:
     """Return the temperature that `nodes.agent.redfish` printed, or why it could not read it."""
     try:
         found = json.loads(output)
-    except ValueError:
-        return "The BMC's Redfish service could not be read."
-    if isinstance(found, dict) and isinstance(found.get("celsius"), float):
-        return float(found["celsius"])
-    problem = found.get("problem") if isinstance(found, dict) else None
-    return f"The BMC by Redfish: {problem}"[:MOST_PROBLEM]
+    except (ValueError, RecursionError):
+        found = None
+    answer = found if isinstance(found, dict) else {}
+    if isinstance(answer.get("celsius"), float):
+        return float(answer["celsius"])
+    if isinstance(answer.get("problem"), str):
+        return f"The BMC by Redfish: {answer['problem']}"[:MOST_PROBLEM]
+    return "The BMC's Redfish service could not be read."

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,11 @@ def read_inlet(client: RedfishClient, sensor: str = "") -> SensorReading:
 
 def _reading(candidate: _Candidate | None) -> SensorReading:
     assert candidate is not None
-    name, value = candidate.names[0], candidate.value
+    name, value = candidate.names[0] if candidate.names else "The inlet sensor", candidate.value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RedfishError(f"{_shown(name)} has no reading.")
     if not COLDEST_C <= value <= WARMEST_C:
-        raise RedfishError(f"{_shown(name)} reads {value:.6g} °C, which is no inlet temperature.")
+        raise RedfishError(f"{_shown(name)} reads {str(value)[:12]} °C, which is no inlet temperature.")
     return SensorReading(float(value), _shown(name))
 
 
@@ -123,7 +124,8 @@ def _members(client: RedfishClient, path: str, most: int) -> Iterator[dict[str, 
     members = client.get(path).get("Members")
     for row in _tables(members)[:most]:
         if member := _path(row):
-            yield client.get(member)
+            with suppress(ResourceMissing):
+                yield client.get(member)
 
 
 def _linked(client: RedfishClient, resource: dict[str, Any], name: str) -> dict[str, Any]:

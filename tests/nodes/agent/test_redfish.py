@@ -108,6 +108,8 @@ HOT = f"{V1}/Chassis/1U/Thermal"
         (chassis("1U", "Thermal") | {HOT: {"Temperatures": {"Name": "Inlet"}}}, "lists no inlet temperature"),
         (thermal(temperature("Inlet Temp", 900)), "Inlet Temp reads 900 °C, which is no inlet temperature"),
         (thermal(temperature("Inlet Temp", float("nan"))), "reads nan °C"),
+        (thermal(temperature("Inlet Temp", 10**400)), "no inlet temperature"),
+        (thermal({"PhysicalContext": "Intake", "ReadingCelsius": "warm"}), "The inlet sensor has no reading"),
         (thermal(temperature("Inlet Temp", "warm")), "Inlet Temp has no reading"),
         (thermal(temperature("Inlet Temp", True)), "Inlet Temp has no reading"),
         (thermal(temperature("Inlet Temp", None)), "lists no inlet temperature"),
