@@ -117,7 +117,7 @@ STILL = {
     "api/v1/jobs/check", "api/v1/jobs/attach",
     "agents/secret", "api/v1/agents/secret", "racks/all", "racks/one",
     "drains/return", "drains/several", "drains/spares", "api/v1/spares",
-    "api/v1/drains/preview",
+    "api/v1/drains/preview", "api/v1/drains/return", "api/v1/drains/return/preview",
     "health/rules", "health/breaker", "api/v1/health/rules", "api/v1/health/breaker",
     "api/v1/health/breaker/reset", "health/rules/new", "health/policies", "api/v1/health/rules/try", "api/v1/policies",
     "api/v1/racks/temperatures",
