@@ -20,7 +20,15 @@ router = Router(tags=["jobs"])
 
 class BlockShape(Schema):
     kind: Literal[
-        "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held",
+        "limit",
+        "nodes",
+        "fragmentation",
+        "priority",
+        "dependency",
+        "time",
+        "reservation",
+        "partition",
+        "held",
         "maintenance",
     ]
     text: str

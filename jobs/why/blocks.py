@@ -15,14 +15,22 @@ from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
 BlockKind = Literal[
-    "limit", "nodes", "fragmentation", "priority", "dependency", "time", "reservation", "partition", "held",
+    "limit",
+    "nodes",
+    "fragmentation",
+    "priority",
+    "dependency",
+    "time",
+    "reservation",
+    "partition",
+    "held",
     "maintenance",
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """An obstacle. `amount`: what the numbers count; `name`: of the limit, reservation or partition, or of the maintenance window."""
+    """An obstacle. `amount`: what the numbers count; `name`: of the limit, reservation, partition or maintenance."""
 
     kind: BlockKind
     text: str

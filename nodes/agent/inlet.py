@@ -49,7 +49,8 @@ class InletSource:
     def redfish(cls, settings: RedfishSettings, sensor: str) -> Self:
         files = (str(settings.credentials_file), str(settings.ca_file or ""))
         program = (sys.executable, "-P", "-m", "nodes.agent.redfish")
-        return cls((*program, settings.url, *files, sensor), "The BMC's Redfish service", redfish_celsius, environment())
+        command = (*program, settings.url, *files, sensor)
+        return cls(command, "The BMC's Redfish service", redfish_celsius, environment())
 
 
 class InletProbe:

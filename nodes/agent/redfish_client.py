@@ -1,7 +1,7 @@
 """Read JSON resources of a BMC over Redfish (DMTF DSP0266), within limits of time, bytes and requests.
 
-Only HTTPS, and only resources below /redfish/ of that BMC: redirects are not followed. The certificate must be signed by
-a trusted authority and name the host, or be in the site's own file: BMCs often have a certificate that names nothing.
+Only HTTPS, and only resources below /redfish/ of that BMC: redirects are not followed. The certificate must be signed
+by a trusted authority and name the host, or be in the site's own file: BMCs often have one that names nothing.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def _redfish(values: Mapping[str, str]) -> RedfishSettings | None:
     )
     if not credentials:
         raise InvalidSetting(
-            "VIGIL_AGENT_REDFISH_CREDENTIALS_FILE is not set. Write user:password of a read-only account of the BMC into"
-            " a file of mode 0600, and name the file here."
+            "VIGIL_AGENT_REDFISH_CREDENTIALS_FILE is not set. Write user:password of a read-only account of the BMC"
+            " into a file of mode 0600, and name the file here."
         )
     return RedfishSettings(
         _bmc_url(values.get("VIGIL_AGENT_REDFISH_URL", "")),
@@ -141,10 +141,11 @@ def _bmc_url(text: str) -> str:
     url = text.strip().rstrip("/")
     try:
         parts = urlsplit(url)
-        is_valid = parts.scheme == "https" and parts.hostname and (parts.port or 1) and not parts.path
+        is_address = parts.scheme == "https" and parts.hostname and (parts.port or 1)
     except ValueError:
-        is_valid = False
-    if not is_valid or parts.query or parts.fragment or "@" in parts.netloc or not (url.isascii() and url.isprintable()):
+        is_address = False
+    has_more = parts.path or parts.query or parts.fragment or "@" in parts.netloc
+    if not is_address or has_more or not (url.isascii() and url.isprintable()):
         # Not the value: whoever wrote a password into it should not find it in a log.
         raise InvalidSetting("VIGIL_AGENT_REDFISH_URL must be the BMC's address, https:// and a host.")
     return url

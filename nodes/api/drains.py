@@ -109,7 +109,7 @@ class ReturnPreviewShape(Schema):
 class BulkOutcomeShape(Schema):
     node: str
     order: OrderShape | None = Field(description="Null: nothing was ordered.")
-    problem: str = Field(description="Why nothing was ordered: somebody else has drained the node, or it is in service.")
+    problem: str = Field(description="Why nothing was ordered: somebody else drained the node, or it is in service.")
 
 
 class BulkOutcomes(Schema):

@@ -68,7 +68,7 @@ class HealthDecisionShape(HealthEntryShape):
     """Describes the entry after a decision, and what the decision did to entries like it."""
 
     alike_decided: int = Field(0, description="With `alike`: how many other entries were decided, too.")
-    alike_left: int = Field(0, description="With `alike`: how many stayed, because somebody else was faster or drained.")
+    alike_left: int = Field(0, description="With `alike`: how many stayed: decided or drained by somebody else.")
 
 
 class HealthEntries(Schema):

@@ -1,9 +1,10 @@
 """Limit how much Vigil takes out of service by itself, and stop it when something else is wrong. No Django.
 
 Limits: at most 5 % of all nodes in an hour, but at least one; and no node of a partition of which 20 % are out of
-service already, for any reason: none at all of a partition with fewer than five nodes. Beyond that findings are only proposed. The breaker: if one rule fires on three nodes
-and a tenth of the cluster within two minutes, or a limit is exceeded, something else is wrong (a switch, a driver, the
-rule itself). Then nothing is done automatically until a person resets it.
+service already, for any reason: none at all of a partition with fewer than five nodes. Beyond that findings are only
+proposed. The breaker: if one rule fires on three nodes and a tenth of the cluster within two minutes, or a limit is
+exceeded, something else is wrong (a switch, a driver, the rule itself). Then nothing is done automatically until a
+person resets it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, 
         if not limit:
             return (
                 f"{name} has {len(members)} node{'s' * (len(members) != 1)}. Vigil drains by itself only where a"
-                f" partition has {LEAST_NODES} or more: 20 % of fewer is less than one. Approve the drain to take it out."
+                f" partition has {LEAST_NODES} or more: 20 % of fewer is less than one. Approve the drain to take it"
+                " out."
             )
         if out > limit:
             return f"{out - 1} of {len(members)} nodes of {name} are out of service; with it more than 20 % would be."

@@ -56,9 +56,7 @@ class EntryGroup:
     @property
     def is_one_line(self) -> bool:
         """Return whether it is listed as one: not where each node needs a decision of its own, or was drained."""
-        is_shared = bool(self.detail) or (
-            self.belongs_to != EntryList.WAITING and self.action not in OUT_OF_SERVICE
-        )
+        is_shared = bool(self.detail) or (self.belongs_to != EntryList.WAITING and self.action not in OUT_OF_SERVICE)
         return is_shared and self.number > MOST_SINGLE
 
     def rows(self) -> QuerySet[HealthEntry]:

@@ -36,7 +36,8 @@ def chassis(name: str = "1U", *links: str) -> dict[str, Any]:
 def temperature(name: str, celsius: object, context: str | None = None, state: str = "Enabled") -> dict[str, Any]:
     """A member of Thermal.Temperatures."""
     more = {} if context is None else {"PhysicalContext": context}
-    return {"MemberId": "0", "Name": name, "ReadingCelsius": celsius, "Status": {"State": state, "Health": "OK"}, **more}
+    status = {"State": state, "Health": "OK"}
+    return {"MemberId": "0", "Name": name, "ReadingCelsius": celsius, "Status": status, **more}
 
 
 def thermal(*temperatures: dict[str, Any], name: str = "1U") -> dict[str, Any]:
@@ -62,7 +63,8 @@ def metrics(**content: Any) -> dict[str, Any]:
 def sensors(**readings: dict[str, Any]) -> dict[str, Any]:
     """A chassis with a collection of sensors, by the last part of their addresses."""
     address = f"{V1}/Chassis/1U/Sensors"
-    members = {f"{address}/{name}": {"@odata.type": "#Sensor.v1_2_0.Sensor", "Id": name, **row} for name, row in readings.items()}
+    kind = "#Sensor.v1_2_0.Sensor"
+    members = {f"{address}/{name}": {"@odata.type": kind, "Id": name, **row} for name, row in readings.items()}
     return chassis("1U", "Sensors") | members | {address: {"Members": [{"@odata.id": path} for path in members]}}
 
 

@@ -107,5 +107,3 @@ def test_only_sysadmins_decide_about_many(ops: User) -> None:
     )
     assert answer.status_code == 404
     assert "Decide about all" not in plain(signed_in(mira).get("/health"))
-
-
