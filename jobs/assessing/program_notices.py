@@ -43,7 +43,7 @@ def notify_owners(now: datetime) -> None:
 
 
 def _findings() -> Sequence[HealthEntry]:
-    return HealthEntry.objects.open().filter(rule=RULE, item__startswith=_ITEM).order_by("pk")[:MOST_PROGRAMS]
+    return list(HealthEntry.objects.open().filter(rule=RULE, item__startswith=_ITEM).order_by("pk")[:MOST_PROGRAMS])
 
 
 def _notify(entry: HealthEntry, now: datetime) -> Iterator[str]:

@@ -131,7 +131,7 @@ def test_a_time_of_day_is_the_next_one() -> None:
     assert moment.parse(f"{earlier:%H:%M}", now) == earlier + timedelta(days=1)
 
 
-@pytest.mark.parametrize("text", ["", "+", "+4", "+4y", "25:00", "9999999", "+999999d", "tomorrow", "+²h"])
+@pytest.mark.parametrize("text", ["", "+", "+4", "+4y", "25:00", "9999999", "+9999999d", "tomorrow", "+²h"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises((ValueError, OverflowError)):
         moment.parse(text, datetime(2026, 12, 1, 20, tzinfo=UTC))

@@ -43,7 +43,7 @@ def test_returns_own_drains_and_leaves_those_of_others(lab: Lab, ops: User) -> N
     assert "broken fan" in outcomes["dgx-03"]
     lab.step()
     assert lab.scheduler.drained == {"dgx-03": "broken fan"}
-    assert AuditEntry.objects.filter(user=ops, action="undrain", reason="switch works").count() == 2
+    assert AuditEntry.objects.filter(user=ops, action="undrain", detail="switch works").count() == 2
     post(ops, "/return", nodes="dgx-[01-04]", reason="the fan, too", replace=True)
     lab.step()
     assert not lab.scheduler.drained

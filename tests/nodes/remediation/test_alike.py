@@ -68,7 +68,7 @@ def test_one_decision_dismisses_all_that_are_alike(ops: User, django_assert_max_
     assert (answer.status_code, answer.json()["alike_decided"], answer.json()["alike_left"]) == (200, 29, 0)
     assert HealthEntry.objects.filter(detail=DETAIL, state="dismissed", decided_by=ops).count() == 30
     assert HealthEntry.objects.filter(detail="another", state="open").count() == 2
-    assert AuditEntry.objects.filter(user=ops, reason="next maintenance").count() == 2
+    assert AuditEntry.objects.filter(user=ops, detail="next maintenance").count() == 2
     page = plain(signed_in(ops).get("/health"))
     assert "Dismissed by ops: next maintenance." in page
 
