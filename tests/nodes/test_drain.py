@@ -20,11 +20,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
-
-
-@pytest.fixture
 def scheduler() -> ScriptedScheduler:
     scheduler = ScriptedScheduler()
     sync.read(scheduler)

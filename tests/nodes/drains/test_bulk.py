@@ -19,11 +19,6 @@ def lab() -> Lab:
     return Lab()
 
 
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
-
-
 def post(user: User, address: str, **body: Any) -> Any:
     client = bearer(user, "admin" if user.is_sysadmin else "submit")
     return client.post(f"/api/v1/drains{address}", body, content_type="application/json")

@@ -12,22 +12,11 @@ from nodes.drains import spares
 from nodes.models import HealthControl, HotSpare, Node, NodeOrder, Reading
 from nodes.remediation import inbox, limits_used
 from portal.models import AuditEntry, User
-from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
 STANDBY = "[node] hot spare (vigil: spare)"
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
 
 
 def named(lab: Lab, ops: User, *names: str) -> None:

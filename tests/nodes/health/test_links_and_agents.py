@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -14,12 +13,6 @@ from tests.lab import bearer, signed_in, sysadmin
 from tests.nodes.remediation.cluster import NAMES, Lab
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
 
 
 def test_a_link_that_went_down_three_times_drains_its_node(lab: Lab) -> None:

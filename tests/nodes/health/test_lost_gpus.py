@@ -28,12 +28,6 @@ PROBE = ("nvidia: probe of 0000:05:00.0 failed with error -1", "NVRM: The NVIDIA
 
 
 @pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
-
-
-@pytest.fixture
 def kernel(lab: Lab, tmp_path: Any) -> Callable[..., None]:
     """Return a function that writes lines to the kernel log of dgx-01, which its agent reads and reports."""
     kmsg = Kmsg(tmp_path / "kmsg")

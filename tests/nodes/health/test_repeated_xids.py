@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -12,12 +11,6 @@ from nodes.models import Gpu, HealthEntry, Holding
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
 
 
 def crash(lab: Lab, user: str, program: str, *, minutes_ago: float, gpu: int = 0, code: int = 13) -> None:

@@ -37,11 +37,6 @@ example = [
 URL = "/api/v1/health/rules"
 
 
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
-
-
 def send(user: User, method: str, path: str = "", **body: Any) -> Any:
     client = bearer(user, "admin" if user.is_sysadmin else "submit")
     return getattr(client, method)(f"{URL}{path}", body, content_type="application/json")

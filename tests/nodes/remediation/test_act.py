@@ -21,12 +21,6 @@ from tests.nodes.remediation.cluster import NAMES, Lab
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
-
-
 def test_a_gpu_that_fell_off_the_bus_drains_its_node_once(lab: Lab) -> None:
     lab.xid(79)
     lab.step()

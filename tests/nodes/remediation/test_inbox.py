@@ -8,7 +8,7 @@ import pytest
 
 from nodes.models import HealthEntry
 from portal.models import User
-from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import NAMES, Lab
 
 pytestmark = pytest.mark.django_db
@@ -18,11 +18,6 @@ pytestmark = pytest.mark.django_db
 def lab(settings: Any) -> Lab:
     settings.VIGIL_HEALTH = "propose"
     return Lab()
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
 
 
 @pytest.fixture

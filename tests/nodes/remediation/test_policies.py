@@ -10,22 +10,11 @@ from nodes.models import HealthEntry
 from nodes.remediation import inbox
 from nodes.remediation.act import decide
 from portal.models import AuditEntry, User
-from tests.lab import bearer, sysadmin
+from tests.lab import bearer
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1/policies"
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
 
 
 def put(user: User, **modes: str) -> Any:

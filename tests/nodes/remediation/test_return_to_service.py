@@ -16,12 +16,6 @@ from tests.nodes.remediation.cluster import Lab
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
-
-
 def drained_by_rule(lab: Lab) -> None:
     lab.xid(79)
     lab.step()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,6 @@ from nodes.models import HealthEntry, Reading
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
 
 
 def processes(lab: Lab, *jobs: str) -> None:
