@@ -10,7 +10,7 @@ from typing import Literal
 
 from jobs.why.limits import LimitCheck
 from nodes.schedulers.cluster import QueuedJobInfo
-from nodes.scheduling.capacity import ClusterCapacity, Fit, Request, Seat
+from nodes.scheduling.capacity import CandidateNode, ClusterCapacity, Fit, Request
 from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
@@ -70,7 +70,7 @@ class WaitFacts:
     cluster: ClusterCapacity
     reason: str
     fit: Fit
-    seats: Sequence[Seat]
+    candidates: Sequence[CandidateNode]
     checks: Sequence[LimitCheck]
     ahead: QueueAhead
     maintenance: Sequence[MaintenanceEffect] = ()

@@ -21,7 +21,7 @@ from jobs.why.variants import TrialOutcome, Variant, propose
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import licenses
 from nodes.scheduling.backfill import JobsAhead, after, limited_by_plans
-from nodes.scheduling.capacity import ClusterCapacity, Request, Seat, assess, starts, survey
+from nodes.scheduling.capacity import CandidateNode, ClusterCapacity, Request, assess, starts, survey
 from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
@@ -79,18 +79,18 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
     reason = waiting.reason or (queued.reason if queued else "")
     board = _ClusterView(request, cluster, ahead_of(queued, request, cluster))
     ahead = _queue_ahead(board.line, waiting.names)
-    windows = maintenance.effects(request, board.seats, waiting.maintenance, cluster.now)
+    windows = maintenance.effects(request, board.candidates, waiting.maintenance, cluster.now)
     blocks = obstacles.blocks(
         WaitFacts(
             request=request,
             cluster=cluster,
             reason=reason,
-            fit=assess(request, board.seats, cluster),
-            seats=board.seats,
+            fit=assess(request, board.candidates, cluster),
+            candidates=board.candidates,
             checks=board.checks(request),
             ahead=ahead,
             maintenance=windows,
-            free_until=min((seat.until for seat in board.open(request, behind_queue=True)), default=inf),
+            free_until=min((candidate.until for candidate in board.open(request, behind_queue=True)), default=inf),
             queued=queued,
             names=waiting.names,
             you=waiting.you,
@@ -177,11 +177,11 @@ class _ClusterView:
 
     def __init__(self, request: Request, cluster: ClusterCapacity, line: list[QueuedJobInfo]) -> None:
         self.cluster, self.usage = cluster, Usage(cluster)
-        self.seats = survey(request, cluster)
-        names = {node.name for node in (seat.node for seat in self.seats)}
+        self.candidates = survey(request, cluster)
+        names = {node.name for node in (candidate.node for candidate in self.candidates)}
         self.line = [job for job in line if self._shares(job, request, names)]
         self._after: JobsAhead = after(list(_tasks(line)), cluster)
-        self._seats: dict[tuple[object, ...], tuple[list[Seat], list[Seat]]] = {}
+        self._candidates: dict[tuple[object, ...], tuple[list[CandidateNode], list[CandidateNode]]] = {}
 
     def attempt(self, request: Request) -> TrialOutcome:
         """Return whether this request would start now, and if not, whether only jobs ahead are in its way."""
@@ -211,23 +211,30 @@ class _ClusterView:
     def checks(self, request: Request) -> list[limits.LimitCheck]:
         return limits.checks(request, self.cluster, self.usage)
 
-    def open(self, request: Request, *, behind_queue: bool) -> list[Seat]:
-        """Return seats with free resources; with `behind_queue`, after the jobs ahead have taken theirs."""
+    def open(self, request: Request, *, behind_queue: bool) -> list[CandidateNode]:
+        """Return candidates with free resources; with `behind_queue`, after the jobs ahead have taken theirs."""
         key = (
             request.partition, request.gpu_type, bool(request.gpus), request.constraint, request.exclusive,
             request.max_nodes <= len(request.required_nodes),
         )  # fmt: skip
-        if key not in self._seats:
-            free = [seat for seat in survey(request, self.cluster) if not seat.why and seat.room.cpus]
-            left = [seat for seat in survey(request, self.cluster, left=self._after.left) if not seat.why]
-            self._seats[key] = (free, limited_by_plans((seat for seat in left if seat.room.cpus), self._after))
-        return self._seats[key][behind_queue]
+        if key not in self._candidates:
+            free = [
+                candidate for candidate in survey(request, self.cluster) if not candidate.why and candidate.room.cpus
+            ]
+            left = [
+                candidate for candidate in survey(request, self.cluster, left=self._after.left) if not candidate.why
+            ]
+            self._candidates[key] = (
+                free,
+                limited_by_plans((candidate for candidate in left if candidate.room.cpus), self._after),
+            )
+        return self._candidates[key][behind_queue]
 
     def ends(self) -> list[float]:
         """Return moments before which it would have to end: reservations, planned starts, time limits."""
         now = self.cluster.now
-        found = {seat.until for seats in self._seats.values() for seat in seats[1]}
-        found |= {seat.until for seat in self.seats}
+        found = {candidate.until for candidates in self._candidates.values() for candidate in candidates[1]}
+        found |= {candidate.until for candidate in self.candidates}
         partitions = (p.max_time_s for p in self.cluster.partitions if p.max_time_s)
         found |= {now + most + 120 for most in partitions}
         return [end for end in found if now < end < inf]

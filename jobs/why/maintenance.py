@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from jobs.why.blocks import Block, MaintenanceEffect, WaitFacts, clock
-from nodes.scheduling.capacity import Request, Seat, assess
+from nodes.scheduling.capacity import CandidateNode, Request, assess
 from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
@@ -17,34 +17,34 @@ MOST_NAMES = 3
 
 
 def effects(
-    request: Request, seats: Iterable[Seat], windows: Sequence[PlannedMaintenance], now: float
+    request: Request, candidates: Iterable[CandidateNode], windows: Sequence[PlannedMaintenance], now: float
 ) -> list[MaintenanceEffect]:
     """Return the windows that keep it waiting now, then those that its time limit reaches into, each by start."""
-    usable = [seat for seat in seats if not seat.is_permanent]
+    usable = [candidate for candidate in candidates if not candidate.is_permanent]
     found = []
     for window in windows:
-        there = [seat for seat in usable if seat.node.name in window.nodes]
+        there = [candidate for candidate in usable if candidate.node.name in window.nodes]
         if there and (effect := _effect(request, there, window, now, len(usable))):
             found.append(effect)
     return sorted(found, key=lambda effect: (not effect.is_blocking, effect.window.starts_at))
 
 
 def _effect(
-    request: Request, seats: Sequence[Seat], window: PlannedMaintenance, now: float, usable: int
+    request: Request, candidates: Sequence[CandidateNode], window: PlannedMaintenance, now: float, usable: int
 ) -> MaintenanceEffect | None:
-    """Return what the window does to the job on these seats, which are all of its nodes."""
+    """Return what the window does to the job on these candidates, which are all of its nodes."""
     starts = max(now, request.begin_at or 0.0)
     ends = starts + request.time_limit_s
     if window.ends_at <= starts or window.starts_at >= ends:
         return None
     if window.is_active(now):
-        nodes = tuple(seat.node.name for seat in seats if seat.why)
+        nodes = tuple(candidate.node.name for candidate in candidates if candidate.why)
         text = (
             f"Maintenance on {_names(nodes, usable)} since {clock(window.starts_at, now)} ends at"
             f" {clock(window.ends_at, now)}, in {formatting.duration(window.ends_at - now)}: {_reason(window)}."
         )
         return MaintenanceEffect(window=window, nodes=nodes, text=text, is_blocking=True) if nodes else None
-    nodes = tuple(seat.node.name for seat in seats)
+    nodes = tuple(candidate.node.name for candidate in candidates)
     text = (
         f"Maintenance begins on {_names(nodes, usable)} at {clock(window.starts_at, now)}, in"
         f" {formatting.duration(window.starts_at - now)}, and ends at {clock(window.ends_at, now)}: {_reason(window)}."
@@ -80,15 +80,15 @@ def is_reserved_for(reservation: str, facts: WaitFacts) -> bool:
     return reservation in names
 
 
-def drained(seat: Seat, facts: WaitFacts) -> bool:
+def drained(candidate: CandidateNode, facts: WaitFacts) -> bool:
     """Return whether the node is drained for a window that is named already."""
     windows = (effect.window for effect in facts.maintenance if effect.is_blocking)
-    return any(seat.node.name in window.nodes and window.has_drained(seat.node.reason) for window in windows)
+    return any(candidate.node.name in window.nodes and window.has_drained(candidate.node.reason) for window in windows)
 
 
 def _are_needed(facts: WaitFacts, nodes: Sequence[str]) -> bool:
     """Return whether the other nodes are too few for it, even if they were empty."""
-    others = [seat for seat in facts.seats if seat.node.name not in nodes]
+    others = [candidate for candidate in facts.candidates if candidate.node.name not in nodes]
     return not assess(facts.request, others, facts.cluster).fits_if_empty
 
 

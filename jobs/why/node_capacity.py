@@ -8,14 +8,14 @@ from math import inf
 from jobs.why import maintenance
 from jobs.why.blocks import Block, WaitFacts, are, clock
 from nodes.schedulers.cluster import ALLOCATED_STATES
-from nodes.scheduling.capacity import WINDOW, Request, Seat
+from nodes.scheduling.capacity import WINDOW, CandidateNode, Request
 from vigil_core import formatting
 
 
 def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
     """Yield the blocks of nodes: too few with room, too few at all, the wrong shape, or not free for long enough."""
     fit, request = facts.fit, facts.request
-    if not facts.seats or fit.starts:
+    if not facts.candidates or fit.starts:
         return
     if not fit.is_sure:
         text = f"Vigil cannot evaluate the constraint {request.constraint}; see Slurm's reason."
@@ -101,7 +101,7 @@ def _other_text(facts: WaitFacts, why: str, number: int) -> str:
 
 def _has_several(facts: WaitFacts) -> bool:
     """Return whether some node has more than one type of GPU, so that "free GPUs" alone would not say enough."""
-    return any(seat.node.gpus_by_type for seat in facts.seats)
+    return any(candidate.node.gpus_by_type for candidate in facts.candidates)
 
 
 def _fragments(facts: WaitFacts) -> Block | None:
@@ -126,7 +126,7 @@ def _fragments(facts: WaitFacts) -> Block | None:
 def _reserved(facts: WaitFacts) -> Block | None:
     """Return the block of nodes that a reservation takes before the job would end; None if that is maintenance."""
     until, now = facts.fit.until, facts.cluster.now
-    first = next((seat for seat in facts.seats if seat.until == until), None)
+    first = next((candidate for candidate in facts.candidates if candidate.until == until), None)
     name = first.taken_by if first else ""
     if maintenance.is_reserved_for(name, facts):
         return None
@@ -144,12 +144,12 @@ def _reserved(facts: WaitFacts) -> Block | None:
 
 def _single_machine(facts: WaitFacts) -> Iterator[Block]:
     """Yield the blocks of a single machine, such as "Needs 4 CPUs, 2 are free; #12 uses 6."."""
-    request, seat = facts.request, facts.seats[0]
-    if seat.why and not maintenance.drained(seat, facts):
-        yield Block(kind="nodes", text=_out_of_service_text(seat), name=seat.why, is_reason=True)
+    request, candidate = facts.request, facts.candidates[0]
+    if candidate.why and not maintenance.drained(candidate, facts):
+        yield Block(kind="nodes", text=_out_of_service_text(candidate), name=candidate.why, is_reason=True)
     for unit, each, free, there in (
-        ("GPU", request.gpus, seat.room.gpus, seat.size.gpus),
-        ("CPU", request.cpus, seat.room.cpus, seat.node.cpus),
+        ("GPU", request.gpus, candidate.room.gpus, candidate.size.gpus),
+        ("CPU", request.cpus, candidate.room.cpus, candidate.node.cpus),
     ):
         want = each * request.min_nodes
         if want <= free:
@@ -163,26 +163,29 @@ def _single_machine(facts: WaitFacts) -> Iterator[Block]:
             )
         yield Block(
             kind="nodes", text=text, amount=unit.lower(), limit=there, used=there - free, requested=want,
-            is_reason=not seat.why, is_final=final,
+            is_reason=not candidate.why, is_final=final,
         )  # fmt: skip
     memory = request.memory_mib * request.min_nodes
-    if memory > seat.room.memory_mib > 0 or (memory and not seat.room.memory_mib and seat.node.memory_mib):
-        want_text, free_text = (formatting.memory(mib * 1024**2) for mib in (memory, seat.room.memory_mib))
+    if memory > candidate.room.memory_mib > 0 or (
+        memory and not candidate.room.memory_mib and candidate.node.memory_mib
+    ):
+        want_text, free_text = (formatting.memory(mib * 1024**2) for mib in (memory, candidate.room.memory_mib))
         text = f"It needs {want_text} of memory, {free_text} are free."
         yield Block(
-            kind="nodes", text=text, amount="mem", limit=seat.node.memory_mib, requested=memory, is_reason=not seat.why,
-            used=seat.node.memory_mib - seat.room.memory_mib, is_final=memory > seat.node.memory_mib,
+            kind="nodes", text=text, amount="mem", limit=candidate.node.memory_mib, requested=memory,
+            used=candidate.node.memory_mib - candidate.room.memory_mib, is_reason=not candidate.why,
+            is_final=memory > candidate.node.memory_mib,
         )  # fmt: skip
 
 
-def _out_of_service_text(seat: Seat) -> str:
+def _out_of_service_text(candidate: CandidateNode) -> str:
     """Return a text such as "box is draining: fan 3.
 
     Running jobs continue; none starts before a sysadmin undrains it.".
     """
-    because = f": {seat.node.reason.rstrip('.')}" if seat.node.reason else ""
-    runs = "Running jobs continue; nothing" if seat.why == "draining" else "Nothing"
-    return f"{seat.node.name} is {seat.why}{because}. {runs} new starts until a sysadmin undrains it."
+    because = f": {candidate.node.reason.rstrip('.')}" if candidate.node.reason else ""
+    runs = "Running jobs continue; nothing" if candidate.why == "draining" else "Nothing"
+    return f"{candidate.node.name} is {candidate.why}{because}. {runs} new starts until a sysadmin undrains it."
 
 
 def _holders(facts: WaitFacts, unit: str) -> str:

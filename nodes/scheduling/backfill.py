@@ -12,7 +12,7 @@ from math import inf
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import features, gpu_types
-from nodes.scheduling.capacity import ClusterCapacity, FreeCapacity, Seat, copies, free, of_partition
+from nodes.scheduling.capacity import CandidateNode, ClusterCapacity, FreeCapacity, copies, free, of_partition
 from nodes.scheduling.node_states import closed_reason
 
 
@@ -56,14 +56,14 @@ def after(ahead: Sequence[QueuedJobInfo], cluster: ClusterCapacity) -> JobsAhead
     return JobsAhead(left=left, waiting=tuple(waiting), until=until)
 
 
-def limited_by_plans(seats: Iterable[Seat], ahead: JobsAhead) -> list[Seat]:
-    """Return the seats, each free only until a job ahead is planned to start in one of its node's partitions."""
+def limited_by_plans(candidates: Iterable[CandidateNode], ahead: JobsAhead) -> list[CandidateNode]:
+    """Return the candidates, each free only until a job ahead is planned to start in one of its node's partitions."""
     found = []
-    for seat in seats:
-        plans = [ahead.until[name] for name in seat.node.partitions if name in ahead.until]
+    for candidate in candidates:
+        plans = [ahead.until[name] for name in candidate.node.partitions if name in ahead.until]
         plans += [ahead.until[""]] if "" in ahead.until else []
         first = min(plans, default=(inf, ""))
-        found.append(replace(seat, until=first[0], taken_by=first[1]) if first[0] < seat.until else seat)
+        found.append(replace(candidate, until=first[0], taken_by=first[1]) if first[0] < candidate.until else candidate)
     return found
 
 

@@ -1,8 +1,8 @@
 """Compute what is free on a cluster and what could start on it now. Pure: dataclasses in and out, no Django.
 
     cluster = ClusterCapacity(nodes=…, partitions=…, reservations=…, queue=…, now=…)
-    seats = survey(request, cluster)          each node as this request may use it
-    fit = assess(request, seats, cluster)     could it start, on which nodes, and why not on the others
+    candidates = survey(request, cluster)          each node as this request may use it
+    fit = assess(request, candidates, cluster)     could it start, on which nodes, and why not on the others
 
 It uses only what the scheduler reports. The scheduler alone decides, and knows more (topology, cores per socket).
 """
@@ -118,7 +118,7 @@ class ClusterCapacity:
 
 
 @dataclass(frozen=True)
-class Seat:
+class CandidateNode:
     """A node as one request may use it. `why` is the obstacle or ""; `until` is when others' reserved time begins."""
 
     node: NodeStatus
@@ -188,7 +188,9 @@ def copies(need: FreeCapacity, room: FreeCapacity, *, is_memory_reported: bool =
     return min((have // needed for needed, have in pairs if needed), default=2**31)
 
 
-def survey(request: Request, cluster: ClusterCapacity, *, left: Mapping[str, FreeCapacity] | None = None) -> list[Seat]:
+def survey(
+    request: Request, cluster: ClusterCapacity, *, left: Mapping[str, FreeCapacity] | None = None
+) -> list[CandidateNode]:
     """Return each node of the request's partition as it may use it. `left` overrides what the nodes report as free."""
     claims = _claims(request, cluster)
     alternatives = features.read(request.constraint)
@@ -197,7 +199,7 @@ def survey(request: Request, cluster: ClusterCapacity, *, left: Mapping[str, Fre
         [r for r in cluster.reservations if r.name in request.reservation.split(",")] if request.reservation else None
     )
     fits_by_features: dict[tuple[str, ...], bool] = {}
-    seats = []
+    candidates = []
     for node in of_partition(request.partition, cluster):
         if node.features not in fits_by_features:
             fits_by_features[node.features] = any(features.holds(test, node.features) for test in feature_tests)
@@ -215,53 +217,55 @@ def survey(request: Request, cluster: ClusterCapacity, *, left: Mapping[str, Fre
         if not obstacle and request.exclusive and (node.cpus_used or node.gpus_used):
             room = FreeCapacity()
         wanted = request.gpu_type if request.gpus else ""
-        seats.append(
-            Seat(node, room.of_type(wanted), obstacle, until, reserved_by, is_permanent, total(node).of_type(wanted))
+        candidates.append(
+            CandidateNode(
+                node, room.of_type(wanted), obstacle, until, reserved_by, is_permanent, total(node).of_type(wanted)
+            )
         )
-    return seats
+    return candidates
 
 
-def assess(request: Request, seats: Sequence[Seat], cluster: ClusterCapacity) -> Fit:
-    """Return whether the request could start now on these seats; if not, what prevents it."""
+def assess(request: Request, candidates: Sequence[CandidateNode], cluster: ClusterCapacity) -> Fit:
+    """Return whether the request could start now on these candidates; if not, what prevents it."""
     end = cluster.now + request.time_limit_s
-    rated = [(seat, *_rate(seat, request.room, end)) for seat in seats]
+    rated = [(candidate, *_rate(candidate, request.room, end)) for candidate in candidates]
 
-    def at_least(least: NodeSuitability) -> list[Seat]:
-        return [seat for seat, suitability, _ in rated if suitability >= least]
+    def at_least(least: NodeSuitability) -> list[CandidateNode]:
+        return [candidate for candidate, suitability, _ in rated if suitability >= least]
 
-    free_seats, in_service, suitable = (
+    free_candidates, in_service, suitable = (
         at_least(NodeSuitability.FREE),
         at_least(NodeSuitability.IN_SERVICE),
         at_least(NodeSuitability.SUITABLE),
     )
     ways = features.read(request.constraint)
     return Fit(
-        starts=ways is not None and _enough(request, free_seats, ways, cluster),
-        nodes=tuple(seat.node.name for seat in free_seats),
+        starts=ways is not None and _enough(request, free_candidates, ways, cluster),
+        nodes=tuple(candidate.node.name for candidate in free_candidates),
         suitable_nodes=len(in_service),
         fits_if_empty=ways is None or _enough(request, in_service, ways, cluster, empty=True),
         can_ever_fit=ways is None or _enough(request, suitable, ways, cluster, empty=True),
         obstacles=tuple(Counter(why for _, _, why in rated if why).most_common()),
-        free_gpus=Counter(seat.room.gpus for seat in at_least(NodeSuitability.UNRESERVED)),
-        until=min((seat.until for seat, _, why in rated if why == WINDOW), default=inf),
+        free_gpus=Counter(candidate.room.gpus for candidate in at_least(NodeSuitability.UNRESERVED)),
+        until=min((candidate.until for candidate, _, why in rated if why == WINDOW), default=inf),
         is_sure=ways is not None,
     )
 
 
-def starts(request: Request, seats: Iterable[Seat], cluster: ClusterCapacity) -> bool:
+def starts(request: Request, candidates: Iterable[CandidateNode], cluster: ClusterCapacity) -> bool:
     """Return only whether `assess` would find that it starts; quicker, for trying many requests."""
     end, need = cluster.now + request.time_limit_s, request.room
     ways = features.read(request.constraint)
-    free_seats = [
-        seat
-        for seat in seats
-        if not seat.why
-        and need.gpus <= seat.room.gpus
-        and need.cpus <= seat.room.cpus
-        and end <= seat.until
-        and (need.memory_mib <= seat.room.memory_mib or not seat.node.memory_mib)
+    free_candidates = [
+        candidate
+        for candidate in candidates
+        if not candidate.why
+        and need.gpus <= candidate.room.gpus
+        and need.cpus <= candidate.room.cpus
+        and end <= candidate.until
+        and (need.memory_mib <= candidate.room.memory_mib or not candidate.node.memory_mib)
     ]
-    return ways is not None and _enough(request, free_seats, ways, cluster)
+    return ways is not None and _enough(request, free_candidates, ways, cluster)
 
 
 def of_partition(name: str, cluster: ClusterCapacity) -> list[NodeStatus]:
@@ -282,20 +286,20 @@ def may_use(reservation: ReservationInfo, *, user: str, account: str) -> bool:
     return not invited or user in invited or account in invited
 
 
-def _rate(seat: Seat, need: FreeCapacity, end: float) -> tuple[NodeSuitability, str]:
-    """Return how suitable a seat is for this need until `end`, and what prevents more; "" if nothing does."""
-    node, is_memory_reported = seat.node, seat.node.memory_mib > 0
-    if seat.is_permanent:
-        return NodeSuitability.UNSUITABLE, seat.why
-    if too_small := lacking(need, seat.size, is_memory_reported=is_memory_reported):
+def _rate(candidate: CandidateNode, need: FreeCapacity, end: float) -> tuple[NodeSuitability, str]:
+    """Return how suitable a candidate is for this need until `end`, and what prevents more; "" if nothing does."""
+    node, is_memory_reported = candidate.node, candidate.node.memory_mib > 0
+    if candidate.is_permanent:
+        return NodeSuitability.UNSUITABLE, candidate.why
+    if too_small := lacking(need, candidate.size, is_memory_reported=is_memory_reported):
         return NodeSuitability.UNSUITABLE, f"small:{too_small}"
     if not is_in_service(node.state):
-        return NodeSuitability.SUITABLE, seat.why
-    if seat.why:
-        return NodeSuitability.IN_SERVICE, seat.why
-    if seat.until < end:
+        return NodeSuitability.SUITABLE, candidate.why
+    if candidate.why:
+        return NodeSuitability.IN_SERVICE, candidate.why
+    if candidate.until < end:
         return NodeSuitability.IN_SERVICE, WINDOW
-    if shortage := lacking(need, seat.room, is_memory_reported=is_memory_reported):
+    if shortage := lacking(need, candidate.room, is_memory_reported=is_memory_reported):
         return NodeSuitability.UNRESERVED, f"room:{shortage}"
     return NodeSuitability.FREE, ""
 
@@ -333,28 +337,32 @@ def _permanent_obstacle(
 
 def _enough(
     request: Request,
-    seats: Sequence[Seat],
+    candidates: Sequence[CandidateNode],
     alternatives: Iterable[features.FeatureSet],
     cluster: ClusterCapacity,
     *,
     empty: bool = False,
 ) -> bool:
-    """Return whether these seats suffice for the allocation. `empty`: as if nothing else ran on them."""
+    """Return whether these candidates suffice for the allocation. `empty`: as if nothing else ran on them."""
     if cluster.simulates_nodes:
-        rooms = ((s.size if empty else s.room, s.node.memory_mib > 0) for s in seats)
+        rooms = ((s.size if empty else s.room, s.node.memory_mib > 0) for s in candidates)
         return (
             sum(copies(request.room, room, is_memory_reported=is_reported) for room, is_reported in rooms)
             >= request.min_nodes
         )
     required = set(request.required_nodes)
-    if not required <= {seat.node.name for seat in seats}:
+    if not required <= {candidate.node.name for candidate in candidates}:
         return False
-    return any(_is_met(request, seats, way, required) for way in alternatives)
+    return any(_is_met(request, candidates, way, required) for way in alternatives)
 
 
-def _is_met(request: Request, seats: Sequence[Seat], way: features.FeatureSet, required: Collection[str]) -> bool:
+def _is_met(
+    request: Request, candidates: Sequence[CandidateNode], way: features.FeatureSet, required: Collection[str]
+) -> bool:
     matching = [
-        seat.node for seat in seats if way.every is features.ANY or features.holds(way.every, seat.node.features)
+        candidate.node
+        for candidate in candidates
+        if way.every is features.ANY or features.holds(way.every, candidate.node.features)
     ]
     required_features = [node.features for node in matching if node.name in required]
     if len(required_features) < len(required) or not features.is_served(way, [node.features for node in matching]):

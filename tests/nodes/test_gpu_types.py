@@ -70,15 +70,15 @@ def test_a_job_starts_where_enough_of_its_type_is_free(
 ) -> None:
     """Against counting by hand; a job without a type takes any."""
     where, requested = cluster(*there), request(gpus, wanted, min_nodes=many, max_nodes=many)
-    seats = survey(requested, where)
-    fit = assess(requested, seats, where)
+    candidates = survey(requested, where)
+    fit = assess(requested, candidates, where)
     able = [node.name for node in there if left_of(node, wanted if gpus else "") >= gpus]
     ever = [
         node.name for node in there if gpu_types.count_of(gpu_types.installed(node), wanted if gpus else "") >= gpus
     ]
     assert set(fit.nodes) == set(able)
     assert (fit.starts, fit.can_ever_fit) == (len(able) >= many, len(ever) >= many)
-    assert starts(requested, seats, where) == fit.starts
+    assert starts(requested, candidates, where) == fit.starts
 
 
 @settings(max_examples=examples(200), deadline=None)
