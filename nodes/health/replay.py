@@ -40,19 +40,13 @@ def replay(rule: Rule, subject: Subject, steps: Iterable[Step], until: float) ->
 
     A finding that only a person or a burn-in ends stays open until `until`: what a person would have done is unknown.
     """
-    history = _History(rule, subject)
+    history = SubjectHistory(rule, subject)
     for step in steps:
-        yield from history.advance(step.at)
-        if isinstance(step, RepairStep):
-            engine.repair(rule, history.finding, step.kind, step.at)
-        else:
-            history.observe(step)
-    yield from history.advance(until)
-    if history.is_open:
-        yield history.entry(None)
+        yield from history.follow(step)
+    yield from history.end(until)
 
 
-class _History:
+class SubjectHistory:
     """The finding while time passes, with what made it open."""
 
     def __init__(self, rule: Rule, subject: Subject) -> None:
@@ -61,18 +55,28 @@ class _History:
         self.newest: Observation | None = None
         self.opening: tuple[Severity, Action, Observation | None] | None = None
 
-    @property
-    def is_open(self) -> bool:
-        return self.finding.state == "open"
+    def follow(self, step: Step) -> Iterator[ReplayedEntry]:
+        """Let time pass until the step, and take it; yield the finding that was over by then."""
+        yield from self._advance(step.at)
+        if isinstance(step, RepairStep):
+            engine.repair(self.rule, self.finding, step.kind, step.at)
+        else:
+            self._observe(step)
 
-    def advance(self, now: float) -> Iterator[ReplayedEntry]:
+    def end(self, until: float) -> Iterator[ReplayedEntry]:
+        """Let time pass until the end; yield a finding that was over by then, and one that is still open."""
+        yield from self._advance(until)
+        if self.finding.state == "open":
+            yield self._entry(None)
+
+    def _advance(self, now: float) -> Iterator[ReplayedEntry]:
         engine.advance(self.rule, self.finding, now)
         self._note_opening()
         if self.finding.state == "cleared":
-            yield self.entry(self.finding.cleared_at)
+            yield self._entry(self.finding.cleared_at)
             self.finding, self.opening = self.finding.successor(), None
 
-    def observe(self, observation: Observation) -> None:
+    def _observe(self, observation: Observation) -> None:
         if any(trigger.matches(observation.signal, observation.fields) for trigger in self.rule.triggers):
             self.newest = observation
         engine.observe(self.rule, self.finding, observation)
@@ -82,7 +86,7 @@ class _History:
         if self.opening is None and self.finding.opened_at is not None:
             self.opening = (*engine.effective(self.rule, self.finding), self.newest)
 
-    def entry(self, cleared_at: float | None) -> ReplayedEntry:
+    def _entry(self, cleared_at: float | None) -> ReplayedEntry:
         assert self.opening is not None
         severity, action, observed = self.opening
         opened_at = self.finding.opened_at or 0.0

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from operator import attrgetter
 
 from django.core.cache import cache
 from django.db.models import Q
 from django.utils import timezone
 
 from nodes.health.progress import Subject
+from nodes.health.readings import StateReadings, replay_readings
 from nodes.health.rehearsal import Outcome, Rehearsal, RehearsedDecision, rehearse
 from nodes.health.replay import RepairStep, ReplayedEntry, Step, replay
 from nodes.health.rules.condition import FieldValue
@@ -83,10 +85,6 @@ class RuleDryRun:
     untried: list[str] = field(default_factory=list)
     cut: str = ""
     seconds: float = 0.0
-
-    @property
-    def is_tried(self) -> bool:
-        return self.nodes > 0 and self.nodes_read > 0
 
 
 def dry_run(
@@ -172,10 +170,10 @@ class _DryRunReader:
         self.gpus |= {row.gpu.uuid: (row.gpu.pk, row.gpu.index) for row in events.rows if row.gpu is not None}
         self.rows_left -= len(events.rows)
         steps, repairs = events.steps()
-        for subject, sampled in self._samples(agents, gpus):
-            self._replay(subject, [*steps.pop(subject, ()), *sampled], repairs.get(subject.node, ()))
+        for subject, readings in self._samples(agents, gpus):
+            self._replay(subject, steps.pop(subject, ()), readings, repairs.get(subject.node, ()))
         for subject, observations in steps.items():
-            self._replay(subject, observations, repairs.get(subject.node, ()))
+            self._replay(subject, observations, None, repairs.get(subject.node, ()))
         if events.is_cut:
             raise _Stop(f"Stopped after {MOST_EVENTS:,} events: {self._extent()}")
 
@@ -189,29 +187,51 @@ class _DryRunReader:
     def _ports_usually_up(self) -> Callable[[str], bool]:
         return sampled_fields.usually_up()
 
-    def _samples(self, agents: Sequence[Agent], gpus: Mapping[int, Gpu]) -> Iterator[tuple[Subject, list[Step]]]:
+    def _samples(self, agents: Sequence[Agent], gpus: Mapping[int, Gpu]) -> Iterator[tuple[Subject, StateReadings]]:
         start, end = int(self.result.start.timestamp()), int(self.result.end.timestamp())
         for signal in self.signals:
             if signal in STORED_FIELDS:
                 usually_up = self._ports_usually_up if signal == "port" else bool
                 subjects = list(sampled_subjects(signal, agents, gpus.values(), usually_up))
-                for subject, observations in StoredSamples(self.rule, agents, start, end).observations(subjects):
-                    yield subject, list(observations)
+                yield from StoredSamples(self.rule, agents, start, end).readings(subjects)
 
-    def _replay(self, subject: Subject, steps: list[Step], repairs: Sequence[RepairStep]) -> None:
-        steps = sorted([*steps, *repairs], key=lambda step: step.at)
-        for entry in replay(self.rule, subject, self._timed(steps), self.result.end.timestamp()):
+    def _replay(
+        self, subject: Subject, events: Sequence[Step], readings: StateReadings | None, repairs: Sequence[RepairStep]
+    ) -> None:
+        self._check_time()
+        repairs = sorted(repairs, key=_at)
+        for entry in self._entries(subject, events, readings, repairs, self.result.end.timestamp()):
+            self._check_time()
             if entry.opened_at < self.result.start.timestamp():
                 continue
             self.found.append(entry)
             if len(self.found) >= MOST_FOUND:
-                raise _Stop(f"Stopped after {MOST_FOUND:,} findings: the rule fires on nearly everything.")
+                raise _Stop(
+                    f"Stopped after {MOST_FOUND:,} findings: the rule fires on nearly everything. {self._extent()}"
+                )
+
+    def _entries(
+        self,
+        subject: Subject,
+        events: Sequence[Step],
+        readings: StateReadings | None,
+        repairs: Sequence[RepairStep],
+        until: float,
+    ) -> Iterator[ReplayedEntry]:
+        if readings is not None and not events:
+            return replay_readings(self.rule, subject, readings, repairs, until)
+        sampled = readings.edges() if readings is not None else ()
+        return replay(self.rule, subject, self._timed(sorted([*events, *sampled, *repairs], key=_at)), until)
 
     def _timed(self, steps: Sequence[Step]) -> Iterator[Step]:
         for number, step in enumerate(steps):
-            if number % 256 == 0 and self.deadline is not None and time.monotonic() > self.deadline:
-                raise _Stop(f"Stopped after {self.budget_s:.0f} s: {self._extent()}")
+            if number % 256 == 0:
+                self._check_time()
             yield step
+
+    def _check_time(self) -> None:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise _Stop(f"Stopped after {self.budget_s:.0f} s: {self._extent()}")
 
     def _extent(self) -> str:
         return f"{self.result.nodes_read:,} of {self.result.nodes:,} nodes were read."
@@ -288,3 +308,6 @@ class _DryRunReader:
 
 def _moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
+
+
+_at = attrgetter("at")

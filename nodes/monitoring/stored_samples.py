@@ -2,21 +2,22 @@
 
 Samples are stored every second for two days, older ones as the lowest and highest value of each minute. A minute
 becomes two observations, first the value that fulfils more of the rule's conditions, then the other: a state that
-lasted the whole minute holds on, one that did not is interrupted. Observations whose verdict is that of the one before
-change nothing in the engine except when evidence was last seen, and are left out.
+lasted the whole minute holds on, one that did not is interrupted. Readings are judged by column; which of them the
+engine has to see is the matter of nodes.health.readings.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from nodes.health.progress import Observation, Subject
-from nodes.health.rules.condition import FieldValue
+from nodes.health.readings import Flags, StateReadings
+from nodes.health.rules.condition import Condition, FieldValue
 from nodes.health.rules.rule import Rule
 from nodes.models import Agent, Frame
 from nodes.monitoring.sampled_fields import SampledSubject
@@ -27,7 +28,7 @@ from nodes.telemetry.thin import MINUTES, thinned
 from nodes.telemetry.wire import MISSING
 from portal.models import Series
 from portal.series import rows as chunk_rows
-from portal.series.codec import Floats, Integers, decode_merged
+from portal.series.codec import Floats, Integers, concatenated, decode_merged, last_of_each
 from portal.series.read import ids_of
 from portal.series.store import Owner
 
@@ -37,7 +38,7 @@ LIVE_S = 10
 
 @dataclass(frozen=True)
 class JudgedColumn:
-    """Values of one series in order of time, with their verdicts."""
+    """Values of one series in order of time (ticks), with their verdicts."""
 
     at: Integers
     value: Floats
@@ -59,8 +60,8 @@ class StoredSamples:
         self.rule, self.agents, self.start, self.end = rule, agents, start, end
         self._columns: dict[tuple[Owner, str], _StoredColumn] = {}
 
-    def observations(self, subjects: Sequence[SampledSubject]) -> Iterator[tuple[Subject, list[Observation]]]:
-        """Yield each subject's observations, in order of time."""
+    def readings(self, subjects: Sequence[SampledSubject]) -> Iterator[tuple[Subject, StateReadings]]:
+        """Yield each subject's readings, in order of time."""
         wanted = defaultdict(list)
         for subject in subjects:
             for series in sorted(self._series(subject)):
@@ -69,48 +70,118 @@ class StoredSamples:
             self._columns |= _load(series, list(dict.fromkeys(owners)), self.start, self.end)
         _add_frames(self._columns, [agent.pk for agent in self.agents], self.start, self.end)
         for subject in subjects:
-            yield subject.subject, self._observations(subject)
+            yield subject.subject, _SubjectColumns(self.rule, subject, self._judged(subject)).readings()
 
     def _series(self, subject: SampledSubject) -> set[str]:
         names = needed_fields(self.rule, subject.signal) & subject.fields.keys()
         # A rule without conditions holds whenever there is a reading.
         return {subject.fields[name][0] for name in names or list(subject.fields)[:1]}
 
-    def _observations(self, subject: SampledSubject) -> list[Observation]:
-        columns = {series: self._judged(subject, series) for series in sorted(self._series(subject))}
-        columns = {series: column for series, column in columns.items() if len(column.at)}
-        if not columns:
-            return []
-        names = [name for name, (series, _) in subject.fields.items() if series in columns]
-        times = np.unique(np.concatenate([column.at for column in columns.values()]))
-        places = {series: np.searchsorted(column.at, times, "right") - 1 for series, column in columns.items()}
-        found = []
-        for i, at in enumerate(times.tolist()):
-            fields: dict[str, FieldValue] = {}
-            for name in names:
-                series, convert = subject.fields[name]
-                place = int(places[series][i])
-                fields[name] = convert(float(columns[series].value[place])) if place >= 0 else None
-            found.append(Observation(subject.signal, subject.subject, at / _TICKS, fields))
+    def _judged(self, subject: SampledSubject) -> dict[str, JudgedColumn]:
+        """Return the subject's columns that have values, by series."""
+        columns = {}
+        for series in sorted(self._series(subject)):
+            conditions = conditions_on(self.rule, subject, series)
+            verdicts = ColumnVerdicts([item.condition for item in conditions])
+            triggers = sum(item.trigger is not None for item in conditions)
+            columns[series] = self._columns[subject.owner, series].judged(verdicts, triggers)
+        return {series: column for series, column in columns.items() if len(column.at)}
+
+
+class PlacedCondition(NamedTuple):
+    """A condition on one series: of the trigger at this position, or (None) of the clearing."""
+
+    trigger: int | None
+    condition: FieldCondition
+
+
+def conditions_on(rule: Rule, subject: SampledSubject, series: str) -> list[PlacedCondition]:
+    """Return the rule's conditions on the fields that come from this series, those of triggers first."""
+    fields = {name: convert for name, (source, convert) in subject.fields.items() if source == series}
+    found = [
+        PlacedCondition(number, FieldCondition(fields[name], condition))
+        for number, trigger in enumerate(rule.triggers)
+        if trigger.signal.name == subject.signal
+        for name, condition in trigger.where.items()
+        if name in fields
+    ]
+    clearing = rule.clearing.where.items()
+    return found + [PlacedCondition(None, FieldCondition(fields[n], c)) for n, c in clearing if n in fields]
+
+
+class _SubjectColumns:
+    """The judged columns of one subject, side by side: a field has the value of its column's newest reading."""
+
+    def __init__(self, rule: Rule, subject: SampledSubject, columns: Mapping[str, JudgedColumn]) -> None:
+        self.rule, self.subject, self.columns = rule, subject, columns
+        self.at, self.places = _aligned([column.at for column in columns.values()])
+
+    def readings(self) -> StateReadings:
+        triggers = [n for n, trigger in enumerate(self.rule.triggers) if trigger.signal.name == self.subject.signal]
+        matches = {number: self._fulfils(number, self.rule.triggers[number].where) for number in triggers}
+        if self.rule.clearing.ending != "recovered":
+            is_good = np.zeros(len(self.at), np.bool_)
+        elif self.rule.clearing.where:
+            is_good = self._fulfils(None, self.rule.clearing.where)
+        else:
+            is_good = self._are_known({name for number in triggers for name in self.rule.triggers[number].where})
+        return StateReadings(self.at / _TICKS, matches, is_good, self._observation)
+
+    def _fulfils(self, trigger: int | None, where: Mapping[str, Condition]) -> Flags:
+        """Return at which readings all conditions of a trigger, or (None) of the clearing, hold."""
+        found = self._are_known(where.keys())
+        for (series, column), places in zip(self.columns.items(), self.places, strict=True):
+            placed = conditions_on(self.rule, self.subject, series)
+            bits = sum(1 << bit for bit, item in enumerate(placed) if item.trigger == trigger)
+            if bits:
+                holds = column.verdict & bits == bits
+                found &= holds if places is None else holds[places]
         return found
 
-    def _judged(self, subject: SampledSubject, series: str) -> JudgedColumn:
-        """Return the values at which the verdict changes, and the last one before each change."""
-        triggers, more = [], []
-        for name, (source, convert) in subject.fields.items():
-            if source != series:
-                continue
-            for trigger in self.rule.triggers:
-                if trigger.signal.name == subject.signal and name in trigger.where:
-                    triggers.append(FieldCondition(convert, trigger.where[name]))
-            if name in self.rule.clearing.where:
-                more.append(FieldCondition(convert, self.rule.clearing.where[name]))
-        column = self._columns[subject.owner, series].judged(ColumnVerdicts([*triggers, *more]), len(triggers))
-        if not len(column.at):
-            return column
-        changes = np.flatnonzero(np.diff(column.verdict)) + 1
-        edges = np.unique(np.concatenate(([0], changes, changes - 1, [len(column.at) - 1])))
-        return JudgedColumn(column.at[edges], column.value[edges], column.verdict[edges])
+    def _are_known(self, names: Collection[str]) -> Flags:
+        """Return at which readings all these fields have a value. Whether one can have any depends on the machine."""
+        found = np.ones(len(self.at), np.bool_)
+        for name in names:
+            series, convert = self.subject.fields.get(name, ("", _unknown))
+            column = self.columns.get(series)
+            if column is None or convert(float(column.value[0])) is None:
+                found[:] = False
+            else:
+                found &= self.at >= column.at[0]
+        return found
+
+    def _observation(self, place: int) -> Observation:
+        fields: dict[str, FieldValue] = {}
+        values = {}
+        for (series, column), places in zip(self.columns.items(), self.places, strict=True):
+            own = place if places is None else int(places[place])
+            values[series] = float(column.value[own]) if own >= 0 else None
+        for name, (series, convert) in self.subject.fields.items():
+            if series in values:
+                value = values[series]
+                fields[name] = None if value is None else convert(value)
+        return Observation(self.subject.signal, self.subject.subject, float(self.at[place]) / _TICKS, fields)
+
+
+def _aligned(columns: Sequence[Integers]) -> tuple[Integers, list[Integers | None]]:
+    """Return all moments in order, and for each column the place of its newest value at each; None: its own places."""
+    if not columns:
+        return np.zeros(0, np.int64), []
+    if all(np.array_equal(column, columns[0]) for column in columns[1:]):
+        return columns[0], [None] * len(columns)
+    everything = np.concatenate(columns)
+    order = np.argsort(everything, kind="stable")  # merges what is sorted already
+    at = everything[order]
+    newest = np.append(at[1:] != at[:-1], True)
+    ends = np.cumsum([len(column) for column in columns])
+    return at[newest], [
+        (np.cumsum((order >= end - len(column)) & (order < end)) - 1)[newest]
+        for column, end in zip(columns, ends, strict=True)
+    ]
+
+
+def _unknown(_: float) -> FieldValue:
+    return None
 
 
 _TICKS = 2
@@ -127,17 +198,90 @@ class _StoredColumn:
         self.fresh: list[tuple[Integers, Floats]] = []
 
     def judged(self, verdicts: ColumnVerdicts, triggers: int) -> JudgedColumn:
-        parts = [_judged_minutes(low, high, verdicts, triggers, self.start) for low, high in self.minutes]
-        parts += [_judged_seconds(row, verdicts, self.start, self.end) for row in self.seconds]
-        parts += [_judged_values(step, value, verdicts) for step, value in self.fresh]
-        if not parts:
-            return JudgedColumn(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
-        at = np.concatenate([part.at for part in parts])
+        parts = [*self._minutes(verdicts, triggers), *self._seconds(verdicts)]
+        if self.fresh:
+            step, value = (np.concatenate(some) for some in zip(*self.fresh, strict=True))
+            parts.append(_judged_values(step, value, verdicts))
+        at, value, verdict = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMN)
+        if (at[1:] > at[:-1]).all():
+            return JudgedColumn(at, value, verdict)
         order = np.argsort(at, kind="stable")
-        at = at[order]
-        order = order[np.append(at[1:] != at[:-1], len(at) > 0)]  # late values win
-        value, verdict = (np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "verdict"))
-        return JudgedColumn(np.concatenate([part.at for part in parts])[order], value[order], verdict[order])
+        order = order[np.append(np.diff(at[order]) != 0, True)]  # late values win
+        return JudgedColumn(at[order], value[order], verdict[order])
+
+    def _minutes(self, verdicts: ColumnVerdicts, triggers: int) -> Iterator[JudgedColumn]:
+        undecided, whole = [], _WholeChunks()
+        for low, high in self.minutes:
+            is_odd = low.is_odd or high.is_odd
+            code = None if is_odd else verdicts.over(low.low, high.high)
+            if code is None:
+                undecided.append((low, high))
+            else:
+                first = max(low.first, self.start) * _TICKS
+                whole.add((first, first + 1, low.last * _TICKS + 1), low.low, code)
+        yield whole.column()
+        if undecided:
+            yield self._both_extremes(undecided, verdicts, triggers)
+
+    def _both_extremes(
+        self, rows: Sequence[tuple[_ChunkRow, _ChunkRow]], verdicts: ColumnVerdicts, triggers: int
+    ) -> JudgedColumn:
+        step, lowest = self._decoded([low for low, _ in rows])
+        other, highest = self._decoded([high for _, high in rows])
+        if not np.array_equal(step, other):  # a value that was not finite in one of them
+            step, ours, theirs = np.intersect1d(step, other, return_indices=True)
+            lowest, highest = lowest[ours], highest[theirs]
+        codes = verdicts.of(lowest), verdicts.of(highest)
+        is_low_first = _fulfilled(codes[0], triggers) >= _fulfilled(codes[1], triggers)
+        number = 2 * len(step)
+        at, value, verdict = np.empty(number, np.int64), np.empty(number), np.empty(number, np.int64)
+        at[0::2], at[1::2] = step * _TICKS, step * _TICKS + 1
+        value[0::2], value[1::2] = np.where(is_low_first, lowest, highest), np.where(is_low_first, highest, lowest)
+        verdict[0::2], verdict[1::2] = np.where(is_low_first, *codes), np.where(is_low_first, *codes[::-1])
+        return JudgedColumn(at, value, verdict)
+
+    def _decoded(self, rows: Sequence[_ChunkRow]) -> tuple[Integers, Floats]:
+        """Return the finite values of these chunks of minutes."""
+        ((_, step, value),) = concatenated([(0, [row.data for row in rows])])
+        is_wanted = np.isfinite(value) & (step >= self.start - MINUTES.seconds)
+        return (step, value) if is_wanted.all() else (step[is_wanted], value[is_wanted])
+
+    def _seconds(self, verdicts: ColumnVerdicts) -> Iterator[JudgedColumn]:
+        steps, values, whole = [], [], _WholeChunks()
+        for row in self.seconds:
+            is_inside = not row.is_odd and row.first >= self.start and row.last <= self.end
+            if is_inside and (code := verdicts.over(row.low, row.high)) is not None:
+                first = min(row.last, row.first // LIVE_S * LIVE_S + LIVE_S - 1)
+                second = min(row.last, first + LIVE_S)
+                whole.add((first * _TICKS, second * _TICKS, row.last * _TICKS), row.low, code)
+            else:
+                step, value = last_of_each(row.data, LIVE_S) if is_inside else row.values(self.start, self.end)
+                steps.append(step)
+                values.append(value)
+        yield whole.column()
+        if steps:
+            yield _judged_values(np.concatenate(steps), np.concatenate(values), verdicts)
+
+
+_COLUMN = ("at", "value", "verdict")
+
+
+class _WholeChunks:
+    """Collects chunks whose values all have one verdict: of each the first two readings and the last."""
+
+    def __init__(self) -> None:
+        self._at: list[int] = []
+        self._values: list[float] = []
+        self._codes: list[int] = []
+
+    def add(self, at: tuple[int, int, int], value: float, code: int) -> None:
+        self._at += at
+        self._values += (value,) * len(at)
+        self._codes += (code,) * len(at)
+
+    def column(self) -> JudgedColumn:
+        at, codes = (np.array(some, np.int64) for some in (self._at, self._codes))
+        return JudgedColumn(at, np.array(self._values, np.float64), codes)
 
 
 class _ChunkRow(NamedTuple):
@@ -156,42 +300,14 @@ class _ChunkRow(NamedTuple):
         return points.step[is_wanted], points.value[is_wanted]
 
 
-def _judged_minutes(
-    low: _ChunkRow, high: _ChunkRow, verdicts: ColumnVerdicts, triggers: int, start: int
-) -> JudgedColumn:
-    if not low.is_odd and not high.is_odd and (code := verdicts.over(low.low, high.high)) is not None:
-        return _whole(low, code, start)
-    step, lowest = low.values(start - MINUTES.seconds, low.last)
-    other, highest = high.values(start - MINUTES.seconds, high.last)
-    if len(step) != len(other):  # a value that was not finite in one of them
-        step, ours, theirs = np.intersect1d(step, other, return_indices=True)
-        lowest, highest = lowest[ours], highest[theirs]
-    codes = verdicts.of(lowest), verdicts.of(highest)
-    is_low_first = _fulfilled(codes[0], triggers) >= _fulfilled(codes[1], triggers)
-    at, value, verdict = np.empty(2 * len(step), np.int64), np.empty(2 * len(step)), np.empty(2 * len(step), np.int64)
-    at[0::2], at[1::2] = step * _TICKS, step * _TICKS + 1
-    value[0::2], value[1::2] = np.where(is_low_first, lowest, highest), np.where(is_low_first, highest, lowest)
-    verdict[0::2], verdict[1::2] = np.where(is_low_first, *codes), np.where(is_low_first, *codes[::-1])
-    return JudgedColumn(at, value, verdict)
-
-
-def _judged_seconds(row: _ChunkRow, verdicts: ColumnVerdicts, start: int, end: int) -> JudgedColumn:
-    if not row.is_odd and row.last <= end and (code := verdicts.over(row.low, row.high)) is not None:
-        return _whole(row, code, start)
-    return _judged_values(*row.values(start, end), verdicts)
-
-
 def _judged_values(step: Integers, value: Floats, verdicts: ColumnVerdicts) -> JudgedColumn:
     """Judge the newest value of each ten seconds: that is what live evaluation sees."""
+    if not (step[1:] > step[:-1]).all():
+        order = np.argsort(step, kind="stable")
+        step, value = step[order], value[order]
     newest = np.flatnonzero(np.append(np.diff(step // LIVE_S) != 0, len(step) > 0))
     step, value = step[newest], value[newest]
     return JudgedColumn(step * _TICKS, value, verdicts.of(value))
-
-
-def _whole(row: _ChunkRow, code: int, start: int) -> JudgedColumn:
-    """Return the ends of a chunk whose values all have one verdict."""
-    at = np.array([max(row.first, start), row.last], np.int64) * _TICKS
-    return JudgedColumn(at, np.array([row.low, row.low]), np.array([code, code], np.int64))
 
 
 def _fulfilled(codes: Integers, triggers: int) -> Integers:

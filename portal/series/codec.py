@@ -158,6 +158,23 @@ def decode_merged(data: bytes, *, times: bool = True) -> Points:
     return Points(_steps(data, n, first, stride, at_times), time, _inflate(data[at_values:], "<f8"))
 
 
+def last_of_each(data: bytes, interval: int) -> tuple[Integers, Floats]:
+    """Return the step and value of the last point in each interval of steps of a merged chunk.
+
+    Intervals begin at multiples of `interval`. Only these points are put together of their bytes.
+    """
+    n, first, stride, at_times, at_values = _open_merged(data)
+    if stride == 1:
+        places = np.append(np.arange((-1 - first) % interval, n - 1, interval), n - 1)
+        step = first + places
+    else:
+        step = _steps(data, n, first, stride, at_times)
+        places = np.flatnonzero(np.append(np.diff(step // interval) != 0, n > 0))
+        step = step[places]
+    planes = np.frombuffer(zlib.decompress(data[at_values:]), np.uint8).reshape(8, n)
+    return step, np.ascontiguousarray(planes[:, places].T).view("<f8").reshape(-1)
+
+
 def concatenated(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, Integers, Floats]]:
     """Yield each series' number with the steps and values of all its merged chunks, concatenated.
 

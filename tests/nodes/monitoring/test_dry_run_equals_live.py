@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nodes.health.progress import Observation, Subject
@@ -123,6 +123,9 @@ stretches = st.lists(
 )
 
 
+# A pause of exactly the clearing time, and whole chunks (1,024 s) of one value.
+@example([(20, 90, 0x40), (12, 60, 0), (20, 90, 0x40)])
+@example([(30, 90, 0x40)] * 8 + [(30, 60, 0)] * 8)
 @settings(max_examples=examples(12), deadline=None)
 @given(stretches)
 def test_samples(stretches: list[tuple[int, int, int]]) -> None:
