@@ -83,7 +83,8 @@ class DrainRow:
     @property
     def needs_agreement(self) -> bool:
         """Return whether a person, or a site's program, must agree that it returns if it passes a burn-in."""
-        return burnins.is_drained_by_person(self.drained.node)
+        node = self.drained.node
+        return burnins.is_drained(node) and burnins.is_drain_of_person(node, self.drained.last_order)
 
     @property
     def may_be_tested(self) -> bool:
@@ -130,7 +131,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def _row(drained: DrainedNode, user: User, burn_in: int | None) -> DrainRow:
-    return DrainRow(drained, orders.is_drained_by_another(drained.node, user), burn_in)
+    return DrainRow(drained, orders.is_drain_of_another(drained.node, drained.last_order, user), burn_in)
 
 
 def headline(rows: Sequence[DrainRow], standing_by: int = 0) -> tuple[str, str]:

@@ -23,7 +23,10 @@ _ORDER = SortOrder("id", descending=True)
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     wanted, rules = search_of(request.GET), rules_in_force()
-    rows = HealthEntry.objects.filter(**wanted).select_related("gpu", "order", "decided_by").defer("progress")
+    state = wanted.get("state")
+    rows = HealthEntry.objects.in_state(state) if state else HealthEntry.objects.all()
+    rows = rows.filter(**{name: value for name, value in wanted.items() if name != "state"})
+    rows = rows.select_related("gpu", "order", "decided_by").defer("progress")
     try:
         found = page(rows, _ORDER, cursor=request.GET.get("after") or None, limit=ROWS)
     except BadCursor:

@@ -86,9 +86,13 @@ def is_drained(node: Node) -> bool:
 
 def is_drained_by_person(node: Node) -> bool:
     """Return whether the node is drained, and not by one of Vigil's health rules: by a person, or a site's program."""
-    if not is_drained(node):
-        return False
-    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
+    return is_drained(node) and is_drain_of_person(
+        node, NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
+    )
+
+
+def is_drain_of_person(node: Node, last: NodeOrder | None) -> bool:
+    """Return the same for a drained node of which the last order that was carried out is at hand."""
     return last is None or last.asked_by is not None or not last.rule or not drain.is_reason_of(last, node)
 
 

@@ -108,7 +108,7 @@ class WantedApproval(WantedDecision):
 @router.get("", response=HealthEntries, summary="Health entries, newest first")
 def entries(request: ApiRequest, wanted: Query[WantedEntries]) -> dict[str, Any]:
     """List what health rules found: everything that is not cleared, or the entries in one state."""
-    rows = HealthEntry.objects.filter(state=wanted.state) if wanted.state else HealthEntry.objects.active()
+    rows = HealthEntry.objects.in_state(wanted.state) if wanted.state else HealthEntry.objects.active()
     filters = {"node": wanted.node, "rule": wanted.rule, "severity": wanted.severity}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
     found = page(

@@ -83,9 +83,18 @@ def request_order(
 
 def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool:
     """Return whether the node is drained, and not by the last order of this person or health rule."""
-    if DRAINED.isdisjoint(node_states.state_words(node.state)) or not node.reason:
+    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by")
+    return _has_reason(node) and is_drain_of_another(node, last.first(), user, rule)
+
+
+def _has_reason(node: Node) -> bool:
+    return bool(node.reason) and not DRAINED.isdisjoint(node_states.state_words(node.state))
+
+
+def is_drain_of_another(node: Node, last: NodeOrder | None, user: User | None, rule: str = "") -> bool:
+    """Return the same for a node of which the last order that was carried out is at hand."""
+    if not _has_reason(node):
         return False
-    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
     if last is not None and last.action == NodeOrder.Action.UNDRAIN and _is_newer_than_rows(last):
         return False
     return last is None or (last.asked_by, last.rule) != (user, rule) or not is_reason_of(last, node)

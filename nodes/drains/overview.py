@@ -16,6 +16,7 @@ from django.db.models import Max, QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
+from nodes.cluster.newest_orders import newest_orders
 from nodes.drains.reasons import DrainHolder, DrainReason, read_reason
 from nodes.drains.standing import NodeSince, ReasonJudgement, ReasonStanding, judge
 from nodes.models import (
@@ -51,6 +52,8 @@ class DrainedNode:
     pending: NodeOrder | None
     """An order that waits for the scheduler."""
     findings: tuple[HealthEntry, ...] = ()
+    last_order: NodeOrder | None = None
+    """The last order for the node that was carried out, whether or not it explains why it is out."""
 
     @property
     def holder(self) -> DrainHolder:
@@ -114,7 +117,7 @@ class _Records:
         self.rules = frozenset(rules_in_force())
 
     def describe(self, node: Node) -> DrainedNode:
-        order = self.orders.get(node.name)
+        last = order = self.orders.get(node.name)
         if order is not None and not (order.action == NodeOrder.Action.DRAIN and drain.is_reason_of(order, node)):
             order = None
         rules = self.rules | {order.rule} if order is not None and order.rule else self.rules
@@ -124,7 +127,7 @@ class _Records:
         findings = self.findings.get(order.pk, ()) if order is not None else ()
         return DrainedNode(
             node, reason, judge(reason, self._since(node, findings)), node.has_jobs, order,
-            self.pending.get(node.name), findings,
+            self.pending.get(node.name), findings, last,
         )  # fmt: skip
 
     def _since(self, node: Node, findings: Sequence[HealthEntry]) -> NodeSince:
@@ -189,9 +192,9 @@ class _Records:
     @cached_property
     def orders(self) -> Mapping[str, NodeOrder]:
         """Return the newest order of each node that was carried out."""
-        newest = NodeOrder.objects.filter(node__in=self.names, state=NodeOrder.State.DONE).order_by().values("node")
-        keys = newest.annotate(newest=Max("pk")).values_list("newest", flat=True)
-        return {row.node: row for row in NodeOrder.objects.filter(pk__in=list(keys)).select_related("asked_by")}
+        nodes = Node.objects.filter(name__in=self.names)
+        rows = newest_orders(nodes, state=NodeOrder.State.DONE).select_related("asked_by")
+        return {row.node: row for row in rows}
 
     @cached_property
     def pending(self) -> Mapping[str, NodeOrder]:
@@ -202,7 +205,7 @@ class _Records:
     def findings(self) -> Mapping[int, tuple[HealthEntry, ...]]:
         found: defaultdict[int, list[HealthEntry]] = defaultdict(list)
         orders = [order.pk for order in self.orders.values()]
-        rows = HealthEntry.objects.filter(node__in=self.names, order__in=orders)  # there is no index by order
+        rows = HealthEntry.objects.filter(order__in=orders)
         for entry in rows.select_related("gpu").defer("evidence", "progress"):
             found[entry.order_id or 0].append(entry)
         return {pk: tuple(entries) for pk, entries in found.items()}

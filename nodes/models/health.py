@@ -31,8 +31,19 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
         """Select what is not over: watched, open, and dismissed entries that still last."""
         return self.exclude(state=HealthEntry.EntryState.CLEARED)
 
+    def in_state(self, state: str) -> Self:
+        """Select entries in this state, so that a list of the newest is read in the order of an index.
+
+        The indexes of active entries serve every state but `cleared`. Nearly all entries are cleared: an index by state
+        would lead to all of them, to be sorted.
+        """
+        states = HealthEntry.EntryState
+        if state == states.CLEARED:
+            return self.exclude(state__in=[other for other in states if other != states.CLEARED])
+        return self.active().filter(state=state)
+
     def open(self) -> Self:
-        return self.filter(state=HealthEntry.EntryState.OPEN)
+        return self.in_state(HealthEntry.EntryState.OPEN)
 
     def of_real_nodes(self) -> Self:
         """Leave out the machines of `vigil up --demo`, of which nobody is notified."""
@@ -117,16 +128,27 @@ class HealthEntry(models.Model):
             ),
         )  # fmt: skip
         indexes = (
-            models.Index(fields=["state", "-id"], name="health_of_a_state"),
             models.Index(fields=["node", "-id"], name="health_of_one_node"),
             models.Index(fields=["rule", "-id"], name="health_of_a_rule"),
+            models.Index(fields=["severity", "-id"], name="health_of_a_severity"),
+            models.Index(fields=["rule", "severity", "-id"], name="health_of_rule_and_severity"),
+            models.Index(fields=["-id"], condition=~Q(state="cleared"), name="health_active_newest"),
+            models.Index(fields=["rule", "-id"], condition=~Q(state="cleared"), name="health_active_of_a_rule"),
+            models.Index(fields=["severity", "-id"], condition=~Q(state="cleared"), name="health_active_of_severity"),
+            models.Index(
+                fields=["rule", "severity", "-id"],
+                condition=~Q(state="cleared"),
+                name="health_active_rule_severity",
+            ),
+            models.Index(fields=["opened_at"], name="health_opened"),
+            models.Index(fields=["order"], condition=Q(order__isnull=False), name="health_of_an_order"),
             models.Index(fields=["due_at"], condition=~Q(state="cleared"), name="health_due"),
             models.Index(
                 fields=["state", "decision", "severity", "action", "rule", "detail", "-last_seen"],
                 condition=~Q(state="cleared"),
                 name="health_active_alike",
             ),
-            models.Index(fields=["state", "-cleared_at"], name="health_last_cleared"),
+            models.Index(fields=["-cleared_at"], condition=Q(state="cleared"), name="health_cleared_newest"),
         )
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import transaction
 
 from nodes.cluster import drain
+from nodes.cluster.newest_orders import newest_orders
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.scheduling import node_states
@@ -31,12 +32,11 @@ def return_recovered() -> None:
 
 
 def _drained_by_rules() -> list[str]:
-    """Return the nodes whose current reason is that of a rule's drain."""
-    out = {node.name: node for node in Node.objects.reported().exclude(reason="")}
-    orders = NodeOrder.objects.by_health_rules().filter(
-        node__in=list(out), action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE
-    )
-    return sorted({order.node for order in orders if drain.is_reason_of(order, out[order.node])})
+    """Return the nodes whose newest order is a rule's drain, and whose current reason is that order's."""
+    out = Node.objects.reported().exclude(reason="")
+    nodes = {node.name: node for node in out}
+    orders = newest_orders(out).by_health_rules().filter(action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE)
+    return sorted(o.node for o in orders if o.node in nodes and drain.is_reason_of(o, nodes[o.node]))
 
 
 def _return(name: str) -> None:

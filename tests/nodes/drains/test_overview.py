@@ -171,7 +171,7 @@ def test_all_in_service_is_said(lab: Lab, ops: User) -> None:
 def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django_assert_max_num_queries: Any) -> None:
     Node.objects.bulk_create(
         [
-            Node(name=f"n{number:04}", state="down", reason="Not responding", reason_at=datetime.now(UTC), gpus=8)
+            Node(name=f"n{number:04}", state="drained", reason="fan", reason_at=datetime.now(UTC), gpus=8)
             for number in range(600)
         ]
     )
@@ -181,7 +181,10 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
     assert len(answer["items"]) == 200
     after = client.get("/api/v1/drains", {"limit": 200, "cursor": answer["next"]}).json()
     assert after["items"][0]["node"] == "n0200"
-    assert "The first 200 by name are shown" in signed_in(ops).get("/drains").text
+    visitor = signed_in(ops)
+    with django_assert_max_num_queries(40):
+        page = visitor.get("/drains").text
+    assert "The first 200 by name are shown" in page
 
 
 def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops: User) -> None:

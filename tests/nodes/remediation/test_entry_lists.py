@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from nodes.models import HealthEntry
 from portal.models import User
-from tests.lab import a_project, person, signed_in
+from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
@@ -63,6 +66,33 @@ def test_all_entries_can_be_searched_page_by_page(mira: User) -> None:
     assert client.get("/health/entries?node=n007&state=open").content.decode().count("<tr id=") == 1
     assert "No matching entries" in client.get("/health/entries?node=n007&state=cleared").content.decode()
     assert client.get("/health/entries?after=nonsense&state=%00").status_code == 200
+
+
+def test_no_list_sorts_or_scans_all_entries(mira: User) -> None:
+    """A portal has few active entries and years of cleared ones: every filter has an index in the list's order."""
+    if connection.vendor != "sqlite":
+        pytest.skip("the plan of PostgreSQL depends on its statistics")
+    client = bearer(mira, "read")
+    for state, severity, rule in itertools.product(("", "open", "cleared"), ("", "fatal"), ("", "off-bus")):
+        plan: list[str] = []
+        with connection.execute_wrapper(partial(_explain, plan)):
+            client.get("/api/v1/health", {"state": state, "severity": severity, "rule": rule})
+        wanted = (state, severity, rule, plan)
+        assert plan, wanted
+        assert state == "open" or not any("TEMP B-TREE" in line for line in plan), wanted
+        if state != "cleared":
+            assert "INDEX health_active" in plan[0], wanted
+        elif severity or rule:
+            assert "INDEX health_of_" in plan[0], wanted
+
+
+def _explain(plan: list[str], execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    """Add the plan of a query that lists entries, for the parameters with which it is executed."""
+    if 'FROM "nodes_healthentry"' in sql:
+        with connection.cursor() as cursor:
+            cursor.cursor.execute(f"EXPLAIN QUERY PLAN {sql}", params)
+            plan += [row[-1] for row in cursor.cursor.fetchall()]
+    return execute(sql, params, many, context)
 
 
 def test_the_limits_are_shown_where_vigil_acts(mira: User, settings: Any) -> None:
