@@ -146,7 +146,7 @@ class _SubjectColumns:
             column = self.columns.get(series)
             if column is None or convert(float(column.value[0])) is None:
                 found[:] = False
-            else:
+            elif column.at[0] > self.at[0]:
                 found &= self.at >= column.at[0]
         return found
 
@@ -247,20 +247,23 @@ class _StoredColumn:
         return (step, value) if is_wanted.all() else (step[is_wanted], value[is_wanted])
 
     def _seconds(self, verdicts: ColumnVerdicts) -> Iterator[JudgedColumn]:
-        steps, values, whole = [], [], _WholeChunks()
+        undecided, whole = [], _WholeChunks()
+        parts: list[tuple[Integers, Floats]] = []
         for row in self.seconds:
-            is_inside = not row.is_odd and row.first >= self.start and row.last <= self.end
-            if is_inside and (code := verdicts.over(row.low, row.high)) is not None:
+            if row.is_odd or row.first < self.start or row.last > self.end:
+                parts.append(row.values(self.start, self.end))
+            elif (code := verdicts.over(row.low, row.high)) is None:
+                undecided.append(row.data)
+            else:
                 first = min(row.last, row.first // LIVE_S * LIVE_S + LIVE_S - 1)
                 second = min(row.last, first + LIVE_S)
                 whole.add((first * _TICKS, second * _TICKS, row.last * _TICKS), row.low, code)
-            else:
-                step, value = last_of_each(row.data, LIVE_S) if is_inside else row.values(self.start, self.end)
-                steps.append(step)
-                values.append(value)
         yield whole.column()
-        if steps:
-            yield _judged_values(np.concatenate(steps), np.concatenate(values), verdicts)
+        if undecided:
+            parts.append(last_of_each(undecided, LIVE_S))
+        if parts:
+            step, value = (np.concatenate(some) for some in zip(*parts, strict=True))
+            yield _judged_values(step, value, verdicts)
 
 
 _COLUMN = ("at", "value", "verdict")

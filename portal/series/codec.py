@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -158,21 +159,32 @@ def decode_merged(data: bytes, *, times: bool = True) -> Points:
     return Points(_steps(data, n, first, stride, at_times), time, _inflate(data[at_values:], "<f8"))
 
 
-def last_of_each(data: bytes, interval: int) -> tuple[Integers, Floats]:
-    """Return the step and value of the last point in each interval of steps of a merged chunk.
+def last_of_each(chunks: Sequence[bytes], interval: int) -> tuple[Integers, Floats]:
+    """Return the steps and values of the last point in each interval of steps, and of the last point of each chunk.
 
-    Intervals begin at multiples of `interval`. Only these points are put together of their bytes.
+    Intervals begin at multiples of `interval`. Of these merged chunks only those points are put together of their
+    bytes.
     """
-    n, first, stride, at_times, at_values = _open_merged(data)
-    if stride == 1:
-        places = np.append(np.arange((-1 - first) % interval, n - 1, interval), n - 1)
-        step = first + places
-    else:
-        step = _steps(data, n, first, stride, at_times)
-        places = np.flatnonzero(np.append(np.diff(step // interval) != 0, n > 0))
-        step = step[places]
-    planes = np.frombuffer(zlib.decompress(data[at_values:]), np.uint8).reshape(8, n)
-    return step, np.ascontiguousarray(planes[:, places].T).view("<f8").reshape(-1)
+    steps, values = [np.empty(0, np.int64)], [np.empty((8, 0), np.uint8)]
+    for data in chunks:
+        n, first, stride, at_times, at_values = _open_merged(data)
+        if stride == 1:
+            places = _lasts(n, (-1 - first) % interval, interval)
+            steps.append(places + first)
+        else:
+            step = _steps(data, n, first, stride, at_times)
+            places = np.flatnonzero(np.append(np.diff(step // interval) != 0, True))
+            steps.append(step[places])
+        planes = np.frombuffer(zlib.decompress(data[at_values:]), np.uint8).reshape(8, n)
+        values.append(planes.take(places, axis=1))
+    joined = np.concatenate(values, axis=1)
+    return np.concatenate(steps), np.ascontiguousarray(joined.T).view("<f8").reshape(-1)
+
+
+@lru_cache(maxsize=1_000)
+def _lasts(number: int, first: int, interval: int) -> Integers:
+    """Return the places first, first + interval, … and the last of so many points."""
+    return np.append(np.arange(first, number - 1, interval, dtype=np.int64), number - 1)
 
 
 def concatenated(series: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, Integers, Floats]]:

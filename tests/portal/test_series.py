@@ -64,6 +64,24 @@ def test_chunks_are_joined_as_each_is_opened_alone(series: list[list[list[tuple[
     assert numbers == list(range(len(series)))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([1, 1, 3, 0])), max_size=4),
+    st.integers(1, 12),
+)
+def test_the_last_of_each_interval_is_found_without_decoding_the_others(
+    shapes: list[tuple[int, int, int]], interval: int
+) -> None:
+    chunks, expected = [], []
+    for first, number, stride in shapes:
+        step = first + (stride * np.arange(number) if stride else np.cumsum(np.arange(number) % 4 + 1))
+        value = np.sin(step)
+        chunks.append(codec.encode_merged(Points(step, np.zeros(number), value)))
+        newest = dict(zip((step // interval).tolist(), zip(step.tolist(), value.tolist(), strict=True), strict=True))
+        expected += list(newest.values())
+    found_steps, found_values = codec.last_of_each(chunks, interval)
+    assert list(zip(found_steps.tolist(), found_values.tolist(), strict=True)) == expected
+
+
 def test_evenly_spaced_steps_cost_nothing_and_smooth_values_little() -> None:
     rng = np.random.default_rng(0)
     values = np.float64(np.float32(2 + rng.normal(0, 0.1, 1024)))
