@@ -75,7 +75,7 @@ def measure(database: str, only: Sequence[str], times: int) -> int:
                 gc.collect()
                 gc.freeze()  # a server does not have the history's rows in memory, which a collection would go through
                 used.longest_ms = 0.0
-                with _watched(database, place) as watcher:
+                with watched(database, place) as watcher:
                     began = time.perf_counter()
                     answer = send()
                     took = (time.perf_counter() - began) * 1e3
@@ -117,7 +117,7 @@ class _Watcher:
 
 
 @contextmanager
-def _watched(database: str, place: stage.Site) -> Iterator[_Watcher]:
+def watched(database: str, place: stage.Site) -> Iterator[_Watcher]:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     where = place.environment.get("DATABASE_URL") or str(place.home / "vigil.sqlite3")
     watch = _watch_sqlite if database == "sqlite" else _watch_postgres
