@@ -22,7 +22,7 @@ TIMEOUT_S = 20.0
 STALE_S = 300.0
 """An older value is not reported any more."""
 MOST_PROBLEM = 300
-_LOOKS_LIKE_IT = re.compile(r"inlet|ambient|intake|front panel", re.IGNORECASE)
+_INLET_NAMES = re.compile(r"inlet|ambient|intake|front panel", re.IGNORECASE)
 _READING = re.compile(r"(-?\d{1,3}(?:\.\d+)?)\s*degrees C", re.IGNORECASE)
 
 
@@ -103,7 +103,7 @@ def inlet_celsius(text: str, sensor: str = "") -> float | None:
     """Return the reading of the sensor in °C from lines such as "Inlet Temp | 04h | ok | 7.1 | 23 degrees C"."""
     for line in text.splitlines():
         name = re.split(r"[|,]", line, maxsplit=1)[0].strip()
-        is_it = name == sensor if sensor else _LOOKS_LIKE_IT.search(name) is not None
+        is_it = name == sensor if sensor else _INLET_NAMES.search(name) is not None
         if is_it and (found := _READING.search(line.replace(",", " "))):
             return float(found[1])
     return None

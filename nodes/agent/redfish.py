@@ -24,7 +24,7 @@ from nodes.agent.redfish_client import ROOT, RedfishClient, RedfishError, Resour
 MOST_CHASSIS, MOST_MEMBERS, MOST_SENSORS = 16, 2_000, 8
 COLDEST_C, WARMEST_C = -10.0, 80.0
 """Anything else is no air that a machine takes in; the portal believes the same."""
-_LOOKS_LIKE_IT = re.compile(r"inlet|ambient|intake|front.?panel", re.IGNORECASE)
+_INLET_NAMES = re.compile(r"inlet|ambient|intake|front.?panel", re.IGNORECASE)
 _IS_OTHER = re.compile(r"psu|p/s|power.?suppl|\bps\d|exhaust|outlet|gpu|\bnic|\bssd|dimm", re.IGNORECASE)
 _CONTEXTS = ("Intake", "Room")
 _ABSENT = frozenset({"Absent", "Disabled", "UnavailableOffline"})
@@ -40,8 +40,8 @@ class SensorReading:
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A temperature that may be it; `names` are all under which people know it."""
+class _ReportedTemperature:
+    """A temperature that may be the inlet's. `names`: all names of its sensor, one of which a setting may choose."""
 
     names: tuple[str, ...]
     context: str
@@ -55,15 +55,15 @@ class _Candidate:
             return 0
         if self.context in _CONTEXTS:
             return 3 - _CONTEXTS.index(self.context)
-        return 1 if any(_LOOKS_LIKE_IT.search(name) for name in self.names) else 0
+        return 1 if any(_INLET_NAMES.search(name) for name in self.names) else 0
 
 
 def read_inlet(client: RedfishClient, sensor: str = "") -> SensorReading:
     """Return the inlet temperature of the BMC's machine. Raises RedfishError."""
     best, best_rank = None, 0
     for chassis in _members(client, f"{ROOT}Chassis", MOST_CHASSIS):
-        for candidates in (_thermal, _thermal_metrics, _sensors):
-            for candidate in candidates(client, chassis, sensor):
+        for read in (_thermal, _thermal_metrics, _sensors):
+            for candidate in read(client, chassis, sensor):
                 if candidate.value is not None and candidate.rank(sensor) > best_rank:
                     best, best_rank = candidate, candidate.rank(sensor)
             if best_rank >= 3:  # nothing says it better
@@ -73,7 +73,7 @@ def read_inlet(client: RedfishClient, sensor: str = "") -> SensorReading:
     return _reading(best)
 
 
-def _reading(candidate: _Candidate | None) -> SensorReading:
+def _reading(candidate: _ReportedTemperature | None) -> SensorReading:
     assert candidate is not None
     name, value = candidate.names[0] if candidate.names else "The inlet sensor", candidate.value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -83,16 +83,16 @@ def _reading(candidate: _Candidate | None) -> SensorReading:
     return SensorReading(float(value), _shown(name))
 
 
-def _thermal(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Iterator[_Candidate]:
+def _thermal(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Iterator[_ReportedTemperature]:
     """Yield the temperatures of the Thermal resource."""
     thermal = _linked(client, chassis, "Thermal")
     for row in _tables(thermal.get("Temperatures")):
         if _is_there(row):
             names = _texts(row, "Name", "MemberId", "Id")
-            yield _Candidate(names, str(row.get("PhysicalContext", "")), row.get("ReadingCelsius"))
+            yield _ReportedTemperature(names, str(row.get("PhysicalContext", "")), row.get("ReadingCelsius"))
 
 
-def _thermal_metrics(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Iterator[_Candidate]:
+def _thermal_metrics(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Iterator[_ReportedTemperature]:
     """Yield the summary's intake and room temperatures, then all temperatures of the ThermalMetrics resource."""
     subsystem = _linked(client, chassis, "ThermalSubsystem")
     metrics = _linked(client, subsystem, "ThermalMetrics")
@@ -100,24 +100,24 @@ def _thermal_metrics(client: RedfishClient, chassis: dict[str, Any], sensor: str
     for name, context in (("Intake", "Intake"), ("Ambient", "Room")):
         row = summary.get(name) if isinstance(summary, dict) else None
         if isinstance(row, dict):
-            yield _Candidate((name, *_last_part(row.get("DataSourceUri"))), context, row.get("Reading"))
+            yield _ReportedTemperature((name, *_last_part(row.get("DataSourceUri"))), context, row.get("Reading"))
     for row in _tables(metrics.get("TemperatureReadingsCelsius")):
         names = (*_texts(row, "DeviceName"), *_last_part(row.get("DataSourceUri")))
         if names:
-            yield _Candidate(names, str(row.get("PhysicalContext", "")), row.get("Reading"))
+            yield _ReportedTemperature(names, str(row.get("PhysicalContext", "")), row.get("Reading"))
 
 
-def _sensors(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Iterator[_Candidate]:
+def _sensors(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Iterator[_ReportedTemperature]:
     """Yield the temperatures among the sensors whose addresses look like it: there may be hundreds."""
     collection = _linked(client, chassis, "Sensors")
     paths = [path for row in _tables(collection.get("Members")) if (path := _path(row))]
-    wanted = [path for path in paths if (_is_named(path, sensor) if sensor else _LOOKS_LIKE_IT.search(path))]
+    wanted = [path for path in paths if (_is_named(path, sensor) if sensor else _INLET_NAMES.search(path))]
     for path in wanted[:MOST_SENSORS]:
         row = client.get(path)
         is_temperature = row.get("ReadingType") == "Temperature" or row.get("ReadingUnits") in _UNITS
         if is_temperature and _is_there(row):
             names = (*_texts(row, "Name", "Id"), *_last_part(path))
-            yield _Candidate(names, str(row.get("PhysicalContext", "")), row.get("Reading"))
+            yield _ReportedTemperature(names, str(row.get("PhysicalContext", "")), row.get("Reading"))
 
 
 def _members(client: RedfishClient, path: str, most: int) -> Iterator[dict[str, Any]]:
