@@ -26,12 +26,13 @@ def facts(
     problems: dict[str, str],
     probed: tuple[str, ...],
     software: Mapping[str, Any],
+    takes_faults: bool = False,
     proc_root: Path = Path("/proc"),
 ) -> NodeFacts:
     """Return the facts of this machine.
 
     `problems` maps what cannot be read to the reason; `probed`: the mounts that are timed; `software`: versions
-    and adapters (nodes.agent.software).
+    and adapters (nodes.agent.software); `takes_faults`: game days may plant faults here.
     """
     system = os.uname()
     mounted = {mount.path: mount.as_payload() for mount in disks.mounts(proc_root)}
@@ -48,6 +49,8 @@ def facts(
         "gpus": gpus,
         **software,
     }
+    if takes_faults:
+        found["game_day"] = True
     if machine is not None:
         found |= {"driver": machine.driver, "cuda": machine.cuda, "nvml": machine.nvml}
         found["topology"] = [list(row) for row in machine.topology]

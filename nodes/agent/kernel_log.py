@@ -1,6 +1,7 @@
 """Read the kernel log from /dev/kmsg: one record per read, with a sequence number that is unique until reboot.
 
-A plain file or a FIFO of such records works too, one record per line.
+A plain file or a FIFO of such records works too, one record per line. Of what programs write there, only the lines of
+this process count (`write`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,12 +18,13 @@ from pathlib import Path
 
 MAX_BYTES = 16 * 1024  # a read with a smaller buffer than the record fails
 MAX_RECORDS = 2_000  # per call, so that a flood leaves time for the rest
+USER_WARNING = 12  # facility 1 (the kernel lets programs write no other as 0), level 4
 _ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """A record that the kernel itself wrote."""
+    """A record that the kernel itself wrote, or this process."""
 
     seq: int
     at: float
@@ -67,6 +70,7 @@ class KernelLog:
     _offset: int = 0
     _rest: bytes = b""
     _is_overrun: bool = False
+    _written: set[bytes] = field(default_factory=set)
 
     def fileno(self) -> int | None:
         """Return a descriptor that becomes readable with the next record; None for a plain file."""
@@ -106,6 +110,22 @@ class KernelLog:
             self.close()
         return found
 
+    def write(self, text: str) -> None:
+        """Write a line that `read` then returns once, though the kernel did not write it. Raises OSError."""
+        raw = text.encode()
+        if self._is_plain or self._is_stream:
+            at = int(1e6 * time.clock_gettime(time.CLOCK_BOOTTIME))
+            seq = max(self.last_seq, self.reported_seq) + 1
+            line = b"%d,%d,%d,-;%b\n" % (USER_WARNING, seq, at, raw)
+        else:
+            line = b"<%d>%b" % (USER_WARNING, raw)
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+        self._written.add(raw)
+
     def _accept(self, line: bytes) -> KernelRecord | None:
         found = parse(line)
         if found is None:
@@ -113,6 +133,9 @@ class KernelLog:
         is_from_kernel, record = found
         self._note_overrun(record.seq)
         self.last_seq = max(self.last_seq, record.seq)
+        if not is_from_kernel and record.raw in self._written:
+            self._written.discard(record.raw)
+            return record
         return record if is_from_kernel else None
 
     def _note_overrun(self, seq: int) -> None:

@@ -29,6 +29,7 @@ from nodes.agent.lasting_conditions import LastingConditions
 from nodes.agent.links import LinkWatch
 from nodes.agent.log import StatusLog, log
 from nodes.agent.mounts import MountProbes
+from nodes.agent.planting import PlantedFaults
 from nodes.agent.posting import ReportClient
 from nodes.agent.processes import GpuProcesses
 from nodes.agent.samples import SampleWindow
@@ -96,9 +97,10 @@ class AgentLoop:
             silent_since=self._conditions.since_by_subject("gpu.silent").get(""),
         )
         self._kernel = self._kernel_watch()
+        self._faults = PlantedFaults(settings.takes_faults)
         self._host, self._mounts = (
             HostSampler(proc_root, sys),
-            MountProbes(slow=self._conditions.since_by_subject("mount.slow")),
+            MountProbes(self._faults.probe, self._conditions.since_by_subject("mount.slow")),
         )
         self._links = LinkWatch(sys)
         self._processes = GpuProcesses(proc_root)
@@ -136,6 +138,7 @@ class AgentLoop:
         """Read what has arrived, and store what is due."""
         self._kernel.read()
         self._note([*self._gpus.poll(), *self._mounts.poll(time.time())])
+        self._events += self._faults.advance(self._kernel.log, self._gpus, self._probed)
         self._poll_inlet()
         self._software.poll()
         self._log_gpu_status()
@@ -148,7 +151,7 @@ class AgentLoop:
 
     def _note(self, events: list[Event]) -> None:
         self._conditions.note(events)
-        self._events += events
+        self._events += self._faults.marked(events)
 
     def _wait(self, waking: int) -> None:
         """Wait for a kernel record, a GPU sample or a signal, at most until something is due."""
@@ -247,7 +250,7 @@ class AgentLoop:
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
-        return [*events, *self._kernel.take()]
+        return [*events, *self._faults.marked(self._kernel.take())]
 
     def _append_events(self, events: list[Event], *, is_urgent: bool = False) -> None:
         for part in batches.in_chunks(events):
@@ -314,6 +317,7 @@ class AgentLoop:
             problems={"kernel_log": self._kernel.log.problem, "gpus": absent.why if absent else ""},
             probed=self._probed(),
             software=self._software.facts(),
+            takes_faults=self._settings.takes_faults,
             proc_root=self._proc,
         )
         if found != self._facts:
@@ -351,6 +355,7 @@ class AgentLoop:
             node=node,
             boot_id=self._boot_id,
             on_rejected=self._refused.put,
+            on_plant=self._faults.requests.put,
             waits=RetryDelays(pace.period, pace.seconds_of(60)),
         )
 

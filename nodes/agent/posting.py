@@ -30,6 +30,27 @@ _GZIP = 31
 
 
 @dataclass(frozen=True)
+class PlantRequest:
+    """A fault that a game day of the portal wants planted on this node. The portal numbers them, ever upwards."""
+
+    id: int
+    fault: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, value: object) -> PlantRequest | None:
+        """Return the request of a response; None if there is none, or none that can be read."""
+        if not isinstance(value, dict):
+            return None
+        number, fault, seconds = value.get("id"), value.get("fault"), value.get("seconds")
+        if type(number) is not int or not 0 < number < 2**53 or not isinstance(fault, str):
+            return None
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 86_400:
+            return None
+        return cls(number, clean(fault, 32), float(seconds))
+
+
+@dataclass(frozen=True)
 class PortalResponse:
     """A response of the portal.
 
@@ -43,6 +64,7 @@ class PortalResponse:
     wait: float = 0.0
     clock_ahead: float = 0.0
     """Whole seconds by which this machine's clock is ahead of the portal's."""
+    plant: PlantRequest | None = None
 
 
 class PortalUnreachable(Exception):
@@ -163,7 +185,10 @@ def _parse_response(status: int, retry_after: str, text: bytes) -> PortalRespons
     if status in {200, 201}:
         number, token = found.get("next"), found.get("token")
         is_number = type(number) is int and 0 <= number < 2**53
-        return PortalResponse(status, number if is_number else None, token if isinstance(token, str) else "")
+        return PortalResponse(
+            status, number if is_number else None, token if isinstance(token, str) else "",
+            plant=PlantRequest.parse(found.get("plant")),
+        )  # fmt: skip
     detail = found.get("detail")
     errors = found.get("errors")
     if isinstance(errors, list) and errors and isinstance(errors[0], dict):

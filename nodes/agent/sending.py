@@ -14,6 +14,7 @@ from nodes.agent.log import StatusLog
 from nodes.agent.posting import (
     BATCHES,
     COMPRESSED_BYTES,
+    PlantRequest,
     PortalResponse,
     PortalUnreachable,
     ReportClient,
@@ -35,7 +36,7 @@ class RetryDelays:
 
 
 class BatchSender(threading.Thread):
-    """The sending thread. `on_rejected` is called with each batch that the portal rejects."""
+    """The sending thread. `on_rejected` gets each batch that the portal rejects, `on_plant` each fault to plant."""
 
     def __init__(
         self,
@@ -46,11 +47,13 @@ class BatchSender(threading.Thread):
         node: str,
         boot_id: str,
         on_rejected: Callable[[bytes], None],
+        on_plant: Callable[[PlantRequest], None],
         waits: RetryDelays = RetryDelays(),  # noqa: B008 (it is frozen)
     ) -> None:
         super().__init__(name="sender", daemon=True)
         self._portal, self._tokens, self._buffer = portal, tokens, buffer
         self._node, self._boot_id, self._on_rejected, self._waits = node, boot_id, on_rejected, waits
+        self._on_plant = on_plant
         self._news = threading.Event()
         self._not_before = 0.0
         self._is_ending = False
@@ -143,6 +146,8 @@ class BatchSender(threading.Thread):
         answer = self._portal.post(packed, token)
         if answer.status == 200 and answer.next is not None:
             self._note_clock(answer)
+            if answer.plant is not None:
+                self._on_plant(answer.plant)
             return self._advance(answer.next, first + len(batches))
         return self._handle_rejection(answer, token, first, batches)
 

@@ -46,6 +46,8 @@ class AgentSettings:
     """The BMC's sensor of the inlet temperature; "": the one that looks like it; None: the BMC is not read."""
     redfish: RedfishSettings | None = None
     """Set: the inlet is read by Redfish; else with ipmitool."""
+    takes_faults: bool = False
+    """Whether the portal's game days may plant faults on this node."""
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) -> AgentSettings:
@@ -63,6 +65,7 @@ def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) 
         token_file=_token_file(values.get("VIGIL_AGENT_TOKEN_FILE", "")) if posts else Path(),
         inlet=_inlet(values.get("VIGIL_AGENT_INLET", "")),
         redfish=_redfish(values),
+        takes_faults=_takes_faults(values.get("VIGIL_AGENT_GAMEDAY", "")),
     )
 
 
@@ -72,6 +75,8 @@ def warnings(settings: AgentSettings) -> list[str]:
     parts = urlsplit(settings.url)
     if parts.scheme == "http" and parts.hostname not in {"localhost", "::1"} and not _is_loopback(parts.hostname or ""):
         found.append("VIGIL_AGENT_URL is http://, so the token is sent unencrypted. Use https://.")
+    if settings.takes_faults:
+        found.append("VIGIL_AGENT_GAMEDAY=yes: game days of the portal may plant faults on this node.")
     with suppress(OSError):
         if settings.token_file.stat().st_mode & 0o077:
             found.append(f"VIGIL_AGENT_TOKEN_FILE: others can read {settings.token_file}. Give it mode 0600.")
@@ -149,6 +154,15 @@ def _bmc_url(text: str) -> str:
         # Not the value: whoever wrote a password into it should not find it in a log.
         raise InvalidSetting("VIGIL_AGENT_REDFISH_URL must be the BMC's address, https:// and a host.")
     return url
+
+
+def _takes_faults(text: str) -> bool:
+    if text.strip() not in {"", "no", "yes"}:
+        raise InvalidSetting(
+            f"VIGIL_AGENT_GAMEDAY is {text!r:.80}. Set it to yes if game days of the portal may plant faults on this"
+            " node, else to no."
+        )
+    return text.strip() == "yes"
 
 
 def _url(text: str) -> str:

@@ -37,6 +37,8 @@ class PortalStandIn:
     token: str = TOKEN
     refuse: Callable[[dict[str, Any]], Reply | None] = lambda post: None
     enrol: Callable[[str], Reply] = lambda secret: (200, {"token": TOKEN})
+    plant: dict[str, Any] | None = None
+    """The fault that answers ask the agent to plant."""
     loses_answers: bool = False
     hold: threading.Event = field(default_factory=threading.Event)
     port: int = 0
@@ -117,7 +119,8 @@ class PortalStandIn:
         assert request.headers["Content-Encoding"] == "gzip"
         post = json.loads(gzip.decompress(data))
         self.posts.append(post)
-        return self.refuse(post) or (200, {"next": self._take(post)})
+        wanted = {} if self.plant is None else {"plant": self.plant}
+        return self.refuse(post) or (200, {"next": self._take(post), **wanted})
 
     def _take(self, post: dict[str, Any]) -> int:
         stream, first, batches = post["stream"], post["first"], post["batches"]

@@ -46,6 +46,7 @@ class Node:
             node="node01",
             boot_id="boot",
             on_rejected=self.refused.append,
+            on_plant=lambda request: None,
             waits=RetryDelays(0.02, 0.1),
         )
         self.sender.start()
