@@ -29,7 +29,8 @@ def read_configuration(rows: Sequence[BurnInNode], now: datetime) -> list[NodeCo
         gpus[gpu.agent_id].append(gpu)
     slow: defaultdict[int, list[str]] = defaultdict(list)
     for event in NodeEvent.objects.filter(agent__in=ids, kind="mount.slow", is_open=True)[:1_000]:
-        slow[event.agent_id].append(untrusted.line(event.data.get("mount"), 200))
+        if not event.is_planted:
+            slow[event.agent_id].append(untrusted.line(event.data.get("mount"), 200))
     return [_node(row, agents.get(row.node), gpus, slow, now) for row in rows]
 
 

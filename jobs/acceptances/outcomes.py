@@ -72,7 +72,7 @@ def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
 
 def _findings(start: datetime, end: datetime, names: set[str]) -> Iterable[tuple[str, datetime, str]]:
     entries = HealthEntry.objects.filter(
-        node__in=names, opened_at__gte=start, opened_at__lte=end, action__in=OUT_OF_SERVICE
+        node__in=names, opened_at__gte=start, opened_at__lte=end, action__in=OUT_OF_SERVICE, is_planted=False
     )
     for entry in entries.order_by("pk")[:MOST_ENTRIES]:
         if entry.opened_at is not None:

@@ -62,7 +62,7 @@ def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdic
     """Fail a node on which a health rule found something meanwhile that takes it out of service."""
     since = burn_in.started_at or burn_in.requested_at
     entries = HealthEntry.objects.filter(
-        node=name, opened_at__gte=since, opened_at__lte=timezone.now(), action__in=OUT_OF_SERVICE
+        node=name, opened_at__gte=since, opened_at__lte=timezone.now(), action__in=OUT_OF_SERVICE, is_planted=False
     )
     texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
     if not texts:

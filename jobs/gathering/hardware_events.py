@@ -29,7 +29,9 @@ def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]
     ended = max(until for gpu_spans in spans.values() for _, until in gpu_spans)
     rows = NodeEvent.objects.filter(gpu__in=spans, kind__in=KINDS, at__lte=ended, last_at__gte=began)
     found = [
-        event for event in rows.select_related("gpu", "agent").order_by("-at")[:MOST] if _happened_within(event, spans)
+        event
+        for event in rows.select_related("gpu", "agent").order_by("-at")[:MOST]
+        if _happened_within(event, spans) and not event.is_planted
     ]
     if any(event.code != ECHO for event in found):
         found = [event for event in found if event.code != ECHO]

@@ -79,7 +79,8 @@ def _rows(life: JobLife, attempts: Sequence[Attempt]) -> list[_Row]:
 def _of_attempt(life: JobLife, attempt: Attempt, rows: Iterable[_Row]) -> Iterator[SlowMountSpan]:
     began, ended, nodes = attempt.started_at, attempt.ended_at or life.now, set(attempt.nodes[:NODES])
     for node, data, at, last_at, is_open in rows:
-        if began and node in nodes and at < ended and (is_open or last_at > began):
+        is_planted = data.get("planted_until") is not None  # by a game day
+        if began and node in nodes and at < ended and (is_open or last_at > began) and not is_planted:
             mount = untrusted.line(data.get("mount"), 72) or "A shared mount"
             yield SlowMountSpan(mount, max(at, began), min(life.now if is_open else last_at, ended), attempt)
 

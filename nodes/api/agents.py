@@ -81,7 +81,19 @@ _POST = {
 _TAKEN = {
     "type": "object",
     "required": ["next"],
-    "properties": {"next": {"type": "integer", "description": "Number of the next batch to send."}},
+    "properties": {
+        "next": {"type": "integer", "description": "Number of the next batch to send."},
+        "plant": {
+            "type": "object",
+            "description": "A fault that a game day wants planted; only for agents that allow it.",
+            "required": ["id", "fault", "seconds"],
+            "properties": {
+                "id": {"type": "integer"},
+                "fault": {"type": "string"},
+                "seconds": {"type": "number"},
+            },
+        },
+    },
 }
 
 
@@ -162,8 +174,8 @@ def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
 
 def _answer(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> HttpResponse:
     with process_counters.count_post("telemetry"):
-        following = intake.receive(node, authorization, encoding, chunks)
-    return HttpResponse(msgspec.json.encode({"next": following}), content_type="application/json")
+        answer = intake.receive(node, authorization, encoding, chunks)
+    return HttpResponse(msgspec.json.encode(answer), content_type="application/json")
 
 
 def _admit(node: str, authorization: str) -> None:

@@ -55,6 +55,7 @@ class HealthEntryShape(Schema):
     decided_by: str | None
     decision_reason: str
     held_back: str = Field(description="Why Vigil did not act by itself.")
+    is_planted: bool = Field(description="All its evidence was planted by a game day.")
     count: int
     first_seen: datetime
     last_seen: datetime
@@ -219,7 +220,7 @@ def _decision_shape(entry_id: int, outcome: AlikeOutcome) -> dict[str, Any]:
 def entry_shape(entry: HealthEntry, is_sysadmin: bool) -> dict[str, Any]:
     same = (
         "id", "node", "item", "rule", "title", "detail", "state", "severity", "action", "decision", "decision_reason",
-        "held_back", "count", "first_seen", "last_seen", "opened_at", "cleared_at",
+        "held_back", "is_planted", "count", "first_seen", "last_seen", "opened_at", "cleared_at",
     )  # fmt: skip
     return {name: getattr(entry, name) for name in same} | {
         "gpu": entry.gpu.index if entry.gpu else None,

@@ -154,7 +154,7 @@ def _failed(nodes: dict[str, Node]) -> set[str]:
     }
     entries = HealthEntry.objects.open().filter(
         node__in=list(nodes), action__in=OUT_OF_SERVICE, order__state=NodeOrder.State.DONE,
-        order__action=NodeOrder.Action.DRAIN,
+        order__action=NodeOrder.Action.DRAIN, is_planted=False,
     )  # fmt: skip
     drained = {entry.node for entry in entries.select_related("order") if entry.order and _stands(entry.order, nodes)}
     return down | drained

@@ -99,6 +99,7 @@ class HealthEntry(models.Model):
     opened_at = models.DateTimeField(null=True, blank=True)
     cleared_at = models.DateTimeField(null=True, blank=True)
     due_at = models.DateTimeField(null=True, blank=True, help_text="When it next changes by itself.")
+    is_planted = models.BooleanField(default=False, help_text="All its evidence was planted by a game day.")
     is_late = models.BooleanField(default=False, help_text="Its evidence was old when it arrived: proposed only.")
     evidence = models.JSONField(default=list, blank=True, help_text="Newest observations: time, signal, fields.")
     progress = models.JSONField(default=dict, blank=True, editable=False, help_text="The engine's state.")

@@ -15,7 +15,10 @@ from django.db.models import Count, F, OuterRef, Q, Subquery, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
+from vigil_core import untrusted
+
 SILENT = timedelta(seconds=45)  # three batches and some slack
+PLANTED_GRACE = timedelta(seconds=60)  # until the end of a planted fault is noticed and reported
 
 
 class AgentQuerySet(models.QuerySet["Agent"]):
@@ -56,6 +59,9 @@ class Agent(models.Model):
     facts = models.JSONField(default=dict, blank=True)
     newest = models.JSONField(default=dict, blank=True, help_text="Newest values of the host, and by GPU UUID.")
     processes = models.JSONField(default=list, blank=True)
+    plant = models.JSONField(
+        default=dict, blank=True, editable=False, help_text="The fault that a game day wants planted: {}: none."
+    )
     is_made_up = models.BooleanField(default=False, help_text="Created by `vigil up --demo`.")
 
     objects = AgentQuerySet.as_manager()
@@ -245,7 +251,7 @@ class NodeEvent(models.Model):
     agent = models.ForeignKey(Agent, models.CASCADE, related_name="events", db_index=False)
     gpu = models.ForeignKey(Gpu, models.SET_NULL, null=True, blank=True, related_name="events", db_index=False)
     kind = models.CharField(max_length=32)
-    code = models.IntegerField(null=True, blank=True, help_text="The number of an Xid or SXid.")
+    code = models.IntegerField(null=True, blank=True, help_text="The number of an Xid, SXid or planted fault.")
     text = models.TextField(blank=True)
     at = models.DateTimeField()
     last_at = models.DateTimeField(help_text="When it was last reported; for lasting events, when it ended.")
@@ -273,3 +279,16 @@ class NodeEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.code or ''} of {self.agent_id}".replace("  ", " ")
+
+    @property
+    def planted(self) -> int | None:
+        """Return the number of the game day's fault that caused it. What lasts longer than that was planted is real."""
+        data = self.data if isinstance(self.data, dict) else {}
+        until = untrusted.moment(data.get("planted_until"))
+        if until is None or (timezone.now() if self.is_open else self.last_at) > until + PLANTED_GRACE:
+            return None
+        return untrusted.count(data.get("planted"))
+
+    @property
+    def is_planted(self) -> bool:
+        return self.planted is not None

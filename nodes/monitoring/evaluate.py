@@ -42,6 +42,7 @@ AT_ONCE_S = 0.5
 """For events that are judged as they arrive, by the worker that follows jobs."""
 REFRESH_S = 60.0
 """How old the stored `last_seen` of a lasting state may become."""
+PLANTED = " (planted by a game day)"
 State = HealthEntry.EntryState
 
 
@@ -195,7 +196,7 @@ class _EntryChanges:
         """Select the entry of each key that was cleared last: there may be thousands before, which it sums up."""
         rows = HealthEntry.objects.filter(
             node__in={key.subject.node for key in keys}, rule__in={key.rule for key in keys},
-            state=State.CLEARED, cleared_at__gt=self.now - _MEMORY,
+            state=State.CLEARED, cleared_at__gt=self.now - _MEMORY, is_planted=False,
         )  # fmt: skip
         newest = rows.order_by().values("node", "rule", "gpu", "item").annotate(newest=Max("pk"))
         found = HealthEntry.objects.filter(pk__in=list(newest.values_list("newest", flat=True)))
@@ -240,6 +241,8 @@ class _EntryChanges:
                 if rule is None or not finding.is_active or (key.subject.gpu and key.subject.gpu not in gpus):
                     continue
                 row = self.rows[key] = _new_row(rule, key.subject, gpus.get(key.subject.gpu))
+                if _is_planted(self.evidence[key]):
+                    row.is_planted, row.title = True, f"{rule.title}{PLANTED}"
                 new.append(row)
             elif finding.state == "none":
                 forgotten.append(row.pk)
@@ -282,17 +285,24 @@ class _EntryChanges:
         row.opened_at = None if finding.opened_at is None else _moment(finding.opened_at)
         row.cleared_at = _moment(finding.cleared_at or 0) if finding.state == "cleared" else None
         row.is_late = row.is_late or key in self.late
-        if self.evidence[key]:
-            row.evidence = _merged_evidence(row.observations(with_people=True), self.evidence[key])
-            row.detail = str(self.evidence[key][-1][2].get("outdated", ""))[:MOST_DETAIL]
+        if new := self.evidence[key]:
+            if row.is_planted and not _is_planted(new):
+                row.is_planted, row.title = False, rule.title if rule else row.title
+            row.evidence = _merged_evidence(row.observations(with_people=True), new)
+            row.detail = str(new[-1][2].get("outdated", ""))[:MOST_DETAIL]
         row.progress = finding.as_payload()
+
+
+def _is_planted(evidence: Sequence[Any]) -> bool:
+    """Return whether a game day planted all of this."""
+    return bool(evidence) and all(fields.get("planted") for _, _, fields, _ in evidence)
 
 
 _MEMORY = timedelta(days=366)
 """How long a cleared entry counts towards an escalation; no rule looks back further than a year."""
 _CHANGED = (
-    "state", "severity", "action", "count", "first_seen", "last_seen", "opened_at", "cleared_at", "due_at", "is_late",
-    "evidence", "detail", "progress",
+    "title", "state", "severity", "action", "count", "first_seen", "last_seen", "opened_at", "cleared_at", "due_at",
+    "is_planted", "is_late", "evidence", "detail", "progress",
 )  # fmt: skip
 
 

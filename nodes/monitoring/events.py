@@ -80,6 +80,7 @@ def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Itera
                 "recovery": _recovery(row),
                 "user": user,
                 "program": program,
+                "planted": row.planted,
             }
             subject = Subject(row.agent.node, row.gpu.uuid if row.gpu else "")
             yield Judgement(row, Observation("xid", subject, at, fields, count))

@@ -85,7 +85,7 @@ class States:
         at = self.now.timestamp()
         for signal, fields in (
             ("host", self._host(agent)),
-            ("nvml", {"silent_s": self._silent_s(agent)}),
+            ("nvml", {"silent_s": self._silent_s(agent)} | _mark_of(self._silent_event(agent))),
             ("gpu_count", self._gpu_count(agent)),
             ("software", self._software(agent)),
             ("leftover", self._leftover(agent)),
@@ -138,8 +138,11 @@ class States:
         return self._silent / len(self.agents) if self._silent >= LEAST_SILENT else 0.0
 
     def _silent_s(self, agent: Agent) -> float:
-        began = [event.at for event in self.lasting.get(agent.pk, ()) if event.kind == "gpu.silent"]
-        return (self.now - min(began)).total_seconds() if began else 0.0
+        event = self._silent_event(agent)
+        return (self.now - event.at).total_seconds() if event else 0.0
+
+    def _silent_event(self, agent: Agent) -> NodeEvent | None:
+        return next((event for event in self.lasting.get(agent.pk, ()) if event.kind == "gpu.silent"), None)
 
     def _gpu_count(self, agent: Agent) -> dict[str, FieldValue]:
         missing = self._missing(agent)
@@ -210,6 +213,7 @@ class States:
                 "slow_s": (self.now - event.at).total_seconds() if event else 0.0,
                 "problem": untrusted.line(event.data.get("problem"), 200) if event else "",
                 "affected_share": self._affected_shares.get(source, 0.0),
+                **_mark_of(event),
             }
             yield Observation("mount", Subject(agent.node, item=path), at, fields)
 
@@ -303,6 +307,11 @@ def _gone_gpus(agents: Mapping[int, Agent]) -> dict[int, tuple[Gpu, ...]]:
     for gpu in rows.order_by("agent", "-gone_at"):
         gone[gpu.agent_id].append(gpu)
     return {pk: tuple(gpus) for pk, gpus in gone.items()}
+
+
+def _mark_of(event: NodeEvent | None) -> dict[str, FieldValue]:
+    """Return the number of the game day's fault as a field, if the state was planted; no field otherwise."""
+    return {"planted": event.planted} if event is not None and event.is_planted else {}
 
 
 def _samples(gpu: Gpu, newest: Mapping[str, Any]) -> dict[str, FieldValue]:

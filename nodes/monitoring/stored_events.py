@@ -46,7 +46,7 @@ class EventWindow:
     most: int
 
     def read(self, agents: Sequence[Agent], gpus: Mapping[int, Gpu]) -> StoredEvents:
-        found = list(islice(self._rows(agents), self.most + 1))
+        found = list(islice((row for row in self._rows(agents) if not row.is_planted), self.most + 1))
         by_agent = {agent.pk: agent for agent in agents}
         moved = {row.gpu_id for row in found if row.gpu_id is not None} - gpus.keys()
         everywhere = {**gpus, **{gpu.pk: gpu for gpu in Gpu.objects.filter(pk__in=moved)}} if moved else gpus

@@ -153,7 +153,7 @@ def trip_if_widespread(now: datetime) -> bool:
         if control.tripped_at is not None:
             return True
         since = max(now - _BREAKER, control.reset_at or now - _BREAKER)
-        opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE).exclude(
+        opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE, is_planted=False).exclude(
             node__in=MaintenanceWindow.ends_by_node(now)  # whoever works on a rack unplugs many things at once
         )
         openings = [

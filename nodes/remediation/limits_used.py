@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from nodes.health import limits
 from nodes.models import HotSpare, Node, NodeOrder, Partition
+from nodes.monitoring.evaluate import PLANTED
 from nodes.scheduling import node_states
 
 _HOUR = timedelta(seconds=limits.HOUR_S)
@@ -65,6 +66,7 @@ def service_state() -> limits.ServiceState:
 
 
 def automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
-    """Return all drains that rules ordered in the last hour, whatever became of them."""
+    """Return all drains that rules ordered in the last hour, whatever became of them; not those of game days."""
     rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
+    rows = rows.exclude(reason__endswith=PLANTED)
     return [limits.AutomaticDrain(node, at.timestamp()) for node, at in rows.values_list("node", "asked_at")]

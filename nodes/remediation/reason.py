@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nodes.models import HealthEntry
+from nodes.monitoring.evaluate import PLANTED
 from nodes.monitoring.site_rules import rules_in_force
 
 NODE, USER = "[node]", "[user]"
@@ -14,7 +15,9 @@ def drain_reason(entry: HealthEntry) -> str:
     """Return what was observed and where, without the rule, which the requester names."""
     rule = rules_in_force().get(entry.rule)
     tag = USER if rule is not None and rule.blames == "user" else NODE
-    return f"{tag} {_signal(entry)}{_where(entry)}"[:MOST_LETTERS]
+    planted = PLANTED if entry.is_planted else ""
+    text = f"{tag} {_signal(entry).removesuffix(planted)}{_where(entry)}"
+    return text[: MOST_LETTERS - len(planted)] + planted
 
 
 def _signal(entry: HealthEntry) -> str:

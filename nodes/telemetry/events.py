@@ -33,6 +33,7 @@ NEAR = timedelta(minutes=10)  # equal events further apart are two
 OPENS = {"gpu.lost": "gpu.back", "gpu.silent": "gpu.answers", "mount.slow": "mount.well"}
 CLOSES = {closing: opening for opening, closing in OPENS.items()}
 FROM_KERNEL = frozenset({"xid", "sxid"})
+PLANTINGS = frozenset({"fault.planted", "fault.refused"})  # each is about one request of a game day
 # Rows that a post's events may belong to, the newest: an honest machine has one or two for each event.
 CANDIDATES = 2_000
 
@@ -79,7 +80,8 @@ class _EventReport:
     @classmethod
     def of(cls, event: MachineEvent, boot_id: str) -> Self:
         more, of_kernel = event.more, event.kind in FROM_KERNEL
-        code = untrusted.count(more.get("xid", more.get("sxid")), 2**31)
+        number = more.get("planted") if event.kind in PLANTINGS else more.get("xid", more.get("sxid"))
+        code = untrusted.count(number, 2**31)
         text, mount = untrusted.line(more.get("text"), 1_000), untrusted.line(more.get("mount"), 300)
         first = untrusted.count(more.get("seq")) if of_kernel else None
         last = untrusted.count(more.get("last_seq", more.get("seq"))) if of_kernel else None

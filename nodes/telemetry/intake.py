@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from nodes.models import Agent, AgentStream, Frame
-from nodes.telemetry import demo_data, events, frames, live, machines, warn, wire
+from nodes.telemetry import demo_data, events, frames, live, machines, planting, warn, wire
 from nodes.telemetry.fields import NEWEST, PLACE, WINDOW_S
 from nodes.telemetry.use import BUSY_PERCENT
 from nodes.telemetry.wire import MISSING, MachineEvent, SampleBatch, TelemetryPost
@@ -41,23 +41,28 @@ _ADVANCE = (
 )
 
 
-def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> int:
-    """Handle POST /nodes/<name>/telemetry; return the batch number to continue with. Raises Problem."""
-    agent_id = admit(node, authorization)
-    demo_data.end(agent_id, timezone.now())
+def receive(node: str, authorization: str, encoding: str, chunks: Iterable[bytes]) -> dict[str, Any]:
+    """Handle POST /nodes/<name>/telemetry; return the answer: where to continue, and a fault to plant if there is one.
+
+    Raises Problem.
+    """
+    agent = admit(node, authorization)
+    demo_data.end(agent.pk, timezone.now())
     try:
-        return take(agent_id, wire.parse(inflate(chunks, encoding)))
+        following = take(agent.pk, wire.parse(inflate(chunks, encoding)))
     except Malformed as error:
         raise error.problem("malformed-telemetry") from None
+    wanted = planting.wanted_of(agent)
+    return {"next": following} | ({"plant": wanted} if wanted else {})
 
 
-def admit(node: str, authorization: str) -> int:
-    """Return the agent id if the token belongs to this machine; raise Problem otherwise."""
+def admit(node: str, authorization: str) -> Agent:
+    """Return the agent if the token belongs to this machine; raise Problem otherwise."""
     scheme, _, secret = authorization.partition(" ")
-    agent = Agent.objects.filter(node=node).exclude(token_digest="").only("pk", "token_digest").first()
+    agent = Agent.objects.filter(node=node).exclude(token_digest="").only("pk", "token_digest", "plant").first()
     if agent is None or scheme.lower() != "bearer" or agent.token_digest != digest(secret):
         raise _not_its_token(node)
-    return int(agent.pk)
+    return agent
 
 
 def take(agent_id: int, post: TelemetryPost, *, now: float | None = None, seconds: float = bulk.POST_S) -> int:
@@ -194,7 +199,7 @@ class _PostIntake:
     def _correct(self, event: MachineEvent) -> None:
         """Convert an event's times to the portal's clock."""
         event.at = self._to_portal_time(event.at)
-        for name in ("since", "last_at"):
+        for name in ("since", "last_at", "planted_until"):
             if (time_value := untrusted.number(event.more.get(name), untrusted.MAX_UNIX_TIME)) is not None:
                 event.more[name] = self._to_portal_time(time_value)
 

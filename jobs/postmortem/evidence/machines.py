@@ -42,7 +42,7 @@ def events_of_machines(incident: Incident, catalogue: Catalogue, found: Incident
     events = list(rows.select_related("agent", "gpu").order_by("at")[:MOST_EVENTS])
     others = _events_of_other_jobs(attempt, events)
     for event in events:
-        if event.pk not in others:
+        if event.pk not in others and not event.is_planted:
             found.signs += _signs_of_event(event, catalogue)
 
 
