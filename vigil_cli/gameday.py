@@ -25,7 +25,8 @@ POLL_S = 2.0
 def gameday(partition: str, project: str, faults: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
     """Plant faults and judge the response (sysadmins).
 
-    Jobs of two ranks run one after the other; each but the first breaks in another way. Nobody else's jobs are touched.
+    Jobs of two ranks run one after the other; each but the first breaks in another way. Then faults of a node are
+    planted by its agent, if that allows it (VIGIL_AGENT_GAMEDAY=yes). Nobody else's jobs are touched.
     Exits with 1 if a fault was handled wrongly. Ctrl-C stops following; the game day goes on.
     """
     portal = find_portal()
@@ -57,11 +58,14 @@ def _lines(found: dict[str, Any]) -> list[str]:
     rows = [
         [
             drill["title"], drill["state"], _seconds(drill, "noticed_s"), _answer(drill["is_cause_right"]),
-            _seconds(drill, "training_again_s"), _answer(drill["are_losses_identical"]), drill["action"] or "–",
+            _seconds(drill, "training_again_s"), _seconds(drill, "in_service_s"),
+            _answer(drill["are_losses_identical"]), drill["action"] or "–",
         ]
         for drill in found["drills"]
     ]  # fmt: skip
-    head = ["FAULT", "RESULT", "NOTICED", "VERDICT RIGHT", "TRAINING AGAIN", "LOSSES IDENTICAL", "ACTION"]
+    head = [
+        "FAULT", "RESULT", "NOTICED", "VERDICT RIGHT", "TRAINING AGAIN", "IN SERVICE", "LOSSES IDENTICAL", "ACTION"
+    ]  # fmt: skip
     details = [f"{drill['title']}: {drill['detail']}" for drill in found["drills"] if drill["detail"]]
     problem = [found["problem"]] if found["problem"] else []
     return [*table(head, rows, "No faults."), *details, *problem]

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from console.pages.cluster import is_fragment, sysadmin_of, varied
 from jobs.errors import Conflict
 from jobs.gameday import start as game_days
-from jobs.gameday.report import drill_reports
+from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import GameDay
 from nodes.models import Partition
 from portal.access import can
@@ -48,6 +48,7 @@ def index(request: HttpRequest, game_day_id: int | None = None) -> HttpResponse:
         "place": "gameday",
         "chosen": chosen,
         "reports": [(GLYPHS[report.drill.state], report) for report in reports],
+        "upgrades": upgrades_since(chosen) if chosen and not chosen.is_active else [],
         "rows": found.items,
         "next": found.next,
     }

@@ -24,7 +24,7 @@ router = Router(tags=["game days"])
 NO_GAME_DAY = FORBIDDEN | {404: "No such game day."}
 _SAME = (
     "fault", "state", "node", "driver", "planted_at", "noticed_s", "verdict_s", "cause", "is_cause_right", "action",
-    "is_action_right", "training_again_s", "are_losses_identical", "detail",
+    "is_action_right", "in_service_s", "training_again_s", "are_losses_identical", "detail", "slurm",
 )  # fmt: skip
 
 
@@ -35,7 +35,9 @@ class EarlierDrill(Schema):
     state: str
     version: str
     driver: str
+    slurm: str
     noticed_s: float | None
+    in_service_s: float | None
     training_again_s: float | None
 
 
@@ -49,13 +51,16 @@ class DrillShape(Schema):
     job: int | None
     node: str
     driver: str
+    slurm: str = Field(description="The node's version of Slurm, as its agent reports it.")
     planted_at: datetime | None
     noticed_s: float | None = Field(description="Until Vigil knew that something had failed.")
     verdict_s: float | None
-    cause: str
+    cause: str = Field(description="The verdict; for a fault of a node, the health rule that noticed it.")
     is_cause_right: bool | None
+    entry: int | None = Field(description="For a fault of a node: the health entry.")
     action: str
     is_action_right: bool | None
+    in_service_s: float | None = Field(description="Until a drained node was back in service.")
     training_again_s: float | None = Field(description="Until the first step of the next attempt.")
     are_losses_identical: bool | None = Field(description="To those of the undisturbed run.")
     earlier: EarlierDrill | None
@@ -148,12 +153,13 @@ def _drill_shape(report: DrillReport) -> dict[str, Any]:
     return {name: getattr(drill, name) for name in _SAME} | {
         "title": report.title,
         "job": drill.job_id,
+        "entry": drill.entry_id,
         "earlier": _earlier_shape(report.earlier) if report.earlier else None,
     }
 
 
 def _earlier_shape(drill: Drill) -> dict[str, Any]:
-    same = ("state", "driver", "noticed_s", "training_again_s")
+    same = ("state", "driver", "slurm", "noticed_s", "in_service_s", "training_again_s")
     return {name: getattr(drill, name) for name in same} | {
         "game_day": drill.game_day_id,
         "version": drill.game_day.version,

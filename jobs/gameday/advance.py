@@ -1,4 +1,4 @@
-"""Advance game days: submit the next drill's job, judge it when it has ended, go on with the next.
+"""Advance game days: begin the next drill, judge it when it is over, go on with the next.
 
 Everything is in the database, and each step may be repeated or done by two workers at once: a job is submitted under
 the drill's own key, and results are written where the drill still runs.
@@ -14,7 +14,10 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from jobs.errors import Conflict, JobError
+from jobs.gameday import on_nodes
+from jobs.gameday.faults import FAULTS
 from jobs.gameday.judge import judge
+from jobs.gameday.results import store
 from jobs.gameday.submission import submit_drill
 from jobs.models import Drill, GameDay, Job
 from jobs.submitting.submit import cancel as cancel_job
@@ -38,12 +41,16 @@ def advance() -> None:
 
 def _advance(game_day: GameDay) -> None:
     running = game_day.drills.filter(state=State.RUNNING).select_related("job__latest").first()
-    if running is not None:
+    if running is not None and FAULTS[running.fault].is_of_node:
+        on_nodes.follow(game_day, running)
+    elif running is not None:
         _follow(game_day, running)
     elif game_day.cancel_requested_at is not None:
         _end(game_day, "Cancelled.")
     elif (drill := game_day.drills.filter(state=State.WAITING).first()) is None:
         _end(game_day, "")
+    elif FAULTS[drill.fault].is_of_node:
+        on_nodes.begin(game_day, drill)
     else:
         _submit(game_day, drill)
 
@@ -64,17 +71,17 @@ def _submit(game_day: GameDay, drill: Drill) -> None:
 def _follow(game_day: GameDay, drill: Drill) -> None:
     job = drill.job
     if job is None:
-        _store(drill, State.FAILED, "Its job was deleted.")
+        store(drill, State.FAILED, "Its job was deleted.")
     elif _has_ended(job):
         drill.game_day = game_day
         judge(drill)
-        _store(drill, State(drill.state), drill.detail)
+        store(drill, State(drill.state), drill.detail)
     elif game_day.cancel_requested_at is not None:
         _cancel(game_day, job)
-        _store(drill, State.NOT_TRIED, "Cancelled.")
+        store(drill, State.NOT_TRIED, "Cancelled.")
     elif drill.submitted_at is not None and timezone.now() - drill.submitted_at > LONGEST:
         _cancel(game_day, job)
-        _store(drill, State.FAILED, f"It had not ended after {formatting.duration(LONGEST.total_seconds())}.")
+        store(drill, State.FAILED, f"It had not ended after {formatting.duration(LONGEST.total_seconds())}.")
 
 
 def _has_ended(job: Job) -> bool:
@@ -87,18 +94,6 @@ def _cancel(game_day: GameDay, job: Job) -> None:
     if game_day.started_by is not None:
         with suppress(Conflict):  # it has just ended
             cancel_job(game_day.started_by, job, may_kill=False)
-
-
-_RESULTS = (
-    "node", "driver", "planted_at", "noticed_s", "verdict_s", "cause", "is_cause_right", "action", "is_action_right",
-    "training_again_s", "are_losses_identical",
-)  # fmt: skip
-
-
-def _store(drill: Drill, state: Drill.DrillState, detail: str) -> None:
-    results = {name: getattr(drill, name) for name in _RESULTS}
-    Drill.objects.filter(pk=drill.pk, state=State.RUNNING).update(state=state, detail=detail, **results)
-    logger.info("%s: %s. %s", drill, state, detail)
 
 
 def _end(game_day: GameDay, problem: str) -> None:

@@ -12,17 +12,22 @@ BASELINE = "none"
 class Fault:
     """A fault and the right response.
 
-    `causes`: right verdicts; none: nothing fails. `resumes`: the job must continue by itself. `not_tried`: why it is
-    not planted on nodes that people use; such a fault has no program.
+    A fault of a rank has a job. `causes`: right verdicts; none: nothing fails. `resumes`: the job must continue by
+    itself. A fault of a node is planted by the node's agent, for so many `seconds`. `rules`: the health rules of which
+    one must notice it; `drains`: the node must be drained, or its drain proposed.
     """
 
     title: str
     causes: frozenset[str] = frozenset()
     resumes: bool = False
-    not_tried: str = ""
+    rules: frozenset[str] = frozenset()
+    seconds: float = 0
+    drains: bool = False
 
+    @property
+    def is_of_node(self) -> bool:
+        return bool(self.rules)
 
-_ONLY_IN_TESTS = "Not tried here: Vigil's own tests plant it, below stand-ins for the driver and the agent's folders."
 
 FAULTS: Mapping[str, Fault] = {
     BASELINE: Fault("Undisturbed run"),
@@ -32,8 +37,10 @@ FAULTS: Mapping[str, Fault] = {
     "disk": Fault("The scratch disk is full", frozenset({"storage.full"})),
     # On one node, a reset connection may as well be that of a process that ended.
     "network": Fault("A rank's network is cut", frozenset({"network.fabric", "unknown"}), resumes=True),
-    "xid": Fault("A GPU falls off the bus (Xid 79)", not_tried=_ONLY_IN_TESTS),
-    "nvml": Fault("The NVIDIA driver hangs", not_tried=_ONLY_IN_TESTS),
-    "mount": Fault("A mount is slow", not_tried=_ONLY_IN_TESTS),
+    "xid": Fault("A GPU falls off the bus (Xid 79)", rules=frozenset({"off-bus"}), seconds=60, drains=True),
+    # The agent notices silence of 15 s, the rule one of 60 s.
+    "nvml": Fault("The NVIDIA driver hangs", rules=frozenset({"nvml-hung"}), seconds=100, drains=True),
+    # Probed every 10 s; the rule waits for a minute. Where fewer than three nodes mount it, it is slow on most of them.
+    "mount": Fault("A mount is slow", rules=frozenset({"mount-slow", "file-system-slow"}), seconds=120),
 }
 """In the order in which they are planted; the undisturbed run is first, because losses are compared to its losses."""

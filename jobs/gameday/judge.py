@@ -18,6 +18,8 @@ RECORD = "game-day.json"
 """What the program writes into an attempt's folder (training/gameday.py)."""
 MOST_RECORD_BYTES = 4_096
 MOST_POINTS = 10_000
+SOFTWARE = ("driver", "slurm")
+"""What an agent's facts call the versions that drills are compared by."""
 Losses = tuple[list[int], list[float]]
 
 
@@ -25,7 +27,7 @@ def judge(drill: Drill) -> None:
     """Fill in the drill's results; the caller stores them."""
     assert drill.job is not None
     attempts = list(drill.job.attempts.order_by("number"))
-    _describe_node(drill, attempts[0])
+    describe_node(drill, str(attempts[0].nodes[0]) if attempts[0].nodes else "")
     is_undisturbed = drill.fault == BASELINE
     problems = _baseline_problems(attempts) if is_undisturbed else _fault_problems(drill, FAULTS[drill.fault], attempts)
     drill.detail = " ".join(problems)
@@ -102,7 +104,8 @@ def _losses(job: Job) -> Losses:
     return curve.step.tolist(), values.tolist()
 
 
-def _describe_node(drill: Drill, attempt: Attempt) -> None:
-    drill.node = str(attempt.nodes[0])[:255] if attempt.nodes else ""
+def describe_node(drill: Drill, node: str) -> None:
+    """Note the node and the versions that its agent reported; the caller stores them."""
+    drill.node = node[:255]
     agent = Agent.objects.filter(node=drill.node).first() if drill.node else None
-    drill.driver = untrusted.line(agent.facts.get("driver"), 64) if agent else ""
+    drill.driver, drill.slurm = (untrusted.line(agent.facts.get(part), 64) if agent else "" for part in SOFTWARE)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jobs.gameday.faults import FAULTS
+from jobs.gameday.judge import SOFTWARE
 from jobs.models import Drill, GameDay
+from nodes.models import Agent
+from vigil_core import untrusted
+from vigil_core.installation import version
 
 State = Drill.DrillState
 MOST_EARLIER = 200
@@ -32,13 +37,38 @@ class DrillReport:
     @property
     def changes(self) -> list[str]:
         """Return which software differs from the last time."""
-        if self.earlier is None:
-            return []
-        pairs = (
-            ("Vigil", self.earlier.game_day.version, self.drill.game_day.version),
-            ("driver", self.earlier.driver, self.drill.driver),
-        )
-        return [f"{name} {before or 'unknown'} → {now or 'unknown'}" for name, before, now in pairs if before != now]
+        return _changes(_software_of(self.earlier), _software_of(self.drill)) if self.earlier else []
+
+    @property
+    def software(self) -> str:
+        """Return the versions on the drill's node: "Slurm 24.11.5, driver 570.86"; "" if no agent reported them."""
+        found = _software_of(self.drill)
+        return ", ".join(f"{name} {found[name]}" for name in ("Slurm", "driver") if found[name])
+
+
+def upgrades_since(game_day: GameDay) -> list[str]:
+    """Return which software was upgraded since the game day, so that another one is due."""
+    drills = list(game_day.drills.exclude(node="").select_related("game_day"))
+    agents = {agent.node: agent for agent in Agent.objects.filter(node__in={drill.node for drill in drills})}
+    found: dict[str, None] = {}
+    for drill in drills:
+        now = {"Vigil": version()}
+        if (agent := agents.get(drill.node)) is not None:
+            now |= {name: untrusted.line(agent.facts.get(part), 64) for name, part in _PARTS.items()}
+        found |= dict.fromkeys(_changes(_software_of(drill), now))
+    return list(found)
+
+
+def _software_of(drill: Drill) -> dict[str, str]:
+    return {"Vigil": drill.game_day.version, "Slurm": drill.slurm, "driver": drill.driver}
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return what differs; a version that is not known now says nothing."""
+    return [f"{name} {before[name] or 'unknown'} → {new}" for name, new in now.items() if new and before[name] != new]
+
+
+_PARTS = dict(zip(("driver", "Slurm"), SOFTWARE, strict=True))
 
 
 def drill_reports(game_day: GameDay) -> list[DrillReport]:

@@ -25,7 +25,7 @@ class CannotHoldGameDay(JobError):
 def start(user: User, project: str, partition: str, faults: Collection[str] = ()) -> GameDay:
     """Store a game day with its drills. Raises CannotHoldGameDay, or Conflict if one runs on this partition.
 
-    `faults`: only these, after an undisturbed run; none: all.
+    `faults`: only these; none: all. An undisturbed run comes first if one of them is a rank's.
     """
     chosen = _project(user, project)
     if unknown := sorted(set(faults) - set(FAULTS)):
@@ -33,18 +33,15 @@ def start(user: User, project: str, partition: str, faults: Collection[str] = ()
     if partition and not Partition.objects.filter(name=partition).exists():
         known = list(Partition.objects.order_by("name").values_list("name", flat=True)[:10])
         raise CannotHoldGameDay(f"There is no partition {partition}. There are: {formatting.listed(known)}.")
-    state = Drill.DrillState
+    needs_job = any(not FAULTS[name].is_of_node for name in faults)
     try:
         with transaction.atomic():
             game_day = GameDay.objects.create(project=chosen, partition=partition, version=version(), started_by=user)
             Drill.objects.bulk_create(
-                Drill(
-                    game_day=game_day, position=position, fault=name, detail=fault.not_tried,
-                    state=state.NOT_TRIED if fault.not_tried else state.WAITING,
-                )
-                for position, (name, fault) in enumerate(FAULTS.items())
-                if not faults or name in faults or name == BASELINE
-            )  # fmt: skip
+                Drill(game_day=game_day, position=position, fault=name)
+                for position, name in enumerate(FAULTS)
+                if not faults or name in faults or (name == BASELINE and needs_job)
+            )
             about = {"partition": partition, "project": chosen.slug}
             note(user, "gameday.started", game_day, change=Change(after=about))
     except IntegrityError:

@@ -9,6 +9,7 @@ from django.db import models
 from django.db.models import Q
 
 from jobs.models.job import Job
+from nodes.models import HealthEntry
 from portal.models import Project
 
 
@@ -47,7 +48,7 @@ class GameDay(models.Model):
 
 
 class Drill(models.Model):
-    """Stores one fault of a game day: its job, and how Vigil responded to it.
+    """Stores one fault of a game day: its job or its node, and how Vigil responded to it.
 
     Seconds count from the fault. A null answer means that the question does not arise, as whether an undisturbed run
     was restarted.
@@ -65,16 +66,19 @@ class Drill(models.Model):
     fault = models.CharField(max_length=32)
     state = models.CharField(max_length=16, choices=DrillState.choices, default=DrillState.WAITING)
     job = models.OneToOneField(Job, models.SET_NULL, null=True, blank=True, related_name="drill")
+    entry = models.ForeignKey(HealthEntry, models.SET_NULL, null=True, blank=True, related_name="+", db_index=False)
     submitted_at = models.DateTimeField(null=True, blank=True)
     node = models.CharField(max_length=255, blank=True)
     driver = models.CharField(max_length=64, blank=True, help_text="The node's NVIDIA driver.")
+    slurm = models.CharField(max_length=64, blank=True, help_text="The node's version of Slurm.")
     planted_at = models.DateTimeField(null=True, blank=True)
     noticed_s = models.FloatField(null=True, blank=True, help_text="Until Vigil knew that something had failed.")
     verdict_s = models.FloatField(null=True, blank=True, help_text="Until the first verdict.")
-    cause = models.CharField(max_length=32, blank=True)
+    cause = models.CharField(max_length=64, blank=True, help_text="The verdict, or the health rule that noticed it.")
     is_cause_right = models.BooleanField(null=True, blank=True)
     action = models.TextField(blank=True, help_text="What Vigil decided.")
     is_action_right = models.BooleanField(null=True, blank=True)
+    in_service_s = models.FloatField(null=True, blank=True, help_text="Until the drained node was back in service.")
     training_again_s = models.FloatField(null=True, blank=True, help_text="Until the first step of the next attempt.")
     are_losses_identical = models.BooleanField(null=True, blank=True, help_text="To those of the undisturbed run.")
     detail = models.TextField(blank=True, help_text="What went wrong, or why it was not tried.")
