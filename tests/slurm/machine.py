@@ -59,7 +59,8 @@ class Machine:
         path.chmod(0o755)
         return str(path)
 
-    def start(self, token: str) -> None:
+    def start(self, token: str, **more: str) -> None:
+        """Start the agent; `more`: further settings."""
         (self.folder / "token").write_text(token)
         (self.folder / "token").chmod(0o600)
         (self.folder / "kmsg").touch()
@@ -67,7 +68,7 @@ class Machine:
         with (self.folder / "log").open("wb") as log:
             self.agent = subprocess.Popen(
                 [sys.executable, "-P", "-m", "nodes.agent"], cwd=REPOSITORY, stderr=log,
-                env={**os.environ, **self.environment}, preexec_fn=lambda: die_with(parent),
+                env={**os.environ, **self.environment, **more}, preexec_fn=lambda: die_with(parent),
             )  # fmt: skip
 
     def close(self) -> None:
