@@ -12,6 +12,7 @@ however often or late the engine is called. So a trial over thirty days finds wh
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from operator import attrgetter
 from typing import Literal
 
@@ -104,17 +105,40 @@ def _count(rule: Rule, finding: RuleProgress, number: int, observation: Observat
 
 
 def _reached_at(trigger: Trigger, occurrences: list[Occurrence]) -> float | None:
-    """Return when the trigger's count was reached within its time; None if it never was."""
-    first = 0
-    for last, occurrence in enumerate(occurrences):
+    """Return when the trigger's count was reached within its time; None if it never was.
+
+    One pass, in which a window of that length moves along: a GPU may report a thousand Xids that belong to no job, and
+    each of them asks again.
+    """
+    if any(len(_different(occurrences, name)) < least for name, least in trigger.distinct.items()):
+        return None
+    first = total = 0
+    values: dict[str, Counter[str]] = {name: Counter() for name in trigger.distinct}
+    for occurrence in occurrences:
+        total += occurrence.count
+        _add(values, occurrence, 1)
         while occurrence.at - occurrences[first].at > trigger.within_s:
+            total -= occurrences[first].count
+            _add(values, occurrences[first], -1)
             first += 1
-        window = occurrences[first : last + 1]
-        if sum(item.count for item in window) >= trigger.count and all(
-            len({item.values[name] for item in window} - {""}) >= least for name, least in trigger.distinct.items()
+        if total >= trigger.count and all(
+            len(values[name].keys() - {""}) >= least for name, least in trigger.distinct.items()
         ):
             return occurrence.at
     return None
+
+
+def _different(occurrences: list[Occurrence], name: str) -> set[str]:
+    return {occurrence.values.get(name, "") for occurrence in occurrences} - {""}
+
+
+def _add(values: dict[str, Counter[str]], occurrence: Occurrence, number: int) -> None:
+    """Count the values of an occurrence; one from before its rule asked for a field has none of it."""
+    for name, counter in values.items():
+        value = occurrence.values.get(name, "")
+        counter[value] += number
+        if not counter[value]:
+            del counter[value]
 
 
 def _hold(finding: RuleProgress, number: int, trigger: Trigger, observation: Observation) -> None:
