@@ -20,6 +20,8 @@ FieldValue = bool | int | float | str | None
 """None: unknown, which fulfils no condition."""
 
 MOST_TEXT = 200
+LARGEST = 2**63
+"""Integers of TOML are smaller; Python's parser takes longer ones, which no float can hold."""
 MOST_CHOICES = 100
 _COMPARED = re.compile(r"\s*(<=|>=|!=|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
 _BITS = re.compile(r"\s*has\s+(0x[0-9a-fA-F]{1,16}|\d{1,19})\s*")
@@ -77,9 +79,16 @@ def parse_condition(value: object) -> Condition:
 def _scalar(value: object) -> FieldValue:
     if isinstance(value, str) and len(value) > MOST_TEXT:
         raise BadCondition(f"text must be at most {MOST_TEXT} characters")
-    if isinstance(value, bool | str) or (isinstance(value, int | float) and math.isfinite(value)):
-        return value
+    if isinstance(value, bool | str) or is_number(value):
+        return value  # type: ignore[return-value]
     raise BadCondition(f"{value!r:.40} is not a number, a text, or true or false")
+
+
+def is_number(value: object) -> bool:
+    """Return whether this is a number that observations may have: finite, and of at most 64 bits if it is whole."""
+    if isinstance(value, int):
+        return -LARGEST <= value < LARGEST
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _choices(operand: Any) -> tuple[FieldValue, ...]:

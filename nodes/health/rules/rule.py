@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from nodes.health.rules.condition import BadCondition, Condition, FieldValue, parse_condition
+from nodes.health.rules.condition import BadCondition, Condition, FieldValue, is_number, parse_condition
 from nodes.health.rules.duration import parse_duration
 from nodes.health.rules.signal import SIGNALS, Signal
 from vigil_core import bounded
@@ -322,7 +322,7 @@ class _RuleTable:
         fields = {name: value for name, value in step.items() if name not in {"at", "signal"}}
         for name, value in fields.items():
             self._require_field(name, signal, "example")
-            if not isinstance(value, bool | int | float | str):
+            if not (isinstance(value, str) or is_number(value)):
                 raise self._bad("example", f"{name} must be a number, a text, or true or false")
         return self._seconds(step, "at", "example: ", default="0s"), signal.name, fields
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 
 import pytest
@@ -113,10 +114,17 @@ def test_conditions(written: object, true: list[object], false: list[object]) ->
     assert not any(condition.holds(value) for value in false)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("written", [{}, [], None, [[]], float("inf"), "x" * 201, list(range(101))])
+@pytest.mark.parametrize("written", [{}, [], None, [[]], float("inf"), 10**400, "x" * 201, list(range(101))])
 def test_conditions_that_cannot_be_read_are_refused(written: object) -> None:
     with pytest.raises(BadCondition):
         parse_condition(written)
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "nan", "inf"])
+def test_a_number_of_an_example_that_nothing_can_have_is_refused(value: str) -> None:
+    example = f"[[rule.example]]\nfires = true\nsteps = [{{ margin_c = {value} }}]"
+    with pytest.raises(BadRule, match="margin_c must be a number"):
+        parse_rules(f"{HOT}\n{example}")
 
 
 @given(st.integers(0, 366 * 86_400))
@@ -271,3 +279,42 @@ def test_the_text_of_a_shipped_rule_is_that_rule(name: str) -> None:
 
 def test_there_is_no_text_of_an_unknown_rule() -> None:
     assert shipped_text("no-such-rule") == ""
+
+
+FOLLOWS_GPU = shipped_rules()["errors-follow-gpu"]
+
+
+def fault(at: float, user: str, program: str = "p") -> Observation:
+    return Observation("xid", GPU, at, {"code": 31, "user": user, "program": program})
+
+
+def test_a_thousand_xids_of_nobody_cost_little() -> None:
+    """Each of them took a third of a second, while all other writers waited."""
+    finding, before = RuleProgress(), time.process_time()
+    for second in range(1_500):
+        engine.observe(FOLLOWS_GPU, finding, fault(second, ""))
+    assert finding.state == "watching"
+    assert time.process_time() - before < 5
+    for number, user in enumerate(("ada", "ben", "cleo")):
+        engine.observe(FOLLOWS_GPU, finding, fault(1_500 + number, user, f"program {number}"))
+    assert finding.state == "open"
+
+
+@given(st.lists(st.tuples(st.integers(0, 200_000), st.sampled_from(["", "ada", "ben"]), st.sampled_from("pqr"))))
+def test_events_count_together_whatever_their_order(events: list[tuple[int, str, str]]) -> None:
+    """A finding opens if some period of the rule's length has enough events of enough users and programs."""
+    finding = RuleProgress()
+    for at, user, program in events:
+        engine.observe(FOLLOWS_GPU, finding, fault(at, user, program))
+    (trigger, *_) = FOLLOWS_GPU.triggers
+    periods = [[event for event in events if 0 <= end[0] - event[0] <= trigger.within_s] for end in events]
+    is_reached = any(
+        len(period) >= trigger.count
+        and len({user for _, user, _ in period} - {""}) >= trigger.distinct["user"]
+        and len({program for _, _, program in period}) >= trigger.distinct["program"]
+        for period in periods
+    )
+    if [at for at, _, _ in events] == sorted(at for at, _, _ in events):
+        assert (finding.openings != []) is is_reached
+    elif finding.openings:
+        assert is_reached
