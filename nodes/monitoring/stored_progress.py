@@ -25,9 +25,10 @@ def progress_of(row: HealthEntry, rule: Rule | None = None) -> RuleProgress:
         logger.error("the progress of health entry %s cannot be read, its columns are used: %s", row.pk, error)
         finding = _from_columns(row)
     if rule is not None:
-        number = len(rule.triggers)
-        finding.holding = {place: since for place, since in finding.holding.items() if place < number}
-        finding.occurrences = {place: some for place, some in finding.occurrences.items() if place < number}
+        events = {place for place, trigger in enumerate(rule.triggers) if trigger.signal.is_event}
+        states = set(range(len(rule.triggers))) - events
+        finding.holding = {place: since for place, since in finding.holding.items() if place in states}
+        finding.occurrences = {place: some for place, some in finding.occurrences.items() if place in events}
     return finding
 
 

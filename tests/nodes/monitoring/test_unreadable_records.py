@@ -36,6 +36,22 @@ clears = "recovered"
 clears_after = "10m"
 """
 
+BY_USERS = """
+[[rule]]
+name = "follows"
+title = "Follows"
+source = "a test"
+severity = "critical"
+action = "drain"
+signal = "xid"
+where = { code = 13 }
+count = 2
+within = "24h"
+distinct = { user = 2 }
+clears = "quiet"
+clears_after = "1h"
+"""
+
 
 @pytest.fixture
 def lab(settings: Any) -> Lab:
@@ -102,6 +118,28 @@ def test_a_rule_that_lost_a_trigger_meanwhile(lab: Lab) -> None:
     lab.step()
     assert lab.entry(node="dgx-03").state == "open"
     assert not HealthEntry.objects.filter(rule="hot").exists(), "nothing is left of what it watched"
+
+
+@pytest.mark.parametrize("counted", [{"holding": [[0, 1.0]]}, {"occurrences": [[0, 1.0, 1, {}], [0, 2.0, 1, {}]]}])
+def test_a_rule_that_waits_for_something_else_by_now(lab: Lab, counted: dict[str, Any]) -> None:
+    """What the finding has counted was neither by users nor an event: it opens nothing and stops no other rule."""
+    lab.xid(79, "dgx-03")
+    lab.step()
+    SiteRule.objects.create(name="follows", toml=BY_USERS)
+    gpu = Gpu.objects.get(uuid=lab.machine().gpus[0])
+    now = time.time()
+    for item in counted.get("occurrences", []):
+        item[1] = now - 60
+    entry = HealthEntry.objects.create(
+        node="dgx-01", gpu=gpu, rule="follows", title="Follows", severity="critical", action="drain",
+        state="watching", first_seen=timezone.now(), last_seen=timezone.now(), due_at=timezone.now(),
+        progress={"state": "watching", "first_seen": now - 60, "last_seen": now, "count": 2, **counted},
+    )  # fmt: skip
+    lab.xid(13, text="Graphics exception")
+    lab.xid(79, "dgx-02")
+    lab.step()
+    assert lab.entry(node="dgx-02").state == "open"
+    assert not HealthEntry.objects.filter(pk=entry.pk, state="open").exists()
 
 
 def test_the_page_never_names_people(lab: Lab) -> None:
