@@ -123,7 +123,7 @@ class MachineGpus:
         """Note one GPU; return whether it can be this machine's.
 
         A GPU that was moved has left the other machine, or that machine is off: while that one still reports it, it is
-        not accepted from here.
+        not accepted from here. A machine that had it before gets it back: the other one claimed it during a silence.
         """
         gpu = self.rows.get(uuid)
         if gpu is None:
@@ -132,7 +132,7 @@ class MachineGpus:
             gpu = self.rows[uuid] = self.changed[uuid] = Gpu(uuid=uuid, first_seen_at=at, agent=self.agent, index=index)
             self.gpus_ever_reported += 1
             self._set(gpu, _described(about, index))
-        elif gpu.agent_id != self.agent.pk and gpu.gone_at is None and not gpu.agent.is_silent():
+        elif self._is_elsewhere(gpu) and not self._had_it_first(gpu):
             warn.once(("gpu", self.agent.pk), "%s reports %s, which %s has", self.agent, uuid, gpu.agent)
             return False
         elif about:
@@ -143,6 +143,15 @@ class MachineGpus:
         self.left.pop(uuid, None)
         self._place(gpu, at)
         return True
+
+    def _is_elsewhere(self, gpu: Gpu) -> bool:
+        """Return whether another machine reports the GPU."""
+        return gpu.agent_id != self.agent.pk and gpu.gone_at is None and not gpu.agent.is_silent()
+
+    def _had_it_first(self, gpu: Gpu) -> bool:
+        """Return whether this machine was the first to report the GPU, by our order: its times are its own word."""
+        first = GpuPlace.objects.filter(gpu=gpu).order_by("pk").values_list("agent_id", flat=True).first()
+        return first == self.agent.pk
 
     def _set(self, gpu: Gpu, values: Mapping[str, Any]) -> None:
         """Set what differs: unchanged `facts` cause no write."""
