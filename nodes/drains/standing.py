@@ -66,7 +66,7 @@ def _standing(reason: DrainReason, node: NodeSince) -> ReasonStanding:
             return ReasonStanding.STANDS
         return ReasonStanding.OVER if node.cleared_findings else ReasonStanding.UNKNOWN
     if reason.holder == DrainHolder.MAINTENANCE:
-        return _known(node.is_window_open)
+        return ReasonStanding.STANDS if node.open_findings else _known(node.is_window_open)
     if reason.holder == DrainHolder.SPARE:
         return ReasonStanding.STANDS
     return _of_cause(reason.cause, node)
