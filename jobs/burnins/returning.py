@@ -26,6 +26,7 @@ from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
 from nodes.remediation.reason import NODE
 from nodes.scheduling import node_states
+from portal import bulk
 
 MOST_LETTERS = 150
 NodeState = NodeOrder.State
@@ -50,8 +51,11 @@ def finish(burn_in: BurnIn) -> None:
         if not rows.update(state=BurnIn.BurnInState.ENDED, ended_at=timezone.now(), detail="", tried_at=None):
             return
         golden.add(passed)
-        for row in burn_in.nodes.select_related("return_order").order_by("node"):
-            BurnInNode.objects.filter(pk=row.pk).update(is_active=False, outcome=_outcome(row))
+        rows_of_nodes = list(burn_in.nodes.select_related("return_order").order_by("node"))
+        nodes = {node.name: node for node in Node.objects.filter(name__in=[row.node for row in rows_of_nodes])}
+        for row in rows_of_nodes:
+            row.is_active, row.outcome = False, _outcome(row, nodes.get(row.node))
+        bulk.update_rows(rows_of_nodes, ("is_active", "outcome"))
     with suppress(Conflict, OSError), discarded(burn_in.directory):
         queue("jobs.tasks.empty_trash")
 
@@ -104,8 +108,7 @@ def _clear_entries(burn_in: BurnIn, row: BurnInNode) -> None:
             inbox.clear(None, entry.pk, f"Burn-in {burn_in.pk} passed.")
 
 
-def _outcome(row: BurnInNode) -> str:
-    node = Node.objects.filter(name=row.node).first()
+def _outcome(row: BurnInNode, node: Node | None) -> str:
     if row.return_order is not None and row.return_order.state == NodeState.DONE:
         return "Drained."
     if row.return_order is not None:

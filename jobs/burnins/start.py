@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from django.db import IntegrityError, transaction
+from django.db.models import Count
 from django.utils import timezone
 
 from jobs.errors import Conflict, JobError
@@ -38,6 +39,7 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
     _check_seconds(seconds)
     if not may_undrain and (drained := [node for node in nodes if is_drained_by_person(node)]):
         raise NeedsAgreement(_drained_text(drained))
+    gpus = _expected_gpus(nodes)
     try:
         with transaction.atomic():
             burn_in = BurnIn.objects.create(
@@ -45,7 +47,7 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
             )
             BurnInNode.objects.bulk_create(
                 BurnInNode(
-                    burn_in=burn_in, node=node.name, gpus=_expected_gpus(node), was_drained=is_drained(node),
+                    burn_in=burn_in, node=node.name, gpus=gpus[node.name], was_drained=is_drained(node),
                     earlier_reason=node.reason if is_drained(node) else "",
                 )
                 for node in nodes
@@ -69,15 +71,17 @@ def cancel(user: User, burn_in: BurnIn) -> None:
             raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} has ended.")
 
 
-def _expected_gpus(node: Node) -> int:
-    """Return how many GPUs the tests must find: what the scheduler allocates there.
+def _expected_gpus(nodes: Sequence[Node]) -> dict[str, int]:
+    """Return by node how many GPUs the tests must find: what the scheduler allocates there.
 
     If something was found about one of its GPUs, they must find all that its agent lists: a GPU that the scheduler has
     taken away since was not tested, and must not count as repaired.
     """
-    if not HealthEntry.objects.active().filter(node=node.name, gpu__isnull=False).exists():
-        return node.gpus
-    return max(node.gpus, Gpu.objects.filter(agent__node=node.name, gone_at=None).count())
+    entries = HealthEntry.objects.active().filter(node__in=[node.name for node in nodes], gpu__isnull=False)
+    suspicious = set(entries.order_by().values_list("node", flat=True))
+    gpus = Gpu.objects.filter(agent__node__in=suspicious, gone_at=None).order_by()
+    listed = dict(gpus.values_list("agent__node").annotate(Count("pk")))
+    return {node.name: max(node.gpus, listed.get(node.name, 0)) for node in nodes}
 
 
 def is_drained(node: Node) -> bool:

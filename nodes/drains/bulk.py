@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from nodes.cluster import drain
 from nodes.drains import host_expression
 from nodes.models import Node, NodeOrder, Partition, QueuedJob
 from nodes.schedulers.cluster import ALLOCATED_STATES
+from portal.bulk import give_way
 from portal.models import User
 
-AT_ONCE = 50
+AT_ONCE = 20
 """Orders per transaction, so that other writers do not wait long."""
 
 
@@ -92,8 +94,11 @@ def drain_all(user: User, expression: str, reason: str, *, replace: bool = False
     nodes = find_nodes(expression)
     outcomes: list[BulkOutcome] = []
     for start in range(0, len(nodes), AT_ONCE):
+        began = time.monotonic()
         with transaction.atomic():
             outcomes += [_drain(user, node, reason, replace) for node in nodes[start : start + AT_ONCE]]
+        if start + AT_ONCE < len(nodes):
+            give_way(began)
     return outcomes
 
 

@@ -8,9 +8,12 @@ its reason stands. Two windows may overlap: a node that another open window want
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from nodes.cluster import drain
@@ -19,6 +22,7 @@ from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
 from portal.access import note
 from portal.audit import Change
+from portal.bulk import give_way
 from portal.models import User
 from vigil_core import formatting
 
@@ -70,48 +74,59 @@ def plan(
 
 def cancel(user: User, window: MaintenanceWindow) -> bool:
     """End the window now; what it drained is undrained. Return whether it was standing."""
+    now = timezone.now()
     with transaction.atomic():
         HealthControl.locked()
         rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
-        if not rows.update(state=State.CANCELLED, ended_at=timezone.now()):
+        is_planned = rows.filter(state=State.PLANNED).update(state=State.CANCELLED, ended_at=now)
+        # One that has begun is over now: whoever advances windows returns its nodes, if this process is killed.
+        if not is_planned and not rows.filter(ends_at__gt=now).update(ends_at=now):
             return False
         note(user, "cancel maintenance", window.expression, window.reason)
-        window.refresh_from_db()
-        _return_nodes(window, timezone.now())
+    if not is_planned:
+        _end(window, now, State.CANCELLED)
     return True
 
 
 def advance(now: datetime | None = None) -> None:
     """Begin and end what is due; safe to run twice at once."""
     now = now or timezone.now()
-    due = MaintenanceWindow.objects.standing().filter(starts_at__lte=now).order_by("pk")
-    for pk in list(due.values_list("pk", flat=True)):
-        with transaction.atomic():
-            HealthControl.locked()
-            window = MaintenanceWindow.objects.standing().filter(pk=pk).first()
-            if window is None:  # another worker or a person was faster
-                continue
-            if window.ends_at <= now:
-                _end(window, now)
-            elif window.state == State.PLANNED:
-                _begin(window)
-            elif not window.reservation and not window.wants_reservation:
-                _drain_missing(window)
+    for window in MaintenanceWindow.objects.standing().filter(starts_at__lte=now).order_by("pk"):
+        if window.ends_at <= now:
+            _end(window, now)
+        elif not window.reservation and not window.wants_reservation:
+            _drain_missing(window)
+        elif window.state == State.PLANNED:
+            _begin(window)
 
 
 def _begin(window: MaintenanceWindow) -> None:
-    window.state = State.ACTIVE
-    window.save(update_fields=["state"])
-    logger.info("maintenance %d begins on %s", window.pk, window.expression)
-    if not window.reservation and not window.wants_reservation:
-        _drain_missing(window)
+    if MaintenanceWindow.objects.filter(pk=window.pk, state=State.PLANNED).update(state=State.ACTIVE):
+        logger.info("maintenance %d begins on %s", window.pk, window.expression)
 
 
 def _drain_missing(window: MaintenanceWindow) -> None:
-    """Order to drain the nodes that are in service: also one that somebody undrained, or whose order was refused."""
+    """Begin the window, and order to drain its nodes that are in service; none a second time, if a person undrained it.
+
+    A window may have a thousand nodes: each transaction orders for some of them, so that other writers get their turn.
+    """
+    _begin(window)
     ordered = set(NodeOrder.objects.filter(rule=window.requester).values_list("node", flat=True))
-    for node in Node.objects.reported().filter(name__in=window.nodes):
-        if not node.is_in_service or node.name in ordered:
+    missing = [name for name in _in_service(window.nodes) if name not in ordered]
+    for some in _parts(missing):
+        with transaction.atomic():
+            HealthControl.locked()
+            if not MaintenanceWindow.objects.filter(pk=window.pk, state=State.ACTIVE).exists():
+                return  # cancelled meanwhile
+            _drain(window, some)
+
+
+def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
+    orders = NodeOrder.objects.filter(node__in=names)
+    done = set(orders.filter(rule=window.requester).values_list("node", flat=True))  # by another worker
+    done |= set(orders.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True))
+    for node in Node.objects.reported().filter(name__in=names):
+        if node.name in done or not node.is_in_service:
             continue
         try:
             drain.request_order(None, node, NodeOrder.Action.DRAIN, f"[node] {window.reason}", rule=window.requester)
@@ -119,22 +134,38 @@ def _drain_missing(window: MaintenanceWindow) -> None:
             logger.info("maintenance %d does not drain %s: %s", window.pk, node.name, error)
 
 
-def _end(window: MaintenanceWindow, now: datetime) -> None:
-    window.state, window.ended_at = State.ENDED, now
-    window.save(update_fields=["state", "ended_at"])
-    logger.info("maintenance %d ends on %s", window.pk, window.expression)
-    _return_nodes(window, now)
+def _end(window: MaintenanceWindow, now: datetime, state: State = State.ENDED) -> None:
+    kept = _return_nodes(window, now)
+    rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
+    if rows.update(state=state, ended_at=now, problem=_kept_text(kept) or F("problem")):
+        logger.info("maintenance %d ends on %s", window.pk, window.expression)
 
 
-def _return_nodes(window: MaintenanceWindow, now: datetime) -> None:
-    """Undrain what this window drained and nobody changed since, or pass it on to another open window."""
+def _return_nodes(window: MaintenanceWindow, now: datetime) -> list[str]:
+    """Undrain what this window drained and nobody changed since, or pass it on to another open window.
+
+    Return the nodes that stay drained because something is wrong with them. The window stands until all is ordered: a
+    worker that is killed in between leaves the rest to the next one.
+    """
+    kept: list[str] = []
+    for some in _parts(window.nodes):
+        with transaction.atomic():
+            HealthControl.locked()
+            if not MaintenanceWindow.objects.standing().filter(pk=window.pk).exists():
+                return []  # another worker or a person was faster
+            kept += _return_some(window, some, now)
+    return kept
+
+
+def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime) -> list[str]:
     waiting = NodeOrder.objects.open().filter(rule=window.requester, action=NodeOrder.Action.DRAIN)
     waiting.update(state=NodeOrder.State.REFUSED, outcome="The maintenance is over.", ended_at=now)
-    findings = HealthEntry.objects.open().filter(node__in=window.nodes, action__in=OUT_OF_SERVICE)
+    findings = HealthEntry.objects.open().filter(node__in=names, action__in=OUT_OF_SERVICE)
     broken = set(findings.values_list("node", flat=True))
     others = list(MaintenanceWindow.objects.open_at(now).filter(reservation="").exclude(pk=window.pk).order_by("pk"))
+    drained = NodeOrder.objects.filter(node__in=names, rule=window.requester).values_list("node", flat=True)
     kept: list[str] = []
-    for node in Node.objects.reported().filter(name__in=window.nodes):
+    for node in Node.objects.reported().filter(name__in=set(drained)):
         newest = NodeOrder.objects.filter(node=node.name).first()
         if newest is None or newest.rule != window.requester or newest.action != NodeOrder.Action.DRAIN:
             continue
@@ -151,6 +182,23 @@ def _return_nodes(window: MaintenanceWindow, now: datetime) -> None:
             drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)
         except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
             logger.info("maintenance %d does not return %s: %s", window.pk, node.name, error)
-    if kept:
-        window.problem = f"{formatting.listed(kept)} stayed drained: a finding of health rules is open."
-        window.save(update_fields=["problem"])
+    return kept
+
+
+def _kept_text(names: Sequence[str]) -> str:
+    return f"{formatting.listed(names)} stayed drained: a finding of health rules is open." if names else ""
+
+
+def _in_service(names: Sequence[str]) -> list[str]:
+    return [
+        node.name for node in Node.objects.reported().filter(name__in=names).only("name", "state") if node.is_in_service
+    ]
+
+
+def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield some names at a time, and let other writers go first after each transaction."""
+    for start in range(0, len(names), bulk.AT_ONCE):
+        began = time.monotonic()
+        yield names[start : start + bulk.AT_ONCE]
+        if start + bulk.AT_ONCE < len(names):
+            give_way(began)

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 RULE, REASON = "spare", "[node] hot spare"
 MOST_SPARES = 200
+MOST_ORDERS = 20
+"""In one transaction; what is left is due at the next one, seconds later."""
 HARDWARE = frozenset(
     {
         DrainCause.NOT_RESPONDING, DrainCause.REBOOTED, DrainCause.FEWER_GPUS, DrainCause.LESS_MEMORY, DrainCause.POWER,
@@ -88,29 +90,31 @@ def keep(now: datetime | None = None) -> None:
     with transaction.atomic():
         control = HealthControl.locked()
         nodes = {node.name: node for node in Node.objects.reported()}
-        spares = list(HotSpare.objects.all())
+        spares, ordered = list(HotSpare.objects.all()), 0
         for spare in spares:
             if spare.state == State.SERVING:
                 _take_back(spare, nodes.get(spare.replaces), now)
-            elif spare.node in nodes:
-                _keep_drained(spare, nodes[spare.node], now)
+            elif spare.node in nodes and nodes[spare.node].is_in_service and ordered < MOST_ORDERS:
+                ordered += _keep_drained(spare, nodes[spare.node], now)
         if settings.VIGIL_HEALTH == "act" and control.tripped_at is None:
             _exchange(spares, nodes, now)
 
 
-def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> None:
+def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
+    """Drain a spare that is in service, unless a person wants it there; return whether that was ordered."""
     newest = NodeOrder.objects.filter(node=node.name).first()
-    if not node.is_in_service or (newest is not None and newest.is_open):
-        return
+    if newest is not None and newest.is_open:
+        return False
     if BurnInNode.objects.filter(node=node.name, is_active=True).exists():
-        return  # in service inside the reservation of a burn-in
+        return False  # in service inside the reservation of a burn-in
     is_ours = newest is not None and newest.rule == RULE and newest.action == NodeOrder.Action.DRAIN
     is_by_person = newest is not None and newest.asked_by_id is not None and newest.asked_at > spare.since
     if is_by_person or (is_ours and newest is not None and newest.state == NodeOrder.State.DONE):
         _change(spare, State.SERVING, "", now)  # a person undrained it, here or with scontrol: that stands
         note(None, "spare in service", spare.node, "A person undrained it.")
     elif not (is_ours and newest is not None and newest.asked_at > now - drain.GIVE_UP):
-        _order(node, NodeOrder.Action.DRAIN, REASON)
+        return _order(node, NodeOrder.Action.DRAIN, REASON)
+    return False
 
 
 def _take_back(spare: HotSpare, repaired: Node | None, now: datetime) -> None:
@@ -132,14 +136,14 @@ def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> 
         rule=RULE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
     ).count()
     room = limits.hourly_limit(len(nodes)) - recent
-    for name in sorted(_failed(nodes)):
-        if room <= 0:
-            return
-        if name in replaced or name in names or name in in_maintenance:
+    failed = [name for name in sorted(_failed(nodes)) if not {name} & (replaced | names | in_maintenance.keys())]
+    ready = _ready(spares, nodes) if failed and room > 0 else []
+    for name in failed:
+        spare = next((spare for spare in ready if spare.partition in nodes[name].partitions), None)
+        if spare is None or room <= 0:
             continue
-        ready = (spare for spare in spares if spare.partition in nodes[name].partitions and _is_ready(spare, nodes))
-        spare = next(ready, None)
-        if spare is not None and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
+        ready.remove(spare)
+        if _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
             _change(spare, State.SERVING, name, now)
             note(None, "spare in service", spare.node, f"In place of {name}.")
             room -= 1
@@ -164,13 +168,16 @@ def _stands(order: NodeOrder, nodes: dict[str, Node]) -> bool:
     return not nodes[order.node].is_in_service and drain.is_reason_of(order, nodes[order.node])
 
 
-def _is_ready(spare: HotSpare, nodes: dict[str, Node]) -> bool:
-    node = nodes.get(spare.node)
-    if spare.state != State.STANDBY or node is None or node_states.state_words(node.state) != ["drained"]:
-        return False
-    if HealthEntry.objects.open().filter(node=spare.node, action__in=OUT_OF_SERVICE).exists():
-        return False
-    return _drained_as_spare(node)
+def _ready(spares: list[HotSpare], nodes: dict[str, Node]) -> list[HotSpare]:
+    """Return the spares that stand by: drained as spares, and with nothing found on them."""
+    names = [spare.node for spare in spares if spare.state == State.STANDBY and _is_only_drained(nodes.get(spare.node))]
+    findings = HealthEntry.objects.open().filter(node__in=names, action__in=OUT_OF_SERVICE)
+    fit = set(names) - set(findings.values_list("node", flat=True))
+    return [spare for spare in spares if spare.node in fit and _drained_as_spare(nodes[spare.node])]
+
+
+def _is_only_drained(node: Node | None) -> bool:
+    return node is not None and node_states.state_words(node.state) == ["drained"]
 
 
 def _drained_as_spare(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -157,11 +158,39 @@ def test_a_node_with_an_open_finding_stays_drained(lab: Lab, ops: User) -> None:
     assert list(lab.scheduler.drained) == ["dgx-01"]
     window.refresh_from_db()
     assert window.problem == "dgx-01 stayed drained: a finding of health rules is open."
+    (drained,) = bearer(ops, "read").get("/api/v1/drains").json()["items"]
+    assert (drained["holder"], drained["standing"]) == ("maintenance", "stands"), "it must not be returned"
     inbox.clear(ops, HealthEntry.objects.get().pk, "reseated")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"], "a person returns it: no rule had drained it"
     (item,) = bearer(ops, "read").get("/api/v1/drains").json()["items"]
     assert (item["holder"], item["standing"]) == ("maintenance", "over")
+
+
+def test_a_window_does_not_replace_the_reason_of_a_rules_order(lab: Lab, ops: User) -> None:
+    lab.xid(79)
+    lab.scheduler.broken_parts["drain"] = SchedulerError("no answer")
+    lab.step()
+    planned(ops)
+    maintenance.advance()
+    del lab.scheduler.broken_parts["drain"]
+    NodeOrder.objects.update(tried_at=None)
+    at(lab)
+    assert lab.scheduler.drained["dgx-01"] == "[node] Xid 79 on GPU 0 (vigil: off-bus)"
+
+
+def test_a_cancelled_window_whose_process_is_killed_is_ended_by_a_worker(
+    lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = planned(ops)
+    at(lab)
+    monkeypatch.setattr(maintenance, "_end", lambda *_: sys.exit())
+    with pytest.raises(SystemExit):
+        maintenance.cancel(ops, window)
+    monkeypatch.undo()
+    at(lab)
+    assert not lab.scheduler.drained
+    assert AuditEntry.objects.filter(action="cancel maintenance").count() == 1
 
 
 def test_reserves_where_requested_and_removes_it(lab: Lab, ops: User) -> None:
