@@ -168,6 +168,7 @@ def set_policies(request: HttpRequest) -> HttpResponse:
 
 def _changed(request: HttpRequest, name: str, action: str) -> HttpResponse:
     user, version = sysadmin_of(request, CHANGE), forms.whole(request.POST.get("version", "")) or 0
+    _listed(name)
     change = edit_rules.switch_off if action == "off" else edit_rules.delete
     try:
         change(user, name, version=version, reason=_reason(request))

@@ -120,8 +120,8 @@ class NewBurnIn(Schema):
 
 class GoldenReset(Schema):
     model_config = {"extra": "forbid"}
-    model: str = Field(max_length=128)
-    driver: str = Field("", max_length=40)
+    model: str = Field(max_length=128, pattern=r"^[^\x00]*$")
+    driver: str = Field("", max_length=40, pattern=r"^[^\x00]*$")
 
 
 @router.post(
@@ -196,7 +196,8 @@ def burn_in_node(request: ApiRequest, burn_in_id: int, node: str) -> dict[str, A
     """Return a node's results next to those of its peers, as far as they were made."""
     only_sysadmins_see(request, "burn-ins")
     found = _burn_in(burn_in_id)
-    row = report.counted_nodes(found.nodes).select_related("burn_in").filter(node=node).first()
+    rows = report.counted_nodes(found.nodes).select_related("burn_in")
+    row = None if "\0" in node else rows.filter(node=node).first()
     if row is None:
         raise Problem(404, f"{node} is not in burn-in {burn_in_id}.")
     return _node_shape(row) | {"results": [_item_shape(item) for item in report.item_reports(row)], "log": found.log}
