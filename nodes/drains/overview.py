@@ -19,6 +19,7 @@ from nodes.cluster import drain
 from nodes.cluster.newest_orders import newest_orders
 from nodes.drains.reasons import DrainHolder, DrainReason, read_reason
 from nodes.drains.standing import NodeSince, ReasonJudgement, ReasonStanding, judge
+from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import (
     Agent,
     Gpu,
@@ -125,6 +126,8 @@ class _Records:
         if order is not None and order.asked_by is not None:
             reason = DrainReason(order.reason, DrainHolder.PERSON, reason.cause, order.requester, reason.about)
         findings = self.findings.get(order.pk, ()) if order is not None else ()
+        if reason.holder == DrainHolder.MAINTENANCE:
+            findings = self.unrepaired.get(node.name, ())
         return DrainedNode(
             node, reason, judge(reason, self._since(node, findings)), node.has_jobs, order,
             self.pending.get(node.name), findings, last,
@@ -209,6 +212,15 @@ class _Records:
         for entry in rows.select_related("gpu").defer("evidence", "progress"):
             found[entry.order_id or 0].append(entry)
         return {pk: tuple(entries) for pk, entries in found.items()}
+
+    @cached_property
+    def unrepaired(self) -> Mapping[str, tuple[HealthEntry, ...]]:
+        """Return by node what wants it out of service, whoever drained it: after a window it does not return."""
+        found: defaultdict[str, list[HealthEntry]] = defaultdict(list)
+        rows = HealthEntry.objects.open().filter(node__in=self.names, action__in=OUT_OF_SERVICE)
+        for entry in rows.select_related("gpu").defer("evidence", "progress"):
+            found[entry.node].append(entry)
+        return {node: tuple(entries) for node, entries in found.items()}
 
     @cached_property
     def agents(self) -> Mapping[str, Agent]:
