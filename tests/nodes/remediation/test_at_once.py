@@ -6,15 +6,20 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
+from jobs.burnins import returning
 from nodes.cluster import drain
-from nodes.models import HealthEntry, Node, NodeOrder
+from nodes.drains import maintenance
+from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder
 from nodes.monitoring.evaluate import evaluate
 from nodes.remediation import act, inbox
+from portal.models import AuditEntry
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
@@ -97,3 +102,55 @@ def test_a_person_and_a_rule_together_leave_one_drain(lab: Lab) -> None:
         assert "smells burnt" in node.reason
     else:
         assert "vigil: off-bus" in node.reason
+
+
+def test_an_approval_and_a_clearing_together_leave_one_order_and_a_cleared_entry(lab: Lab, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    ops = sysadmin("ops")
+    lab.xid(79)
+    lab.step()
+    entry = lab.entry()
+    at_once(lambda number: (inbox.approve if number % 2 else inbox.clear)(ops, entry.pk, "seen at once"))
+    entry.refresh_from_db()
+    assert entry.state == "cleared"
+    orders = list(NodeOrder.objects.all())
+    assert len(orders) <= 1
+    assert [order.pk for order in orders] == ([entry.order_id] if orders else [])
+    assert AuditEntry.objects.filter(action="drain").count() == len(orders)
+    assert AuditEntry.objects.filter(action="health cleared").count() == 1
+
+
+def test_a_window_and_a_rule_together_drain_once(lab: Lab) -> None:
+    """The rule's reason stays in the scheduler, as something is broken, or the window's with the finding open."""
+    now = timezone.now()
+    lab.xid(79)
+    evaluate()
+    window = maintenance.plan(sysadmin("ops"), "dgx-[01-02]", "new switch", now, now + timedelta(hours=1))
+    at_once(lambda number: maintenance.advance() if number % 2 else act.decide())
+    for _ in range(3):
+        lab.step()
+    done = NodeOrder.objects.filter(action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE)
+    assert sorted(done.values_list("node", flat=True)) == ["dgx-01", "dgx-02"]
+    maintenance.cancel(sysadmin("sam"), window)
+    lab.step()
+    lab.step()
+    assert set(lab.scheduler.drained) == {"dgx-01"}, "the finding is open"
+
+
+def test_a_burn_in_that_fails_while_a_person_undrains_the_node(lab: Lab) -> None:
+    """The person decides: the burn-in's drain is refused or replaced, and nobody orders twice."""
+    ops, now = sysadmin("ops"), timezone.now()
+    burn_in = BurnIn.objects.create(key="burnin1", seconds=60, state="returning", started_by=ops, started_at=now)
+    findings = [{"text": "GPU 0 computed other products.", "is_warning": False}]
+    BurnInNode.objects.create(burn_in=burn_in, node="dgx-01", verdict="failed", findings=findings)
+
+    def work(number: int) -> Any:
+        if number % 2:
+            return drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.UNDRAIN)
+        return returning.order_all(burn_in, "burn-in")
+
+    at_once(work)
+    (order,) = NodeOrder.objects.open()
+    assert (order.action, order.asked_by) == ("undrain", ops)
+    assert NodeOrder.objects.filter(rule="burn-in").count() <= 1
+    assert BurnInNode.objects.get().is_returned
