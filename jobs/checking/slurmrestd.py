@@ -59,13 +59,13 @@ def supports(site: CheckedSite) -> Iterator[CheckFinding]:
         yield warn(title, detail, remedy)
         return
     if version >= COMPLETE_API:
-        yield ok(title, f"{versions}: fully supported")
-        return
-    lacking = "cannot drain nodes, nor run jobs on nodes by name"
+        lacking, newer = "cannot reserve nodes for burn-ins and maintenance", ""
+    else:
+        lacking, newer = "cannot drain or reserve nodes, nor run jobs on nodes by name", ", or use Slurm 23.11 or later"
     try:
         _ = site.conf
     except SchedulerError as error:
-        remedy = "Install scontrol with this cluster's slurm.conf on the worker's machine, or use Slurm 23.11 or later."
+        remedy = f"Install scontrol with this cluster's slurm.conf on the worker's machine{newer}."
         yield warn(title, f"{versions}, which {lacking}; {str(error).partition('. ')[0]}", remedy)
         return
     yield ok(title, f"{versions}, which {lacking}: scontrol does that with our token")

@@ -19,6 +19,8 @@ _UNREACHABLE = re.compile(
     r"|Name or service not known|Temporary failure in name resolution",
     re.IGNORECASE,
 )
+_UNCONFIGURED = re.compile(r"establish a configuration source|process configuration file|cannot stat file")
+SINCE_REST = ", or use Slurm 23.11 or later"
 
 
 class SlurmCommands:
@@ -27,20 +29,24 @@ class SlurmCommands:
     def __init__(self, tokens: TokenSource, scontrol: str) -> None:
         self.tokens, self.scontrol = tokens, scontrol
 
-    def call(self, name: str, *words: str, user: str, why: str) -> str:
+    def call(self, name: str, *words: str, user: str, why: str, otherwise: str = SINCE_REST) -> str:
         """Run one command as `user` and return its output. Raise SchedulerError with its error message.
 
-        `why` starts the message if the command is missing, and says what this Slurm needs it for.
+        `why` starts the message if the command is missing, and says what this Slurm needs it for; `otherwise` ends it
+        with what helps besides installing the command.
         """
         path = Path(self.scontrol)
         command = shutil.which(str(path.with_name(name)) if len(path.parts) > 1 else name)
         if command is None:
             message = f"{why} only through {name}, which is not installed on the worker's machine."
-            raise SchedulerError(
-                f"{message} Install Slurm's client commands there, or use Slurm 23.11 or later.", permanent=True
-            )
+            raise SchedulerError(f"{message} Install Slurm's client commands there{otherwise}.", permanent=True)
         code, output, message = run(command, *words, token=self.tokens.token_for(user))
         if code and (message or name != "scancel"):  # 22.05's exits with 229 although it sent the signal
+            if _UNCONFIGURED.search(message):
+                last, where = message.splitlines()[-1], "/etc/slurm on the worker's machine, or set SLURM_CONF there"
+                raise SchedulerError(
+                    f"{name} finds no slurm.conf ({last}). Copy this cluster's to {where}.", permanent=True
+                )
             raise SchedulerError(f"{name}: {message}", permanent=_UNREACHABLE.search(message) is None)
         return output
 

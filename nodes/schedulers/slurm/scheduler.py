@@ -22,6 +22,7 @@ from nodes.schedulers.slurm.commands import SlurmCommands
 from nodes.schedulers.slurm.job_cache import JobCache
 from nodes.schedulers.slurm.request import array_expression, needs_node_update
 from nodes.schedulers.slurm.rest import AccountedRun, SlurmRest
+from nodes.schedulers.slurm.rights import with_remedy
 from nodes.schedulers.slurm.shapes import JobRecord
 from nodes.schedulers.slurm.tokens import TokenSource
 from nodes.schedulers.slurm.versions import CANCEL_BY_TASK, NODES_BY_NAME, RELEASE_BY_UPDATE
@@ -234,10 +235,9 @@ class Slurm:
             raise SchedulerError(f"{wrong!r} is not the name of a node or reservation.", permanent=True)
         if any(reservation.name == name for reservation in self.rest.reservations()):
             return
-        self.commands.call(
-            "scontrol", "create", "reservation", f"reservationname={name}", f"nodes={','.join(nodes)}",
-            f"users={self.user}", "starttime=now", f"duration={math.ceil(seconds / 60)}", "flags=maint,ignore_jobs",
-            user=self.user, why="This Slurm can reserve nodes",
+        self._reserve(
+            "create", "reservation", f"reservationname={name}", f"nodes={','.join(nodes)}", f"users={self.user}",
+            "starttime=now", f"duration={math.ceil(seconds / 60)}", "flags=maint,ignore_jobs",
         )  # fmt: skip
 
     def unreserve(self, name: str) -> None:
@@ -245,8 +245,7 @@ class Slurm:
             raise SchedulerError(f"{name!r} is not the name of a reservation.", permanent=True)
         if all(reservation.name != name for reservation in self.rest.reservations()):
             return
-        why = "This Slurm can remove reservations"
-        self.commands.call("scontrol", "delete", f"reservationname={name}", user=self.user, why=why)
+        self._reserve("delete", f"reservationname={name}")
 
     def reserve_window(self, name: str, nodes: Sequence[str], *, starts_at: float, ends_at: float) -> None:
         """Reserve with scontrol: up to v0.0.42, REST only reads reservations.
@@ -259,11 +258,18 @@ class Slurm:
             return
         ahead_s, now = max(0, math.ceil(starts_at - time.time())), time.time()
         minutes = max(1, math.ceil((ends_at - max(starts_at, now)) / 60))
-        self.commands.call(
-            "scontrol", "create", "reservation", f"reservationname={name}", f"nodes={','.join(nodes)}",
-            f"users={self.user}", f"starttime=now+{ahead_s}seconds" if ahead_s else "starttime=now",
-            f"duration={minutes}", "flags=maint,ignore_jobs", user=self.user, why="This Slurm can reserve nodes",
+        self._reserve(
+            "create", "reservation", f"reservationname={name}", f"nodes={','.join(nodes)}", f"users={self.user}",
+            f"starttime=now+{ahead_s}seconds" if ahead_s else "starttime=now", f"duration={minutes}",
+            "flags=maint,ignore_jobs",
         )  # fmt: skip
+
+    def _reserve(self, *words: str) -> None:
+        """Create or remove a reservation with scontrol."""
+        try:
+            self.commands.call("scontrol", *words, user=self.user, why="Slurm reserves nodes", otherwise="")
+        except SchedulerError as error:
+            raise with_remedy(error, self.user, "reserve nodes") from error
 
     def _default_partition(self) -> str:
         """Return the default partition from scontrol; "" if it fails or is not installed with the worker."""
@@ -292,11 +298,14 @@ class Slurm:
     def _set_node(self, node: str, state: str, reason: str) -> None:
         if not _NODE.match(node):
             raise SchedulerError(f"{node!r} is not the name of a node.", permanent=True)
-        if self.rest.can_update_nodes:
-            self.rest.update_node(node, state=state, reason=reason)
-        else:
-            settings = [f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else [])]
-            self.commands.call("scontrol", "update", *settings, user=self.user, why="This Slurm can change nodes")
+        try:
+            if self.rest.can_update_nodes:
+                self.rest.update_node(node, state=state, reason=reason)
+            else:
+                settings = [f"nodename={node}", f"state={state}", *([f"reason={reason}"] if reason else [])]
+                self.commands.call("scontrol", "update", *settings, user=self.user, why="This Slurm can change nodes")
+        except SchedulerError as error:
+            raise with_remedy(error, self.user, "change nodes") from error
 
 
 def _newest(records: Iterable[JobRecord], key: str, user: str, task: int | None) -> JobStatus | None:

@@ -156,11 +156,16 @@ def test_plain_http_over_a_network_is_mentioned(site: FakeSite) -> None:
     assert levels(list(slurmrestd.reach(site)))["Connection to slurmrestd"] == "warn"
 
 
-def test_an_old_slurm_needs_scontrol(site: FakeSite) -> None:
-    site.fake = Fake("v0.0.38")
+@pytest.mark.parametrize(
+    ("version", "lacking"), [("v0.0.38", "cannot drain or reserve nodes"), ("v0.0.42", "cannot reserve nodes")]
+)
+def test_slurm_needs_scontrol(site: FakeSite, version: str, lacking: str) -> None:
+    site.fake = Fake(version)
     (found,) = slurmrestd.supports(site)
     assert found.level == "warn"
+    assert f"which {lacking}" in found.detail
     assert "scontrol is not installed" in found.detail
+    assert ("23.11" in found.remedy) == (version == "v0.0.38")
 
 
 @pytest.mark.parametrize(("word", "drains"), [("Administrator", "ok"), ("Operator", "warn"), ("None", "warn")])

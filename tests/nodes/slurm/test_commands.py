@@ -8,6 +8,7 @@ import pytest
 
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.commands import SlurmCommands
+from nodes.schedulers.slurm.rights import with_remedy
 
 
 class NoToken:
@@ -52,3 +53,31 @@ def test_an_unreachable_slurmctld_is_tried_again(tmp_path: Path, message: str) -
 )
 def test_a_refusal_is_final(tmp_path: Path, message: str) -> None:
     assert failure(tmp_path, message).permanent
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "scontrol: fatal: Could not establish a configuration source",
+        "scontrol: fatal: Unable to process configuration file",
+    ],
+)
+def test_without_slurm_conf_the_error_says_where_it_belongs(tmp_path: Path, last: str) -> None:
+    error = failure(tmp_path, f"scontrol: error: DNS SRV lookup failed\n{last}")
+    assert error.permanent
+    assert str(error).startswith(f"scontrol finds no slurm.conf ({last}). Copy this cluster's to /etc/slurm")
+
+
+@pytest.mark.parametrize("message", ["Invalid user id", "Access/permission denied"])
+def test_a_missing_right_names_the_command_that_grants_it(tmp_path: Path, message: str) -> None:
+    error = with_remedy(failure(tmp_path, f"slurm_update error: {message}"), "vigil", "change nodes")
+    assert error.permanent
+    assert message in str(error)
+    assert "Slurm does not let vigil change nodes" in str(error)
+    assert "sacctmgr modify user vigil set AdminLevel=Admin" in str(error)
+
+
+def test_other_refusals_keep_their_words(tmp_path: Path) -> None:
+    for message in ("slurm_update error: Invalid node name specified", "Unable to contact slurm controller"):
+        error = failure(tmp_path, message)
+        assert with_remedy(error, "vigil", "change nodes") is error
