@@ -115,7 +115,7 @@ class States:
         fields: dict[str, FieldValue] = {
             "silent_s": silent_s,
             "silent_share": self._silent_share,
-            "is_down": None if node is None else not NO_REPORT.isdisjoint(node_states.state_words(node.state)),
+            "is_down": None if node is None else _is_down(node.state),
         }
         return Observation("agent", Subject(agent.node), self.now.timestamp(), fields)
 
@@ -299,6 +299,11 @@ _COMPARED = {
 }
 MOST_PHYSICAL = 16
 """GPUs of one node that are surely whole GPUs: a scheduler that lists more lists MIG slices."""
+
+
+def _is_down(state: str) -> bool:
+    """Return whether the scheduler has lost the node, rather than told it to reboot."""
+    return not NO_REPORT.isdisjoint(node_states.state_words(state)) and not node_states.is_rebooting(state)
 
 
 def _gone_gpus(agents: Mapping[int, Agent]) -> dict[int, tuple[Gpu, ...]]:

@@ -44,6 +44,12 @@ def closed_reason(state: str) -> str:
 
 
 @lru_cache(maxsize=512)
+def is_rebooting(state: str) -> bool:
+    """Return whether the scheduler reboots the node: Slurm's DOWN+REBOOT_ISSUED until it is back or ResumeTimeout."""
+    return any(PASSING.get(word) == "rebooting" for word in state_words(state))
+
+
+@lru_cache(maxsize=512)
 def runs_jobs(state: str) -> bool:
     """Return whether a node in this state has jobs, or has to clean up after some: draining, mixed, completing …"""
     return any(word in WITH_JOBS for word in state_words(state))

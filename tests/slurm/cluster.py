@@ -24,6 +24,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from portal.run.child import die_with
 from tests.slurm import config, release
@@ -306,7 +307,7 @@ def _free_range(size: int) -> int:
 
 
 @contextmanager
-def cluster(name: str = "22.05", *, nodes: int = 4, **settings: int) -> Iterator[Cluster]:
+def cluster(name: str = "22.05", *, nodes: int = 4, **settings: Any) -> Iterator[Cluster]:
     """Provide a fresh cluster of a release, removed afterwards. Settings are those of `Layout`: min_job_age_s …"""
     chosen = release.find(name)
     folder = Path(tempfile.mkdtemp(prefix="vigil-slurm-"))

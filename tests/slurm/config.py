@@ -30,6 +30,7 @@ class Layout:
     nodes: int = 4
     gpus: int = 8  # a node; each needs a character device, of which there are 64
     slices: int = 0  # further GPUs of another type, on the last node alone
+    gpus_of_last: tuple[int, ...] = ()  # of the last nodes, if they have fewer GPUs than the others
     min_job_age_s: int = 60  # for so long Slurm itself remembers a job that has ended; then only its accounting does
     # A requeued job waits for as long as its credential lived, and a second more. Slurm takes 5 and more.
     cred_expire_s: int = 5
@@ -42,6 +43,10 @@ class Layout:
     @property
     def names(self) -> list[str]:
         return [f"dgx{number:02}" for number in range(1, self.nodes + 1)]
+
+    def gpus_of(self, name: str) -> int:
+        fewer = dict(zip(self.names[self.nodes - len(self.gpus_of_last) :], self.gpus_of_last, strict=True))
+        return fewer.get(name, self.gpus)
 
     @property
     def slurm_conf(self) -> Path:
@@ -130,10 +135,10 @@ def _user() -> str:
 
 def _gres_conf(layout: Layout) -> str:
     # A GPU's file has to be a character device: terminals are there on every machine.
-    lines = [
-        "AutoDetect=off",
-        f"NodeName={','.join(layout.names)} Name=gpu Type={GPU} File=/dev/tty[0-{layout.gpus - 1}]",
-    ]
+    lines = ["AutoDetect=off"]
+    for number in sorted({layout.gpus_of(name) for name in layout.names} - {0}):
+        names = ",".join(name for name in layout.names if layout.gpus_of(name) == number)
+        lines.append(f"NodeName={names} Name=gpu Type={GPU} File=/dev/tty[0-{number - 1}]")
     if layout.slices:
         files = f"/dev/tty[{layout.gpus}-{layout.gpus + layout.slices - 1}]"
         lines.append(f"NodeName={layout.names[-1]} Name=gpu Type={SLICE} File={files}")
@@ -141,15 +146,17 @@ def _gres_conf(layout: Layout) -> str:
 
 
 def _gres(layout: Layout, name: str) -> str:
-    slices = f",gpu:{SLICE}:{layout.slices}" if layout.slices and name == layout.names[-1] else ""
-    return f"gpu:{GPU}:{layout.gpus}{slices}"
+    slices = f"gpu:{SLICE}:{layout.slices}" if layout.slices and name == layout.names[-1] else ""
+    number = layout.gpus_of(name)
+    found = ",".join(filter(None, (f"gpu:{GPU}:{number}" if number else "", slices)))
+    return f" Gres={found}" if found else ""
 
 
 def _slurm_conf(layout: Layout) -> str:
     folder, host = layout.folder, socket.gethostname().split(".")[0]
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={layout.port_of(name)} CPUs={NODE_CPUS} Sockets=2"
-        f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB} Gres={_gres(layout, name)}"
+        f" CoresPerSocket={NODE_CPUS // 2} ThreadsPerCore=1 RealMemory={NODE_MIB}{_gres(layout, name)}"
         f" Feature={GPU},{name} Weight=1 State=UNKNOWN"
         for name in layout.names
     )
@@ -177,6 +184,7 @@ JobAcctGatherFrequency=5
 SwitchType=switch/none
 MpiDefault=none
 MailProg=/bin/true
+RebootProgram=/bin/true
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout={layout.slurmd_timeout_s}

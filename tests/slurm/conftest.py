@@ -56,6 +56,16 @@ def slurm(release: str) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def large(release: str) -> Iterator[Cluster]:
+    """Return a cluster of twelve nodes with 2 GPUs each, but 1 on dgx10 and none on the last two.
+
+    Two of its nodes may be out of service before Vigil stops: return those that a test drains.
+    """
+    with cluster(release, nodes=12, gpus=2, gpus_of_last=(1, 0, 0)) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def portal(slurm: Cluster) -> Iterator[Portal]:
     """Return one portal per module. A test must ignore the jobs of other tests."""

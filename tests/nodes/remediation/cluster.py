@@ -1,4 +1,4 @@
-"""A cluster of twelve nodes with agents, for tests of what health rules find and what becomes of it."""
+"""Nodes with agents under a scripted or a real scheduler, for tests of what health rules find and what follows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from nodes.models import Agent, HealthEntry, Reading
 from nodes.monitoring.evaluate import evaluate
 from nodes.remediation.act import decide
 from nodes.remediation.return_to_service import return_recovered
-from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.base import NodeStatus, Scheduler
 from nodes.schedulers.cluster import PartitionInfo
+from nodes.scheduling import node_states
 from nodes.tasks import health
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.nodes.telemetry.reporting import UUIDS, Machine
@@ -27,34 +28,34 @@ def gpus_of(node: str) -> tuple[str, ...]:
 
 
 @dataclass
-class Lab:
-    """The nodes' agents and their scheduler. `step` does what the workers do every few seconds."""
+class AgentFleet:
+    """Nodes' agents and their scheduler. `step` does what the workers do every few seconds."""
 
     names: tuple[str, ...] = NAMES
-    scheduler: ScriptedScheduler = field(default_factory=ScriptedScheduler)
+    scheduler: Scheduler = field(default_factory=ScriptedScheduler)
     machines: dict[str, Machine] = field(default_factory=dict)
     seq: int = 0
 
-    def __post_init__(self) -> None:
-        status = NodeStatus(name="", state="idle", cpus=64, gpus=2, memory_mib=65_536, gpu_type="h100")
-        self.scheduler.machines = [replace(status, name=name, partitions=("gpu",)) for name in self.names]
-        self.scheduler.divided = [PartitionInfo(name="gpu", is_default=True, nodes=self.names)]
-        sync.read(self.scheduler)
+    @property
+    def node(self) -> str:
+        """Return the first node, which tests break."""
+        return self.names[0]
 
-    def machine(self, node: str = "dgx-01") -> Machine:
+    def machine(self, node: str = "") -> Machine:
         """Return the node's agent, which has reported its GPUs."""
+        node = node or self.node
         if node not in self.machines:
             self.machines[node] = Machine(node=node, gpus=gpus_of(node))
             self.machines[node].post(self.machines[node].facts(time.time()))
         return self.machines[node]
 
-    def xid(self, code: int, node: str = "dgx-01", gpu: int = 0, *, ago: float = 0, text: str = "") -> None:
+    def xid(self, code: int, node: str = "", gpu: int = 0, *, ago: float = 0, text: str = "") -> None:
         self.seq += 1
         machine = self.machine(node)
         about = {"xid": code, "seq": self.seq, "text": text or f"code {code}", "gpu": machine.gpus[gpu]}
         assert machine.post(machine.event("xid", time.time() - ago, **about)).status_code == 200
 
-    def happens(self, kind: str, node: str = "dgx-01", *, ago: float = 0, **more: Any) -> None:
+    def happens(self, kind: str, node: str = "", *, ago: float = 0, **more: Any) -> None:
         machine = self.machine(node)
         assert machine.post(machine.event(kind, time.time() - ago, **more)).status_code == 200
 
@@ -75,5 +76,32 @@ class Lab:
         drain.carry_out(self.scheduler)
         sync.read(self.scheduler, Reading.Part.NODES)
 
-    def entry(self, rule: str = "off-bus", node: str = "dgx-01") -> HealthEntry:
-        return HealthEntry.objects.get(rule=rule, node=node)
+    def entry(self, rule: str = "off-bus", node: str = "") -> HealthEntry:
+        return HealthEntry.objects.get(rule=rule, node=node or self.node)
+
+    def drained_nodes(self) -> dict[str, str]:
+        """Return the reason of each drained node, as the scheduler itself reports it."""
+        nodes = self.scheduler.nodes()
+        return {n.name: n.reason for n in nodes if not drain.DRAINED.isdisjoint(node_states.state_words(n.state))}
+
+    def set_state(self, state: str) -> None:
+        """Let the scheduler report this state of the first node from now on."""
+        raise NotImplementedError
+
+
+@dataclass
+class Lab(AgentFleet):
+    """A cluster of twelve nodes whose scheduler reports what a test wants."""
+
+    scheduler: ScriptedScheduler = field(default_factory=ScriptedScheduler)
+
+    def __post_init__(self) -> None:
+        status = NodeStatus(name="", state="idle", cpus=64, gpus=2, memory_mib=65_536, gpu_type="h100")
+        self.scheduler.machines = [replace(status, name=name, partitions=("gpu",)) for name in self.names]
+        self.scheduler.divided = [PartitionInfo(name="gpu", is_default=True, nodes=self.names)]
+        sync.read(self.scheduler)
+
+    def set_state(self, state: str) -> None:
+        machines = self.scheduler.machines
+        self.scheduler.machines = [replace(m, state=state) if m.name == self.node else m for m in machines]
+        sync.read(self.scheduler, Reading.Part.NODES)
