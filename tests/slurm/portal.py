@@ -1,4 +1,8 @@
-"""A complete Vigil on a private Slurm: the portal runs as an unprivileged Unix user, alice and bob are two others."""
+"""A complete Vigil on a private Slurm: the portal runs as an unprivileged Unix user, alice and bob are two others.
+
+It runs in the cluster's room, as on a login node: Slurm's commands are in its /usr, and it may do with them what its
+user's AdminLevel allows.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from nodes.schedulers.base import ENDED
 from tests import steady
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import PORTAL, People
+from tests.slurm.room import as_user
 from tests.stack import REPOSITORY, Stack, wait_for
 
 FEDERATED = tomllib.loads((REPOSITORY / "examples" / "federated.toml").read_text())
@@ -53,7 +58,7 @@ class Portal(Stack):
             SLURM_CONF=str(slurm.layout.slurm_conf), **environment,
         )  # fmt: skip
         self.environment["HOME"] = str(self.home)
-        self.environment["PATH"] = f"{slurm.layout.folder / 'bin'}:{self.environment['PATH']}"
+        self.environment["PATH"] += ":/usr/sbin:/usr/bin:/sbin:/bin"
         portal = self.people.portal
         for path, group, mode in (
             (self.home, portal.gid, 0o700), (key_folder, portal.gid, 0o700), (self.key, portal.gid, 0o600),
@@ -64,7 +69,8 @@ class Portal(Stack):
         self._secrets: dict[str, str] = {}
 
     def command(self, *words: str) -> list[str]:
-        return self.people.as_user(PORTAL, sys.executable, *words)
+        assert self.slurm.room
+        return self.slurm.room.enter(*as_user(PORTAL, sys.executable, *words), folder=self.checkout)
 
     def close(self) -> None:
         super().close()

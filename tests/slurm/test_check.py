@@ -52,13 +52,9 @@ class Checked:
 
 def check(portal: Portal, *words: str, **environment: str) -> Checked:
     """Run the command as the portal's Unix user, where Slurm's commands are."""
-    room = portal.slurm.room
-    assert room
-    path = portal.environment["PATH"].replace(f"{portal.slurm.layout.bin}:", "")
-    command = (sys.executable, "-m", "vigil_cli.main", "check", "slurm", "--json", *words)
     done = subprocess.run(
-        room.enter(*as_user(PORTAL, *command), folder=REPOSITORY), capture_output=True, text=True, check=False,
-        env={**portal.environment, "PATH": path, "VIGIL_PORT": str(portal.port), **environment}, timeout=200,
+        portal.command("-m", "vigil_cli.main", "check", "slurm", "--json", *words), capture_output=True, text=True,
+        check=False, env={**portal.environment, "VIGIL_PORT": str(portal.port), **environment}, timeout=200,
     )  # fmt: skip
     assert done.stdout, done.stderr
     key = portal.key.read_bytes().hex()
@@ -338,18 +334,14 @@ def test_a_python_that_nodes_lack(portal: Portal) -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(portal: Portal, slurm: Cluster) -> None:
-    room = slurm.room
-    assert room
     blocker = slurm.run(
         "sbatch", "--parsable", "--wrap=sleep 120", "--partition=debug", "--exclusive", user=BOB
     ).strip()
     slurm.wait_for(lambda: slurm.state(blocker) == "RUNNING", "the other's job to run")
-    command = (sys.executable, "-m", "vigil_cli.main", "check", "slurm", "--partition=debug")
-    path = portal.environment["PATH"].replace(f"{slurm.layout.bin}:", "")
+    command = portal.command("-m", "vigil_cli.main", "check", "slurm", "--partition=debug")
     process = subprocess.Popen(
-        room.enter(*as_user(PORTAL, *command), folder=REPOSITORY), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True, env={**portal.environment, "PATH": path},
-    )  # fmt: skip
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=portal.environment
+    )
     try:
         assert process.stderr
         assert any("is pending" in line for line in process.stderr)
