@@ -35,8 +35,13 @@ def prepare(burn_in: BurnIn) -> Path:
 
 
 def submission(burn_in: BurnIn, root: Path) -> Submission:
-    """Return the request for whole nodes, inside the reservation."""
+    """Return the request for whole nodes, inside the reservation.
+
+    Nodes with different numbers of GPUs are requested without any: `exclusive` brings all that each node has, and the
+    batch script starts a step for each number.
+    """
     nodes = list(Node.objects.filter(name__in=names(burn_in)))
+    numbers = {node.gpus for node in nodes}
     return Submission(
         key=burn_in.key,
         name=f"vigil-burnin-{burn_in.pk}",
@@ -47,7 +52,7 @@ def submission(burn_in: BurnIn, root: Path) -> Submission:
         min_nodes=len(nodes),
         max_nodes=len(nodes),
         cpus_per_node=max(1, min((node.cpus for node in nodes), default=1)),
-        gpus_per_node=min((node.gpus for node in nodes), default=0),
+        gpus_per_node=numbers.pop() if len(numbers) == 1 else 0,
         time_limit_s=burn_in.seconds * 2 + plan.OVERHEAD_S,
         grace_s=GRACE_S,
         environment={"VIGIL_SUBMISSION": burn_in.key},
@@ -88,4 +93,9 @@ def _batch(burn_in: BurnIn, root: Path) -> BurnInBatch:
         is_elastic=True,
         variables=environments.variables(environment),
         required_nodes=tuple(names(burn_in)),
+        groups=tuple(plan.gpu_groups(_gpus(burn_in))),
     )
+
+
+def _gpus(burn_in: BurnIn) -> dict[str, int]:
+    return dict(Node.objects.filter(name__in=names(burn_in)).values_list("name", "gpus"))

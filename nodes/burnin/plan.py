@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 MIN_SECONDS, MAX_SECONDS = 60, 48 * 3600
 DEFAULT_SECONDS = 600
@@ -12,6 +13,24 @@ MAX_MOUNTS = 32
 OVERHEAD_S = 1_800
 """Beyond the time for tests: processes that start, and a last cycle that runs over."""
 Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class GpuGroup:
+    """The nodes of a burn-in with equally many GPUs."""
+
+    gpus: int
+    nodes: tuple[str, ...]
+
+
+def gpu_groups(gpus: Mapping[str, int]) -> list[GpuGroup]:
+    """Group nodes by their number of GPUs, the most first; `gpus` is by node.
+
+    All nodes are one allocation, so that every two can meet. A Slurm step has equally many GPUs on each of its nodes:
+    with the least number everywhere, the other GPUs would stay untested. So each group is a step of its own.
+    """
+    numbers = sorted(set(gpus.values()), reverse=True)
+    return [GpuGroup(number, tuple(sorted(n for n in gpus if gpus[n] == number))) for number in numbers]
 
 
 def pair_rounds(nodes: Sequence[str]) -> list[list[Pair]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +52,22 @@ def test_a_node_that_passes_stays_in_service(bench: Bench) -> None:
         ("copy", "host to GPU"): ("NVIDIA H100", "570.1", [24.8], 1),
     }
     assert [entry.action for entry in AuditEntry.objects.order_by("id")] == ["burnin.started"]
+
+
+def test_nodes_with_different_numbers_of_gpus_test_all_of_them(bench: Bench) -> None:
+    bench.set_node("dgx-02", gpus=4)
+    bench.set_node("dgx-03", gpus=0)
+    bench.start("dgx-01", "dgx-02", "dgx-03", "dgx-04")
+    bench.until_running()
+    request = bench.lab.scheduler.submissions[0]
+    assert (request.gpus_per_node, request.exclusive) == (0, True), "exclusive brings the GPUs of each node"
+    script = Path(request.script).read_text()
+    assert subprocess.run(["bash", "-n", request.script], check=False).returncode == 0
+    steps = re.findall(r"--nodes=(\d) --ntasks=\d --nodelist=(\S+) --gres=(\S+)", script)
+    assert steps == [("1", "dgx-02", "gpu:4"), ("2", "dgx-01,dgx-04", "gpu:2"), ("1", "dgx-03", "none")]
+    assert {row.node: row.gpus for row in bench.burn_in.nodes.all()} == {
+        "dgx-01": 2, "dgx-02": 4, "dgx-03": 0, "dgx-04": 2,
+    }  # fmt: skip
 
 
 def test_a_node_that_a_rule_drained_returns_and_its_entry_is_cleared(bench: Bench) -> None:
