@@ -34,7 +34,7 @@ class Machine:
     def say(self, *lines: str) -> None:
         each = [f"{i} uuid {self.uuid(m)}\n{i} minor {m}\n{i} gpu_percent {self.percent(m)}" for i, m in
                 enumerate(self.minors)]  # fmt: skip
-        self.gpus.set_state(*each, *lines)
+        self.gpus.set_state(f"* count {len(self.minors)}", *each, *lines)
 
     @property
     def of_nvml(self) -> dict[str, str]:
