@@ -1,0 +1,60 @@
+"""Read the form of the pages that order something for many nodes: which nodes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from django.contrib import messages
+from django.http import HttpRequest
+
+from console.pages import forms
+from nodes.cluster import drain as orders
+from nodes.drains import bulk, host_expression
+from nodes.drains.host_expression import BadHostExpression
+from vigil_core.untrusted import plain
+
+Preview = TypeVar("Preview")
+
+
+@dataclass(frozen=True)
+class BulkForm(Generic[Preview]):
+    """A form as it was sent. `found` is what the order would do; None without nodes, or if `mistake` says why not."""
+
+    expression: str
+    reason: str
+    mistake: str = ""
+    found: Preview | None = None
+
+    @classmethod
+    def read(cls, request: HttpRequest, preview: Callable[[str], Preview]) -> BulkForm[Preview]:
+        sent = request.POST if request.method == "POST" else request.GET
+        expression = plain(sent.get("nodes", "")).strip()[: host_expression.MOST_LETTERS + 1]
+        reason = forms.line(request, "reason")
+        try:
+            return cls(expression, reason, found=preview(expression) if expression else None)
+        except (BadHostExpression, bulk.UnknownNodes) as error:
+            return cls(expression, reason, str(error))
+
+    def may_order(self, request: HttpRequest) -> bool:
+        """Return whether the order is requested and has a reason; tell the person if only that is missing."""
+        if request.method != "POST" or self.found is None:
+            return False
+        if self.reason and len(self.reason) <= orders.MOST_REASON:
+            return True
+        messages.error(request, f"Enter a reason of at most {orders.MOST_REASON} characters.")
+        return False
+
+    def context(self) -> dict[str, Any]:
+        """Return the values that the templates of these pages share."""
+        return {
+            "section": "cluster",
+            "place": "drains",
+            "expression": self.expression,
+            "mistake": self.mistake,
+            "found": self.found,
+            "most_reason": orders.MOST_REASON,
+            "most_letters": host_expression.MOST_LETTERS,
+            "most_nodes": host_expression.MOST_NODES,
+        }
