@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from vigil_cli.node_tests import Duration, follow_tests, start_tests
+from vigil_cli.node_tests import follow_tests, start_tests
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
+from vigil_cli.times import Duration
 
 POLL_S = 5.0
 WIDTH = 100

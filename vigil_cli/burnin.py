@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from vigil_cli.node_tests import Duration, follow_tests, start_tests
+from vigil_cli.node_tests import follow_tests, start_tests
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
+from vigil_cli.times import Duration
 from vigil_core import formatting
 
 POLL_S = 2.0

@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from vigil_cli.moment import MomentParam
-from vigil_cli.node_tests import Duration
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
+from vigil_cli.times import Duration, MomentParam
 
 
 @click.group(invoke_without_command=True)

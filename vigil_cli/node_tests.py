@@ -6,28 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import click
-
 from vigil_cli.drain import DRAINED
 from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import echo
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 Record = dict[str, Any]
-
-
-class Duration(click.ParamType[int]):
-    """A duration such as 90s, 10m, 48h or 2d."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        number, unit = value[:-1], value[-1:]
-        if unit not in UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 6:
-            self.fail(f"{value!r} is not a duration. Write 10m, 2h or 1d.", param, ctx)
-        return int(number) * UNITS[unit]
 
 
 def start_tests(portal: Portal, path: str, body: Record) -> Record:

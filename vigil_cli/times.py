@@ -1,4 +1,4 @@
-"""Parse times that people type: 22:00, 2026-12-01 22:00, +4h, or with a zone. No Django."""
+"""Parse times and durations that people type: 22:00, 2026-12-01 22:00, +4h, 90m. No Django."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import Any
 
 import click
 
-from vigil_cli.node_tests import UNITS
-
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 EXAMPLES = "22:00, '2026-12-01 22:00', 2026-12-01T22:00+01:00 or +4h"
+
+
+class Duration(click.ParamType[int]):
+    """A duration such as 90s, 10m, 48h or 2d, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a duration. Write 10m, 2h or 1d.", param, ctx)
 
 
 class MomentParam(click.ParamType[datetime]):
@@ -21,25 +34,30 @@ class MomentParam(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            return parse(value, datetime.now(UTC))
+            return parse_moment(value, datetime.now(UTC))
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is not a time. Write {EXAMPLES}.", param, ctx)
 
 
-def parse(text: str, now: datetime) -> datetime:
+def parse_duration(text: str) -> int:
+    """Return the seconds of "90s", "10m", "48h" or "2d". Raises ValueError."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 6:
+        raise ValueError(text)
+    return int(number) * UNITS[unit]
+
+
+def parse_moment(text: str, now: datetime) -> datetime:
     """Return the time with its zone. Raises ValueError or OverflowError.
 
-    >>> parse("+2h", datetime(2026, 12, 1, 20, tzinfo=UTC)).isoformat()
+    >>> parse_moment("+2h", datetime(2026, 12, 1, 20, tzinfo=UTC)).isoformat()
     '2026-12-01T22:00:00+00:00'
     """
     text = text.strip()
     if text == "now":
         return now
     if text.startswith("+"):
-        number, unit = text[1:-1], text[-1:]
-        if unit not in UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 6:
-            raise ValueError(text)
-        return now + timedelta(seconds=int(number) * UNITS[unit])
+        return now + timedelta(seconds=parse_duration(text[1:]))
     if len(text) == len("22:00"):
         hour, minute = datetime.strptime(text, "%H:%M").timetuple()[3:5]
         today = now.astimezone().replace(tzinfo=None, hour=hour, minute=minute, second=0, microsecond=0)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F401
-from vigil_cli import main, moment
+from vigil_cli import main, times
 
 DRAIN = {
     "node": "dgx-01", "state": "drained", "reason": "broken fan", "holder": "person", "holder_name": "ann",
@@ -120,21 +120,21 @@ def test_announcements(portal):
     ],
 )
 def test_times_as_people_type_them(text: str, expected: datetime) -> None:
-    assert moment.parse(text, datetime(2026, 12, 1, 20, tzinfo=UTC)) == expected
+    assert times.parse_moment(text, datetime(2026, 12, 1, 20, tzinfo=UTC)) == expected
 
 
 def test_a_time_of_day_is_the_next_one() -> None:
     now = datetime(2026, 12, 1, 20, tzinfo=UTC)
     local = now.astimezone()
     later, earlier = local + timedelta(minutes=30), local - timedelta(minutes=30)
-    assert moment.parse(f"{later:%H:%M}", now) == later
-    assert moment.parse(f"{earlier:%H:%M}", now) == earlier + timedelta(days=1)
+    assert times.parse_moment(f"{later:%H:%M}", now) == later
+    assert times.parse_moment(f"{earlier:%H:%M}", now) == earlier + timedelta(days=1)
 
 
 @pytest.mark.parametrize("text", ["", "+", "+4", "+4y", "25:00", "9999999", "+9999999d", "tomorrow", "+²h"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises((ValueError, OverflowError)):
-        moment.parse(text, datetime(2026, 12, 1, 20, tzinfo=UTC))
+        times.parse_moment(text, datetime(2026, 12, 1, 20, tzinfo=UTC))
 
 
 def test_help_of_the_new_commands_fits_a_terminal():
