@@ -16,6 +16,7 @@ from nodes.models import (
     Gpu,
     HealthEntry,
     Holding,
+    HotSpare,
     License,
     MaintenanceWindow,
     Node,
@@ -187,6 +188,17 @@ class MaintenanceWindowAdmin(History):
     list_filter = ("state",)
     search_fields = ("expression", "reason")
     list_select_related = ("planned_by",)
+
+
+@admin.register(HotSpare, site=site)
+class HotSpareAdmin(ReadOnly):
+    """Nodes that stand by for others; /drains names and removes them."""
+
+    called = ("hot spare", "hot spares")
+    list_display = ("node", "partition", "state", "replaces", "since", "added_by")
+    list_filter = ("state", "partition")
+    search_fields = ("node", "replaces")
+    list_select_related = ("added_by",)
 
 
 @admin.register(EnrolmentSecret, site=site)

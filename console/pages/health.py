@@ -20,6 +20,7 @@ from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
+from nodes.presenting.observations import observed_text
 from nodes.remediation import alike, inbox
 from nodes.remediation.entry_lists import ActiveEntries, EntryList
 from nodes.remediation.limits_used import limits_used
@@ -87,14 +88,8 @@ class EntryRow:
             return f"{code}: {fields['text']}".rstrip(".") if fields.get("text") else code
         if signal == "software" and fields.get("below_minimum"):
             return str(fields.get("outdated", ""))
-        asked = {name for trigger in self.rule.triggers for name in trigger.where} if self.rule else set(fields)
-        return ", ".join(f"{name} {field_text(value)}" for name, value in fields.items() if name in asked)
-
-
-def field_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return formatting.measure(value) if isinstance(value, int | float) else str(value)
+        asked = {name for trigger in self.rule.triggers for name in trigger.where} if self.rule else None
+        return observed_text(fields, asked)
 
 
 @login_required

@@ -22,6 +22,7 @@ from nodes.monitoring import edit_rules, policies
 from nodes.monitoring.dry_run import DryRunEntry, RuleDryRun, dry_run_for
 from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
+from nodes.presenting.observations import observed_text
 from portal.access import CLUSTER, can, user_of
 from vigil_core import formatting
 
@@ -99,9 +100,7 @@ class DryRunRow:
         shown = {name: value for name, value in self.entry.observed.items() if name not in ("user", "program")}
         if self.entry.signal in ("xid", "sxid"):
             return f"{'Xid' if self.entry.signal == 'xid' else 'SXid'} {shown.get('code', '–')}"
-        return ", ".join(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()
-        )
+        return observed_text(shown)
 
 
 @login_required

@@ -116,7 +116,7 @@ def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
         "has_more_events": len(shown.events) > node_facts.MOST_EVENTS,
         "processes": node_facts.processes(shown),
         "counters": (rows := node_facts.counters(shown)),
-        "counters_text": attention_text(rows),
+        "counters_text": attention_text(rows, [gpu.index for gpu in shown.present_gpus if gpu.lost_at]),
         "visits": visits,
         "hidden_visits": hidden,
     }

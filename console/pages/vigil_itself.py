@@ -66,7 +66,7 @@ def _processes(findings: Sequence[Finding]) -> StatusLine:
     found = [process for process in heartbeats.processes() if not process.is_silent]
     alive = {process.role for process in found}
     missing = [ROLES.get(role, role) for role in processes.required() if role not in alive]
-    text = f"{formatting.plural(len(found), 'process', 'processes')} report"
+    text = f"{formatting.plural(len(found), 'process reports', 'processes report')}"
     busy = max(found, key=lambda process: process.task_seconds, default=None)
     if busy is not None and busy.task and busy.task_seconds >= 1:
         text += f"; the longest task is {busy.task}, for {formatting.duration(busy.task_seconds)}"
@@ -98,7 +98,7 @@ def _agents(now: datetime) -> list[StatusLine]:
     return [
         StatusLine(
             "Agents",
-            f"{text}, {silent} silent." if silent else f"{text} report.",
+            f"{text}, {silent} silent." if silent else f"{text} report{'s' if number == 1 else ''}.",
             "warn" if silent else "completed",
             "agents",
         )

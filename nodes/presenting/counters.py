@@ -87,11 +87,12 @@ def sorted_rows(rows: Sequence[GpuCounterRow]) -> list[GpuCounterRow]:
     return sorted(rows, key=lambda row: (-row.urgency, row.index))
 
 
-def attention_text(rows: Sequence[GpuCounterRow]) -> str:
-    """Return which GPUs need attention, in one sentence."""
-    names = [str(row.index) for row in sorted(rows, key=lambda row: row.index) if row.urgency]
-    if not names:
+def attention_text(rows: Sequence[GpuCounterRow], lost: Sequence[int] = ()) -> str:
+    """Return which GPUs need attention, in one sentence; `lost` are the indices of those without a row."""
+    indices = sorted([*(row.index for row in rows if row.urgency), *lost])
+    if not indices:
         return "no GPU needs attention"
+    names = [f"{index} (lost)" if index in lost else str(index) for index in indices]
     return (
         f"GPU{'s' if len(names) > 1 else ''} {formatting.listed(names)} need{'s' if len(names) == 1 else ''} attention"
     )

@@ -61,6 +61,7 @@ def test_the_worst_comes_first() -> None:
     assert attention_text(rows) == "GPUs 1, 3 and 4 need attention"
     assert attention_text([row(7, remapped_failed=1)]) == "GPU 7 needs attention"
     assert attention_text([row()]) == "no GPU needs attention"
+    assert attention_text([row(), row(7, remapped_failed=1)], [5]) == "GPUs 5 (lost) and 7 need attention"
 
 
 def test_pages_of_older_gpus() -> None:
