@@ -28,7 +28,7 @@ from jobs.presenting.layouts import ChosenLayout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone, release
 from jobs.views import cadence, performance, rounds
-from jobs.why import pending
+from jobs.why import maintenance, pending
 from jobs.why.reasons import waiting_reason_of
 from portal.access import can, user_of
 
@@ -141,7 +141,12 @@ def _waits(request: HttpRequest, page: JobPage) -> dict[str, Any]:
     if not answer.why:
         return {}
     waits: dict[str, Any] = {"waits": answer, "is_held": release.is_held(page.life.latest)}
-    return waits | ({"headline": sentence.never_starts(answer.why.sentence)} if answer.why.never else {})
+    if answer.why.never:
+        return waits | {"headline": sentence.never_starts(answer.why.sentence)}
+    if answer.why.blocks and answer.why.blocks[0].kind == "maintenance":  # the scheduler's reason names only a drain
+        text = maintenance.summary(answer.why.maintenance[0], page.life.now.timestamp())
+        return waits | {"headline": replace(page.life.sentence, rest=text)}
+    return waits
 
 
 @login_required

@@ -56,6 +56,13 @@ def _effect(
     return MaintenanceEffect(window=window, nodes=nodes, text=text, is_blocking=True)
 
 
+def summary(effect: MaintenanceEffect, now: float) -> str:
+    """Return the shortest sentence about a window that keeps a job waiting."""
+    if effect.window.is_active(now):
+        return f"In maintenance until {clock(effect.window.ends_at, now)}."
+    return f"It would run into maintenance at {clock(effect.window.starts_at, now)}."
+
+
 def blocks(facts: WaitFacts, *, is_reason: bool) -> Iterator[Block]:
     """Yield the windows that keep a job waiting that has no room now.
 

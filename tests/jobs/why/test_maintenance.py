@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
+from nodes.cluster import sync
 from nodes.drains import maintenance as windows
-from nodes.schedulers.cluster import ReservationInfo
+from nodes.schedulers.base import NodeStatus
+from nodes.schedulers.cluster import QueuedJobInfo, ReservationInfo
 from nodes.scheduling.maintenance import PlannedMaintenance
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
+from tests.jobs.schedulers import ScriptedScheduler
 from tests.jobs.why.asking import NOW, cluster, gpu_spec, node, now, plain, texts, why
-from tests.jobs.why.test_pending import eight_gpus, queued, told
+from tests.jobs.why.test_pending import GPU, HALVES, eight_gpus, queued
 from tests.lab import bearer, signed_in, sysadmin
 from tests.vigil_cli.commands import portal, vigil  # noqa: F401
 
 HOUR = 3600.0
+
+
+def told(job: QueuedJobInfo, machines: list[NodeStatus] = HALVES) -> None:
+    sync.read(ScriptedScheduler(machines=machines, divided=[GPU], queued=[job]))
 
 
 def window(*nodes: str, begins: float = 4, ends: float = 8, **facts: Any) -> PlannedMaintenance:
@@ -100,6 +108,17 @@ def test_page_and_rest_name_the_window(oskar: User, project: Project) -> None:
     page = text(signed_in(oskar).get(f"/jobs/{job.pk}"))
     assert "Planned maintenance" in page
     assert plain(planned["text"]) in plain(page)
+
+
+@pytest.mark.django_db
+def test_the_pages_lead_names_the_end_of_maintenance(oskar: User, project: Project) -> None:
+    told(queued("77"), [replace(machine, state="drained") for machine in HALVES])
+    job = eight_gpus(oskar, project, reason="ReqNodeNotAvail, UnavailableNodes:dgx-01")
+    now = timezone.now()
+    windows.plan(sysadmin("ops"), "dgx-[01-03]", "new fans", now - timedelta(hours=1), now + timedelta(hours=4))
+    page = text(signed_in(oskar).get(f"/jobs/{job.pk}"))
+    assert "In maintenance until" in page
+    assert "Maintenance on dgx-01, dgx-02 and dgx-03 since" in page
 
 
 def test_the_command_line_names_it(portal):  # noqa: F811
