@@ -29,7 +29,7 @@ ENTRY_FUNCTIONS = {
     "recipes": ("prepare", "build"),
     "parallel": ("apply",),
     "comm": ("exchange",),
-    "federated.algorithms": ("aggregate", "play", "train"),
+    "federated.algorithms": ("aggregate", "run_round", "train"),
     "federated.aggregation": ("combine",),
     "federated.selection": ("select",),
     "federated.split": ("view", "divide"),

@@ -106,7 +106,7 @@ def assemble(
         task = supply.build(recipe, config, prepared, source.path)
         task = adapters.adapt(task, **config.options_of(config.adapters))
     initialization.fill(task, config.seed, world.device)
-    labels = recipe.labelled(prepared.path, config.recipe_options())
+    labels = recipe.call_labels(prepared.path, config.recipe_options())
     if labels is None:
         raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
     divided = data_division.divide(config, labels, split)
@@ -150,7 +150,7 @@ def _as_flat_vectors(
 ) -> tuple[Model, Tensor, Tensor]:
     """Return the model with its layout, its weights (numbers,) and its running statistics (numbers,)."""
     options = config.options_of(config.algorithm)
-    algorithm.equip(task, config.clients, **options)
+    algorithm.extend_model(task, config.clients, **options)
     module: nn.Module = task.model.to(device, dtype)
     module.train()
     personal = _personal_tensors(config, algorithm, task)

@@ -18,7 +18,7 @@ from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.stopping import StopRequest
 from training.attempt.workspace import Workspace
 from training.checkpoint.staging import State
-from training.engine.validating import Validations
+from training.engine.validating import ValidationSchedule
 from training.federated import assembly, client_failures
 from training.federated.assembly import Federation
 from training.federated.client_failures import ClientsFailed
@@ -70,7 +70,7 @@ class Rounds(Loop):
 
         `least_share`: the share of all samples that must have counted in some round for the run to complete.
         """
-        self.validations = Validations(config, world)
+        self.validations = ValidationSchedule(config, world)
         super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
         self.config = config
         self.stateful_parts["validation"] = self.validations
@@ -200,7 +200,7 @@ class Rounds(Loop):
             self.server.client_state.release()
             if model is not None:
                 self.server.shared.copy_(model)
-                self.server.clock = plan.ends if plan.ends is not None else self.server.clock
+                self.server.clock = plan.until if plan.until is not None else self.server.clock
                 self._record_outcomes(round_, controller.outcomes)
                 controller.costs.traffic += wasted
                 return report_of(controller)
@@ -218,10 +218,10 @@ class Rounds(Loop):
         )
 
     def _run_algorithm(self, controller: Controller) -> Tensor:
-        """Return the next shared model, by the algorithm's play(), or by aggregate() after one training task."""
+        """Return the next shared model, by the algorithm's run_round(), or by aggregate() after one training task."""
         model = self.federation.model
-        if model.algorithm.play is not None:
-            return model.algorithm.play(controller, **model.options)
+        if model.algorithm.run_round is not None:
+            return model.algorithm.run_round(controller, **model.options)
         assert model.algorithm.aggregate is not None
         return model.algorithm.aggregate(controller.train_round(), **model.options)
 

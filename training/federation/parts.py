@@ -112,7 +112,7 @@ class Algorithm:
     """Names of what a client sends, each with the weights of its sum: "samples", or "clients" for equal weights."""
     aggregate: Callable[..., Tensor] | None = None
     """(round, **options): return the next shared model, given the sums of what the clients sent."""
-    play: Callable[..., Tensor] | None = None
+    run_round: Callable[..., Tensor] | None = None
     """(controller, **options): the same for an algorithm that needs several exchanges in a round."""
     fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     """(what one client sent): return what the server sums of it, under the same names. None: it sums that itself."""
@@ -120,7 +120,7 @@ class Algorithm:
     """(model, **options): return a client's initial state by name, which it keeps from round to round."""
     memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): return the server's initial state by name, in float64."""
-    equip: Callable[..., None] = _adds_nothing
+    extend_model: Callable[..., None] = _adds_nothing
     """(task, clients, **options): add to the task's model what is trained with it. Raises ConfigError."""
     personal: Callable[..., Collection[str]] = _nobody
     """(model, head=…, **options): return the names of tensors that stay with each client. `head`: see data.Task."""

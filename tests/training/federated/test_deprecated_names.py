@@ -43,7 +43,7 @@ def play(controller):
 
 
 def aggregate(server):
-    raise TooFew("play() takes its place")
+    raise TooFew("play() replaces it")
 
 
 def own(model, kept):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from training.federated.client import Client
     from training.federated.controller import Controller
 
-__all__ = ["check", "play", "train"]
+__all__ = ["check", "run_round", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "hessian": "samples"}
 USES_ALL_SAMPLES = True
 TAKES_STEPS = False
@@ -34,7 +34,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
     }
 
 
-def play(
+def run_round(
     controller: Controller,
     *,
     line_search: Annotated[bool, "Step length by Armijo's rule, which takes one more exchange; else 1."] = True,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from training.federated.client import Client
     from training.federated.controller import Controller
 
-__all__ = ["check", "fold", "play", "train"]
+__all__ = ["check", "fold", "run_round", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
 USES_ALL_SAMPLES = True
 TAKES_STEPS = False
@@ -35,7 +35,7 @@ def train(
     return sketched_hessian(client, rows, sketch)
 
 
-def play(
+def run_round(
     controller: Controller,
     *,
     line_search: Annotated[bool, "Step length by Armijo's rule, which takes one more exchange; else 1."] = True,

@@ -45,7 +45,7 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
         yield Misfit("tabular.model", 'has one layer, but fedtail needs features before the last one. Write "mlp".')
 
 
-def equip(task: Task, clients: int, *, adversarial: float, **options: object) -> None:
+def extend_model(task: Task, clients: int, *, adversarial: float, **options: object) -> None:
     """Add the discriminator to the model, initialised with zeros, unless `adversarial` is 0."""
     from torch import nn
 

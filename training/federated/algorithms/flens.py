@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from training.federated.client import Client
     from training.federated.controller import Controller
 
-__all__ = ["check", "fold", "memory", "play", "train"]
+__all__ = ["check", "fold", "memory", "run_round", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
 USES_ALL_SAMPLES = True
 TAKES_STEPS = False
@@ -45,7 +45,7 @@ def train(
     return sketched_hessian(client, rows, sketch)
 
 
-def play(
+def run_round(
     controller: Controller,
     *,
     line_search: Annotated[bool, "Step length by Armijo's rule, which takes one more exchange; else 1."] = True,

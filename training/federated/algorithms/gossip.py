@@ -68,7 +68,7 @@ def train(client: Client, **options: object) -> Mapping[str, Tensor]:
     return {}
 
 
-def play(
+def run_round(
     controller: Controller,
     *,
     topology: Annotated[

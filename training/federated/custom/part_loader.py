@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 DEPRECATED = {
+    "equip": "extend_model",
     "own": "personalized_model",
+    "play": "run_round",
     "JUDGES_BOTH": "EVALUATES_SERVER_MODEL",
     "STEPS": "TAKES_STEPS",
     "OWNS": "NEEDS_PERSONAL_TENSORS",
