@@ -120,7 +120,7 @@ def prepare(file: Path) -> int:
     try:
         run = run_file.load(file)
         cache = cache_dir(file.absolute().parent / "runs" / run.name)
-        prepared = contracts.recipe(run.config.recipe).prepared(
+        prepared = contracts.recipe(run.config.recipe).call_prepare(
             cache, None, run.config.recipe_options(), report_progress=_ProgressPrinter()
         )
     except DataError as error:

@@ -162,7 +162,7 @@ class Recipe:
         given = {name: partial(getattr(self, name), client_code) for name in ("prepare", "labels", "build")}
         return replace(self, **given)  # type: ignore[arg-type]
 
-    def prepared(
+    def call_prepare(
         self, cache: Path, identity: str | None, options: Mapping[str, Value], *, report_progress: Callable[..., None]
     ) -> Prepared:
         """Call `prepare` with those options of a run that it declares.
@@ -174,11 +174,11 @@ class Recipe:
             given["report_progress"] = report_progress
         return self.prepare(cache, identity, **given)
 
-    def labelled(self, data: Path, options: Mapping[str, Value]) -> Labels | None:
+    def call_labels(self, data: Path, options: Mapping[str, Value]) -> Labels | None:
         """Call `labels` with those options of a run that it declares."""
         return self.labels(data, **_declared(self.labels, options))
 
-    def built(self, data: Path, options: Mapping[str, Value]) -> Task:
+    def call_build(self, data: Path, options: Mapping[str, Value]) -> Task:
         """Call `build` with those options of a run that it declares."""
         return self.build(data, **_declared(self.build, options))
 

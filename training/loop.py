@@ -68,7 +68,7 @@ class Loop:
             cadence=self.cadence,
             reporter=reporter,
             is_hurried=lambda: stop.is_requested,
-            counts=config.counts,
+            unit=config.unit,
             forget=self._forget,
         )
 
@@ -217,7 +217,7 @@ class Loop:
             else:
                 self.reporter.event("run.completed", step=self.step)
             how = "stopped" if stopping else "completed"
-            self._log(f"{how} at {self.base_config.counts} {self.step}, saved as {last.name}")
+            self._log(f"{how} at {self.base_config.unit} {self.step}, saved as {last.name}")
         self.heartbeat.beat("end", self.step)
         return not stopping
 

@@ -310,7 +310,7 @@ def _parse(data: Mapping[str, Any], name: str) -> Manifest:
 def _parse_file(item: Mapping[str, Any]) -> CheckpointFile:
     file = CheckpointFile(str(item["file"]), _count(item["bytes"]), str(item["sha256"]))
     if not FILE_NAME.fullmatch(file.file) or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
-        raise ValueError(f"{file.file[:80]!r} is no file of a checkpoint")
+        raise ValueError(f"{file.file[:80]!r} is not a file of a checkpoint")
     return file
 
 

@@ -21,7 +21,7 @@ from training.config import run_config
 from training.config.base import ConfigError, Problem
 from training.reporting.reporter import Reporter
 from training.runtime import data_roots
-from training.runtime.imports import without_collections
+from training.runtime.imports import garbage_collection_paused
 
 if TYPE_CHECKING:
     from training.contracts import TrainingLoop
@@ -60,7 +60,7 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heartbeat_type:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Imported late, as torch takes a second, which configuration errors need not wait for; but before "init": that
     # phase is for meeting the other ranks and its time limit is short, while imports from a shared disk take longer.
-    with without_collections():
+    with garbage_collection_paused():
         from training import trainer  # noqa: F401
         from training.runtime import distributed
     gc.freeze()  # all of it stays in memory, so no later collection needs to scan it

@@ -39,7 +39,7 @@ def main() -> int:
         code, was_signalled = _follow(launcher)
         if code >= 0:
             return code
-        _clear()
+        _kill_leftovers()
         if was_signalled:
             break
         sys.stderr.write(f"The launcher was ended by signal {-code}.\n")
@@ -79,7 +79,7 @@ def _follow(launcher: int) -> "tuple[int, bool]":
             return os.waitstatus_to_exitcode(status), was_signalled
 
 
-def _clear() -> None:
+def _kill_leftovers() -> None:
     """Kill whatever a killed launcher has left, such as processes started by its ranks."""
     until = time.monotonic() + CLEAR_SECONDS  # a process in uninterruptible sleep cannot be killed
     while time.monotonic() < until:

@@ -99,7 +99,7 @@ class Trainer(Loop):
         self.base_config = self.config = self.assembly.config
         if self.assembly.base is not None:
             self.stateful_parts["base"] = self.assembly.base
-        self.optimizer_step = self.guards.equip(self.assembly)
+        self.optimizer_step = self.guards.make_optimizer_step(self.assembly)
         self.measuring = Measuring(
             self.config, self.world, self.assembly, self.reporter, slow_rank=lambda: self.guards.slow_rank
         )
@@ -183,7 +183,7 @@ class Trainer(Loop):
         if exchange.has_independent_replicas:
             self.heartbeat.beat("exchange", self.step)  # the whole model is exchanged, perhaps over a slow network
         with self.measuring.exchanging(marks):
-            exchange.step(self.step, done.guarded.skipped, done.guarded.frozen)
+            exchange.step(self.step, done.guard_decision.skipped, done.guard_decision.frozen)
         sent = exchange.communicated(len(parts))
         if exchange.has_independent_replicas and sent and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)  # here, as otherwise a later step would seem stuck
@@ -191,7 +191,7 @@ class Trainer(Loop):
         ended = time.perf_counter()
         times = StepTimes(ended - began - cost, self.assembly.feed.waited, marks, sent, saving=agreed.saving)
         waited = ended - computed + cost  # the end of a sample waits for the GPU
-        self.guards.end(self.step, self.consumed, done.guarded, data_seconds=times.data, waited=waited)
+        self.guards.end(self.step, self.consumed, done.guard_decision, data_seconds=times.data, waited=waited)
         self.meter.record(self.step, done, times)
         return agreed
 

@@ -33,7 +33,7 @@ def build(data, *, start: Annotated[float, "The number's initial value."] = 0.5)
 from training import contracts
 from training.config import layout_checks, run_config
 run = run_config.parse({"recipe": "constant", "constant": {"start": 2.0}})
-assert contracts.recipe("constant").built("here", run.recipe_options()) == ("here", 2.0)
+assert contracts.recipe("constant").call_build("here", run.recipe_options()) == ("here", 2.0)
 assert not list(layout_checks.check(run, 2))
 """,
         guards=(CONTRACT, POWERS),

@@ -82,8 +82,8 @@ def test_each_function_is_given_the_options_that_it_declares(tmp_path: Path, mon
     _add(training.recipes, tmp_path, monkeypatch, LEAST)
     least: Any = contracts.recipe("added_here")
     options = {"size": 5, "depth": 7}
-    assert least.prepared(tmp_path, "sha", options, report_progress=print) == (tmp_path, "sha", 5)
-    assert least.built(tmp_path, options) == (tmp_path, 7)
+    assert least.call_prepare(tmp_path, "sha", options, report_progress=print) == (tmp_path, "sha", 5)
+    assert least.call_build(tmp_path, options) == (tmp_path, 7)
 
 
 def test_a_module_takes_its_options_as_a_dataclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_module_takes_its_options_as_a_dataclass(tmp_path: Path, monkeypatch: 
         run_config.parse({"recipe": "added_here", "added_here": {"depth": 0}})
     options = run_config.parse({"recipe": "added_here", "added_here": {"depth": 2}}).recipe_options()
     assert options == {"size": 3, "depth": 2, "wide": False}
-    data, built = contracts.recipe("added_here").built(tmp_path, options)  # type: ignore[misc]
+    data, built = contracts.recipe("added_here").call_build(tmp_path, options)  # type: ignore[misc]
     assert (data, built.depth, built.wide) == (tmp_path, 2, False)
 
 

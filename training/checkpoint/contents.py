@@ -35,7 +35,7 @@ from training.manifest import CheckpointError
 NAME = ".metadata"
 MAX_BYTES = 2**30
 """The largest file that is read: some 1,000 ranks with 10,000 chunks each."""
-_INVALID = f"{NAME} is no table of contents of a checkpoint"
+_INVALID = f"{NAME} is not a valid table of contents of a checkpoint"
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -44,7 +44,7 @@ def read_metadata(folder: Path) -> Metadata:
         with open(os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-                raise CheckpointError(f"{_INVALID}: it is no plain file, or far too large")
+                raise CheckpointError(f"{_INVALID}: it is not a plain file, or far too large")
             metadata = _Unpickler(file).load()
     except CheckpointError:
         raise
@@ -65,10 +65,10 @@ def _check(metadata: Any, files: Mapping[str, int]) -> None:
         max_bytes = sum(files.values())
         for name, entry in names.items():
             if not _is_valid_entry(entry, max_bytes):
-                raise CheckpointError(f"{_INVALID}: what it says of {name!r:.200} can't be")
+                raise CheckpointError(f"{_INVALID}: what it says of {name!r:.200} is impossible")
         for index, location in locations.items():
             if type(index) is not MetadataIndex or not _is_valid_location(location, files):
-                raise CheckpointError(f"{_INVALID}: {index!r:.200} lies in no file of the checkpoint")
+                raise CheckpointError(f"{_INVALID}: {index!r:.200} is in none of the checkpoint's files")
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CheckpointError(_INVALID) from error
 
@@ -135,7 +135,7 @@ class _Unpickler(pickle.Unpickler):
             return _stand_in(kind)
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"it names {module!r:.100} {name!r:.100}, which has no business there")
+        raise pickle.UnpicklingError(f"it names {module!r:.100} {name!r:.100}, which is not allowed there")
 
 
 def _stand_in(kind: type) -> type:

@@ -40,7 +40,7 @@ def report_damaged(reporter: AnyReporter, manifest: Manifest, error: Exception) 
 def report_ignored(reporter: AnyReporter, broken: Iterable[tuple[str, Manifest | None, CheckpointError]]) -> None:
     """Report why folders among the checkpoints do not count; faults that may be temporary only in the log."""
     for name, manifest, error in broken:
-        print(f"{name} is passed over: {error}", flush=True)
+        print(f"{name} is ignored: {error}", flush=True)
         if manifest is not None and not isinstance(error, UnreadableManifest):
             report_damaged(reporter, manifest, error)
 
@@ -49,9 +49,9 @@ def report_skipped(reporter: AnyReporter, step: int, reason: object, *, failed: 
     reporter.event("checkpoint.skipped", step=step, reason=str(reason), failed=failed)
 
 
-def report_failed(reporter: AnyReporter, step: int, error: BaseException, *, counts: str) -> None:
-    """Report a failed save, in the log as well. `counts`: the run's unit of progress."""
-    print(f"{counts} {step}  not saved: {error}", flush=True)
+def report_failed(reporter: AnyReporter, step: int, error: BaseException, *, unit: str) -> None:
+    """Report a failed save, in the log as well. `unit`: the run's unit of progress."""
+    print(f"{unit} {step}  not saved: {error}", flush=True)
     report_skipped(reporter, step, error, failed=True)
 
 

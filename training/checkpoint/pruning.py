@@ -38,12 +38,12 @@ class Retention:
     best: int = 0
     """Number of checkpoints to keep with the lowest validation loss at their own step."""
 
-    def select(self, line: Sequence[Manifest]) -> set[tuple[int, int]]:
+    def select(self, branch: Sequence[Manifest]) -> set[tuple[int, int]]:
         """Return (step, generation) of the checkpoints to keep; `line` lists those of the branch, oldest first."""
-        selected = list(line[-self.last :])
+        selected = list(branch[-self.last :])
         if self.every:
-            selected += [found for found in line if found.step // self.every > _parent_step(found) // self.every]
-        scored = [(loss, manifest.identity) for manifest in line if (loss := _loss(manifest)) is not None]
+            selected += [found for found in branch if found.step // self.every > _parent_step(found) // self.every]
+        scored = [(loss, manifest.identity) for manifest in branch if (loss := _loss(manifest)) is not None]
         return {found.identity for found in selected} | {identity for _, identity in sorted(scored)[: self.best]}
 
 

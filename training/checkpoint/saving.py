@@ -33,7 +33,7 @@ from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestField
 from training.manifest import CheckpointError, Manifest, UnreadableManifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, broadcast, run_on_all
-from training.runtime.imports import without_collections
+from training.runtime.imports import garbage_collection_paused
 
 
 @dataclass
@@ -69,16 +69,16 @@ class Checkpoints:
         reporter: AnyReporter,
         is_hurried: Callable[[], bool] = lambda: False,
         forget: Callable[[Mapping[str, Any]], None] = lambda state: None,
-        counts: str = "step",
+        unit: str = "step",
     ) -> None:
         """`is_hurried` returns whether this rank was asked to stop and so has little time; called on any thread.
 
-        `forget` gets the state of a save that failed or is damaged. `counts`: the run's unit of progress.
+        `forget` gets the state of a save that failed or is damaged. `unit`: the run's unit of progress.
         """
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
         self._generation, self._cadence, self._reporter = generation, cadence, reporter
-        self._forget, self._counts = forget, counts
+        self._forget, self._unit = forget, unit
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
         self._lineage = Lineage()
         self._writer = CheckpointWriter(
@@ -123,7 +123,7 @@ class Checkpoints:
 
     def restore(self, state: State, start: Manifest) -> None:
         """Verify every file's digest, then read a checkpoint into the state's tensors. Raises CheckpointError."""
-        with without_collections():
+        with garbage_collection_paused():
             from training.checkpoint import storage
         folder = self.folder / start.name
         available: State = {}
@@ -156,7 +156,7 @@ class Checkpoints:
     def _prepare(self) -> None:
         self._select_gpu()
         self.staging.touch()
-        with without_collections():
+        with garbage_collection_paused():
             from training.checkpoint import storage  # noqa: F401
 
     @property
@@ -183,7 +183,7 @@ class Checkpoints:
             raise RuntimeError("nothing is being saved")
         self.finish_save()
         if isinstance(save.error, OSError):
-            raise CheckpointError(f"{self._counts} {save.fields.step} could not be saved: {save.error}") from save.error
+            raise CheckpointError(f"{self._unit} {save.fields.step} could not be saved: {save.error}") from save.error
         if save.error is not None:
             raise save.error
         if save.damage is not None:
@@ -217,7 +217,7 @@ class Checkpoints:
         elif isinstance(save.error, Fenced):
             raise save.error
         elif self._world.leads and save.error is not None:
-            events.report_failed(self._reporter, save.fields.step, save.error, counts=self._counts)
+            events.report_failed(self._reporter, save.fields.step, save.error, unit=self._unit)
 
     def skip(self, step: int) -> None:
         """Record a due save that was left out because the previous one is still being written."""

@@ -87,7 +87,7 @@ def match_stored(state: State, folder: Path) -> State:
             raise CheckpointError(f"it has no {name}, which this run's model needs: another model was saved")
         else:
             raise CheckpointError(
-                f"{name} is {_shape(entry.size)} in it, and {_shape(tensor.shape)} in this run's model"
+                f"{name} has shape {_shape(entry.size)} in it, but {_shape(tensor.shape)} in this run's model"
             )
     return tree(matched)
 
@@ -100,7 +100,7 @@ def check_complete(folder: Path, wanted: set[str]) -> None:
     """Raise CheckpointError if the checkpoint has a tensor that no rank's state contains."""
     for name in sorted(stored_tensors(folder)):
         if name not in wanted and not name.startswith(OPTIONAL):
-            raise CheckpointError(f"it has {name}, for which this run's model has no place: another model was saved")
+            raise CheckpointError(f"it has {name}, which this run's model does not have: another model was saved")
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -174,7 +174,7 @@ class _OnlyTensors(DefaultLoadPlanner):
     """Refuses objects that are not tensors: torch's planner would unpickle them, with all that a pickle can do."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is no tensor in it")
+        raise pickle.UnpicklingError(f"{read_item.dest_index.fqn} is not a tensor in it")
 
 
 class _Digesting(FileSystem):

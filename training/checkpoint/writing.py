@@ -23,10 +23,10 @@ from training.checkpoint.staging import State
 from training.manifest import CheckpointError, CheckpointFile, Manifest, UnreadableManifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, run_on_all
-from training.runtime.imports import without_collections
+from training.runtime.imports import garbage_collection_paused
 
 
-class _Hurried(Exception):
+class _StopRequested(Exception):
     """This rank was asked to stop and skips the verification."""
 
 
@@ -80,15 +80,15 @@ class CheckpointWriter:
 
     def write(self, state: State, fields: ManifestFields, *, began: float, stall: float) -> Manifest:
         """Write and commit durably; `began`: on the monotonic clock. Raises whatever prevented any rank from it."""
-        with without_collections():
+        with garbage_collection_paused():
             from training.checkpoint import storage
         staging = self._staging_path(fields)
         try:
-            self._together(lambda: self._make(staging) if self._world.leads else None)
+            self._run_on_all_ranks(lambda: self._make(staging) if self._world.leads else None)
             files = storage.write(state, staging, self._group)
-            reported = self._together(lambda: self._report_files(files))
+            reported = self._run_on_all_ranks(lambda: self._report_files(files))
             manifest = self.make_manifest(fields, [file for rank_files in reported for file in rank_files], began)
-            self._together(lambda: self._commit(staging, manifest, stall) if self._world.leads else None)
+            self._run_on_all_ranks(lambda: self._commit(staging, manifest, stall) if self._world.leads else None)
         except BaseException:
             if self._world.leads:
                 delete(staging)  # half a checkpoint would keep a full disk full
@@ -101,8 +101,8 @@ class CheckpointWriter:
         Returns the damage that was found, the same on all ranks. Never raises for a failure of its own.
         """
         try:
-            self._together(lambda: self._read_back(manifest))
-        except _Hurried:
+            self._run_on_all_ranks(lambda: self._read_back(manifest))
+        except _StopRequested:
             self._lineage.identities.append(manifest.identity)
             return None  # a resume will verify it, and the next save will prune
         except (OSError, UnreadableManifest, RuntimeError):
@@ -164,13 +164,13 @@ class CheckpointWriter:
         events.report_committed(self._reporter, manifest, stall)
 
     def _read_back(self, manifest: Manifest) -> None:
-        self._check_hurry()
+        self._check_stop_request()
         share = manifest.share(self._world.rank, self._world.size)
-        manifests.verify(self.folder / manifest.name, files=share, between=self._check_hurry)
+        manifests.verify(self.folder / manifest.name, files=share, between=self._check_stop_request)
 
-    def _check_hurry(self) -> None:
+    def _check_stop_request(self) -> None:
         if self._is_hurried():
-            raise _Hurried
+            raise _StopRequested
 
     def _prune(self) -> None:
         """Remove checkpoints of this run's branch that nothing needs any more.
@@ -192,5 +192,5 @@ class CheckpointWriter:
     def _check_fence(self) -> None:
         check_fence(self._job_dir, self._generation)
 
-    def _together(self, act: Callable[[], Any]) -> list[Any]:
+    def _run_on_all_ranks(self, act: Callable[[], Any]) -> list[Any]:
         return run_on_all(self._world, act, group=self._group)

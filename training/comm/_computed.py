@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from training.comm._exchange import Exchange, Peers, all_reduced, gathered
+from training.comm._exchange import Exchange, Peers, all_gather_bytes, all_reduce_bytes
 from training.parallel import fsdp
 
 FLOAT = 4
@@ -27,9 +27,9 @@ class ComputedExchange(Exchange):
             return None
         whole = FLOAT * sum(prod(size) for size in self._sizes)
         if peers.parallelism == "ddp":
-            return all_reduced(whole, peers.count)
+            return all_reduce_bytes(whole, peers.count)
         if peers.parallelism == "zero1":  # the owner of each parameter sends it after its step
-            return all_reduced(whole, peers.count) + gathered(whole / peers.count, peers.count)
+            return all_reduce_bytes(whole, peers.count) + all_gather_bytes(whole / peers.count, peers.count)
         return self._sharded(micro_batches) if peers.parallelism == "fsdp" else None
 
     def _sharded(self, micro_batches: int) -> float:
@@ -42,8 +42,8 @@ class ComputedExchange(Exchange):
         part, frozen = self._part(self._sizes), self._part(self._frozen)
         weight = FLOAT if options.get("dtype") in (None, "fp32") else 2
         passes = micro_batches * (2 if fsdp.reshards(options.get("reshard", "auto"), is_piped=shape["pp"] > 1) else 1)
-        gathers = passes * gathered(weight * (part + frozen), shape["shard"])
-        return gathers + gathered(FLOAT * part, shape["shard"]) + all_reduced(FLOAT * part, shape["dp"])
+        gathers = passes * all_gather_bytes(weight * (part + frozen), shape["shard"])
+        return gathers + all_gather_bytes(FLOAT * part, shape["shard"]) + all_reduce_bytes(FLOAT * part, shape["dp"])
 
     def _part(self, sizes: list[tuple[int, ...]]) -> int:
         """Return how many numbers of these tensors a rank has: torch divides the first dim and pads the last part."""

@@ -125,18 +125,18 @@ class HookExchange(Exchange):
         return [self._names[parameter] for parameter in bucket.parameters()]
 
     def count_all_reduce(self, sent: float) -> None:
-        self._sent += all_reduced(sent, self.peers.count)
+        self._sent += all_reduce_bytes(sent, self.peers.count)
 
     def count_all_gather(self, sent: float) -> None:
-        self._sent += gathered(sent, self.peers.count)
+        self._sent += all_gather_bytes(sent, self.peers.count)
 
 
-def all_reduced(sent: float, ranks: int) -> float:
+def all_reduce_bytes(sent: float, ranks: int) -> float:
     """Return the bytes that each rank sends in an all-reduce of `sent` bytes."""
     return 2 * (ranks - 1) / ranks * sent
 
 
-def gathered(sent: float, ranks: int) -> float:
+def all_gather_bytes(sent: float, ranks: int) -> float:
     """Return the bytes that each rank sends in an all-gather with `sent` bytes from each."""
     return (ranks - 1) * sent
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.checkpoint.staging import tree, walk
-from training.comm._exchange import Exchange, Peers, State, all_reduced, broadcast
+from training.comm._exchange import Exchange, Peers, State, all_reduce_bytes, broadcast
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
@@ -56,7 +56,7 @@ class Replicas(Exchange):
         agreed = [self._agreed[name] for name in self._local]
         movements = torch._foreach_sub(agreed, local)
         self._average(movements)
-        torch._foreach_sub_(agreed, self._outer(movements), alpha=self._learning_rate)
+        torch._foreach_sub_(agreed, self._outer_step(movements), alpha=self._learning_rate)
         is_frozen = local[0].new_zeros((), dtype=torch.bool) if frozen is None else frozen > 0
         for parameter, common in zip(local, agreed, strict=True):
             torch.where(is_frozen, parameter, common, out=parameter)
@@ -64,7 +64,7 @@ class Replicas(Exchange):
         for name, buffer in self._buffers.items():
             self._agreed[name].copy_(buffer)
 
-    def _outer(self, movements: Tensors) -> Tensors:
+    def _outer_step(self, movements: Tensors) -> Tensors:
         if not self._momentum:
             return movements
         velocity = list(self._velocity.values())
@@ -78,7 +78,7 @@ class Replicas(Exchange):
         for tensor in tensors if peers.count > 1 else ():
             tensor /= peers.count
             works.append(dist.all_reduce(tensor, group=peers.group, async_op=True))
-            self._sent += all_reduced(tensor.nbytes, peers.count)
+            self._sent += all_reduce_bytes(tensor.nbytes, peers.count)
         for work in works:
             assert work is not None, "this rank is one of the group"
             work.wait()

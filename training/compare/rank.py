@@ -22,7 +22,7 @@ from pathlib import Path
 
 from training import rank, run_file
 from training.attempt.heartbeat import Heartbeat
-from training.runtime.imports import without_collections
+from training.runtime.imports import garbage_collection_paused
 from training.units import MIB
 
 FOLDER = "lab"
@@ -34,7 +34,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 def main(arguments: list[str]) -> int:
     options = rank.parse(arguments)
     run = run_file.load(options.run)
-    with without_collections():
+    with garbage_collection_paused():
         _import_all()
     import torch
 

@@ -232,7 +232,7 @@ class BaseRunConfig(BaseModel):
         raise NotImplementedError
 
     @property
-    def counts(self) -> str:
+    def unit(self) -> str:
         """Its unit of progress: "step" or "round"."""
         return progress_unit(self.KIND)
 

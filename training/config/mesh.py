@@ -41,7 +41,7 @@ def shape_of(config: RunConfig, world_size: int, dims: Dims | None = None) -> Sh
     own_axes = axes_of(config.parallelism)
     for axis in config.mesh:
         if axis in DATA_AXES and axis not in own_axes:
-            raise Misfit(f"mesh.{axis}", f"is no axis of {config.parallelism}. {_with_axis(axis)}")
+            raise Misfit(f"mesh.{axis}", f"is not an axis of {config.parallelism}. {_with_axis(axis)}")
     free_axis = next((axis for axis in reversed(own_axes) if axis not in config.mesh), None)
     given = math.prod(config.mesh.values())
     if world_size % given or (free_axis is None and given != world_size):

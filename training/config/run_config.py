@@ -153,7 +153,7 @@ class RunConfig(BaseRunConfig):
         axes = {axis: "" for name in choices.names("parallel") for axis in shape.axes_of(name)}
         for axis, size in mesh.items():
             if axis not in axes:
-                raise ValueError(f'"{axis}" is no axis. {choices.suggest(axis, list(axes))}')
+                raise ValueError(f'"{axis}" is not an axis. {choices.suggest(axis, list(axes))}')
             if size < 1:
                 raise ValueError(f"{axis} is {size}. The smallest allowed is 1.")
         return mesh

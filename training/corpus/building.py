@@ -169,7 +169,7 @@ class _ShardBuilder:
             yield self._split_of(text), text
             return
         divided: dict[Split, list[str]] = {"train": [], "validation": []}
-        for part in _cut(text, self._parts.letters):
+        for part in _split_text(text, self._parts.letters):
             divided[self._split_of(part)].append(part)
         for split, parts in divided.items():
             if parts:
@@ -210,7 +210,7 @@ class _ShardBuilder:
             self._on_progress(self._progress)
 
 
-def _cut(text: str, letters: int) -> Iterator[str]:
+def _split_text(text: str, letters: int) -> Iterator[str]:
     """Yield parts of at least `letters` characters, ending at a line's end or a blank, else of twice that length."""
     start = 0
     while start < len(text):

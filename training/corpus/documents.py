@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from training.corpus.errors import DataError
-from training.corpus.tokenizer import plain
+from training.corpus.tokenizer import safe_name
 from training.runtime import data_roots
 
 STDLIB = "stdlib"
@@ -133,12 +133,12 @@ def find(
         kind = data_roots.stat(path).st_mode
     except OSError as error:
         raise _unreadable(path, error) from None
-    label = plain(_unpacked(path.name))
+    label = safe_name(_unpacked(path.name))
     if stat.S_ISDIR(kind):
         files = list(_walk(path, (*suffixes, *JSONL), on_progress=on_progress))
     elif stat.S_ISREG(kind):
         files = [_file(path, path.name)]
-        label = plain(_unpacked(path.name).rpartition(".")[0] or path.name)
+        label = safe_name(_unpacked(path.name).rpartition(".")[0] or path.name)
     else:
         raise DataError(f"{path} is neither a file nor a folder. Name one with texts.", "source")
     if not any(file.size for file in files):

@@ -20,7 +20,7 @@ from typing import IO, Any, get_args
 import numpy as np
 
 from training.corpus.errors import DataError
-from training.corpus.tokenizer import TokenizerId, Tokens, plain
+from training.corpus.tokenizer import TokenizerId, Tokens, safe_name
 from training.data import Split
 from training.runtime import data_roots
 
@@ -145,7 +145,7 @@ def identity_of(folder: Path, index: ShardIndex) -> str:
     """Return a name for existing shards, derived from their index."""
     with data_roots.open_file(folder / INDEX) as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    return f"{plain(folder.name)}+{index.tokenizer.label}+{content[:10]}"
+    return f"{safe_name(folder.name)}+{index.tokenizer.label}+{content[:10]}"
 
 
 @dataclass

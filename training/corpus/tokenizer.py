@@ -88,7 +88,7 @@ class HuggingFaceTokenizer:
         largest = max(vocabulary.values(), default=-1)
         end = next((vocabulary[name] for name in END_NAMES if name in vocabulary), largest + 1)
         name = path.parent.name if path.name == "tokenizer.json" else path.stem
-        self.id = TokenizerId(plain(name), hashlib.sha256(content).hexdigest(), max(largest, end) + 1, end)
+        self.id = TokenizerId(safe_name(name), hashlib.sha256(content).hexdigest(), max(largest, end) + 1, end)
 
     def text_of(self, token: int) -> str | None:
         """Return the text of a token; None if the file has no such token."""
@@ -114,7 +114,7 @@ def load(name: str) -> Tokenizer:
     return ByteTokenizer() if name in (AUTO, BYTES) else HuggingFaceTokenizer(Path(name).expanduser())
 
 
-def plain(name: str) -> str:
+def safe_name(name: str) -> str:
     """Convert a name into a part of a folder name: letters, digits, dots, dashes."""
     safe = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
     return safe.strip(".-")[:40] or "data"

@@ -32,7 +32,7 @@ class StepResult:
     norm: Tensor
     """Norm of the whole gradient before clipping."""
     learning_rate: float
-    guarded: GuardDecision
+    guard_decision: GuardDecision
 
 
 class StepRecord(NamedTuple):

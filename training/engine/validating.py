@@ -15,7 +15,7 @@ from training.loader.order import fixed_batch
 from training.runtime.distributed import World, broadcast, sum_over_ranks
 
 
-class Validations:
+class ValidationSchedule:
     """Decides when validations are due, and records their results.
 
     A stop may cut one short; the next start then repeats it.
@@ -65,7 +65,7 @@ class Validations:
         self._best.recall(state.get("best") or {})
 
 
-class Validation(Validations):
+class Validation(ValidationSchedule):
     """The trainer's validation: means over the same batches each time."""
 
     def __init__(self, config: RunConfig, world: World) -> None:

@@ -78,7 +78,7 @@ class AttackSimulation:
         """
         unusable = {
             client
-            for each in exchange.gather_objects([_unusable(sent) for sent in chunks])
+            for each in exchange.gather_objects([_without_usable_update(sent) for sent in chunks])
             for some in each
             for client in some
         }
@@ -143,7 +143,7 @@ def _classes(config: FederationConfig, task: Task) -> Tensor:
     return torch.from_numpy(found)
 
 
-def _unusable(sent: ClientUpdates) -> list[int]:
+def _without_usable_update(sent: ClientUpdates) -> list[int]:
     """Return the clients of a chunk that have sent nothing, or something that is not finite."""
     if UPDATE not in sent.values:
         return [int(client) for client in sent.clients]

@@ -74,7 +74,7 @@ def describe_missing_updates(selected: int, needed: int, outcomes: ClientOutcome
     counts = {
         "dropped out": dropped,
         "sent non-finite updates": int((~outcomes.is_finite).sum()) - dropped,
-        "will arrive later": int((outcomes.is_finite & ~plan.is_now(outcomes.clients)).sum()),
+        "will arrive later": int((outcomes.is_finite & ~plan.counts_in_round(outcomes.clients)).sum()),
         "were too slow": len(plan.too_slow),
     }
     contacted = len(outcomes.clients) + len(plan.too_slow)

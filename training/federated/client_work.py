@@ -155,7 +155,7 @@ class ClientWork:
 
     def _message_pair(self, task: ClientTask, server: Server, sent: ClientUpdates) -> MessagePair:
         model = self._model
-        shapes = {**model.weights.travelling, **model.statistics.travelling} if task.is_training else {}
+        shapes = {**model.weights.shared_shapes, **model.statistics.shared_shapes} if task.is_training else {}
         down = {name: (tuple(shape), model.dtype) for name, shape in shapes.items()}
         broadcast = self._broadcast(task, server)
         down |= {f"server.{name}": (tuple(value.shape), value.dtype) for name, value in broadcast.items()}

@@ -159,7 +159,7 @@ class Controller:
     def _make_chunks(self) -> list[ClientChunk]:
         samples = self._work.samples_of(self.plan.clients)
         widths = schedule.widths_of(samples, self._work.batch)
-        return schedule.cut(
+        return schedule.make_chunks(
             self.plan.clients,
             self.plan.steps,
             widths,
@@ -246,7 +246,7 @@ class Controller:
     def _result(
         self, task: ClientTask, total: Mapping[str, Tensor], outcomes: ClientOutcomes, arrivals: ArrivingUpdates
     ) -> TaskResult:
-        counted = outcomes.is_finite & self.plan.is_now(outcomes.clients)
+        counted = outcomes.is_finite & self.plan.counts_in_round(outcomes.clients)
         samples_now = self._work.samples_of(outcomes.clients)[counted]
         selected = int(counted.sum()) + len(arrivals.clients)
         samples = float(samples_now.sum() + arrivals.samples.sum())
@@ -263,7 +263,7 @@ class Controller:
         """Replace the sums by what a robust aggregation makes of the same updates."""
         began = time.perf_counter()
         outcomes = result.outcomes
-        counts = outcomes.is_finite & self.plan.is_now(outcomes.clients)
+        counts = outcomes.is_finite & self.plan.counts_in_round(outcomes.clients)
         combined = combining.combine(
             task,
             local.updates,
@@ -297,7 +297,7 @@ class Controller:
         """
         device = self._world.device
         is_finite = _all_finite(updates)
-        counts_now = is_finite & torch.from_numpy(self.plan.is_now(updates.clients))
+        counts_now = is_finite & torch.from_numpy(self.plan.counts_in_round(updates.clients))
         samples = torch.from_numpy(self._work.samples_of(updates.clients)).double()
         folded = task.summands(updates.values)
         nothing = torch.zeros(1, 1, device=device)
@@ -323,7 +323,7 @@ class Controller:
         """Return whether the round is certain to count, whatever the chunks bring that are still to come."""
         if self._combining is not None:
             return False  # an aggregation may still reject too many
-        counted = sum(int((part.is_finite & self.plan.is_now(part.clients)).sum()) for part in local.outcomes)
+        counted = sum(int((part.is_finite & self.plan.counts_in_round(part.clients)).sum()) for part in local.outcomes)
         return counted + len(self.arrivals.clients) >= self._needed
 
     def _store_state(self, updates: ClientUpdates, is_finite: Tensor, is_certain: bool) -> None:
@@ -348,7 +348,7 @@ class Controller:
 
     def _record_late(self, local: LocalResults, outcomes: ClientOutcomes) -> None:
         """Record updates that arrive in a later round, on every rank."""
-        later = outcomes.is_finite & ~self.plan.is_now(outcomes.clients)
+        later = outcomes.is_finite & ~self.plan.counts_in_round(outcomes.clients)
         self.server.pending.remove(self.plan.arriving)
         if not later.any():
             return
@@ -363,7 +363,7 @@ class Controller:
         rows = self._exchange.gather_rows(local_rows, counts, like)["rows"]
         clients = outcomes.clients[later]
         self.server.pending.add(
-            clients, rows, started=self.round, arrives=self.plan.arrives(clients), losses=outcomes.losses[later]
+            clients, rows, started=self.round, arrives=self.plan.arrival_times(clients), losses=outcomes.losses[later]
         )
 
     def _weights_of(self, task: ClientTask, arrivals: ArrivingUpdates) -> dict[str, Tensor]:

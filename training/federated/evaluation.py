@@ -22,7 +22,7 @@ from training.federated.client_failures import ClientsFailed
 from training.federated.client_tasks import ClientTask
 from training.federated.client_work import ClientWork
 from training.federated.model import PERSONAL, STATISTICS, Model
-from training.federated.schedule import ClientChunk, cut, widths_of
+from training.federated.schedule import ClientChunk, make_chunks, widths_of
 from training.federated.server import Server
 from training.federation.data_division import DataDivision
 from training.runtime.distributed import World, gather
@@ -142,7 +142,7 @@ class Evaluator:
         evaluated = np.flatnonzero(sizes)
         ones = np.ones(len(evaluated), dtype=np.int64)
         widths = widths_of(sizes[evaluated], int(sizes.max(initial=1)))
-        chunks = cut(evaluated, ones, widths, numbers=self._model.weights.size, is_unstacked=self._is_unstacked)
+        chunks = make_chunks(evaluated, ones, widths, numbers=self._model.weights.size, is_unstacked=self._is_unstacked)
         return [ScoringBatch(partial(self._score_chunk, server, chunk), chunk.clients) for chunk in chunks]
 
     def _score_chunk(self, server: Server, chunk: ClientChunk) -> tuple[Ids, dict[str, Tensor]]:
@@ -189,7 +189,7 @@ class Evaluator:
         clients = np.flatnonzero((evaluated > 0) & (self._divided.sizes > 0))
         steps = np.full(len(clients), self._finetune_steps)
         widths = widths_of(self._divided.sizes[clients], work.batch)
-        chunks = cut(clients, steps, widths, numbers=work.parameters, is_unstacked=bool(work.unstacked_reason))
+        chunks = make_chunks(clients, steps, widths, numbers=work.parameters, is_unstacked=bool(work.unstacked_reason))
         task = ClientTask("finetune", self._finetune, {}, takes_steps=True)
 
         def score(chunk: ClientChunk) -> tuple[Ids, dict[str, Tensor]]:

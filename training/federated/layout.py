@@ -38,7 +38,7 @@ class Layout:
         return sum(self.sizes)
 
     @property
-    def travelling(self) -> dict[str, torch.Size]:
+    def shared_shapes(self) -> dict[str, torch.Size]:
         """Return the shapes of the shared tensors, which a message holds, by name."""
         found, end = {}, 0
         for name, shape in self.shapes.items():

@@ -71,12 +71,12 @@ def report_of(controller: Controller) -> RoundReport:
     )
     states = np.where(np.isin(outcomes.clients, controller.rejected), REJECTED, states)
     late_states = np.where(np.isin(late.clients, controller.rejected), REJECTED, LATE)
-    counts_now = plan.is_now(outcomes.clients) | ~outcomes.is_finite
+    counts_now = plan.counts_in_round(outcomes.clients) | ~outcomes.is_finite
     clients = np.concatenate([outcomes.clients[counts_now], late.clients, plan.too_slow])
     losses = np.concatenate([outcomes.losses[counts_now], late.losses, np.full(len(plan.too_slow), np.nan)])
     good = outcomes.is_finite & counts_now & (states != REJECTED)
     counted = np.concatenate([sizes[good], late.samples[late_states == LATE]])
-    seconds = plan.seconds if plan.ends is not None else outcomes.seconds
+    seconds = plan.seconds if plan.until is not None else outcomes.seconds
     return RoundReport(
         clients=clients,
         selected=np.concatenate([outcomes.clients, plan.too_slow]),
@@ -119,7 +119,7 @@ class RoundReporter:
             validation_samples=len(divided.owners["validation"]) - len(divided.root),
             clients={"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
         )
-        for part in tables.split_events(divided.counts(), divided.labels.names, divided.evaluated):
+        for part in tables.split_events(divided.counts(), divided.labels.names, divided.validation_sizes):
             self._reporter.event("clients.split", **part.pack())
         for some in tables.name_events(divided.names):
             self._reporter.event("clients.named", **some.pack())
@@ -173,7 +173,7 @@ class RoundReporter:
 
     def _reliable(self, accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (clients,) with NaN for clients that too few samples evaluate."""
-        return np.where(self._federation.divided.evaluated >= FEWEST_EVALUATED, accuracies, np.nan)
+        return np.where(self._federation.divided.validation_sizes >= FEWEST_EVALUATED, accuracies, np.nan)
 
     def close(self) -> None:
         self._send_rounds()

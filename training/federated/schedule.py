@@ -46,7 +46,7 @@ def widths_of(samples: NDArray[np.int64], batch: int) -> Ids:
     return np.minimum(powers, batch)
 
 
-def cut(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bool) -> list[ClientChunk]:
+def make_chunks(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bool) -> list[ClientChunk]:
     """Cut a round into chunks, as a function of its clients and their work, never of the number of ranks.
 
     A client's last bits depend on those that are stacked with it: they did in 82 of 100 small convolutional networks.
@@ -76,7 +76,7 @@ def shares(chunks: Sequence[ClientChunk], ranks: int) -> list[range]:
 
 
 def batches(
-    chunk: ClientChunk, owned: Sequence[Ids], batch: int, *, seed: int, round_: int
+    chunk: ClientChunk, samples_by_client: Sequence[Ids], batch: int, *, seed: int, round_: int
 ) -> tuple[Ids, NDArray[np.bool_]]:
     """Return ids of samples (clients, steps, width), and which of these are samples.
 
@@ -84,15 +84,15 @@ def batches(
 
     In each epoch a client iterates over all its samples once, in another order, in batches of `batch`.
     """
-    sizes = np.array([len(ids) for ids in owned], dtype=np.int64)
+    sizes = np.array([len(ids) for ids in samples_by_client], dtype=np.int64)
     most = int(sizes.max())
     per_epoch = -(-most // batch)
     epochs = -(-chunk.steps // max(1, int((-(-sizes // batch)).min())))
-    table = np.zeros((len(owned), most), dtype=np.int64)
-    for row, ids in zip(table, owned, strict=True):
+    table = np.zeros((len(samples_by_client), most), dtype=np.int64)
+    for row, ids in zip(table, samples_by_client, strict=True):
         row[: len(ids)] = ids
     is_sample = np.arange(most) < sizes[:, None]
-    ids = np.empty((len(owned), epochs, per_epoch * batch), dtype=np.int64)
+    ids = np.empty((len(samples_by_client), epochs, per_epoch * batch), dtype=np.int64)
     is_sample_by_epoch = np.zeros(ids.shape, dtype=bool)
     for epoch in range(epochs):
         order = np.argsort(np.where(is_sample, _keys(chunk.clients, most, seed, round_, epoch), np.inf), axis=1)
@@ -129,10 +129,10 @@ def _keys(clients: Ids, most: int, seed: int, round_: int, epoch: int) -> NDArra
     )
 
 
-def uniform(seeds: Sequence[int] | NDArray[np.uint64], many: int) -> NDArray[np.float64]:
-    """Return random numbers from 0 to 1, (seeds, many), that follow from each seed alone."""
+def uniform(seeds: Sequence[int] | NDArray[np.uint64], count: int) -> NDArray[np.float64]:
+    """Return random numbers from 0 to 1, (seeds, count), that follow from each seed alone."""
     base = np.asarray(seeds, dtype=np.uint64)
-    words = _splitmix(base[:, None] + np.arange(1, many + 1, dtype=np.uint64) * _STEP)
+    words = _splitmix(base[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _STEP)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -65,8 +65,8 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> CoverageFore
             **config.options_of(config.pace),
         )
         selected[plan.clients] = selected[plan.too_slow] = True
-        counted[plan.clients[plan.is_now(plan.clients)]] = counted[plan.arriving] = True
-        flight, now = _in_flight_after(flight, plan), plan.ends if plan.ends is not None else now
+        counted[plan.clients[plan.counts_in_round(plan.clients)]] = counted[plan.arriving] = True
+        flight, now = _in_flight_after(flight, plan), plan.until if plan.until is not None else now
     return CoverageForecast(round_, np.flatnonzero(selected & ~counted), int((~selected).sum()))
 
 

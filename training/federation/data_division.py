@@ -52,7 +52,7 @@ class DataDivision:
         return np.bincount(owners[owners >= 0], minlength=self.clients)
 
     @cached_property
-    def evaluated(self) -> NDArray[np.int64]:
+    def validation_sizes(self) -> NDArray[np.int64]:
         """Return how many samples each client is evaluated on, (clients,)."""
         owners = self.owners["validation"]
         return np.bincount(owners[owners >= 0], minlength=self.clients)

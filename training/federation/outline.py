@@ -33,13 +33,13 @@ class DataOutline:
         return found
 
     @cached_property
-    def commonest(self) -> NDArray[np.int64]:
+    def most_common_labels(self) -> NDArray[np.int64]:
         """Return each client's most frequent label, (clients,)."""
         found: NDArray[np.int64] = self.counts.argmax(axis=1)
         return found
 
     @cached_property
-    def commonest_shares(self) -> NDArray[np.float64]:
+    def most_common_shares(self) -> NDArray[np.float64]:
         """Return the share of that label in each client's samples, (clients,)."""
         found: NDArray[np.float64] = self.counts.max(axis=1) / np.maximum(self.sizes, 1)
         return found
@@ -50,7 +50,7 @@ class DataOutline:
         found = {
             "samples": self.sizes,
             "labels": (self.counts > 0).sum(axis=1),
-            "commonest_share": self.commonest_shares,
+            "commonest_share": self.most_common_shares,
         }
         places = list(QUANTILES.values())
         return {

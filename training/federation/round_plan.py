@@ -35,9 +35,9 @@ class UpdatesInFlight:
     arrives: NDArray[np.float64]
     """When each arrives, by the simulated clock in seconds."""
 
-    def arriving_by(self, ends: float) -> Ids:
+    def arriving_by(self, until: float) -> Ids:
         """Return the clients whose updates have arrived by then, ascending."""
-        found: Ids = np.sort(self.clients[self.arrives <= ends])
+        found: Ids = np.sort(self.clients[self.arrives <= until])
         return found
 
 
@@ -97,10 +97,10 @@ class RoundPlan:
     quorum: int = 1
     """Number of updates without which there is no new model."""
 
-    def is_now(self, clients: Ids) -> NDArray[np.bool_]:
+    def counts_in_round(self, clients: Ids) -> NDArray[np.bool_]:
         """Return whether the update of each client, started in this round, counts in it."""
         return ~np.isin(clients, self.later)
 
-    def arrives(self, clients: Ids) -> NDArray[np.float64]:
+    def arrival_times(self, clients: Ids) -> NDArray[np.float64]:
         at = dict(zip(self.later.tolist(), self.later_at.tolist(), strict=True))
         return np.array([at[client] for client in clients.tolist()])

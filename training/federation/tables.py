@@ -141,9 +141,9 @@ class ClientNames:
         try:
             names = _inflated(event.get("names"), NAMES_BYTES).decode().split("\n")
         except UnicodeDecodeError:
-            raise TableError("names that are no text") from None
+            raise TableError("names that are not UTF-8 text") from None
         if any(name != readable(name) for name in names):
-            raise TableError("names that nobody can read")
+            raise TableError("names with characters that cannot be printed")
         return cls(first, tuple(names))
 
 

@@ -66,7 +66,7 @@ class Guards:
         self._step = self._consumed = 0
         self._stragglers = Stragglers(world) if config.guards and world.size > 1 else None
 
-    def equip(self, assembly: Assembly) -> OptimizerStep:
+    def make_optimizer_step(self, assembly: Assembly) -> OptimizerStep:
         """Return the run's guarded optimizer step; to be called once."""
         self._assembly = assembly
         shape = assembly.model.shape

@@ -62,10 +62,10 @@ class RankDiagnosis:
 def examine(assembly: Assembly, update: OptimizerStep, *, rank: int, consumed: int, finished: int) -> RankDiagnosis:
     """Repeat, on all ranks at once, the step that follows `finished` steps; its gradient is thrown away."""
     diagnosis = RankDiagnosis(rank)
-    diagnosis.samples, diagnosis.texts = _own_samples(assembly, consumed)
+    diagnosis.samples, diagnosis.texts = _rank_samples(assembly, consumed)
     try:
         with _hooks(assembly, diagnosis):
-            diagnosis.loss = plain(update.differentiate_keeping_buffers(consumed, finished, whole=True).item())
+            diagnosis.loss = json_number(update.differentiate_keeping_buffers(consumed, finished, whole=True).item())
         diagnosis.parameters = _largest_gradients(assembly)
     except (RuntimeError, ValueError) as error:  # an error in the report must not hide the original problem
         diagnosis.error = str(error)[:500]
@@ -78,7 +78,7 @@ def repeat_unobserved(assembly: Assembly, update: OptimizerStep, *, consumed: in
     loss = update.differentiate_keeping_buffers(consumed, finished, whole=True).item()
     norms = [entry["gradient_norm"] for entry in _largest_gradients(assembly)]
     assembly.optimizer.zero_grad()
-    return next((norm for norm in norms if isinstance(norm, str)), plain(loss))
+    return next((norm for norm in norms if isinstance(norm, str)), json_number(loss))
 
 
 def origin(diagnoses: Iterable[RankDiagnosis], model: nn.Module) -> RankDiagnosis:
@@ -96,7 +96,7 @@ def origin(diagnoses: Iterable[RankDiagnosis], model: nn.Module) -> RankDiagnosi
     return min(diagnoses, key=distance)
 
 
-def plain(value: float) -> float | str:
+def json_number(value: float) -> float | str:
     """Return a number as JSON can store it: non-finite ones as text."""
     return value if math.isfinite(value) else str(value)
 
@@ -116,7 +116,7 @@ def samples(assembly: Assembly, consumed: int) -> dict[str, Any]:
     }
 
 
-def _own_samples(assembly: Assembly, consumed: int) -> tuple[list[int], list[str]]:
+def _rank_samples(assembly: Assembly, consumed: int) -> tuple[list[int], list[str]]:
     ids = Loader(assembly.order, assembly.share).ids(consumed)
     texts: list[str] = []
     if assembly.task.show is not None and ids:
@@ -176,4 +176,4 @@ def _largest_gradients(assembly: Assembly) -> list[dict[str, Any]]:
         if parameter.grad is not None
     ]
     norms.sort(key=lambda entry: (math.isfinite(entry[1]), -entry[1] if math.isfinite(entry[1]) else 0.0))
-    return [{"name": name, "gradient_norm": plain(norm)} for name, norm in norms[:TOP]]
+    return [{"name": name, "gradient_norm": json_number(norm)} for name, norm in norms[:TOP]]

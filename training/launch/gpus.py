@@ -56,13 +56,13 @@ class GpuMonitor:
         return self._reader.pids
 
     @property
-    def machine(self) -> GpuInventory | None:
+    def inventory(self) -> GpuInventory | None:
         return self._reader.machine
 
     @property
     def buses(self) -> list[str]:
         """PCI bus ids of the job's GPUs, as far as they are known."""
-        return [gpu.bus for gpu in self.machine.gpus if gpu.bus] if self.machine else []
+        return [gpu.bus for gpu in self.inventory.gpus if gpu.bus] if self.inventory else []
 
     def tend(self) -> None:
         """Process the reader's messages, notice silence, start a reader where none runs."""

@@ -165,7 +165,7 @@ class Launcher:
             self._watch(ranks, incarnation)
         finally:
             failures = self._failures(ranks, incarnation)  # before the kill: a rank that we end has not failed
-            broken = self._members.broken(incarnation.number)
+            broken = self._members.break_off_request(incarnation.number)
             if not self._stop.reason and (failures or (broken and broken["reason"] != "fenced")):
                 self._inspection.measure()
             kill_all(ranks, spare=self._helper_pids)
@@ -185,7 +185,7 @@ class Launcher:
         if node_index == 0 and plan.script is None:
             world = range(len(incarnation.members) * plan.ranks_per_node)
             self._watchdog = Watchdog(
-                self._attempt.folder, incarnation=number, ranks=world, limits=plan.limits, counts=plan.counts
+                self._attempt.folder, incarnation=number, ranks=world, limits=plan.limits, unit=plan.unit
             )
         store_file = self._members.store_file(number)
         ranks = []
@@ -227,7 +227,7 @@ class Launcher:
             failures = self._failures(ranks, incarnation)
             if not failures and all(rank.poll() for rank in ranks):
                 return
-            broken = self._members.broken(number) if failures or several else None
+            broken = self._members.break_off_request(number) if failures or several else None
             if failures and not broken:
                 self._break_off(number, reason="failed", ranks=[failure.rank for failure in failures])
             elif not broken and not (broken := self._find_fault(incarnation)):
@@ -270,7 +270,7 @@ class Launcher:
         else:
             return None
         # Read back, as only the first reason counts: another launcher may have given another one before us.
-        return self._members.broken(number)
+        return self._members.break_off_request(number)
 
     def _check_for_joiners(self, incarnation: Incarnation) -> None:
         """Ask the ranks to end at the next step boundary if standby nodes are worth a restart."""

@@ -152,7 +152,7 @@ class Leader:
         """
         failures, lost = [], []
         for index, member in enumerate(last.members):
-            reported = self._members.ended(last.number, member)
+            reported = self._members.reported_failures(last.number, member)
             if reported is not None:
                 failures += reported
             elif self._members.is_live(member):
@@ -174,7 +174,7 @@ class Leader:
         return failures
 
     def _judge(self, last: Incarnation, failures: list[RankFailure]) -> _Verdict:
-        broken = self._members.broken(last.number)
+        broken = self._members.break_off_request(last.number)
         if read_generation(self._plan.job_dir) > last.generation:  # a rank may notice before the launcher does
             broken = {"reason": "fenced"}
         if broken and broken["reason"] == "hang":
@@ -241,7 +241,7 @@ class Leader:
     def _hang_failures(self, number: int, broken: dict[str, Any]) -> list[RankFailure]:
         """Return a failure per rank to blame for a hang, now that all ranks have left their evidence."""
         ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=broken["ranks"])
-        hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"], self._plan.counts)
+        hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"], self._plan.unit)
         return [RankFailure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
     def _form_incarnation(

@@ -112,7 +112,7 @@ class Members:
         self._awake_at = now
 
     def is_proven_live(self, member: Member) -> bool:
-        """Return whether the launcher is certainly alive; its file alone is no proof.
+        """Return whether the launcher is certainly alive; its file alone does not prove it.
 
         It has beaten since we first read its file, or its lifeline is connected.
         """
@@ -222,7 +222,7 @@ class Members:
         """Request the end of all ranks of this incarnation. Only the first request counts."""
         self._create_once(f"broken-{number}.json", {"reason": reason, "ranks": ranks or [], **more})
 
-    def broken(self, number: int) -> dict[str, Any] | None:
+    def break_off_request(self, number: int) -> dict[str, Any] | None:
         return read_json(self._folder / f"broken-{number}.json")
 
     def report_ended(self, number: int, failures: list[RankFailure]) -> None:
@@ -231,7 +231,7 @@ class Members:
         lines = [row.pop("last_lines") for row in rows]
         self._create_once(f"ended-{number}.{self.me.id}.json", {"failures": rows, "last_lines": lines})
 
-    def ended(self, number: int, member: Member) -> list[RankFailure] | None:
+    def reported_failures(self, number: int, member: Member) -> list[RankFailure] | None:
         """Return the failures among this member's ranks; None until it has reported."""
         found: Any = read_json(self._folder / f"ended-{number}.{member.id}.json")
         if not found:

@@ -67,7 +67,7 @@ class LaunchPlan:
     limits: Mapping[str, float] = field(default_factory=dict)  # of the watchdog, by phase
     code: CodePlan | None = None  # the user's own code, if the job has any
     script: ScriptPlan | None = None  # run as ranks; None: the ranks are our trainer
-    counts: str = "step"  # or "round": the unit of progress
+    unit: str = "step"  # or "round": the unit of progress
     env: Mapping[str, str] = field(default_factory=dict)  # the job's environment from run.toml, for every rank
 
     @property
@@ -152,7 +152,7 @@ def read_plan(run_dir: Path, environment: Mapping[str, str] = os.environ) -> Lau
         limits={phase: watchdog.seconds(phase, 0) for phase in watchdog.values},
         code=_code(document),
         script=_script(document.get("script")) if document.get("kind") == "script" else None,
-        counts=progress_unit(str(document.get("kind"))),
+        unit=progress_unit(str(document.get("kind"))),
         env=_variables(_TomlTable(document.get("environment", {}), "environment")),
     )
 

@@ -72,7 +72,7 @@ def _python(name: str) -> str:
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         if problem := _permission_problem(path):
             raise BadPlan(f"script.python = {name!r} cannot be run: {problem}")
-        raise BadPlan(f"script.python = {name!r} is no interpreter on this node, and no virtual environment with one")
+        raise BadPlan(f"script.python = {name!r} is neither an interpreter on this node nor a virtual environment")
     return str(path)  # not resolved: the link's location is what selects the virtual environment
 
 
@@ -87,7 +87,7 @@ def _permission_problem(path: Path) -> str:
     status = existing.stat()
     verb = "run" if is_file else "enter"
     mode = f"{stat.filemode(status.st_mode)}, of user {status.st_uid} and group {status.st_gid}"
-    return f"user {os.geteuid()} may not {verb} {existing}, which is {mode}. Open it to them"
+    return f"user {os.geteuid()} may not {verb} {existing}, which is {mode}. Give them access"
 
 
 def _copy_reporting(attempt_dir: Path) -> Path:

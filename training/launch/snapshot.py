@@ -79,7 +79,7 @@ def fetch(
     if urlsplit(url).scheme not in schemes:
         raise BadPlan(f"{code.table}.git = {url!r}: only https:// and ssh:// addresses are fetched")
     if ref.startswith("-"):
-        raise BadPlan(f"{code.table}.ref = {ref!r} is no branch, tag or commit")
+        raise BadPlan(f"{code.table}.ref = {ref!r} is not a branch, tag or commit")
     staging = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     staging.mkdir()
     git = _Git(staging, schemes, deadline=time.monotonic() + seconds, limit=limit, stopping=stopping)

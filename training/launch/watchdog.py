@@ -85,18 +85,18 @@ class Hang:
     """
 
     ranks: list[int]
-    of: int
+    rank_count: int
     phase: str
     step: int
     seconds: float
-    counts: str = "step"
+    unit: str = "step"
 
     def __str__(self) -> str:
-        where = f"{self.phase} at {self.counts} {self.step}, nothing for {self.seconds:.0f} s"
-        if len(self.ranks) == self.of > 1:
-            return f"all {self.of} ranks are stuck: {where}"
+        where = f"{self.phase} at {self.unit} {self.step}, nothing for {self.seconds:.0f} s"
+        if len(self.ranks) == self.rank_count > 1:
+            return f"all {self.rank_count} ranks are stuck: {where}"
         who = f"rank {self.ranks[0]} is" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} are"
-        return f"{who} {'behind' if self.of > 1 else 'stuck'}: {where}"
+        return f"{who} {'behind' if self.rank_count > 1 else 'stuck'}: {where}"
 
 
 class Watchdog:
@@ -109,13 +109,13 @@ class Watchdog:
         incarnation: int,
         ranks: Iterable[int],
         limits: Mapping[str, float] | None = None,
-        counts: str = "step",
+        unit: str = "step",
     ) -> None:
         """`limits`: seconds by phase, over the defaults.
 
-        `counts`: the run's unit of progress (step or round), for messages.
+        `unit`: the run's unit of progress (step or round), for messages.
         """
-        self._limits, self._counts = {**LIMITS, **(limits or {})}, counts
+        self._limits, self._unit = {**LIMITS, **(limits or {})}, unit
         now = time.monotonic()
         self._watched = [
             _WatchedRank(rank, heartbeat_path(attempt_dir, rank=rank, incarnation=incarnation), now) for rank in ranks
@@ -138,7 +138,7 @@ class Watchdog:
         longest = max(behind, key=lambda watched: now - watched.changed_at)
         ranks = sorted(watched.rank for watched in behind)
         silent = now - longest.changed_at
-        return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), silent, self._counts)
+        return Hang(ranks, len(self._watched), longest.phase, max(longest.step, 0), silent, self._unit)
 
     def _discount(self, seconds: float) -> None:
         """Shift all deadlines by seconds in which nobody polled."""

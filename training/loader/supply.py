@@ -42,7 +42,7 @@ def prepare(
 
     def make(on_progress: Callable[..., None]) -> Prepared:
         try:
-            return recipe.prepared(cache, identity, config.recipe_options(), report_progress=on_progress)
+            return recipe.call_prepare(cache, identity, config.recipe_options(), report_progress=on_progress)
         except DataError as error:
             raise error.within(f"run.{config.recipe}") from None
 
@@ -55,7 +55,7 @@ def build(recipe: Recipe, config: BaseRunConfig, prepared: Prepared, weights: Pa
     `weights`: where its parameters are read from; None: they come from the seed or a checkpoint.
     """
     try:
-        task = recipe.built(prepared.path, config.recipe_options())
+        task = recipe.call_build(prepared.path, config.recipe_options())
         if weights is not None:
             task = replace(task, weights=recipe.weights(weights, prepared.path))
     except DataError as error:

@@ -59,8 +59,8 @@ class StepMeasurement:
     parallelism: str = ""
     dtype: str = ""
     compiled: bool = False
-    refused: frozenset[str] = frozenset()
-    """Which of compile, fp8 and reshard are no remedy: the layout refuses them, or they are in use already."""
+    unusable_remedies: frozenset[str] = frozenset()
+    """Which of compile, fp8 and reshard cannot help: the layout refuses them, or they are in use already."""
     accumulation: int = 1
     """Micro-batches per step on a rank."""
     slow_rank: SlowRank | None = None
@@ -160,7 +160,7 @@ def _remedy(bound: Bound, measured: StepMeasurement) -> str:
     if bound == "input":
         return "Put the data on a local disk of the node, and prepare it in advance (python -m training prepare)."
     if bound == "communication":
-        if measured.parallelism == "fsdp" and measured.on_gpu and "reshard" not in measured.refused:
+        if measured.parallelism == "fsdp" and measured.on_gpu and "reshard" not in measured.unusable_remedies:
             return 'Try [run.fsdp] reshard = "never": each block is gathered once per step, which takes more memory.'
         if 2 * measured.exchange > measured.split.get("communication", 0.0):
             return "Try a larger every: replicas then synchronise less often."
@@ -169,7 +169,7 @@ def _remedy(bound: Bound, measured: StepMeasurement) -> str:
         return "Try fewer ranks with more samples each, or place all ranks on one node."
     # Without accumulation, a rank's micro-batch can only grow with the global batch.
     larger = "a larger micro_batch" if measured.accumulation > 1 else "a larger global_batch"
-    compiles = measured.on_gpu and not measured.compiled and "compile" not in measured.refused
+    compiles = measured.on_gpu and not measured.compiled and "compile" not in measured.unusable_remedies
     if bound == "host":
         if compiles:
             return f"Try compile = true, or {larger}: fewer and larger launches."
@@ -183,7 +183,7 @@ def _remedy(bound: Bound, measured: StepMeasurement) -> str:
     if measured.on_gpu and measured.dtype == "fp32":
         return 'Try dtype = "bf16": matrix products are several times as fast.'
     if measured.on_gpu and measured.dtype == "bf16":
-        fp8 = "" if "fp8" in measured.refused else 'dtype = "fp8" where the model is wide, or '
+        fp8 = "" if "fp8" in measured.unusable_remedies else 'dtype = "fp8" where the model is wide, or '
         return f"This is as it should be. To go faster, try {fp8}more GPUs."
     return "This is as it should be. More ranks make it faster."
 

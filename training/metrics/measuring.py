@@ -196,7 +196,7 @@ class Measuring:
             parallelism=config.parallelism,
             dtype=config.dtype,
             compiled=config.compile,
-            refused=refused(config, self._assembly.model.shape),
+            unusable_remedies=refused(config, self._assembly.model.shape),
             accumulation=-(-share.size // share.micro_batch),
             slow_rank=self._slow_rank(),
         )

@@ -16,7 +16,7 @@ from training.data import Batch, Task
 from training.step.arithmetic import MicroBatch, seed_model
 
 
-def cut(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]:
+def split_into_stages(model: nn.Module, numbers: Sequence[int], count: int) -> list[nn.Module]:
     """Return the stages with these numbers, of `count` in total.
 
     Blocks are divided evenly, the first stages get the rest.
@@ -75,7 +75,7 @@ class Pipeline(nn.Module):
         target = torch.arange(len(micro_batches)) if own_rank == self._ranks[-1] else None
         schedule.step(*arguments, target=target, return_outputs=False)
         loss = torch.stack(self._losses).sum() if self._losses else self._zero(micro_batches)
-        return self._from_last(loss)
+        return self._broadcast_from_last_stage(loss)
 
     @torch.no_grad()
     def score(self, task: Task, batch: Batch) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ class Pipeline(nn.Module):
             if number in self._numbers:
                 assert stream is not None
                 stream = self.parts[self._numbers.index(number)](stream)
-            stream = self._hand_on(stream, number, batch[0].device)
+            stream = self._send_to_next_stage(stream, number, batch[0].device)
         result: list[Any] = [None]
         if stream is not None:
             logits: Tensor = stream
@@ -95,7 +95,7 @@ class Pipeline(nn.Module):
         means: dict[str, Tensor] = result[0]
         return means
 
-    def _hand_on(self, stream: Tensor | None, number: int, device: torch.device) -> Tensor | None:
+    def _send_to_next_stage(self, stream: Tensor | None, number: int, device: torch.device) -> Tensor | None:
         """Send the stream from the rank of this stage to the next one's; return it there, else None."""
         sender, receiver = self._ranks[number], self._ranks[min(number + 1, self._count - 1)]
         own_rank = dist.get_rank(self._group)
@@ -144,7 +144,7 @@ class Pipeline(nn.Module):
     def _zero(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
         return torch.zeros((), device=micro_batches[0].batch[0].device)
 
-    def _from_last(self, loss: Tensor) -> Tensor:
+    def _broadcast_from_last_stage(self, loss: Tensor) -> Tensor:
         whole = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
         whole = whole.contiguous()
         dist.broadcast(whole, group=self._group, group_src=self._ranks[-1])

@@ -68,12 +68,14 @@ def apply(
         int | None, "1..16", "Stages per rank for the interleaved schedules; default: 2."
     ] = None,
 ) -> nn.Module:
-    from training.parallel._stages import Pipeline, cut
+    from training.parallel._stages import Pipeline, split_into_stages
 
     axis = mesh["pp"]
     ranks = stage_ranks(axis.size(), schedule, stages_per_rank)
     own_stages = [number for number, rank in enumerate(ranks) if rank == axis.get_local_rank()]
-    return Pipeline(cut(model, own_stages, len(ranks)), own_stages, ranks, group=axis.get_group(), schedule=schedule)
+    return Pipeline(
+        split_into_stages(model, own_stages, len(ranks)), own_stages, ranks, group=axis.get_group(), schedule=schedule
+    )
 
 
 def forward_backward(

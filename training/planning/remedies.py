@@ -56,8 +56,8 @@ class _Search:
     def __init__(self, config: RunConfig, ranks: Ranks, dims: Dims | None) -> None:
         self._config, self._ranks, self._dims = config, ranks, dims
         self._trials = ChangeTrials(config, ranks, dims)
-        self._unrestricted = settings.unrestricted(config, ranks)
-        self._lightest = settings.lightest(config, ranks)
+        self._unrestricted = settings.without_restrictions(config, ranks)
+        self._lightest = settings.all_memory_savings(config, ranks)
 
     def ignoring_memory(self) -> Change | None:
         """Return the smallest change with which some layout works if memory is ignored; None: nothing works."""
@@ -65,7 +65,7 @@ class _Search:
         if self._trials.find({}, boundless):
             return {}
         if not self._trials.find(self._unrestricted, boundless) and not self._dims:
-            self._unrestricted = {**settings.sizes(self._config), **self._unrestricted}
+            self._unrestricted = {**settings.without_size_options(self._config), **self._unrestricted}
         return self._trials.minimal(self._unrestricted, boundless)
 
     def here(self, base: Change) -> str | None:
@@ -74,7 +74,7 @@ class _Search:
         They are in addition to `base`, which is needed anyway.
         """
         changes: list[Change] = [base] if base else []
-        changes += [{**base, **lighter} for lighter in settings.lighter(self._config, self._ranks)]
+        changes += [{**base, **lighter} for lighter in settings.memory_savings(self._config, self._ranks)]
         for change in [*changes, {**self._unrestricted, **self._lightest}]:
             if smallest := self._trials.minimal(change, self._ranks):
                 return self._trials.describe(smallest, self._ranks)

@@ -14,7 +14,7 @@ from training.planning.layouts import Ranks
 RECOMPUTED = ("none", "selective", "full")
 
 
-def lighter(config: RunConfig, ranks: Ranks) -> Iterator[Change]:
+def memory_savings(config: RunConfig, ranks: Ranks) -> Iterator[Change]:
     """Yield changes that save memory: first those that do not affect the run's numbers, and of these the fastest."""
     smaller = _smaller_micro_batches(config, ranks)
     layouts: list[Change] = [{"parallelism": shapes.AUTO}] if config.parallelism != shapes.AUTO else []
@@ -32,18 +32,18 @@ def lighter(config: RunConfig, ranks: Ranks) -> Iterator[Change]:
             yield {**base, **kind, **recomputation}
 
 
-def lightest(config: RunConfig, ranks: Ranks) -> Change:
+def all_memory_savings(config: RunConfig, ranks: Ranks) -> Change:
     """Return all changes that save memory except offload, combined."""
     changes = [*_smaller_micro_batches(config, ranks)[-1:], *_recomputations(config)[-1:], *_types(config)]
     return {path: value for change in changes for path, value in change.items()}
 
 
-def unrestricted(config: RunConfig, ranks: Ranks) -> Change:
+def without_restrictions(config: RunConfig, ranks: Ranks) -> Change:
     """Return a change that removes everything that may prevent a layout, most dispensable settings last."""
     return dict(_removals(config, ranks))
 
 
-def sizes(config: RunConfig) -> Change:
+def without_size_options(config: RunConfig) -> Change:
     """Return a change that removes the recipe's size options.
 
     For sizes that do not fit together, or adapters without weights.

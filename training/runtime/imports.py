@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -17,7 +17,7 @@ from training import manifest as manifests
 from training.manifest import CheckpointError, Manifest
 from training.weights.base import BaseWeights
 from training.weights.export import CheckpointModel, metadata_of, recipe_of
-from training.weights.llama import reader, shapes, sizes_of, their_name
+from training.weights.llama import hugging_face_name, reader, shapes, sizes_of
 from training.weights.lora import NAME, PART, Lora
 from training.weights.safetensors import TensorEntry, write
 from training.weights.weight_files import open_weights
@@ -114,14 +114,14 @@ def _peft_name(ours: str) -> str:
     match = PART.search(ours)
     if match is None:
         raise CheckpointError(f"it holds {ours}, which is no part of an adapter")
-    return f"{PREFIX}{their_name(ours[: match.start()])}.lora_{match['side']}.weight"
+    return f"{PREFIX}{hugging_face_name(ours[: match.start()])}.lora_{match['side']}.weight"
 
 
 def _config(manifest: Manifest) -> dict[str, object]:
     lora = _lora(manifest)
     assert lora is not None
     options = manifest.config[manifest.config["recipe"]]
-    targets = [their_name(f"blocks.0.{_module_of(target)}").rpartition(".")[2] for target in lora.targets]
+    targets = [hugging_face_name(f"blocks.0.{_module_of(target)}").rpartition(".")[2] for target in lora.targets]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -28,9 +28,9 @@ from training.manifest import CheckpointError, Manifest
 from training.models.llama_sizes import llama_dims
 from training.weights import base, export_adapters, llama_config, lora, tokenizer_files
 from training.weights.export import NONE, CheckpointModel, ModelSource, adapters_of, recipe_of
-from training.weights.llama import SIZES, shapes, their_name
+from training.weights.llama import SIZES, hugging_face_name, shapes
 from training.weights.safetensors import TensorEntry, write
-from training.weights.weight_files import CONFIG, INDEX, SINGLE, some
+from training.weights.weight_files import CONFIG, INDEX, SINGLE, first_names
 
 RECIPE = "language"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -127,11 +127,11 @@ def _dims(manifest: Manifest, source: ModelSource) -> Dims:
         expected = shapes(vars(dims))
         json.dumps(llama_config.to_config(dims, "float32"), allow_nan=False)
     except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError):
-        raise CheckpointError(f"its settings make no decoder of what it holds: {some(stored)}") from None
+        raise CheckpointError(f"its settings make no decoder of what it holds: {first_names(stored)}") from None
     if dims.tied:
         stored.pop("head.weight", None)  # a copy of the embedding
     if odd := {name for name in expected.keys() | stored.keys() if expected.get(name) != stored.get(name)}:
-        raise CheckpointError(f"it has other tensors than its settings make: {some(odd)}")
+        raise CheckpointError(f"it has other tensors than its settings make: {first_names(odd)}")
     return dims
 
 
@@ -152,7 +152,7 @@ def _parts(entries: Iterable[TensorEntry], max_bytes: int) -> Iterator[list[Tens
 
 
 def _write_weights(folder: Path, parts: list[list[TensorEntry]], source: ModelSource) -> None:
-    ours = {their_name(entry.name): entry for part in parts for entry in part}
+    ours = {hugging_face_name(entry.name): entry for part in parts for entry in part}
 
     def read(entry: TensorEntry) -> Tensor:
         return source.read(ours[entry.name].name).to(entry.dtype)
@@ -162,7 +162,7 @@ def _write_weights(folder: Path, parts: list[list[TensorEntry]], source: ModelSo
         names = [SINGLE]
     file_of: dict[str, str] = {}
     for name, part in zip(names, parts, strict=True):
-        renamed = [replace(entry, name=their_name(entry.name)) for entry in part]
+        renamed = [replace(entry, name=hugging_face_name(entry.name)) for entry in part]
         write(folder / name, renamed, source.metadata, read)
         file_of |= {entry.name: name for entry in renamed}
     if len(parts) > 1:

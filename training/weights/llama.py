@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.models.llama_sizes import ROPE_SCALING, llama_dims, rope_options
 from training.weights import llama_config
-from training.weights.weight_files import Weights, some, weights_error
+from training.weights.weight_files import Weights, first_names, weights_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ SIZES = (
 """The recipe's options that the weights determine."""
 
 
-def their_name(ours: str) -> str:
+def hugging_face_name(ours: str) -> str:
     """Return Hugging Face's name of a module or parameter.
 
     Example: blocks.3.mlp.up.weight → model.layers.3.mlp.up_proj.weight.
@@ -66,7 +66,7 @@ def sizes_of(weights: Weights) -> dict[str, Any]:
 def reader(weights: Weights) -> Callable[[str], Tensor]:
     """Return a function that maps our name of a parameter to the whole tensor, mapped from disk."""
     is_theirs = _is_hugging_face(weights)
-    return lambda name: weights.read(their_name(name) if is_theirs else name)
+    return lambda name: weights.read(hugging_face_name(name) if is_theirs else name)
 
 
 def _is_hugging_face(weights: Weights) -> bool:
@@ -82,7 +82,7 @@ def _our_sizes(weights: Weights) -> dict[str, Any]:
         dims = llama_dims(**{**options, "vocabulary": tokens[0]})
     except (KeyError, ValueError, TypeError):
         message = f"{weights.path} is neither an export of the recipe language nor a Llama of Hugging Face's"
-        raise weights_error(f"{message} (it has {some(weights.tensors) or 'no tensors'}).") from None
+        raise weights_error(f"{message} (it has {first_names(weights.tensors) or 'no tensors'}).") from None
     sizes = {name: getattr(dims, name) for name in SIZES if name not in ROPE_SCALING}
     return {**sizes, **rope_options(dims.rope_scaling), "context": dims.context, "max_context": dims.longest_context}
 
@@ -92,14 +92,14 @@ def _check_shapes(weights: Weights, sizes: Mapping[str, Any]) -> None:
     is_theirs = _is_hugging_face(weights)
     if sizes["layers"] > len(weights.tensors):  # before generating a name for each
         raise weights_error(f"{weights.path} has {len(weights.tensors)} tensors, too few for {sizes['layers']} layers.")
-    expected = {their_name(name) if is_theirs else name: shape for name, shape in shapes(sizes).items()}
+    expected = {hugging_face_name(name) if is_theirs else name: shape for name, shape in shapes(sizes).items()}
     stored = {name: stored for name, stored in weights.tensors.items() if not IGNORED.fullmatch(name)}
     if sizes["tied"]:
         stored.pop("lm_head.weight" if is_theirs else "head.weight", None)
     if missing := expected.keys() - stored.keys():
-        raise weights_error(f"{weights.path} lacks {some(missing)}.")
+        raise weights_error(f"{weights.path} lacks {first_names(missing)}.")
     if unexpected := stored.keys() - expected.keys():
-        raise weights_error(f"{weights.path} has {some(unexpected)}, which such a model does not have.")
+        raise weights_error(f"{weights.path} has {first_names(unexpected)}, which such a model does not have.")
     for name, shape in expected.items():
         if stored[name].shape != shape:
             raise weights_error(

@@ -20,7 +20,7 @@ by the model."""
 LARGEST = 1e300
 """Upper limit of numbers: JSON can express some that no float can represent."""
 LLAMA3 = "llama3"
-THEIR_SCALING = {
+HUGGING_FACE_SCALING = {
     "rope_factor": "factor",
     "rope_low_freq_factor": "low_freq_factor",
     "rope_high_freq_factor": "high_freq_factor",
@@ -92,7 +92,7 @@ def _hugging_face_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     if scaling is None:
         return None
     ours = rope_options(scaling)
-    return {"rope_type": LLAMA3, **{their_name: ours[option] for option, their_name in THEIR_SCALING.items()}}
+    return {"rope_type": LLAMA3, **{their_name: ours[option] for option, their_name in HUGGING_FACE_SCALING.items()}}
 
 
 class _ConfigReader:
@@ -138,8 +138,8 @@ def _rope(config: _ConfigReader) -> dict[str, Any]:
     if kind != LLAMA3:
         message = f"scales positions with rope_type {kind!r:.40}; only {LLAMA3!r} or none is supported."
         raise weights_error(f"{config.weights.path} {message}")
-    options |= {option: scaling.number(theirs) for option, theirs in THEIR_SCALING.items()}
-    return options | {"rope_original_context": scaling.integer(THEIR_SCALING["rope_original_context"])}
+    options |= {option: scaling.number(theirs) for option, theirs in HUGGING_FACE_SCALING.items()}
+    return options | {"rope_original_context": scaling.integer(HUGGING_FACE_SCALING["rope_original_context"])}
 
 
 def _check_architecture(weights: Weights, config: Mapping[str, Any]) -> None:

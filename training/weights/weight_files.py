@@ -137,7 +137,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     )
 
 
-def some(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
     """List the first names: `a, b, c and 12 more`."""
     ordered = sorted(names)
     more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""

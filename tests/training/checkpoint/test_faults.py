@@ -68,10 +68,9 @@ def test_what_is_passed_over_is_told_by_name(run: Run) -> None:
     (foreign / "model.pt").touch()
     incarnation = run.start(1, resume=newest_on_lineage(run.job_dir))
     assert incarnation.wait() == [0]
-    assert "step-12 is passed over: __0_0.distcp has 100 bytes, the manifest says" in incarnation.output()
+    assert "step-12 is ignored: __0_0.distcp has 100 bytes, the manifest says" in incarnation.output()
     assert (
-        "step-13 is passed over: there is no COMMITTED manifest: it was never finished, or is not"
-        in incarnation.output()
+        "step-13 is ignored: there is no COMMITTED manifest: it was never finished, or is not" in incarnation.output()
     )
     assert [event["name"] for event in run.events("checkpoint.damaged")] == ["step-12"]
 

@@ -42,8 +42,11 @@ def test_what_fits_is_found_in_the_runs_own_tensors(checkpoint: Path) -> None:
 
 WRONG = {
     "a layer more": (state(more=torch.ones(1)), "it has no model.more, which this run's model needs"),
-    "a layer less": (state(head=None), "it has model.head, for which this run's model has no place"),
-    "another width": (state(head=torch.ones(3, 8)), r"model.head is \[3, 4\] in it, and \[3, 8\] in this run's model"),
+    "a layer less": (state(head=None), "it has model.head, which this run's model does not have"),
+    "another width": (
+        state(head=torch.ones(3, 8)),
+        r"model.head has shape \[3, 4\] in it, but \[3, 8\] in this run's model",
+    ),
 }
 
 

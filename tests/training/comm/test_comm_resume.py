@@ -54,7 +54,7 @@ def test_hex_equal_after_a_kill_in_the_middle_of_an_exchange(tmp_path: Path) -> 
     whole, run = (Run(tmp_path / name, _settings("diloco")) for name in ("whole", "run"))
     whole.finish(2)
     committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"
-    dying = Sabotage("training.comm._replicas:Replicas._outer", call=2, rank=1, until=str(committed))
+    dying = Sabotage("training.comm._replicas:Replicas._outer_step", call=2, rank=1, until=str(committed))
     codes = run.start(2, sabotage=dying).wait()
     assert codes[1] == -9
     assert codes[0] != 0

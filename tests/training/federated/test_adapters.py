@@ -178,7 +178,7 @@ def test_a_of_ffa_lora_stays_as_the_seed_gave_it_and_never_travels(texts: Path, 
     lora = rounds_of(tmp_path / "lora", config_of("lora", texts, weights)).federation.model
     rounds = rounds_of(tmp_path / "ffa", config_of("ffa_lora", texts, weights))
     model = rounds.federation.model
-    assert all(".lora_B." in name for name in model.weights.travelling)
+    assert all(".lora_B." in name for name in model.weights.shared_shapes)
     assert set(model.constants) == {name for name in lora.weights.shapes if ".lora_A." in name}
     train(rounds)
     for name, value in model.constants.items():
@@ -198,7 +198,7 @@ def test_scl_tells_what_it_sends_with_and_without_down_proj(
     assert model.weights.size == NUMBERS["scl"] + down * train_down_proj
     assert model.task.facts["compression_numbers"] == NUMBERS["scl"]
     assert model.task.facts["down_proj_numbers"] == down
-    names = set(model.weights.travelling)
+    names = set(model.weights.shared_shapes)
     assert all(compression.is_part(name) or name.endswith(".down.weight") for name in names)
     assert any(name.endswith(".down.weight") for name in names) == train_down_proj
     assert set(rounds.server.state()["model"]) == names, "what stays is not in a checkpoint"

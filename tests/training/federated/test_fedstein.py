@@ -90,8 +90,8 @@ class TestRounds:
     def test_what_travels(self, tmp_path: Path) -> None:
         rounds = ready(tmp_path, RUN)
         model, server = rounds.federation.model, rounds.server
-        assert set(model.weights.travelling) == {"hidden.weight", "hidden.bias", "head.weight", "head.bias"}
-        assert set(model.statistics.travelling) == {"norm.running_mean", "norm.running_var"}
+        assert set(model.weights.shared_shapes) == {"hidden.weight", "hidden.bias", "head.weight", "head.bias"}
+        assert set(model.statistics.shared_shapes) == {"norm.running_mean", "norm.running_var"}
         before = server.weights[model.weights.shared :].clone()
         train(rounds)
         assert rounds.work.sizes_of(rounds.work.training_task, server) == {

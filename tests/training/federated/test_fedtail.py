@@ -206,9 +206,9 @@ class TestRounds:
     def test_what_travels(self, tmp_path: Path) -> None:
         fedavg = ready(tmp_path / "fedavg", {**RUN, "algorithm": "fedavg"})
         without = ready(tmp_path / "without", with_options(**NOTHING_BUT_CLASSES))
-        assert without.federation.model.weights.travelling == fedavg.federation.model.weights.travelling
-        more = ready(tmp_path / "more", RUN).federation.model.weights.travelling.items()
-        added = dict(more - fedavg.federation.model.weights.travelling.items())
+        assert without.federation.model.weights.shared_shapes == fedavg.federation.model.weights.shared_shapes
+        more = ready(tmp_path / "more", RUN).federation.model.weights.shared_shapes.items()
+        added = dict(more - fedavg.federation.model.weights.shared_shapes.items())
         assert added == {"discriminator.weight": (CLIENTS, 6), "discriminator.bias": (CLIENTS,)}
 
     def test_together_as_one_by_one(self, tmp_path: Path) -> None:

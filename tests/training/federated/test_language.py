@@ -91,7 +91,7 @@ def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -
     """They have the same seed and are equal parameter by parameter; a tied head stays the embedding."""
     rounds = rounds_of(tmp_path, table(texts, seed=5, language={"tied": tied}))
     federation = rounds.federation
-    task = contracts.recipe("language").built(federation.prepared.path, federation.config.recipe_options())
+    task = contracts.recipe("language").call_build(federation.prepared.path, federation.config.recipe_options())
     for name, parameter in task.model.named_parameters():
         expected = initialization.whole_parameter(task, 5, name, parameter, torch.device("cpu"))
         assert torch.equal(federation.model.task.model.get_parameter(name), expected)

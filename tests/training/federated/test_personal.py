@@ -27,10 +27,10 @@ class TestAPart:
         layout = federation.loop.federation.model.weights
         everything = dict(federation.loop.federation.model.task.model.named_parameters())
         personal = {tensor for tensor in everything if tensor.startswith(f"{part}.")}
-        assert set(layout.travelling) == set(everything) - personal != set(everything)
-        numbers = sum(shape.numel() for shape in layout.travelling.values())
+        assert set(layout.shared_shapes) == set(everything) - personal != set(everything)
+        numbers = sum(shape.numel() for shape in layout.shared_shapes.values())
         assert federation.messages.up.tensors == {"delta": ((numbers,), torch.float64)}
-        assert set(federation.messages.down.tensors) == set(layout.travelling)
+        assert set(federation.messages.down.tensors) == set(layout.shared_shapes)
 
     def test_is_each_clients_own(self, name: str, tmp_path: Path) -> None:
         part, run = PARTS[name]

@@ -31,7 +31,7 @@ ERRORS = ("KeyError: 1", "OSError: 5")
 
 
 NAMELESS: Any = SimpleNamespace(
-    divided=SimpleNamespace(names=(), evaluated=np.full(CLIENTS, 10)),
+    divided=SimpleNamespace(names=(), validation_sizes=np.full(CLIENTS, 10)),
     config=SimpleNamespace(client_lr_schedule="constant"),
 )
 """All that is asked of a federation whose clients have no names."""
@@ -114,7 +114,7 @@ def test_a_client_that_few_samples_evaluate_is_not_the_worst(clock: Clock) -> No
     """Neither by name nor in the spread over clients, unless there are no others."""
 
     def found(*evaluated: int) -> tuple[int, float]:
-        reporter, divided = Reporter(), SimpleNamespace(names=(), evaluated=np.array(evaluated))
+        reporter, divided = Reporter(), SimpleNamespace(names=(), validation_sizes=np.array(evaluated))
         federation: Any = SimpleNamespace(**{**vars(NAMELESS), "divided": divided})
         round_reporter = RoundReporter(reporter, federation, coverage())
         accuracies = Evaluation({"accuracy": 0.5}, {"accuracy": np.array([0.0, 0.4, 0.9])})

@@ -188,7 +188,7 @@ def test_a_fixed_schedule_mixes_models_as_by_hand(buffer: int, tmp_path: Path) -
             sent = loop.work.run(chunk, round_, loop.work.training_task, loop.server)
             rows = zip(sent.clients.tolist(), sent.values["model"], strict=True)
             began |= {client: (round_, row.clone()) for client, row in rows}
-        there = [*plan.arriving.tolist(), *plan.clients[plan.is_now(plan.clients)].tolist()]
+        there = [*plan.arriving.tolist(), *plan.clients[plan.counts_in_round(plan.clients)].tolist()]
         factors = {client: (1 + round_ - began[client][0]) ** -0.5 for client in there}
         whole = float(sizes[there].sum())
         mixed = sum(factors[c] * float(sizes[c]) * began[c][1] for c in there) / whole

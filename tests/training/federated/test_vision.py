@@ -61,7 +61,7 @@ def test_the_portal_sees_how_its_data_would_be_divided() -> None:
     assert labels.names == tuple("0123456789")
     assert {split: len(found) for split, found in labels.by_split.items()} == task().samples
     data = vision.prepare(Path()).path
-    built = contracts.recipe("vision").built(data, {})
+    built = contracts.recipe("vision").call_build(data, {})
     everything = built.batch("train", np.arange(built.samples["train"]))
     assert (everything[1].numpy() == labels.by_split["train"]).all()
 

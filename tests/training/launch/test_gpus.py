@@ -115,7 +115,7 @@ def test_which_gpus_they_are_is_told_once_and_again_when_they_are_others(nvml: S
     second = {"local_rank": 1, "uuid": uuid(0), "index": 0, "minor": 0, "bus": bus(0), **h100}
     assert watched.told("gpus") == [{"gpus": [first, second]}]
     nvml.set_state("* count 2", "* reload 1")
-    until(lambda: watched.told("gpus") and watched.gpus.machine.reopened)
+    until(lambda: watched.told("gpus") and watched.gpus.inventory.reopened)
     assert len(watched.told("gpus")) == 1, "they are the same as before"
     nvml.set_state("* count 2", "* reload 2", "1 uuid GPU-another")
     assert until(lambda: watched.told("gpus")[1:]) == [{"gpus": [{**first, "uuid": "GPU-another"}, second]}]

@@ -62,13 +62,13 @@ def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members
         RankFailure(2, "signal", None, 9, "killed"),
     ]
     second.report_ended(0, failures)
-    assert first.ended(0, second.me) == failures
+    assert first.reported_failures(0, second.me) == failures
     (path,) = tmp_path.rglob(f"ended-0.{second.me.id}.json")
     payload = json.loads(path.read_text())
     known = {"rank", "kind", "exit_code", "signal", "error", "order"}
     assert all(set(failure) == known for failure in payload["failures"])
     path.write_text(json.dumps({"failures": payload["failures"]}))
-    assert first.ended(0, second.me) == [replace(failures[0], last_lines=[]), failures[1]]
+    assert first.reported_failures(0, second.me) == [replace(failures[0], last_lines=[]), failures[1]]
 
 
 def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -> None:

@@ -100,7 +100,7 @@ def test_other_addresses_are_refused(url: str, table: str, tmp_path: Path, monke
     [
         ("no-such-branch", "cannot be fetched: fatal: couldn't find remote ref no-such-branch"),
         ("0123456789", "cannot be fetched: fatal: 0123456789: not a valid SHA1"),
-        ("--upload-pack=touch", "script.ref = '--upload-pack=touch' is no branch, tag or commit"),
+        ("--upload-pack=touch", "script.ref = '--upload-pack=touch' is not a branch, tag or commit"),
     ],
 )
 def test_what_the_repository_has_not_is_named(repository: Path, tmp_path: Path, ref: str, words: str) -> None:

@@ -177,7 +177,7 @@ def test_what_is_listed_is_let_through(row: Combination) -> None:
         ({"mesh": {"pp": 4}, "language": {"layers": 3}}, 4, "mesh.pp", "the model has 3. At most: 2"),
         ({"mesh": {"cp": 9}}, 18, "mesh.cp", "does not fall into 2 × 9 chunks. The nearest that does: 6."),
         ({"mesh": {"cp": 2}, "language": {"context": 97}}, 2, "mesh.cp", "2 × 2 chunks. The nearest that does: 1."),
-        ({"mesh": {"shard": 2}}, 2, "mesh.shard", 'is no axis of ddp. Write parallelism = "fsdp"'),
+        ({"mesh": {"shard": 2}}, 2, "mesh.shard", 'is not an axis of ddp. Write parallelism = "fsdp"'),
         ({"mesh": {"dp": 2}}, 4, "mesh.dp", "Write 4, or leave it out"),
         ({"mesh": {"dp": 1, "tp": 2}}, 4, "mesh.dp", "Write 2, or leave it out: it takes what is left over."),
         ({"mesh": {"dp": 2, "tp": 4}}, 2, "mesh.tp", "dp 2 × tp 4 = 8 does not divide 2 ranks. Write 1."),

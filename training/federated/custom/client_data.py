@@ -216,7 +216,7 @@ def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
     try:
         tensors = tuple(_tensor(part).detach().cpu() for part in found)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"data({client}) gives what is no tensor: {error}") from None
+        raise DataError(f"data({client}) gives something that is not a tensor: {error}") from None
     if any(
         not 1 <= tensor.dim() <= MAX_DIMS or tensor.is_complex() or tensor.layout is not torch.strided
         for tensor in tensors
