@@ -205,13 +205,13 @@ def _code(where: object, code: object) -> str:
     return code
 
 
-def evaluate(cases: Sequence[LabelledCase], catalogue: Catalogue, *, without: bool = False) -> Score:
+def evaluate(cases: Sequence[LabelledCase], catalogue: Catalogue, *, without_frameworks: bool = False) -> Score:
     """Score a catalogue on cases.
 
     With `without`, also score each framework's own cases with that framework's entries removed.
     """
     score = Score([JudgedCase(case, case.verdict(catalogue)) for case in cases])
-    for name in catalogue.frameworks() if without else ():
+    for name in catalogue.frameworks() if without_frameworks else ():
         framework_cases = [judged.case for judged in score.judged if name in judged.case.software and judged.is_right]
         if framework_cases:
             reduced = catalogue.without_framework(name)

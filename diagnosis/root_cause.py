@@ -53,8 +53,8 @@ def _is_xid_echo(sign: Sign, candidates: Sequence[Sign]) -> bool:
 
 
 def _within_a_minute(first: Sign, second: Sign) -> bool:
-    if first.prefix.up is not None and second.prefix.up is not None:
-        return abs(second.prefix.up - first.prefix.up) <= 60
+    if first.prefix.uptime is not None and second.prefix.uptime is not None:
+        return abs(second.prefix.uptime - first.prefix.uptime) <= 60
     return first.at is None or second.at is None or abs(second.at - first.at) <= 60
 
 
@@ -107,7 +107,7 @@ def _may_have_caused(sign: Sign, first: Sign) -> bool:
 
 
 def _follows_stop_signal(first: Sign, case: Case) -> bool:
-    """Return whether the processes had been sent SIGTERM before: an error while they save and leave is no cause."""
+    """Return whether the processes had been sent SIGTERM before: an error while they save and leave is not a cause."""
     stops = [sign for sign in case.echoes if sign.file == first.file and _STOP_WORDS.search(sign.text)]
     return any(sign.line < first.line for sign in stops)
 

@@ -93,7 +93,7 @@ class Prefix:
     node: str = ""
     stamp: float | None = None
     is_dated: bool = False
-    up: float | None = None
+    uptime: float | None = None
     level: str = ""
 
     @property

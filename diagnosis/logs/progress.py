@@ -39,11 +39,11 @@ CLIMB_MARKS = 3  # marks of a rise, for it not to be one bad step
 
 @dataclass(frozen=True, slots=True)
 class StepMark:
-    """One step that a line reports, with the total (`of`) and the loss if it names them."""
+    """One step that a line reports, with the total and the loss if it names them."""
 
     line: int
     step: float
-    of: int | None = None
+    total: int | None = None
     loss: float | None = None
 
 

@@ -168,7 +168,7 @@ class Catalogue:
             found = self._compiled[pattern] = re2.compile(unbounded(pattern).encode(), options(max_mem=8 << 20))
         return found
 
-    def entries_for(self, words: bytes) -> LineEntries:
+    def line_entries(self, words: bytes) -> LineEntries:
         """Return the entries that match a line and all lines that differ from it in digits only.
 
         `words`: without prefixes.
@@ -217,9 +217,9 @@ class Catalogue:
     def _matchers(self) -> dict[tuple[str, ...], Any]:
         return {}
 
-    def entries_on(self, words: bytes) -> list[Entry]:
+    def entries_matching(self, words: bytes) -> list[Entry]:
         """Return all entries that match a line. `words`: the line without its prefixes."""
-        named = self.entries_for(words)
+        named = self.line_entries(words)
         return [*named.entries, *named.matching_digits(words)]
 
     def _without_excluded(self, entries: list[Entry], words: bytes) -> list[Entry]:

@@ -52,7 +52,7 @@ class Prefilter:
         return found
 
     def _classify(self, line: bytes) -> LineKind:
-        named = self.catalogue.entries_for(without_prefixes(line))
+        named = self.catalogue.line_entries(without_prefixes(line))
         is_structure = self._structure.search(line) is not None
         is_anchored = any("^" in entry.pattern for entry in named.digit_dependent)
         return LineKind(named, is_anchored, is_structure, bool(named.entries or named.digit_dependent or is_structure))

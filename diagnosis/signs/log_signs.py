@@ -19,7 +19,7 @@ from diagnosis.signs import collectives
 from diagnosis.signs.sign import PRINTED, Sign
 from diagnosis.signs.survival import mark_survived
 
-# Words of advice or conjecture: what follows them on a line is no evidence.
+# Words of advice or conjecture: what follows them on a line is not evidence.
 _HEDGING_WORDS = re.compile(
     rb"\b(?:might be|may be|could be|can be|possibly|probably|perhaps|consider|try |e\.g\.|such as|for example|hint|"
     rb"tip|if you|in case|to avoid|to prevent|instead of|see also|suggest\w*|recommend\w*|make sure|please check|"
@@ -181,7 +181,7 @@ def classify_exception(
         doing += tuple(name for name in operations_of(frame_link.frames) if name not in doing)
     candidates: list[tuple[int, int, Entry]] = []
     for index, line in enumerate(_lines(link)):
-        for entry in catalogue.entries_on(line.encode()):
+        for entry in catalogue.entries_matching(line.encode()):
             if entry.role in {"root", "echo"} and not (index and entry.is_generic):
                 candidates.append((_specificity(entry) - (index > 0), -index, entry))
     for entry in catalogue.traceback_entries_for(link.name, link.type):

@@ -121,17 +121,17 @@ def _bus_address(value: object) -> str:
 # Signs and logs.
 
 
-def signs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> list[Sign]:
-    """Return signs of processes killed for memory and of what was full. `ends`: of the ranks on this node."""
-    return [*_memory_signs(snapshot, ends), *_shm_signs(snapshot), *_disk_signs(snapshot)]
+def signs_of_snapshot(snapshot: NodeSnapshot, exits: Sequence[RankExit]) -> list[Sign]:
+    """Return signs of processes killed for memory and of what was full. `exits`: of the ranks on this node."""
+    return [*_memory_signs(snapshot, exits), *_shm_signs(snapshot), *_disk_signs(snapshot)]
 
 
-def _memory_signs(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Iterator[Sign]:
+def _memory_signs(snapshot: NodeSnapshot, exits: Sequence[RankExit]) -> Iterator[Sign]:
     """Yield a root for kills that the kernel counted.
 
     If others share the control group, only if a rank was also killed.
     """
-    killed = [end for end in failures(ends) if end.signal == SIGKILL]
+    killed = [end for end in failures(exits) if end.signal == SIGKILL]
     if snapshot.oom_kills:
         what = "a process was" if snapshot.oom_kills == 1 else f"{snapshot.oom_kills:,} processes were"
         role = "root" if killed or not snapshot.has_others else "confirmation"
@@ -179,9 +179,9 @@ def _disk_signs(snapshot: NodeSnapshot) -> Iterator[Sign]:
 
 
 def _sign(
-    snapshot: NodeSnapshot, text: str, cause: str, role: str, ends: Sequence[RankExit] = (), *, of: str = "snapshot"
+    snapshot: NodeSnapshot, text: str, cause: str, role: str, exits: Sequence[RankExit] = (), *, of: str = "snapshot"
 ) -> Sign:
-    first = ends[0] if ends else None
+    first = exits[0] if exits else None
     at = first.at if first and first.at is not None else snapshot.at
     prefix = Prefix(rank=first.rank if first else None, node=snapshot.node, stamp=at, is_dated=True)
     return Sign(_source_name(snapshot), 0, text, cause, role, prefix, source_kind=of, is_from_job_folder=True)
@@ -191,10 +191,10 @@ def _source_name(snapshot: NodeSnapshot) -> str:
     return f"snapshot of {snapshot.node}" if snapshot.node else "node snapshot"
 
 
-def logs_of_snapshot(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Iterator[Log]:
+def logs_of_snapshot(snapshot: NodeSnapshot, exits: Sequence[RankExit]) -> Iterator[Log]:
     """Yield the parts that are read like any log: kernel lines, and the output of `nvidia-smi -q`."""
     node = snapshot.node if _NODE.fullmatch(snapshot.node) else "node"
-    is_unrelated = _other_jobs_filter(snapshot, ends)
+    is_unrelated = _other_jobs_filter(snapshot, exits)
     lines = [
         f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}+0000 {node} kernel: {text}\n"
         for at, text in snapshot.kernel
@@ -215,14 +215,14 @@ def _smi_report_of_job(snapshot: NodeSnapshot) -> str:
     return "".join((head, *job_sections))
 
 
-def _other_jobs_filter(snapshot: NodeSnapshot, ends: Sequence[RankExit]) -> Callable[[float, str], bool]:
+def _other_jobs_filter(snapshot: NodeSnapshot, exits: Sequence[RankExit]) -> Callable[[float, str], bool]:
     """Return a predicate for kernel lines that are about another job.
 
     These name another job's GPU, or a process that was killed for memory before the ranks started or in a control group
     that the ranks are not in.
     """
-    pids = {str(end.pid) for end in ends if end.pid}
-    began = min((end.at - end.seconds for end in ends if end.at and end.seconds is not None), default=0.0)
+    pids = {str(end.pid) for end in exits if end.pid}
+    began = min((end.at - end.seconds for end in exits if end.at and end.seconds is not None), default=0.0)
     job_pids = {
         kill["pid"]
         for at, text in snapshot.kernel

@@ -82,17 +82,17 @@ def _parse_exit(record: dict[str, Any], node: str) -> RankExit | None:
     )
 
 
-def failures(ends: Iterable[RankExit]) -> list[RankExit]:
+def failures(exits: Iterable[RankExit]) -> list[RankExit]:
     """Return the exits that are failures, earliest first."""
-    return sorted((end for end in ends if end.is_failure), key=lambda end: (end.at or 0.0, end.rank))
+    return sorted((end for end in exits if end.is_failure), key=lambda end: (end.at or 0.0, end.rank))
 
 
-def first_failed_rank(ends: Sequence[RankExit], named: int | None) -> int | None:
+def first_failed_rank(exits: Sequence[RankExit], named: int | None) -> int | None:
     """Return the rank that failed first by time; `named`, the launcher's own answer, where times are too close to tell.
 
     A rank that raised takes a moment to exit, in which its peers notice and may be gone before it.
     """
-    failed = failures(ends)
+    failed = failures(exits)
     if not failed:
         return named
     first = failed[0]
@@ -104,9 +104,9 @@ def first_failed_rank(ends: Sequence[RankExit], named: int | None) -> int | None
     return first.rank if len(near) == 1 else None
 
 
-def signs_of_exits(ends: Sequence[RankExit], *, named: int | None = None) -> list[Sign]:
+def signs_of_exits(exits: Sequence[RankExit], *, named: int | None = None) -> list[Sign]:
     """Return signs of the earliest failures, the first one marked, and of ranks that could not be ended."""
-    first, failed = first_failed_rank(ends, named), failures(ends)
+    first, failed = first_failed_rank(exits, named), failures(exits)
     reported = failed[:MOST_SIGNS] + [end for end in failed[MOST_SIGNS:] if end.rank == first]
     found = []
     for end in reported:
@@ -115,7 +115,7 @@ def signs_of_exits(ends: Sequence[RankExit], *, named: int | None = None) -> lis
             groups["first"] = "yes"
         prefix = Prefix(rank=end.rank, node=end.node, stamp=end.at, is_dated=True)
         found.append(Sign(LAUNCHER, 0, str(end), "unknown", "exit", prefix, groups=groups, source_kind="trainer"))
-    stuck = [end for end in ends if end.is_stuck]
+    stuck = [end for end in exits if end.is_stuck]
     if stuck:
         text = f"rank {stuck[0].rank} could not be killed, not even by SIGKILL: it hangs in the kernel"
         prefix = Prefix(rank=stuck[0].rank, node=stuck[0].node)

@@ -41,7 +41,7 @@ PRINTED = "printed"
 class Sign:
     """Something that may be the cause of a failure, or follow from it.
 
-    `at` in Unix seconds; `survived` says why it is no cause after all; `line` is 0 for records without lines.
+    `at` in Unix seconds; `survived` says why it is not a cause after all; `line` is 0 for records without lines.
     """
 
     file: str
@@ -55,7 +55,7 @@ class Sign:
     operations: tuple[str, ...] = ()
     count: int = 1
     at: float | None = None
-    survived: str = ""  # why it is no cause after all
+    survived: str = ""  # why it is not a cause after all
     groups: dict[str, str] = field(default_factory=dict)
     source_kind: str = ""  # kernel, slurm, flight …; empty where the entry's scope says it
     is_from_job_folder: bool = False

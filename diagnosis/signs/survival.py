@@ -1,4 +1,4 @@
-"""Mark what a run has survived, which is no cause: steps, a planned end or ordinary output came after it."""
+"""Mark what a run has survived, which is not a cause: steps, a planned end or ordinary output came after it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _is_of_next_attempt(scanned: ScannedLog, other: Sign, sign: Sign) -> bool:
 
 
 def _is_as_specific(other: Sign, sign: Sign) -> bool:
-    """Return whether the later sign is no vaguer than the earlier: a program's end mostly names less than its cause."""
+    """Return whether the later sign is as specific as the earlier: a program's end mostly names less than its cause."""
     return _vagueness(other) <= _vagueness(sign)
 
 

@@ -190,7 +190,7 @@ def entry_matches(entry: Entry, line: str, catalogue: Catalogue) -> bool:
     """Return whether an entry matches a line. For a traceback that is its last line; its frames are taken to match."""
     words = line[parse_prefix(line).length :]
     if not entry.is_for_tracebacks:
-        return any(found.name == entry.name for found in catalogue.entries_on(words.encode()))
+        return any(found.name == entry.name for found in catalogue.entries_matching(words.encode()))
     kind, _, message = words.partition(": ")
     return matches_traceback(replace(entry, frame="", during=()), Traceback(1, 1, kind, message), (), catalogue)
 

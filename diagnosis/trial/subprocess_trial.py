@@ -18,7 +18,7 @@ SECONDS = 30.0  # of waiting; CPU time is limited further
 MOST_AT_ONCE = 2  # per process
 WAIT_S = 10.0  # for a free place
 ROOT = Path(__file__).resolve().parents[1]
-_places = threading.BoundedSemaphore(MOST_AT_ONCE)
+_slots = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 def try_entry(raw: Mapping[str, Any], others: Iterable[Entry] = ()) -> EntryTrial:
@@ -30,12 +30,12 @@ def try_entry(raw: Mapping[str, Any], others: Iterable[Entry] = ()) -> EntryTria
     glance = EntryTrial()
     if check_fields(raw, glance) is None or not glance.is_fit:  # no process needed
         return glance
-    if not _places.acquire(timeout=WAIT_S):
+    if not _slots.acquire(timeout=WAIT_S):
         return _rejected("Other entries are being tried. Try again in a moment.")
     try:
         return _run({"entry": dict(raw), "others": [entry_as_json(other) for other in others]})
     finally:
-        _places.release()
+        _slots.release()
 
 
 def entry_as_json(entry: Entry) -> dict[str, Any]:

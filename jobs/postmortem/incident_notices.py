@@ -202,13 +202,13 @@ def _lost_work(incident: Incident) -> str:
     attempt = incident.attempt
     if attempt.step is None:
         return ""
-    counts = attempt.job.job_kind.unit
+    unit = attempt.job.job_kind.unit
     resumable = Checkpoint.objects.resumable().filter(job=attempt.job_id, step__lte=attempt.step)
     newest = resumable.order_by("-step").values_list("step", flat=True).first()
     if newest is None:
-        return f"all {formatting.plural(attempt.step, counts)}: there is no checkpoint"
+        return f"all {formatting.plural(attempt.step, unit)}: there is no checkpoint"
     lost = attempt.step - newest
-    since = f"{formatting.plural(lost, counts)} since the checkpoint at {counts} {formatting.count(newest)}"
+    since = f"{formatting.plural(lost, unit)} since the checkpoint at {unit} {formatting.count(newest)}"
     return since if lost else ""
 
 

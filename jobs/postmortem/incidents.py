@@ -41,7 +41,7 @@ from vigil_core.masking import masked
 
 logger = logging.getLogger(__name__)
 
-# Ends of attempts that are no failures: as requested, or before they ran.
+# Ends of attempts that are not failures: as requested, or before they ran.
 NOT_FAILURES = frozenset(
     {"", "completed", "stopped", "preempted", "requeued", "cancelled", "rejected", "unmet", "fenced", "withdrawn"}
 )

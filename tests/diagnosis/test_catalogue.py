@@ -37,7 +37,7 @@ FRAME_OF = {
 def _finds(entry: Entry, line: str) -> bool:
     known = Catalogue([entry])
     if not entry.is_for_tracebacks:
-        return entry in known.entries_on(line[parse_prefix(line).length :].encode())
+        return entry in known.entries_matching(line[parse_prefix(line).length :].encode())
     kind, _, message = line[parse_prefix(line).length :].partition(": ")
     frames = [FRAME_OF[entry.during[0]]] if entry.during else []
     if entry.frame:

@@ -9,7 +9,7 @@ from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
 from jobs.client_name import client_name
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.collected import IncidentEvidence, context, listed
+from jobs.postmortem.evidence.collected import IncidentEvidence, context, first_few
 from jobs.postmortem.evidence.ranks import EVENTS
 from training.federation.tables import NAME_LETTERS
 from vigil_core import untrusted
@@ -80,7 +80,7 @@ def _excluded_clients(incident: Incident, found: IncidentEvidence) -> None:
         if client is not None and round_ is not None:
             since.setdefault(client, (round_, client_name(client, _name(data))))
     if since:
-        each = listed(f"{who} since round {round_:,}" for _, (round_, who) in sorted(since.items()))
+        each = first_few(f"{who} since round {round_:,}" for _, (round_, who) in sorted(since.items()))
         text = f"excluded because their updates were not finite: {each}"
         found.signs.append(context(EVENTS, text, cause="numerics.nan"))
 

@@ -33,7 +33,7 @@ class IncidentEvidence:
     """When to stop collecting, in monotonic seconds."""
     logs: list[LogFile] = field(default_factory=list)
     read: ReadLogs = field(default_factory=ReadLogs)
-    ends: list[RankExit] = field(default_factory=list)
+    exits: list[RankExit] = field(default_factory=list)
     signs: list[Sign] = field(default_factory=list)
     available: set[str] = field(default_factory=set)
     unavailable: list[str] = field(default_factory=list)
@@ -43,12 +43,12 @@ class IncidentEvidence:
 
         The rank's own output is never used.
         """
-        return next((end.node for end in self.ends if end.rank == rank), "")
+        return next((end.node for end in self.exits if end.rank == rank), "")
 
     @property
     def ended_at(self) -> dict[int, float]:
         """Return when ranks failed by themselves, in Unix seconds by rank."""
-        return {end.rank: end.at for end in rank_exits.failures(self.ends) if end.at is not None}
+        return {end.rank: end.at for end in rank_exits.failures(self.exits) if end.at is not None}
 
 
 Source = Callable[[Incident, Catalogue, IncidentEvidence], None]
@@ -97,7 +97,7 @@ def context(file: str, text: str, *, cause: str = "unknown", node: str = "", at:
     return Sign(file, 0, text[:1000], cause, "context", prefix, source_kind="context")
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
+def first_few(names: Iterable[str], most: int = 8) -> str:
     """Return the first few names, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""

@@ -51,7 +51,11 @@ def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: Inci
     if damaged or (checkpoint is not None and checkpoint.state == Checkpoint.State.CORRUPT):
         whole = rows.resumable().exclude(name__in=damaged).order_by("-generation", "-step")
         names = list(whole.values_list("name", flat=True)[:3])
-        left = f"to go on from there was {', '.join(names)}" if names else "no other checkpoint was there to go on from"
+        left = (
+            f"checkpoints to resume from: {', '.join(names)}"
+            if names
+            else "there is no other checkpoint to resume from"
+        )
         found.signs.append(context(CHECKPOINTS, left, cause="checkpoint.corrupt"))
 
 
@@ -94,7 +98,7 @@ def others_that_failed(incident: Incident, catalogue: Catalogue, found: Incident
 
 
 def _others(incidents: IncidentQuerySet, attempt: Attempt) -> dict[int, tuple[str, str]]:
-    """Return node and cause by job, without jobs of the same sweep. A cause that a person gave is no evidence."""
+    """Return node and cause by job, without jobs of the same sweep. A cause that a person gave is not evidence."""
     same_job = Q(attempt__job=attempt.job_id)
     if attempt.job.sweep_id:
         same_job |= Q(attempt__job__sweep=attempt.job.sweep_id)

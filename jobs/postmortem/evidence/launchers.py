@@ -15,7 +15,7 @@ from diagnosis.signs.rank_exits import LAUNCHER
 from diagnosis.signs.sign import Sign
 from jobs import restarts
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.collected import IncidentEvidence, context, job_folder, listed
+from jobs.postmortem.evidence.collected import IncidentEvidence, context, first_few, job_folder
 from vigil_core import untrusted
 
 EXITS, SNAPSHOTS = "ends", "looks"
@@ -30,10 +30,10 @@ def exits_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvid
     if folder is None:
         return
     for node, document in folder.of_nodes(EXITS, found, limit=EXITS_BYTES):
-        found.ends += rank_exits.parse_exits(document, node=node)[: rank_exits.MOST_RANKS - len(found.ends)]
-    if found.ends:
+        found.exits += rank_exits.parse_exits(document, node=node)[: rank_exits.MOST_RANKS - len(found.exits)]
+    if found.exits:
         found.available.add("ends")
-        found.signs += rank_exits.signs_of_exits(found.ends, named=_blamed_rank(incident, found))
+        found.signs += rank_exits.signs_of_exits(found.exits, named=_blamed_rank(incident, found))
 
 
 def report_of_launcher(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
@@ -52,7 +52,7 @@ def report_of_launcher(incident: Incident, catalogue: Catalogue, found: Incident
     if lines := failure.get("last_lines"):
         last_lines = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
         found.signs.append(context(LAUNCHER, last_lines, node=prefix.node))
-    if failure.get("kind") == "hang" or any(end.is_failure for end in found.ends):
+    if failure.get("kind") == "hang" or any(end.is_failure for end in found.exits):
         return  # a hung rank was killed by its launcher
     groups = {"first": "yes"}
     for key, name in (("exit_code", "code"), ("signal", "signal")):
@@ -94,8 +94,8 @@ def snapshots_of_nodes(incident: Incident, catalogue: Catalogue, found: Incident
     parsed = (node_snapshot.parse_snapshot(document, node=node) for node, document in documents)
     snapshots = [snapshot for snapshot in parsed if snapshot is not None]
     nodes_with_snapshot = {snapshot.node for snapshot in snapshots}
-    if missing := [node for node in attempt.nodes if node not in nodes_with_snapshot and (snapshots or found.ends)]:
-        found.unavailable.append(f"memory and disk of {listed(missing)}: no snapshot was taken")
+    if missing := [node for node in attempt.nodes if node not in nodes_with_snapshot and (snapshots or found.exits)]:
+        found.unavailable.append(f"memory and disk of {first_few(missing)}: no snapshot was taken")
     if not snapshots:
         return
     found.available.add("snapshots")
@@ -106,7 +106,7 @@ def snapshots_of_nodes(incident: Incident, catalogue: Catalogue, found: Incident
     for snapshot in snapshots:
         for what, why in snapshot.unavailable.items():
             unreadable.setdefault(f"{what} ({why})", []).append(snapshot.node or "a node")
-    found.unavailable += [f"{what} on {listed(nodes)}" for what, nodes in unreadable.items()]
+    found.unavailable += [f"{what} on {first_few(nodes)}" for what, nodes in unreadable.items()]
     if len(snapshots) >= len(attempt.nodes) and all(snapshot.has_kernel_log for snapshot in snapshots):
         found.available.add("kernel")
     if len(snapshots) >= len(attempt.nodes) and all(snapshot.oom_kills == 0 for snapshot in snapshots):
@@ -114,7 +114,7 @@ def snapshots_of_nodes(incident: Incident, catalogue: Catalogue, found: Incident
 
 
 def _exits_on(snapshot: NodeSnapshot, found: IncidentEvidence) -> list[rank_exits.RankExit]:
-    return [end for end in found.ends if end.node == snapshot.node]
+    return [end for end in found.exits if end.node == snapshot.node]
 
 
 def _read_logs(snapshots: list[NodeSnapshot], catalogue: Catalogue, found: IncidentEvidence) -> None:

@@ -13,7 +13,7 @@ from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs.sign import Sign
 from jobs import allocations
 from jobs.models import Attempt, Incident
-from jobs.postmortem.evidence.collected import NEAR_END, IncidentEvidence, listed
+from jobs.postmortem.evidence.collected import NEAR_END, IncidentEvidence, first_few
 from nodes.health import temperature
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
@@ -34,7 +34,7 @@ def events_of_machines(incident: Incident, catalogue: Catalogue, found: Incident
         return
     reporting = set(Agent.objects.filter(node__in=attempt.nodes, heard_at__gte=since).values_list("node", flat=True))
     if silent := [node for node in attempt.nodes if node not in reporting]:
-        found.unavailable.append(f"machine events on {listed(silent)}: no agent reported")
+        found.unavailable.append(f"machine events on {first_few(silent)}: no agent reported")
     else:
         found.available.add("machines")
     _note_monitoring(attempt, incident.at, found)
@@ -99,7 +99,7 @@ def _signs_of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:
     line = f"NVRM: {what} (PCI:{bus}): {event.code}, {event.text}"
     return [
         Sign(name, 0, line, entry.cause, entry.role, prefix, entry, count=event.count, at=at, source_kind="kernel")
-        for entry in catalogue.entries_on(line.encode())
+        for entry in catalogue.entries_matching(line.encode())
         if entry.scope == "kernel"
     ]
 

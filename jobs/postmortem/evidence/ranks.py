@@ -16,7 +16,7 @@ from diagnosis.signs import stacks
 from diagnosis.signs.sign import Sign
 from jobs.disk import folders, logs, rundir
 from jobs.models import Event, Incident
-from jobs.postmortem.evidence.collected import IncidentEvidence, context, job_folder, listed
+from jobs.postmortem.evidence.collected import IncidentEvidence, context, first_few, job_folder
 from vigil_core import untrusted
 
 MOST_LOGS = 2_048
@@ -124,17 +124,17 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvid
             beats[int(rank[:7])] = (step, untrusted.name(heartbeat.get("phase"), 32))
     if len(beats) < 2:
         return
-    counts = incident.attempt.job.job_kind.unit
+    unit = incident.attempt.job.job_kind.unit
     least, most = min(step for step, _ in beats.values()), max(step for step, _ in beats.values())
     if least == most:
-        found.signs.append(context("heartbeats", f"all {len(beats):,} ranks were at {counts} {most:,}"))
+        found.signs.append(context("heartbeats", f"all {len(beats):,} ranks were at {unit} {most:,}"))
         return
     behind = sorted(rank for rank, (step, _) in beats.items() if step == least)
     if len(behind) * 2 > len(beats):
         return
     phase = beats[behind[0]][1]
-    who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {listed(map(str, behind))} were"
-    text = f"{who} at {counts} {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
+    who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {first_few(map(str, behind))} were"
+    text = f"{who} at {unit} {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
     prefix = Prefix(rank=behind[0], node=found.node_of(behind[0]))
     found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, source_kind="trainer"))
 
@@ -182,7 +182,7 @@ def _sign_of_numerics(name: str, report: dict[str, Any]) -> Sign:
     odd = sum(isinstance(loss, str) for loss in losses.values())
     step = untrusted.count(report.get("step"))
     text = f"step {step:,}" if step is not None else "a step"
-    text += f" done again: {odd:,} of {len(losses):,} ranks had a loss that is not finite"
+    text += f", when repeated: {odd:,} of {len(losses):,} ranks had a loss that is not finite"
     text += f", first in {where}" if where else ""
     rank = untrusted.count(first.get("rank"), 1_000_000)
     return Sign(name, 0, text, "numerics.nan", "confirmation", Prefix(rank=rank), source_kind="trainer")

@@ -222,7 +222,7 @@ def _climbed(losses: Floats) -> bool:
 
 
 def _norm_signs(curve: ReportedCurve, cause: str) -> Iterator[Sign]:
-    """Yield that the gradient norm exploded, which supports what the loss says and is no cause by itself."""
+    """Yield that the gradient norm exploded, which supports what the loss says and is not a cause by itself."""
     outline, means = curve.outline, curve.finite
     if len(means) < MIN_POINTS:
         return
