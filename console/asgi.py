@@ -19,7 +19,7 @@ from jobs.api import reports  # noqa: E402
 from jobs.sockets.consumers import JobSocket, JobsSocket, NoSocket  # noqa: E402
 from jobs.sockets.machines import ClusterSocket  # noqa: E402
 from nodes.api import agents  # noqa: E402
-from portal.http.counting import Counted  # noqa: E402
+from portal.http.counting import RequestCounter  # noqa: E402
 from portal.http.limits import Application, BodyLimit  # noqa: E402
 from portal.http.posts import Intake  # noqa: E402
 from portal.http.sockets import SocketGate  # noqa: E402
@@ -34,7 +34,7 @@ sockets = URLRouter(
 )
 application = ProtocolTypeRouter(
     {
-        "http": Counted(Intake(BodyLimit(cast(Application, _django)), [reports.FAST_PATH, agents.FAST_PATH])),
+        "http": RequestCounter(Intake(BodyLimit(cast(Application, _django)), [reports.FAST_PATH, agents.FAST_PATH])),
         "websocket": SocketGate(sockets),
     },
 )

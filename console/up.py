@@ -138,7 +138,7 @@ class Up:
         while not redis_server.answers(redis_server.socket_path(directory)):
             if time.monotonic() > deadline:
                 raise StartRefused(f"Redis does not answer; its log {redis.log} ends with\n{redis.log_tail()}")
-            self.turn(0.01)
+            self.run_once(0.01)
 
     def _start_web(self, mark: str) -> socket.socket:
         """Start web, which prepares the site first; its answer arrives on the returned socket."""
@@ -163,7 +163,7 @@ class Up:
             try:
                 more = preparing.recv(65_536)
             except BlockingIOError:
-                self.turn(0.02)
+                self.run_once(0.02)
                 continue
             if not more:
                 web = self.children["web"]
@@ -226,7 +226,7 @@ class Up:
         demo.start()
         try:
             while demo.is_running:
-                self.turn(0.05)
+                self.run_once(0.05)
         finally:
             demo.kill()
         if demo.process and demo.process.returncode:
@@ -242,7 +242,7 @@ class Up:
                 if time.monotonic() > deadline:
                     late = [name for name, child in self.children.items() if not child.is_ready] or ["web"]
                     raise StartRefused(f"{late[0]} is not ready after {START_PATIENCE_S:.0f} s: see {self.logs}.")
-                self.turn(0.02)
+                self.run_once(0.02)
                 probe.poll()
 
     # running
@@ -252,9 +252,9 @@ class Up:
         while not self.stop_requests:
             now = time.monotonic()
             waits = [child.start_again_at - now for child in self.children.values() if child.process is None]
-            self.turn(max(0.0, min([LOG_POLL_S, *waits])))
+            self.run_once(max(0.0, min([LOG_POLL_S, *waits])))
 
-    def turn(self, wait_s: float) -> None:
+    def run_once(self, wait_s: float) -> None:
         """Wait, then handle signals, new log lines and deaths of children once."""
         signals.sleep(wait_s)
         if self.stop_requests and not self.has_been_ready:

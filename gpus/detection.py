@@ -43,4 +43,4 @@ def detect(names: Sequence[str] | None = None, *, seconds: float, everything: bo
     lines = ReportParser()
     for line in output.splitlines():
         lines.parse(line)
-    return lines.machine
+    return lines.inventory

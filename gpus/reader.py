@@ -76,9 +76,9 @@ class GpuReader:
         """Why there is nothing to read; None otherwise."""
 
     @property
-    def machine(self) -> GpuInventory | None:
+    def inventory(self) -> GpuInventory | None:
         """Return the last reported inventory, also while NVML is silent."""
-        return self._lines.machine
+        return self._lines.inventory
 
     @property
     def pids(self) -> list[int]:
@@ -140,7 +140,7 @@ class GpuReader:
         return [NvmlSilent(self.silent_since)]
 
     def _process_line(self, line: bytes) -> list[GpuReport]:
-        previous, report = self.machine, self._lines.parse(line)
+        previous, report = self.inventory, self._lines.parse(line)
         match report:
             case None:
                 return []
@@ -177,7 +177,7 @@ class GpuReader:
         ]
 
     def _gpu(self, index: int) -> GpuInfo:
-        gpus = self.machine.gpus if self.machine else ()
+        gpus = self.inventory.gpus if self.inventory else ()
         return gpus[index] if index < len(gpus) else GpuInfo(str(index))
 
 

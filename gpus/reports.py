@@ -163,7 +163,7 @@ GpuReport = (
 class ReportParser:
     """Parse a child's output lines into reports; keeps the inventory that they refer to."""
 
-    machine: GpuInventory | None = None
+    inventory: GpuInventory | None = None
     _gpus_by_name: dict[str, GpuInfo] = field(default_factory=dict)
 
     def parse(self, line: bytes) -> GpuReport | None:
@@ -182,9 +182,9 @@ class ReportParser:
                     None if some is None else tuple(some[:MAX_PROCESSES]) for some in document["processes"]
                 )
                 return GpuCounters(at, time, tuple(document["counters"]), processes)
-            if self.machine is not None:
+            if self.inventory is not None:
                 event = document["event"]
-                return DriverEvent(at, time, self.machine.gpus[event["place"]], event["kind"], int(event["value"]))
+                return DriverEvent(at, time, self.inventory.gpus[event["place"]], event["kind"], int(event["value"]))
         return None
 
     def _machine(self, document: dict[str, Any]) -> GpuInventory:
@@ -192,8 +192,8 @@ class ReportParser:
         self._gpus_by_name = {gpu.gpu: gpu for gpu in gpus}
         topology = tuple(tuple(map(str, row)) for row in document.get("topology", ()))
         texts = {name: str(document.get(name) or "") for name in ("driver", "cuda", "nvml")}
-        self.machine = GpuInventory(gpus, topology=topology, reopened=bool(document.get("reopened")), **texts)
-        return self.machine
+        self.inventory = GpuInventory(gpus, topology=topology, reopened=bool(document.get("reopened")), **texts)
+        return self.inventory
 
     def _gpu(self, document: dict[str, Any]) -> GpuInfo:
         """Return the GPU; a lost one reports nothing about itself, so use what an earlier child knew by this name."""

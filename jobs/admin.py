@@ -19,7 +19,7 @@ from jobs.models import Attempt, Checkpoint, Job
 from jobs.spec import Environment, restarts
 from portal.access import note, user_of
 from portal.accounts import projects
-from portal.admin import Audited, History, MembershipInline
+from portal.admin import AuditedAdmin, HistoryAdmin, MembershipInline
 from portal.audit import Change
 from portal.models import Project
 from portal.records import site
@@ -61,7 +61,7 @@ class ProjectForm(_ProjectForm):
 
 
 @admin.register(Project, site=site)
-class ProjectAdmin(Audited, ModelAdmin):
+class ProjectAdmin(AuditedAdmin, ModelAdmin):
     form = ProjectForm
     inlines = (MembershipInline,)
     actions = ("delete_selected",)
@@ -135,7 +135,7 @@ def _found(request: HttpRequest, term: str) -> list[int]:
 
 
 @admin.register(Job, site=site)
-class JobAdmin(History):
+class JobAdmin(HistoryAdmin):
     list_display = ("id", "name", "kind", "project", "owner", "created_at")
     list_filter = ("project",)
     list_select_related = ("project", "owner")
@@ -152,7 +152,7 @@ class JobAdmin(History):
 
 
 @admin.register(Attempt, site=site)
-class AttemptAdmin(History):
+class AttemptAdmin(HistoryAdmin):
     list_display = ("id", "job", "number", "state", "scheduler_id", "created_at", "ended_at")
     list_filter = ("state",)
     list_select_related = ("job",)
@@ -173,7 +173,7 @@ class AttemptAdmin(History):
 
 
 @admin.register(Checkpoint, site=site)
-class CheckpointAdmin(History):
+class CheckpointAdmin(HistoryAdmin):
     list_display = ("id", "job", "step", "name", "state", "bytes", "created_at")
     list_filter = ("state",)
     list_select_related = ("job",)

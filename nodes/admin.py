@@ -29,47 +29,47 @@ from nodes.models import (
     Reservation,
     SiteRule,
 )
-from portal.admin import History, ReadOnly
+from portal.admin import HistoryAdmin, ReadOnlyAdmin
 from portal.records import site
 
 
 @admin.register(Node, site=site)
-class NodeAdmin(ReadOnly):
+class NodeAdmin(ReadOnlyAdmin):
     list_display = ("name", "state", "reason", "partitions", "cpus", "gpus", "is_made_up")
     list_filter = ("state", "is_made_up")
     search_fields = ("name",)
 
 
 @admin.register(Partition, site=site)
-class PartitionAdmin(ReadOnly):
+class PartitionAdmin(ReadOnlyAdmin):
     list_display = ("name", "state", "is_default", "max_time_s", "max_nodes", "is_made_up")
 
 
 @admin.register(Qos, site=site)
-class QosAdmin(ReadOnly):
+class QosAdmin(ReadOnlyAdmin):
     called = ("QOS", "QOS")
     list_display = ("name", "description", "priority")
 
 
 @admin.register(Association, site=site)
-class AssociationAdmin(ReadOnly):
+class AssociationAdmin(ReadOnlyAdmin):
     called = ("account", "accounts")
     list_display = ("account", "user", "partition", "parent", "fair_share", "usage")
     search_fields = ("account", "user")
 
 
 @admin.register(Reservation, site=site)
-class ReservationAdmin(ReadOnly):
+class ReservationAdmin(ReadOnlyAdmin):
     list_display = ("name", "starts_at", "ends_at", "partition")
 
 
 @admin.register(License, site=site)
-class LicenseAdmin(ReadOnly):
+class LicenseAdmin(ReadOnlyAdmin):
     list_display = ("name", "total", "used", "reserved")
 
 
 @admin.register(QueuedJob, site=site)
-class QueuedJobAdmin(ReadOnly):
+class QueuedJobAdmin(ReadOnlyAdmin):
     called = ("queued job", "queue")
     list_display = ("scheduler_id", "name", "user", "state", "partition", "priority", "reason")
     list_filter = ("state", "partition")
@@ -77,13 +77,13 @@ class QueuedJobAdmin(ReadOnly):
 
 
 @admin.register(Reading, site=site)
-class ReadingAdmin(ReadOnly):
+class ReadingAdmin(ReadOnlyAdmin):
     called = ("scheduler poll", "scheduler polls")
     list_display = ("part", "read_at", "failing_since", "error")
 
 
 @admin.register(NodeOrder, site=site)
-class NodeOrderAdmin(ReadOnly):
+class NodeOrderAdmin(ReadOnlyAdmin):
     called = ("drain order", "drain orders")
     list_display = ("node", "action", "reason", "asked_by", "asked_at", "state", "outcome")
     list_filter = ("action", "state")
@@ -91,21 +91,21 @@ class NodeOrderAdmin(ReadOnly):
 
 
 @admin.register(Agent, site=site)
-class AgentAdmin(ReadOnly):
+class AgentAdmin(ReadOnlyAdmin):
     called = ("agent", "agents")
     list_display = ("node", "version", "heard_at", "clock_offset_s", "enrolled_at", "enrolled_by", "is_made_up")
     search_fields = ("node",)
 
 
 @admin.register(Gpu, site=site)
-class GpuAdmin(ReadOnly):
+class GpuAdmin(ReadOnlyAdmin):
     called = ("GPU", "GPUs")
     list_display = ("uuid", "agent", "index", "model", "first_seen_at", "gone_at", "lost_at")
     search_fields = ("uuid", "agent__node")
 
 
 @admin.register(Holding, site=site)
-class HoldingAdmin(History):
+class HoldingAdmin(HistoryAdmin):
     called = ("GPU allocation", "GPU allocations")
     list_display = ("gpu", "agent", "scheduler_id", "user", "source", "since", "until")
     list_filter = ("source",)
@@ -114,7 +114,7 @@ class HoldingAdmin(History):
 
 
 @admin.register(NodeEvent, site=site)
-class NodeEventAdmin(History):
+class NodeEventAdmin(HistoryAdmin):
     called = ("node event", "node events")
     list_display = ("kind", "code", "agent", "gpu", "at", "count", "is_open", "is_confirmed")
     list_filter = ("kind",)
@@ -123,7 +123,7 @@ class NodeEventAdmin(History):
 
 
 @admin.register(HealthEntry, site=site)
-class HealthEntryAdmin(History):
+class HealthEntryAdmin(HistoryAdmin):
     """Findings of health rules; /health has the decisions about them."""
 
     called = ("health entry", "health entries")
@@ -136,7 +136,7 @@ class HealthEntryAdmin(History):
 
 
 @admin.register(SiteRule, site=site)
-class SiteRuleAdmin(ReadOnly):
+class SiteRuleAdmin(ReadOnlyAdmin):
     """Rules of the site; /health/rules tries and saves them."""
 
     called = ("health rule of the site", "health rules of the site")
@@ -145,7 +145,7 @@ class SiteRuleAdmin(ReadOnly):
 
 
 @admin.register(ActionPolicy, site=site)
-class ActionPolicyAdmin(ReadOnly):
+class ActionPolicyAdmin(ReadOnlyAdmin):
     """How far Vigil goes with each action; /health/rules changes it."""
 
     called = ("health policy", "health policies")
@@ -153,7 +153,7 @@ class ActionPolicyAdmin(ReadOnly):
 
 
 @admin.register(BurnIn, site=site)
-class BurnInAdmin(History):
+class BurnInAdmin(HistoryAdmin):
     """Burn-ins; /burnins starts and cancels them."""
 
     called = ("burn-in", "burn-ins")
@@ -163,7 +163,7 @@ class BurnInAdmin(History):
 
 
 @admin.register(BurnInNode, site=site)
-class BurnInNodeAdmin(History):
+class BurnInNodeAdmin(HistoryAdmin):
     called = ("node of a burn-in", "nodes of burn-ins")
     list_display = ("node", "burn_in", "verdict", "outcome", "was_drained", "is_returned")
     list_filter = ("verdict",)
@@ -172,7 +172,7 @@ class BurnInNodeAdmin(History):
 
 
 @admin.register(GoldenRecord, site=site)
-class GoldenRecordAdmin(ReadOnly):
+class GoldenRecordAdmin(ReadOnlyAdmin):
     called = ("golden record", "golden records")
     list_display = ("model", "driver", "test", "kind", "unit", "count", "updated_at")
     list_filter = ("test",)
@@ -180,7 +180,7 @@ class GoldenRecordAdmin(ReadOnly):
 
 
 @admin.register(MaintenanceWindow, site=site)
-class MaintenanceWindowAdmin(History):
+class MaintenanceWindowAdmin(HistoryAdmin):
     """Planned maintenance; /maintenance plans and cancels it."""
 
     called = ("maintenance window", "maintenance windows")
@@ -202,7 +202,7 @@ class HotSpareAdmin(ReadOnly):
 
 
 @admin.register(EnrolmentSecret, site=site)
-class EnrolmentSecretAdmin(ReadOnly):
+class EnrolmentSecretAdmin(ReadOnlyAdmin):
     """Secrets made on the page of agents or by `vigil agent enroll --many`, shown once; deleting one revokes it."""
 
     called = ("enrolment secret", "enrolment secrets")

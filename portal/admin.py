@@ -33,7 +33,7 @@ from vigil_core import formatting
 
 MOST = 10_000
 """Maximum number of rows that are counted and can be paged through."""
-AMONG = 20_000
+SEARCHED_ROWS = 20_000
 """Number of newest rows that are searched for a word: no index helps."""
 MOST_SHOWN = 300
 """Characters of a change shown in the audit log's list; its page shows all."""
@@ -47,7 +47,7 @@ else:
     _ModelAdmin, _UserAdmin, _Paginator = admin.ModelAdmin, DjangoUserAdmin, Paginator
 
 
-class Audited(_ModelAdmin):
+class AuditedAdmin(_ModelAdmin):
     """Write every change made in the admin to the audit log."""
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
@@ -88,7 +88,7 @@ class CappedCount(int):
         return f"{MOST:,}+" if self > MOST else int.__repr__(self)
 
 
-class Bounded(_Paginator):
+class BoundedPaginator(_Paginator):
     """Paginate only the first MOST rows, so that counting and skipping have a bounded cost."""
 
     @cached_property
@@ -97,17 +97,17 @@ class Bounded(_Paginator):
         return CappedCount(rows.order_by()[: MOST + 1].count())
 
 
-class Newest(ChangeList):
+class NewestFirstList(ChangeList):
     """A list that the address can sort only by indexed columns."""
 
     def get_ordering_field(self, field_name: Any) -> Any:
         return super().get_ordering_field(field_name) if field_name in self.sortable_by else None
 
 
-class ReadOnly(Audited, ModelAdmin):
+class ReadOnlyAdmin(AuditedAdmin, ModelAdmin):
     """Records that Vigil writes and people only read."""
 
-    paginator = Bounded
+    paginator = BoundedPaginator
     show_full_result_count = False
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -120,21 +120,21 @@ class ReadOnly(Audited, ModelAdmin):
         return False
 
 
-class History(ReadOnly):
+class HistoryAdmin(ReadOnlyAdmin):
     """Records of which there may be millions: always newest first, and searched only among the newest."""
 
     ordering = ("-id",)
     sortable_by = ("id",)
     show_facets = admin.ShowFacets.NEVER
     list_per_page = 50
-    search_help_text = f"Among the newest {AMONG:,}."
+    search_help_text = f"Among the newest {SEARCHED_ROWS:,}."
 
     def get_changelist(self, request: HttpRequest, **about: Any) -> type[ChangeList]:
-        return Newest
+        return NewestFirstList
 
     def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
         if search_term:
-            beyond = list(queryset.order_by("-pk").values_list("pk", flat=True)[AMONG : AMONG + 1])
+            beyond = list(queryset.order_by("-pk").values_list("pk", flat=True)[SEARCHED_ROWS : SEARCHED_ROWS + 1])
             queryset = queryset.filter(pk__gt=beyond[0]) if beyond else queryset
         return super().get_search_results(request, queryset, search_term)
 
@@ -198,7 +198,7 @@ def slurm_name(name: str | None) -> str | None:
 
 
 @admin.register(User, site=site)
-class UserAdmin(Audited, _UserAdmin, ModelAdmin):
+class UserAdmin(AuditedAdmin, _UserAdmin, ModelAdmin):
     called = ("person", "people")
     form = PersonForm
     add_form = UserCreationForm
@@ -236,7 +236,7 @@ class UserAdmin(Audited, _UserAdmin, ModelAdmin):
 
 
 @admin.register(Token, site=site)
-class TokenAdmin(ReadOnly):
+class TokenAdmin(ReadOnlyAdmin):
     """Let sysadmins see who has which tokens and delete tokens; nobody sees a secret."""
 
     list_display = ("name", "user", "hint", "scope", "ends_at", "last_used_at", "revoked_at")
@@ -249,7 +249,7 @@ class TokenAdmin(ReadOnly):
 
 
 @admin.register(AuditEntry, site=site)
-class AuditEntryAdmin(History):
+class AuditEntryAdmin(HistoryAdmin):
     called = ("audit log entry", "audit log")
     list_display = ("at", "user", "address", "action", "thing", "change", "detail")
     list_filter = ("at",)
@@ -262,7 +262,7 @@ class AuditEntryAdmin(History):
 
 
 @admin.register(AccessAttempt, site=site)
-class AccessAttemptAdmin(History):
+class AccessAttemptAdmin(HistoryAdmin):
     """Failed sign-ins, which lock people out; deleting a row lets the person try again."""
 
     called = ("failed sign-in", "failed sign-ins")
@@ -276,7 +276,7 @@ class AccessAttemptAdmin(History):
 
 
 @admin.register(Announcement, site=site)
-class AnnouncementAdmin(ReadOnly):
+class AnnouncementAdmin(ReadOnlyAdmin):
     """Announcements; /announcements writes and withdraws them."""
 
     called = ("announcement", "announcements")

@@ -46,7 +46,7 @@ class Relay(Protocol):
         ...
 
 
-class Plain:
+class PassThrough:
     """A relay that passes messages on unchanged."""
 
     async def open(self) -> None: ...
@@ -172,7 +172,7 @@ class Hub:
     It connects with the first listener, and reconnects whenever Redis comes back.
     """
 
-    def __init__(self, url: str, relay: Callable[[str], Relay] = lambda topic: Plain()) -> None:
+    def __init__(self, url: str, relay: Callable[[str], Relay] = lambda topic: PassThrough()) -> None:
         self._url, self._relay = url, relay
         self._topics: dict[str, _Topic] = {}
         self._pubsub: redis.asyncio.client.PubSub | None = None

@@ -33,4 +33,4 @@ def send(name: str, args: Sequence[int] = (), *, expires_s: float, countdown: fl
         )
     except (OperationalError, OSError) as error:
         _retry_at = time.monotonic() + RETRY_S
-        logger.warning("Not queued, the next tick finds it: %s%s (%s)", name, tuple(args), error)
+        logger.warning("Not queued; the next tick will pick it up: %s%s (%s)", name, tuple(args), error)

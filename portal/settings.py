@@ -57,7 +57,7 @@ if 0 < len(VIGIL_METRICS_TOKEN) < 16:
 VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # with several web processes, each needs its own name
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
 VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
-# Folders that jobs may read if they run as the portal's Unix user and their owner is no sysadmin
+# Folders that jobs may read if they run as the portal's Unix user and their owner is not a sysadmin
 # (docs/explanations/security.md).
 VIGIL_DATA_ROOTS = tuple(Path(root.strip()).resolve() for root in env("VIGIL_DATA_ROOTS").split(",") if root.strip())
 if any(root.strip()[:1] not in {"", "/"} for root in env("VIGIL_DATA_ROOTS").split(",")):

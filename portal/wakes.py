@@ -51,7 +51,7 @@ class Wake:
                 is_first, is_soon = pipe.execute()
         except (redis.RedisError, OSError) as error:
             _retry_at = time.monotonic() + RETRY_S
-            logger.warning("%s is not woken, its next run comes anyway: %s", self.task, error)
+            logger.warning("%s could not be woken; it runs at its next scheduled time: %s", self.task, error)
             return False
         if is_first:
             self.send(countdown=self.spacing_s if is_soon else None)

@@ -15,7 +15,7 @@ from typing import Literal
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_LINES, MOST_LINE, MOST_LABELS = 100_000, 8_192, 64
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
-# Possessive quantifiers: a line of 8 KiB that is no sample would otherwise be matched in millions of ways.
+# Possessive quantifiers: a line of 8 KiB that is not a sample would otherwise be matched in millions of ways.
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+(?:\{(.*)\})?[ \t]*+([^ \t{}]++)(?:[ \t]+-?\d+)?[ \t]*+")
 _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|\Z)')
 _BACKSLASHED = re.compile(r"\\(.)")

@@ -214,7 +214,7 @@ def exact(then: datetime) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S}.{local.microsecond // 1000:03d} {local:%Z}"
 
 
-def machine(then: datetime) -> str:
+def machine_time(then: datetime) -> str:
     """Return a time in UTC, as a `datetime` attribute expects it."""
     return then.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

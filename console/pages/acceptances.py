@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import forms
 from console.pages.burnins import DURATIONS
-from console.pages.cluster import is_fragment, sysadmin_of, varied
+from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from jobs.acceptances import start as acceptances
 from jobs.burnins import report
 from jobs.burnins.start import CannotBurnIn, NeedsAgreement
@@ -87,7 +87,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "nodes": plain(request.GET.get("nodes", ""))[:MOST_LETTERS],
     }
     template = "nodes/_acceptances.html" if is_fragment(request) else "nodes/acceptances.html"
-    return varied(render(request, template, context))
+    return vary_on_fragment(render(request, template, context))
 
 
 @login_required
@@ -127,7 +127,7 @@ def acceptance_page(request: HttpRequest, acceptance_id: int) -> HttpResponse:
         "now": timezone.now(),
     }
     template = "nodes/_acceptance.html" if is_fragment(request) else "nodes/acceptance.html"
-    return varied(render(request, template, context))
+    return vary_on_fragment(render(request, template, context))
 
 
 @login_required

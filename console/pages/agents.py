@@ -14,7 +14,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages.cluster import is_fragment, sysadmin_of, varied
+from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from nodes.agent.version import VERSION
 from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, EnrolmentSecret, Node, NodeEvent
@@ -124,7 +124,9 @@ def _page(request: HttpRequest, *, new: EnrolmentSecret | None = None, secret: s
         "secret": secret,
         "past_days": GAP_WINDOW.days,
     }
-    return varied(render(request, "nodes/_agents.html" if is_fragment(request) else "nodes/agents.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_agents.html" if is_fragment(request) else "nodes/agents.html", context)
+    )
 
 
 def rows(now: datetime) -> list[AgentRow]:

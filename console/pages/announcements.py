@@ -27,7 +27,7 @@ def index(request: HttpRequest) -> HttpResponse:
     """List announcements; sysadmins write them."""
     mistake = ""
     if request.method == "POST":
-        user = sysadmin_of(request, "announce something")
+        user = sysadmin_of(request, "post announcements")
         try:
             starts_at, ends_at = (_moment(request.POST.get(name, ""), name) for name in ("starts_at", "ends_at"))
             write.announce(user, request.POST.get("text", ""), request.POST.get("level", ""), starts_at, ends_at)

@@ -116,7 +116,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "golden": [(row, golden.value_of(row)) for row in GoldenRecord.objects.all()[:MOST_GOLDEN]],
         "models": list(GoldenRecord.objects.values_list("model", "driver").distinct().order_by("model", "driver")[:50]),
     }
-    return varied(render(request, "nodes/_burn_ins.html" if is_fragment(request) else "nodes/burn_ins.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_burn_ins.html" if is_fragment(request) else "nodes/burn_ins.html", context)
+    )
 
 
 @login_required
@@ -164,7 +166,9 @@ def burn_in_page(request: HttpRequest, burn_in_id: int) -> HttpResponse:
         "cards": cards,
         "chosen": chosen,
     }
-    return varied(render(request, "nodes/_burn_in.html" if is_fragment(request) else "nodes/burn_in.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_burn_in.html" if is_fragment(request) else "nodes/burn_in.html", context)
+    )
 
 
 @login_required

@@ -58,7 +58,7 @@ def _silence(reading: Reading, now: datetime) -> str:
     return ""
 
 
-def varied(response: HttpResponse) -> HttpResponse:
+def vary_on_fragment(response: HttpResponse) -> HttpResponse:
     """Mark the response as varying: page and fragment share an address, and no cache may mix them up."""
     response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
     return response

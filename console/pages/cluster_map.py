@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.pages import map_words, rack_map
-from console.pages.cluster import is_fragment, stale_text, varied
+from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
 from console.pages.map_rows import machines
 from console.pages.packed_map import packed
 from jobs.api.machines import gpu_shapes
@@ -63,7 +63,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
     }
     template = "nodes/_cluster.html" if is_fragment(request) else "nodes/cluster.html"
-    return varied(render(request, template, context))
+    return vary_on_fragment(render(request, template, context))
 
 
 @login_required

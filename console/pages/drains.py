@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import is_fragment, stale_text, varied
+from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
 from jobs.burnins import start as burnins
 from nodes.burnin import plan
 from nodes.cluster import drain as orders
@@ -127,7 +127,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "most_reason": orders.MOST_REASON,
         "burn_in_s": plan.DEFAULT_SECONDS,
     }
-    return varied(render(request, "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html", context)
+    )
 
 
 def _row(drained: DrainedNode, user: User, burn_in: int | None) -> DrainRow:

@@ -11,7 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages.cluster import is_fragment, sysadmin_of, varied
+from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from jobs.errors import Conflict
 from jobs.gameday import start as game_days
 from jobs.gameday.report import drill_reports, upgrades_since
@@ -53,11 +53,11 @@ def index(request: HttpRequest, game_day_id: int | None = None) -> HttpResponse:
         "next": found.next,
     }
     if is_fragment(request):
-        return varied(render(request, "nodes/_gameday.html", context))
+        return vary_on_fragment(render(request, "nodes/_gameday.html", context))
     projects = Project.objects.visible_to(user).order_by("slug")[:MOST_CHOICES]
     context["projects"] = [project.slug for project in projects if can(user, "submit", project)]
     context["partitions"] = list(Partition.objects.order_by("name").values_list("name", flat=True)[:MOST_CHOICES])
-    return varied(render(request, "nodes/gameday.html", context))
+    return vary_on_fragment(render(request, "nodes/gameday.html", context))
 
 
 @login_required

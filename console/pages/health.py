@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages.cluster import is_fragment, sysadmin_of, varied
+from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from console.pages.vigil_itself import status_lines
 from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
@@ -115,7 +115,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "rules": len(rules),
         "vigil_itself": status_lines(user, now),
     }
-    return varied(render(request, "nodes/_health.html" if is_fragment(request) else "nodes/health.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_health.html" if is_fragment(request) else "nodes/health.html", context)
+    )
 
 
 @login_required

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import is_fragment, varied
+from console.pages.cluster import is_fragment, vary_on_fragment
 from nodes.inventory.comparison import Inventory, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.software import Software
 from nodes.models import Agent, Node
@@ -74,7 +74,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "problem": problem,
     }
     name = "nodes/_inventory.html" if is_fragment(request) else "nodes/inventory.html"
-    return varied(render(request, name, context))
+    return vary_on_fragment(render(request, name, context))
 
 
 def headline(inventory: Inventory) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import node_facts
-from console.pages.cluster import is_fragment, stale_text, sysadmin_of, varied
+from console.pages.cluster import is_fragment, stale_text, sysadmin_of, vary_on_fragment
 from console.pages.node_facts import MachineView
 from console.pages.nodes import NodeRow
 from jobs.listing import visibility
@@ -70,7 +70,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         **(_scheduler_context(user, node) if node is not None else {}),
         **(_agent_context(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
     }
-    return varied(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
+    return vary_on_fragment(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
 
 
 def _maintenance(name: str) -> list[MaintenanceWindow]:

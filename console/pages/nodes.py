@@ -13,10 +13,10 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.pages import damaged_gpus
-from console.pages.cluster import is_fragment, stale_text, varied
+from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
 from console.pages.damaged_gpus import MARKS, Damage
 from console.pages.free_slots import countable, free_now
-from console.pages.rack_map import family, letters
+from console.pages.rack_map import family, initials
 from jobs.listing import visibility
 from jobs.listing.queue import QueueSearch, unseen_jobs
 from jobs.listing.visibility import NodeAllocation
@@ -83,7 +83,7 @@ class NodeRow:
         if holder is not None:
             url = reverse("job", args=[holder.job]) if holder.job else ""
             owner = f"{holder.name}, {holder.user}" if holder.user else "in use"
-            return GpuCell(index, "mine" if holder.is_mine else "busy", letters(holder.user), f"{place}: {owner}", url)
+            return GpuCell(index, "mine" if holder.is_mine else "busy", initials(holder.user), f"{place}: {owner}", url)
         if self._is_taken(index):
             return GpuCell(index, "busy", "", f"{place}: in use", "")
         if not self.node.takes_jobs:
@@ -143,7 +143,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "after": first + MOST if first + MOST < len(wanted) else None,
         "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
     }
-    return varied(render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_index.html" if is_fragment(request) else "nodes/index.html", context)
+    )
 
 
 def headline(nodes: list[Node], damage: Mapping[str, Damage]) -> tuple[str, str]:

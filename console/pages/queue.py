@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import is_fragment, stale_text, varied
+from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
 from jobs.listing import visibility
 from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen_jobs
 from nodes.cluster import sync
@@ -54,7 +54,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "fragment": is_fragment(request),
         "read": read,
     }
-    return varied(render(request, "nodes/_queue.html" if is_fragment(request) else "nodes/queue.html", context))
+    return vary_on_fragment(
+        render(request, "nodes/_queue.html" if is_fragment(request) else "nodes/queue.html", context)
+    )
 
 
 def search_of(params: QueryDict) -> QueueSearch:

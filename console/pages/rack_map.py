@@ -51,7 +51,7 @@ class MapCell:
     @property
     def owner(self) -> str:
         holder = self.device.holder
-        return letters(holder.user) if holder else "··" if self.device.is_allocated else ""
+        return initials(holder.user) if holder else "··" if self.device.is_allocated else ""
 
     @property
     def colour(self) -> int | str:
@@ -316,7 +316,7 @@ def family(state: str, is_in_service: bool) -> str:
     return _FAMILIES.get(state, "pending")
 
 
-def letters(user: str) -> str:
+def initials(user: str) -> str:
     """Return two letters that tell people apart: initials of first and last name if the user name has both."""
     parts = [part for part in user.replace("-", ".").replace("_", ".").split(".") if part]
     return (parts[0][0] + parts[1][0] if len(parts) > 1 else user[:2]).lower()
@@ -373,4 +373,4 @@ def _compare(racks: Sequence[MapColumn]) -> None:
 def _owners(rows: Iterable[MapRow]) -> list[tuple[str, str, int, int]]:
     """Return people by the number of GPUs they use, most first."""
     gpus_by_user = Counter([device.holder.user for row in rows for device in row.machine.devices if device.holder])
-    return [(letters(user), user, colour(user), gpus) for user, gpus in gpus_by_user.most_common() if user]
+    return [(initials(user), user, colour(user), gpus) for user, gpus in gpus_by_user.most_common() if user]

@@ -11,7 +11,7 @@ from ninja import Query, Router, Schema
 from jobs.api.machines import MachineGpu, gpu_shape, holders_of
 from jobs.listing.telemetry_access import access_of, earliest_report
 from nodes.models import Agent, Gpu
-from portal.http.api import ApiRequest, WantedPage, answer
+from portal.http.api import ApiRequest, WantedPage, json_response
 from portal.http.paging import SortOrder, page
 
 router = Router(tags=["cluster"])
@@ -33,7 +33,7 @@ def gpus(request: ApiRequest, wanted: Query[WantedPage]) -> HttpResponse:
     found = page(agents, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
     by_pk = {agent.pk: agent for agent in found.items}
     there = list(Gpu.objects.filter(agent__in=found.items, gone_at=None).defer("facts"))
-    return answer({"items": _shapes(request, by_pk, there), "next": found.next})
+    return json_response({"items": _shapes(request, by_pk, there), "next": found.next})
 
 
 def _shapes(request: ApiRequest, agents: dict[int, Agent], gpus: list[Gpu]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from jobs.api.request import job_of
 from jobs.api.series import short
 from jobs.gathering import gpus as gathered
 from nodes.telemetry.fields import GPU_FIELDS
-from portal.http.api import ApiRequest, answer, bad_field, one_of
+from portal.http.api import ApiRequest, bad_field, json_response, one_of
 
 router = Router(tags=["jobs"])
 
@@ -66,7 +66,7 @@ def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpRes
     )
     same = ("source", "field", "start", "width", "columns", "mean")
     items = [_row(row, wanted.digits) for row in found.rows]
-    return answer({"items": items, "next": None, **{name: getattr(found, name) for name in same}})
+    return json_response({"items": items, "next": None, **{name: getattr(found, name) for name in same}})
 
 
 def _row(row: gathered.GpuUseRow, digits: int) -> dict[str, Any]:

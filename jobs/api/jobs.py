@@ -46,7 +46,7 @@ from jobs.submitting import clone
 from jobs.submitting import release as releasing
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
-from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, answer, bad_field, one_of
+from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, bad_field, json_response, one_of
 from portal.http.openapi import described
 from portal.http.paging import Row, SortOrder, page
 from portal.http.problems import Problem
@@ -139,7 +139,7 @@ def jobs(request: ApiRequest, wanted: Query[WantedJobs]) -> HttpResponse:
     Pass `next` as `cursor` to get the next page.
     """
     found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit, without=("spec",))
-    return answer({"items": [job_shape(job) for job in found.items], "next": found.next})
+    return json_response({"items": [job_shape(job) for job in found.items], "next": found.next})
 
 
 @router.post(

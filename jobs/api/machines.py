@@ -17,7 +17,7 @@ from nodes.api import agents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
-from portal.http.api import ApiRequest, Text, WantedPage, answer, bad_field
+from portal.http.api import ApiRequest, Text, WantedPage, bad_field, json_response
 from portal.http.openapi import deprecated, described
 from portal.http.paging import SortOrder, page
 from portal.models import User
@@ -207,7 +207,7 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
         for gpu, field in rows
     ]
     items += [line(field, found[host_owner(agent.pk), field].outline, wanted.digits) for field in host_fields]
-    return answer({"items": items, "next": None})
+    return json_response({"items": items, "next": None})
 
 
 @router.get(

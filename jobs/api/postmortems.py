@@ -14,7 +14,7 @@ from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import IncidentSearch
 from jobs.models import Incident
-from portal.http.api import ApiRequest, Moment, Text, WantedPage, answer, one_of
+from portal.http.api import ApiRequest, Moment, Text, WantedPage, json_response, one_of
 from portal.http.openapi import deprecated
 
 router = Router(tags=["post-mortems"])
@@ -75,7 +75,7 @@ def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResp
         since=wanted.since,
     )
     found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
-    return answer({"items": [incident_row(incident) for incident in found.items], "next": found.next})
+    return json_response({"items": [incident_row(incident) for incident in found.items], "next": found.next})
 
 
 def incident_row(incident: Incident) -> dict[str, Any]:

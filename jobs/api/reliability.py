@@ -16,8 +16,8 @@ from jobs.failures.forecasting import MOST_DAYS, MOST_NODES, MOST_SECONDS
 from jobs.failures.kinds import KINDS
 from jobs.failures.report import BY, FailureFilter, FailureRow
 from jobs.reliability.offenders import Offender
-from jobs.reliability.published import PUBLISHED, Published
-from jobs.reliability.rate import Assumed, Rate
+from jobs.reliability.published import PUBLISHED, PublishedRate
+from jobs.reliability.rate import AssumedRate, Rate
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, Text, bad_field, one_of
 from portal.http.openapi import described
@@ -183,7 +183,7 @@ def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> St
     """Download the report as CSV. Names that a spreadsheet would read as a formula are prefixed with an apostrophe."""
     filters, user = _filters(wanted), request.auth
     name = f"reliability-{filters.by}-{filters.days}d.csv"
-    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
+    return csv_file.csv_response(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
 
 @router.get("/reliability/forecast", response=ForecastShape, summary="Forecast failures for N nodes over T days")
@@ -196,7 +196,7 @@ def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> 
     observed, recover = report.interruptions(request.auth, FailureFilter(days=wanted.window), timezone.now())
     plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)
     found = forecasting.from_observed(plan, observed)
-    is_assumed = isinstance(found.rate, Assumed)
+    is_assumed = isinstance(found.rate, AssumedRate)
     return {
         "nodes": plan.nodes,
         "days": plan.days,
@@ -254,7 +254,7 @@ def _offender(offender: Offender) -> dict[str, Any]:
     }
 
 
-def _published(rate: Published) -> dict[str, Any]:
+def _published(rate: PublishedRate) -> dict[str, Any]:
     return {"name": rate.name, "per_1000_node_days": rate.per_thousand, "how": rate.how, "source": rate.source}
 
 

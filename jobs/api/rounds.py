@@ -17,7 +17,7 @@ from jobs import rounds as recorded
 from jobs.api.request import job_of
 from jobs.gathering.clients import SORTS, WORST, ordered
 from jobs.models import Client, Round
-from portal.http.api import ApiRequest, WantedPage, answer, bad_field, one_of
+from portal.http.api import ApiRequest, WantedPage, bad_field, json_response, one_of
 from portal.http.openapi import deprecated
 from portal.http.paging import SortOrder, page
 from training.federation.tables import FEWEST_EVALUATED, STATES
@@ -144,7 +144,7 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
         | {"worst_evaluation_samples": evaluated.get(-1 if row.worst is None else row.worst)}
         for row in part.items
     ]
-    return answer({"items": items, "next": part.next})
+    return json_response({"items": items, "next": part.next})
 
 
 @router.get("/{int:job_id}/clients", response=Clients, summary="A federation's clients, worst first")
@@ -154,7 +154,7 @@ def clients(request: ApiRequest, job_id: int, wanted: Query[WantedClients]) -> H
     rows, order = ordered(job, wanted.sort)
     part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
     labels, split = recorded.splits(job, [row.number for row in part.items])
-    return answer({"labels": labels, "items": [_client(row, split) for row in part.items], "next": part.next})
+    return json_response({"labels": labels, "items": [_client(row, split) for row in part.items], "next": part.next})
 
 
 def _round(row: Round, attempt: int, did: NDArray[np.void] | None, names: Mapping[int, str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jobs.api.request import job_of
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job
 from portal.http import parquet
-from portal.http.api import ApiRequest, Text, answer, bad_field, stream
+from portal.http.api import ApiRequest, Text, bad_field, json_response, stream
 from portal.series import bands_read, read, store
 from portal.series.read import Curve
 from portal.series.store import Owner
@@ -108,7 +108,7 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
     lines = _bands if wanted.band else _lines
     items = [line for name in dict.fromkeys(wanted.name) for line in lines(owners, name, wanted)]
     body = {"items": items, "next": None, "version": version, "attempt": job.latest_id}
-    return answer(body)
+    return json_response(body)
 
 
 @router.get(

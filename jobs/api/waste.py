@@ -122,7 +122,7 @@ def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResp
     """Download the report as CSV. Names that a spreadsheet would read as a formula are prefixed with an apostrophe."""
     filters, user = _filters(wanted), request.auth
     name = f"waste-{filters.by}-{filters.days}d.csv"
-    return csv_file.answer(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
+    return csv_file.csv_response(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
 
 def _csv_rows(user: User, filters: WasteFilter) -> Iterator[Sequence[object]]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from jobs import live
 from jobs.intake.reports import SERIES, owner_of
 from jobs.models import Attempt
-from portal.hub import Item, Plain, Relay
+from portal.hub import Item, PassThrough, Relay
 from portal.series import store
-from portal.series.bands import PATIENCE_S, Band, Gathering
+from portal.series.bands import PATIENCE_S, Band, BandCollector
 
 Key = tuple[int, str, int]  # attempt, series, incarnation
 Run = tuple[str, int, int, NDArray[Any], NDArray[Any]]  # series, incarnation, rank, step, value
@@ -29,7 +29,7 @@ EARLY = 64  # messages that may come while a relay opens
 def relay_for(topic: str) -> Relay:
     """Return the relay of a topic, for the hub."""
     kind, _, number = topic.removeprefix("vigil:").partition(":")
-    return JobRelay(int(number)) if kind == "job" else Plain()
+    return JobRelay(int(number)) if kind == "job" else PassThrough()
 
 
 def rank_audience(rank: int) -> str:
@@ -42,7 +42,7 @@ class JobRelay:
     def __init__(self, job_id: int) -> None:
         self.job_id = job_id
         self._about: dict[str, Any] = {}
-        self._gathering: dict[Key, Gathering] = {}  # what was reported longest ago comes first
+        self._gathering: dict[Key, BandCollector] = {}  # what was reported longest ago comes first
         self._early: deque[bytes] | None = deque(maxlen=EARLY)  # None: it is open
 
     async def open(self) -> None:
@@ -118,8 +118,8 @@ class JobRelay:
             flat = [column for *_, step, value in runs_of_rank for column in (step.astype("<f8"), value.astype("<f4"))]
             yield audience, live.pack({**self._about, "extra": True, "events": [], "series": entries}, *flat)
 
-    def _catch_up(self) -> tuple[dict[str, Any], dict[Key, Gathering]]:
-        gathering: dict[Key, Gathering] = {}
+    def _catch_up(self) -> tuple[dict[str, Any], dict[Key, BandCollector]]:
+        gathering: dict[Key, BandCollector] = {}
         attempt = Attempt.objects.filter(job_id=self.job_id).order_by("-number").first()
         if attempt is None:
             return {}, gathering
@@ -133,12 +133,12 @@ class JobRelay:
         return live.header(attempt), gathering
 
 
-def _gather(into: dict[Key, Gathering], attempt: int, runs: Iterable[Run], now: float) -> dict[Key, set[int]]:
+def _gather(into: dict[Key, BandCollector], attempt: int, runs: Iterable[Run], now: float) -> dict[Key, set[int]]:
     """Add the points of these runs. Return the steps that each series and incarnation got."""
     touched: dict[Key, set[int]] = {}
     for name, incarnation, rank, step, value in runs:
         key = (attempt, name, incarnation)
-        gathering = into.pop(key) if key in into else Gathering()
+        gathering = into.pop(key) if key in into else BandCollector()
         into[key] = gathering  # the last now: it was reported last
         gathering.add(rank, step, value, now)
         touched.setdefault(key, set()).update(step.tolist())

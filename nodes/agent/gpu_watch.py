@@ -58,7 +58,7 @@ class GpuWatch:
     @property
     def is_initialised(self) -> bool:
         """Return whether NVML has listed the GPUs, or reported that there are none."""
-        return self.reader.machine is not None or self.absent is not None
+        return self.reader.inventory is not None or self.absent is not None
 
     @property
     def newest_counters(self) -> GpuCounters | None:
@@ -70,7 +70,7 @@ class GpuWatch:
 
     def described_gpus(self) -> list[Event]:
         """Return the GPUs for the facts; while NVML cannot be queried, those that were there before."""
-        if self.reader.machine is not None and (self.absent is None):
+        if self.reader.inventory is not None and (self.absent is None):
             return [gpu.as_payload() for gpu in self.gpus]
         return [] if self.absent is not None and not self.absent.may_change else self.remembered.gpus
 

@@ -312,7 +312,7 @@ class AgentLoop:
         absent = self._gpus.absent
         found = facts(
             node=self._settings.node,
-            machine=self._gpus.reader.machine,
+            machine=self._gpus.reader.inventory,
             gpus=self._gpus.described_gpus(),
             problems={"kernel_log": self._kernel.log.problem, "gpus": absent.why if absent else ""},
             probed=self._probed(),
@@ -329,9 +329,9 @@ class AgentLoop:
         if watch.is_silent:
             self._status.update("gpus", "NVML does not respond. Another process tries again.")
         elif watch.absent:
-            self._status.update("gpus", f"No GPU is read: {watch.absent.why}")
-        elif watch.reader.machine:
-            self._status.update("gpus", f"GPUs: {len(watch.gpus)}, driver {watch.reader.machine.driver}.")
+            self._status.update("gpus", f"GPUs are not monitored: {watch.absent.why}")
+        elif watch.reader.inventory:
+            self._status.update("gpus", f"GPUs: {len(watch.gpus)}, driver {watch.reader.inventory.driver}.")
 
     def _probe_mounts(self) -> None:
         self._note(self._mounts.start_probes(self._probed()))

@@ -65,7 +65,7 @@ class MountProbe:
             with suppress(ValueError):
                 self.seconds, self.problem = float(words[0]), (words[1] if len(words) > 1 else "")
         if self.seconds is None:
-            self.seconds, self.problem = now - self.began, "the probe died"
+            self.seconds, self.problem = now - self.began, "the check of this mount ended unexpectedly"
         os.close(self._pipe)
 
 

@@ -62,7 +62,7 @@ def sample(settings: AgentSettings) -> dict[str, Any]:
     report = {
         "facts": facts(
             node=settings.node,
-            machine=watch.reader.machine,
+            machine=watch.reader.inventory,
             gpus=watch.described_gpus(),
             problems=problems,
             probed=probed,
@@ -114,7 +114,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     if report["silent"]:
         found.append("NVML does not respond.")
     elif not report["gpus"]:
-        found.append(f"No GPU is read: {node_facts['problems'].get('gpus') or 'NVML lists none.'}")
+        found.append(f"GPUs are not monitored: {node_facts['problems'].get('gpus') or 'NVML lists none.'}")
     found += [_line_of_gpu(gpu) for gpu in report["gpus"]]
     if why := node_facts["problems"].get("kernel_log"):
         found.append(f"The kernel log cannot be read: {why}")

@@ -20,7 +20,7 @@ Scope = Literal["read", "write", "admin"]
 class ProjectShape(Schema):
     slug: str
     title: str
-    role: Literal["researcher", "lead"] | None = Field(description="Null: seen as a sysadmin.")
+    role: Literal["researcher", "lead"] | None = Field(description="Null for a sysadmin who is no member.")
     slurm_account: str
     keep_checkpoints_days: int | None = Field(
         description="Days after a job's end until only its last checkpoint is kept; null: all are kept forever."

@@ -78,7 +78,7 @@ class RevokesTokens(forms.Form):
     revoked = 0
 
     def offer_revoking(self) -> None:
-        """Look up the tokens that the choice is about. Setting a first password is no reason to revoke any."""
+        """Look up the tokens that the choice is about. Setting a first password revokes none."""
         alive = Token.objects.alive().filter(user=self.user)
         self.tokens = [*alive] if self.user.has_usable_password() else []
         self.fields["revoke_tokens"].initial = self.user.is_sysadmin

@@ -52,7 +52,7 @@ class NewAnnouncement(Schema):
 
 @router.get("", response=Announcements, summary="Announcements, newest first")
 def announcements(request: ApiRequest, wanted: Query[WantedAnnouncements]) -> dict[str, Any]:
-    """List what is announced to everybody now, or with `all` everything that ever was."""
+    """List current announcements, or with `all` also planned, past and withdrawn ones."""
     rows = Announcement.objects.all() if wanted.all else Announcement.objects.shown()
     found = page(
         rows.select_related("written_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
@@ -83,7 +83,7 @@ def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, A
     openapi_extra=described(errors=ONLY | {404: "No such announcement."}),
 )
 def withdraw(request: ApiRequest, announcement_id: int) -> dict[str, Any]:
-    """End an announcement before its time. One that is over stays as it is."""
+    """Withdraw an announcement before its end. One that has ended stays as it is."""
     _only_sysadmins(request)
     rows = Announcement.objects.select_related("written_by")
     row = rows.filter(pk=announcement_id).first() if announcement_id < 2**63 else None
@@ -96,7 +96,7 @@ def withdraw(request: ApiRequest, announcement_id: int) -> dict[str, Any]:
 
 def _only_sysadmins(request: ApiRequest) -> None:
     if not can(request.auth, "change", CLUSTER):
-        raise Problem(403, "Only sysadmins can announce something. Ask one of them.")
+        raise Problem(403, "Only sysadmins can post announcements. Ask one of them.")
     if request.token_scope not in {None, Token.Scope.ADMIN}:
         raise Problem(403, "This token cannot announce anything. Create one with scope admin.", kind="scope")
 

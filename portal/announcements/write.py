@@ -39,16 +39,16 @@ def announce(
     if level not in Announcement.Level.values:
         raise BadAnnouncement("level", f"Choose one of {', '.join(Announcement.Level.values)}.")
     if starts_at < now - FARTHEST:
-        raise BadAnnouncement("starts_at", "The beginning is more than a year ago. Leave it out.")
+        raise BadAnnouncement("starts_at", "The start is more than a year ago. Leave it out.")
     if starts_at > now + FARTHEST:
-        raise BadAnnouncement("starts_at", "The beginning is more than a year ahead.")
+        raise BadAnnouncement("starts_at", "The start is more than a year ahead.")
     if ends_at is not None and ends_at <= max(starts_at, now):
-        raise BadAnnouncement("ends_at", "The end must lie after the beginning, and in the future.")
+        raise BadAnnouncement("ends_at", "The end must be after the start, and in the future.")
     if ends_at is not None and ends_at > starts_at + FARTHEST:
-        raise BadAnnouncement("ends_at", "The end is more than a year after the beginning. Leave it out.")
+        raise BadAnnouncement("ends_at", "The end is more than a year after the start. Leave it out.")
     with transaction.atomic():
         if Announcement.objects.pending(now).count() >= MOST_STANDING:
-            raise BadAnnouncement("text", f"{MOST_STANDING} announcements stand already. Withdraw one first.")
+            raise BadAnnouncement("text", f"There are {MOST_STANDING} announcements already. Withdraw one first.")
         row = Announcement.objects.create(
             text=text, level=level, starts_at=starts_at, ends_at=ends_at, written_by=user, written_at=now
         )

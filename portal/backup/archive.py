@@ -102,11 +102,11 @@ def _padding(size: int) -> bytes:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Reader]:
+def open_archive(path: Path) -> Iterator[ArchiveReader]:
     """Open an archive and read its manifest; any defect, now or later, raises StartRefused with a sentence."""
     try:
         with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) as stream:
-            yield Reader(path, stream)
+            yield ArchiveReader(path, stream)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise StartRefused(f"{path} is damaged or truncated: use another backup, or copy this one again.") from None
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
@@ -115,7 +115,7 @@ def opened(path: Path) -> Iterator[Reader]:
         ) from None
 
 
-class Reader:
+class ArchiveReader:
     """Read only what `write` writes: these names, each once, in the manifest's order; plain files; the stated sizes.
 
     Headers are read block by block instead of by tarfile, which would follow links and trust extended headers.
@@ -206,7 +206,7 @@ def _is_key(path: Path) -> bool:
         return False
 
 
-def room_for(size: int, folder: Path) -> None:
+def require_space(size: int, folder: Path) -> None:
     """Refuse an archive that would fill the disk."""
     free = shutil.disk_usage(folder).free
     if size > free:

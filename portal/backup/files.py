@@ -59,7 +59,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def written(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, *, replace: bool) -> Iterator[IO[bytes]]:
     """Write a file that appears complete under its name or not at all. Raises FileExistsError unless `replace`."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError), _locked(old):

@@ -12,7 +12,7 @@ import msgspec
 NAME = "last-backup.json"
 
 
-class Last(msgspec.Struct, frozen=True):
+class LastBackup(msgspec.Struct, frozen=True):
     """The newest backup: the time it was finished (Unix seconds) and its file."""
 
     at: float
@@ -23,13 +23,13 @@ def note(home: Path, file: Path) -> None:
     """Record a finished backup. If the home cannot be written, the backup still succeeds."""
     part = home / f".{NAME}.{os.getpid()}"
     with suppress(OSError):
-        part.write_bytes(msgspec.json.encode(Last(time.time(), str(file))))
+        part.write_bytes(msgspec.json.encode(LastBackup(time.time(), str(file))))
         os.replace(part, home / NAME)
 
 
-def read(home: Path) -> Last | None:
+def read(home: Path) -> LastBackup | None:
     """Return the newest backup; None if none was made, or its record cannot be read."""
     try:
-        return msgspec.json.decode((home / NAME).read_bytes(), type=Last)
+        return msgspec.json.decode((home / NAME).read_bytes(), type=LastBackup)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -36,7 +36,7 @@ def backup(settings: ModuleType, path: Path, *, force: bool = False) -> BackupRe
     try:
         with files.scratch(settings.VIGIL_HOME, "backup") as folder:
             manifest = _collect(settings, folder)
-            with files.written(path, replace=force) as file:
+            with files.atomic_file(path, replace=force) as file:
                 archive.write(file, manifest, folder, files.ProgressMessages("Writing the archive"))
     except FileExistsError:
         raise _is_there(path) from None
@@ -86,7 +86,7 @@ def _collect(settings: ModuleType, folder: Path) -> BackupManifest:
     else:
         from portal.backup import postgres
 
-        with postgres.connected(database) as server:
+        with postgres.connect(database) as server:
             applied, dump_version = postgres.dump(server, target, progress)
             version = str(server.major)
     key = folder / archive.SECRET_KEY

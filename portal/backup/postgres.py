@@ -44,7 +44,7 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def connected(database: Mapping[str, Any]) -> Iterator[PostgresServer]:
+def connect(database: Mapping[str, Any]) -> Iterator[PostgresServer]:
     """Connect to the server that DATABASE_URL describes."""
     wanted = {
         "dbname": database["NAME"], "user": database["USER"], "password": database["PASSWORD"],
@@ -113,7 +113,7 @@ def refuse_others(server: PostgresServer) -> None:
         raise StartRefused(f"{count} this database: stop every portal and every other user of it.")
 
 
-def tables(server: PostgresServer) -> int:
+def table_count(server: PostgresServer) -> int:
     """Return how many tables the database has."""
     ((found,),) = server.query("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()")
     return int(found)

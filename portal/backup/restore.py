@@ -42,7 +42,7 @@ def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restore
     try:
         with lock_home(home, STOP_IT):
             note_owner(home, "`vigil restore`")
-            with archive.opened(path.absolute()) as reader:
+            with archive.open_archive(path.absolute()) as reader:
                 return _restore(settings, reader, force)
     except sqlite3.Error as error:
         raise StartRefused(f"the backup's database cannot be used: {error}. Use another backup.") from None
@@ -50,7 +50,7 @@ def restore(settings: ModuleType, path: Path, *, force: bool = False) -> Restore
         raise StartRefused(f"the backup cannot be restored: {error}.") from None
 
 
-def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> RestoreResult:
+def _restore(settings: ModuleType, reader: archive.ArchiveReader, force: bool) -> RestoreResult:
     manifest, home = reader.manifest, settings.VIGIL_HOME
     _refuse_other_kind(settings, manifest)
     code_migrations = _code_migrations()
@@ -62,7 +62,7 @@ def _restore(settings: ModuleType, reader: archive.Reader, force: bool) -> Resto
         if (there := place.there()) and not force:
             raise StartRefused(f"{there} already: with --force it is set aside under another name.")
         with files.scratch(home, "restore") as folder:
-            archive.room_for(manifest.bytes, folder)
+            archive.require_space(manifest.bytes, folder)
             reader.unpack(folder, files.ProgressMessages("Unpacking and checking"))
             # To the microsecond: a restore that is killed and repeated within a second gets a stamp of its own.
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
@@ -165,7 +165,7 @@ class _Postgres:
     def __enter__(self) -> Self:
         postgres.refuse_version(self.manifest.dump_version)
         self.stack = ExitStack()
-        self.server = self.stack.enter_context(postgres.connected(self.settings.DATABASES["default"]))
+        self.server = self.stack.enter_context(postgres.connect(self.settings.DATABASES["default"]))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -173,7 +173,7 @@ class _Postgres:
 
     def there(self) -> str:
         postgres.refuse_others(self.server)
-        found = postgres.tables(self.server)
+        found = postgres.table_count(self.server)
         return f"a database with {found} tables is there" if found else ""
 
     def take(self, folder: Path, stamp: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from portal.backup import files
-from portal.backup.archive import Progress, room_for
+from portal.backup.archive import Progress, require_space
 from portal.run.preflight import StartRefused
 
 PAGES = 2_000  # copied at a time
@@ -19,7 +19,7 @@ def copy(database: Path, target: Path, progress: Progress) -> None:
     """Copy the database consistently as of now, including the write-ahead log, while others keep writing."""
     if not database.exists():
         raise StartRefused(f"no such database: {database}: set VIGIL_HOME to the portal's, or start it once.")
-    room_for(database.stat().st_size, target.parent)
+    require_space(database.stat().st_size, target.parent)
     with closing(_open(database)) as source, closing(sqlite3.connect(target)) as copied:
         os.chmod(target, 0o600)
         size = source.execute("PRAGMA page_size").fetchone()[0]

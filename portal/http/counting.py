@@ -8,7 +8,7 @@ from portal import process_counters
 from portal.http.limits import Application, Message, Receive, Scope, Send
 
 
-class Counted:
+class RequestCounter:
     """An ASGI wrapper that counts HTTP requests."""
 
     def __init__(self, application: Application) -> None:

@@ -17,7 +17,7 @@ def description(header: Sequence[str], *, most: int) -> dict[str, Any]:
     return {"responses": {200: {"description": text, "content": {"text/csv": {"schema": {"type": "string"}}}}}}
 
 
-def answer(
+def csv_response(
     request: HttpRequest, name: str, header: Sequence[str], rows: Callable[[], Iterable[Sequence[object]]]
 ) -> StreamingHttpResponse:
     """Return the CSV file; `rows` is called in a thread where the database may be queried."""

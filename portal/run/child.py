@@ -37,7 +37,7 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-def step_back(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Lower this process's priority by `niceness`, also relative to other sessions."""
     os.nice(niceness)
     with suppress(OSError):  # no autogroups here; then a niceness counts only within the session
@@ -103,7 +103,7 @@ class Child:
     def _prepare(self, parent: int) -> None:
         die_with(parent)
         if self.niceness:
-            step_back(self.niceness)
+            lower_priority(self.niceness)
 
     def read_log(self) -> list[str]:
         """Return the important lines since the last check; sets `is_ready` when the ready line appears."""
@@ -133,7 +133,7 @@ class Child:
         code = self.process.poll() if self.process else None
         if code is None:
             return "is running"
-        return f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
     def send(self, number: int) -> None:
         """Send a signal to the process alone, so that it can stop its own children in order."""

@@ -119,7 +119,7 @@ def _mail(delivery: Delivery) -> DeliveryFailure | None:
     return None
 
 
-def _judge(answer: outside.Answer, channel: Channel) -> DeliveryFailure | None:
+def _judge(answer: outside.ExternalResponse, channel: Channel) -> DeliveryFailure | None:
     status, response_text = answer.status, line(" ".join(answer.text.split()), 120)
     if 200 <= status < 300:
         return None

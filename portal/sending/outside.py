@@ -33,13 +33,13 @@ class AddressRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExternalResponse:
     status: int
     text: str
     retry_after_s: float | None
 
 
-async def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+async def post(url: str, body: bytes, headers: Mapping[str, str]) -> ExternalResponse:
     """POST and return the response.
 
     Raises AddressRefused, and httpx.HTTPError, TimeoutError or OSError if there is no response.
@@ -61,7 +61,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
 
 async def _send(
     url: str, body: bytes, headers: Mapping[str, str], *, name: str = "", proxy: str | None = None
-) -> Answer:
+) -> ExternalResponse:
     limits = httpx.Timeout(STEP_S)
     extensions = {"sni_hostname": name} if name else {}
     async with (
@@ -73,7 +73,9 @@ async def _send(
             received += chunk
             if len(received) >= MOST_ANSWER:
                 break
-        return Answer(response.status_code, received[:MOST_ANSWER].decode(errors="replace"), _retry_after(response))
+        return ExternalResponse(
+            response.status_code, received[:MOST_ANSWER].decode(errors="replace"), _retry_after(response)
+        )
 
 
 def checked(url: str) -> tuple[str, int, bool]:

@@ -47,7 +47,7 @@ def across(values: Floats, there: NDArray[np.bool_], ranks: Integers) -> tuple[F
 
 
 @dataclass
-class Gathering:
+class BandCollector:
     """Collects the ranks' values of one series and incarnation as they arrive, and computes their bands.
 
     A step's band is due when all ranks seen so far have reported it, or `PATIENCE_S` after the first did; ranks that

@@ -74,7 +74,7 @@ def _time(then: datetime | None, text: str, live: str = "") -> str | SafeString:
         return formatting.MISSING
     return format_html(
         '<time datetime="{}" title="{}"{}>{}</time>',
-        formatting.machine(then),
+        formatting.machine_time(then),
         formatting.exact(then),
         format_html(' data-time="{}"', live) if live else "",
         text,

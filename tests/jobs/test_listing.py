@@ -22,7 +22,7 @@ from jobs.listing import finder, triggers
 from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Job, Listing
 from portal.access import note
-from portal.admin import History
+from portal.admin import HistoryAdmin
 from portal.models import User
 from tests import lab
 
@@ -253,7 +253,7 @@ def test_a_clone_gets_its_name_without_a_look_at_every_job_of_its_project(signed
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite tells its plan without any rows to go by")
 @pytest.mark.parametrize("address", OF_SYSADMINS)
 def test_no_address_of_sysadmins_reads_through_all_of_them(mira, project, address, monkeypatch):
-    monkeypatch.setattr(History, "list_per_page", 1)  # a list that fits on one page is read without a bound
+    monkeypatch.setattr(HistoryAdmin, "list_per_page", 1)  # a list that fits on one page is read without a bound
     sam = lab.sysadmin()
     for name in ("lora", "lora-2"):
         job = lab.a_job(mira, project, name=name, state="failed")

@@ -328,17 +328,17 @@ def test_log_of_a_database_that_was_removed_is_not_replayed(tmp_path: Path) -> N
 def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     (tmp_path / ".file.00000000.part").write_bytes(b"of one that was killed")
-    with files.written(path, replace=False) as file:
+    with files.atomic_file(path, replace=False) as file:
         file.write(b"first")
         assert not path.exists()
-        with files.written(path, replace=False) as quicker:
+        with files.atomic_file(path, replace=False) as quicker:
             quicker.write(b"quicker")
         assert path.read_bytes() == b"quicker"
         path.unlink()
     assert path.read_bytes() == b"first"
-    with pytest.raises(ZeroDivisionError), files.written(path, replace=True):
+    with pytest.raises(ZeroDivisionError), files.atomic_file(path, replace=True):
         1 / 0  # noqa: B018
-    with pytest.raises(FileExistsError), files.written(path, replace=False) as file:
+    with pytest.raises(FileExistsError), files.atomic_file(path, replace=False) as file:
         file.write(b"second")
     assert path.read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -36,7 +36,7 @@ def quiet(done: int, total: int) -> None:
 
 def unpack(path: Path, folder: Path) -> archive.BackupManifest:
     folder.mkdir()
-    with archive.opened(path) as reader:
+    with archive.open_archive(path) as reader:
         reader.unpack(folder, quiet)
         return reader.manifest
 
@@ -154,7 +154,7 @@ def test_more_than_the_manifest_tells_of_is_refused(made: Path, tmp_path: Path) 
 
 def test_more_than_the_disk_holds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="free some space there"):
-        archive.room_for(1 << 60, tmp_path)
+        archive.require_space(1 << 60, tmp_path)
 
 
 def test_what_was_put_in_comes_out_and_tar_reads_it_too(made: Path, tmp_path: Path) -> None:

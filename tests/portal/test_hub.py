@@ -15,7 +15,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 
 from portal.http.sockets import writer_of
-from portal.hub import QUEUE, Hub, Item, Plain, frame
+from portal.hub import QUEUE, Hub, Item, PassThrough, frame
 from tests.redis import Server, redis_up
 
 
@@ -145,7 +145,7 @@ def test_joining_without_redis_does_not_fail(server: Server) -> None:
 
 @pytest.mark.parametrize("fault", [RuntimeError, asyncio.CancelledError])
 def test_who_could_not_join_leaves_nothing_behind(server: Server, fault: type[BaseException]) -> None:
-    class Closed(Plain):
+    class Closed(PassThrough):
         """A relay that never opens: its database is away, or whoever joins is no longer wanted."""
 
         async def open(self) -> None:

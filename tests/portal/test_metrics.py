@@ -259,7 +259,7 @@ class TestRequests:
 
         async def send(message: Any) -> None: ...
 
-        asyncio.run(Counted(application)({"type": "http", "method": method}, None, send))  # type: ignore[arg-type]
+        asyncio.run(RequestCounter(application)({"type": "http", "method": method}, None, send))  # type: ignore[arg-type]
 
     def counts(self) -> dict[tuple[str, ...], float]:
         families = {family.name: family for family in process_counters.families("web")}

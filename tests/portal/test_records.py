@@ -169,7 +169,7 @@ def test_what_no_list_can_be_asked_for_leads_to_a_page(browser: Client, asked: s
 
 def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "MOST", 3)
-    monkeypatch.setattr(admin.History, "list_per_page", 2)
+    monkeypatch.setattr(admin.HistoryAdmin, "list_per_page", 2)
     for number in range(5):
         AuditEntry.objects.create(action="job.cancel", thing=f"#{number}")
     first = words(browser.get("/admin/portal/auditentry/").text)
@@ -180,7 +180,7 @@ def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatc
 
 
 def test_a_word_is_looked_for_among_the_newest(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "AMONG", 2)
+    monkeypatch.setattr(admin, "SEARCHED_ROWS", 2)
     for number in range(4):
         AuditEntry.objects.create(action="job.cancel", thing=f"heron-{number}")
     html = browser.get("/admin/portal/auditentry/?q=heron").text

@@ -70,7 +70,7 @@ def test_clock_names_the_day_when_it_is_another() -> None:
 def test_times_are_the_labs_and_name_their_zone(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     assert formatting.exact(NOW + timedelta(milliseconds=412)) == "2026-11-21 10:14:00.412 CET"
-    assert formatting.machine(NOW) == "2026-11-21T09:14:00.000Z"
+    assert formatting.machine_time(NOW) == "2026-11-21T09:14:00.000Z"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_every_child_is_restarted(kept_up: Stack) -> None:
     for name in NAMES:
         old = stack.kill(name)
         assert stack.wait_for_new(name, old) != old
-        wait_for(lambda name=name: f"{name} died of SIGKILL" in stack.output_of(), f"a word about {name}")
+        wait_for(lambda name=name: f"{name} was killed by SIGKILL" in stack.output_of(), f"a word about {name}")
     # A connection that is made while no web process lives waits for the next one.
     stack.kill("web")
     assert httpx.get(f"{stack.url}/healthz", timeout=20, trust_env=False).status_code == 200

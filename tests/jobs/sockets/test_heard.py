@@ -132,14 +132,14 @@ def test_a_relay_that_opens_is_fed_and_ticks(ada: User, monkeypatch: pytest.Monk
     attempt, begun, go_on = attempt_of(), Event(), Event()
     ranks = [Spooled(rank=rank).log(1, loss=rank + 1.0, step_seconds=1.0) for rank in range(3)]
     sent: list[bytes] = []
-    gather = bands.Gathering.add
+    gather = bands.BandCollector.add
 
     def slowly(*arguments: Any) -> None:
         gather(*arguments)
         begun.set()
         assert go_on.wait(10)
 
-    def hurried(self: bands.Gathering, now: float) -> None:
+    def hurried(self: bands.BandCollector, now: float) -> None:
         go_on.set()  # the thread adds its next series while the tick goes through those that it finds
         while len(relay._gathering) < 2:
             time.sleep(0.001)
@@ -148,8 +148,8 @@ def test_a_relay_that_opens_is_fed_and_ticks(ada: User, monkeypatch: pytest.Monk
         monkeypatch.setattr(live, "send", lambda messages: sent.append(messages[live.job_topic(attempt.job_id)]))
         await take(attempt, (ranks[0], 0, 1))
         await take(attempt, (ranks[1], 0, 1))
-        monkeypatch.setattr(bands.Gathering, "add", slowly)
-        monkeypatch.setattr(bands.Gathering, "overdue", hurried)
+        monkeypatch.setattr(bands.BandCollector, "add", slowly)
+        monkeypatch.setattr(bands.BandCollector, "overdue", hurried)
         opening = asyncio.create_task(relay.open())
         await asyncio.to_thread(begun.wait, 10)
         assert list(relay.tick()) == []

@@ -155,7 +155,7 @@ class TestWhatItTells:
         assert batches[1]["host"]["load_1"] is not None
         (facts,) = until(lambda: agent.portal.events("facts"))
         assert facts["gpus"] == []
-        assert "No GPU is read" in agent.log
+        assert "GPUs are not monitored" in agent.log
 
 
 class TestXids:

@@ -134,7 +134,7 @@ class TestOnce:
     def test_without_a_gpu_it_says_so(self, agent: Running) -> None:
         done = agent.run("--once", LD_LIBRARY_PATH="")
         assert done.returncode == 0
-        assert "No GPU is read" in done.stdout
+        assert "GPUs are not monitored" in done.stdout
 
 
 def test_a_pile_is_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ INSIDE = [
 OUTSIDE = ["1.1.1.1", "93.184.216.34", "2606:4700:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
 
 
-def post(url: str) -> outside.Answer:
+def post(url: str) -> outside.ExternalResponse:
     return asyncio.run(outside.post(url, b"{}", {"Content-Type": "application/json"}))
 
 
@@ -113,9 +113,9 @@ def test_a_name_is_asked_once_so_it_cannot_answer_otherwise_a_moment_later(
     request, connected = names(["192.0.2.7"], ["127.0.0.1"]), []
     settings.VIGIL_WEBHOOK_ALLOW = "192.0.2.0/24"
 
-    async def send(url: str, *args: Any, **named: Any) -> outside.Answer:
+    async def send(url: str, *args: Any, **named: Any) -> outside.ExternalResponse:
         connected.append((url, named["name"], args[1]["Host"]))
-        return outside.Answer(200, "", None)
+        return outside.ExternalResponse(200, "", None)
 
     monkeypatch.setattr(outside, "_send", send)
     post("https://hooks.example:8443/x?key=1")
