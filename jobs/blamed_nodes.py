@@ -37,7 +37,7 @@ class CorruptionFinding:
     clean_step: int
 
 
-def finding(attempt: Attempt) -> CorruptionFinding | None:
+def corruption_finding(attempt: Attempt) -> CorruptionFinding | None:
     event = Event.objects.filter(attempt=attempt, kind=EVENT).order_by("-id").first()
     if event is None:
         return None
@@ -120,7 +120,7 @@ def blamed(job: Job, *, before: int) -> list[str]:
 
 def excluded_nodes(job: Job, *, before: int) -> list[str]:
     """Return the nodes that the attempt of this number excludes: blamed ones, and those that a health rule excludes."""
-    names, unhealthy = blamed(job, before=before), findings()
+    names, unhealthy = blamed(job, before=before), excluding_findings()
     if not names and not unhealthy:
         return []
     nodes = EligibleNodes.for_job(job)
@@ -128,7 +128,7 @@ def excluded_nodes(job: Job, *, before: int) -> list[str]:
     return [*excluded, *nodes.dispensable(unhealthy, excluded)]
 
 
-def findings() -> dict[str, str]:
+def excluding_findings() -> dict[str, str]:
     """Return the nodes that a health rule excludes with what it found, the most serious and oldest first."""
     rows = HealthEntry.objects.excluding().exclude(node="").order_by("opened_at")
     by_age = rows.values_list("severity", "node", "title")[:MOST_UNHEALTHY]
@@ -140,16 +140,16 @@ def findings() -> dict[str, str]:
 
 def avoided_nodes(spec: JobSpec) -> dict[str, str]:
     """Return the nodes that a first attempt of this specification would avoid, and why."""
-    unhealthy = findings()
+    unhealthy = excluding_findings()
     chosen = EligibleNodes.for_spec(spec).dispensable(unhealthy, ()) if unhealthy else []
     return {node: unhealthy[node] for node in chosen}
 
 
-def reasons(attempt: Attempt) -> dict[str, str]:
+def exclusion_reasons(attempt: Attempt) -> dict[str, str]:
     """Return the nodes that an attempt was submitted without, and why."""
     if not attempt.excluded_nodes:
         return {}
-    unhealthy, named = findings(), blamed(attempt.job, before=attempt.number)
+    unhealthy, named = excluding_findings(), blamed(attempt.job, before=attempt.number)
     return {
         node: "An earlier attempt failed there" if node in named else unhealthy.get(node, "It was not healthy")
         for node in attempt.excluded_nodes

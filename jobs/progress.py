@@ -18,7 +18,7 @@ class Progress:
     eta_seconds: float | None = None
 
 
-LONGEST_ESTIMATE_S = 10 * 366 * 86_400  # a trainer may report any number of steps; beyond that is no estimate
+LONGEST_ESTIMATE_S = 10 * 366 * 86_400  # a trainer may report any number of steps; a longer estimate is not shown
 
 
 def progress(attempt: Attempt | None, now: datetime | None = None) -> Progress:

@@ -14,7 +14,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 E = TypeVar("E", bound=Exception)
 
 
-def why(url: str, source: str, error: Exception) -> str:
+def explain(url: str, source: str, error: Exception) -> str:
     """Explain this error for the portal at `url`, an address configured in `source` (a variable or a file)."""
     host = urlsplit(url).hostname or url
     causes = list(_causes(error))

@@ -155,7 +155,7 @@ def _load_catalogue(more: tuple[str, ...]) -> Catalogue:
     try:
         combined = extended_catalogue(entries)
         if more:
-            combined.entries_on(b"")
+            combined.entries_matching(b"")
             prefilter_of(combined)
     except (re2.error, BadEntry) as error:
         raise CliError(
@@ -174,7 +174,7 @@ def _evaluate(files: tuple[str, ...], entries: Catalogue, each: bool, as_json: b
         raise CliError(str(error)) from None
     if not cases:
         raise CliError(f"No cases in {', '.join(files)}: a case is a folder with {evaluate.CASE} next to its logs.")
-    out(evaluate.evaluate(cases, entries, without=each).as_json(), _score_lines, as_json)
+    out(evaluate.evaluate(cases, entries, without_frameworks=each).as_json(), _score_lines, as_json)
 
 
 def _score_lines(score: dict[str, Any]) -> list[str]:

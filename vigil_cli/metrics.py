@@ -44,7 +44,7 @@ def show(
     newest = _newest(portal, job_id, found, which)
     out(
         found,
-        lambda items: tables.metrics(items, newest, many=kind_of(portal, job_id).units, superseded=superseded),
+        lambda items: tables.metrics(items, newest, units=kind_of(portal, job_id).units, superseded=superseded),
         as_json,
     )
 

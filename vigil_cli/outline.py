@@ -27,11 +27,11 @@ def lines(split: dict[str, Any]) -> list[str]:
 
 
 def _row(client: dict[str, Any], most: int, labels: list[str]) -> list[str]:
-    commonest = max(client["split"], default=0)
+    most_common = max(client["split"], default=0)
     what = ""
     if len(labels) > 1 and client["samples"]:
-        label = _cut(labels[client["split"].index(commonest)])
-        what = f"{label} · {formatting.share(commonest / client['samples'])}"
+        label = _cut(labels[client["split"].index(most_common)])
+        what = f"{label} · {formatting.share(most_common / client['samples'])}"
     bar = "█" * round(BAR * client["samples"] / most) if most else ""
     name = f" {_cut(client['name'])}" if client["name"] else ""
     return [f"{formatting.count(client['number'])}{name}", formatting.count(client["samples"]), bar or "▏", what]

@@ -168,9 +168,9 @@ class Portal:
         return CliError(f"{self.url} rejected the token: it is wrong, expired or revoked. {remedy}", status=401)
 
     def _no_response(self, error: Exception) -> CliError:
-        from vigil_cli.connection_errors import why
+        from vigil_cli.connection_errors import explain
 
-        return CliError(why(self.url, self.source, error))
+        return CliError(explain(self.url, self.source, error))
 
     def _bad_address(self, error: Exception) -> CliError:
         return CliError(f"{self.url!r} is not an address ({error}). Correct it in {self.source}.")

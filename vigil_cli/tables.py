@@ -64,11 +64,11 @@ def job(answer: dict[str, Any]) -> list[str]:
     return [f"#{answer['id']} {answer['name']}", *(f"  {k.ljust(width)}  {v}" for k, v in facts.items() if v)]
 
 
-def _goodput(goodput: dict[str, Any] | None, counts: str) -> str:
+def _goodput(goodput: dict[str, Any] | None, units: str) -> str:
     if not goodput:
         return ""
     useful, wall = (formatting.duration(goodput[f"{name}_seconds"]) for name in ("useful", "wall"))
-    return f"{formatting.percent(goodput['fraction'])}: {useful} of {counts} in {wall}"
+    return f"{formatting.percent(goodput['fraction'])}: {useful} of {units} in {wall}"
 
 
 def profiles(answer: dict[str, Any]) -> list[str]:
@@ -141,9 +141,9 @@ def why(answer: dict[str, Any]) -> list[str]:
     return lines
 
 
-def checkpoints(answer: dict[str, Any], counts: str) -> list[str]:
-    """Return a line per checkpoint; `counts` is the job's unit, "step" or "round"."""
-    head = [f"{counts.upper()}>", "NAME", "STATE", "SIZE>", "DURATION>", "ATTEMPT>", "PARENT>", "WRITTEN"]
+def checkpoints(answer: dict[str, Any], unit: str) -> list[str]:
+    """Return a line per checkpoint; `unit` is the job's unit, "step" or "round"."""
+    head = [f"{unit.upper()}>", "NAME", "STATE", "SIZE>", "DURATION>", "ATTEMPT>", "PARENT>", "WRITTEN"]
     rows = [
         [
             f"{c['step']:,}",
@@ -161,10 +161,10 @@ def checkpoints(answer: dict[str, Any], counts: str) -> list[str]:
 
 
 def metrics(
-    items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, many: str, superseded: bool
+    items: list[dict[str, Any]], newest: dict[tuple[Any, ...], Any], *, units: str, superseded: bool
 ) -> list[str]:
-    """Return a line per curve. `newest` maps (curve, last step) to the value there; `many`: "steps" or "rounds"."""
-    head = ["SERIES", "NEWEST>", f"{many.upper()}>", "POINTS>"]
+    """Return a line per curve. `newest` maps (curve, last step) to the value there; `units`: "steps" or "rounds"."""
+    head = ["SERIES", "NEWEST>", f"{units.upper()}>", "POINTS>"]
     rows = []
     for item in items:
         value = formatting.measured(item["name"], newest.get((*line_of(item), item["last_step"])))

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from jobs.burnins import golden
 from jobs.burnins.verdicts import results_of
-from jobs.disk.trash import discarded
+from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict
 from jobs.queueing import queue
 from nodes.burnin.judge import FAILED, PASSED

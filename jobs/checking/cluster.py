@@ -29,7 +29,7 @@ def nodes(site: CheckedSite) -> Iterator[CheckFinding]:
         remedy = "sinfo -R says why; scontrol update NodeName=… State=RESUME brings one back."
         yield warn("Nodes", f"{len(there)} with {types}; {len(away)} away: {', '.join(away[:8])}", remedy)
     elif not there:
-        yield failed("Nodes", "Slurm names none", "See slurm.conf.")
+        yield failed("Nodes", "Slurm reports none", "See slurm.conf.")
     else:
         yield ok("Nodes", f"{len(there)} with {types}")
     yield from _left_out("Nodes", there.unreadable)
@@ -47,7 +47,7 @@ def partitions(site: CheckedSite) -> Iterator[CheckFinding]:
     if found:
         yield ok("Partitions", ", ".join(partition.name for partition in found))
     else:
-        yield failed("Partitions", "Slurm names none", "See slurm.conf.")
+        yield failed("Partitions", "Slurm reports none", "See slurm.conf.")
     yield from _left_out("Partitions", found.unreadable)
 
 

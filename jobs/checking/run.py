@@ -41,7 +41,7 @@ CHECKS = (
     SiteCheck("run root", runs.exists),
     SiteCheck("run root's mode", runs.mode, ("run root",)),
     SiteCheck("run root's group", runs.group, ("run root",)),
-    SiteCheck("the way to it", runs.path, ("run root",)),
+    SiteCheck("its parent folders", runs.path, ("run root",)),
     SiteCheck("access control lists", runs.lists, ("run root",)),
     SiteCheck("room", runs.room, ("run root",)),
     SiteCheck("Vigil's folder", runs.code),

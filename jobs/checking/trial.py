@@ -314,7 +314,7 @@ def _cancel(site: CheckedSite, trial: TrialJob) -> None:
 
 def _discard(directory: str) -> Path | None:
     """Remove a run directory as the worker does. Return what is left of it, if anything."""
-    with trash.discarded(directory):
+    with trash.moved_to_trash(directory):
         pass
     trash.empty()
     trash_folder = rundir.runs_root() / trash.TRASH

@@ -20,7 +20,7 @@ READ, WRITE, ENTER = 0o4, 0o2, 0o1
 
 @dataclass(frozen=True)
 class Barrier:
-    """A folder that keeps a user out. `is_groups`: its group may enter, and the user is not in it."""
+    """A folder that keeps a user out. `is_group_only`: its group may enter, and the user is not in it."""
 
     path: Path
     user: str
@@ -28,10 +28,10 @@ class Barrier:
     group: str
     mode: int
     action: str  # enter, write to
-    is_groups: bool
+    is_group_only: bool
 
     def __str__(self) -> str:
-        if self.is_groups:
+        if self.is_group_only:
             return (
                 f"{self.user} may not {self.action} {self.path}: it is open to the group {self.group},"
                 f" and {self.user} is not in it."
@@ -42,7 +42,7 @@ class Barrier:
     @property
     def remedy(self) -> str:
         """Return what somebody with the permission to do so can do about it."""
-        if self.is_groups:
+        if self.is_group_only:
             return f"usermod -aG {self.group} {self.user}, on the portal and on the nodes"
         return (
             f"chmod g+{'x' if self.action == 'enter' else 'rwx'} {self.path}, or an entry for {self.user} in its list"
@@ -79,7 +79,7 @@ def _check(folder: Path, entry: pwd.struct_passwd, groups: set[int], needs: int)
         group=group_name(found.st_gid),
         mode=mode,
         action="write to" if needs & WRITE else "enter",
-        is_groups=found.st_gid not in groups and acl.group & needs == needs and entry.pw_uid not in acl.users,
+        is_group_only=found.st_gid not in groups and acl.group & needs == needs and entry.pw_uid not in acl.users,
     )
 
 

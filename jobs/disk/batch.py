@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BARRED = """\
-# What is there and closed to this user is another thing than what is not there: somebody else has to set it right.
+# A path that this user may not read is not the same as one that does not exist: its owner has to grant access.
 barred() {
     local at who shown='%A, of %U and the group %G'
     case $1 in */*) at=$(readlink -m -- "$1") who=$(id -un) ;; *) return ;; esac
-    [ ! -f "$at" ] || [ -x "$at" ] || fail "$who may not run $at: it is $(stat -c "$shown" -- "$at"). Open it to them."
+    [ ! -f "$at" ] || [ -x "$at" ] || fail "$who may not run $at: it is $(stat -c "$shown" -- "$at"). Give them access."
     while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname -- "$at"); done
     [ ! -d "$at" ] || [ -x "$at" ] ||
-        fail "$who may not enter $at, so $1 cannot be run: it is $(stat -c "$shown" -- "$at"). Open it to them."
+        fail "$who may not enter $at, so $1 cannot be run: it is $(stat -c "$shown" -- "$at"). Give them access."
 }
 """
 

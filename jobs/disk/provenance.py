@@ -74,7 +74,7 @@ def history(attempts: list[Attempt], *, most: int) -> dict[int, EnvironmentDiff]
 
 
 def changes(before: CapturedEnvironment, after: CapturedEnvironment) -> Iterator[EnvironmentChange]:
-    """Yield the differences, the most relevant first. A value that only one side knows is no difference."""
+    """Yield the differences, the most relevant first. A value that only one side knows is not a difference."""
     if before.kernel and after.kernel:  # both captured their machine: a driver that is missing was removed
         pairs = [("driver", before.driver, after.driver), ("GPUs", gpus_of(before), gpus_of(after))]
         yield from (EnvironmentChange(what, old, new) for what, old, new in pairs if old != new)

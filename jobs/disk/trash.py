@@ -24,7 +24,7 @@ _reported: set[str] = set()  # entries that could not be deleted, each logged on
 
 
 @contextlib.contextmanager
-def discarded(directory: str) -> Iterator[None]:
+def moved_to_trash(directory: str) -> Iterator[None]:
     """Move a run directory to the trash, and back if the caller's block fails; `empty` deletes the bytes.
 
     Raises Conflict if its file system is unreachable: its content would belong to no job once it is back.

@@ -63,7 +63,9 @@ def problems(code: bytes, *, entries: Mapping[str, str], programs: Set[str] = fr
         return [Problem("code", str(bad))]
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
         return [
-            Problem("code", f"This is not a whole tar.gz ({error}). Pack it with tar -czf code.tar.gz -C DIRECTORY .")
+            Problem(
+                "code", f"This is not a complete tar.gz ({error}). Pack it with tar -czf code.tar.gz -C DIRECTORY ."
+            )
         ]
     found = []
     for field, entry in entries.items():
@@ -174,7 +176,7 @@ class _BoundedGzip(io.RawIOBase):
 def _walk(code: bytes) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Yield the members in order, with clean names.
 
-    Raise _BadArchive at the first that is no plain file, folder or link.
+    Raise _BadArchive at the first that is not a plain file, folder or link.
     """
     total, members = 0, {PurePosixPath("."): True}
     source = _BoundedGzip(code)

@@ -9,7 +9,7 @@ from statistics import median
 
 from jobs.failures.report import FailureRow
 from jobs.reliability.forecast import Forecast
-from jobs.reliability.published import PUBLISHED, Published
+from jobs.reliability.published import PUBLISHED, PublishedRate
 from vigil_core import formatting
 
 HEIGHT, TOP = 150.0, 8.0
@@ -108,7 +108,7 @@ def _lines(y: _Place, most: float) -> list[PublishedLine]:
     return [_line(rate, y(rate.per_thousand), text) for rate, text in zip(shown, texts, strict=True)]
 
 
-def _line(rate: Published, at: float, text: float) -> PublishedLine:
+def _line(rate: PublishedRate, at: float, text: float) -> PublishedLine:
     title = f"{rate.name}, {formatting.measure(rate.per_thousand)} per 1,000 node-days: {rate.how} ({rate.source})"
     return PublishedLine(at, text, f"{rate.name} {formatting.measure(rate.per_thousand)}", title)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jobs.failures.report import FailureReport
 from jobs.reliability.forecast import Forecast, Plan, forecast
 from jobs.reliability.published import TYPICAL
-from jobs.reliability.rate import THOUSAND, Assumed, Rate
+from jobs.reliability.rate import THOUSAND, AssumedRate, Rate
 from vigil_core import untrusted
 
 MOST_NODES, MOST_DAYS, MOST_SECONDS = 100_000, 366, 86_400
@@ -17,7 +17,7 @@ SAVE_S, RESTART_S = 30.0, 300.0
 
 def from_observed(plan: Plan, observed: Rate) -> Forecast:
     is_enough = not observed.is_few and observed.node_days
-    return forecast(plan, observed if is_enough else Assumed(TYPICAL / THOUSAND))
+    return forecast(plan, observed if is_enough else AssumedRate(TYPICAL / THOUSAND))
 
 
 def plan_of(nodes: int, days: float, save: float | None, restart: float | None, recover: float | None) -> Plan:

@@ -7,7 +7,7 @@ from jobs.presenting.cost import price_text
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import TYPICAL
-from jobs.reliability.rate import Assumed, Rate
+from jobs.reliability.rate import AssumedRate, Rate
 from vigil_core import formatting
 from vigil_core.formatting import MISSING
 
@@ -85,7 +85,7 @@ def forecast_text(found: Forecast) -> tuple[str, str]:
     """Return a forecast in two sentences: how many failures to expect, and how often to save."""
     plan = found.plan
     run = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
-    if isinstance(found.rate, Assumed):
+    if isinstance(found.rate, AssumedRate):
         basis = (
             f"Too few failures were observed here, so Meta's published rate of {TYPICAL} per 1,000 node-days is used."
         )

@@ -57,7 +57,7 @@ class AttemptEnd:
     result: Mapping[str, Any] | None = None  # result.json
     cancelled: bool = False  # a person requested it
     forgotten: bool = False  # the scheduler no longer knows it
-    unlaunched: str = ""  # permission or launch: its batch script was never started (jobs.following.unlaunched)
+    launch_failure: str = ""  # permission or launch: its batch script was never started (jobs.following.launch_failure)
 
     @classmethod
     def from_result(cls, result: Mapping[str, Any] | None, *, cancelled: bool) -> AttemptEnd:
@@ -108,8 +108,8 @@ def _is_stop_explained(ended: AttemptEnd) -> bool:
 
 def _cause_of_failure(ended: AttemptEnd, failure: Mapping[str, Any]) -> str:
     """Return the cause of a plain `failed`: by the launcher's word on the first rank, else by the exit code."""
-    if ended.unlaunched:
-        return ended.unlaunched
+    if ended.launch_failure:
+        return ended.launch_failure
     causes = {"hang": "hang", "stop_timeout": "hang", "node": "node_fail", "fenced": "fenced", "unsaved": "unsaved"}
     if (cause := causes.get(str((ended.result or {}).get("cause")))) is not None:
         return cause

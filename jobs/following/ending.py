@@ -126,7 +126,7 @@ def follow_up(attempt: Attempt) -> Attempt | None:
     if undecided.update(decided_at=timezone.now(), **changes) != 1:
         return None
     live.announce(attempt.pk)
-    logger.info("attempt %s: %s", attempt.pk, decision.text or "nothing follows")
+    logger.info("attempt %s: %s", attempt.pk, decision.text or "no further attempt follows")
     if not decision.restart:
         stop_sweep(attempt)
         return None

@@ -64,10 +64,10 @@ def tick(scheduler: Scheduler | None = None) -> bool:
         return False
     try:
         Tick(active, scheduler or sync.scheduler()).run()
-    except SchedulerError as error:  # it cannot even be opened: the settings name an unknown one
-        logger.warning("nothing is followed: %s", error)
+    except SchedulerError as error:  # the settings name an unknown scheduler
+        logger.warning("no job is followed, because the scheduler cannot be opened: %s", error)
     except LeaseLost:
-        logger.warning("lost the lease in the middle of a tick; whoever has it now goes on")
+        logger.warning("lost the lease in the middle of a tick; the process that has it now continues")
         return True
     active.release()
     return True

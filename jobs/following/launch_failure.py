@@ -1,7 +1,7 @@
 """Explain why a node never started an attempt's batch script, as far as that can be known.
 
 Slurm (22.05 to 26.05) reports 0:53 for everything that slurmd could not do before the script's first line: open its
-output, find its user. A missing working folder is no reason: the script then starts in /tmp.
+output, find its user. A missing working folder is not one: the script then starts in /tmp.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_STARTED = 53  # slurmd's signal number for a script that it could not start
 
 
 @dataclass(frozen=True)
-class Unlaunched:
+class LaunchFailure:
     """Why a batch script was never started.
 
     `cause`: permission, if the folder that is closed is known; else launch.
@@ -29,16 +29,16 @@ class Unlaunched:
     reason: str
 
 
-def unlaunched_of(attempt: Attempt, status: JobStatus) -> Unlaunched | None:
+def launch_failure_of(attempt: Attempt, status: JobStatus) -> LaunchFailure | None:
     """Return what kept it from starting; None if its script did start, or that is unknown."""
     if status.state != "failed" or folders.is_unreachable(attempt) or folders.has_begun(attempt):
         return None
     if (found := _closed_folder(attempt)) is not None:
-        return Unlaunched("permission", _permission_text(attempt, found))
+        return LaunchFailure("permission", _permission_text(attempt, found))
     if status.signal != NOT_STARTED:
         return None
     where = f" on {status.nodes[0]}" if status.nodes else ""
-    return Unlaunched("launch", f"Slurm could not start it{where} (0:53): {_possible_causes(attempt)}")
+    return LaunchFailure("launch", f"Slurm could not start it{where} (0:53): {_possible_causes(attempt)}")
 
 
 def _closed_folder(attempt: Attempt) -> Barrier | None:

@@ -51,4 +51,4 @@ def _end_allocation(tick: TickContext, attempt: Attempt) -> None:
     tick.scheduler.cancel(attempt.scheduler_id, user=attempt.scheduler_user)
     with tick.lease.writing():
         if ending.end(attempt, ended):
-            logger.info("attempt %s had ended, and its allocation had not", attempt.pk)
+            logger.info("attempt %s had ended, but not its allocation: cancelled it", attempt.pk)

@@ -177,7 +177,7 @@ def _too_few_nodes(node: str) -> str:
 
 def _away_from_corruption(request: _RestartRequest) -> Decision:
     """Restart without the node that was named, from a checkpoint that is sound as far as it is known."""
-    attempt, found = request.attempt, blamed_nodes.finding(request.attempt)
+    attempt, found = request.attempt, blamed_nodes.corruption_finding(request.attempt)
     if found is None or not (found.node or found.is_intact):
         return request.stop(f"the faulty node is unknown. {ADVICE['corruption']}")
     if found.is_intact:
@@ -203,10 +203,8 @@ def _rewind(request: _RestartRequest) -> Decision:
     if start is None:
         many = attempt.job.job_kind.units
         return request.stop(f"it has no checkpoint that is at least {REWIND_STEPS} {many} older. {LOWER_LEARNING_RATE}")
-    counts = attempt.job.job_kind.unit
-    text = (
-        f"{reason} Restarted from {counts} {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
-    )
+    unit = attempt.job.job_kind.unit
+    text = f"{reason} Restarted from {unit} {start.step:,} with half the learning rate as attempt {attempt.number + 1}."
     return Decision(True, f"{text}{request.count_text}", start, starts_back=True)
 
 

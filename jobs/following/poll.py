@@ -21,9 +21,9 @@ from jobs.burnins.advance import scheduler_ids
 from jobs.disk import folders
 from jobs.following import attached, ending, handover
 from jobs.following.cause import AttemptEnd
+from jobs.following.launch_failure import launch_failure_of
 from jobs.following.next_attempt import next_attempt
 from jobs.following.tick import TickContext
-from jobs.following.unlaunched import unlaunched_of
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 from nodes.schedulers.launch import is_launch_failed, nodes_of
@@ -151,16 +151,18 @@ class Poll:
             # the update that ends it, with ended_at and the cause: nobody reads one without the others.
             self._update(attempt, status, keep_state=True)
             result = folders.result_of(attempt)
-            unlaunched = None if result else unlaunched_of(attempt, status)
+            launch_failure = None if result else launch_failure_of(attempt, status)
             ended = AttemptEnd(
                 status.state,
                 status.exit_code,
                 status.signal,
                 result,
                 cancelled=attempt.cancel_asked_at is not None,
-                unlaunched=unlaunched.cause if unlaunched else "",
+                launch_failure=launch_failure.cause if launch_failure else "",
             )
-            self._end(attempt, ended, reason=unlaunched.reason if unlaunched else status.reason, at=status.ended_at)
+            self._end(
+                attempt, ended, reason=launch_failure.reason if launch_failure else status.reason, at=status.ended_at
+            )
 
     def handle_missing(self, attempt: Attempt) -> None:
         """Handle a job that is missing from the scheduler's answer: it counts as lost once that has lasted."""

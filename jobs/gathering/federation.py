@@ -70,7 +70,7 @@ class RoundMatrix:
 
 
 @dataclass(frozen=True)
-class DroppedOut:
+class DropoutGroup:
     """Clients that dropped out for the same reason."""
 
     reason: str
@@ -170,10 +170,10 @@ def _pace(life: JobLife) -> object:
     return (life.job.spec.get("run") or {}).get("pace")
 
 
-def dropped_out(life: JobLife) -> tuple[list[DroppedOut], bool]:
+def dropout_groups(life: JobLife) -> tuple[list[DropoutGroup], bool]:
     """Return why clients dropped out, by the exception they raised; and whether there may be more than were read."""
     events = Event.objects.filter(attempt__in=life.attempts, kind=DROPPED, rank=0).order_by("-id")
-    found: dict[str, DroppedOut] = {}
+    found: dict[str, DropoutGroup] = {}
     reports = list(events.values_list("data", flat=True)[:DROPPED_READ])
     for data in reports:
         client, at = untrusted.count(data.get("client"), 2**32), untrusted.count(data.get("step"), 2**32)
@@ -183,7 +183,7 @@ def dropped_out(life: JobLife) -> tuple[list[DroppedOut], bool]:
         text = text[-MOST_TEXT:].strip()
         reason = untrusted.line(text.rpartition("\n")[2]) or "No reason given."
         name = untrusted.name(data.get("name"), NAME_LETTERS)
-        found.setdefault(text, DroppedOut(reason, text, [], client_name(client, name))).who.append((client, at))
+        found.setdefault(text, DropoutGroup(reason, text, [], client_name(client, name))).who.append((client, at))
     return list(found.values()), len(reports) == DROPPED_READ
 
 

@@ -20,20 +20,20 @@ def newest(attempt: Attempt) -> tuple[list[GuardEvent], bool]:
     """Return the newest few warnings of one attempt, newest first, and whether there are more."""
     # Not by a plain column: SQLite would then read all events of an attempt in its order, instead of these kinds.
     last = Event.objects.filter(_shown_events(), attempt=attempt).order_by((F("id") + 0).desc())[: MAX_NEWEST + 1]
-    counts = attempt.job.job_kind.unit
-    found = [(at, describe_event(kind, data, counts)) for kind, at, data in last.values_list("kind", "time", "data")]
+    unit = attempt.job.job_kind.unit
+    found = [(at, describe_event(kind, data, unit)) for kind, at, data in last.values_list("kind", "time", "data")]
     return found[:MAX_NEWEST], len(found) > MAX_NEWEST
 
 
 def by_attempt(attempts: Iterable[Attempt]) -> dict[int, list[GuardEvent]]:
     """Return the warnings of these attempts by attempt id, in chronological order."""
-    counts = {attempt.pk: attempt.job.job_kind.unit for attempt in attempts}
-    events = Event.objects.filter(_shown_events(), attempt__in=list(counts)).order_by("id")
+    units = {attempt.pk: attempt.job.job_kind.unit for attempt in attempts}
+    events = Event.objects.filter(_shown_events(), attempt__in=list(units)).order_by("id")
     found: dict[int, list[GuardEvent]] = defaultdict(list)
     place = Window(RowNumber(), partition_by=[F("attempt_id"), F("kind")], order_by=F("id").asc())
     first = events.annotate(place=place).filter(place__lte=MAX_SHOWN)
     for attempt_id, kind, at, data in first.values_list("attempt_id", "kind", "time", "data"):
-        found[attempt_id].append((at, describe_event(kind, data, counts[attempt_id])))
+        found[attempt_id].append((at, describe_event(kind, data, units[attempt_id])))
     counted = events.order_by().values("attempt_id", "kind").annotate(count=Count("id"), last=Max("time"))
     for kinds in counted.filter(count__gt=MAX_SHOWN):
         found[kinds["attempt_id"]].append(

@@ -83,7 +83,7 @@ class JobLife:
         return (self.job.spec.get("run") or {}).get("checkpoint_every")
 
     @property
-    def counts(self) -> str:
+    def unit(self) -> str:
         """Return the unit of progress: "step" or "round"."""
         return self.job.job_kind.unit
 
@@ -110,7 +110,7 @@ class JobLife:
     def ribbon(self) -> ribbons.Ribbon:
         spans = [self._span(attempt) for attempt in self.attempts]
         saves = [self._save(checkpoint) for checkpoint in self.checkpoints]
-        of_rounds = self.counts == "round" and self.progress.steps
+        of_rounds = self.unit == "round" and self.progress.steps
         goal = f"round {formatting.count(self.progress.steps)}" if of_rounds else ""
         return ribbons.draw(spans, saves, now=self.now, done_at=self.done_at, limit_at=self.limit_at, goal=goal)
 
@@ -133,7 +133,7 @@ class JobLife:
                 done_at=self.done_at,
                 step=attempt.step,
                 steps=self.progress.steps,
-                counts=self.counts,
+                unit=self.unit,
                 phase=attempt.phase,
                 last_report_at=attempt.last_report_at,
                 resumed_step=attempt.resume_from.step if attempt.resume_from else None,
@@ -201,7 +201,7 @@ class JobLife:
             began=attempt.submitted_at or attempt.created_at,
             started=attempt.started_at,
             ended=attempt.ended_at,
-            note=_note(attempt, lost, self.counts),
+            note=_note(attempt, lost, self.unit),
             lost_from=self.saved.get(attempt.pk, (0, attempt.started_at))[1] if lost else None,
             resumed_from=attempt.resume_from.created_at if attempt.resume_from else None,
             restarts=tuple(self.restarts.get(attempt.pk, ())),
@@ -212,7 +212,7 @@ class JobLife:
 
     def _rounds_of(self, attempt: Attempt) -> tuple[int, int] | None:
         """Return the first and last round that a federation's attempt did."""
-        if self.counts != "round" or attempt.step is None:
+        if self.unit != "round" or attempt.step is None:
             return None
         first = attempt.resume_from.step + 1 if attempt.resume_from else 1
         return (first, attempt.step) if attempt.step >= first else None
@@ -229,7 +229,7 @@ class JobLife:
             state=checkpoint.state,
             url=reverse("job_checkpoints", args=[self.job.pk]) + f"#{checkpoint.name}",
             title=(
-                f"Checkpoint at {self.counts} {formatting.count(checkpoint.step)},"
+                f"Checkpoint at {self.unit} {formatting.count(checkpoint.step)},"
                 f" {checkpoint.get_state_display().lower()}"
             ),
         )
@@ -322,9 +322,9 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
     return header.recoveries(rows, {attempt.pk: attempt.incarnation for attempt in attempts})
 
 
-def _note(attempt: Attempt, lost: int, counts: str) -> str:
+def _note(attempt: Attempt, lost: int, unit: str) -> str:
     note = formatting.word(attempt.state)
-    return f"{note} · {formatting.plural(lost, counts)} lost" if lost else note
+    return f"{note} · {formatting.plural(lost, unit)} lost" if lost else note
 
 
 def _lost_steps(attempt: Attempt, saved: dict[int, tuple[int, datetime]]) -> int:

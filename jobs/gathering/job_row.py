@@ -47,7 +47,7 @@ class JobRow:
         return progress_text(
             step=self.progress.step,
             steps=self.progress.steps,
-            counts=self.job.job_kind.unit,
+            unit=self.job.job_kind.unit,
             state=self.state,
             phase=self.attempt.phase,
             spec=self.job.spec,

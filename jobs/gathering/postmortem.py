@@ -177,7 +177,7 @@ class Document:
             decision=self.attempt.decision,
             again=self.again,
             cost=self.cost,
-            counts=self.job.job_kind.unit,
+            unit=self.job.job_kind.unit,
         )
 
     @cached_property
@@ -216,10 +216,10 @@ class Document:
     @cached_property
     def rank_steps(self) -> strips.RankSteps | None:
         steps = rank_steps.last_steps(self.attempt, self.attempt.incarnation)
-        return strips.compare_ranks(steps, self.ranks, self.incident.rank, counts=self.job.job_kind.unit)
+        return strips.compare_ranks(steps, self.ranks, self.incident.rank, unit=self.job.job_kind.unit)
 
     @cached_property
-    def curve(self) -> restart_drawing.Rejoin | None:
+    def curve(self) -> restart_drawing.RestartCurve | None:
         if self.following is None:
             return None
         start = self.following.resume_from.step if self.following.resume_from else 0
@@ -240,7 +240,7 @@ class Document:
                 trained_until=self.trained.last,
                 bad_at=self.bad_at,
                 last_step=self.attempt.step,
-                counts=self.job.job_kind.unit,
+                unit=self.job.job_kind.unit,
                 rank=self.incident.rank,
                 nodes=tuple(self._nodes()),
                 acts=tuple(act.at for act in self.acts),
@@ -290,7 +290,7 @@ class Document:
                 reported_by=self.reported_by,
                 owner=self.cause.owner,
                 advice=self.advice,
-                counts=self.job.job_kind.unit,
+                unit=self.job.job_kind.unit,
                 cost=self.cost,
                 evidence=self.evidence,
                 verdict=self.verdict,

@@ -53,7 +53,7 @@ def _time(curve: Curve, place: int) -> datetime | None:
     return datetime.fromtimestamp(float(curve.time[place]), UTC) if len(curve.time) else None
 
 
-def draw(before: Attempt, after: Attempt, name: str, resumed_step: int) -> restart_drawing.Rejoin | None:
+def draw(before: Attempt, after: Attempt, name: str, resumed_step: int) -> restart_drawing.RestartCurve | None:
     """Draw both curves around the repeated steps; None if there is nothing to draw."""
     if not name or before.step is None:
         return None
@@ -74,5 +74,5 @@ def draw(before: Attempt, after: Attempt, name: str, resumed_step: int) -> resta
         resumed=resumed_step,
         died=before.step,
         is_exact=all(curve.value is not None for curve in curves),
-        counts=after.job.job_kind.unit,
+        unit=after.job.job_kind.unit,
     )

@@ -120,7 +120,7 @@ def _ingest_part(attempt_id: int, post: ReportPost, until: float) -> ReportRespo
     with transaction.atomic():
         attempt = Attempt.objects.open().filter(pk=attempt_id).for_reports().first()
         if attempt is None:
-            raise AttemptClosed(f"attempt {attempt_id} takes no reports")
+            raise AttemptClosed(f"attempt {attempt_id} does not accept reports")
         intake = _Intake(attempt, post)
         intake.advance(is_full=not has_room)
         if intake.accepted:

@@ -45,13 +45,13 @@ def collect(
                 try:
                     taken += _collect_stream(attempt.pk, spool.Spool(folder, name), until)
                 except (Malformed, OSError, DataError) as error:
-                    logger.warning("%s: the spool %s cannot be taken in: %s", attempt, name, error)
+                    logger.warning("%s: the spool %s cannot be stored: %s", attempt, name, error)
                 except (reports.AttemptClosed, DatabaseError):
                     raise
                 except Exception:  # whatever a job wrote into one spool, the others are still read
-                    logger.exception("%s: the spool %s cannot be taken in", attempt, name)
+                    logger.exception("%s: the spool %s cannot be stored", attempt, name)
     except (FileNotFoundError, rundir.UnsafePath) as error:
-        logger.warning("%s: no spools to look through: %s", attempt, error)
+        logger.warning("%s: its spools cannot be listed: %s", attempt, error)
     except reports.AttemptClosed:
         pass
     return taken

@@ -1,8 +1,8 @@
 """Parse report posts as shippers send them (protocols.md §3), from bytes to clean columns.
 
 A malformed frame is refused whole (`Malformed`), as its meaning is unknown. In a well-formed frame a batch with bad
-content (a value that is no number, an invalid name) is quarantined: it is dropped and counted, and the stream's cursor
-passes it, because sending it again would not repair it.
+content (a value that is not a number, an invalid name) is quarantined: it is dropped and counted, and the stream's
+cursor passes it, because sending it again would not repair it.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def summary(cadence: CadenceFacts) -> tuple[str, str]:
     return f"Saving every {best} instead of every {now} would leave {gain} more time for training.", _cost(cadence)
 
 
-def facts(cadence: CadenceFacts, counts: str = "step") -> list[tuple[str, str]]:
-    """Return (title, value) pairs for the page. `counts` is the job's unit of progress: "step" or "round"."""
+def facts(cadence: CadenceFacts, unit: str = "step") -> list[tuple[str, str]]:
+    """Return (title, value) pairs for the page. `unit` is the job's unit of progress: "step" or "round"."""
     best_part = formatting.percent(1 - cadence.best_efficiency)
     now, part = [], f"{best_part} of the time at best"
     if cadence.present_s is not None and cadence.efficiency is not None:
@@ -90,13 +90,13 @@ def facts(cadence: CadenceFacts, counts: str = "step") -> list[tuple[str, str]]:
         ("A save costs", formatting.duration(cadence.cost_s)),
         ("Between failures", f"{formatting.duration(cadence.mtbf_s)}, {_SOURCES[cadence.source]}"),
         *now,
-        ("Best", f"every {formatting.duration(cadence.best_s)}{_steps(cadence.best_every, counts)}"),
+        ("Best", f"every {formatting.duration(cadence.best_s)}{_steps(cadence.best_every, unit)}"),
         ("Saves and lost work", part),
     ]
 
 
-def _steps(every: int | None, counts: str) -> str:
-    return f", {formatting.plural(every, counts)}" if every else ""
+def _steps(every: int | None, unit: str) -> str:
+    return f", {formatting.plural(every, unit)}" if every else ""
 
 
 def _cost(cadence: CadenceFacts) -> str:

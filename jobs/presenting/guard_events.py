@@ -16,9 +16,9 @@ GuardEvent = tuple[datetime, str]
 NOT_SAVED = "checkpoint.skipped"
 
 
-def describe_event(kind: str, data: Mapping[str, Any], counts: str = "step") -> str:
-    """Return an event of one of KINDS as text. `counts` is the job's unit of progress."""
-    return _OF_SAVES[kind](data, counts) if kind in _OF_SAVES else _WORDS[kind](data)
+def describe_event(kind: str, data: Mapping[str, Any], unit: str = "step") -> str:
+    """Return an event of one of KINDS as text. `unit` is the job's unit of progress."""
+    return _OF_SAVES[kind](data, unit) if kind in _OF_SAVES else _WORDS[kind](data)
 
 
 def _skipped(data: Mapping[str, Any]) -> str:
@@ -81,16 +81,16 @@ def _gpu_answers(data: Mapping[str, Any]) -> str:
     return f"the GPUs{_node(data)} respond again{after}"
 
 
-def _not_saved(data: Mapping[str, Any], counts: str) -> str:
-    return f"not saved at {counts} {_step(data)}: {untrusted.line(data.get('reason'))}"
+def _not_saved(data: Mapping[str, Any], unit: str) -> str:
+    return f"not saved at {unit} {_step(data)}: {untrusted.line(data.get('reason'))}"
 
 
 def _unpinned(data: Mapping[str, Any]) -> str:
     return untrusted.line(data.get("reason"))
 
 
-def _damaged(data: Mapping[str, Any], counts: str) -> str:
-    return f"the checkpoint of {counts} {_step(data)} is damaged: {untrusted.line(data.get('reason'))}"
+def _damaged(data: Mapping[str, Any], unit: str) -> str:
+    return f"the checkpoint of {unit} {_step(data)} is damaged: {untrusted.line(data.get('reason'))}"
 
 
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -30,7 +30,7 @@ def headline(
     decision: str,
     again: NextAttempt | None,
     cost: Cost,
-    counts: str = "step",
+    unit: str = "step",
 ) -> Headline:
     """Return the headline. `verdict_text` states the cause, by the evidence or by a person."""
     if again is None:
@@ -39,20 +39,20 @@ def headline(
             rest = rest.partition(". ")[2] or rest
         acts = cause.owner in {"researcher", "both"} and decision
         return Headline(verdict_text, rest, advice if acts else "")
-    resumption = _resumption_text(again, cost, counts)
+    resumption = _resumption_text(again, cost, unit)
     if cause.owner in {"sysadmin", "nobody"}:
         return Headline(verdict_text, f"{resumption} No action needed.")
     return Headline(verdict_text, resumption)
 
 
-def _resumption_text(again: NextAttempt, cost: Cost, counts: str) -> str:
+def _resumption_text(again: NextAttempt, cost: Cost, unit: str) -> str:
     where = f" on {formatting.listed(list(again.nodes))}" if 0 < len(again.nodes) <= 2 else ""
-    start = f"from {counts} {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
+    start = f"from {unit} {formatting.count(again.from_step)}" if again.from_step else "from the beginning"
     if again.first_step_at is not None:
         after = f" after {formatting.duration(cost.resume_seconds)}" if cost.resume_seconds is not None else ""
         return f"Training resumed {start}{where}{after}."
     if again.ended_at is not None:
-        return f"Attempt {again.number} was to resume {start}, but ended before it completed a {counts}."
+        return f"Attempt {again.number} was to resume {start}, but ended before it completed a {unit}."
     if again.started_at is not None:
-        return f"Attempt {again.number} has started{where} {start}; it has not completed a {counts} yet."
+        return f"Attempt {again.number} has started{where} {start}; it has not completed a {unit} yet."
     return f"Attempt {again.number} is in the queue and will resume {start}."

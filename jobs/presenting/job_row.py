@@ -10,12 +10,12 @@ from vigil_core import formatting
 
 
 def progress_text(
-    *, step: int | None, steps: int | None, counts: str, state: str, phase: str, spec: dict[str, Any]
+    *, step: int | None, steps: int | None, unit: str, state: str, phase: str, spec: dict[str, Any]
 ) -> str:
     """Return the text under the progress bar: the progress, or what the job waits for."""
     if step is not None:
         done = formatting.count(step)
-        return f"{done} / {formatting.count(steps)}" if steps else f"{counts} {done}"
+        return f"{done} / {formatting.count(steps)}" if steps else f"{unit} {done}"
     if state == "pending":
         needs = size(spec)
         return f"needs {needs}" if needs else formatting.MISSING

@@ -55,7 +55,7 @@ class LaneFacts:
     trained_until: datetime | None = None
     bad_at: datetime | None = None
     last_step: int | None = None
-    counts: str = "step"  # or round
+    unit: str = "step"  # or round
     rank: int | None = None  # the rank or node blamed
     nodes: tuple[NodeFacts, ...] = ()
     acts: tuple[datetime, ...] = ()  # Vigil's actions, numbered as listed
@@ -160,7 +160,7 @@ def draw(facts: LaneFacts, span: str = "near") -> Lanes:
         _place_labels(lane)
     bad, again = facts.bad_at, facts.resumed_at
     step = (
-        f"{facts.counts} {formatting.count(facts.resumed_step)}" if facts.resumed_step is not None else "training again"
+        f"{facts.unit} {formatting.count(facts.resumed_step)}" if facts.resumed_step is not None else "training again"
     )
     return Lanes(
         lanes=lanes,
@@ -290,7 +290,7 @@ def _add_next_attempt(facts: LaneFacts, lane: AttemptLane, scale: Scale) -> None
 
 def _stopped(facts: LaneFacts, scale: Scale) -> list[LaneMark]:
     at = facts.bad_at
-    step = f"last {facts.counts} {formatting.count(facts.last_step)}" if facts.last_step is not None else "stopped"
+    step = f"last {facts.unit} {formatting.count(facts.last_step)}" if facts.last_step is not None else "stopped"
     return [LaneMark(scale(at), "glyph", "failed", step)] if at is not None and scale.has(at) else []
 
 
@@ -351,7 +351,7 @@ def _description(facts: LaneFacts) -> str:
     """Return the timeline as sentences, for screen readers."""
     sentences = []
     if facts.bad_at is not None:
-        sentences.append(f"The first bad moment was at {formatting.second(facts.bad_at)}.")
+        sentences.append(f"The first sign of failure was at {formatting.second(facts.bad_at)}.")
     for node in facts.nodes:
         for sign in sorted(node.signs, key=lambda sign: sign.at)[:2]:
             sentences.append(f"{node.name} at {formatting.second(sign.at)}: {sign.role}.")
@@ -361,5 +361,5 @@ def _description(facts: LaneFacts) -> str:
     if facts.next_started_at is not None:
         sentences.append(f"Attempt {facts.next_number} started at {formatting.second(facts.next_started_at)}.")
     if facts.resumed_at is not None:
-        sentences.append(f"It completed its first {facts.counts} at {formatting.second(facts.resumed_at)}.")
+        sentences.append(f"It completed its first {facts.unit} at {formatting.second(facts.resumed_at)}.")
     return " ".join(sentences[:14])

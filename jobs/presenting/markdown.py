@@ -76,7 +76,7 @@ class PostMortemText:
     reported_by: str
     owner: str
     advice: str
-    counts: str
+    unit: str
     """Unit of progress: "step" or "round"."""
     cost: Cost
     evidence: Sequence[EvidencePiece]
@@ -95,7 +95,7 @@ def write(document: PostMortemText) -> str:
 
 
 def _parts(document: PostMortemText) -> Iterator[str]:
-    head, counts = document.headline, document.counts
+    head, unit = document.headline, document.unit
     yield f"# Post-mortem of {plain(document.job_name)}, attempt {document.attempt}"
     where = f" on {plain(', '.join(document.nodes[:8]))}" if document.nodes else ""
     status = "Published" if document.is_published else "Draft"
@@ -106,10 +106,10 @@ def _parts(document: PostMortemText) -> Iterator[str]:
     yield from _evidence(document)
     if document.rank_steps is not None:
         bands = "\n".join(
-            f"- {f'{counts} {formatting.count(step)}: ' if step >= 0 else ''}{plain(who)}"
+            f"- {f'{unit} {formatting.count(step)}: ' if step >= 0 else ''}{plain(who)}"
             for step, who in document.rank_steps.bands
         )
-        yield f"## Last {counts} by rank\n\n{plain(document.rank_steps.finding)}\n\n{bands}"
+        yield f"## Last {unit} by rank\n\n{plain(document.rank_steps.finding)}\n\n{bands}"
     if document.across_restart:
         yield f"## Across the restart\n\n{plain(document.across_restart)}"
     acts = "\n".join(
@@ -141,7 +141,7 @@ def _facts(document: PostMortemText) -> Iterator[tuple[str, str]]:
         if seconds is not None:
             yield name, formatting.duration(seconds)
     if cost.steps is not None:
-        yield f"{document.counts.capitalize()}s lost", formatting.count(cost.steps)
+        yield f"{document.unit.capitalize()}s lost", formatting.count(cost.steps)
     if cost.gpu_hours is not None:
         money = f", {cost.money_text}" if cost.money_text else ""
         yield "Cost", f"{formatting.measure(cost.gpu_hours)} GPU-h{money}"

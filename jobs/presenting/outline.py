@@ -24,14 +24,14 @@ UNEVEN = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ClientBar:
-    """A client. `commonest` is its most frequent label, `part` that label's share of the samples."""
+    """A client. `most_common` is its most frequent label, `part` that label's share of the samples."""
 
     number: int
     name: str
     shares: list[BarShare]
     shares_text: str
     samples: int
-    commonest: str
+    most_common: str
     part: float
 
 
@@ -78,8 +78,8 @@ def _row(outline: DataOutline, client: int) -> ClientBar:
         shares=shares(counts, max(1, int(outline.sizes.max()))),
         shares_text=counts_text(counts, outline.labels),
         samples=int(outline.sizes[client]),
-        commonest=outline.labels[outline.commonest[client]],
-        part=float(outline.commonest_shares[client]),
+        most_common=outline.labels[outline.most_common_labels[client]],
+        part=float(outline.most_common_shares[client]),
     )
 
 

@@ -39,19 +39,19 @@ class RankSteps:
     bands: list[tuple[int, str]]  # step and ranks
     finding: str
     ranks: int
-    counts: str = "step"  # or round
+    unit: str = "step"  # or round
 
     @property
     def words(self) -> str:
-        return f"Last {self.counts} of {formatting.plural(self.ranks, 'rank')}. {self.finding}"
+        return f"Last {self.unit} of {formatting.plural(self.ranks, 'rank')}. {self.finding}"
 
 
 def compare_ranks(
-    steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None, counts: str = "step"
+    steps: Mapping[int, int], nodes: Mapping[int, str], blamed: int | None, unit: str = "step"
 ) -> RankSteps | None:
     """Compare the ranks by the last step that each reported; return None if none reported any.
 
-    `blamed` is the rank that the verdict names, `counts` the job's unit of progress.
+    `blamed` is the rank that the verdict names, `unit` the job's unit of progress.
     """
     if not steps:
         return None
@@ -62,16 +62,16 @@ def compare_ranks(
     if blamed is not None and blamed in steps:
         odd.add(blamed)
     return RankSteps(
-        groups=_groups(steps, nodes, usual, odd, counts),
+        groups=_groups(steps, nodes, usual, odd, unit),
         bands=_bands(steps),
-        finding=_finding(steps, usual, behind, blamed, counts),
+        finding=_finding(steps, usual, behind, blamed, unit),
         ranks=len(steps),
-        counts=counts,
+        unit=unit,
     )
 
 
 def _groups(
-    steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int], counts: str
+    steps: Mapping[int, int], nodes: Mapping[int, str], usual: int, odd: set[int], unit: str
 ) -> list[NodeRanks]:
     by_node: dict[str, list[int]] = {}
     for rank in sorted(steps):
@@ -82,7 +82,7 @@ def _groups(
         shown = ranks if len(steps) <= MOST_CELLS else [min(ranks, key=lambda rank: (rank not in odd, steps[rank]))]
         cells = [
             RankCell(
-                f"rank {rank}{f' on {node}' if node else ''}: {counts} {formatting.count(steps[rank])}",
+                f"rank {rank}{f' on {node}' if node else ''}: {unit} {formatting.count(steps[rank])}",
                 _colour(steps[rank] - usual, spread),
                 rank in odd,
             )
@@ -130,8 +130,8 @@ def ranks_text(ranks: list[int]) -> str:
     return f"ranks {formatting.listed(parts)}"
 
 
-def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: int | None, counts: str) -> str:
-    where = f"{counts.capitalize()} {formatting.count(usual)}"
+def _finding(steps: Mapping[int, int], usual: int, behind: list[int], blamed: int | None, unit: str) -> str:
+    where = f"{unit.capitalize()} {formatting.count(usual)}"
     if not behind:
         whole = f"{where} on every rank" if len(set(steps.values())) == 1 else f"{where} or later on every rank"
         if blamed in steps and len(steps) > 1:

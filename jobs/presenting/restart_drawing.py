@@ -32,7 +32,7 @@ class AttemptLine:
 
 
 @dataclass(frozen=True)
-class Rejoin:
+class RestartCurve:
     """Everything that the template draws. `left` is the x at which the curves begin."""
 
     name: str
@@ -55,12 +55,12 @@ def draw(
     resumed: int,
     died: int,
     is_exact: bool,
-    counts: str = "step",
-) -> Rejoin | None:
+    unit: str = "step",
+) -> RestartCurve | None:
     """Draw both attempts' curves; return None if there is nothing to draw.
 
     `before` and `after` are steps and values of the attempts in `numbers`. With `is_exact`, values are those of single
-    steps, so that repeated steps can be compared. `counts` is the job's unit of progress.
+    steps, so that repeated steps can be compared. `unit` is the job's unit of progress.
     """
     parts = [_finite(*before), _finite(*after)]
     steps, values = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -81,8 +81,8 @@ def draw(
         for number, part in zip(numbers, parts, strict=True)
         if len(part[0])
     ]
-    same = _same(parts[0], parts[1], f"{counts}s") if is_exact else ""
-    return Rejoin(
+    same = _same(parts[0], parts[1], f"{unit}s") if is_exact else ""
+    return RestartCurve(
         name=name,
         lines=lines,
         steps=[(x_of(step), formatting.count(step)) for step in _round(first, last)],
@@ -92,7 +92,7 @@ def draw(
         ],
         resumed_x=x_of(resumed) if first < resumed < last else None,
         died_x=x_of(died) if first < died < last else None,
-        words=_words(name, numbers, resumed, died, counts) + same,
+        words=_words(name, numbers, resumed, died, unit) + same,
     )
 
 
@@ -110,17 +110,17 @@ def _points(part: Part, steps: tuple[int, int], values: tuple[float, float]) -> 
 def _round(first: int, last: int) -> list[int]:
     """Return at most TICKS + 1 round steps within the range."""
     size = max(1, (last - first) // TICKS)
-    unit = 10 ** (len(str(size)) - 1)
-    every = next(unit * n for n in (1, 2, 5, 10) if unit * n >= size)
+    power = 10 ** (len(str(size)) - 1)
+    every = next(power * n for n in (1, 2, 5, 10) if power * n >= size)
     start = -(-first // every) * every
     return [step for step in range(start, last + 1, every) if first <= step <= last][: TICKS + 1]
 
 
-def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, counts: str) -> str:
+def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, unit: str) -> str:
     title = f"{name[:1].upper()}{name[1:]}"
     return (
-        f"{title} of attempt {numbers[0]} until {counts} {formatting.count(died)}, and of attempt {numbers[1]} from"
-        f" {counts} {formatting.count(resumed)} on."
+        f"{title} of attempt {numbers[0]} until {unit} {formatting.count(died)}, and of attempt {numbers[1]} from"
+        f" {unit} {formatting.count(resumed)} on."
     )
 
 

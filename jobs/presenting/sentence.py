@@ -58,7 +58,7 @@ class SentenceFacts:
     done_at: datetime | None = None  # the estimate
     step: int | None = None
     steps: int | None = None
-    counts: str = "step"  # or round
+    unit: str = "step"  # or round
     phase: str = ""
     last_report_at: datetime | None = None
     resumed_step: int | None = None
@@ -133,21 +133,21 @@ def _running(facts: SentenceFacts) -> Sentence:
     if silent > SILENT_S:
         return Sentence(
             f"No report for {formatting.duration(silent)}.",
-            f"The scheduler says it is running; its last report was at {facts.counts} {formatting.count(facts.step)}.",
+            f"The scheduler says it is running; its last report was at {facts.unit} {formatting.count(facts.step)}.",
         )
     counted = _counted(facts)
     lead = f"{counted}, training since {since}" if counted else f"Training since {since}"
     if facts.resumed_step is not None:
-        lead += f", resumed from {facts.counts} {formatting.count(facts.resumed_step)}"
+        lead += f", resumed from {facts.unit} {formatting.count(facts.resumed_step)}"
     return Sentence(f"{lead}. {_finish(facts)}".strip(), _margin(facts))
 
 
 def _counted(facts: SentenceFacts) -> str:
     """Return the current round, for a job that counts rounds: they are few and long."""
-    if facts.counts == "step" or not facts.steps:
+    if facts.unit == "step" or not facts.steps:
         return ""
     now = min(facts.steps, (facts.step or 0) + 1)
-    return f"{facts.counts.capitalize()} {formatting.count(now)} of {formatting.count(facts.steps)}"
+    return f"{facts.unit.capitalize()} {formatting.count(now)} of {formatting.count(facts.steps)}"
 
 
 def _starting(facts: SentenceFacts, since: str) -> Sentence:
@@ -161,7 +161,7 @@ def _starting(facts: SentenceFacts, since: str) -> Sentence:
     return Sentence(
         f"Started {formatting.ago(facts.started_at, facts.now) if facts.started_at else 'just now'}"
         f"{', ' + phase if phase else ''}.",
-        f"The first values come once {facts.counts} 1 is done.",
+        f"The first values come once {facts.unit} 1 is done.",
     )
 
 
@@ -193,12 +193,12 @@ def _ended(facts: SentenceFacts) -> Sentence:
         return Sentence("Not attached.", _as_sentence(facts.reason))
     took = f" in {formatting.duration(facts.ran_s)}" if facts.ran_s is not None else ""
     if facts.state == "completed":
-        rest = formatting.plural(facts.step, facts.counts) if facts.step else ""
+        rest = formatting.plural(facts.step, facts.unit) if facts.step else ""
         if facts.validation_loss is not None:
             rest += f"{', ' if rest else ''}validation loss {formatting.loss(facts.validation_loss)}"
         attempts = f" over {formatting.plural(facts.number, 'attempt')}" if facts.number > 1 else ""
         if facts.accuracy is not None:
-            after = f" after {formatting.plural(facts.step, facts.counts)}" if facts.step else ""
+            after = f" after {formatting.plural(facts.step, facts.unit)}" if facts.step else ""
             lead = f"Accuracy {formatting.loss(facts.accuracy)}{after}, completed{took}{attempts}."
             return Sentence(lead, _worst(facts))
         return Sentence(f"Completed{took}{attempts}.", f"{rest[:1].upper()}{rest[1:]}." if rest else "")
@@ -237,15 +237,15 @@ def _worst(facts: SentenceFacts) -> str:
 
 
 def _at_step(facts: SentenceFacts) -> str:
-    return f" at {facts.counts} {formatting.count(facts.step)}" if facts.step is not None else ""
+    return f" at {facts.unit} {formatting.count(facts.step)}" if facts.step is not None else ""
 
 
 def _resumable(facts: SentenceFacts) -> str:
     if facts.newest_checkpoint is None:
         return ""
     lost = (facts.step or 0) - facts.newest_checkpoint
-    after = f", {formatting.plural(lost, facts.counts)} back" if lost > 0 else ""
-    return f"It can be resumed from {facts.counts} {formatting.count(facts.newest_checkpoint)}{after}."
+    after = f", {formatting.plural(lost, facts.unit)} back" if lost > 0 else ""
+    return f"It can be resumed from {facts.unit} {formatting.count(facts.newest_checkpoint)}{after}."
 
 
 def _as_sentence(text: str) -> str:

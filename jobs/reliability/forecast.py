@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from jobs.reliability import save_interval
-from jobs.reliability.rate import Assumed, Rate
+from jobs.reliability.rate import AssumedRate, Rate
 
 DAY_S = 86_400.0
 POINTS = 81
@@ -32,7 +32,7 @@ class Forecast:
     """The expected failures; `low` and `high` use the ends of the rate's interval."""
 
     plan: Plan
-    rate: Rate | Assumed
+    rate: Rate | AssumedRate
     failures: float
     failures_low: float
     failures_high: float
@@ -81,6 +81,6 @@ class Forecast:
         return [(period, self.effective(period)) for period in periods if period > self.plan.save_seconds]
 
 
-def forecast(plan: Plan, rate: Rate | Assumed) -> Forecast:
+def forecast(plan: Plan, rate: Rate | AssumedRate) -> Forecast:
     days = plan.nodes * plan.days
     return Forecast(plan, rate, rate.per_day * days, rate.low_per_day * days, rate.high_per_day * days)

@@ -54,7 +54,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Assumed:
+class AssumedRate:
     """A rate that was not observed here."""
 
     per_day: float

@@ -24,7 +24,7 @@ LEAST_SPREAD = 0.01
 MAD_TO_SIGMA = 1.4826
 SPREADS = 3.0
 MOST_NODES = 50
-"""Slow nodes that are found at once; more at a time are no outliers."""
+"""Slow nodes that are found at once; if there are more, they are not outliers."""
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class JobSpec(SpecTable):
         """Parse TOML as a person writes it."""
         return cls.parse(read_toml(text))
 
-    def settled(self, *, now: datetime, zone: tzinfo) -> JobSpec:
+    def with_absolute_begin(self, *, now: datetime, zone: tzinfo) -> JobSpec:
         """Return the specification as it is stored once it is submitted: with the moment that "+2h" means now."""
         if not self.resources.begin:
             return self

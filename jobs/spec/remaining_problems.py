@@ -69,7 +69,7 @@ def _reads(field: str) -> tuple[str, ...]:
 
 
 def _is_option(field: str) -> bool:
-    """Return whether the field is, or lies in, the table of a recipe, a parallelism or a communication."""
+    """Return whether the field is, or is inside, the table of a recipe, a parallelism or a communication."""
     table, *inside = field.split(".")
     return table == "run" and any(
         inside[:1] == [name] for kind in choices.ENTRY_FUNCTIONS for name in choices.names(kind)
@@ -77,7 +77,7 @@ def _is_option(field: str) -> bool:
 
 
 def _overlap(first: str, other: str) -> bool:
-    """Return whether two paths are the same, or one lies in the other."""
+    """Return whether two paths are the same, or one contains the other."""
     return first == other or first.startswith(f"{other}.") or other.startswith(f"{first}.")
 
 

@@ -50,7 +50,7 @@ def without_code(data: Any, over: Mapping[str, list[Any]]) -> None:
 
 
 def is_within(path: str, tables: set[str]) -> bool:
-    """Return whether a path such as run.fedprox.mu lies in one of the tables."""
+    """Return whether a path such as run.fedprox.mu is in one of the tables."""
     parts = path.split(".")
     return bool(tables & set(parts[1:3] if parts[1:2] == ["options"] else parts[1:2]))
 

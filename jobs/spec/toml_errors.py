@@ -63,9 +63,9 @@ def _guess(lines: list[str], number: int, line: str, message: str) -> str:
     if message.startswith("Unclosed array"):
         return 'the list is not closed, or a comma is missing in it. Write it like ["a", "b"].'
     if message.startswith("Unclosed inline table"):
-        return "the table in braces must stand on one line and end in }. Or write a table of its own, like [run]."
+        return "the table in braces must be on one line and end with }. Or write a table of its own, like [run]."
     if _TABLE.match(line):
-        return "a table's name stands in brackets, like [run], alone on its line."
+        return "a table's name is written in brackets, like [run], alone on its line."
     if message.startswith(("Illegal character '\\n'", "Unterminated string", 'Expected "\'"', 'Expected "\'"')):
         return "its text is not closed. Write the closing quote."
     if "\\" in line and message.startswith(("Unescaped", "Invalid hex")):
@@ -81,17 +81,17 @@ def _value(key: str, value: str, message: str) -> str:
     if not bare:
         return f"the value is missing. Write it after the =, or remove {key}."
     if bare.endswith((";", ",")) and _is_value(bare[:-1]):
-        return f"no comma or semicolon ends a line. Write {key} = {bare[:-1]}."
+        return f"a line has no comma or semicolon at its end. Write {key} = {bare[:-1]}."
     if bare.lower() in _NOTHING:
         return f"TOML has no null value. Remove {key}."
     if bare.lower() in _WORDS:
         return f"write {key} = {_WORDS[bare.lower()]}."
     if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", bare):
-        return f"numbers have no commas. Write {key} = {bare.replace(',', '')}."
+        return f"numbers are written without commas. Write {key} = {bare.replace(',', '')}."
     if re.fullmatch(r"[+-]?\.\d+|[+-]?\d+\.", bare):
         return f"a number has digits on both sides of its point. Write {key} = {float(bare):g}."
     if re.fullmatch(r"0\d+", bare):
-        return f"a number does not begin with 0. Write {key} = {bare.lstrip('0') or '0'}."
+        return f"a number may not begin with 0. Write {key} = {bare.lstrip('0') or '0'}."
     if bare[0] in "[{":
         return 'a text in it needs quotes, or a bracket is missing. Write a list like ["a", "b"].'
     if bare[0] in "\"'":
@@ -109,7 +109,7 @@ def _no_equals(line: str) -> str:
     if not (colon and value and _KEY.match(key)):
         key, _, value = (part.strip() for part in line.strip().partition(" "))
     if "=" in line and not _is_value(value):
-        return "a key is one word, such as time_limit, or stands in quotes."
+        return "a key is one word, such as time_limit, or is in quotes."
     if not re.match(r"[A-Za-z]", key) or not _KEY.match(key):
         return "this is neither a table, like [run], nor a value, like steps = 200. A comment begins with #."
     if not value:

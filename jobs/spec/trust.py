@@ -24,11 +24,11 @@ from training.config.base import BaseRunConfig
 class Power(Enum):
     """The power of a field: what it can do."""
 
-    DATA = "no more than be read as a number or a word"
-    READS = "have a path opened"
-    WRITES = "have a folder written to"
-    VARIABLES = "set variables, of which all but HARMLESS can load code"
-    CODE = "choose or load what is run"
+    DATA = "is read as a number or a word, and does nothing else"
+    READS = "names a path that is opened"
+    WRITES = "names a folder that is written to"
+    VARIABLES = "sets variables, of which all but HARMLESS can load code"
+    CODE = "chooses or loads the code that is run"
 
 
 _ROWS: Mapping[str, tuple[Power, str]] = {

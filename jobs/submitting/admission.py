@@ -92,7 +92,7 @@ def check_slurm_user(user: User, *, doing: str = "submitted") -> None:
 def _begin_problems(spec: JobSpec) -> list[Problem]:
     """Return the problems with `begin`: it has passed, or is too far ahead. "+2h" counts from now."""
     now = timezone.now()
-    moment = spec.settled(now=now, zone=timezone.get_default_timezone()).resources.begin_at
+    moment = spec.with_absolute_begin(now=now, zone=timezone.get_default_timezone()).resources.begin_at
     if moment is not None and moment < now - LATE:
         return [Problem("resources.begin", f"{spec.resources.begin} has passed. Remove begin, or set a later time.")]
     if moment is not None and moment > now + AHEAD:

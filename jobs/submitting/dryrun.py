@@ -59,7 +59,7 @@ class DryRunFinding:
 
 def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> list[DryRunFinding]:
     """Return what stops this spec, and what it would do. `others`: the other specs of a sweep."""
-    spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
+    spec = spec.with_absolute_begin(now=timezone.now(), zone=timezone.get_default_timezone())
     code = b"" if any(job_spec.code and job_spec.code.directory for job_spec in (spec, *others)) else None
     try:
         project = check(user, spec, code=code, others=others, dry=True)
@@ -80,7 +80,7 @@ def sweep_run(user: User, sweep: SweepSpec) -> list[DryRunFinding]:
     many, turns = len(sweep.points), sweep.at_once
     over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
-    jobs = f"{formatting.plural(many, 'job')}: {over}{at_once}. What follows is about the first."
+    jobs = f"{formatting.plural(many, 'job')}: {over}{at_once}. The following describes the first."
     without = refusals_text([(point.values, point.message) for point in sweep.refused], many + len(sweep.refused))
     return [DryRunFinding("ok", "Sweep", jobs), *([DryRunFinding("warn", "Sweep", without)] if without else []), *found]
 
@@ -244,7 +244,7 @@ def _split(spec: JobSpec) -> Iterator[DryRunFinding]:
     labels = config_checks.shipped_labels(spec.run)
     if labels is None:
         over = f'"{spec.run.split}" over {formatting.plural(spec.run.clients, "client")}'
-        text = f"{over}: the job's page shows who has how much once the data are there."
+        text = f"{over}: once the data are read, the job's page shows how many samples each client has."
         yield DryRunFinding("info", "Split", text)
         return
     divided = data_division.divide(spec.run, labels)
@@ -291,9 +291,8 @@ def _unpredictable_exclusions(run: FederationConfig) -> Iterator[DryRunFinding]:
     """Yield that exclusions cannot be forecast, as they depend on files that only the job opens."""
     if run.pace != "rounds":
         yours = formatting.listed([part.field for part in run.custom if part in {custom.SELECTION, custom.SPLIT}])
-        text = (
-            f'Whom "{run.pace}" leaves out cannot be forecast: the {yours} {"are" if " and " in yours else "is"} yours.'
-        )
+        are = "are" if " and " in yours else "is"
+        text = f'Which clients "{run.pace}" leaves out cannot be forecast: the {yours} {are} yours.'
         yield DryRunFinding("info", "Pace", f"{text} The job's page shows it from round 5 on.")
 
 

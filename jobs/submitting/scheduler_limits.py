@@ -39,7 +39,7 @@ def problems(user: User, spec: JobSpec, project: Project, *, many: int = 1) -> l
     there = read.read()
     if there.simulates_nodes:
         return []
-    spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
+    spec = spec.with_absolute_begin(now=timezone.now(), zone=timezone.get_default_timezone())
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
     found: dict[str, Problem] = {}
     for problem in (

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from jobs import checkpoints
 from jobs.disk import pins, trust
-from jobs.disk.trash import discarded
+from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following import dependencies
 from jobs.following.next_attempt import next_attempt
@@ -47,7 +47,7 @@ def submit(
 
     `code` is a tar.gz of its own code. Raises SpecError, Refused or IdempotencyConflict, changing nothing.
     """
-    spec = spec.settled(now=timezone.now(), zone=timezone.get_default_timezone())
+    spec = spec.with_absolute_begin(now=timezone.now(), zone=timezone.get_default_timezone())
     project = check(user, spec, code=code)
     body = sha256(b"\0".join([spec_toml.encode(), str(parent and parent.pk).encode(), code or b""])).hexdigest()
 
@@ -209,7 +209,7 @@ def delete(user: User, job: Job) -> None:
             IdempotencyKey.objects.filter(route="sweeps", thing_id=sweep_id).delete()
             Sweep.objects.filter(pk=sweep_id).delete()
         # Renamed within the transaction: if either fails, nothing is deleted; the bytes go later (tasks.empty_trash).
-        undo.enter_context(discarded(directory))
+        undo.enter_context(moved_to_trash(directory))
         transaction.on_commit(lambda: queue("jobs.tasks.empty_trash"))
 
 

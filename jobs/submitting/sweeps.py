@@ -35,7 +35,7 @@ def submit(
     IdempotencyConflict, changing nothing.
     """
     now, zone = timezone.now(), timezone.get_default_timezone()
-    specs = [point.spec.settled(now=now, zone=zone) for point in spec.points]
+    specs = [point.spec.with_absolute_begin(now=now, zone=zone) for point in spec.points]
     project = check(user, specs[0], code=code, others=specs[1:])
     body = sha256(b"\0".join([spec_toml.encode(), code or b""])).hexdigest()
 

@@ -112,9 +112,9 @@ def resume(request: HttpRequest, job_id: int) -> HttpResponse:
     except JobError as error:
         messages.error(request, str(error))
         return _back(request, job)
-    counts = job.job_kind.unit
+    unit = job.job_kind.unit
     start = (
-        f" from {counts} {formatting.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
+        f" from {unit} {formatting.count(attempt.resume_from.step)}" if attempt.resume_from else " from the beginning"
     )
     messages.success(request, f"Attempt {attempt.number} is queued and starts{start}.")
     return redirect("job", job_id=job.pk)

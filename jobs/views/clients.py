@@ -51,7 +51,7 @@ def table(request: HttpRequest, job_id: int) -> HttpResponse:
         part = page(rows, order, cursor=request.GET.get("after") or None, limit=ROWS)
     except BadCursor:
         part = page(rows, order, cursor=None, limit=ROWS)
-    dropped, has_more = gathered.dropped_out(shown.life)
+    dropped, has_more = gathered.dropout_groups(shown.life)
     fairness = gathered.fairness_of(shown.life, part.items)
     columns = BY_LOSS if fairness and fairness.measure == "loss" else COLUMNS
     is_timed = fairness is not None and fairness.is_timed

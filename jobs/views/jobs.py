@@ -59,9 +59,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "states": STATE_WORDS,
     }
     if request.headers.get("HX-Target") == "results":
-        return _varied(render(request, "jobs/_results.html", context | {"fragment": True}))
+        return _vary_on_fragment(render(request, "jobs/_results.html", context | {"fragment": True}))
     context["projects"] = Project.objects.visible_to(user).values_list("slug", flat=True)
-    return _varied(render(request, "jobs/index.html", context))
+    return _vary_on_fragment(render(request, "jobs/index.html", context))
 
 
 @login_required
@@ -110,7 +110,7 @@ def _tabs(counts: dict[str, Count], chosen: str) -> list[dict[str, object]]:
     ]
 
 
-def _varied(response: HttpResponse) -> HttpResponse:
+def _vary_on_fragment(response: HttpResponse) -> HttpResponse:
     """Keep caches from mixing up page and fragment, which share an address."""
     response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
     return response

@@ -78,7 +78,7 @@ class StepPart:
 
     @property
     def percent(self) -> str:
-        """Return the share to a tenth of a per cent: less is no bottleneck."""
+        """Return the share to a tenth of a per cent: a smaller share is not a bottleneck."""
         return formatting.percent(round(self.share, 3)) if self.share >= 0.0005 else f"< 0.1{formatting.NBSP}%"
 
 

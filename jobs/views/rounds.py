@@ -23,7 +23,7 @@ def rounds_context(request: HttpRequest, life: JobLife, sentence: Sentence) -> d
     """
     before = whole(request.GET.get("before"), 2**31)
     picture = gathered.round_matrix(life, before=before)
-    dropped, _ = gathered.dropped_out(life)
+    dropped, _ = gathered.dropout_groups(life)
     return {
         "picture": picture,
         "fairness": gathered.fairness(life),

@@ -93,7 +93,7 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
     best = standing.best_jobs if standing else set()
     for row in rows:
         row.is_best = row.job.pk in best
-    counts = jobs[0].job_kind.unit if jobs else "step"
+    unit = jobs[0].job_kind.unit if jobs else "step"
     sort = request.GET.get("sort", "")
     rows = _sorted(rows, sort, paths, metrics)
     of_states = sweep.counts()
@@ -113,11 +113,11 @@ def page(request: HttpRequest, sweep_id: int) -> HttpResponse:
         "measured": [_column(f"m{i}", name.replace("_", " "), sort) for i, name in enumerate(metrics)],
         "fixed": {
             name: _column(name, title, sort)
-            for name, title in (("job", "Job"), ("state", "State"), ("step", counts.capitalize()))
+            for name, title in (("job", "Job"), ("state", "State"), ("step", unit.capitalize()))
         },
         "is_by_mean": bool(standing and standing.settings),
         "counts": [(state, of_states[state]) for state in Attempt.State.values if state in of_states],
-        "counted": f"{counts}s",
+        "counted": f"{unit}s",
         "drawing": _drawing(rows),
         "over": over,
         "alive": alive,

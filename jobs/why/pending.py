@@ -90,7 +90,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
     )
     read_at, stale = _readings()
     text = "It is being cancelled." if attempt.cancel_asked_at else found.sentence
-    avoids = blamed_nodes.reasons(attempt)
+    avoids = blamed_nodes.exclusion_reasons(attempt)
     return WaitReport(job, attempt, text or "It is in the queue.", found, read_at, stale, now, avoids)
 
 

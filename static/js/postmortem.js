@@ -6,7 +6,7 @@ if (print) {
   print.addEventListener("click", () => window.print());
 }
 
-// On a phone the lanes are wider than the screen: start shortly before the first bad moment.
+// On a phone the lanes are wider than the screen: start shortly before the first sign of failure.
 const lanes = document.querySelector(".lanes");
 const first = lanes?.querySelector(".first");
 if (first && lanes.scrollWidth > lanes.clientWidth) {

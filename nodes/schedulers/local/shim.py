@@ -1,8 +1,8 @@
 """Watch one local job: wait for its turn, run batch.sh, enforce its time limit, record how it ended.
 
 Run as `python -I -S shim.py FOLDER`; standard library only, so that it starts within milliseconds. It has its own
-session, is no child of the portal, and reaps whatever its job leaves behind. It never contacts the portal, which may be
-gone.
+session, is not a child of the portal, and reaps whatever its job leaves behind. It never contacts the portal, which
+may be gone.
 
     request.json   the submission (written before the shim starts)
     shim.lock      an flock for the shim's lifetime, on a local disk: free means the shim is dead

@@ -78,7 +78,7 @@ def test_a_link_in_a_run_directory_leads_nowhere(root: Path) -> None:
 
 def test_what_has_gone_already_is_no_error(root: Path) -> None:
     (attempt, folder) = closed(20)
-    with trash.discarded(attempt.job.directory):
+    with trash.moved_to_trash(attempt.job.directory):
         pass
     assert retention.remove_spools() == 1
     assert not folder.exists()

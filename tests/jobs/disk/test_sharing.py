@@ -197,7 +197,7 @@ class TestThreeUsers:
                 trash.discard_checkpoint(lab.directory, f"step-{mask}")
             assert rundir.names_under(lab.run, "job/checkpoints") == ["step-000"]
             trash.empty()
-            with trash.discarded(lab.directory):
+            with trash.moved_to_trash(lab.directory):
                 pass
             assert len(os.listdir(lab.root / trash.TRASH)) == 1
             trash.empty()
@@ -233,7 +233,7 @@ class TestThreeUsers:
 
         def work() -> str:
             assert rundir.names_under(lab.run, "job/own") == []
-            with trash.discarded(lab.directory):
+            with trash.moved_to_trash(lab.directory):
                 pass
             trash.empty()
             trash.empty()
@@ -258,7 +258,7 @@ class TestThreeUsers:
             return ""
 
         def remove() -> str:
-            with trash.discarded(lab.directory):
+            with trash.moved_to_trash(lab.directory):
                 pass
             trash.empty()
             return ""

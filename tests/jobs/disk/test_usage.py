@@ -103,7 +103,7 @@ def test_gone_directory_takes_nothing_and_an_absent_file_system_says_nothing(run
     assert measured(job).disk_bytes == known, "the folder that it is mounted on is there"
     runs.rmdir()
     runs.with_name("away").rename(runs)
-    with trash.discarded(job.directory):
+    with trash.moved_to_trash(job.directory):
         pass
     assert measured(job).disk_bytes == 0
 

@@ -91,7 +91,8 @@ def test_what_is_not_there_yet_is_one_sentence(mira: User) -> None:
     (message,) = [finding["text"] for finding in found["findings"] if finding["title"] == "Split"]
     assert (
         message
-        == '"column" over 12\N{NO-BREAK SPACE}clients: the job\'s page shows who has how much once the data are there.'
+        == '"column" over 12\N{NO-BREAK SPACE}clients: once the data are read, the job\'s page shows how many samples'
+        " each client has."
     )
     assert found["split"] is None
     assert "h-split" not in form(mira, **UNSHIPPED)

@@ -60,7 +60,7 @@ def _across(kind: kinds.JobKind) -> str:
     steps, values = np.arange(10), np.linspace(2.0, 1.0, 10)
     drawn = restart_drawing.draw(
         "loss", (steps, values), (steps[5:], values[5:]), numbers=(1, 2), resumed=5, died=9, is_exact=True,
-        counts=kind.unit,
+        unit=kind.unit,
     )  # fmt: skip
     assert drawn is not None
     return drawn.words
@@ -76,7 +76,7 @@ def _again(kind: kinds.JobKind) -> str:
     again = NextAttempt(number=2, state="running", queued_at=NOW, started_at=NOW, from_step=20)
     cause: Any = SimpleNamespace(owner="researcher")
     return headline.headline(
-        verdict_text="It died.", cause=cause, advice="", decision="", again=again, cost=COST, counts=kind.unit
+        verdict_text="It died.", cause=cause, advice="", decision="", again=again, cost=COST, unit=kind.unit
     ).rest
 
 
@@ -115,7 +115,7 @@ SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
     "last words of ranks": _ranks,
     "curves across a restart": _across,
     "what a post-mortem says of the next attempt": _again,
-    "its drawing": lambda kind: lanes.draw(replace(FACTS, counts=kind.unit)).words,
+    "its drawing": lambda kind: lanes.draw(replace(FACTS, unit=kind.unit)).words,
     "vigil diagnose": _died,
     "vigil checkpoints": lambda kind: tables.checkpoints({"items": [ITEM]}, kind.unit)[0],
     "vigil metrics": lambda kind: tables.metrics([CURVE], {}, many=kind.units, superseded=False)[0],

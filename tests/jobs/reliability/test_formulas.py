@@ -10,7 +10,7 @@ import pytest
 from jobs.reliability import offenders, poisson, save_interval
 from jobs.reliability.forecast import DAY_S, Plan, forecast
 from jobs.reliability.offenders import NodeFailures
-from jobs.reliability.rate import Assumed, Rate
+from jobs.reliability.rate import AssumedRate, Rate
 
 
 def first_order(cost: float, mtbf: float) -> float:
@@ -114,7 +114,7 @@ class TestForecast:
     @pytest.mark.parametrize("days", [1.0, 14.0])
     @pytest.mark.parametrize("per_thousand", [2.34, 6.5, 40.0])
     def test_failures_and_the_chance_of_none_as_simulated(self, nodes: int, days: float, per_thousand: float) -> None:
-        found = forecast(Plan(nodes, days, 30.0, 120.0), Assumed(per_thousand / 1000))
+        found = forecast(Plan(nodes, days, 30.0, 120.0), AssumedRate(per_thousand / 1000))
         chance = np.random.default_rng(nodes)
         # Each node separately, failing at random times.
         first = chance.exponential(1000 / per_thousand, (20_000 if nodes < 500 else 4_000, nodes)).min(axis=1)

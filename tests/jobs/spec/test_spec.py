@@ -265,7 +265,7 @@ def test_what_is_no_toml_is_said(text: str) -> None:
         ("steps 200", "Line 1: there is no =. Write steps = 200."),
         ("steps: 200", "Line 1: there is no =. Write steps = 200."),
         ('a = 1\ntags = ["a",\n "b"\nname = "x"\n', "Line 2: the list is not closed"),
-        ("steps = 1,000", "Line 1: numbers have no commas. Write steps = 1000."),
+        ("steps = 1,000", "Line 1: numbers are written without commas. Write steps = 1000."),
         ("x = True", "Line 1: write x = true."),
         ("x = None", "Line 1: TOML has no null value."),
         ("[run\nx = 1", "Line 1: a table's name stands in brackets"),

@@ -96,7 +96,7 @@ def test_a_moment_is_made_absolute_when_it_is_submitted(oskar: User, scheduler: 
 )
 def test_moments(text: str, moment: str) -> None:
     spec = spec_of(resources={"begin": text})
-    assert spec.settled(now=NOW, zone=ZoneInfo("Europe/Berlin")).resources.begin == moment
+    assert spec.with_absolute_begin(now=NOW, zone=ZoneInfo("Europe/Berlin")).resources.begin == moment
     assert absolute(moment, now=NOW, zone=ZoneInfo("Europe/Berlin")) == moment
 
 
