@@ -76,7 +76,7 @@ def report_of(controller: Controller) -> RoundReport:
     losses = np.concatenate([outcomes.losses[counts_now], late.losses, np.full(len(plan.too_slow), np.nan)])
     good = outcomes.is_finite & counts_now & (states != REJECTED)
     counted = np.concatenate([sizes[good], late.samples[late_states == LATE]])
-    seconds = plan.seconds if plan.until is not None else outcomes.seconds
+    seconds = plan.seconds if plan.ends_at is not None else outcomes.seconds
     return RoundReport(
         clients=clients,
         selected=np.concatenate([outcomes.clients, plan.too_slow]),

@@ -200,7 +200,7 @@ class Rounds(Loop):
             self.server.client_state.release()
             if model is not None:
                 self.server.shared.copy_(model)
-                self.server.clock = plan.until if plan.until is not None else self.server.clock
+                self.server.clock = plan.ends_at if plan.ends_at is not None else self.server.clock
                 self._record_outcomes(round_, controller.outcomes)
                 controller.costs.traffic += wasted
                 return report_of(controller)

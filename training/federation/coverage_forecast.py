@@ -66,7 +66,7 @@ def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> CoverageFore
         )
         selected[plan.clients] = selected[plan.too_slow] = True
         counted[plan.clients[plan.counts_in_round(plan.clients)]] = counted[plan.arriving] = True
-        flight, now = _in_flight_after(flight, plan), plan.until if plan.until is not None else now
+        flight, now = _in_flight_after(flight, plan), plan.ends_at if plan.ends_at is not None else now
     return CoverageForecast(round_, np.flatnonzero(selected & ~counted), int((~selected).sum()))
 
 

@@ -90,7 +90,7 @@ class RoundPlan:
     """An update that is τ rounds old counts (1 + τ)^-exponent."""
     too_slow: Ids = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Clients that were selected and given up: nothing is computed for them."""
-    ends: float | None = None
+    ends_at: float | None = None
     """The simulated clock as the round ends, in seconds; None if the pace has no clock."""
     seconds: dict[int, float] = field(default_factory=dict)
     """The time of each client by the simulated clock, in seconds."""

@@ -57,7 +57,7 @@ class GpuMonitor:
 
     @property
     def inventory(self) -> GpuInventory | None:
-        return self._reader.machine
+        return self._reader.inventory
 
     @property
     def buses(self) -> list[str]:

@@ -39,7 +39,7 @@ def schedule(
         later_at=context.now + takes[later],
         arriving=np.intersect1d(flight.clients, counted),
         staleness_exponent=staleness_exponent,
-        until=ends,
+        ends_at=ends,
         seconds=dict(zip(everybody.tolist(), (at - context.now).tolist(), strict=True)),
         quorum=1,
     )

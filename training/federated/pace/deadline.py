@@ -54,7 +54,7 @@ def schedule(
         arriving=arriving,
         staleness_exponent=late_exponent,
         too_slow=clients[~works],
-        until=ends,
+        ends_at=ends,
         seconds=dict(zip(clients.tolist(), takes.tolist(), strict=True)),
         quorum=needed,
     )
