@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import forms
-from console.pages.cluster import is_fragment, sysadmin_of, varied
+from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
 from jobs.errors import Conflict

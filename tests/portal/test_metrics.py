@@ -24,7 +24,7 @@ from jobs.following import idle
 from jobs.following.tick_metrics import KEY
 from nodes.models import Agent, Node, NodeEvent, QueuedJob
 from portal import process_counters, publish
-from portal.http.counting import Counted
+from portal.http.counting import RequestCounter
 from tests.jobs.reporting import Spooled, attempt_of, frame, send
 from tests.jobs.waste.idling import held, machine
 from tests.nodes.telemetry.reporting import Machine

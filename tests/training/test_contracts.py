@@ -102,7 +102,7 @@ def test_a_recipe_that_reports_progress_gets_the_callback(tmp_path: Path, monkey
     )
     _add(training.recipes, tmp_path, monkeypatch, telling)
     created: Any = contracts.recipe("added_here")
-    assert created.prepared(tmp_path, None, {}, report_progress=print) is print
+    assert created.call_prepare(tmp_path, None, {}, report_progress=print) is print
 
 
 def test_what_the_least_of_parallelisms_is_taken_to_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,8 @@ class TestBeforeItRuns:
     )
     def test_nobody_foretells_whom_a_deadline_leaves_out(self, project: Project, fields: list[str], why: str) -> None:
         found = self.found(sysadmin(), with_parts(*fields, pace="deadline", deadline={"quantile": 0.3, "late": "drop"}))
-        message = f"""Whom "deadline" leaves out cannot be forecast: {why}. The job's page shows it from round 5 on."""
+        message = f"""Which clients "deadline" leaves out cannot be forecast: {why}. """
+        message += "The job's page shows it from round 5 on."
         assert (found["Pace"].level, found["Pace"].text) == ("info", message)
 
     def test_every_file_is_looked_for(self, project: Project) -> None:

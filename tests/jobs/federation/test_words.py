@@ -102,7 +102,7 @@ def _saves(kind: kinds.JobKind) -> str:
 
 
 def _said(kind: kinds.JobKind) -> str:
-    facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, counts=kind.unit)
+    facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, unit=kind.unit)
     report = sentence.describe_job(facts)
     return f"{report.lead} {report.rest} {report.move}"
 

@@ -133,7 +133,8 @@ class TestRanks:
         left.ends(1, r1=(1, None, 0.5))
         incident, report = left.diagnosed()
         assert (incident.cause, incident.rank, incident.node) == ("numerics.nan", 1, "dgx-02")
-        text = "step 1,204 done again: 1 of 2 ranks had a loss that is not finite, first in the output of blocks.11.mlp"
+        text = "step 1,204, when repeated: 1 of 2 ranks had a loss that is not finite, "
+        text += "first in the output of blocks.11.mlp"
         assert text in texts(report, "confirmation")
 
     def test_a_rank_cannot_name_a_node(self, left: Left) -> None:
