@@ -83,10 +83,10 @@ def test_where_there_is_a_gpu_writing_does_not_wait_for_what_training_has_queued
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no table of contents"):
+    with pytest.raises(CheckpointError, match="not a valid table of contents"):
         storage.match_stored(state(), tmp_path)
     (tmp_path / ".metadata").write_text("hello")
-    with pytest.raises(CheckpointError, match="no table of contents"):
+    with pytest.raises(CheckpointError, match="not a valid table of contents"):
         storage.match_stored(state(), tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_a_table_of_contents_changes_no_class_of_ours(tmp_path: Path, name: str)
     """A pickle may set attributes of a class that it names: of all paths, say, what file each is."""
     created = save(tmp_path, state())
     _write_contents(created, f"c{name}\n(N}}S'_str'\nS'/etc/passwd'\nstb.".encode())
-    with pytest.raises(CheckpointError, match="no table of contents"):
+    with pytest.raises(CheckpointError, match="not a valid table of contents"):
         storage.match_stored(state(), created)
     assert not hasattr(Metadata, "_str")
     assert str(tmp_path / "anything").endswith("anything")
@@ -161,7 +161,7 @@ LYING = {
 def test_a_table_of_contents_that_lies_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
     created = save(tmp_path, state())
     _write_contents(created, content)
-    with pytest.raises(CheckpointError, match="no table of contents"):
+    with pytest.raises(CheckpointError, match="not a valid table of contents"):
         storage.match_stored(state(), created)
 
 
@@ -174,7 +174,7 @@ def test_a_table_of_contents_that_nobody_signed_is_not_read(tmp_path: Path) -> N
         storage.match_stored(state(), created)
     (created / ".metadata").unlink()
     os.mkfifo(created / ".metadata")
-    with pytest.raises(CheckpointError, match="no plain file"):
+    with pytest.raises(CheckpointError, match="not a plain file"):
         storage.match_stored(state(), created)
 
 

@@ -112,9 +112,9 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit flipped": (lambda c: _flip(_shard(c)), "__0_0.distcp is not what was written"),
     "half a file": (lambda c: _shard(c).write_bytes(b"x"), "1 bytes, the manifest says"),
     "never finished": (lambda c: (c / "COMMITTED").unlink(), "never finished"),
-    "code in the table of contents": (lambda c: _resigned(c, pickle.dumps(Malice())), "has no business there"),
-    "another table of contents": (lambda c: _resigned(c, pickle.dumps([1, 2])), "no table of contents"),
-    "no table of contents": (lambda c: _resigned(c, b""), "no table of contents"),
+    "code in the table of contents": (lambda c: _resigned(c, pickle.dumps(Malice())), "which is not allowed there"),
+    "another table of contents": (lambda c: _resigned(c, pickle.dumps([1, 2])), "not a valid table of contents"),
+    "no table of contents": (lambda c: _resigned(c, b""), "not a valid table of contents"),
 }
 
 
