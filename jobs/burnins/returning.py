@@ -56,7 +56,7 @@ def finish(burn_in: BurnIn) -> None:
         for row in rows_of_nodes:
             row.is_active, row.outcome = False, _outcome(row, nodes.get(row.node))
         bulk.update_rows(rows_of_nodes, ("is_active", "outcome"))
-    with suppress(Conflict, OSError), discarded(burn_in.directory):
+    with suppress(Conflict, OSError), moved_to_trash(burn_in.directory):
         queue("jobs.tasks.empty_trash")
 
 
