@@ -191,7 +191,7 @@ class MaintenanceWindowAdmin(HistoryAdmin):
 
 
 @admin.register(HotSpare, site=site)
-class HotSpareAdmin(ReadOnly):
+class HotSpareAdmin(ReadOnlyAdmin):
     """Nodes that stand by for others; /drains names and removes them."""
 
     called = ("hot spare", "hot spares")
