@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -11,6 +12,7 @@ from nodes.drains import bulk, overview
 from nodes.drains.bulk import AT_ONCE, BulkOutcome
 from nodes.drains.overview import DrainedNode
 from nodes.models import Node, NodeOrder
+from portal.bulk import give_way
 from portal.models import User
 
 
@@ -44,8 +46,11 @@ def return_all(user: User, expression: str, reason: str, *, replace: bool = Fals
     nodes = bulk.find_nodes(expression)
     outcomes: list[BulkOutcome] = []
     for start in range(0, len(nodes), AT_ONCE):
+        began = time.monotonic()
         with transaction.atomic():
             outcomes += [_undrain(user, node, reason, replace) for node in nodes[start : start + AT_ONCE]]
+        if start + AT_ONCE < len(nodes):
+            give_way(began)
     return outcomes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -13,13 +14,14 @@ from nodes.models import HealthControl, HealthEntry
 from nodes.remediation import inbox
 from portal.access import note
 from portal.audit import Change
+from portal.bulk import give_way
 from portal.models import User
 from vigil_core import formatting
 
 MOST = 2_000
 """Entries that one decision is about; the rest takes another."""
 MOST_DRAINS = 200
-AT_ONCE = 50
+AT_ONCE = 20
 """Entries per transaction, so that other writers do not wait long."""
 Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
@@ -56,6 +58,7 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
     single(user, pk, reason)
     decided = 0
     for start in range(0, len(pks), AT_ONCE):
+        began = time.monotonic()
         with transaction.atomic():
             for other in pks[start : start + AT_ONCE]:
                 try:
@@ -63,6 +66,8 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
                 except (inbox.NotPossible, drain.DrainedByAnother, HealthEntry.DoesNotExist):
                     continue
                 decided += 1
+        if start + AT_ONCE < len(pks):
+            give_way(began)
     return AlikeOutcome(decided, len(pks) - decided)
 
 

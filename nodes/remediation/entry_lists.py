@@ -7,7 +7,7 @@ nodes, an old driver for example, that is one line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -64,7 +64,7 @@ class EntryGroup:
             state=self.state, decision=self.decision, severity=self.severity, action=self.action, rule=self.rule,
             detail=self.detail,
         )  # fmt: skip
-        return rows.select_related("gpu", "order", "decided_by").defer("progress").order_by("-last_seen")
+        return rows.order_by("-last_seen")
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,23 @@ class ListedEntries:
     @property
     def entry(self) -> HealthEntry:
         return self.entries[0]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line before its entries are read: one entry, or a whole group if `pk` is None."""
+
+    last_seen: datetime
+    pk: int | None
+    group: EntryGroup
+
+    def read(self, entries: Mapping[int, HealthEntry]) -> ListedEntries | None:
+        """Return the line with its entries; None if they have ended since."""
+        if self.pk is not None:
+            entry = entries.get(self.pk)
+            return None if entry is None else ListedEntries([entry])
+        newest = list(_with_relations(self.group.rows())[:SHOWN])
+        return ListedEntries(newest, self.group.number) if newest else None
 
 
 class ActiveEntries:
@@ -95,7 +112,7 @@ class ActiveEntries:
 
     def newest(self, which: EntryList, most: int) -> list[ListedEntries]:
         """Return at most that many lines, the most severe first, then the newest."""
-        found: list[ListedEntries] = []
+        found: list[_Line] = []
         for severity in reversed(SEVERITIES):
             room = most - len(found)
             if not room:
@@ -103,9 +120,9 @@ class ActiveEntries:
             # The newest lines are among those of the groups with the newest entries, as many as there is room for.
             groups = [group for group in self.groups if group.severity == severity and group.belongs_to == which][:room]
             lines = [line for group in groups for line in _lines(group, room)]
-            lines.sort(key=lambda line: line.entry.last_seen, reverse=True)
-            found += lines[:room]
-        return found
+            found += sorted(lines, key=lambda line: line.last_seen, reverse=True)[:room]
+        entries = _with_relations(HealthEntry.objects.all()).in_bulk([line.pk for line in found if line.pk])
+        return [listed for line in found if (listed := line.read(entries))]
 
     def nodes_to_repair(self, most: int) -> tuple[list[str], int]:
         """Return the first names of nodes that open entries want out of service, and how many there are."""
@@ -115,11 +132,15 @@ class ActiveEntries:
         return names[:most], len(names)
 
 
-def _lines(group: EntryGroup, most: int) -> list[ListedEntries]:
+def _lines(group: EntryGroup, most: int) -> list[_Line]:
+    """Return the lines of a group by key and time only: few of them are shown, and evidence is long."""
     if group.is_one_line:
-        entries = list(group.rows()[:SHOWN])
-        return [ListedEntries(entries, group.number)] if entries else []  # they may have ended since
-    return [ListedEntries([entry]) for entry in group.rows()[:most]]
+        return [_Line(group.newest, None, group)]
+    return [_Line(last_seen, pk, group) for pk, last_seen in group.rows().values_list("pk", "last_seen")[:most]]
+
+
+def _with_relations(rows: QuerySet[HealthEntry]) -> QuerySet[HealthEntry]:
+    return rows.select_related("gpu", "order", "decided_by").defer("progress")
 
 
 def _rank(severity: str) -> int:
