@@ -247,27 +247,27 @@ class Planted:
     lingers_s: float = 0.0
 
     def spec(self, **resources: Any) -> dict[str, Any]:
-        asked = {"ranks_per_node": self.ranks, "time_limit": "00:05:00", **resources}
+        options = {"ranks_per_node": self.ranks, "time_limit": "00:05:00", **resources}
         return {
             "name": self.what,
             "kind": "script",
             "script": {"directory": ".", "args": [self.what, *self.words]},
             "restart": {"in_place": self.in_place},
-            "resources": {name: value for name, value in asked.items() if value is not None},
+            "resources": {name: value for name, value in options.items() if value is not None},
         }
 
     def check(self, ended: Ending) -> None:
         """Check that cause, rank and decision are right, arrived in time, and exist exactly once."""
-        of_attempt = [one for one in ended.incidents if one.incarnation is None]
+        of_attempt = [item for item in ended.incidents if item.incarnation is None]
         assert len(of_attempt) == (1 if self.cause else 0), ended
-        in_place = [one.incarnation for one in ended.incidents if one.incarnation is not None]
+        in_place = [item.incarnation for item in ended.incidents if item.incarnation is not None]
         assert sorted(in_place) == [*range(self.again)], ended
         assert re.search(self.follows, ended.decision), ended
         assert seconds(ended.ended_at, ended.decided_at) <= WHOLE_S + self.lingers_s, ended
         for incident in of_attempt:
             assert incident.cause == self.cause, ended
             assert self.rank is None or incident.rank == self.rank, ended
-            assert [one.version for one in incident.verdicts] == [*range(1, len(incident.verdicts) + 1)]
+            assert [item.version for item in incident.verdicts] == [*range(1, len(incident.verdicts) + 1)]
             verdict = incident.verdicts[0]
             assert verdict.cause == self.cause, "it was another at first, by which it was decided"
             assert seconds(ended.ended_at, verdict.made_at) <= WHOLE_S + self.lingers_s, ended
@@ -322,11 +322,11 @@ def upload(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def set_patience(run_directory: Path) -> None:
     """Write into the attempt's run.toml, before it starts, how long its launcher waits for a rank in any phase."""
-    told = "".join(f"{phase} = {seconds}\n" for phase, seconds in PATIENCE.items())
+    text = "".join(f"{phase} = {seconds}\n" for phase, seconds in PATIENCE.items())
     path = run_directory / "portal" / "run.toml"
     wait_for(path.exists, "its run.toml")
     with path.open("a") as file:
-        file.write(f"\n[launch.watchdog]\n{told}")
+        file.write(f"\n[launch.watchdog]\n{text}")
 
 
 def rank_of(run_directory: Path, rank: int) -> psutil.Process:

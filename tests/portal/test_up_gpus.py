@@ -80,9 +80,9 @@ def machine(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_a_newcomer_sees_their_own_machine_live(machine: Machine) -> None:
     there = wait_for(lambda: _gpus(machine), "the agent to tell of GPUs")
     assert [gpu["uuid"] for gpu in there] == [nvml.uuid(i) for i in range(8)]
-    told = machine.get(f"/api/v1/nodes/{HOST}/telemetry")
-    assert told["facts"]["driver"]
-    assert told["host"]["cpu_percent"] >= 0
+    report = machine.get(f"/api/v1/nodes/{HOST}/telemetry")
+    assert report["facts"]["driver"]
+    assert report["host"]["cpu_percent"] >= 0
     wait_for(lambda: HOST in [node["name"] for node in machine.get("/api/v1/nodes")["items"]], "the first reading")
     assert machine.get(f"/api/v1/nodes/{HOST}")["gpus"] == 8, "the local scheduler has them, too"
 
@@ -123,8 +123,8 @@ def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
 
 def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
     heat: dict[str, Any] = machine.get(f"/api/v1/jobs/{job}/gpus?columns=20")
-    told = [value for row in heat["items"] for value in row["most"] if value]
-    return heat if heat["source"] == "agent" and len(heat["items"]) == 2 and told else None
+    reports = [value for row in heat["items"] for value in row["most"] if value]
+    return heat if heat["source"] == "agent" and len(heat["items"]) == 2 and reports else None
 
 
 def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:

@@ -312,12 +312,12 @@ def cluster(name: str = "22.05", *, nodes: int = 4, **settings: Any) -> Iterator
     chosen = release.find(name)
     folder = Path(tempfile.mkdtemp(prefix="vigil-slurm-"))
     folder.chmod(0o755)  # munge wants a path that everybody may walk, and jobs read the configuration
-    made = Cluster(Layout(folder, _free_range(nodes + 4), nodes, **settings), chosen)
+    created = Cluster(Layout(folder, _free_range(nodes + 4), nodes, **settings), chosen)
     try:
-        made.up()
-        yield made
+        created.up()
+        yield created
     finally:
-        made.down()
+        created.down()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -328,11 +328,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     release.main([chosen])
     began = time.monotonic()
-    with cluster(chosen) as made:
+    with cluster(chosen) as created:
         print(f"Slurm {chosen} is up after {time.monotonic() - began:.1f} s.", flush=True)
-        print(f"export SLURM_CONF={made.layout.slurm_conf} PATH={made.layout.bin}:$PATH", flush=True)
-        print(f"VIGIL_SLURM_URL={made.url} VIGIL_SLURM_KEY_FILE={made.layout.jwt_key}", flush=True)
-        print(f"or over the socket {made.socket}", flush=True)
+        print(f"export SLURM_CONF={created.layout.slurm_conf} PATH={created.layout.bin}:$PATH", flush=True)
+        print(f"VIGIL_SLURM_URL={created.url} VIGIL_SLURM_KEY_FILE={created.layout.jwt_key}", flush=True)
+        print(f"or over the socket {created.socket}", flush=True)
         try:
             signal.pause()
         except KeyboardInterrupt:

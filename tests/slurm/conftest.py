@@ -52,8 +52,8 @@ def release(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def slurm(release: str) -> Iterator[Cluster]:
     """Return a running cluster of that release. It is shared: leave it as it was (`slurm.without("slurmctld")`)."""
-    with cluster(release) as made:
-        yield made
+    with cluster(release) as created:
+        yield created
 
 
 @pytest.fixture(scope="session")
@@ -62,15 +62,15 @@ def large(release: str) -> Iterator[Cluster]:
 
     Two of its nodes may be out of service before Vigil stops: return those that a test drains.
     """
-    with cluster(release, nodes=12, gpus=2, gpus_of_last=(1, 0, 0)) as made:
-        yield made
+    with cluster(release, nodes=12, gpus=2, gpus_of_last=(1, 0, 0)) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 def portal(slurm: Cluster) -> Iterator[Portal]:
     """Return one portal per module. A test must ignore the jobs of other tests."""
-    with portal_on(slurm) as made:
-        yield made
+    with portal_on(slurm) as created:
+        yield created
 
 
 @pytest.fixture

@@ -129,8 +129,8 @@ class Person:
         try:
             found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s)
         except AssertionError as error:
-            told = json.dumps(self.job(job_id), indent=1)
-            raise AssertionError(f"{error}; it is {told}\n{self.said(job_id)}") from None
+            body = json.dumps(self.job(job_id), indent=1)
+            raise AssertionError(f"{error}; it is {body}\n{self.said(job_id)}") from None
         assert found is not None
         return found
 
@@ -170,19 +170,19 @@ class Person:
 @contextmanager
 def portal_on(slurm: Cluster, **environment: str) -> Iterator[Portal]:
     """Start a portal with its people."""
-    made = Portal(slurm, **environment)
+    portal = Portal(slurm, **environment)
     try:
-        made.start(timeout_s=180)
-        made.make_people()
-        yield made
+        portal.start(timeout_s=180)
+        portal.make_people()
+        yield portal
     finally:
-        made.close()
+        portal.close()
 
 
 def script(steps: int, *, seconds: float = 0.05, every: int = 100, **resources: Any) -> dict[str, Any]:
     """Return a spec of two ranks on one node that compute nothing, for tests of everything around a job."""
-    asked = {"time_limit": "00:05:00", **resources}
-    return steady.spec(steps, seconds=seconds, every=every, project="vision", resources=asked)
+    options = {"time_limit": "00:05:00", **resources}
+    return steady.spec(steps, seconds=seconds, every=every, project="vision", resources=options)
 
 
 def federated(*, resources: Mapping[str, Any] | None = None, **run: Any) -> dict[str, Any]:

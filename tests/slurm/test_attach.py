@@ -79,8 +79,8 @@ class LoginNode:
 
 @pytest.fixture
 def login_node(portal: Portal, slurm: Cluster) -> Iterator[LoginNode]:
-    made = LoginNode(portal, slurm, slurm.layout.scratch / f"login_node-{secrets.token_hex(6)}")
-    yield made
+    created = LoginNode(portal, slurm, slurm.layout.scratch / f"login_node-{secrets.token_hex(6)}")
+    yield created
     slurm.run("scancel", f"--user={ALICE}")
 
 
@@ -109,8 +109,13 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
     alice.wait_for_step(job_id, 20)
     live = alice.wait_for_state(job_id, "running")
     assert len(live["attempt"]["nodes"]) == 2
-    told = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
-    assert (told["nodes"], told["gpus_per_node"], told["partition"], told["time_limit"]) == (2, 2, "batch", "00:05:00")
+    report = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
+    assert (report["nodes"], report["gpus_per_node"], report["partition"], report["time_limit"]) == (
+        2,
+        2,
+        "batch",
+        "00:05:00",
+    )
     assert (alice.job(job_id)["name"], live["tags"], live["project"]) == ("plain", ["mine"], "vision")
     login_node.go()
     done = alice.wait(job_id)

@@ -227,8 +227,8 @@ def test_a_person_without_an_association(portal: Portal) -> None:
 def test_a_person_whom_this_machine_does_not_know(portal: Portal) -> None:
     with somebody(portal, "nobodyhere"):
         found = asked(portal)
-    said = [finding["detail"] for finding in found.findings if finding["title"] == "Person nobodyhere"]
-    assert any("no such Unix user" in detail for detail in said)
+    texts = [finding["detail"] for finding in found.findings if finding["title"] == "Person nobodyhere"]
+    assert any("no such Unix user" in detail for detail in texts)
 
 
 def test_a_project_with_an_account_that_slurm_lacks(portal: Portal) -> None:

@@ -77,11 +77,11 @@ class Followed:
 
 @pytest.fixture
 def followed(slurm: Cluster) -> Iterator[Followed]:
-    made = Followed(slurm)
-    yield made
-    for job in made.submitted:
-        made.slurm.cancel(job, user=ALICE)
-    made.http.close()
+    created = Followed(slurm)
+    yield created
+    for job in created.submitted:
+        created.slurm.cancel(job, user=ALICE)
+    created.http.close()
 
 
 def ask(slurm: Cluster, key: Path, *, life_s: int = 900) -> int:
@@ -143,13 +143,13 @@ def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) ->
     """Slurm's short list calls it pending all the while."""
     job = followed.submit(begin_at=time.time() + 3600)
     until(lambda: followed.status(job).reason == "BeginTime", seconds=PATIENCE_S)
-    for command, said in (("hold", "JobHeldAdmin"), ("release", "BeginTime"), ("uhold", "JobHeldUser")):
+    for command, text in (("hold", "JobHeldAdmin"), ("release", "BeginTime"), ("uhold", "JobHeldUser")):
         followed.control(command, job)
         reasons = []
         for _ in range(2):
             time.sleep(2)  # as the follower's ticks are apart
             reasons.append(followed.status(job).reason)
-        assert said in reasons, reasons
+        assert text in reasons, reasons
 
 
 def test_a_failed_prolog_is_no_persons_hold(followed: Followed) -> None:
@@ -200,9 +200,9 @@ def test_what_can_be_asked_for(followed: Followed) -> None:
     assert followed.wait(later, "pending").started_at is None
     followed.reason(typed)
     queue = {job.scheduler_id: job for job in followed.slurm.queue()}
-    one = queue[typed]
-    assert (one.gpus, one.gpu_type, one.features, one.memory_mib, one.cpus) == (3, "h100", "h100", 5000, 7)
-    assert [len(indices) for indices in one.gpu_indices.values()] == [3]
+    item = queue[typed]
+    assert (item.gpus, item.gpu_type, item.features, item.memory_mib, item.cpus) == (3, "h100", "h100", 5000, 7)
+    assert [len(indices) for indices in item.gpu_indices.values()] == [3]
     assert queue[whole].cpus == 128
     assert "BeginTime" in followed.reason(later)
     starts = queue[later].starts_at
@@ -247,7 +247,7 @@ def test_a_heterogeneous_job_of_somebody_else(followed: Followed) -> None:
         followed.reason(job)
         queue = followed.slurm.queue()
         assert queue.unreadable == 0
-        components = {one.scheduler_id: one.component for one in queue if one.component}
+        components = {item.scheduler_id: item.component for item in queue if item.component}
         assert components == {leader: f"{leader}+0", str(int(leader) + 1): f"{leader}+1"}
     finally:
         followed.cluster.run("scancel", leader, user=BOB)
@@ -302,10 +302,10 @@ def test_nothing_wrong_is_told_while_daemons_are_away(followed: Followed, daemon
         deadline = time.monotonic() + 6
         while time.monotonic() < deadline:
             with suppress(SchedulerError):
-                told = followed.slurm.status([running, short])
-                assert set(told) == {running, short}
-                assert told[running].state in {"running", UNKNOWN}
-                assert told[short].state in {"running", "completing", "failed", UNKNOWN}
+                statuses = followed.slurm.status([running, short])
+                assert set(statuses) == {running, short}
+                assert statuses[running].state in {"running", UNKNOWN}
+                assert statuses[short].state in {"running", "completing", "failed", UNKNOWN}
             time.sleep(0.3)
     assert followed.wait(short, *ENDED).exit_code == 3
     assert followed.status(running).state == "running"

@@ -118,12 +118,12 @@ def test_the_portal_may_drain_a_node(slurm: Cluster) -> None:
 
 
 def test_a_hook_hears_of_a_job_s_end(slurm: Cluster) -> None:
-    hook, heard = slurm.layout.job_ended_hook, slurm.layout.scratch / "heard"
-    hook.write_text(f'#!/bin/sh\necho "$JOBSTATE" >>{heard}\n')
+    hook, path = slurm.layout.job_ended_hook, slurm.layout.scratch / "heard"
+    hook.write_text(f'#!/bin/sh\necho "$JOBSTATE" >>{path}\n')
     hook.chmod(0o755)
     try:
         batch(slurm, "true")
-        slurm.wait_for(lambda: heard.exists() and "COMPLETED" in heard.read_text(), "the hook to be called")
+        slurm.wait_for(lambda: path.exists() and "COMPLETED" in path.read_text(), "the hook to be called")
     finally:
         hook.unlink()
 

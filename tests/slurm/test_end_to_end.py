@@ -90,7 +90,7 @@ def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, 
     assert (done["state"], done["attempt"]["cause"]) == ("cancelled", "cancelled")
     step = done["progress"]["step"]
     saved = wait_for(lambda: alice.checkpoints(running), "its checkpoints")
-    assert max(one["step"] for one in saved) == step, "it saved before it went"
+    assert max(item["step"] for item in saved) == step, "it saved before it went"
     assert slurm.run("squeue", "--noheader", f"--user={ALICE}").strip() == ""
 
 
@@ -118,8 +118,8 @@ def test_a_job_that_nothing_else_stops_is_killed(
     for job_id, who in ((on_its_page, PORTAL), (by_command, PORTAL), (cancelled_again, "alice")):
         attempt = alice.wait(job_id, timeout_s=30)["attempt"]
         assert (attempt["state"], attempt["reason"]) == ("cancelled", f"Killed by {who}.")
-        asked, ended = (datetime.fromisoformat(attempt[name]) for name in ("cancel_asked_at", "ended_at"))
-        assert (ended - asked).total_seconds() < STOP_SECONDS
+        requested, ended = (datetime.fromisoformat(attempt[name]) for name in ("cancel_asked_at", "ended_at"))
+        assert (ended - requested).total_seconds() < STOP_SECONDS
         assert slurm.state(attempt["scheduler_id"]) == "CANCELLED"
     assert psutil.wait_procs(processes, timeout=10)[1] == []
 
@@ -227,7 +227,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     launcher.kill()
     step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
     members = run / "job" / "attempt-1" / "members"
-    wait_for(lambda: any(one["pid"] != launcher.pid for one in _told(members, "node-0.*", beat=3)), "it to stand by")
+    wait_for(lambda: any(item["pid"] != launcher.pid for item in _told(members, "node-0.*", beat=3)), "it to stand by")
     with slurm.without(last):
         launcher_parent(run, last).kill()
         wait_for(
@@ -248,9 +248,9 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
 def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, slurm: Cluster, alice: Person) -> None:
     """Four ranks on two nodes, of which one is lost midway: each loss is that of two ranks that lost nothing."""
     wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
-    asked = {"rounds": 200, "clients": 40, "epochs": 4, "checkpoint_every": 20}
-    alone = alice.submit(federated(**asked))
-    lossy = alice.submit(federated(**asked, resources={"nodes": "1:2"}))
+    options = {"rounds": 200, "clients": 40, "epochs": 4, "checkpoint_every": 20}
+    alone = alice.submit(federated(**options))
+    lossy = alice.submit(federated(**options, resources={"nodes": "1:2"}))
     alice.wait_for_step(lossy, 25)
     (attempt,) = alice.attempts(lossy)
     assert len(attempt["nodes"]) == 2
@@ -277,7 +277,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
     with slurm.without(attempt["nodes"][0]):
         (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
         there = processes_on_node(run, attempt["nodes"][0])
-        assert len([one for one in there if one.name().startswith("slurmstepd")]) >= 2, (
+        assert len([item for item in there if item.name().startswith("slurmstepd")]) >= 2, (
             "of the batch script and of srun's step"
         )
         # Children first: those whose parent dies while they are stopped are sent HUP and CONT, and srun would end all.
@@ -296,7 +296,7 @@ def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
     for path in folder.glob(names):
         with suppress(FileNotFoundError):  # of one that was lost
             found.append(json.loads(path.read_text()))
-    return [one for one in found if all(name in one and one[name] >= value for name, value in least.items())]
+    return [item for item in found if all(name in item and item[name] >= value for name, value in least.items())]
 
 
 @pytest.mark.parametrize("daemon", ["slurmrestd", "slurmdbd", "slurmctld"])
@@ -317,8 +317,8 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
     wait_for(lambda: "QOS small" in alice.client.post("/jobs/check", json=beyond).text, "its limits to be known")
     held = slurm.run("sbatch", "--parsable", "-q", "small", "--gres=gpu:2", "--wrap=sleep 300", user=ALICE).strip()
     # Slurm itself refuses "H100" here, where its nodes have "h100".
-    asked = {"qos": "small", "gpus_per_node": 2, "gpu_type": "H100", "ranks_per_node": 1}
-    job_id = alice.submit(language(resources=asked))
+    options = {"qos": "small", "gpus_per_node": 2, "gpu_type": "H100", "ranks_per_node": 1}
+    job_id = alice.submit(language(resources=options))
     reason = wait_for(lambda: "QOS" in alice.job(job_id)["reason"] and alice.job(job_id)["reason"], "Slurm's reason")
     assert "QOSMaxGRESPerUser" in reason or "QOSMaxGRESPerJob" in reason
     why = wait_for(lambda: alice.client.get(f"/jobs/{job_id}/why").json(), "why")
@@ -335,8 +335,8 @@ def test_a_job_that_waits_for_a_licence_says_which(slurm: Cluster, alice: Person
     first = alice.submit(script(100_000, licenses="matlab:2"))
     alice.wait(first, "running")
     second = alice.submit(script(5, licenses="matlab:1"))
-    said = "matlab: 2 of 2 in use; this job requests 1."
-    wait_for(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == said, "the sentence")
+    text = "matlab: 2 of 2 in use; this job requests 1."
+    wait_for(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == text, "the sentence")
     wait_for(lambda: alice.job(second)["reason"].startswith("Licenses"), "Slurm's reason")
     alice.cancel(first)
     assert alice.wait(second)["state"] == "completed"

@@ -21,8 +21,8 @@ ELSEWHERE = "dgx02"
 
 @pytest.fixture
 def acting(slurm: Cluster) -> Iterator[Portal]:
-    with portal_on(slurm, VIGIL_HEALTH="act", VIGIL_AGENT="no") as made:
-        yield made
+    with portal_on(slurm, VIGIL_HEALTH="act", VIGIL_AGENT="no") as created:
+        yield created
 
 
 def test_faults_of_ranks_and_nodes_end_well_and_touch_nobody(slurm: Cluster, acting: Portal, release: str) -> None:

@@ -75,8 +75,8 @@ class GpuNodes:
     def assignment(self, machine: Machine, minor: int) -> tuple[int | None, str, str]:
         """Return who has a GPU, and the source of that."""
         (gpu,) = (gpu for gpu in self.gpus(machine.node) if gpu["uuid"] == machine.uuid(minor))
-        (one,) = gpu["holders"]
-        return one["job"], one["user"], one["source"]
+        (holder,) = gpu["holders"]
+        return holder["job"], holder["user"], holder["source"]
 
     def processes(self, machine: Machine, minor: int) -> list[dict[str, Any]]:
         (gpu,) = (gpu for gpu in self.gpus(machine.node) if gpu["uuid"] == machine.uuid(minor))
@@ -114,19 +114,19 @@ class GpuNodes:
 
 @pytest.fixture(scope="module")
 def portal(slurm: Cluster) -> Iterator[Portal]:
-    with portal_on(slurm, VIGIL_AGENT="no") as made:
-        yield made
+    with portal_on(slurm, VIGIL_AGENT="no") as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 def gpu_nodes(portal: Portal, slurm: Cluster) -> Iterator[GpuNodes]:
-    made = GpuNodes(portal, slurm)
+    created = GpuNodes(portal, slurm)
     try:
-        made.open()
-        wait_for(lambda: all(len(made.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
-        yield made
+        created.open()
+        wait_for(lambda: all(len(created.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     # A user is a number until the agent knows the name, and no number's word of its job is believed.
     whose = [(BOB, process.environ()["SLURM_JOB_ID"])]
     wait_for(
-        lambda: [(one["user"], one["job"]) for one in gpu_nodes.processes(crossed, 3)] == whose, "the task's process"
+        lambda: [(item["user"], item["job"]) for item in gpu_nodes.processes(crossed, 3)] == whose, "the task's process"
     )
     assert whose != [(BOB, f"{array}_0")], "a number that the queue does not have"
 
@@ -253,10 +253,10 @@ def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) 
     environment, program = machine.folder / "environment", machine.folder / "check"
     known = {**machine.environment, "SLURM_CONF": slurm.layout.slurm_conf, "PATH": "/usr/bin:/bin"}
     environment.write_text("".join(f"{name}={value}\n" for name, value in known.items()))
-    said = Path(f"{environment}.said")
+    folder = Path(f"{environment}.said")
     only_there = f'#!/bin/sh\n[ "$SLURMD_NODENAME" = {machine.node} ] || exit 0\n'
     agent = f"{sys.executable} -P -m nodes.agent"
-    tell = f'#!/bin/sh\ncd {REPOSITORY}\nsaid=$({agent} "$@")\ncode=$?\necho "$said" | tee -a {said}\nexit $code\n'
+    tell = f'#!/bin/sh\ncd {REPOSITORY}\nsaid=$({agent} "$@")\ncode=$?\necho "$said" | tee -a {folder}\nexit $code\n'
     pyz = Path(f"{environment}.pyz")
     for path, text in ((program, documented(environment, pyz).replace("#!/bin/sh\n", only_there)), (pyz, tell)):
         path.write_text(text)
@@ -267,15 +267,15 @@ def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) 
         return found[1] if found else ""
 
     with slurm.configured(f"HealthCheckProgram={program}", "HealthCheckInterval=2"):
-        wait_for(lambda: said.exists() and said.read_text().count("is healthy: 8 GPUs respond.") >= 2, "two checks")
+        wait_for(lambda: folder.exists() and folder.read_text().count("is healthy: 8 GPUs respond.") >= 2, "two checks")
         assert (reason(), slurm.idle()) == ("", len(slurm.layout.names))
         machine.say("2 lost 1")
         wait_for(reason, "the node to be drained")
         assert reason().startswith("check: GPU 2 ("), reason()
         slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
         slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=DRAIN", "Reason=fan")
-        count = said.read_text().count("\n")
-        wait_for(lambda: said.read_text().count("\n") >= count + 2, "two more checks")
+        count = folder.read_text().count("\n")
+        wait_for(lambda: folder.read_text().count("\n") >= count + 2, "two more checks")
         assert reason() == "fan"
     slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
     slurm.wait_for(lambda: slurm.idle() == len(slurm.layout.names), "every node to be idle")

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def way(slurm: Cluster) -> Iterator[Wire]:
-    with wire(slurm.layout.port_of("slurmrestd")) as made:
-        yield made
+    with wire(slurm.layout.port_of("slurmrestd")) as created:
+        yield created
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def scheduler(slurm: Cluster, way: Wire) -> Iterator[Slurm]:
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Path]:
     """Return run directories whose batch script notes that it ran, and then waits."""
-    made = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
+    path = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
     people = People()
-    shutil.chown(made, people.alice.uid, people.group)
-    made.chmod(0o777)
-    settings.VIGIL_RUNS = made
+    shutil.chown(path, people.alice.uid, people.group)
+    path.chmod(0o777)
+    settings.VIGIL_RUNS = path
 
     def prepare(attempt: Attempt) -> Path:
-        root = made / "default" / f"{attempt.job_id}-aaaaaa"
+        root = path / "default" / f"{attempt.job_id}-aaaaaa"
         for name in ("portal", "job"):
             (root / name).mkdir(parents=True, exist_ok=True)
         (root / "job").chmod(0o777)
@@ -65,8 +65,8 @@ def folder(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Path]:
         return root
 
     monkeypatch.setattr(handover, "prepare", prepare)
-    yield made
-    shutil.rmtree(made)
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture
@@ -225,8 +225,8 @@ def test_single_tasks_of_an_array_are_cancelled_whatever_their_number(
 
     def state_of(index: int) -> str:
         earlier = timezone.now() - timedelta(minutes=5)
-        asked = Attempt.objects.filter(ended_at=None).exclude(cancel_asked_at=None)
-        asked.update(cancel_killed_at=None, cancel_signalled_at=earlier)
+        attempts = Attempt.objects.filter(ended_at=None).exclude(cancel_asked_at=None)
+        attempts.update(cancel_killed_at=None, cancel_signalled_at=earlier)
         follow.tick(scheduler)
         return Attempt.objects.get(job__sweep=sweep, job__sweep_index=index).state
 

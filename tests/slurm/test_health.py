@@ -73,10 +73,10 @@ def lab(large: Cluster) -> Iterator[HealthLab]:
             machines[node] = machine = Machine(portal, folder, node, range(2))
             machine.start(client.post(f"/api/v1/nodes/{node}/token").json()["token"])
             stack.callback(machine.close)
-        made = HealthLab(slurm, portal, machines, client)
+        health_lab = HealthLab(slurm, portal, machines, client)
         for node in machines:
             wait_for(partial(_has_gpus, client, node), f"the GPUs of {node}", 90)
-        yield made
+        yield health_lab
 
 
 def _has_gpus(client: httpx.Client, node: str) -> bool:

@@ -40,8 +40,8 @@ class Trained(Planted):
     """Only our own trainer reports every step that it begins."""
 
     def spec(self, **resources: Any) -> dict[str, Any]:
-        kept = {name: part for name, part in super().spec(**resources).items() if name not in ("kind", "script")}
-        return {**self.run(), **kept}
+        stored = {name: part for name, part in super().spec(**resources).items() if name not in ("kind", "script")}
+        return {**self.run(), **stored}
 
     def run(self) -> dict[str, Any]:
         """Return the kind of the run, and what it trains."""
@@ -91,8 +91,8 @@ class Lab:
     endings: Endings = field(default_factory=dict)
 
     def submit(self, name: str, what: Planted) -> None:
-        asked = {"constraint": ELSEWHERE, **ASKED.get(name, {})}
-        spec = {**what.spec(**asked), "project": "vision"}
+        options = {"constraint": ELSEWHERE, **ASKED.get(name, {})}
+        spec = {**what.spec(**options), "project": "vision"}
         body = {"json": {"spec": spec}} if isinstance(what, Trained) else planted.upload(spec)
         answer = self.alice.client.post("/jobs", **body)
         assert answer.status_code == 201, answer.text
@@ -128,16 +128,16 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(portal: Portal, slurm: Cluster) -> Iterator[Lab]:
     """Inject all failures, and wait until each attempt has ended and is decided."""
-    made = Lab(portal, slurm, portal.as_person("alice"))
+    created = Lab(portal, slurm, portal.as_person("alice"))
     folder = Path(tempfile.mkdtemp(prefix="vigil-planted-", dir=slurm.layout.scratch))
     folder.chmod(0o755)
     try:
         with ExitStack() as machines:
-            plant(made, folder, machines)
-        made.endings = endings_of(portal)
-        yield made
+            plant(created, folder, machines)
+        created.endings = endings_of(portal)
+        yield created
     finally:
-        made.alice.client.close()
+        created.alice.client.close()
         slurm.run("scancel", f"--user={ALICE}")
         slurm.wait_for(lambda: slurm.idle() == len(slurm.layout.names), "every node to be idle")
         shutil.rmtree(folder)

@@ -32,9 +32,9 @@ def scheduler(large: Cluster) -> Iterator[Slurm]:
 @pytest.fixture
 def fleet(large: Cluster, scheduler: Slurm, settings: Any) -> Iterator[SlurmFleet]:
     with configured_for_slurm(settings):
-        made = SlurmFleet(large, scheduler)
-        yield made
-        made.restore()
+        slurm_fleet = SlurmFleet(large, scheduler)
+        yield slurm_fleet
+        slurm_fleet.restore()
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)

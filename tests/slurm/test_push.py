@@ -20,8 +20,8 @@ SECRET = "what the lab's hooks know"
 
 @pytest.fixture
 def portal(slurm: Cluster) -> Iterator[Portal]:
-    with portal_on(slurm, VIGIL_PUSH_SECRET=SECRET) as made:
-        yield made
+    with portal_on(slurm, VIGIL_PUSH_SECRET=SECRET) as created:
+        yield created
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def hooks(slurm: Cluster, portal: Portal) -> Iterator[None]:
     before = settings.slurm_conf.read_text()
     conf.touch(0o600)
     conf.write_text(f'url = "{portal.url}/api/v1/scheduler/wake"\nheader = "Authorization: Bearer {SECRET}"\n')
-    said = (REPOSITORY / "docs" / "slurm" / "jobcomp.sh").read_text()
-    script.write_text(said.replace("\n", f"\necho called >>{called(slurm)}\n", 1))
+    text = (REPOSITORY / "docs" / "slurm" / "jobcomp.sh").read_text()
+    script.write_text(text.replace("\n", f"\necho called >>{called(slurm)}\n", 1))
     script.chmod(0o755)
     called(slurm).touch()
     called(slurm).chmod(0o666)

@@ -47,13 +47,13 @@ class TestSlurm(SchedulerContract):
 
     def test_refuses_more_than_there_is(self, scheduler: Slurm, work: Path) -> None:  # type: ignore[override]
         """At once, as 24.11 does, or, as 22.05 and 26.05 do by default, it takes the job and says why that waits."""
-        asked = self.submission(work, "true", cpus_per_node=30_000)
+        request = self.submission(work, "true", cpus_per_node=30_000)
         if (0, 0, 40) <= scheduler.rest.version <= (0, 0, 42):
             with pytest.raises(SchedulerError) as refused:
-                scheduler.submit(asked)
+                scheduler.submit(request)
             assert (refused.value.permanent, refused.value.number) == (True, 2014)
             return
-        scheduler_id = scheduler.submit(asked)
+        scheduler_id = scheduler.submit(request)
         assert self.state(scheduler, scheduler_id, "pending").reason == "PartitionConfig"
         scheduler.cancel(scheduler_id, user=self.user)
         self.state(scheduler, scheduler_id, "cancelled")

@@ -175,11 +175,11 @@ def test_too_many_for_slurm_says_its_limit(slurm: Cluster) -> None:
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     script = slurm.layout.scratch / "array.sh"
     script.write_text("#!/bin/bash\ntrue\n")
-    asked = Submission(
+    submission = Submission(
         key="ab" * 8, name="many", user=ALICE, script=str(script), directory="/tmp", output="/dev/null",
         time_limit_s=60, grace_s=30,
     )  # fmt: skip
     with pytest.raises(SchedulerError, match="no array of 10,002 jobs: its MaxArraySize") as caught:
-        Slurm(SlurmRest(http), tokens=tokens, user=PORTAL).submit_array(asked, [0, 10_001], at_once=None)
+        Slurm(SlurmRest(http), tokens=tokens, user=PORTAL).submit_array(submission, [0, 10_001], at_once=None)
     assert caught.value.permanent
     http.close()

@@ -68,11 +68,11 @@ class Wire:
 
 @contextmanager
 def wire(port: int) -> Iterator[Wire]:
-    made = Wire(port)
+    created = Wire(port)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def _message(connection: socket.socket) -> bytes:

@@ -26,8 +26,8 @@ def post(client: Client, address: str = "", **body: Any) -> Any:
 
 
 def test_over_rest(bench: Bench, client: Client) -> None:
-    made = post(client, nodes=["dgx-01"], seconds=60)
-    assert (made.status_code, made.json()["state"]) == (201, "waiting"), made.content
+    response = post(client, nodes=["dgx-01"], seconds=60)
+    assert (response.status_code, response.json()["state"]) == (201, "waiting"), response.content
     assert post(client, nodes=["dgx-01"]).status_code == 409
     bench.burn_in = BurnIn.objects.get()
     bench.until_running()
@@ -90,9 +90,9 @@ def test_only_for_sysadmins(bench: Bench) -> None:
 
 def test_on_pages(bench: Bench, client: Client) -> None:
     assert "No burn-ins yet" in client.get("/burnins").content.decode()
-    made = client.post("/burnins/start", {"nodes": "dgx-01, dgx-02", "seconds": "60"})
+    response = client.post("/burnins/start", {"nodes": "dgx-01, dgx-02", "seconds": "60"})
     bench.burn_in = BurnIn.objects.get()
-    assert made.headers["Location"] == f"/burnins/{bench.burn_in.pk}"
+    assert response.headers["Location"] == f"/burnins/{bench.burn_in.pk}"
     bench.until_running()
     for node in ("dgx-01", "dgx-02"):
         bench.write(good_lines(), node)

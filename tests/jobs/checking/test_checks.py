@@ -74,18 +74,18 @@ def site(tmp_path: Path) -> FakeSite:
     key.chmod(0o600)
     (tmp_path / "runs").mkdir(exist_ok=True)
     (tmp_path / "runs").chmod(0o2710)
-    made = FakeSite(
+    fake_site = FakeSite(
         home=tmp_path, runs=tmp_path / "runs", url="http://127.0.0.1:6820", key_file=str(key), user="vigil",
         scontrol="no-such-scontrol",
     )  # fmt: skip
-    made.fake = Fake()
+    fake_site.fake = Fake()
     tokens = KeyFileTokens(key)
-    made.open = lambda: Slurm(made.rest_with(tokens), tokens=tokens, user="vigil")
-    return made
+    fake_site.open = lambda: Slurm(fake_site.rest_with(tokens), tokens=tokens, user="vigil")
+    return fake_site
 
 
 def levels(found: list[CheckFinding]) -> dict[str, str]:
-    return {one.title: one.level for one in found}
+    return {item.title: item.level for item in found}
 
 
 def test_every_check_speaks_for_itself(site: FakeSite) -> None:
@@ -96,10 +96,10 @@ def test_every_check_speaks_for_itself(site: FakeSite) -> None:
     site.__dict__["partitions"] = property()  # not what anybody expects
     found = list(run.run_checks(site, None, print))
     assert levels(found)["Partitions"] == "error"
-    assert "the check itself failed" in next(one.detail for one in found if one.title == "Partitions")
+    assert "the check itself failed" in next(item.detail for item in found if item.title == "Partitions")
     assert levels(found)["The clocks agree"] == "ok"
-    assert next(one.detail for one in found if one.title == "Nodes") == "1 with 2 × h100"
-    assert all(one.remedy for one in found if one.level != "ok")
+    assert next(item.detail for item in found if item.title == "Nodes") == "1 with 2 × h100"
+    assert all(item.remedy for item in found if item.level != "ok")
 
 
 def test_a_refusal_names_its_mend(site: FakeSite) -> None:
@@ -115,7 +115,7 @@ def test_what_needs_something_else_is_left_out_by_name(site: FakeSite) -> None:
     site.key_file = ""
     found = list(run.run_checks(site, None, print))
     assert levels(found)["Source of tokens"] == "error"
-    assert {one.detail for one in found if one.level == "skip"} >= {
+    assert {item.detail for item in found if item.level == "skip"} >= {
         "not checked: it needs settings",
         "not checked: it needs token",
     }
@@ -138,17 +138,17 @@ def test_clocks(site: FakeSite, apart_s: float, level: str) -> None:
 def test_a_forged_token_is_judged_by_what_slurm_does(site: FakeSite) -> None:
     (found,) = slurmrestd.refuses_forged_token(site)
     assert (found.level, found.detail) == ("error", "accepted: authentication is off")
-    told: list[str] = []
+    reports: list[str] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
-        told.append(request.headers["X-SLURM-USER-TOKEN"])
+        reports.append(request.headers["X-SLURM-USER-TOKEN"])
         return httpx.Response(511, json={"errors": [{"error_number": 1007, "error": "Protocol authentication error"}]})
 
     site.fake.answers["/diag"] = refuse
     (found,) = slurmrestd.refuses_forged_token(site)
     assert found.level == "ok"
     real = site.tokens.token_for("vigil")
-    assert all(token.count(".") == 2 and token.rpartition(".")[2] != real.rpartition(".")[2] for token in told)
+    assert all(token.count(".") == 2 and token.rpartition(".")[2] != real.rpartition(".")[2] for token in reports)
 
 
 def test_plain_http_over_a_network_is_mentioned(site: FakeSite) -> None:
@@ -180,7 +180,7 @@ def test_who_may_drain(site: FakeSite, word: str, drains: str) -> None:
 def test_a_speaker_whom_the_accounts_do_not_know_is_a_failure(site: FakeSite) -> None:
     site.fake.answers["/user/vigil"] = httpx.Response(200, json={"users": []})
     site.fake.answers["/jobs"] = httpx.Response(200, json={"jobs": []})
-    found = {one.title: one for one in rights.level(site)}["vigil may drain nodes"]
+    found = {item.title: item for item in rights.level(site)}["vigil may drain nodes"]
     assert (found.level, found.detail) == ("error", "Slurm's accounting has no user vigil")
     assert found.remedy.startswith("sacctmgr add user vigil account=root AdminLevel=Admin")
 
@@ -191,14 +191,14 @@ def test_people_and_their_accounts(site: FakeSite) -> None:
         Submitter("ada", "ada", "dogs", "speech"),
         Submitter("root", "root", "cats"),
     ]
-    details = {one.detail for one in rights.people(site) if one.level == "error"}
+    details = {person.detail for person in rights.people(site) if person.level == "error"}
     assert "may not compute for speech, the account of project dogs" in details
     assert "has no association: Slurm refuses their jobs" in details
     assert "this machine has no such Unix user, so no run directory can be shared with them" in details
     site.people = None
-    assert [one.level for one in rights.people(site)] == ["skip"]
+    assert [person.level for person in rights.people(site)] == ["skip"]
     site.people = []
-    assert [one.level for one in rights.people(site)] == ["warn"]
+    assert [person.level for person in rights.people(site)] == ["warn"]
 
 
 CONF = """Configuration data as of 2026-11-21T13:39:43
@@ -239,7 +239,7 @@ def test_slurm_conf(site: FakeSite, line: str, title: str, level: str) -> None:
     site.conf_on_node = conf_of(f"{CONF}{line}\n")
     found = list(conf.check(site))
     assert len(found) == len(conf.FACTS)
-    assert {one.title: one.level for one in found if one.level != "ok"} == ({title: level} if title else {})
+    assert {item.title: item.level for item in found if item.level != "ok"} == ({title: level} if title else {})
 
 
 def test_slurm_conf_that_nobody_tells(site: FakeSite) -> None:
@@ -292,8 +292,8 @@ def judged(site: CheckedSite, told: object) -> dict[str, str]:
     (root / "job" / "check.json").write_text(told if isinstance(told, str) else json.dumps(told))
     status = JobStatus(scheduler_id="1", state="completed", exit_code=0)
     found = list(trial_report.read(site, root, "gpu", status, gpus=1, user="ada"))
-    assert all(line.isprintable() for one in found for line in (one.title, one.detail, one.remedy))
-    return {one.title.removeprefix("Partition gpu").removeprefix(": ") or "job": one.level for one in found}
+    assert all(line.isprintable() for item in found for line in (item.title, item.detail, item.remedy))
+    return {item.title.removeprefix("Partition gpu").removeprefix(": ") or "job": item.level for item in found}
 
 
 @pytest.mark.parametrize(

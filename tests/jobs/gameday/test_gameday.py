@@ -165,9 +165,9 @@ def test_a_refused_job_ends_it_and_says_why(game_day: GameDay, ops: User) -> Non
 class TestDoors:
     def test_rest(self, ops: User) -> None:
         client = bearer(ops, "admin")
-        made = client.post("/api/v1/gamedays", {"project": "canaries"}, content_type="application/json")
-        assert made.status_code == 201
-        body = made.json()
+        response = client.post("/api/v1/gamedays", {"project": "canaries"}, content_type="application/json")
+        assert response.status_code == 201
+        body = response.json()
         assert [item["fault"] for item in body["drills"]] == list(FAULTS)
         again = client.post("/api/v1/gamedays", {"project": "canaries"}, content_type="application/json")
         assert again.status_code == 409

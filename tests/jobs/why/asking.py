@@ -32,8 +32,8 @@ def queued(scheduler_id: str, gpus: int = 0, *, state: str = "pending", nodes: i
 
 
 def gpu_spec(nodes: int = 1, gpus: int = 8, limit: str = "12:00:00", **run: Any) -> JobSpec:
-    asked = {"nodes": nodes, "gpus_per_node": gpus, "time_limit": limit}
-    return spec_of(resources=asked, run={"global_batch": 32, **run})
+    options = {"nodes": nodes, "gpus_per_node": gpus, "time_limit": limit}
+    return spec_of(resources=options, run={"global_batch": 32, **run})
 
 
 def why(spec: JobSpec, where: ClusterCapacity, reason: str = "Resources", **facts: Any) -> WaitExplanation:

@@ -43,9 +43,9 @@ def test_every_variant_is_a_valid_spec_with_room() -> None:
     found = why(spec, cluster(node("a"), node("b", 5), node("c", 5)))
     assert now(found)
     for variant in found.variants:
-        asked = {**spec.model_dump(mode="json")["resources"]}
-        asked.update({path.removeprefix("resources."): value for path, value in variant.changes.items()})
-        changed = JobSpec.parse({**spec.model_dump(mode="json"), "resources": asked})
+        options = {**spec.model_dump(mode="json")["resources"]}
+        options.update({path.removeprefix("resources."): value for path, value in variant.changes.items()})
+        changed = JobSpec.parse({**spec.model_dump(mode="json"), "resources": options})
         assert changed.run is not None
         assert changed.run.global_batch % changed.world_size == 0
 
@@ -151,8 +151,8 @@ def test_every_word_becomes_a_block(reason: str, kind: str) -> None:
 @pytest.mark.parametrize("reason", ["BeginTime", "Priority", "Resources", "None", ""])
 def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str) -> None:
     begin = datetime.fromtimestamp(NOW + 7200, UTC)
-    asked = {"nodes": 1, "gpus_per_node": 8, "time_limit": "12:00:00", "begin": begin.isoformat()}
-    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), node("b", 4)), reason)
+    options = {"nodes": 1, "gpus_per_node": 8, "time_limit": "12:00:00", "begin": begin.isoformat()}
+    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a"), node("b", 4)), reason)
     assert found.blocks[0].kind == "time"
     assert texts(found)[0].startswith("Scheduled to start at ")
     assert texts(found)[0].endswith(", in 2 h.")
@@ -164,9 +164,9 @@ def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str)
 @pytest.mark.parametrize(("reason", "kind"), [("JobHeldUser", "held"), ("Dependency", "dependency")])
 def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: str) -> None:
     """Slurm reports the begin time as the start, whatever else the job waits for."""
-    asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
+    options = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
     own = queued("77", 8, reason=reason, starts_at=NOW + 7200)
-    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)
+    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)
     assert [block.kind for block in found.blocks] == [kind, "time"]
     assert texts(found)[1].endswith(", in 2 h.")
     assert found.variants == ()
@@ -183,9 +183,9 @@ def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: st
     ],
 )
 def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, starts_at: float, says: str) -> None:
-    asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
+    options = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
     own = queued("77", 8, reason=reason, starts_at=starts_at)
-    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4), queue=(own,)), reason)
+    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a", 4), queue=(own,)), reason)
     assert ("Scheduled to start at" in " ".join(texts(found))) is bool(says)
     assert says in " ".join(texts(found))
 
@@ -193,25 +193,25 @@ def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, s
 def test_nothing_starts_now_in_a_reservation_that_has_not_begun() -> None:
     later = ReservationInfo(name="r", nodes=("a", "b"), starts_at=NOW + 7200, ends_at=NOW + 90_000)
     where = cluster(node("a", state="idle"), node("b"), reservations=(later,))
-    asked = {"nodes": 2, "gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
-    found = why(spec_of(resources=asked, run={"global_batch": 32}), where, "Reservation")
+    options = {"nodes": 2, "gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
+    found = why(spec_of(resources=options, run={"global_batch": 32}), where, "Reservation")
     assert texts(found)[0].startswith("Reservation r begins at ")
     assert found.starts_on == ()
     assert [variant.text for variant in found.variants if variant.starts_now] == []
 
 
 def test_once_its_time_has_come_it_waits_as_others_do() -> None:
-    asked = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW - 60, UTC).isoformat()}
-    found = why(spec_of(resources=asked, run={"global_batch": 32}), cluster(node("a", 4)))
+    options = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW - 60, UTC).isoformat()}
+    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a", 4)))
     assert found.blocks[0].kind == "nodes"
     assert found.variants
 
 
 def test_only_what_was_requeued_hears_of_requeues() -> None:
-    for restarts, says in ((0, False), (1, True)):
+    for restarts, text in ((0, False), (1, True)):
         own = queued("77", 1, restart_count=restarts)
         found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")
-        assert ("requeue" in texts(found)[0]) is says
+        assert ("requeue" in texts(found)[0]) is text
     assert "requeue" not in found.meaning
     own = queued("77", 1, restart_count=1, starts_at=NOW + 120)
     found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")

@@ -99,8 +99,8 @@ def test_a_reservation_that_will_not_do(reservation: dict[str, Any], kind: str, 
     where = cluster(
         node("a"), associations=accounts, reservations=(ReservationInfo(name="r", nodes=("a",), **reservation),)
     )
-    asked = {"gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
-    found = why(spec_of(resources=asked, run={"global_batch": 32}), where, "Reservation")
-    told = [block for block in found.blocks if block.kind == kind and text in plain(block.text)]
-    assert bool(told) is bool(text)
+    options = {"gpus_per_node": 8, "time_limit": "12:00:00", "reservation": "r"}
+    found = why(spec_of(resources=options, run={"global_batch": 32}), where, "Reservation")
+    reports = [block for block in found.blocks if block.kind == kind and text in plain(block.text)]
+    assert bool(reports) is bool(text)
     assert found.never is never

@@ -41,8 +41,8 @@ GPU = PartitionInfo(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02", "dgx
 
 def eight_gpus(owner: User, project: Project, **attempt: Any) -> Job:
     """A job that waits for a whole node."""
-    asked = {"gpus_per_node": 8, "time_limit": "12:00:00"}
-    spec = spec_of(name="wren", project=project.slug, resources=asked, run={"global_batch": 32})
+    options = {"gpus_per_node": 8, "time_limit": "12:00:00"}
+    spec = spec_of(name="wren", project=project.slug, resources=options, run={"global_batch": 32})
     attempt = {"scheduler_id": "77", "scheduler_user": "oskar", "reason": "Resources", **attempt}
     plain, toml = spec.model_dump(mode="json"), write_toml(spec)
     return a_job(owner, project, state="pending", name="wren", spec=plain, spec_toml=toml, attempt=attempt)

@@ -45,8 +45,8 @@ class FileSystem:
     def _answer(self, operation: int, number: int, request: bytes) -> None:
         if operation == INIT:
             major, minor, readahead = struct.unpack_from("<III", request, _HEAD.size)
-            told = struct.pack("<IIIIHHIIHHI7I", 7, 31, readahead, 0, 12, 10, 65_536, 1, 0, 0, 0, *[0] * 7)
-            self._reply(number, 0, told)
+            report = struct.pack("<IIIIHHIIHHI7I", 7, 31, readahead, 0, 12, 10, 65_536, 1, 0, 0, 0, *[0] * 7)
+            self._reply(number, 0, report)
         else:
             threading.Thread(target=self._later, args=(operation, number), daemon=True).start()
 

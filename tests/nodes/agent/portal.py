@@ -82,13 +82,13 @@ class PortalStandIn:
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         with self._guard:
-            told = [event for one in self.taken for event in one.batch.get("events", ())]
-        return [event for event in told if not kinds or event["kind"] in kinds]
+            reports = [event for item in self.taken for event in item.batch.get("events", ())]
+        return [event for event in reports if not kinds or event["kind"] in kinds]
 
     def batches(self) -> list[dict[str, Any]]:
         """Return the batches with samples."""
         with self._guard:
-            return [one.batch for one in self.taken if one.batch["n"]]
+            return [item.batch for item in self.taken if item.batch["n"]]
 
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         data = request.rfile.read(int(request.headers["Content-Length"]))
@@ -98,11 +98,11 @@ class PortalStandIn:
             request.close_connection = True
             return
         with self._guard:
-            status, said = self._judge(request, data)
+            status, text = self._judge(request, data)
         if self.loses_answers:
             request.close_connection = True
             return
-        body = json.dumps(said).encode()
+        body = json.dumps(text).encode()
         request.send_response(status)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
@@ -131,6 +131,6 @@ class PortalStandIn:
             if cursor < first:
                 self.given_up.append((cursor, first))
             now = time.time()
-            self.taken += [Taken(first + place, one, post["boot_id"], now) for place, one in enumerate(batches)]
+            self.taken += [Taken(first + place, item, post["boot_id"], now) for place, item in enumerate(batches)]
             self.cursors[stream] = first + len(batches)
         return self.cursors[stream]

@@ -106,7 +106,7 @@ class Running:
 
     def reader(self) -> psutil.Process:
         """Return the child process that reads NVML."""
-        return until(lambda: [one for one in self.children if "gpus.nvml" in " ".join(_command(one))])[0]
+        return until(lambda: [child for child in self.children if "gpus.nvml" in " ".join(_command(child))])[0]
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -166,7 +166,7 @@ class TestXids:
         (xid,) = until(lambda: agent.portal.events("xid"))
         assert (xid["gpu"], xid["xid"], xid["seq"], xid["count"]) == (uuid(0), 79, seq, 1)
         assert abs(xid["at"] - time.time()) < 5
-        assert [one.batch["n"] for one in agent.portal.taken if xid in one.batch["events"]] == [0]
+        assert [item.batch["n"] for item in agent.portal.taken if xid in item.batch["events"]] == [0]
 
     def test_nvml_confirms_it(self, agent: Running, gpus: StandIn) -> None:
         agent.start(period=1.0)
@@ -174,9 +174,9 @@ class TestXids:
         until(lambda: agent.reader().status() == psutil.STATUS_SLEEPING)
         gpus.event(1, 31)
         agent.kmsg.say(fault(1))
-        until(lambda: [one for one in agent.portal.events("xid") if one["confirmed"]])
-        told = agent.portal.events("xid")
-        assert {event["seq"] for event in told} == {0}, "told again, it is the same"
+        until(lambda: [item for item in agent.portal.events("xid") if item["confirmed"]])
+        report = agent.portal.events("xid")
+        assert {event["seq"] for event in report} == {0}, "told again, it is the same"
 
     def test_one_of_which_the_kernel_log_says_nothing(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
@@ -211,16 +211,16 @@ class TestXids:
             agent.kill()
             agent.start()
         agent.portal.loses_answers = False
-        told = sum(1 for line in agent.kmsg.path.read_text().splitlines() if "Xid" in line)
-        until(lambda: counted(agent) >= told)
+        report = sum(1 for line in agent.kmsg.path.read_text().splitlines() if "Xid" in line)
+        until(lambda: counted(agent) >= report)
         agent.reader()  # it has begun, so it ends in good order
         agent.end()
         spans = sorted(
             (event["xid"], event["seq"], event.get("last_seq", event["seq"])) for event in agent.portal.events("xid")
         )
-        assert counted(agent) == told
+        assert counted(agent) == report
         assert len(spans) == len(set(spans))
-        taken = [one.number for one in agent.portal.taken]
+        taken = [item.number for item in agent.portal.taken]
         assert taken == list(range(len(taken))), "each batch once, in order"
 
     def test_a_kernel_log_that_may_not_be_read_is_said(self, agent: Running, gpus: StandIn) -> None:
@@ -282,7 +282,7 @@ class TestFaults:
         until(lambda: counted(agent) == 1)
         before = len(agent.portal.batches())
         until(lambda: len(agent.portal.batches()) > before)
-        taken = [one.number for one in agent.portal.taken]
+        taken = [item.number for item in agent.portal.taken]
         assert taken == list(range(len(taken)))
 
     def test_a_portal_that_hangs_holds_up_no_sample(self, agent: Running) -> None:
@@ -321,7 +321,7 @@ class TestFaults:
         filler.unlink()
         sampled(agent, len(_full(agent)) + 2)
         agent.end()
-        taken = [one.number for one in agent.portal.taken]
+        taken = [item.number for item in agent.portal.taken]
         assert taken == list(range(len(taken)))
         assert counted(agent) == 1
 

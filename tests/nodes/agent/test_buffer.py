@@ -219,7 +219,7 @@ def test_memory_has_a_limit_too(small_disk: Path) -> None:
     assert given.count == BATCHES_A_SEGMENT
     before = numbers(buffer)
     buffer.drop(given)
-    assert numbers(buffer) == [one for one in before if one not in range(given.first, given.first + given.count)]
+    assert numbers(buffer) == [item for item in before if item not in range(given.first, given.first + given.count)]
 
 
 def test_a_disk_that_may_only_be_read(small_disk: Path) -> None:
@@ -266,7 +266,7 @@ def test_killed_at_any_moment_it_has_all_that_was_written(tmp_path: Path) -> Non
             while int(writer.stdout.readline()) < began + 11 * turn + 40:
                 pass
             writer.send_signal(signal.SIGKILL)
-            written = [int(one) for one in writer.stdout.read().split("\n")[:-1]]
+            written = [int(item) for item in writer.stdout.read().split("\n")[:-1]]
         least = max(written, default=began) + 1
     buffer = Buffer(tmp_path)
     assert buffer.next >= least

@@ -60,9 +60,9 @@ class TestCheck:
     def test_a_sick_gpu(self, agent: Running, gpus: StandIn, said: str, sentence: str) -> None:
         assert checked(agent)[0] == 0
         gpus.set_state(said)
-        code, told = checked(agent)
+        code, report = checked(agent)
         assert code == 1
-        assert told.startswith(sentence)
+        assert report.startswith(sentence)
 
     def test_rows_that_wait_for_a_reset_at_leisure_stop_nobody(self, agent: Running, gpus: StandIn) -> None:
         gpus.set_state("3 remapped_pending 1")
@@ -71,10 +71,10 @@ class TestCheck:
     def test_a_gpu_that_was_there_and_is_not(self, agent: Running, gpus: StandIn) -> None:
         assert checked(agent)[0] == 0
         gpus.set_state("* count 7")
-        code, told = checked(agent)
+        code, report = checked(agent)
         assert code == 1
         file = agent.state / "gpus.json"
-        assert told == f"7 of 8 GPUs are present ({bus(7)} missing). If this is intended, delete {file}."
+        assert report == f"7 of 8 GPUs are present ({bus(7)} missing). If this is intended, delete {file}."
         file.unlink()
         assert checked(agent) == (0, "node01 is healthy: 7 GPUs respond.")
 
@@ -86,23 +86,23 @@ class TestCheck:
     def test_a_mount_that_hangs(self, agent: Running, tmp_path: Path) -> None:
         try:
             with hanging(tmp_path / "m") as system:
-                code, told = checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))
+                code, report = checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))
                 assert code == 1
-                assert told.endswith("does not respond.")
+                assert report.endswith("does not respond.")
                 system.well.set()
                 assert checked(agent, VIGIL_AGENT_MOUNTS=str(system.path))[0] == 0
         except NoFuse:
             pytest.skip("no FUSE here")
 
     def test_a_mount_that_is_not_mounted(self, agent: Running, tmp_path: Path) -> None:
-        code, told = checked(agent, VIGIL_AGENT_MOUNTS=str(tmp_path))
+        code, report = checked(agent, VIGIL_AGENT_MOUNTS=str(tmp_path))
         assert code == 1
-        assert told.endswith("is listed in VIGIL_AGENT_MOUNTS but not mounted.")
+        assert report.endswith("is listed in VIGIL_AGENT_MOUNTS but not mounted.")
 
     def test_a_wrong_setting(self, agent: Running) -> None:
-        code, told = checked(agent, VIGIL_AGENT_STATE="state")
+        code, report = checked(agent, VIGIL_AGENT_STATE="state")
         assert code == 1
-        assert "VIGIL_AGENT_STATE" in told
+        assert "VIGIL_AGENT_STATE" in report
 
     def test_beside_an_agent_that_runs(self, agent: Running) -> None:
         agent.start()

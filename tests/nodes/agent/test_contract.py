@@ -41,7 +41,7 @@ def test_all_that_it_tells_is_well_formed(agent: Running, gpus: StandIn) -> None
     for post in agent.portal.posts:
         for batch in post["batches"]:
             batch |= {"at": int(batch["at"]), "period": 1}  # the portal knows whole seconds alone
-        told = wire.parse(json.dumps(post).encode())
-        assert told.first == post["first"]
+        report = wire.parse(json.dumps(post).encode())
+        assert report.first == post["first"]
     sampled = [batch for post in agent.portal.posts for batch in post["batches"] if batch["n"]]
     assert sampled[-1]["gpus"] == [uuid(number) for number in range(8) if number != 3]

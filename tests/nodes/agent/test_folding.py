@@ -19,8 +19,8 @@ def xid(number: int = 31, text: str = "fault @ 0x10", bus: str = "0000:05:00") -
 
 
 def hear(folded: XidAggregator, *some: XidRecord, now: float = 0.0, seq: int = 0) -> None:
-    for place, one in enumerate(some):
-        folded.add_kernel_record(one, seq=seq + place, at=1000.0 + now + place, now=now)
+    for place, item in enumerate(some):
+        folded.add_kernel_record(item, seq=seq + place, at=1000.0 + now + place, now=now)
 
 
 def test_one_is_told_with_all_that_is_known_of_it() -> None:
@@ -63,9 +63,9 @@ def test_a_million_a_minute_become_a_handful() -> None:
             line = (
                 f"NVRM: Xid (PCI:0000:05:00): 95, pid={number}, name=a, Uncontained: LTC {number % 29} (0x{number:x})."
             )
-            told = driver.read(line, float(window))
-            assert told is not None
-            folded.add_kernel_record(told, seq=seq, at=float(seq), now=10.0 * window)
+            report = driver.read(line, float(window))
+            assert report is not None
+            folded.add_kernel_record(report, seq=seq, at=float(seq), now=10.0 * window)
             seq += 1
         events += folded.take(10.0 * window)
         folded.begin_window()

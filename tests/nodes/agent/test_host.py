@@ -84,17 +84,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_first_look_tells_no_rates(machine: HostSampler, clock: list[float]) -> None:
-    told = machine.sample()
-    assert told["load_1"] == 12.5
-    assert told["memory_total_mib"] == 2_063_892.0
-    assert told["memory_used_mib"] == 1_031_946.0
-    assert told["uptime_s"] == 86_400
-    assert told["blocked_processes"] == 1.0
-    assert told["cpu_percent"] is None
-    assert (told["ib_up:mlx5_0/1"], told["ib_up:mlx5_1/1"]) == (1.0, 0.0)
-    assert told["ib_errors:mlx5_0/1"] == 5.0
-    assert "ib_errors:mlx5_1/1" not in told
-    assert not [name for name in told if name.startswith(("net_", "disk_read", "ib_rx"))]
+    report = machine.sample()
+    assert report["load_1"] == 12.5
+    assert report["memory_total_mib"] == 2_063_892.0
+    assert report["memory_used_mib"] == 1_031_946.0
+    assert report["uptime_s"] == 86_400
+    assert report["blocked_processes"] == 1.0
+    assert report["cpu_percent"] is None
+    assert (report["ib_up:mlx5_0/1"], report["ib_up:mlx5_1/1"]) == (1.0, 0.0)
+    assert report["ib_errors:mlx5_0/1"] == 5.0
+    assert "ib_errors:mlx5_1/1" not in report
+    assert not [name for name in report if name.startswith(("net_", "disk_read", "ib_rx"))]
 
 
 def test_the_second_look_tells_rates(machine: HostSampler, clock: list[float]) -> None:
@@ -115,20 +115,20 @@ def test_the_second_look_tells_rates(machine: HostSampler, clock: list[float]) -
         },
     )
     clock[0] += 10.0
-    told = machine.sample()
-    assert told["cpu_percent"] == 80.0
-    assert told["net_rx_mib:eth0"] == 10.0
-    assert "net_tx_mib:eth0" not in told, "a counter that went back began anew"
-    assert told["ib_rx_mib:mlx5_0/1"] == 10.0
-    assert told["disk_read_mib:nvme0n1"] == 1.0
-    assert told["disk_write_mib:nvme0n1"] == 0.0
-    assert not [name for name in told if "docker0" in name or "nvme0n1p1" in name or "sda1" in name or "dm-0" in name]
+    report = machine.sample()
+    assert report["cpu_percent"] == 80.0
+    assert report["net_rx_mib:eth0"] == 10.0
+    assert "net_tx_mib:eth0" not in report, "a counter that went back began anew"
+    assert report["ib_rx_mib:mlx5_0/1"] == 10.0
+    assert report["disk_read_mib:nvme0n1"] == 1.0
+    assert report["disk_write_mib:nvme0n1"] == 0.0
+    assert not [name for name in report if "docker0" in name or "nvme0n1p1" in name or "sda1" in name or "dm-0" in name]
 
 
 def test_a_machine_that_tells_nothing_costs_nothing_else(tmp_path: Path) -> None:
-    told = HostSampler(tmp_path / "none", tmp_path / "none").sample()
-    assert told["load_1"] is None
-    assert "memory_used_mib" not in told
+    report = HostSampler(tmp_path / "none", tmp_path / "none").sample()
+    assert report["load_1"] is None
+    assert "memory_used_mib" not in report
 
 
 def test_names_are_those_of_the_contract(machine: HostSampler) -> None:
@@ -179,7 +179,7 @@ def test_facts_of_very_many_gpus_still_fit_into_an_event() -> None:
         {"uuid": f"GPU-{number}", "name": "x" * 96, "serial": "s" * 100, "instances": [{"name": "y" * 90}] * 7}
         for number in range(64)
     ]
-    told = told_of(gpus)
-    assert len(str(told)) < MAX_BYTES
-    assert [gpu["uuid"] for gpu in told["gpus"]] == [gpu["uuid"] for gpu in gpus]
+    report = told_of(gpus)
+    assert len(str(report)) < MAX_BYTES
+    assert [gpu["uuid"] for gpu in report["gpus"]] == [gpu["uuid"] for gpu in gpus]
     assert told_of(gpus[:2])["gpus"] == gpus[:2]

@@ -112,16 +112,16 @@ def test_the_kernels_own_device() -> None:
         records += more
     assert records
     assert [record.seq for record in records] == sorted({record.seq for record in records})
-    before, said = log.last_seq, []
+    before, texts = log.last_seq, []
     with open(DEVICE, "wb", buffering=0) as device:
         device.write(b"<3>vigil's tests were here\n")  # what a program writes is of its own facility
 
     def has_come() -> bool:
-        said.extend(record.text for record in log.read())
+        texts.extend(record.text for record in log.read())
         return log.last_seq > before
 
     until(has_come)
-    assert "vigil's tests" not in " ".join(said)
+    assert "vigil's tests" not in " ".join(texts)
     log.close()
 
 
@@ -153,7 +153,7 @@ def record(seq: int) -> bytes:
 def test_records_that_the_ring_lost_are_told(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(device)
     monkeypatch.setattr(os, "read", Ring(record(5), record(6), errno.EPIPE, record(40)))
-    assert [one.seq for one in log.read()] == [5, 6, 40]
+    assert [item.seq for item in log.read()] == [5, 6, 40]
     assert log.overruns == [(7, 39)]
 
 

@@ -38,17 +38,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def make(tmp_path: Path, clock: Clock) -> Iterator[Any]:
     """Make agents that a test drives by hand, and that send nothing."""
-    made: list[AgentLoop] = []
+    created: list[AgentLoop] = []
 
     def one(**more: Any) -> AgentLoop:
         settings = AgentSettings(
             "node01", tmp_path / "state", tmp_path / "kmsg", (), "http://127.0.0.1:9", tmp_path / "t"
         )
-        made.append(AgentLoop(settings, AgentTiming(), proc_root=tmp_path / "none", sys=tmp_path / "none", **more))
-        return made[-1]
+        created.append(AgentLoop(settings, AgentTiming(), proc_root=tmp_path / "none", sys=tmp_path / "none", **more))
+        return created[-1]
 
     yield one
-    for agent in made:
+    for agent in created:
         agent._buffer.close()
 
 
@@ -85,10 +85,10 @@ def test_a_clock_that_is_set_ends_the_window(make: Any, clock: Clock, capfd: pyt
     go(agent, clock, 12)
     clock.ahead -= 7200
     go(agent, clock, 13)
-    told = windows(agent)
-    assert told[:2] == [(start, 10), (start + 10, 5)]
-    assert told[2] == (start + 15 + 3600, 10)
-    assert told[-1][0] == pytest.approx(start - 3600 + 26, abs=2)
+    report = windows(agent)
+    assert report[:2] == [(start, 10), (start + 10, 5)]
+    assert report[2] == (start + 15 + 3600, 10)
+    assert report[-1][0] == pytest.approx(start - 3600 + 26, abs=2)
     assert "The clock was set by +3600.0 s" in capfd.readouterr().err
 
 
@@ -105,9 +105,9 @@ def test_a_process_that_was_held_leaves_the_time_out(make: Any, clock: Clock) ->
     go(agent, clock, 5)
     clock.now += 300
     go(agent, clock, 13)
-    told = windows(agent)
-    assert told[0] == (start, 10)
-    assert told[1][0] >= start + 300
+    report = windows(agent)
+    assert report[0] == (start, 10)
+    assert report[1][0] >= start + 300
 
 
 def test_a_full_buffer_tells_events_again_and_what_is_missing(make: Any, clock: Clock) -> None:
@@ -118,12 +118,12 @@ def test_a_full_buffer_tells_events_again_and_what_is_missing(make: Any, clock: 
     clock.now += 1
     agent._send_urgent_events()
     go(agent, clock, 3000)
-    told = written(agent)
-    events = [event for batch in told for event in batch["events"]]
+    report = written(agent)
+    events = [event for batch in report for event in batch["events"]]
     (xid,) = [event for event in events if event["kind"] == "xid"]
     assert xid["again"] is True
     gaps = [event for event in events if event["kind"] == "agent.gap"]
-    first = min(batch["at"] for batch in told if batch["n"])
+    first = min(batch["at"] for batch in report if batch["n"])
     assert min(gap["from"] for gap in gaps) == start
     assert max(gap["to"] for gap in gaps) == first
     assert sum(gap["batches"] for gap in gaps) == (first - start) // 10
@@ -140,9 +140,9 @@ def test_what_is_refused_is_told_by_parts(make: Any, capfd: pytest.CaptureFixtur
     agent = make()
     events = [{"kind": "xid", "at": 5.0, "xid": 79}, {"kind": "boot", "at": 4.0}]
     gap, alone = refused(agent, {"at": 100, "period": 1, "n": 10, "events": events})
-    (said,) = gap["events"]
-    assert (said["kind"], said["from"], said["to"], said["batches"]) == ("agent.gap", 100, 110, 1)
-    assert said["problem"] == "the portal refused them"
+    (text,) = gap["events"]
+    assert (text["kind"], text["from"], text["to"], text["batches"]) == ("agent.gap", 100, 110, 1)
+    assert text["problem"] == "the portal refused them"
     assert alone["events"] == events
     assert [batch["events"] for batch in refused(agent, alone)] == [[event] for event in events]
     assert refused(agent, {"at": 100, "period": 1, "n": 0, "events": events[1:]}) == []
@@ -161,9 +161,9 @@ def test_of_what_is_told_again_the_newest_is_enough() -> None:
         {"kind": "facts", "at": 3.0},
         {**gap, "from": 20, "to": 40, "batches": 2},
     ]
-    told = batches.events_to_resend(events)
-    assert [(event["kind"], event["at"]) for event in told] == [
+    report = batches.events_to_resend(events)
+    assert [(event["kind"], event["at"]) for event in report] == [
         *(("facts", 3.0), ("gpu.counters", 2.0), ("gpu.counters", 2.0), ("xid", 1.0), ("agent.gap", 1.0)),
     ]
-    assert (told[-1]["from"], told[-1]["to"], told[-1]["batches"]) == (10, 40, 3)
-    assert all(event["again"] for event in told)
+    assert (report[-1]["from"], report[-1]["to"], report[-1]["batches"]) == (10, 40, 3)
+    assert all(event["again"] for event in report)

@@ -73,9 +73,9 @@ def test_one_that_hangs_and_is_well_again(
         assert looked(probes) == [], "it is told once"
     file_system.well.set()
     # The question that hung has taken too long; the next one has not.
-    told: list[str] = []
-    until(lambda: probes.start_probes((path,)) or told.extend(looked(probes)) or told)
-    assert told == ["mount.well"]
+    reports: list[str] = []
+    until(lambda: probes.start_probes((path,)) or reports.extend(looked(probes)) or reports)
+    assert reports == ["mount.well"]
     assert probes.values()[f"mount_ms:{label(path)}"] is not None
 
 

@@ -74,10 +74,10 @@ def test_a_real_one_is_told_with_its_user_and_job() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        told = counters([{"pid": process.pid, "memory_mib": 512}], [{"pid": process.pid}], [{"pid": process.pid}])
+        report = counters([{"pid": process.pid, "memory_mib": 512}], [{"pid": process.pid}], [{"pid": process.pid}])
         processes = GpuProcesses()
         user = os.environ.get("USER") or "root"
-        found = until(lambda: [one for one in [processes.payloads(told, GPUS)] if one[0]["user"] == user])[0]
+        found = until(lambda: [item for item in [processes.payloads(report, GPUS)] if item[0]["user"] == user])[0]
         process.communicate()
     expected: dict[str, Any] = {"pid": process.pid, "user": user, "name": "a [31m b", "job": "23"}
     assert found == [{**expected, "gpu": "GPU-0", "memory_mib": 512}, {**expected, "gpu": "GPU-1"}]
@@ -96,15 +96,15 @@ def test_a_user_without_a_name_cannot_name_somebody_elses_job(
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    (told,) = GpuProcesses(tmp_path).payloads(counters([{"pid": 7}]), GPUS)
-    assert (told["user"], told["job"]) == (str(owner), job)
+    (payload,) = GpuProcesses(tmp_path).payloads(counters([{"pid": 7}]), GPUS)
+    assert (payload["user"], payload["job"]) == (str(owner), job)
 
 
 def test_one_that_has_ended_is_told_as_far_as_it_is_known() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    told = GpuProcesses().payloads(counters([{"pid": process.pid, "memory_mib": 1}]), GPUS)
-    assert told == [{"gpu": "GPU-0", "pid": process.pid, "user": "", "name": "", "job": "", "memory_mib": 1}]
+    report = GpuProcesses().payloads(counters([{"pid": process.pid, "memory_mib": 1}]), GPUS)
+    assert report == [{"gpu": "GPU-0", "pid": process.pid, "user": "", "name": "", "job": "", "memory_mib": 1}]
 
 
 def test_a_gpu_that_does_not_tell_them_tells_none() -> None:

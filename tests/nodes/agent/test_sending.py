@@ -60,8 +60,8 @@ class Node:
     def all_taken(self) -> list[int]:
         """The batches that the portal took, once it has all of them."""
         until(lambda: self.portal.cursors.get(self.buffer.stream) == self.buffer.next)
-        assert [one.number for one in self.portal.taken if one.batch["at"] != one.number] == []
-        return [one.number for one in self.portal.taken]
+        assert [item.number for item in self.portal.taken if item.batch["at"] != item.number] == []
+        return [item.number for item in self.portal.taken]
 
     def end(self) -> None:
         if self.sender is not None:
@@ -72,10 +72,10 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, portal_stand_in: PortalStandIn) -> Iterator[Node]:
-    one = Node(tmp_path, portal_stand_in)
-    yield one
-    one.portal.hold.clear()
-    one.end()
+    item = Node(tmp_path, portal_stand_in)
+    yield item
+    item.portal.hold.clear()
+    item.end()
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> str:
@@ -143,7 +143,7 @@ def test_a_post_is_of_one_boot(node: Node) -> None:
     node.tell(2, boot_id="after")
     node.send()
     node.all_taken()
-    assert [(one.number, one.boot_id) for one in node.portal.taken] == [
+    assert [(item.number, item.boot_id) for item in node.portal.taken] == [
         *((number, "before") for number in range(3)),
         *((number, "after") for number in (3, 4)),
     ]
@@ -197,7 +197,7 @@ def test_one_bad_batch_holds_up_no_other(node: Node) -> None:
     node.tell(40)
     node.send()
     assert node.all_taken() == [number for number in range(40) if number != 17]
-    assert [json.loads(one)["at"] for one in node.refused] == [17]
+    assert [json.loads(item)["at"] for item in node.refused] == [17]
     assert node.portal.given_up == [(17, 18)]
 
 
@@ -249,8 +249,8 @@ def test_a_secret_gets_a_token_of_this_nodes_own(node: Node, capfd: pytest.Captu
     node.send()
     assert node.all_taken() == [0, 1]
     assert node.portal.enrolled == [("node01", "vge_shared", {"boot_id": "boot"})]
-    kept = node.folder / "state" / "token"
-    assert kept.stat().st_mode & 0o777 == 0o600
+    path = node.folder / "state" / "token"
+    assert path.stat().st_mode & 0o777 == 0o600
     node.end()
     node.buffer = Buffer(node.folder / "state")
     node.send()

@@ -145,10 +145,10 @@ def test_a_sentence_in_three_records_names_the_gpu_of_the_first() -> None:
         "NVRM: (PCI ID: 10de:26b5) installed in this system has",
         "NVRM: fallen off the bus and is not responding to commands.",
     ]
-    told = [driver.read(piece, 1.0) for piece in pieces]
-    assert told[:2] == [None, None]
-    assert told[2] is not None
-    assert (told[2].number, told[2].bus) == (79, "0000:b3:00")
+    reports = [driver.read(piece, 1.0) for piece in pieces]
+    assert reports[:2] == [None, None]
+    assert reports[2] is not None
+    assert (reports[2].number, reports[2].bus) == (79, "0000:b3:00")
 
 
 def test_its_end_alone_names_none() -> None:

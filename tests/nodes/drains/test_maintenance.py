@@ -197,8 +197,8 @@ def test_reserves_where_requested_and_removes_it(lab: Lab, ops: User) -> None:
     window = planned(ops, starts=10, wants_reservation=True)
     reservations.carry_out(lab.scheduler)
     reservations.carry_out(lab.scheduler)
-    (made,) = lab.scheduler.reserved
-    assert (made.nodes, lab.scheduler.asked.count("reserve_window")) == (("dgx-01", "dgx-02"), 1)
+    (created,) = lab.scheduler.reserved
+    assert (created.nodes, lab.scheduler.asked.count("reserve_window")) == (("dgx-01", "dgx-02"), 1)
     at(lab, 11)
     assert not lab.scheduler.drained, "the reservation does it"
     maintenance.cancel(ops, window)

@@ -124,14 +124,14 @@ def test_a_threshold_that_is_crossed_all_the_time_costs_few_observations(lasting
         RULE.format(burn_in="false", clears="recovered", after='clears_after = "1h"', good="", triggers=trigger)
     )
     observations = observations_of([(10, 3 * (number % 7 > 1), 0) for number in range(10_000)])
-    made: list[int] = []
+    created: list[int] = []
 
     def observation(place: int) -> Observation:
-        made.append(place)
+        created.append(place)
         return observations[place]
 
     readings = readings_of(rule, observations)
     counted = StateReadings(readings.at, readings.matches, readings.is_good, observation)
     found = list(replay_readings(rule, SUBJECT, counted, (), START + 100_000))
     assert len(found) == (1 if most else 0)
-    assert len(made) <= most
+    assert len(created) <= most

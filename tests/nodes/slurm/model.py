@@ -160,8 +160,8 @@ class Model:
         if service == "slurmdb":
             return self._accounted(rest)
         if not self.is_up["slurmctld"]:
-            told = {"errors": [{"error_number": -1, "error": "Unspecified error"}], "jobs": []}
-            return httpx.Response(500 if version == OLD else 502, json=told)
+            payload = {"errors": [{"error_number": -1, "error": "Unspecified error"}], "jobs": []}
+            return httpx.Response(500 if version == OLD else 502, json=payload)
         return self._asked(rest, request)
 
     def _asked(self, rest: list[str], request: httpx.Request) -> httpx.Response:
@@ -176,28 +176,28 @@ class Model:
             if since - 1 >= int(self.changed_at + self.skew):
                 return httpx.Response(304)
             return httpx.Response(200, json={"jobs": [self._job(job) for job in self.live.values()], "errors": []})
-        asked = int(rest[1])
-        found = [job for job in self.live.values() if asked in {job.job_id, job.array}]
+        requested = int(rest[1])
+        found = [job for job in self.live.values() if requested in {job.job_id, job.array}]
         if not found:
-            told = {"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}
-            return httpx.Response(500 if self.version == OLD else 404, json=told)
+            payload = {"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}
+            return httpx.Response(500 if self.version == OLD else 404, json=payload)
         return httpx.Response(200, json={"jobs": [self._job(job) for job in found]})
 
     def _accounted(self, rest: list[str]) -> httpx.Response:
         if not self.is_up["slurmdbd"]:
-            told = {"errors": [{"error_number": 7000, "error": "Unable to connect to database"}], "jobs": []}
-            return httpx.Response(200 if self.version == OLD else 502, json=told)
-        asked = int(rest[1])
-        rows = [(job, run) for job, run in self.accounts if asked in {job.job_id, job.array} and run.is_told]
-        told = {"jobs": [self._row(job, run) for job, run in rows if not job.waiting], "errors": []}
+            payload = {"errors": [{"error_number": 7000, "error": "Unable to connect to database"}], "jobs": []}
+            return httpx.Response(200 if self.version == OLD else 502, json=payload)
+        request = int(rest[1])
+        rows = [(job, run) for job, run in self.accounts if request in {job.job_id, job.array} and run.is_told]
+        payload = {"jobs": [self._row(job, run) for job, run in rows if not job.waiting], "errors": []}
         if not rows and self.version == OLD:
-            told["errors"] = [{"error_number": 9003, "error": "Nothing found with query"}]
-        return httpx.Response(200, json=told)
+            payload["errors"] = [{"error_number": 9003, "error": "Nothing found with query"}]
+        return httpx.Response(200, json=payload)
 
     def _states(self, job: Job) -> list[dict[str, Any]]:
         ids = [f"{job.job_id}_{task}" for task in job.waiting]
         ids = ids or [f"{job.job_id}_{job.task}" if job.task is not None else str(job.job_id)]
-        return [{"job_id": one, "state": [job.state]} for one in ids]
+        return [{"job_id": item, "state": [job.state]} for item in ids]
 
     def _job(self, job: Job) -> dict[str, Any]:
         run = job.runs[-1]

@@ -91,9 +91,9 @@ class Recorder:
                 json=body(_number(version)) if body else None,
             )  # fmt: skip
             kind = answer.headers.get("content-type", "")
-            told = answer.json() if "json" in kind else answer.text
+            report = answer.json() if "json" in kind else answer.text
             plain = (name or path).replace("/", "-").replace("{", "").replace("}", "")
-            self.write(version, f"{moment}/{plain}", answer.status_code, kind, told)
+            self.write(version, f"{moment}/{plain}", answer.status_code, kind, report)
 
     def batch(self, name: str, *options: str, script: str = SLEEP, user: str = ALICE) -> str:
         words = ("sbatch", "--parsable", f"--job-name={name}", f"--comment=vigil:{KEY}", "--output=/dev/null")

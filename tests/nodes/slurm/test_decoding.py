@@ -66,13 +66,13 @@ def test_jobs_in_every_state(version: str) -> None:
     found = records(version, "busy")
     for name, expected in BUSY.items():
         status = found[name][0].status
-        told = (status.state, status.reason, status.exit_code, status.signal, status.nodes, status.restart_count)
+        reports = (status.state, status.reason, status.exit_code, status.signal, status.nodes, status.restart_count)
         if name == "cancelled":  # the shell may have died of the signal, have ended by itself with 143, or been killed
-            assert {told[2], told[3]} & {143, 15, 9}
-            told = (*told[:2], *expected[2:4], *told[4:])
+            assert {reports[2], reports[3]} & {143, 15, 9}
+            reports = (*reports[:2], *expected[2:4], *reports[4:])
         if name == "completing" and version == VERSIONS[0]:  # it has room for one word, and says COMPLETING
             expected = ("completing", "", *expected[2:])
-        assert told == expected, name
+        assert reports == expected, name
         assert status.key == KEY
         assert found[name][0].user == (PORTAL if KEY in name else ALICE)
         assert status.submitted_at is not None
@@ -116,17 +116,17 @@ def test_ends(version: str) -> None:
 @every_version
 def test_tasks_of_an_array_by_either_id(version: str) -> None:
     found = records(version, "busy")
-    array, *_ = [one.job_id for one in found["array"] if one.tasks]
-    waiting = {one.job_id: one.tasks for one in found["array"] if one.tasks}
+    array, *_ = [item.job_id for item in found["array"] if item.tasks]
+    waiting = {item.job_id: item.tasks for item in found["array"] if item.tasks}
     assert waiting == {array: (2, 3, 4, 5, 6, 7, 8, 9)}
-    assert {one.status.scheduler_id for one in found["array"]} == {array, f"{array}_0", f"{array}_1"}
-    assert [one.tasks for one in found["held-array"]] == [(1, 4, 7)]
-    assert {one.status.exit_code for one in found["finished-array"]} == {0, 1, 2}
+    assert {item.status.scheduler_id for item in found["array"]} == {array, f"{array}_0", f"{array}_1"}
+    assert [item.tasks for item in found["held-array"]] == [(1, 4, 7)]
+    assert {item.status.exit_code for item in found["finished-array"]} == {0, 1, 2}
     slurm = Played(version).slurm
-    asked = [f"{array}_{task}" for task in range(10)]
-    told = slurm.status(asked)
-    assert [told[one].state for one in asked] == ["running"] * 2 + ["pending"] * 8
-    assert [told[one].scheduler_id for one in asked] == asked
+    requests = [f"{array}_{task}" for task in range(10)]
+    statuses = slurm.status(requests)
+    assert [statuses[item].state for item in requests] == ["running"] * 2 + ["pending"] * 8
+    assert [statuses[item].scheduler_id for item in requests] == requests
 
 
 @every_version
@@ -161,16 +161,16 @@ def test_nodes(version: str) -> None:
     assert (fan.reason, fan.reason_by) == ("fan 3 is loud", PORTAL)
     assert fan.reason_at is not None
     assert (nodes["dgx06"].reason, nodes["dgx01"].reason) == ("Not responding", "")
-    asked = shapes.node({"name": "a", "reason": "fan (3) (vigil: sam)", "reason_set_by_user": PORTAL})
-    assert (asked.reason, asked.reason_by) == ("fan (3)", "sam")
-    one = nodes["dgx01"]
-    assert (one.gpus, one.gpus_used, one.gpu_type, one.gpus_allocated) == (8, 3, "h100", (0, 1, 2))
-    assert (one.cpus, one.memory_mib) == (128, 2_000_000)
-    assert one.cpus_used >= 1
-    assert one.memory_used_mib >= 1000
-    assert set(one.partitions) == {"batch", "urgent", "short"}
-    assert one.features == ("h100", "dgx01")
-    assert one.booted_at is not None
+    request = shapes.node({"name": "a", "reason": "fan (3) (vigil: sam)", "reason_set_by_user": PORTAL})
+    assert (request.reason, request.reason_by) == ("fan (3)", "sam")
+    dgx01 = nodes["dgx01"]
+    assert (dgx01.gpus, dgx01.gpus_used, dgx01.gpu_type, dgx01.gpus_allocated) == (8, 3, "h100", (0, 1, 2))
+    assert (dgx01.cpus, dgx01.memory_mib) == (128, 2_000_000)
+    assert dgx01.cpus_used >= 1
+    assert dgx01.memory_used_mib >= 1000
+    assert set(dgx01.partitions) == {"batch", "urgent", "short"}
+    assert dgx01.features == ("h100", "dgx01")
+    assert dgx01.booted_at is not None
     assert nodes["dgx05"].gpus_allocated == ()
 
 
@@ -267,12 +267,12 @@ def test_runs_of_a_requeued_job(version: str) -> None:
 @some_versions
 def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
     """A cancelled job's state names the user who cancelled it."""
-    told = body(version, "ended/slurmdb-jobs")
-    job_id = next(str(raw["job_id"]) for raw in told["jobs"] if raw["name"] == "cancelled")
-    (raw,) = (raw for raw in told["jobs"] if str(raw["job_id"]) == job_id)
+    report = body(version, "ended/slurmdb-jobs")
+    job_id = next(str(raw["job_id"]) for raw in report["jobs"] if raw["name"] == "cancelled")
+    (raw,) = (raw for raw in report["jobs"] if str(raw["job_id"]) == job_id)
     for by, known in ((raw["kill_request_user"], True), ("", False)):
         played = Played(version, "nothing")
-        answer = {**told, "jobs": [{**raw, "kill_request_user": by}]}
+        answer = {**report, "jobs": [{**raw, "kill_request_user": by}]}
         played.answers[f"slurmdb/{version}/job/{job_id}"] = httpx.Response(200, json=answer)
         assert (job_id in PastJobs(played.rest).statuses([job_id])) == known
 
@@ -292,15 +292,15 @@ def test_steps(version: str) -> None:
 @some_versions
 def test_accounts_of_jobs_that_never_started(version: str) -> None:
     """Slurm writes their nodes as "None assigned"."""
-    found = {one.job_id: one.status for one in Played(version, "ended").rest.accounted(user=ALICE, since=0)}
+    found = {item.job_id: item.status for item in Played(version, "ended").rest.accounted(user=ALICE, since=0)}
     names = {str(raw["job_id"]): raw["name"] for raw in body(version, "ended/slurmdb-jobs")["jobs"]}
-    told = {names[own_id]: status for own_id, status in found.items()}
-    assert told["resources"].nodes == ()
-    assert told["gpus"].nodes == ("dgx01", "dgx03")
-    assert told["signalled"].signal == 9
-    assert told["failed"].exit_code == (None if version == "v0.0.38" else 3)
-    assert told["timeout"].state == "timeout"
-    assert {one.key for one in told.values()} == {KEY}
+    report = {names[own_id]: status for own_id, status in found.items()}
+    assert report["resources"].nodes == ()
+    assert report["gpus"].nodes == ("dgx01", "dgx03")
+    assert report["signalled"].signal == 9
+    assert report["failed"].exit_code == (None if version == "v0.0.38" else 3)
+    assert report["timeout"].state == "timeout"
+    assert {item.key for item in report.values()} == {KEY}
 
 
 class Asked(dict[str, object]):
@@ -315,8 +315,8 @@ class Asked(dict[str, object]):
 
 @every_version
 def test_the_list_leaves_out_only_what_nobody_reads(version: str) -> None:
-    told = body(version, "busy/slurm-jobs")
-    answers: list[Any] = [read(json.dumps(told).encode()) for read in (decoded, decode_job_list)]
+    report = body(version, "busy/slurm-jobs")
+    answers: list[Any] = [read(json.dumps(report).encode()) for read in (decoded, decode_job_list)]
     whole, brief = (answer["jobs"] for answer in answers)
     assert {*brief[0]} == {*FIELDS_READ}
     for raw, short in zip(map(Asked, whole), brief, strict=True):
@@ -338,12 +338,12 @@ def test_an_odd_list_is_decoded_whole(content: str) -> None:
 
 def test_types_of_gpus_keep_the_configured_case() -> None:
     """These are the answers of Slurm 24.11 and 26.05 for `Gres=gpu:H100:8,gpu:1g.10gb:7`: TRES are lower-case."""
-    told = {
+    payload = {
         "name": "a",
         "gres": "gpu:H100:8,gpu:1g.10gb:7",
         "tres_used": "gres/gpu=3,gres/gpu:h100=1,gres/gpu:1g.10gb=2",
     }
     for more in ({}, {"gres_used": "gpu:H100:1(IDX:0),gpu:1g.10gb:2(IDX:0-1)"}):
-        found = shapes.node({**told, **more})
+        found = shapes.node({**payload, **more})
         assert dict(found.gpus_used_by_type) == {"H100": 1, "1g.10gb": 2}
         assert gpu_types.free(found) == {"H100": 7, "1g.10gb": 5}

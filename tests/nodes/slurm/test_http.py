@@ -188,10 +188,10 @@ def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_answer_may_be_long_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = body(NEWEST, "busy/slurm-jobs")
     jobs["jobs"] *= 40
-    told = json.dumps(jobs).encode()
-    assert len(told) > 5_000_000
+    report = json.dumps(jobs).encode()
+    assert len(report) > 5_000_000
     played = Played(NEWEST)
-    played.answers["/jobs"] = lambda _: httpx.Response(200, content=told)
+    played.answers["/jobs"] = lambda _: httpx.Response(200, content=report)
     assert len(played.slurm.queue()) > 10
     monkeypatch.setattr(slurm_http, "MAX_RESPONSE_BYTES", 5_000_000)
     with pytest.raises(SchedulerError, match="more than 4 MiB"):
@@ -226,19 +226,19 @@ def test_answers_that_are_no_answers(answer: httpx.Response, said: str) -> None:
 
 def test_a_name_in_latin_1_hides_nobody() -> None:
     """Slurm hands on whatever bytes a person has named a job with."""
-    told = load(NEWEST, "busy/slurm-jobs").content.replace(b'"name":"gpus"', b'"name":"caf\xe9"')
+    text = load(NEWEST, "busy/slurm-jobs").content.replace(b'"name":"gpus"', b'"name":"caf\xe9"')
     played = Played(NEWEST)
-    played.answers["/jobs"] = httpx.Response(200, content=told)
+    played.answers["/jobs"] = httpx.Response(200, content=text)
     assert "caf�" in {job.name for job in played.slurm.queue()}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_slurm_s_own_numbers_and_words(version: str) -> None:
-    told = {
+    payload = {
         "submit-account": (2045, True), "submit-partition": (2000, True), "submit-qos": (2066, True),
         "submit-reservation": (2053, True),
     }  # fmt: skip
-    for name, (number, permanent) in told.items():
+    for name, (number, permanent) in payload.items():
         played = Played(version)
         played.answers["/job/9"] = load(version, f"refused/{name}")
         with pytest.raises(SlurmError, match=f"^Slurm error {number}: [A-Z].*") as refused:
@@ -347,17 +347,17 @@ def test_nothing_is_told_of_tokens(caplog: pytest.LogCaptureFixture, tmp_path: A
         refuse, reset, halfway, slow, status(502), status(500), lambda _: httpx.Response(401, text=TOKEN[:0]),
         lambda _: httpx.Response(500, json={"errors": [{"error": "x", "error_number": 1007}]}),
     ]  # fmt: skip
-    told = []
+    reports = []
     for answer in answers:
         played = Played(NEWEST)
         played.answers["/nodes"] = played.answers["job/submit"] = answer
         for call in (played.slurm.nodes, lambda played=played: played.rest.submit(asked(tmp_path), "#!/bin/sh")):
             with pytest.raises(SchedulerError) as refused:
                 call()
-            told += traceback.format_exception(refused.value)
-            told += [repr(refused.value), repr(refused.value.__context__), repr(vars(refused.value))]
-        told += [repr(played.slurm), repr(played.http), repr(played.rest), repr(played.http.api)]
-    everything = "\n".join([*told, *(record.getMessage() for record in caplog.records), caplog.text])
+            reports += traceback.format_exception(refused.value)
+            reports += [repr(refused.value), repr(refused.value.__context__), repr(vars(refused.value))]
+        reports += [repr(played.slurm), repr(played.http), repr(played.rest), repr(played.http.api)]
+    everything = "\n".join([*reports, *(record.getMessage() for record in caplog.records), caplog.text])
     assert "slurm.test" in everything
     assert TOKEN not in everything
     assert "X-SLURM-USER-TOKEN" not in everything.upper()

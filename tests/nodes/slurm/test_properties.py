@@ -134,10 +134,10 @@ def test_memory_is_in_mib(line: str, mib: int) -> None:
 
 @given(st.integers(0, 2**31))
 def test_numbers_in_all_shapes(value: int) -> None:
-    told: list[Any] = [value, float(value), str(value), {"set": True, "infinite": False, "number": value}]
-    assert [integer(one) for one in told] == [value] * 4
+    reports: list[Any] = [value, float(value), str(value), {"set": True, "infinite": False, "number": value}]
+    assert [integer(item) for item in reports] == [value] * 4
     unset = [{"set": False, "infinite": False, "number": value}, {"set": True, "infinite": True, "number": value}]
-    assert [number(one) for one in unset] == [None, None]
+    assert [number(item) for item in unset] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -217,17 +217,17 @@ def test_nothing_else_upsets_them(node: dict[str, Any], row: dict[str, Any], par
 def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
     """Neither from those who follow nor from the queue, and none gets another's place in it."""
     jobs = FEW_JOBS
-    odd = [{**one, "job_id": 0} if isinstance(one, dict) else one for one in odd]
+    odd = [{**item, "job_id": 0} if isinstance(item, dict) else item for item in odd]
     place %= len(jobs)
-    told = json.dumps({"jobs": [*jobs[:place], *odd, *jobs[place:]]}).encode()
+    report = json.dumps({"jobs": [*jobs[:place], *odd, *jobs[place:]]}).encode()
     played = Played(NEWEST)
-    played.answers["/jobs"] = httpx.Response(200, content=told)
+    played.answers["/jobs"] = httpx.Response(200, content=report)
     plain = Played(NEWEST)
     ids = [str(job["job_id"]) for job in jobs]
     states = [{"job_id": str(job["job_id"]), "state": job["job_state"]} for job in jobs]
-    for one in (plain, played):
-        one.answers["/jobs/state"] = httpx.Response(200, json={"jobs": states})
-        one.answers.setdefault("/jobs", httpx.Response(200, json={"jobs": jobs}))
+    for item in (plain, played):
+        item.answers["/jobs/state"] = httpx.Response(200, json={"jobs": states})
+        item.answers.setdefault("/jobs", httpx.Response(200, json={"jobs": jobs}))
     assert played.slurm.queue() == plain.slurm.queue()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_cache, "MAX_SINGLE_REQUESTS", 0)
@@ -237,14 +237,14 @@ def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 2, 3])
 def test_job_states_of_every_combination(size: int) -> None:
     for base, flags in itertools.product(["", *JOB_WORDS], itertools.combinations(JOB_FLAGS, size)):
-        told = [base, *flags] if base else list(flags)
-        for order in (told, told[::-1]):
+        report = [base, *flags] if base else list(flags)
+        for order in (report, report[::-1]):
             state = job_state(order)
             assert state in ALIVE | ENDED | {UNKNOWN}
             if not base and not flags:
                 assert state == UNKNOWN
             if base in {"PENDING", "RUNNING", "SUSPENDED"} and "REVOKED" not in flags:
-                assert state in ALIVE, told
+                assert state in ALIVE, report
             if state in ENDED and base:
                 assert base.lower() == state or flags == ("REVOKED",) or "REVOKED" in flags
             if "COMPLETING" in flags:

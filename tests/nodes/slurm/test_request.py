@@ -71,7 +71,7 @@ def test_the_old_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [(0, 0, 39), (0, 0, 40), (0, 0, 41), (0, 0, 42), (0, 0, 45), (0, 1, 0)])
 def test_the_new_form(tmp_path: Path, version: tuple[int, int, int]) -> None:
-    told = request(asked(tmp_path, **EVERYTHING), SCRIPT, version)
+    report = request(asked(tmp_path, **EVERYTHING), SCRIPT, version)
     job = COMMON | CHOSEN | {
         "environment": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=de_DE.UTF-8", "A=1=2"], "nodes": "2-4",
         "time_limit": number(61), "open_mode": ["APPEND"], "kill_warning_signal": "USR1",
@@ -80,9 +80,9 @@ def test_the_new_form(tmp_path: Path, version: tuple[int, int, int]) -> None:
         "required_nodes": ["dgx01", "dgx02"], "excluded_nodes": ["dgx07"], "kill_on_node_fail": False,
     }  # fmt: skip
     if version >= (0, 0, 40):
-        assert told == {"job": {"script": SCRIPT, **job}}
+        assert report == {"job": {"script": SCRIPT, **job}}
     else:
-        assert told == {"script": SCRIPT, "job": job}
+        assert report == {"script": SCRIPT, "job": job}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -95,9 +95,9 @@ def test_an_array(tmp_path: Path, version: str) -> None:
 def test_submitting(tmp_path: Path, version: str) -> None:
     (tmp_path / "batch.sh").write_bytes(SCRIPT.encode())
     played = Played(version)
-    told = load(version, "taken/submit-submitted")
-    played.answers["job/submit"] = told
-    assert played.slurm.submit(asked(tmp_path)) == str(told.json()["job_id"])
+    report = load(version, "taken/submit-submitted")
+    played.answers["job/submit"] = report
+    assert played.slurm.submit(asked(tmp_path)) == str(report.json()["job_id"])
     (sent,) = played.asked("job/submit")
     assert json.loads(sent.content) == json.loads(json.dumps(request(asked(tmp_path), SCRIPT, played.rest.version)))
     assert sent.headers["content-type"] == "application/json"

@@ -112,14 +112,14 @@ def test_keys_that_are_none(tmp_path: Path, kind: str) -> None:
     with pytest.raises(SchedulerError) as refused:
         KeyFileTokens(path).token_for("alice")
     assert time.monotonic() - began < 1
-    said = {
+    payload = {
         "missing": "No such file",
         "folder": "Is a directory",
         "dangling": "No such file",
         "empty": "0 bytes",
         "short": "15 bytes",
     }
-    assert said.get(kind, "not a regular file") in str(refused.value)
+    assert payload.get(kind, "not a regular file") in str(refused.value)
     assert str(path) not in str(refused.value), "people read it"
 
 
@@ -169,8 +169,8 @@ def test_a_command_is_told_whose(tmp_path: Path, words: tuple[str, ...]) -> None
     token = made(time.time() + 3600)
     ours = broker(tmp_path, f"print('hello', file=sys.stderr); print(sys.argv[1:]); print('SLURM_JWT={token}')", *words)
     assert ours.token_for("alice") == token
-    said = [word.replace("{user}", "alice") for word in words] or ["alice"]
-    check = broker(tmp_path, f"assert sys.argv[1:] == {said!r}; print('{token}')", *words)
+    text = [word.replace("{user}", "alice") for word in words] or ["alice"]
+    check = broker(tmp_path, f"assert sys.argv[1:] == {text!r}; print('{token}')", *words)
     assert check.token_for("alice") == token
 
 

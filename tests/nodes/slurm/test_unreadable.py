@@ -123,8 +123,8 @@ def test_a_heterogeneous_job_is_one_row_for_each_component(
     monkeypatch.setattr(job_cache, "MAX_SINGLE_REQUESTS", at_once)
     for raw in body(version, "busy/slurm-jobs")["jobs"]:
         played.answers.setdefault(f"/job/{raw['job_id']}", httpx.Response(200, json={"jobs": [raw]}))
-    told = played.slurm.status(["85", "86"])
-    assert {known: status.state == UNKNOWN for known, status in told.items()} == {"85": False, "86": False}
+    statuses = played.slurm.status(["85", "86"])
+    assert {known: status.state == UNKNOWN for known, status in statuses.items()} == {"85": False, "86": False}
     queue = played.slurm.queue()
     assert queue.unreadable == 0
     components = {job.scheduler_id: job.component for job in queue if job.component.startswith("85+")}
@@ -142,12 +142,12 @@ def test_a_job_whose_own_answer_cannot_be_read_stops_nobody(version: str, monkey
     played.answers["/jobs/state"] = httpx.Response(200, json={"jobs": rows})
     played.answers["/job/4000"] = NO_SUCH_PATH
     for _ in range(3):
-        told = played.slurm.status(["86", "4000"])
-        assert told["86"].state != UNKNOWN
-        assert told["4000"].state == UNKNOWN
+        statuses = played.slurm.status(["86", "4000"])
+        assert statuses["86"].state != UNKNOWN
+        assert statuses["4000"].state == UNKNOWN
     assert played.slurm.queue().unreadable == 1
     assert len(played.asked("/openapi/v3")) <= 2
-    assert len([asked for asked in played.asked("/job/4000") if "/slurm/" in asked.url.path]) <= 2
+    assert len([request for request in played.asked("/job/4000") if "/slurm/" in request.url.path]) <= 2
     played.answers["/jobs/state"] = httpx.Response(200, json={"jobs": rows[:-1]})
     played.slurm.status(["86"])
     assert played.slurm.queue().unreadable == 0, "Slurm has forgotten it"
@@ -171,7 +171,9 @@ def test_accounts_that_cannot_tell_of_one_tell_of_the_others(version: str) -> No
     played.answers["/job/4000"] = NO_SUCH_PATH
     played.answers["/job/17"] = httpx.Response(200, json={"jobs": []})
     PastJobs(played.rest).statuses(["4000", "17"])
-    assert [asked.url.path.rpartition("/")[2] for asked in played.asked() if "/job/" in asked.url.path][-1] == "17"
+    assert [request.url.path.rpartition("/")[2] for request in played.asked() if "/job/" in request.url.path][
+        -1
+    ] == "17"
 
 
 def test_slurmrestd_that_is_away_is_no_unreadable_job() -> None:

@@ -100,13 +100,13 @@ class Walk:
     def check(self) -> None:
         before = len(self.model.calls)
         try:
-            told = self.slurm.status(list(self.following))
+            statuses = self.slurm.status(list(self.following))
         except SchedulerError:
             assert not all(self.model.is_up.values()) or self.model.drops_lists, self.log
             return
         calls = self.model.calls[before:]
         for scheduler_id in list(self.following):
-            self.compare(scheduler_id, told.get(scheduler_id))
+            self.compare(scheduler_id, statuses.get(scheduler_id))
         changes = len(self.following) + 3 * MAX_SINGLE_REQUESTS
         assert len(calls) <= 8 + changes, calls
 
@@ -116,9 +116,9 @@ class Walk:
         assert status is not None or not truth.is_over or truth.job_id not in self.model.live, (scheduler_id, self.log)
         if status is None or status.state == UNKNOWN:
             return
-        told = (status.scheduler_id, status.state, status.restart_count)
+        reports = (status.scheduler_id, status.state, status.restart_count)
         where = (scheduler_id, truth, status, self.model.version, self.log[-20:])
-        if told != (
+        if reports != (
             scheduler_id,
             truth.state.lower(),
             truth.restart,
@@ -161,7 +161,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 def test_when_nothing_changes_one_call_is_made(quiet: Walk) -> None:
     ids = [quiet.model.start(quiet.model.submit()).name for _ in range(15)]
-    assert {one.state for one in quiet.slurm.status(ids).values()} == {"running"}
+    assert {item.state for item in quiet.slurm.status(ids).values()} == {"running"}
     quiet.model.calls.clear()
     for _ in range(10):
         quiet.model.pass_time(2)
@@ -189,7 +189,7 @@ def test_a_hold_and_its_release_are_seen_within_two_looks(version: str, monkeypa
         for _ in range(2):
             model.pass_time(2)
             found = walk.slurm.status(ids)
-        assert {one.reason for one in found.values()} == {"" if reason == "None" else reason}
+        assert {item.reason for item in found.values()} == {"" if reason == "None" else reason}
         assert len(model.calls) <= 2 * (1 + MAX_PENDING_REFRESHED)
     for job in others[:MAX_SINGLE_REQUESTS]:
         model.start(job)
@@ -206,7 +206,7 @@ def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
         quiet.model.start(job)
     quiet.model.pass_time(2)
     quiet.model.calls.clear()
-    assert [one.state for one in quiet.slurm.status(ids).values()].count("running") == 100
+    assert [item.state for item in quiet.slurm.status(ids).values()].count("running") == 100
     assert quiet.model.calls == [f"/slurm/{NEW}/jobs/state", f"/slurm/{NEW}/jobs"]
 
 
@@ -227,7 +227,7 @@ def test_many_forgotten_jobs_are_not_asked_about_all_at_once(version: str, monke
         found = walk.slurm.status(ids)
         assert len(walk.model.calls) <= 24
     assert set(found) == set(ids)
-    assert [found[one].state for one in ids] == [UNKNOWN] * 150 + ["completed"] * 50
+    assert [found[item].state for item in ids] == [UNKNOWN] * 150 + ["completed"] * 50
 
 
 def test_slurmdbd_away_costs_one_call(quiet: Walk) -> None:
@@ -237,9 +237,9 @@ def test_slurmdbd_away_costs_one_call(quiet: Walk) -> None:
     quiet.model.is_up["slurmdbd"] = False
     quiet.model.pass_time(2)
     quiet.model.calls.clear()
-    told = quiet.slurm.status([job.name for job in jobs])
-    assert {one.state for one in told.values()} == {UNKNOWN}
-    assert len(told) == 60
+    statuses = quiet.slurm.status([job.name for job in jobs])
+    assert {item.state for item in statuses.values()} == {UNKNOWN}
+    assert len(statuses) == 60
     assert len(quiet.model.calls) == 2
 
 
@@ -365,9 +365,9 @@ def test_a_restart_is_not_told_before_its_reason(version: str, monkeypatch: pyte
     walk.model.pass_time(20)
     walk.model.is_up["slurmdbd"] = False
     walk.model.requeue(walk.model.start(job), "NODE_FAIL")
-    told = []
+    reports = []
     for _ in range(6):
         walk.model.pass_time(2)
-        told.append(walk.slurm.status(["1"])["1"])
-    assert [one.state for one in told] == [UNKNOWN] * 4 + ["pending"] * 2
-    assert (told[-1].restart_count, told[-1].previous_end) == (2, "")
+        reports.append(walk.slurm.status(["1"])["1"])
+    assert [item.state for item in reports] == [UNKNOWN] * 4 + ["pending"] * 2
+    assert (reports[-1].restart_count, reports[-1].previous_end) == (2, "")
