@@ -84,13 +84,12 @@ class DrainRow:
     def needs_agreement(self) -> bool:
         """Return whether a person, or a site's program, must agree that it returns if it passes a burn-in."""
         node = self.drained.node
-        return burnins.is_drained(node) and burnins.is_drain_of_person(node, self.drained.last_order)
+        return node.is_drained and burnins.is_drain_of_person(node, self.drained.last_order)
 
     @property
     def may_be_tested(self) -> bool:
         """Return whether a burn-in could test it: one that is down must be repaired first."""
-        is_drained = burnins.is_drained(self.drained.node)
-        return is_drained and not self.drained.node.is_made_up and self.burn_in is None
+        return self.drained.node.is_drained and not self.drained.node.is_made_up and self.burn_in is None
 
     @property
     def may_return(self) -> bool:

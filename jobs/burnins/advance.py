@@ -30,7 +30,6 @@ from nodes.burnin import plan
 from nodes.cluster import drain, sync
 from nodes.models import BurnIn, BurnInNode, Node, NodeOrder, Reading
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, Scheduler, SchedulerError
-from nodes.scheduling import node_states
 from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
@@ -42,9 +41,6 @@ MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not 
 LATE_RESULTS = timedelta(seconds=20)  # after its end: shared file systems show new lines late
 RULE = "burn-in"
 """Stands for a person's name in orders: the reason in the scheduler ends with "(vigil: burn-in)"."""
-BUSY = frozenset({
-    "alloc", "allocated", "mix", "mixed", "completing", "comp", "draining", "drng",
-})  # fmt: skip
 LOST = frozenset({"node_fail", "boot_fail"})
 State = BurnIn.BurnInState
 
@@ -126,7 +122,7 @@ class _Step:
             self._set(reserved_at=timezone.now(), detail="Waits for the scheduler to report its nodes.", tried_at=None)
             sync.hurry(Reading.Part.NODES)
         elif _is_read_since(self.burn_in.reserved_at):
-            busy = [node.name for node in nodes if is_busy(node)]
+            busy = [node.name for node in nodes if node.has_jobs]
             if busy:
                 self._set_detail(f"Waits for jobs on {formatting.listed(busy[:8])} to end.")
             else:
@@ -166,14 +162,14 @@ class _Step:
             node = Node.objects.filter(name=row.node).first()
             if node is None or not _is_read_since(order.ended_at):
                 return False
-            if not drain.DRAINED.isdisjoint(node_states.state_words(node.state)):
+            if node.is_drained:
                 _end_early(self.burn_in, f"{row.node} was drained again: {node.reason}")
                 return False
         return True
 
     def _order_undrain(self, row: BurnInNode) -> NodeOrder | None:
         node = Node.objects.get(name=row.node)
-        if drain.DRAINED.isdisjoint(node_states.state_words(node.state)):  # somebody undrained it meanwhile
+        if not node.is_drained:  # somebody undrained it meanwhile
             BurnInNode.objects.filter(pk=row.pk).update(was_drained=False)
             return None
         if node.reason != row.earlier_reason:
@@ -283,14 +279,9 @@ class _Step:
         return True
 
 
-def is_busy(node: Node) -> bool:
-    """Return whether a job has anything on the node: DRAIN with ALLOCATED or COMPLETING is not idle."""
-    return node.cpus_used > 0 or node.gpus_used > 0 or not BUSY.isdisjoint(node_states.state_words(node.state))
-
-
 def _is_read_since(moment: datetime | None) -> bool:
     """Return whether nodes were read from the scheduler after this moment."""
-    read_at = Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first()
+    read_at = sync.last_read_at(Reading.Part.NODES)
     return read_at is not None and (moment is None or read_at > moment)
 
 

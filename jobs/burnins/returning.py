@@ -20,12 +20,11 @@ from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict
 from jobs.queueing import queue
 from nodes.burnin.judge import FAILED, PASSED
-from nodes.cluster import drain
+from nodes.cluster import drain, sync
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder, Reading
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
 from nodes.remediation.reason import NODE
-from nodes.scheduling import node_states
 from portal import bulk
 
 MOST_LETTERS = 150
@@ -82,7 +81,7 @@ def _is_read_since_undrain(row: BurnInNode) -> bool:
     order = row.undrain_order
     if order is None or order.state != NodeState.DONE or order.ended_at is None:
         return True
-    read_at = Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first()
+    read_at = sync.last_read_at(Reading.Part.NODES)
     return read_at is not None and read_at > order.ended_at
 
 
@@ -115,6 +114,6 @@ def _outcome(row: BurnInNode, node: Node | None) -> str:
         return f"Not drained: {row.return_order.outcome or row.return_order.get_state_display()}"[:300]
     if node is None:
         return "The scheduler no longer knows it."
-    if drain.DRAINED.isdisjoint(node_states.state_words(node.state)):
+    if not node.is_drained:
         return "In service."
     return (row.outcome or f"Drained: {node.reason}")[:300]

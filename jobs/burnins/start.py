@@ -47,8 +47,8 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
             )
             BurnInNode.objects.bulk_create(
                 BurnInNode(
-                    burn_in=burn_in, node=node.name, gpus=gpus[node.name], was_drained=is_drained(node),
-                    earlier_reason=node.reason if is_drained(node) else "",
+                    burn_in=burn_in, node=node.name, gpus=gpus[node.name], was_drained=node.is_drained,
+                    earlier_reason=node.reason if node.is_drained else "",
                 )
                 for node in nodes
             )  # fmt: skip
@@ -84,13 +84,9 @@ def _expected_gpus(nodes: Sequence[Node]) -> dict[str, int]:
     return {node.name: max(node.gpus, listed.get(node.name, 0)) for node in nodes}
 
 
-def is_drained(node: Node) -> bool:
-    return not drain.DRAINED.isdisjoint(node_states.state_words(node.state))
-
-
 def is_drained_by_person(node: Node) -> bool:
     """Return whether the node is drained, and not by one of Vigil's health rules: by a person, or a site's program."""
-    return is_drained(node) and is_drain_of_person(
+    return node.is_drained and is_drain_of_person(
         node, NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
     )
 

@@ -13,7 +13,6 @@ from django.utils import timezone
 from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
-from nodes.scheduling import node_states
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
@@ -26,7 +25,6 @@ AGAIN = timedelta(seconds=10)  # before a retry, if the scheduler did not respon
 GIVE_UP = timedelta(minutes=10)  # an order that is an hour old may no longer be wanted
 BUDGET_S = 2.0  # per tick
 MOST_REASON = 200
-DRAINED = frozenset({"drain", "drained", "draining", "drng"})
 
 
 class DrainedByAnother(Exception):
@@ -88,7 +86,7 @@ def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool
 
 
 def _has_reason(node: Node) -> bool:
-    return bool(node.reason) and not DRAINED.isdisjoint(node_states.state_words(node.state))
+    return bool(node.reason) and node.is_drained
 
 
 def is_drain_of_another(node: Node, last: NodeOrder | None, user: User | None, rule: str = "") -> bool:
@@ -102,7 +100,7 @@ def is_drain_of_another(node: Node, last: NodeOrder | None, user: User | None, r
 
 def _is_newer_than_rows(order: NodeOrder) -> bool:
     """Return whether the nodes have not been read since the order was carried out: their rows show what was before."""
-    read_at = Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first()
+    read_at = sync.last_read_at(Reading.Part.NODES)
     return order.ended_at is not None and (read_at is None or read_at < order.ended_at)
 
 
@@ -172,7 +170,7 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
 def _is_done_already(order: NodeOrder, node: Node) -> bool:
     """Return whether a worker carried the order out, and was killed before it recorded that."""
     if order.action == NodeOrder.Action.DRAIN:
-        return not DRAINED.isdisjoint(node_states.state_words(node.state)) and is_reason_of(order, node)
+        return node.is_drained and is_reason_of(order, node)
     return bool(order.replaces) and node.is_in_service and not node.reason
 
 

@@ -125,6 +125,11 @@ def readings() -> dict[str, Reading]:
     return {part.value: stored.get(part.value) or Reading(part=part.value) for part in Part}
 
 
+def last_read_at(part: Part) -> datetime | None:
+    """Return when this part was last read from the scheduler; None if it never was."""
+    return Reading.objects.filter(part=part).values_list("read_at", flat=True).first()
+
+
 def _due(now: datetime, stored: Mapping[str, Reading]) -> list[Part]:
     since: dict[Part, datetime] = {}
     for part, every in EVERY.items():

@@ -77,6 +77,10 @@ class Node(Fact):
         return node_states.is_in_service(self.state)
 
     @property
+    def is_drained(self) -> bool:
+        return node_states.is_drained(self.state)
+
+    @property
     def takes_jobs(self) -> bool:
         """Return whether a job can start on it now: not while it is drained, down, reserved, rebooting …"""
         return not node_states.closed_reason(self.state)

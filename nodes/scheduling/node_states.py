@@ -18,6 +18,7 @@ PASSING = {
     "powering_down": "powering down", "power_up": "powering up", "powering_up": "powering up", "pow_up": "powering up",
 }  # fmt: skip
 CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
+DRAINED = frozenset({"drain", "drained", "draining", "drng"})
 WITH_JOBS = frozenset({"draining", "drng", "completing", "comp", "mixed", "mix", "allocated", "alloc"})
 MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
 
@@ -53,6 +54,11 @@ def is_rebooting(state: str) -> bool:
 def runs_jobs(state: str) -> bool:
     """Return whether a node in this state has jobs, or has to clean up after some: draining, mixed, completing …"""
     return any(word in WITH_JOBS for word in state_words(state))
+
+
+def is_drained(state: str) -> bool:
+    """Return whether a node in this state is drained or draining, whatever else it is."""
+    return not DRAINED.isdisjoint(state_words(state))
 
 
 def is_standby(reason: str) -> bool:
