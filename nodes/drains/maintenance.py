@@ -135,9 +135,9 @@ def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
 
 
 def _end(window: MaintenanceWindow, now: datetime, state: State = State.ENDED) -> None:
-    kept = _return_nodes(window, now)
+    still_drained = _return_nodes(window, now)
     rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
-    if rows.update(state=state, ended_at=now, problem=_kept_text(kept) or F("problem")):
+    if rows.update(state=state, ended_at=now, problem=_still_drained_text(still_drained) or F("problem")):
         logger.info("maintenance %d ends on %s", window.pk, window.expression)
 
 
@@ -147,14 +147,14 @@ def _return_nodes(window: MaintenanceWindow, now: datetime) -> list[str]:
     Return the nodes that stay drained because something is wrong with them. The window stands until all is ordered: a
     worker that is killed in between leaves the rest to the next one.
     """
-    kept: list[str] = []
+    still_drained: list[str] = []
     for some in _parts(window.nodes):
         with transaction.atomic():
             HealthControl.locked()
             if not MaintenanceWindow.objects.standing().filter(pk=window.pk).exists():
                 return []  # another worker or a person was faster
-            kept += _return_some(window, some, now)
-    return kept
+            still_drained += _return_some(window, some, now)
+    return still_drained
 
 
 def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime) -> list[str]:
@@ -164,7 +164,7 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
     broken = set(findings.values_list("node", flat=True))
     others = list(MaintenanceWindow.objects.open_at(now).filter(reservation="").exclude(pk=window.pk).order_by("pk"))
     drained = NodeOrder.objects.filter(node__in=names, rule=window.requester).values_list("node", flat=True)
-    kept: list[str] = []
+    still_drained: list[str] = []
     for node in Node.objects.reported().filter(name__in=set(drained)):
         newest = NodeOrder.objects.filter(node=node.name).first()
         if newest is None or newest.rule != window.requester or newest.action != NodeOrder.Action.DRAIN:
@@ -173,7 +173,7 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
             continue
         heir = next((other for other in others if node.name in other.nodes), None)
         if heir is None and node.name in broken:
-            kept.append(node.name)
+            still_drained.append(node.name)
             continue
         action = NodeOrder.Action.UNDRAIN if heir is None else NodeOrder.Action.DRAIN
         reason = "" if heir is None else f"[node] {heir.reason}"
@@ -182,10 +182,10 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
             drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)
         except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
             logger.info("maintenance %d does not return %s: %s", window.pk, node.name, error)
-    return kept
+    return still_drained
 
 
-def _kept_text(names: Sequence[str]) -> str:
+def _still_drained_text(names: Sequence[str]) -> str:
     return f"{formatting.listed(names)} stayed drained: a finding of health rules is open." if names else ""
 
 

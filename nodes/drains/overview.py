@@ -18,7 +18,7 @@ from django.utils import timezone
 from nodes.cluster import drain
 from nodes.cluster.newest_orders import newest_orders
 from nodes.drains.reasons import DrainHolder, DrainReason, read_reason
-from nodes.drains.standing import NodeSince, ReasonJudgement, ReasonStanding, judge
+from nodes.drains.standing import DrainEvidence, ReasonJudgement, ReasonStanding, judge
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import (
     Agent,
@@ -129,11 +129,11 @@ class _Records:
         if reason.holder == DrainHolder.MAINTENANCE:
             findings = self.unrepaired.get(node.name, ())
         return DrainedNode(
-            node, reason, judge(reason, self._since(node, findings)), node.has_jobs, order,
+            node, reason, judge(reason, self._evidence(node, findings)), node.has_jobs, order,
             self.pending.get(node.name), findings, last,
         )  # fmt: skip
 
-    def _since(self, node: Node, findings: Sequence[HealthEntry]) -> NodeSince:
+    def _evidence(self, node: Node, findings: Sequence[HealthEntry]) -> DrainEvidence:
         agent = self.agents.get(node.name)
         reports = agent is not None and not agent.is_silent(self.now)
         host = _table(agent.newest.get("host")) if agent is not None and reports else {}
@@ -142,7 +142,7 @@ class _Records:
         booted = [at for at in (node.booted_at, after.get("boot")) if at is not None]
         words = frozenset(node_states.state_words(node.state))
         open_findings = sum(entry.is_active for entry in findings)
-        return NodeSince(
+        return DrainEvidence(
             since=node.reason_at,
             has_jobs=node.has_jobs,
             completing_jobs=tuple(self.completing.get(node.name, ())),

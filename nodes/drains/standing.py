@@ -20,8 +20,8 @@ class ReasonStanding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeSince:
-    """What is known about a node since it was drained. None: nobody reports it."""
+class DrainEvidence:
+    """What was reported about a node since it was drained. None: nobody reports it."""
 
     since: datetime | None
     has_jobs: bool
@@ -55,101 +55,101 @@ class ReasonJudgement:
     facts: tuple[str, ...]
 
 
-def judge(reason: DrainReason, node: NodeSince) -> ReasonJudgement:
+def judge(reason: DrainReason, evidence: DrainEvidence) -> ReasonJudgement:
     """Return whether the reason is still true, and the facts."""
-    return ReasonJudgement(_standing(reason, node), tuple(_facts(reason, node)))
+    return ReasonJudgement(_standing(reason, evidence), tuple(_facts(reason, evidence)))
 
 
-def _standing(reason: DrainReason, node: NodeSince) -> ReasonStanding:
+def _standing(reason: DrainReason, evidence: DrainEvidence) -> ReasonStanding:
     if reason.holder == DrainHolder.RULE:
-        if node.open_findings:
+        if evidence.open_findings:
             return ReasonStanding.STANDS
-        return ReasonStanding.OVER if node.cleared_findings else ReasonStanding.UNKNOWN
+        return ReasonStanding.OVER if evidence.cleared_findings else ReasonStanding.UNKNOWN
     if reason.holder == DrainHolder.MAINTENANCE:
-        return ReasonStanding.STANDS if node.open_findings else _known(node.is_window_open)
+        return ReasonStanding.STANDS if evidence.open_findings else _standing_if(evidence.is_window_open)
     if reason.holder == DrainHolder.SPARE:
         return ReasonStanding.STANDS
-    return _of_cause(reason.cause, node)
+    return _of_cause(reason.cause, evidence)
 
 
-def _of_cause(cause: DrainCause, node: NodeSince) -> ReasonStanding:
+def _of_cause(cause: DrainCause, evidence: DrainEvidence) -> ReasonStanding:
     match cause:
         case DrainCause.KILL_FAILED:
-            return _known(_process_remains(node))
+            return _standing_if(_process_remains(evidence))
         case DrainCause.NOT_RESPONDING | DrainCause.POWER:
-            return _known(None if node.is_reachable is None else not node.is_reachable)
+            return _standing_if(None if evidence.is_reachable is None else not evidence.is_reachable)
         case DrainCause.REBOOTED:
-            return _known(False if node.is_reachable or node.agent_reports else None)
+            return _standing_if(False if evidence.is_reachable or evidence.agent_reports else None)
         case DrainCause.FEWER_GPUS:
-            return _known(None if node.gpus_found is None else node.gpus_found < node.gpus_expected)
+            return _standing_if(None if evidence.gpus_found is None else evidence.gpus_found < evidence.gpus_expected)
         case DrainCause.LESS_MEMORY:
             # slurmd counts whole MiB of MemTotal, as the agent does.
-            return _known(None if not node.memory_mib else node.memory_mib < node.memory_expected_mib)
+            return _standing_if(None if not evidence.memory_mib else evidence.memory_mib < evidence.memory_expected_mib)
         case _:
             return ReasonStanding.UNKNOWN
 
 
-def _process_remains(node: NodeSince) -> bool | None:
+def _process_remains(evidence: DrainEvidence) -> bool | None:
     """Return whether the process that could not be killed is still there; None where nobody reports it."""
-    if _rebooted(node):
+    if _rebooted(evidence):
         return False
-    if node.completing_jobs:
+    if evidence.completing_jobs:
         return True
-    if not node.agent_reports or node.blocked_processes is None or node.stray_processes is None:
+    if not evidence.agent_reports or evidence.blocked_processes is None or evidence.stray_processes is None:
         return None
-    return bool(node.blocked_processes or node.stray_processes)
+    return bool(evidence.blocked_processes or evidence.stray_processes)
 
 
-def _facts(reason: DrainReason, node: NodeSince) -> Iterator[str]:
-    if node.open_findings:
-        yield f"{formatting.plural(node.open_findings, 'finding')} open"
-    elif node.cleared_findings:
+def _facts(reason: DrainReason, evidence: DrainEvidence) -> Iterator[str]:
+    if evidence.open_findings:
+        yield f"{formatting.plural(evidence.open_findings, 'finding')} open"
+    elif evidence.cleared_findings:
         yield "its findings are cleared"
-    if _rebooted(node) and node.booted_at is not None:
-        yield f"rebooted since ({formatting.clock(node.booted_at)})"
-    if node.replaced_gpus:
-        slots = formatting.listed([str(slot) for slot in node.replaced_gpus])
-        yield f"GPU {slots} was replaced" if len(node.replaced_gpus) == 1 else f"GPUs {slots} were replaced"
-    if node.driver_reloaded_at is not None:
-        version = f", now {node.driver}" if node.driver else ""
-        yield f"NVIDIA driver reloaded ({formatting.clock(node.driver_reloaded_at)}{version})"
-    if node.gpus_found is not None and node.gpus_expected and node.gpus_found < node.gpus_expected:
-        yield f"{node.gpus_found} of {node.gpus_expected} GPUs are there"
-    elif reason.cause == DrainCause.FEWER_GPUS and node.gpus_found is not None:
-        yield f"all {node.gpus_expected} GPUs are there"
+    if _rebooted(evidence) and evidence.booted_at is not None:
+        yield f"rebooted since ({formatting.clock(evidence.booted_at)})"
+    if evidence.replaced_gpus:
+        slots = formatting.listed([str(slot) for slot in evidence.replaced_gpus])
+        yield f"GPU {slots} was replaced" if len(evidence.replaced_gpus) == 1 else f"GPUs {slots} were replaced"
+    if evidence.driver_reloaded_at is not None:
+        version = f", now {evidence.driver}" if evidence.driver else ""
+        yield f"NVIDIA driver reloaded ({formatting.clock(evidence.driver_reloaded_at)}{version})"
+    if evidence.gpus_found is not None and evidence.gpus_expected and evidence.gpus_found < evidence.gpus_expected:
+        yield f"{evidence.gpus_found} of {evidence.gpus_expected} GPUs are there"
+    elif reason.cause == DrainCause.FEWER_GPUS and evidence.gpus_found is not None:
+        yield f"all {evidence.gpus_expected} GPUs are there"
     if reason.cause == DrainCause.KILL_FAILED:
-        yield from _process_facts(node)
+        yield from _process_facts(evidence)
     if reason.cause in (DrainCause.NOT_RESPONDING, DrainCause.POWER, DrainCause.REBOOTED):
-        yield from _reach_facts(node)
+        yield from _reach_facts(evidence)
 
 
-def _process_facts(node: NodeSince) -> Iterator[str]:
-    if node.completing_jobs:
-        jobs = formatting.listed(list(node.completing_jobs[:3]))
-        yield f"job {jobs} is still completing" if len(node.completing_jobs) == 1 else f"jobs {jobs} are completing"
-    remains = _process_remains(node)
-    if remains is False and not _rebooted(node):
+def _process_facts(evidence: DrainEvidence) -> Iterator[str]:
+    if evidence.completing_jobs:
+        jobs = formatting.listed(list(evidence.completing_jobs[:3]))
+        yield f"job {jobs} is still completing" if len(evidence.completing_jobs) == 1 else f"jobs {jobs} are completing"
+    remains = _process_remains(evidence)
+    if remains is False and not _rebooted(evidence):
         yield "no process is blocked or left on a GPU"
-    elif node.blocked_processes:
-        yield f"{formatting.plural(round(node.blocked_processes), 'process', 'processes')} blocked (state D)"
-    elif node.stray_processes:
-        yield f"{formatting.plural(node.stray_processes, 'process', 'processes')} left on GPUs"
-    elif remains is None and not node.agent_reports:
+    elif evidence.blocked_processes:
+        yield f"{formatting.plural(round(evidence.blocked_processes), 'process', 'processes')} blocked (state D)"
+    elif evidence.stray_processes:
+        yield f"{formatting.plural(evidence.stray_processes, 'process', 'processes')} left on GPUs"
+    elif remains is None and not evidence.agent_reports:
         yield "no agent reports its processes"
 
 
-def _reach_facts(node: NodeSince) -> Iterator[str]:
-    if node.is_reachable is False and node.agent_reports:
+def _reach_facts(evidence: DrainEvidence) -> Iterator[str]:
+    if evidence.is_reachable is False and evidence.agent_reports:
         yield "the machine is up: its agent reports. Check slurmd"
-    elif node.is_reachable:
+    elif evidence.is_reachable:
         yield "it responds again"
 
 
-def _rebooted(node: NodeSince) -> bool:
-    return node.booted_at is not None and node.since is not None and node.booted_at > node.since
+def _rebooted(evidence: DrainEvidence) -> bool:
+    return evidence.booted_at is not None and evidence.since is not None and evidence.booted_at > evidence.since
 
 
-def _known(stands: bool | None) -> ReasonStanding:
+def _standing_if(stands: bool | None) -> ReasonStanding:
     if stands is None:
         return ReasonStanding.UNKNOWN
     return ReasonStanding.STANDS if stands else ReasonStanding.OVER

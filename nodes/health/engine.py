@@ -97,10 +97,10 @@ def _count(rule: Rule, finding: RuleProgress, number: int, observation: Observat
     if finding.state == "open":
         return
     values = {name: str(observation.fields.get(name) or "")[:200] for name in trigger.distinct}
-    kept = finding.occurrences.setdefault(number, [])
-    insort(kept, Occurrence(observation.at, observation.count, values), key=_at)
-    del kept[: max(0, len(kept) - MOST_OCCURRENCES)]
-    if (at := _reached_at(trigger, kept)) is not None:
+    occurrences = finding.occurrences.setdefault(number, [])
+    insort(occurrences, Occurrence(observation.at, observation.count, values), key=_at)
+    del occurrences[: max(0, len(occurrences) - MOST_OCCURRENCES)]
+    if (at := _reached_at(trigger, occurrences)) is not None:
         _open(finding, at)
 
 
@@ -192,9 +192,9 @@ def _forget_if_over(rule: Rule, finding: RuleProgress, now: float) -> None:
     """Stop watching once nothing holds and no event counts any more."""
     for number in list(finding.occurrences):
         since = now - rule.triggers[number].within_s
-        kept = [occurrence for occurrence in finding.occurrences[number] if occurrence.at >= since]
-        if kept:
-            finding.occurrences[number] = kept
+        recent = [occurrence for occurrence in finding.occurrences[number] if occurrence.at >= since]
+        if recent:
+            finding.occurrences[number] = recent
         else:
             del finding.occurrences[number]
     if not finding.occurrences and not finding.holding:

@@ -100,7 +100,7 @@ class StoredEvents:
                     steps[observation.subject].append(observation)
         for start in range(0, len(moments), events.MOST):
             some = moments[start : start + events.MOST]
-            for judgement in events.judgements(some, with_holders=_asks_for_people(self.window.rule)):
+            for judgement in events.judgements(some, with_holders=_names_people(self.window.rule)):
                 if judgement.observation is not None:
                     steps[judgement.observation.subject] += _spread(judgement.row, judgement.observation)
                 elif judgement.repair is not None:
@@ -180,7 +180,7 @@ def _codes(rule: Rule) -> set[int] | None:
     return found
 
 
-def _asks_for_people(rule: Rule) -> bool:
+def _names_people(rule: Rule) -> bool:
     return any(_PEOPLE & (trigger.where.keys() | trigger.distinct.keys()) for trigger in rule.triggers)
 
 
