@@ -22,12 +22,12 @@ from bench.shipping import SECRET, run_directory, shipper
 
 OUTAGE_S = 600
 RANKS = 8
-STEPS_A_SECOND = 10
+STEPS_PER_SECOND = 10
 SERIES = [f"series_{i}" for i in range(8)]
 TRYING_S = 8.0  # of the outage that really pass: enough for the longest pause between two tries
 CATCH_UP_S = OUTAGE_S / 10
 SHIPPER_MIB = 64
-POINTS = OUTAGE_S * STEPS_A_SECOND * RANKS * len(SERIES)
+POINTS = OUTAGE_S * STEPS_PER_SECOND * RANKS * len(SERIES)
 
 
 def main() -> int:
@@ -65,9 +65,9 @@ def _spool(attempt_dir: Path, rank: int) -> None:
     from training.reporting.reporter import Reporter
 
     reporter = Reporter.open(
-        attempt_dir, rank=rank, incarnation=0, node="here", flush_seconds=1e9, flush_steps=STEPS_A_SECOND
+        attempt_dir, rank=rank, incarnation=0, node="here", flush_seconds=1e9, flush_steps=STEPS_PER_SECOND
     )
-    for step in range(1, OUTAGE_S * STEPS_A_SECOND + 1):
+    for step in range(1, OUTAGE_S * STEPS_PER_SECOND + 1):
         reporter.log(step, **dict.fromkeys(SERIES, step + rank / 10))
     reporter.close()
 
@@ -88,7 +88,7 @@ def _check(attempt: int) -> None:
 
     if _points(attempt) != POINTS:
         raise SystemExit(f"{_points(attempt):,} points are there, not {POINTS:,}")
-    steps = OUTAGE_S * STEPS_A_SECOND
+    steps = OUTAGE_S * STEPS_PER_SECOND
     for rank in range(RANKS):
         for name in SERIES:
             curve = read.curve([owner_of(attempt)], name, rank=rank, points=None)

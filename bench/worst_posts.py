@@ -17,7 +17,7 @@ Event = dict[str, Any]
 SIZES = (100, 2_000)
 """Events of a post: an ordinary one, and the most that one may hold."""
 
-EVENTS_A_BATCH = 200
+EVENTS_PER_BATCH = 200
 LARGE_A_BATCH = 17  # of 60 kB: just under 1 MiB, the most of a batch
 INFLATED, COMPRESSED = 15 * 1024 * 1024, 960 * 1024  # just under the limits of the intake doors
 ROUNDS, NAMED = 400, 1_000  # of one `round.clients`
@@ -28,7 +28,7 @@ def telemetry_bodies(now: float) -> Iterator[tuple[str, dict[str, Any]]]:
     for kind, make in _MACHINE_EVENTS.items():
         for size in SIZES:
             events = list(_fitting(make(i, now) for i in range(size)))
-            cut = [events[at : at + EVENTS_A_BATCH] for at in range(0, len(events), EVENTS_A_BATCH)]
+            cut = [events[at : at + EVENTS_PER_BATCH] for at in range(0, len(events), EVENTS_PER_BATCH)]
             yield f"{kind} × {len(events)}", {"batches": [{"at": int(now), "n": 0, "events": some} for some in cut]}
     yield "samples, 60 × 64 GPUs", {"batches": [_samples(int(now) - 600 + 10 * i, "00") for i in range(60)]}
     yield "samples, 128 new GPUs", {"batches": [_samples(int(now) - 600 + 10 * i, f"a{i % 2}") for i in range(60)]}

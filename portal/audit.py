@@ -10,7 +10,7 @@ from typing import Any
 from vigil_core.masking import DOTS, masked
 from vigil_core.untrusted import plain
 
-MOST_LETTERS = 2_000  # of a value: enough to see what changed; a runbook may be twenty times as long
+MOST_CHARACTERS = 2_000  # of a value: enough to see what changed; a runbook may be twenty times as long
 MOST_VALUES = 50  # of a change, and of a list in it
 _SECRET = ("password", "secret", "token", "digest", "salt", "post_data", "get_data")
 _MISSING = object()
@@ -69,4 +69,4 @@ def _storable(name: str, value: object) -> Any:
 def _text(value: object) -> str:
     """Return the value as text, masked before it is cut: half a secret would not be recognised."""
     text = masked(plain(str(value)))
-    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

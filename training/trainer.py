@@ -184,7 +184,7 @@ class Trainer(Loop):
             self.heartbeat.beat("exchange", self.step)  # the whole model is exchanged, perhaps over a slow network
         with self.measuring.exchanging(marks):
             exchange.step(self.step, done.guard_decision.skipped, done.guard_decision.frozen)
-        sent = exchange.communicated(len(parts))
+        sent = exchange.sent_bytes(len(parts))
         if exchange.has_independent_replicas and sent and self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)  # here, as otherwise a later step would seem stuck
         agreed = self.agreement.end()

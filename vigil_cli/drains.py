@@ -86,7 +86,7 @@ def _preview_lines(found: dict[str, Any], *, replace: bool) -> list[str]:
 def _preview_group(head: str, drained: list[dict[str, Any]]) -> list[str]:
     lines = [f"{head}:"] if drained else []
     for item in drained[:MOST_NAMED]:
-        holder = f", by {_holder(item)}" if _holder(item) else ""
+        holder = f", by {_drained_by(item)}" if _drained_by(item) else ""
         jobs = ", jobs run there" if item["has_jobs"] else ""
         standing = STANDING.get(item["standing"], item["standing"])
         lines.append(f"  {item['node']}: {item['reason'] or 'no reason'}{holder} ({standing}{jobs})")
@@ -98,7 +98,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     head = ["NODE", "STATE", "BY", "SINCE", "REASON", "STANDING", "IDLE GPUS>", "COST/H>", "SINCE THEN"]
     rows = [
         [
-            *(drain["node"], formatting.word(drain["state"]), _holder(drain), local(drain["since"])[:16]),
+            *(drain["node"], formatting.word(drain["state"]), _drained_by(drain), local(drain["since"])[:16]),
             *(drain["reason"], STANDING.get(drain["standing"], drain["standing"]), str(drain["idle_gpus"])),
             *(_cost(drain), "; ".join(drain["facts"])),
         ]
@@ -107,7 +107,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     return [*table(head, rows, "All nodes are in service."), as_of(answer["reading"])]
 
 
-def _holder(drain: dict[str, Any]) -> str:
+def _drained_by(drain: dict[str, Any]) -> str:
     name = str(drain["holder_name"])
     return f"rule {name}" if drain["holder"] == "rule" else name or str(drain["holder"])
 

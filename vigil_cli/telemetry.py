@@ -126,11 +126,11 @@ def _gpu(item: dict[str, Any]) -> TableRow:
         f"{memory}/{item['memory_mib']:,}" if memory and item["memory_mib"] else memory,
         _number(values, "temperature_c", " °C"),
         _number(values, "watts", " W"),
-        ", ".join(_holder(holder) for holder in item["holders"]),
+        ", ".join(_gpu_user(holder) for holder in item["holders"]),
     ]
 
 
-def _holder(holder: dict[str, Any]) -> str:
+def _gpu_user(holder: dict[str, Any]) -> str:
     job = f"#{holder['job']}" if holder["job"] else holder["scheduler_id"]
     return " ".join(part for part in (holder["user"], holder["name"], f"({job})") if part)
 

@@ -16,8 +16,8 @@ from console.demo.scenarios import DemoAttempt, DemoJob
 from jobs.intake import reports, wire
 from jobs.models import Attempt
 
-STEPS_A_BATCH = 10
-BATCHES_A_POST = 20
+STEPS_PER_BATCH = 10
+BATCHES_PER_POST = 20
 # Only rank 0 reports these; every rank reports the others.
 FIRST_RANK_ONLY = (
     "learning_rate", "tokens_per_second", "samples_per_second", "data_seconds", "forward_seconds", "backward_seconds",
@@ -26,7 +26,7 @@ FIRST_RANK_ONLY = (
 SILENT_S = 52.0  # between the last step of failing ranks and their end
 SAMPLED = 60  # steps between two profiled ones
 PEAK = 989.5e12  # of an H100, FLOP/s
-TOKENS_A_SAMPLE = 2048
+TOKENS_PER_SAMPLE = 2048
 
 Floats = NDArray[np.float64]
 
@@ -82,7 +82,7 @@ class Incarnation:
         world = story.world
         ranks = [_RankStream(rank, self.number, story.node_of(rank, self.demo_attempt)) for rank in range(world)]
         values = self.values(world)
-        size = STEPS_A_BATCH * BATCHES_A_POST
+        size = STEPS_PER_BATCH * BATCHES_PER_POST
         yield self._opening(ranks)
         for start in range(self.first, self.last, size):
             stop = min(start + size, self.last)
@@ -107,7 +107,7 @@ class Incarnation:
         story = self.story
         started: dict[str, Any] = {
             "recipe": story.recipe, "steps": story.steps, "start_step": self.first, "world_size": len(ranks),
-            "device": "cuda", "parameters": story.parameters, "tokens_per_step": story.global_batch * TOKENS_A_SAMPLE,
+            "device": "cuda", "parameters": story.parameters, "tokens_per_step": story.global_batch * TOKENS_PER_SAMPLE,
             "resumed_from": f"step-{self.first}" if self.first else None,
         }  # fmt: skip
         events = [
@@ -146,7 +146,7 @@ class Incarnation:
         return {"stream": 0, "batch": batch, "kind": kind, "time": self.now if time is None else time, **data}
 
     def _post(self, ranks: list[_RankStream], values: dict[str, list[Floats]], start: int, stop: int) -> dict[str, Any]:
-        cuts = [(at, min(at + STEPS_A_BATCH, stop)) for at in range(start, stop, STEPS_A_BATCH)]
+        cuts = [(at, min(at + STEPS_PER_BATCH, stop)) for at in range(start, stop, STEPS_PER_BATCH)]
         ends = self.now + self.story.step_s * (np.array([cut[1] for cut in cuts]) - start)
         times = [round(float(end), 3) for end in ends]
         series: dict[str, dict[str, list[Any]]] = {}
@@ -204,7 +204,7 @@ class Incarnation:
         split = {part: share * story.step_s for part, share in found.shares.items()} | {"checkpoint": stall}
         return self.event(
             "run.verdict", batch=batch, time=time, bound=found.bound, because=found.because, remedy=found.remedy,
-            steps=min(step - self.first - 5, STEPS_A_BATCH * BATCHES_A_POST), last_step=step,
+            steps=min(step - self.first - 5, STEPS_PER_BATCH * BATCHES_PER_POST), last_step=step,
             step_seconds=sum(split.values()), split=split, mfu=self._mfu(story.step_s), busy=found.busy,
             matmul=found.matmul, sampled_step=step // SAMPLED * SAMPLED,
         )  # fmt: skip
@@ -213,7 +213,7 @@ class Incarnation:
         """Return the MFU of a decoder with this number of parameters, ignoring attention; None for other recipes."""
         if self.story.recipe != "language":
             return None
-        tokens = self.story.global_batch * TOKENS_A_SAMPLE / step_s
+        tokens = self.story.global_batch * TOKENS_PER_SAMPLE / step_s
         return 6 * self.story.parameters * tokens / (self.story.world * PEAK)
 
     def _saves(self, low: int, high: int, batch: int, time: float) -> Iterator[dict[str, Any]]:
@@ -265,7 +265,7 @@ class Incarnation:
             columns["memory_gib"].append(np.full(len(step), 61.4 + 0.2 * rank))
         first = columns["step_seconds"][0]
         speed = "tokens_per_second" if story.recipe == "language" else "samples_per_second"
-        samples = story.global_batch * (TOKENS_A_SAMPLE if speed.startswith("tokens") else 1)
+        samples = story.global_batch * (TOKENS_PER_SAMPLE if speed.startswith("tokens") else 1)
         columns[speed].append(samples / first)
         columns["learning_rate"].append(_learning_rate(step, story.steps))
         shares = story.bound.shares

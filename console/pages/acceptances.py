@@ -24,7 +24,7 @@ from jobs.burnins.start import CannotBurnIn, NeedsAgreement
 from jobs.errors import Conflict
 from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_TRIED, PASSED, REJECTED
 from nodes.burnin import plan
-from nodes.drains.host_expression import MOST_LETTERS, BadHostExpression
+from nodes.drains.host_expression import MOST_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
 from portal.http.paging import BadCursor, SortOrder, page
 from vigil_core.untrusted import plain
@@ -84,7 +84,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "rows": [AcceptanceRow(row) for row in found.items],
         "next": found.next,
         "durations": DURATIONS,
-        "nodes": plain(request.GET.get("nodes", ""))[:MOST_LETTERS],
+        "nodes": plain(request.GET.get("nodes", ""))[:MOST_CHARACTERS],
     }
     template = "nodes/_acceptances.html" if is_fragment(request) else "nodes/acceptances.html"
     return vary_on_fragment(render(request, template, context))
@@ -95,7 +95,7 @@ def index(request: HttpRequest) -> HttpResponse:
 def start(request: HttpRequest) -> HttpResponse:
     """Start an acceptance of the nodes that the form's host expression names."""
     user = sysadmin_of(request, "start acceptances")
-    expression = plain(request.POST.get("nodes", ""))[: MOST_LETTERS + 1]
+    expression = plain(request.POST.get("nodes", ""))[: MOST_CHARACTERS + 1]
     seconds = forms.whole(request.POST.get("seconds", ""))
     try:
         acceptance = acceptances.start(

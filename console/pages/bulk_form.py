@@ -30,7 +30,7 @@ class BulkForm(Generic[Preview]):
     @classmethod
     def read(cls, request: HttpRequest, preview: Callable[[str], Preview]) -> BulkForm[Preview]:
         sent = request.POST if request.method == "POST" else request.GET
-        expression = plain(sent.get("nodes", "")).strip()[: host_expression.MOST_LETTERS + 1]
+        expression = plain(sent.get("nodes", "")).strip()[: host_expression.MOST_CHARACTERS + 1]
         reason = forms.line(request, "reason")
         try:
             return cls(expression, reason, found=preview(expression) if expression else None)
@@ -55,6 +55,6 @@ class BulkForm(Generic[Preview]):
             "mistake": self.mistake,
             "found": self.found,
             "most_reason": orders.MOST_REASON,
-            "most_letters": host_expression.MOST_LETTERS,
+            "most_characters": host_expression.MOST_CHARACTERS,
             "most_nodes": host_expression.MOST_NODES,
         }

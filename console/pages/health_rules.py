@@ -205,7 +205,7 @@ def _page(
         "headline": headline(found) if found else None,
         "proof": proof,
         "may_change": can(user_of(request), "change", CLUSTER),
-        "most": edit_rules.MOST_LETTERS,
+        "most": edit_rules.MOST_CHARACTERS,
         "most_reason": MOST_REASON,
     }
     return render(request, "nodes/health_rule.html", context, status=422 if problem else 200)

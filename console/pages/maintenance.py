@@ -49,7 +49,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "may_reserve": sync.capabilities().has_slurm_options,
         "scheduler": scheduler_name(),
         "most_reason": MaintenanceWindow.MOST_REASON,
-        "most_letters": host_expression.MOST_LETTERS,
+        "most_characters": host_expression.MOST_CHARACTERS,
         "mistake": mistake,
         "sent": request.POST,
         "zone": timezone.get_current_timezone_name(),

@@ -27,7 +27,7 @@ from nodes.remediation import inbox
 from nodes.remediation.reason import NODE
 from portal import bulk
 
-MOST_LETTERS = 150
+MOST_CHARACTERS = 150
 NodeState = NodeOrder.State
 
 
@@ -89,9 +89,9 @@ def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:
     """Return the reason to drain the node with; "" if it stays as it is."""
     if row.verdict == FAILED:
         first = row.findings[0]["text"] if row.findings else "failed"
-        return f"{NODE} {first}".rstrip(".")[:MOST_LETTERS]
+        return f"{NODE} {first}".rstrip(".")[:MOST_CHARACTERS]
     if row.verdict != PASSED and row.undrain_order is not None:
-        return f"{NODE} no result of burn-in {burn_in.pk}; before: {row.earlier_reason}"[:MOST_LETTERS]
+        return f"{NODE} no result of burn-in {burn_in.pk}; before: {row.earlier_reason}"[:MOST_CHARACTERS]
     return ""
 
 

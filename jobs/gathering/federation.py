@@ -18,7 +18,7 @@ from jobs.models import Client, Event, Round
 from jobs.presenting import federation as drawn
 from jobs.presenting.federation import ClientFacts, Fairness, SlowClient
 from jobs.presenting.header import number
-from training.federation.tables import NAME_LETTERS
+from training.federation.tables import NAME_CHARACTERS
 from vigil_core import untrusted
 
 COLUMNS = 120
@@ -182,7 +182,7 @@ def dropout_groups(life: JobLife) -> tuple[list[DropoutGroup], bool]:
             continue
         text = text[-MOST_TEXT:].strip()
         reason = untrusted.line(text.rpartition("\n")[2]) or "No reason given."
-        name = untrusted.name(data.get("name"), NAME_LETTERS)
+        name = untrusted.name(data.get("name"), NAME_CHARACTERS)
         found.setdefault(text, DropoutGroup(reason, text, [], client_name(client, name))).who.append((client, at))
     return list(found.values()), len(reports) == DROPPED_READ
 

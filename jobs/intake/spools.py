@@ -19,7 +19,7 @@ from training.reporting import spool
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # batches stored at once; a batch has at most POINTS_A_BATCH of training.reporting.lines points
+_AT_ONCE = 64  # batches stored at once; a batch has at most POINTS_PER_BATCH of training.reporting.lines points
 
 
 def collect(

@@ -36,7 +36,7 @@ BOUNDS = Bounds(depth=ITEMS, items=ITEMS)  # the depth is checked for each event
 LATEST_TIME = 32_503_680_000.0  # the year 3000, in Unix seconds
 
 EXCERPTS = {"run.failed": "error", "client.dropped": "traceback"}  # by the kind of event, where it quotes a log
-EXCERPT_LETTERS = 8_000  # twice what our trainer sends; bounds what masking costs
+EXCERPT_CHARACTERS = 8_000  # twice what our trainer sends; bounds what masking costs
 
 BatchIndex = tuple[int, int]  # index of the stream in the post, index of the batch in the stream
 
@@ -306,7 +306,7 @@ def _mask_excerpt(kind: str, data: dict[str, Any]) -> None:
     """Mask the secrets in what an event quotes of a log, before anything stores it, and cut what nobody reads."""
     key = EXCERPTS.get(kind, "")
     if isinstance(text := data.get(key), str):
-        data[key] = masked(text[:EXCERPT_LETTERS])
+        data[key] = masked(text[:EXCERPT_CHARACTERS])
 
 
 def _without_lone_surrogates(text: bytes) -> bytes:

@@ -7,7 +7,7 @@ from django.db import models
 from jobs.client_name import client_name
 from jobs.models.attempt import Attempt, Event
 from jobs.models.job import Job
-from training.federation.tables import NAME_LETTERS
+from training.federation.tables import NAME_CHARACTERS
 
 
 class Round(models.Model):
@@ -59,7 +59,7 @@ class Client(models.Model):
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="clients", db_index=False)
     number = models.PositiveIntegerField()
-    name = models.CharField(max_length=NAME_LETTERS, default="", db_default="", help_text="Owner of its data.")
+    name = models.CharField(max_length=NAME_CHARACTERS, default="", db_default="", help_text="Owner of its data.")
     samples = models.PositiveIntegerField(null=True, help_text="Number of training samples.")
     evaluation_samples = models.PositiveIntegerField(null=True, help_text="Number of evaluation samples.")
     trained = models.PositiveIntegerField(default=0)

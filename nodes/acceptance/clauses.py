@@ -14,7 +14,7 @@ ACCEPTED, REJECTED, INCONCLUSIVE = "accepted", "rejected", "inconclusive"
 REQUIRED = "burn_in"
 """Without this clause nothing is accepted: a configuration alone shows no working cluster."""
 MOST_DETAILS = 20
-MOST_LETTERS = 400
+MOST_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(clause: Requirement, outcome: ClauseOutcome | None) -> dict[str, Any]:
     details = outcome.details if outcome else ()
-    shown = [text[:MOST_LETTERS] for text in details[:MOST_DETAILS]]
+    shown = [text[:MOST_CHARACTERS] for text in details[:MOST_DETAILS]]
     if len(details) > MOST_DETAILS:
         shown.append(f"And {len(details) - MOST_DETAILS:,} more.")
     return {
         **vars(clause),
         "outcome": outcome.outcome if outcome else PENDING,
-        "measured": outcome.measured[:MOST_LETTERS] if outcome else "",
+        "measured": outcome.measured[:MOST_CHARACTERS] if outcome else "",
         "details": shown,
     }

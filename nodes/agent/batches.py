@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-EVENTS_A_BATCH = 200
+EVENTS_PER_BATCH = 200
 EVENT_BYTES = 31 * 1024
 Event = dict[str, Any]
 LATEST_ONLY = frozenset({"facts", "gpu.counters"})
@@ -46,8 +46,8 @@ def _bounded(events: list[Event]) -> list[Event]:
 
 
 def in_chunks(events: list[Event]) -> Iterator[list[Event]]:
-    for start in range(0, len(events), EVENTS_A_BATCH):
-        yield events[start : start + EVENTS_A_BATCH]
+    for start in range(0, len(events), EVENTS_PER_BATCH):
+        yield events[start : start + EVENTS_PER_BATCH]
 
 
 def gap_in(batches: Iterable[dict[str, Any]], *, now: float, problem: str = "") -> list[Event]:

@@ -27,7 +27,7 @@ from nodes.agent.segments import BufferSegment, load_segments
 
 LIMIT_BYTES = 256 * 1024 * 1024
 LIMIT_IN_MEMORY = 8 * 1024 * 1024
-BATCHES_A_SEGMENT = 60
+BATCHES_PER_SEGMENT = 60
 SYNC_SECONDS = 60.0
 RETENTION_SECONDS = 86_400.0  # of accepted batches: a portal restored from a backup requests them again
 HARD_LIMIT = 1.25  # times the limit, above which events are discarded too
@@ -153,7 +153,7 @@ class Buffer:
             if self.size > self._limit and full:
                 return Discarded(full[0].first, full[0].count, self._lines(full[0]), is_in_memory=False)
             if self._size_in_memory() > self._limit_in_memory:
-                some = list(self._memory)[:BATCHES_A_SEGMENT]
+                some = list(self._memory)[:BATCHES_PER_SEGMENT]
                 return Discarded(some[0][0], len(some), [line for _, line in some], is_in_memory=True)
             return None
 
@@ -235,7 +235,7 @@ class Buffer:
     def _segment_for(self, number: int) -> _OpenSegment:
         """Return the open segment if this batch comes next in it, else a new one."""
         if self._open is not None and (
-            self._open.segment.end != number or self._open.segment.count >= BATCHES_A_SEGMENT
+            self._open.segment.end != number or self._open.segment.count >= BATCHES_PER_SEGMENT
         ):
             self._close()
         if self._open is None:

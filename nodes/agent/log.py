@@ -8,14 +8,14 @@ from contextlib import suppress
 
 from nodes.agent.cleaning import clean
 
-MAX_LETTERS = 1_000
+MAX_CHARACTERS = 1_000
 
 
 def log(sentence: str) -> None:
     """Write a line; a log that cannot be written is ignored."""
     timestamp = time.strftime("%Y-%m-%d %H:%M:%S")
     with suppress(OSError, ValueError):
-        print(f"{timestamp} {clean(sentence, MAX_LETTERS)}", file=sys.stderr, flush=True)
+        print(f"{timestamp} {clean(sentence, MAX_CHARACTERS)}", file=sys.stderr, flush=True)
 
 
 class StatusLog:

@@ -64,7 +64,7 @@ BAD_NODES = {422: "The expression names no nodes, unknown ones, or too many."}
 class WantedNodeNames(Schema):
     model_config = {"extra": "forbid"}
     nodes: str = Field(
-        min_length=1, max_length=host_expression.MOST_LETTERS,
+        min_length=1, max_length=host_expression.MOST_CHARACTERS,
         description="Names and host expressions as Slurm writes them: dgx[01-16,20],login1. At most 1,000 nodes.",
     )  # fmt: skip
 

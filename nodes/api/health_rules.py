@@ -63,7 +63,7 @@ class RuleText(Schema):
     """A rule's text, as docs/reference/health-rules.md describes it."""
 
     model_config = {"extra": "forbid"}
-    toml: str = Field(max_length=edit_rules.MOST_LETTERS, pattern=r"^[^\x00]*$")
+    toml: str = Field(max_length=edit_rules.MOST_CHARACTERS, pattern=r"^[^\x00]*$")
 
 
 class WantedDryRun(RuleText):
@@ -77,7 +77,7 @@ class NewRule(RuleText):
 
 class ChangedRule(Schema):
     model_config = {"extra": "forbid"}
-    toml: str | None = Field(None, max_length=edit_rules.MOST_LETTERS, pattern=r"^[^\x00]*$")
+    toml: str | None = Field(None, max_length=edit_rules.MOST_CHARACTERS, pattern=r"^[^\x00]*$")
     dry_run: str = Field("", max_length=500, description="`proof` of the dry run of this text.")
     is_enabled: bool = Field(True, description="False: the rule is switched off; needs neither text nor dry run.")
     version: Version

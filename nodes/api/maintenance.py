@@ -49,7 +49,7 @@ class WantedWindows(WantedPage):
 
 class NewWindow(Schema):
     model_config = {"extra": "forbid"}
-    nodes: str = Field(min_length=1, max_length=host_expression.MOST_LETTERS, description="Such as dgx[01-16,20].")
+    nodes: str = Field(min_length=1, max_length=host_expression.MOST_CHARACTERS, description="Such as dgx[01-16,20].")
     reason: Text = Field(description="Shown in the scheduler, on pages and to whoever submits a job.")
     starts_at: Moment
     ends_at: Moment

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 MOST_NODES = 1_000
-MOST_LETTERS = 2_000
+MOST_CHARACTERS = 2_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -24,8 +24,8 @@ def expand(expression: str, most: int = MOST_NODES) -> list[str]:
     text = expression.strip()
     if not text:
         raise BadHostExpression("Name at least one node, such as dgx[01-16,20].")
-    if len(text) > MOST_LETTERS:
-        raise BadHostExpression(f"The expression has more than {MOST_LETTERS:,} characters.")
+    if len(text) > MOST_CHARACTERS:
+        raise BadHostExpression(f"The expression has more than {MOST_CHARACTERS:,} characters.")
     names: dict[str, None] = {}
     for part in _parts(text):
         for number, name in enumerate(_expand(part, most)):

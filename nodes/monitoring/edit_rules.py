@@ -25,7 +25,7 @@ from portal.access import note
 from portal.audit import Change
 from portal.models import User
 
-MOST_LETTERS = 20_000
+MOST_CHARACTERS = 20_000
 MOST_RULES = 200
 PROOF_LASTS = timedelta(hours=1)
 _ADDRESSES = frozenset({"new", "try", "policies"})
@@ -49,8 +49,8 @@ def normalised(text: str) -> str:
 
 def checked(text: str) -> Rule:
     """Return the rule that a text writes, with its examples checked. Raises RuleRefused."""
-    if len(text) > MOST_LETTERS:
-        raise RuleRefused(f"The text has {len(text):,} characters. A rule may have {MOST_LETTERS:,}.")
+    if len(text) > MOST_CHARACTERS:
+        raise RuleRefused(f"The text has {len(text):,} characters. A rule may have {MOST_CHARACTERS:,}.")
     try:
         found = parse_rules(text, is_site=True)
     except tomllib.TOMLDecodeError as error:

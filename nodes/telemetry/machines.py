@@ -23,7 +23,7 @@ FACTS_GPUS = 64  # of one `facts`
 _FIELDS = (
     "agent", "index", "minor", "bus", "model", "memory_mib", "power_cap_watts", "slowdown_c", "facts", "gone_at"
 )  # fmt: skip
-_VALUES, _LETTERS = 64, 4_000  # of an event's data; `facts` have what their bytes allow
+_VALUES, _CHARACTERS = 64, 4_000  # of an event's data; `facts` have what their bytes allow
 
 
 def note_facts(agent: Agent, facts: dict[str, Any], at: datetime) -> None:
@@ -219,7 +219,7 @@ def _described(about: Mapping[str, Any], position: int) -> dict[str, Any]:
 
 def bounded(value: dict[str, Any]) -> Any:
     """Return the bounded data of an event: a post has up to 2,000 events, so none may be large."""
-    return cleaned(value, left=[_VALUES, _LETTERS])
+    return cleaned(value, left=[_VALUES, _CHARACTERS])
 
 
 def cleaned(value: Any, *, room: int = 6, left: list[int] | None = None) -> Any:

@@ -25,7 +25,7 @@ VALUES = 1_000_000  # of a post
 HOST = 200  # host values of a batch
 PROCESSES = 500
 EVENTS = 2_000  # of a post; fewer per batch, which one transaction stores
-EVENTS_A_BATCH = 200
+EVENTS_PER_BATCH = 200
 NAMED_GPUS = 128  # of a post: twice what a machine may have, as GPUs are replaced
 EVENT_BYTES = 32 * 1024
 # Twice a post's values, to include its events. Without a limit 16 MiB of JSON could be 360 MB of empty lists.
@@ -138,8 +138,8 @@ def parse(body: bytes) -> TelemetryPost:
         raise Malformed("batches", f"more than {VALUES} values; send fewer at once", status=413)
     if sum(len(batch.events) for batch in sent.batches) > EVENTS:
         raise Malformed("batches", f"more than {EVENTS} events; send fewer at once", status=413)
-    if any(len(batch.events) > EVENTS_A_BATCH for batch in sent.batches):
-        raise Malformed("batches", f"more than {EVENTS_A_BATCH} events in one; cut it", status=413)
+    if any(len(batch.events) > EVENTS_PER_BATCH for batch in sent.batches):
+        raise Malformed("batches", f"more than {EVENTS_PER_BATCH} events in one; cut it", status=413)
     if len({uuid for batch in sent.batches for uuid in batch.gpus}) > NAMED_GPUS:
         raise Malformed("batches", f"more than {NAMED_GPUS} different GPUs; send fewer at once", status=413)
     batches = [_batch(f"batches.{i}", batch) for i, batch in enumerate(sent.batches)]

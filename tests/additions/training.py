@@ -81,7 +81,7 @@ from training import contracts
 from training.config import layout_checks, run_config
 run = run_config.parse({"communication": "none_at_all"})
 assert not list(layout_checks.check(run, 2))
-assert contracts.communication("none_at_all").exchange(None).communicated(1) is None
+assert contracts.communication("none_at_all").exchange(None).sent_bytes(1) is None
 """,
         guards=(CONTRACT, "tests/training/comm/test_comm.py::test_the_documented_tables_are_the_code_s"),
     ),

@@ -19,7 +19,7 @@ class ComputedExchange(Exchange):
         self._sizes = [tuple(parameter.shape) for parameter in peers.parameters.values()]
         self._frozen = [tuple(parameter.shape) for parameter in peers.frozen.values()]
 
-    def communicated(self, micro_batches: int) -> float | None:
+    def sent_bytes(self, micro_batches: int) -> float | None:
         peers, shape = self._peers, self._peers.shape
         if shape.world_size == 1:
             return 0.0
@@ -41,7 +41,9 @@ class ComputedExchange(Exchange):
         shape, options = self._peers.shape, self._peers.options
         part, frozen = self._part(self._sizes), self._part(self._frozen)
         weight = FLOAT if options.get("dtype") in (None, "fp32") else 2
-        passes = micro_batches * (2 if fsdp.reshards(options.get("reshard", "auto"), is_piped=shape["pp"] > 1) else 1)
+        passes = micro_batches * (
+            2 if fsdp.reshards(options.get("reshard", "auto"), has_pipeline=shape["pp"] > 1) else 1
+        )
         gathers = passes * all_gather_bytes(weight * (part + frozen), shape["shard"])
         return gathers + all_gather_bytes(FLOAT * part, shape["shard"]) + all_reduce_bytes(FLOAT * part, shape["dp"])
 

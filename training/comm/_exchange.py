@@ -72,7 +72,7 @@ class Exchange:
         that was not finite will be repeated.
         """
 
-    def communicated(self, micro_batches: int) -> float | None:
+    def sent_bytes(self, micro_batches: int) -> float | None:
         """Return the bytes sent since the last call, for a step of `micro_batches` passes; None if unknown."""
         return None
 
@@ -113,7 +113,7 @@ class HookExchange(Exchange):
         """Return a future; once it is done, the bucket's memory has the mean over the replicas."""
         raise NotImplementedError
 
-    def communicated(self, micro_batches: int) -> float:
+    def sent_bytes(self, micro_batches: int) -> float:
         sent, self._sent = self._sent, 0.0
         return sent
 

@@ -83,7 +83,7 @@ class Replicas(Exchange):
             assert work is not None, "this rank is one of the group"
             work.wait()
 
-    def communicated(self, micro_batches: int) -> float:
+    def sent_bytes(self, micro_batches: int) -> float:
         sent, self._sent = self._sent, 0.0
         return sent
 

@@ -63,7 +63,7 @@ OPTIONS = "options"
 """The positional argument of an entry function that takes all options at once, as a dataclass of its module."""
 RANGE = re.compile(r"(?P<low>[-+\d.e]*?)\.\.(?P<high>[-+\d.e]*)")
 PATH = re.compile(r"(?:(?P<words>[a-z0-9]+(?:, [a-z0-9]+)*) or )?a path")
-MAX_PATH_LETTERS = MAX_LETTERS = 4096
+MAX_PATH_CHARACTERS = MAX_CHARACTERS = 4096
 
 
 class ChoiceError(ValueError):
@@ -107,7 +107,7 @@ class Option:
     def _path_problem(self, value: str) -> str | None:
         if value in self.words:
             return None
-        if value.startswith(("/", "~/")) and len(value) <= MAX_PATH_LETTERS and value.isprintable():
+        if value.startswith(("/", "~/")) and len(value) <= MAX_PATH_CHARACTERS and value.isprintable():
             return None
         words = "".join(f'"{word}", ' for word in self.words)
         return f"is {value!r:.100}. Write {words.removesuffix(', ')}{' or ' if words else ''}an absolute path."
@@ -166,11 +166,11 @@ def _custom_option_problems(name: str, value: object) -> Iterator[str]:
         yield "cannot be the name of an argument. Take letters, digits and underscores."
     elif not isinstance(value, bool | int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
         yield f"must be a number, a string, true or false, not {value!r:.100}."
-    elif isinstance(value, str) and len(value) > MAX_LETTERS:
-        yield f"has {len(value):,} characters. At most {MAX_LETTERS:,} are allowed."
+    elif isinstance(value, str) and len(value) > MAX_CHARACTERS:
+        yield f"has {len(value):,} characters. At most {MAX_CHARACTERS:,} are allowed."
 
 
-_cache: ContextVar[dict[tuple[str, ...], Any] | None] = ContextVar("_held", default=None)
+_cache: ContextVar[dict[tuple[str, ...], Any] | None] = ContextVar("_cache", default=None)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from training.data import Split
 
 LAYOUT = 2
 """Version of the algorithm: increased when the same source would give other shards."""
-BATCH_LETTERS = 2**22
+BATCH_CHARACTERS = 2**22
 BATCH_TEXTS = 1024
 PROGRESS_SECONDS = 1.0
 
@@ -129,7 +129,7 @@ class _ShardBuilder:
             for split, text, owner in self._texts():
                 waiting.append((split, text, owner))
                 letters += len(text)
-                if letters >= BATCH_LETTERS or len(waiting) >= BATCH_TEXTS:
+                if letters >= BATCH_CHARACTERS or len(waiting) >= BATCH_TEXTS:
                     self._write(waiting)
                     waiting, letters = [], 0
             self._write(waiting)

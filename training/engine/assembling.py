@@ -214,8 +214,8 @@ def _share(config: RunConfig, model: ComposedModel, start: Manifest | None, *, f
     With missing ranks the micro-batch stays as it was: accumulation grows, memory does not.
     """
     index, count = meshes.coordinate(model.mesh)
-    before = start.layout.get("micro_batch") if start and not model.is_piped else None
-    is_reduced = full > model.shape.world_size and not model.is_piped
+    before = start.layout.get("micro_batch") if start and not model.has_pipeline else None
+    is_reduced = full > model.shape.world_size and not model.has_pipeline
     micro_batch = (
         -(-config.global_batch * model.shape.world_size // (count * full)) if is_reduced else model.micro_batch
     )

@@ -72,7 +72,7 @@ class ComposedModel:
             (parallelism.forward_backward for parallelism in parallelisms), arithmetic.forward_backward
         )
         self._score = _first((parallelism.score for parallelism in parallelisms), _score)
-        self._timed = task if self.is_piped else self.watch.timed(self._fused(task))
+        self._timed = task if self.has_pipeline else self.watch.timed(self._fused(task))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], *, alone: bool = False) -> Tensor:
         """Leave the gradient of the global batch's mean loss in the parameters; return this rank's own loss, a scalar.
@@ -88,7 +88,7 @@ class ComposedModel:
         if not alone:
             self._share_buffers()
         loss = whole_of(loss)
-        self.watch.mark(BOTH if self.is_piped else BACKWARD)
+        self.watch.mark(BOTH if self.has_pipeline else BACKWARD)
         return loss
 
     def score(self, batch: Batch) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ class ComposedModel:
             part.train(mode)
 
     @property
-    def is_piped(self) -> bool:
+    def has_pipeline(self) -> bool:
         return self.shape["pp"] > 1
 
     @property
@@ -213,7 +213,7 @@ class ComposedModel:
     def _wrap(self, name: str) -> None:
         """Apply one parallelism: to the model, or to each stage that the pipeline has made of it."""
         apply = self._parallelisms[name].apply
-        stages = getattr(self._whole, "parts", None) if self.is_piped else None
+        stages = getattr(self._whole, "parts", None) if self.has_pipeline else None
         if stages is None:
             self._whole = apply(self._whole, self.mesh, **self._options[name])
             if name == "pipeline":

@@ -101,7 +101,7 @@ class OptimizerStep:
         model, feed = self._assembly.model, self._assembly.feed
         # A loader of its own, as the feed's thread may be using the run's.
         ids = Loader(self._assembly.order, self._assembly.share).ids(consumed)
-        parts = [feed.load("train", part) for part in (ids if whole or model.is_piped else ids[:1])]
+        parts = [feed.load("train", part) for part in (ids if whole or model.has_pipeline else ids[:1])]
         return model.forward_backward(self._micro_batches(parts, finished), alone=True)
 
     def run_discarded_pass(self) -> None:
@@ -113,7 +113,7 @@ class OptimizerStep:
         model, feed = self._assembly.model, self._assembly.feed
         buffers = [buffer.clone() for buffer in model.buffers()]
         ids = self._assembly.loader.ids(0)
-        parts = [feed.load("train", part) for part in (ids if model.is_piped else ids[:1])]
+        parts = [feed.load("train", part) for part in (ids if model.has_pipeline else ids[:1])]
         model.forward_backward(self._micro_batches(parts, DISCARDED))
         self._assembly.optimizer.zero_grad()
         for buffer, before in zip(model.buffers(), buffers, strict=True):

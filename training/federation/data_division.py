@@ -17,7 +17,7 @@ from training.federation import parts, random_streams
 from training.federation.apportionment import apportioned_owners
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
-from training.federation.tables import NAME_LETTERS, readable
+from training.federation.tables import NAME_CHARACTERS, readable
 from training.runtime.seeds import derive_seed
 
 EMPTY_CLIENTS = "without a sample"
@@ -204,7 +204,7 @@ def _client_names(labels: Labels, clients_of: NDArray[np.int64], clients: int) -
 
 def _joined_names(names: list[str]) -> str:
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-    return readable(names[0])[: NAME_LETTERS - len(more)].strip() + more if names else ""
+    return readable(names[0])[: NAME_CHARACTERS - len(more)].strip() + more if names else ""
 
 
 def _clients_by_label(

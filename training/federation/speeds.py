@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from training.federation import random_streams
 from training.runtime.seeds import derive_seed
 
-SECONDS_A_STEP = 0.1
+SECONDS_PER_STEP = 0.1
 """Seconds of a step of the median client."""
 SPREAD = 0.8
 """Standard deviation of the logarithm of speeds: the slowest of a hundred takes about six times as long as the
@@ -20,7 +20,7 @@ JITTER_SPREAD = 0.1
 def speeds(seed: int, clients: int) -> NDArray[np.float64]:
     """Return the steps per second of clients 0 to `clients` - 1, which are log-normal."""
     draw = np.random.RandomState(derive_seed(seed, random_streams.SPEED) % 2**32)
-    return np.exp(SPREAD * draw.standard_normal(clients)) / SECONDS_A_STEP
+    return np.exp(SPREAD * draw.standard_normal(clients)) / SECONDS_PER_STEP
 
 
 def seconds_of(seed: int, round_: int, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ NAMED = 1000
 """Rows of single clients in one event, over all its rounds."""
 ROUNDS = 400
 """Rounds in one event."""
-LETTERS = 31_000
+EVENT_CHARACTERS = 31_000
 """Characters of both tables in an event; 400 rounds take at most 26,100, whatever their numbers are."""
 STATES = ("trained", "late", "dropped", "rejected", "broken")
 """late: its update arrived after its round and was used. dropped: it sent nothing, or too late. rejected: the
@@ -48,7 +48,7 @@ SPLIT_LABELS = 64
 FEWEST_EVALUATED = 10
 """Evaluation samples that a client needs to be named as the one with the lowest accuracy. Three samples make an
 accuracy of 0 by chance; ten distinguish 0 from a half in 999 of 1,000 cases."""
-NAME_LETTERS = 80
+NAME_CHARACTERS = 80
 """Characters of a client's name. The next one: bytes of all names in one event."""
 NAMES_BYTES = 20_000
 
@@ -69,7 +69,7 @@ class RoundTable:
     def pack(self) -> dict[str, str]:
         """Return the fields of an event: all rounds, and as many rows of clients as fit."""
         rounds = _pack(self.rounds, ROUND_COLUMNS)
-        named, room = most_notable(self.clients), LETTERS - len(rounds)
+        named, room = most_notable(self.clients), EVENT_CHARACTERS - len(rounds)
         while len(packed := _pack(named, CLIENT_COLUMNS)) > room:
             named = most_notable(named, len(named["round"]) * room // len(packed))
         return {"rounds": rounds, "clients": packed}
@@ -216,7 +216,7 @@ def name_events(names: Sequence[str]) -> list[ClientNames]:
 
 def readable(name: str) -> str:
     """Return a name without line breaks, control characters and characters that change the direction of text."""
-    return "".join(letter for letter in name[: 2 * NAME_LETTERS] if letter.isprintable())[:NAME_LETTERS].strip()
+    return "".join(letter for letter in name[: 2 * NAME_CHARACTERS] if letter.isprintable())[:NAME_CHARACTERS].strip()
 
 
 def limited_labels(counts: NDArray[np.int64], labels: Sequence[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

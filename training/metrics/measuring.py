@@ -209,7 +209,7 @@ def refused(config: RunConfig, shape: Shape) -> frozenset[str]:
     """Return the remedies of a bottleneck that this run cannot use or already uses (training.metrics.bottleneck)."""
     tries = {"compile": ("compile", True), "fp8": ("dtype", "fp8")}
     names = {name for name, (setting, value) in tries.items() if _is_refused(config, shape, setting, value)}
-    if not fsdp.reshards(config.options_of("fsdp").get("reshard", "auto"), is_piped=shape["pp"] > 1):
+    if not fsdp.reshards(config.options_of("fsdp").get("reshard", "auto"), has_pipeline=shape["pp"] > 1):
         names.add("reshard")
     return frozenset(names)
 

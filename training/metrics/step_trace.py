@@ -1,4 +1,4 @@
-"""Sample a step now and then: when it computed, when it communicated, and when it did neither.
+"""Sample a step now and then: when it computed, when it sent_bytes, and when it did neither.
 
 At intervals, one step runs under torch's own recorder (kineto): on a GPU it lists the kernels, on a CPU the
 operations and the work of gloo's threads. Exposed communication is the time in which something was sent and nothing

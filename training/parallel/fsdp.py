@@ -18,12 +18,12 @@ WITHOUT_WEIGHTS = True
 """It may be applied before the weights are allocated: no rank ever has the whole model."""
 
 
-def reshards(reshard: object, *, is_piped: bool) -> bool:
+def reshards(reshard: object, *, has_pipeline: bool) -> bool:
     """Return whether a block's parameters are freed after the forward pass.
 
     They are gathered again for the backward pass.
     """
-    return not is_piped if reshard == "auto" else reshard == "always"
+    return not has_pipeline if reshard == "auto" else reshard == "always"
 
 
 def apply(
@@ -49,7 +49,7 @@ def apply(
     reduced = torch.float32 if kind else None
     policy: dict[str, Any] = {
         "mesh": _shards(mesh),
-        "reshard_after_forward": reshards(reshard, is_piped="pp" in (mesh.mesh_dim_names or ())),
+        "reshard_after_forward": reshards(reshard, has_pipeline="pp" in (mesh.mesh_dim_names or ())),
         # Pinning needs an accelerator.
         "offload_policy": CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy(),
     }

@@ -303,7 +303,7 @@ def estimate_of(config: RunConfig, shape: Shape, micro: int) -> MemoryFootprint 
         micro_batches=max(1, shape.share // micro),
         dtype=str(sharded.get("dtype") or config.dtype),
         recompute=config.recompute,
-        reshard=fsdp.reshards(sharded.get("reshard", "auto"), is_piped=shape["pp"] > 1),
+        reshard=fsdp.reshards(sharded.get("reshard", "auto"), has_pipeline=shape["pp"] > 1),
         offload=bool(sharded.get("offload", False)),
         compile=config.compile,
         loss_parallel=bool(split.get("loss_parallel", True)),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.config.choices import MAX_PATH_LETTERS
+from training.config.choices import MAX_PATH_CHARACTERS
 from training.corpus.errors import DataError
 from training.corpus.tokenizer import BYTES, END_OF_BYTES, HuggingFaceTokenizer
 from training.manifest import CheckpointError, Manifest
@@ -83,10 +83,10 @@ def _candidates(manifest: Manifest, base: Path) -> Iterator[Path]:
     """Yield where it may be: first with the initial weights, whose folder has the most companion files."""
     _, options = recipe_of(manifest)
     if (weights := str(options.get("from_weights") or NONE)) != NONE:
-        yield Path(os.path.expanduser(weights[:MAX_PATH_LETTERS])) / TOKENIZER
+        yield Path(os.path.expanduser(weights[:MAX_PATH_CHARACTERS])) / TOKENIZER
         yield base / TOKENIZER
     if (configured := str(options.get("tokenizer") or "")).startswith(("/", "~")):
-        yield Path(os.path.expanduser(configured[:MAX_PATH_LETTERS]))
+        yield Path(os.path.expanduser(configured[:MAX_PATH_CHARACTERS]))
 
 
 def _matches_label(path: Path, label: str) -> bool:

@@ -11,13 +11,13 @@ from jobs.client_name import client_name
 from jobs.models import Event, Incident
 from jobs.postmortem.evidence.collected import IncidentEvidence, context, first_few
 from jobs.postmortem.evidence.ranks import EVENTS
-from training.federation.tables import NAME_LETTERS
+from training.federation.tables import NAME_CHARACTERS
 from vigil_core import untrusted
 
 MOST_DROPPED = 4  # listed one by one, each with a different error
 MOST_EVENTS = 64
 MOST_NAMED = 1_000  # excluded clients
-LETTERS, MOST_LETTERS = 700, 8_000  # of a traceback, shown and read
+SHOWN_CHARACTERS, MOST_CHARACTERS = 700, 8_000  # of a traceback, shown and read
 FEDERATED = "federated"
 _NONE_FINITE = re.compile(r"none of the [\d,]+ updates was (?:finite|made of numbers)")  # the latter: before 0.2
 _ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum", "CoverageError": "federated.coverage"}
@@ -86,21 +86,23 @@ def _excluded_clients(incident: Incident, found: IncidentEvidence) -> None:
 
 
 def _name(data: dict[str, object]) -> str:
-    return untrusted.name(data.get("name"), NAME_LETTERS)
+    return untrusted.name(data.get("name"), NAME_CHARACTERS)
 
 
 def _text(value: object) -> str:
     """Return a traceback in lines that are safe to display."""
-    return "\n".join(map(untrusted.line, value[:MOST_LETTERS].splitlines())) if isinstance(value, str) else ""
+    return "\n".join(map(untrusted.line, value[:MOST_CHARACTERS].splitlines())) if isinstance(value, str) else ""
 
 
 def _shortened(traceback: str) -> str:
     """Return the exception, then the innermost frames, so that the first words are the most useful ones."""
     raised, place = _exception_line(traceback), traceback.rfind('\n  File "')
     if place < 0 or raised == traceback:
-        return traceback[:LETTERS]
+        return traceback[:SHOWN_CHARACTERS]
     frames = traceback[: traceback.rfind(f"\n{raised}")] if f"\n{raised}" in traceback else traceback
-    while (before := frames.rfind('\n  File "', 0, place)) >= 0 and len(frames) - before < LETTERS - len(raised):
+    while (before := frames.rfind('\n  File "', 0, place)) >= 0 and len(frames) - before < SHOWN_CHARACTERS - len(
+        raised
+    ):
         place = before
     return f"{raised}{frames[place:]}"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodes.agent.buffer import (
-    BATCHES_A_SEGMENT,
+    BATCHES_PER_SEGMENT,
     Buffer,
     StateUnusable,
     batches_of,
@@ -57,7 +57,7 @@ def test_a_line_carries_its_place_in_the_kernel_log() -> None:
 
 def test_segments_are_squeezed_and_read_like_the_rest(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path)
-    fill(buffer, 2 * BATCHES_A_SEGMENT + 5)
+    fill(buffer, 2 * BATCHES_PER_SEGMENT + 5)
     names = sorted(path.name for path in (tmp_path / buffer.stream).iterdir())
     assert names == ["000000000000-60.jsonl.gz", "000000000060-60.jsonl.gz", "000000000120.jsonl"]
     assert numbers(buffer) == list(range(125))
@@ -92,7 +92,7 @@ def test_a_torn_last_line_is_none(tmp_path: Path) -> None:
 
 def test_an_interrupted_squeeze_leaves_one_of_two(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path)
-    fill(buffer, BATCHES_A_SEGMENT + 1)
+    fill(buffer, BATCHES_PER_SEGMENT + 1)
     buffer.close()
     folder = tmp_path / buffer.stream
     (folder / "000000000000.jsonl").write_bytes(b"".join(line(number) + b"\n" for number in range(60)))
@@ -103,7 +103,7 @@ def test_an_interrupted_squeeze_leaves_one_of_two(tmp_path: Path) -> None:
 
 def test_of_a_damaged_segment_the_rest_is_read(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path)
-    fill(buffer, 2 * BATCHES_A_SEGMENT, size=200)
+    fill(buffer, 2 * BATCHES_PER_SEGMENT, size=200)
     buffer.close()
     path = tmp_path / buffer.stream / "000000000000-60.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-200])
@@ -216,7 +216,7 @@ def test_memory_has_a_limit_too(small_disk: Path) -> None:
     given = buffer.surplus()
     assert given is not None
     assert given.is_in_memory
-    assert given.count == BATCHES_A_SEGMENT
+    assert given.count == BATCHES_PER_SEGMENT
     before = numbers(buffer)
     buffer.drop(given)
     assert numbers(buffer) == [item for item in before if item not in range(given.first, given.first + given.count)]

@@ -15,7 +15,7 @@ from django.test import Client
 
 from nodes.models import Gpu, GpuUse, Holding, NodeEvent
 from nodes.telemetry import allocations, dcgm, merge
-from nodes.telemetry.wire import EVENTS_A_BATCH
+from nodes.telemetry.wire import EVENTS_PER_BATCH
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
 from vigil_core.exposition import samples
 
@@ -30,7 +30,7 @@ def machine(db: None) -> Machine:
 
 
 def told(machine: Machine, *events: dict[str, Any]) -> None:
-    parts = [list(events[at : at + EVENTS_A_BATCH]) for at in range(0, len(events), EVENTS_A_BATCH)]
+    parts = [list(events[at : at + EVENTS_PER_BATCH]) for at in range(0, len(events), EVENTS_PER_BATCH)]
     answer = machine.post(*({"at": int(time.time()), "n": 0, "events": part} for part in parts))
     assert answer.status_code == 200, answer.content
 

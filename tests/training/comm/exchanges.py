@@ -119,7 +119,7 @@ def halved() -> dict[str, Any]:
         for short in shorts[1:]:
             expected += short
         got = flat(side.backward(0))
-        found[name] = {"apart": apart(got, expected.float()), "bytes": side.exchange.communicated(1)}
+        found[name] = {"apart": apart(got, expected.float()), "bytes": side.exchange.sent_bytes(1)}
         found[name]["elements"] = got.numel()
         found[name]["plain"] = apart(got, sum(map(flat, side.everybodys(0))) / side.world)
         found[name]["digest"] = got.double().sum().item().hex()
@@ -143,7 +143,7 @@ def sparse() -> dict[str, Any]:
         got = flat(side.backward(step))
         found["equal"].append(torch.equal(got, expected / side.world))
         found["digests"].append(got.double().sum().item().hex())
-    found["bytes"], found["elements"] = side.exchange.communicated(1) / STEPS, len(expected)
+    found["bytes"], found["elements"] = side.exchange.sent_bytes(1) / STEPS, len(expected)
     found["kept"] = torch.equal(flat(side.exchange.state()["kept"][str(side.rank)]), stored[side.rank])
     found["lost"] = _lost()
     return found
@@ -178,7 +178,7 @@ def _low_rank(side: Side) -> dict[str, Any]:
     for step in range(STEPS):
         before = {key: _cloned(value) for key, value in side.exchange.state().items() if key != "steps"}
         got = side.backward(step)
-        found["bytes"].append(side.exchange.communicated(1))
+        found["bytes"].append(side.exchange.sent_bytes(1))
         found["digests"].append(flat(got).double().sum().item().hex())
         mean = sum(map(flat, side.everybodys(step))) / side.world
         if step < 2:
@@ -303,7 +303,7 @@ def _alone() -> dict[str, Any]:
     for step in range(5):
         _inner_step(side, step)
         side.exchange.step(step + 1)
-        sent.append(side.exchange.communicated(1))
+        sent.append(side.exchange.sent_bytes(1))
         whole = torch.cat([part.detach().view(-1) for part in side.parameters.values()])
         digests.append(whole.double().sum().item().hex())
     return {"sent": sent, "digests": digests, "elements": whole.numel()}
@@ -358,7 +358,7 @@ def _computed(sizes: dict[str, int], options: dict[str, Any], frozen: tuple[str,
         parallelism="fsdp",
         options=options,
     )
-    expected = contracts.communication("plain").exchange(peers).communicated(2)
+    expected = contracts.communication("plain").exchange(peers).sent_bytes(2)
     called = fsdp.apply(model, mesh, **options)
     with _counted() as counted:
         for last in (False, True):

@@ -299,7 +299,7 @@ def test_names_are_packed_in_as_many_events_as_they_take() -> None:
     assert max(len(str(part.pack())) for part in parts) < 32_768
     assert [part.first for part in parts] == [0, len(parts[0].names), len(parts[0].names) + len(parts[1].names)]
     found = [name for part in parts for name in part.names]
-    assert found == [*names[:3], "twolines back", "x" * tables.NAME_LETTERS, *names[5:]]
+    assert found == [*names[:3], "twolines back", "x" * tables.NAME_CHARACTERS, *names[5:]]
     assert tables.name_events([]) == []
 
 

@@ -24,7 +24,7 @@ PROVIDED = {"train": ("client", "round")}
 """Arguments that a function receives only if it has parameters of these names."""
 MAX_LABELS = 256
 """Distinct integer labels up to which they are taken for classes, by which the split is drawn."""
-MAX_SCORES, NAME_LETTERS = 20, 64
+MAX_SCORES, NAME_CHARACTERS = 20, 64
 RESERVED_SERIES = frozenset({
     *("step", "self", "validation_loss", "round_seconds", "step_seconds", "compute_seconds", "wait_seconds"),
     *("transfer_seconds", "client_learning_rate", "mib_up", "mib_down", "trained", "late", "dropped", "rejected"),
@@ -200,4 +200,4 @@ def _number(value: Any, what: str) -> float:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= NAME_LETTERS
+    return isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= NAME_CHARACTERS
