@@ -1,6 +1,6 @@
 """Plant the faults of nodes: ask an agent, follow what health rules make of it, clean up, judge.
 
-The node is idle and has no findings, and its operator lets it take part (VIGIL_AGENT_GAMEDAY=yes): nobody's job is
+The node is idle and sound, and its operator lets it take part (VIGIL_AGENT_GAMEDAY=yes): nobody's job is
 touched. The fault ends by itself, on the node. Then the entries whose evidence was planted, all of it, are cleared; a
 drain that followed from one is undone like any drain by a health rule (nodes.remediation.return_to_service), and a
 person's never is.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from jobs.gameday.faults import FAULTS, Fault
@@ -49,11 +50,13 @@ def begin(game_day: GameDay, drill: Drill) -> None:
     waiting = Drill.objects.filter(pk=drill.pk, state=State.WAITING)
     waiting.filter(submitted_at=None).update(submitted_at=now)
     try:
-        node = _idle_node(game_day.partition, now)
+        node = _idle_node(game_day.partition, FAULTS[drill.fault], now)
     except NoNode as error:
         has_waited = drill.submitted_at is not None and now - drill.submitted_at > FOR_A_NODE
         if not error.may_change or has_waited:
             waiting.update(state=State.NOT_TRIED, detail=f"Not tried: {error}")
+        else:
+            waiting.update(detail=f"Waits for a node: {error}")
         return
     describe_node(drill, node)
     with transaction.atomic():
@@ -61,7 +64,7 @@ def begin(game_day: GameDay, drill: Drill) -> None:
         if not planting.request_fault(agent, drill.pk, drill.fault, FAULTS[drill.fault].seconds):
             return  # another game day was faster
         facts = {"node": drill.node, "driver": drill.driver, "slurm": drill.slurm}
-        if waiting.update(state=State.RUNNING, submitted_at=now, **facts):
+        if waiting.update(state=State.RUNNING, submitted_at=now, detail="", **facts):
             note(game_day.started_by, "gameday.fault", node, f"{FAULTS[drill.fault].title}, planted by {game_day}")
 
 
@@ -96,7 +99,7 @@ def follow(game_day: GameDay, drill: Drill) -> None:
         store(drill, state, "Cancelled." if is_cancelled else " ".join(problems))
 
 
-def _idle_node(partition: str, now: datetime) -> str:
+def _idle_node(partition: str, fault: Fault, now: datetime) -> str:
     """Return a node of the partition that takes faults and on which nothing else happens. Raises NoNode."""
     rows = Partition.objects.reported()
     row = rows.filter(name=partition).first() if partition else rows.filter(is_default=True).first()
@@ -108,14 +111,14 @@ def _idle_node(partition: str, now: datetime) -> str:
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     found: list[str] = []
     for agent in sorted(agents, key=lambda agent: agent.node):
-        problem = "is in maintenance" if agent.node in in_maintenance else _problem_of(agent, now)
+        problem = "is in maintenance" if agent.node in in_maintenance else _problem_of(agent, fault, now)
         if not problem:
             return agent.node
         found.append(f"{agent.node} {problem}")
     raise NoNode(f"{formatting.listed(found[:5])}.")
 
 
-def _problem_of(agent: Agent, now: datetime) -> str:
+def _problem_of(agent: Agent, fault: Fault, now: datetime) -> str:
     """Return why the node can take no fault now; "" if it can."""
     node = Node.objects.reported().filter(name=agent.node).first()
     if node is None or not node.is_in_service:
@@ -124,8 +127,9 @@ def _problem_of(agent: Agent, now: datetime) -> str:
         return "has an agent that is silent"
     if node.has_jobs:
         return "runs jobs"
-    if HealthEntry.objects.active().filter(node=agent.node).exists():
-        return "has findings (/health)"
+    findings = HealthEntry.objects.active().filter(node=agent.node)
+    if finding := findings.filter(Q(rule__in=fault.rules) | Q(action__in=OUT_OF_SERVICE)).first():
+        return f"has a finding of its own: {finding.title}"
     if NodeOrder.objects.open().filter(node=agent.node).exists() or planting.wanted_of(agent) is not None:
         return "waits for an order"
     return ""

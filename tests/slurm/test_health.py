@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -18,10 +19,10 @@ from tests.nodes.agent.running import Kmsg
 from tests.nvml import bus
 from tests.slurm.cluster import Cluster
 from tests.slurm.machine import Machine
-from tests.slurm.portal import Portal
+from tests.slurm.portal import Portal, script
 from tests.stack import wait_for
 
-BROKEN, DRAINED_BY_PERSON, BEYOND_LIMIT = "dgx01", "dgx02", "dgx03"
+BROKEN, DRAINED_BY_PERSON, BEYOND_LIMIT, ELSEWHERE = "dgx01", "dgx02", "dgx03", "dgx04"
 OFF_BUS = "[node] Xid 79 on GPU 0 (vigil: off-bus)"
 
 
@@ -33,7 +34,9 @@ class HealthLab:
 
     def xid(self, node: str, code: int, text: str) -> None:
         address = bus(0).removeprefix("0000").lower().rpartition(".")[0]
-        Kmsg(self.machines[node].folder / "kmsg").say(f"NVRM: Xid (PCI:{address}): {code}, pid=7, name=python, {text}")
+        log = Kmsg(self.machines[node].folder / "kmsg")
+        log.seq = len(log.path.read_text().splitlines())  # a game day may have written there
+        log.say(f"NVRM: Xid (PCI:{address}): {code}, pid=7, name=python, {text}")
 
     def reason(self, node: str) -> str:
         """Return the reason in Slurm, without who set it."""
@@ -64,6 +67,7 @@ def lab(large: Cluster) -> Iterator[HealthLab]:
         portal = Portal(slurm, VIGIL_HEALTH="act", VIGIL_AGENT="no")
         stack.callback(portal.close)
         portal.start(timeout_s=180)
+        portal.make_people()
         folder = Path(tempfile.mkdtemp(prefix="vigil-health-", dir=slurm.layout.scratch))
         stack.callback(shutil.rmtree, folder)
         folder.chmod(0o755)
@@ -71,7 +75,8 @@ def lab(large: Cluster) -> Iterator[HealthLab]:
         machines = {}
         for node in (BROKEN, DRAINED_BY_PERSON, BEYOND_LIMIT):
             machines[node] = machine = Machine(portal, folder, node, range(2))
-            machine.start(client.post(f"/api/v1/nodes/{node}/token").json()["token"])
+            token = client.post(f"/api/v1/nodes/{node}/token").json()["token"]
+            machine.start(token, VIGIL_AGENT_GAMEDAY="yes" if node == BROKEN else "no")
             stack.callback(machine.close)
         health_lab = HealthLab(slurm, portal, machines, client)
         for node in machines:
@@ -82,6 +87,28 @@ def lab(large: Cluster) -> Iterator[HealthLab]:
 def _has_gpus(client: httpx.Client, node: str) -> bool:
     answer = client.get(f"/api/v1/nodes/{node}/gpus")
     return answer.status_code == 200 and len(answer.json()["items"]) == 2
+
+
+@pytest.mark.timeout(600)
+def test_a_game_day_ends_well_and_touches_nobody(lab: HealthLab) -> None:
+    alice = lab.portal.as_person("alice")
+    job = alice.submit(script(10**6, constraint=ELSEWHERE, time_limit="00:20:00"))
+    alice.wait_for_step(job, 1)
+    words = ("--partition", "batch", "--project", "vision", "--fault", "kill", "--fault", "xid", "--json")
+    done = lab.portal.vigil("gameday", *words, timeout_s=500)
+    assert done.returncode == 0, done.stderr + done.stdout
+    undisturbed, killed, xid = json.loads(done.stdout)["drills"]
+    assert undisturbed["state"] == killed["state"] == xid["state"] == "passed"
+    assert killed["are_losses_identical"] is True
+    assert 0 < killed["noticed_s"] < killed["training_again_s"]
+    assert (xid["node"], xid["cause"]) == (BROKEN, "off-bus")
+    assert xid["action"] == f"Drained by off-bus: {OFF_BUS.removesuffix(' (vigil: off-bus)')} (planted by a game day)."
+    assert 0 < xid["noticed_s"] < xid["in_service_s"]
+    assert not lab.is_drained(BROKEN)
+    (attempt,) = alice.attempts(job)
+    assert attempt["state"] == "running"
+    alice.cancel(job)
+    alice.client.close()
 
 
 def test_an_xid_drains_its_node_within_the_limits_and_leaves_peoples_drains_alone(lab: HealthLab) -> None:

@@ -283,6 +283,18 @@ class TestWhereItIsPlanted:
         fault = Fault(lab, ops, "xid")
         advance()
         assert (fault.drill.state, fault.request) == ("waiting", None)
+        assert fault.drill.detail.startswith(f"Waits for a node: {NODE} has a finding of its own: ")
+
+    def test_but_beside_findings_that_take_no_node_out_of_service(self, lab: Lab, ops: User) -> None:
+        lab.happens("mount.slow", NODE, mount="/data", since=time.time() - 100)
+        lab.machine(NODE).post(
+            lab.machine(NODE).facts(time.time(), game_day=True, mounts=[{"mount": "/data", "source": "nfs"}])
+        )
+        lab.step()
+        assert HealthEntry.objects.active().filter(node=NODE).exists()
+        fault = Fault(lab, ops, "xid")
+        advance()
+        assert fault.drill.state == "running"
 
     def test_two_workers_ask_once(self, xid: Fault) -> None:
         drill = xid.drill
