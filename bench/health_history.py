@@ -123,7 +123,7 @@ def _store_burn_ins(names: list[str], number: int, user: Any, now: datetime) -> 
         nodes = BurnInNode.objects.bulk_create(
             BurnInNode(
                 burn_in=burn_in, node=names[place % len(names)], is_active=False, gpus=8, verdict="passed",
-                machine={"model": "NVIDIA H100", "gpus": 8, "driver": "570.86.15", "torch": "2.9.0"},
+                machine={"gpu_model": "NVIDIA H100", "gpus": 8, "driver": "570.86.15", "torch": "2.9.0"},
             )
             for place, burn_in in zip(places, burn_ins, strict=True)
         )  # fmt: skip
