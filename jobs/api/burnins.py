@@ -16,7 +16,7 @@ from jobs.errors import Conflict
 from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
-from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.api import ApiRequest, Text, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -143,7 +143,7 @@ def start(request: ApiRequest, wanted: NewBurnIn) -> Status[dict[str, Any]]:
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except burnins.CannotBurnIn as error:
-        raise Problem(422, str(error)) from None
+        raise bad_field("nodes", str(error)) from None
     return Status(201, burn_in_shape(_burn_in(started.pk)))
 
 

@@ -105,7 +105,7 @@ def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except game_days.CannotHoldGameDay as error:
-        raise Problem(422, str(error)) from None
+        raise Problem(422, str(error), kind="invalid") from None
     return Status(201, _shape(game_day))
 
 

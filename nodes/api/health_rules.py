@@ -19,7 +19,7 @@ from nodes.monitoring import edit_rules, policies
 from nodes.monitoring.dry_run import DAYS, DryRunEntry, RuleDryRun, dry_run_for
 from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
-from portal.http.api import ApiRequest
+from portal.http.api import ApiRequest, bad_field
 from portal.http.openapi import described
 from portal.http.problems import Problem
 
@@ -250,7 +250,7 @@ def change_policies(request: ApiRequest, wanted: WantedPolicies) -> dict[str, An
     try:
         policies.set_modes(request.auth, wanted.modes, wanted.reason)
     except policies.BadPolicy as error:
-        raise Problem(422, str(error), errors=[{"field": "modes", "message": str(error)}]) from None
+        raise bad_field("modes", str(error)) from None
     return {"items": [asdict(policy) for policy in policies.policies()]}
 
 
@@ -260,7 +260,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except RuleRefused as error:
-        raise Problem(422, str(error), errors=[{"field": "toml", "message": str(error)}]) from None
+        raise bad_field("toml", str(error)) from None
     except RuleConflict as error:
         raise Problem(409, str(error)) from None
     except SiteRule.DoesNotExist as error:

@@ -58,7 +58,8 @@ def test_over_rest(bench: Bench, client: Client) -> None:
      {"nodes": ["dgx-01"] * 300}, {"nodes": ["dgx-01"], "seconds": 172_801}, {"nodes": ["dgx-01"], "force": True}],
 )  # fmt: skip
 def test_refuses_over_rest(client: Client, body: dict[str, Any]) -> None:
-    assert post(client, **body).status_code == 422
+    refused = post(client, **body)
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:vigil:problem:invalid")
     assert not BurnIn.objects.exists()
 
 

@@ -182,6 +182,7 @@ class TestDoors:
             "/api/v1/gamedays", {"project": "canaries", "partition": "gone"}, content_type="application/json"
         )
         assert (answer.status_code, answer.json()["detail"]) == (422, "There is no partition gone. There are: canary.")
+        assert answer.json()["type"] == "urn:vigil:problem:invalid"
 
     def test_only_some_faults_and_none_that_do_not_exist(self, ops: User) -> None:
         game_day = game_days.start(ops, "canaries", "", ["kill"])

@@ -96,7 +96,7 @@ def test_a_text_that_was_not_tried_is_refused(ops: User) -> None:
 ])  # fmt: skip
 def test_what_is_wrong_is_said_and_nothing_is_tried(ops: User, text: str, why: str) -> None:
     refused = send(ops, "post", "/try", toml=text)
-    assert refused.status_code == 422
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:vigil:problem:invalid")
     assert why in str(refused.json())
 
 
