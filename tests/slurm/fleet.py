@@ -78,7 +78,8 @@ class SlurmFleet(AgentFleet):
         sync.read(self.scheduler, Reading.Part.NODES)
 
     def restore(self) -> None:
-        """Return every node to service, and remove reservations."""
+        """Return every node to service, end Vigil's own jobs, and remove reservations."""
+        self.slurm.run("scancel", f"--user={PORTAL}")
         for name in self.names:
             if name not in self.slurm.daemons:
                 self.slurm.start(name)

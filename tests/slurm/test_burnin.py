@@ -145,7 +145,7 @@ def test_nodes_with_different_numbers_of_gpus_test_all_of_them(bench: SlurmBurnI
         for node, processes in bench.processes().items():
             for process in processes:
                 try:
-                    if "training.burnin" in process.cmdline():
+                    if process.cmdline()[1:4] == ["-P", "-m", "training.burnin"]:  # not srun, which names it, too
                         visible[node] = process.environ().get("CUDA_VISIBLE_DEVICES", "")
                 except psutil.Error:
                     continue
