@@ -14,7 +14,7 @@ import pytest
 from nodes.schedulers.slurm.scheduler import Slurm
 from portal.models import AuditEntry
 from tests.nodes.remediation import planted
-from tests.nodes.remediation.planted import FAILURES, HARMLESS, Plant, Planted
+from tests.nodes.remediation.planted import FAILURES, HARMLESS, Plant, PlantedFailure
 from tests.slurm.cluster import Cluster
 from tests.slurm.fleet import SlurmFleet, configured_for_slurm, scheduler_of
 from tests.slurm.people import PORTAL
@@ -38,7 +38,7 @@ def fleet(large: Cluster, scheduler: Slurm, settings: Any) -> Iterator[SlurmFlee
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_a_failure_ends_in_one_finding_and_the_right_action(fleet: SlurmFleet, failure: Planted) -> None:
+def test_a_failure_ends_in_one_finding_and_the_right_action(fleet: SlurmFleet, failure: PlantedFailure) -> None:
     failure.plant(fleet)
     planted.check_decision(fleet, failure, planted.check_finding(fleet, failure))
 

@@ -155,7 +155,7 @@ def steps(ratio: float) -> Plant:
 
 
 @dataclass(frozen=True)
-class Planted:
+class PlantedFailure:
     """A failure, the one finding that it must end in, and the reason of the drain; "": nothing is drained."""
 
     plant: Plant
@@ -167,41 +167,41 @@ class Planted:
 
 
 FAILURES = {
-    "off the bus with an Xid": Planted(
+    "off the bus with an Xid": PlantedFailure(
         xid(79), "off-bus", "fatal", "drain", "[node] Xid 79 on GPU 0 (vigil: off-bus)"),
-    "off the bus without an Xid": Planted(
+    "off the bus without an Xid": PlantedFailure(
         lost, "off-bus", "fatal", "drain", "[node] GPU fell off the bus on GPU 0 (vigil: off-bus)"),
-    "vanished from NVML": Planted(
+    "vanished from NVML": PlantedFailure(
         vanished, "off-bus", "fatal", "drain", "[node] GPU fell off the bus on GPU 0 (vigil: off-bus)"),
-    "uncorrectable memory error with an Xid": Planted(
+    "uncorrectable memory error with an Xid": PlantedFailure(
         xid(95), "uncorrectable-memory-error", "fatal", "reset",
         "[node] Xid 95 on GPU 0 (vigil: uncorrectable-memory-error)"),
-    "uncorrectable memory error in a counter": Planted(
+    "uncorrectable memory error in a counter": PlantedFailure(
         counters(ecc_uncorrected=1), "uncorrectable-memory-error", "fatal", "reset",
         "[node] Uncorrectable GPU memory error on GPU 0 (vigil: uncorrectable-memory-error)"),
-    "failed remap with an Xid": Planted(
+    "failed remap with an Xid": PlantedFailure(
         xid(64), "row-remap-failed", "fatal", "replace", "[node] Xid 64 on GPU 0 (vigil: row-remap-failed)"),
-    "failed remap in a counter": Planted(
+    "failed remap in a counter": PlantedFailure(
         counters(remapped_failed=1), "row-remap-failed", "fatal", "replace",
         "[node] A faulty memory row could not be remapped on GPU 0 (vigil: row-remap-failed)"),
-    "fatal NVLink error": Planted(
+    "fatal NVLink error": PlantedFailure(
         xid(74, "NVLink: fatal error detected on link 14"), "nvlink-fatal", "fatal", "reset",
         "[node] Xid 74 on GPU 0 (vigil: nvlink-fatal)"),
-    "NVLinks down": Planted(
+    "NVLinks down": PlantedFailure(
         counters(0.6, nvlinks=[1, 1, 0, 0]), "nvlink-down", "critical", "reset",
         "[node] NVLinks are not active on GPU 0 (vigil: nvlink-down)"),
-    "thermal runaway": Planted(
+    "thermal runaway": PlantedFailure(
         temperature(89, 2.1), "thermal-runaway", "critical", "drain",
         "[node] GPU stays above its slowdown temperature on GPU 0 (vigil: thermal-runaway)"),
-    "silent agent": Planted(silent, "agent-silent", "warning", "watch", gpu=None),
-    "slow mount": Planted(mount(1.1), "mount-slow", "warning", "watch", gpu=None),
-    "hung NVML": Planted(
+    "silent agent": PlantedFailure(silent, "agent-silent", "warning", "watch", gpu=None),
+    "slow mount": PlantedFailure(mount(1.1), "mount-slow", "warning", "watch", gpu=None),
+    "hung NVML": PlantedFailure(
         nvml_hung(1.1), "nvml-hung", "critical", "drain",
         "[node] NVIDIA's driver does not respond (vigil: nvml-hung)", gpu=None),
-    "Xid 13 under three users": Planted(
+    "Xid 13 under three users": PlantedFailure(
         crashes("ada", "ben", "cleo"), "errors-follow-gpu", "critical", "drain",
         "[node] Xid 13 on GPU 0 (vigil: errors-follow-gpu)"),
-    "a node a fifth slower than its peers": Planted(
+    "a node a fifth slower than its peers": PlantedFailure(
         steps(1.2), "slow-for-its-kind", "warning", "exclude", gpu=None),
 }  # fmt: skip
 
@@ -308,7 +308,7 @@ HARMLESS: dict[str, Plant] = {
 }
 
 
-def check_finding(fleet: AgentFleet, failure: Planted) -> HealthEntry:
+def check_finding(fleet: AgentFleet, failure: PlantedFailure) -> HealthEntry:
     """Check that the failure ended in the one right finding, and return it."""
     entry = HealthEntry.objects.open().exclude(action="ignore").select_related("gpu", "order").get()
     assert (entry.node, entry.rule, entry.severity, entry.action) == (
@@ -318,7 +318,7 @@ def check_finding(fleet: AgentFleet, failure: Planted) -> HealthEntry:
     return entry
 
 
-def check_decision(fleet: AgentFleet, failure: Planted, entry: HealthEntry) -> None:
+def check_decision(fleet: AgentFleet, failure: PlantedFailure, entry: HealthEntry) -> None:
     """Check that Vigil drained the node once and by itself, or did nothing where the rule wants no drain."""
     if not failure.reason:
         assert (entry.decision, entry.order, fleet.drained_nodes()) == ("", None, {})

@@ -13,7 +13,7 @@ import pytest
 from portal.models import AuditEntry
 from tests.nodes.remediation import planted
 from tests.nodes.remediation.cluster import Lab
-from tests.nodes.remediation.planted import FAILURES, HARMLESS, Plant, Planted
+from tests.nodes.remediation.planted import FAILURES, HARMLESS, Plant, PlantedFailure
 
 pytestmark = pytest.mark.django_db
 
@@ -25,7 +25,7 @@ def lab(settings: Any) -> Lab:
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_a_failure_ends_in_one_finding_and_the_right_action(lab: Lab, failure: Planted) -> None:
+def test_a_failure_ends_in_one_finding_and_the_right_action(lab: Lab, failure: PlantedFailure) -> None:
     failure.plant(lab)
     planted.check_decision(lab, failure, planted.check_finding(lab, failure))
 

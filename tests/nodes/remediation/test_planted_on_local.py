@@ -1,4 +1,4 @@
-"""Planted failures and harmless histories on the local scheduler, whose only node is this machine.
+"""PlantedFailure failures and harmless histories on the local scheduler, whose only node is this machine.
 
 A fifth of one node is none: whatever VIGIL_HEALTH is, Vigil never takes the only node out of service by itself. It
 proposes, and a sysadmin decides.
@@ -21,7 +21,7 @@ from portal.models import AuditEntry
 from tests.lab import sysadmin
 from tests.nodes.remediation import planted
 from tests.nodes.remediation.cluster import NAMES, AgentFleet
-from tests.nodes.remediation.planted import FAILURES, HARMLESS, Plant, Planted
+from tests.nodes.remediation.planted import FAILURES, HARMLESS, Plant, PlantedFailure
 
 pytestmark = pytest.mark.django_db
 ONLY_ON_CLUSTERS = {"a node a fifth slower than its peers", "a reboot", "planned maintenance"}
@@ -39,7 +39,7 @@ def fleet(settings: Any, tmp_path: Path) -> AgentFleet:
 
 @pytest.mark.parametrize("name", sorted(FAILURES.keys() - ONLY_ON_CLUSTERS))
 def test_a_failure_is_proposed_and_drains_once_approved(fleet: AgentFleet, name: str) -> None:
-    failure: Planted = FAILURES[name]
+    failure: PlantedFailure = FAILURES[name]
     failure.plant(fleet)
     entry = planted.check_finding(fleet, failure)
     if not failure.reason:
