@@ -30,8 +30,14 @@ command=("$python" -P -m training.burnin "$run")
 {steps}
 """
 _ONE_STEP = 'exec srun "${options[@]}" --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" "${command[@]}"'
-# A step without GPUs would inherit the variable from the first node.
-_BEGIN = "unset CUDA_VISIBLE_DEVICES\nsteps=()"
+# Slurm 22.05 refuses such steps: it compares them with the last node's GPUs. A step without GPUs would inherit the
+# variable from the first node.
+_BEGIN = """\
+case $(srun --version) in *" 22."*)
+    fail 'Slurm 22.05 cannot test nodes with different numbers of GPUs together: start a burn-in for each number.' ;;
+esac
+unset CUDA_VISIBLE_DEVICES
+steps=()"""
 # GPUs that a job has because it is alone on its nodes reach only the steps that request them by number.
 _STEP = """\
 srun "${{options[@]}}" --nodes={number} --ntasks={number} --nodelist={nodes} --gres={gres} "${{command[@]}}" &
