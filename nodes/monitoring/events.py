@@ -22,8 +22,8 @@ from nodes.health.rules.condition import FieldValue
 from nodes.models import Holding, NodeEvent
 from vigil_core import untrusted
 
-MOST = 500
-"""Rows per evaluation: a storm of events must not keep the transaction open."""
+MOST = 250
+"""Rows per transaction: a storm of events must not keep it open."""
 ECHO = timedelta(seconds=60)
 CLEAN_UP = 45  # the Xid that follows others
 RECOVERY_CHANGED = 154

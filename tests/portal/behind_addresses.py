@@ -59,8 +59,22 @@ class AddressedLab:
 
     def path(self, template: str, **others: Any) -> str:
         """Return an address with its parameters filled in."""
-        known = {**self.names, **others}
+        known = {**self.known(template), **others}
         return re.sub(r"\{(\w+)\}", lambda found: str(known.get(found[1], 1)), template)
+
+    def known(self, template: str) -> dict[str, Any]:
+        """Return what the parameters of an address stand for: a name is not of the same thing everywhere."""
+        if "/health/rules/" in template:
+            return self.names | {"name": "of-the-site"}
+        return self.names | ({"node": "dgx-05"} if "/burnins/" in template else {})
+
+    def named(self, body: Any) -> Any:
+        """Return a request's body about nodes that there are: a made-up name is refused before anything is done."""
+        if not isinstance(body, dict) or not body.keys() & {"nodes", "node", "toml"}:
+            return body
+        free = {"nodes": ["dgx-03"] if isinstance(body.get("nodes"), list) else "dgx-[01-04]", "node": "dgx-08",
+                "partition": "gpu", "toml": RULE}  # fmt: skip
+        return {**body, **{name: value for name, value in free.items() if name in body}}
 
 
 def fill(project: Project) -> AddressedLab:

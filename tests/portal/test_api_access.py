@@ -156,6 +156,8 @@ POST /catalogue/entries
 POST /catalogue/replays
 POST /drains
 POST /drains/preview
+POST /drains/return
+POST /drains/return/preview
 POST /gamedays
 POST /gamedays/{game_day_id}/cancel
 POST /health/breaker/reset
@@ -281,6 +283,8 @@ BODIES: dict[str, Any] = {
     "PUT /policies": {"modes": {"drain": "propose"}, "reason": "a test"},
     "POST /drains": {"nodes": "dgx-02", "reason": "a test"},
     "POST /drains/preview": {"nodes": "dgx-02"},
+    "POST /drains/return": {"nodes": "dgx-02", "reason": "a test"},
+    "POST /drains/return/preview": {"nodes": "dgx-02"},
     "POST /burnins": {"nodes": ["dgx-03"]},
     "POST /acceptances": {"nodes": "dgx-04"},
     "POST /spares": {"node": "dgx-10", "partition": "gpu"},

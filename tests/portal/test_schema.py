@@ -93,9 +93,12 @@ def ask(address, rows, secret):
     )  # fmt: skip
     def keeps_its_schema(case):
         headers = {"Authorization": f"Bearer {secret}"}
+        known = rows.known(case.path)  # or hardly anything would be reached
         for name, value in (case.path_parameters or {}).items():
-            if name in rows.names and (value if isinstance(value, int) else len(value)) % 4:
-                case.path_parameters[name] = rows.names[name]  # or hardly anything would be reached
+            if name in known and (value if isinstance(value, int) else len(value)) % 4:
+                case.path_parameters[name] = known[name]
+        if len(str(case.body)) % 2:
+            case.body = rows.named(case.body)
         if "attempts" in case.path:  # has a door of its own
             headers = {}
         case.call_and_validate(headers=headers, checks=CHECKS)
