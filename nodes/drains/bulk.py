@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -91,15 +91,23 @@ def preview(expression: str) -> DrainPreview:
 
 def drain_all(user: User, expression: str, reason: str, *, replace: bool = False) -> list[BulkOutcome]:
     """Order to drain every node of the expression. Raises BadHostExpression and UnknownNodes before any order."""
-    nodes = find_nodes(expression)
-    outcomes: list[BulkOutcome] = []
-    for start in range(0, len(nodes), AT_ONCE):
+    return for_each(find_nodes(expression), lambda node: _drain(user, node, reason, replace))
+
+
+def for_each(nodes: Sequence[Node], order: Callable[[Node], BulkOutcome]) -> list[BulkOutcome]:
+    """Order something for every node, in short transactions; return the outcomes in the order of the nodes.
+
+    Each order locks its node until its transaction ends: always by name, or two people would wait for each other.
+    """
+    outcomes: dict[str, BulkOutcome] = {}
+    by_name = sorted(nodes, key=lambda node: node.name)
+    for start in range(0, len(by_name), AT_ONCE):
         began = time.monotonic()
         with transaction.atomic():
-            outcomes += [_drain(user, node, reason, replace) for node in nodes[start : start + AT_ONCE]]
-        if start + AT_ONCE < len(nodes):
+            outcomes |= {node.name: order(node) for node in by_name[start : start + AT_ONCE]}
+        if start + AT_ONCE < len(by_name):
             give_way(began)
-    return outcomes
+    return [outcomes[node.name] for node in nodes]
 
 
 def _drain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:

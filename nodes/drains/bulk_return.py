@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-
-from django.db import transaction
 
 from nodes.cluster import drain
 from nodes.drains import bulk, overview
-from nodes.drains.bulk import AT_ONCE, BulkOutcome
+from nodes.drains.bulk import BulkOutcome
 from nodes.drains.overview import DrainedNode
 from nodes.models import Node, NodeOrder
-from portal.bulk import give_way
 from portal.models import User
 
 
@@ -43,15 +39,7 @@ def return_all(user: User, expression: str, reason: str, *, replace: bool = Fals
 
     Raises BadHostExpression and UnknownNodes before any order.
     """
-    nodes = bulk.find_nodes(expression)
-    outcomes: list[BulkOutcome] = []
-    for start in range(0, len(nodes), AT_ONCE):
-        began = time.monotonic()
-        with transaction.atomic():
-            outcomes += [_undrain(user, node, reason, replace) for node in nodes[start : start + AT_ONCE]]
-        if start + AT_ONCE < len(nodes):
-            give_way(began)
-    return outcomes
+    return bulk.for_each(bulk.find_nodes(expression), lambda node: _undrain(user, node, reason, replace))
 
 
 def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:

@@ -90,7 +90,7 @@ def keep(now: datetime | None = None) -> None:
     with transaction.atomic():
         control = HealthControl.locked()
         nodes = {node.name: node for node in Node.objects.reported()}
-        spares, ordered = list(HotSpare.objects.all()), 0
+        spares, ordered = list(HotSpare.objects.order_by("node")), 0  # locks nodes in this order, as bulk orders do
         for spare in spares:
             if spare.state == State.SERVING:
                 _take_back(spare, nodes.get(spare.replaces), now)

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from jobs.burnins import returning
 from nodes.cluster import drain
-from nodes.drains import maintenance
+from nodes.drains import bulk, maintenance
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder
 from nodes.monitoring.evaluate import evaluate
 from nodes.remediation import act, inbox
@@ -154,3 +154,17 @@ def test_a_burn_in_that_fails_while_a_person_undrains_the_node(lab: Lab) -> None
     assert (order.action, order.asked_by) == ("undrain", ops)
     assert NodeOrder.objects.filter(rule="burn-in").count() <= 1
     assert BurnInNode.objects.get().is_returned
+
+
+def test_many_nodes_drained_and_returned_in_different_orders(lab: Lab) -> None:
+    """Nobody waits for a lock of somebody who waits for theirs, and each node has one order."""
+    people = [sysadmin(f"ops{number}") for number in range(WORKERS)]
+    names = ",".join(reversed(lab.names))
+
+    def work(number: int) -> Any:
+        expression = names if number % 2 else "dgx-[01-12]"
+        return bulk.drain_all(people[number], expression, f"reason {number}")
+
+    for _ in range(3):
+        at_once(work)
+    assert NodeOrder.objects.open().count() == len(lab.names)
