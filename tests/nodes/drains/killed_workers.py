@@ -25,8 +25,19 @@ NAMES = tuple(f"dgx-{number:02}" for number in range(1, 41))
 
 def main() -> None:
     django.setup()
+    import_all()
     acts = {"local": on_this_machine, "cluster": on_a_cluster}
     json.dump({name: act() for name, act in acts.items()}, sys.stdout)
+
+
+def import_all() -> None:
+    """Import and parse once what every worker needs."""
+    from nodes.drains import bulk, maintenance, spares  # noqa: F401
+    from nodes.health.rules.catalogue import shipped_rules
+    from nodes.monitoring import evaluate  # noqa: F401
+    from nodes.remediation import act, inbox, return_to_service  # noqa: F401
+
+    shipped_rules(False)
 
 
 def on_this_machine() -> dict[str, Any]:
