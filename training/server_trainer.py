@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.futures import Future
 
 from training.comm._exchange import broadcast as send_to_all
-from training.comm._served import ParameterServer, SentModel, ServedExchange
+from training.comm._server import ParameterServer, SentModel, ServedExchange
 from training.engine.optimizer_step import OptimizerStep
 from training.guards.numerics import NumericsError
 from training.loader.order import Share

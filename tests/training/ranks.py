@@ -27,7 +27,7 @@ _context = multiprocessing.get_context("forkserver")
 # torch._dynamo takes longer than torch itself, and every rank's first optimizer asks for it.
 _context.set_forkserver_preload(
     ["training.trainer", "training.checkpoint.storage", "training.models.llama", "torch.distributed.fsdp"]
-    + ["torch._dynamo", "torch.distributed.optim", "training.parallel._partitioned", "training.parallel._stages"]
+    + ["torch._dynamo", "torch.distributed.optim", "training.parallel._partitioned_adamw", "training.parallel._stages"]
 )
 
 TINY: dict[str, Any] = {

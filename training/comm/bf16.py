@@ -20,6 +20,6 @@ def check(shape: Shape, **options: object) -> None:
 def exchange(peers: Peers) -> Exchange:
     import torch
 
-    from training.comm._halved import HalfPrecision
+    from training.comm._half_precision import HalfPrecision
 
     return HalfPrecision(peers, torch.bfloat16)

@@ -28,7 +28,7 @@ def exchange(
     *,
     staleness: Annotated[int, "0..1000", "Maximum number of steps that a worker may be ahead of the slowest."] = 4,
 ) -> Exchange:
-    from training.comm._served import ServedExchange
+    from training.comm._server import ServedExchange
 
     return ServedExchange(peers, staleness)
 

@@ -33,7 +33,7 @@ def check(shape: Shape, **options: object) -> None:
 
 
 def apply(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    from training.parallel._gathered import GatheredAttention
+    from training.parallel._gathered_attention import GatheredAttention
 
     axis = mesh["cp"]
     llama: Any = model

@@ -33,6 +33,6 @@ accumulating = ddp.accumulating
 
 def optimizer(parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh, *, weight_decay: float) -> Optimizer:
     """Return the optimizer, which updates this rank's part of the parameters and sends them to the others."""
-    from training.parallel._partitioned import PartitionedAdamW
+    from training.parallel._partitioned_adamw import PartitionedAdamW
 
     return PartitionedAdamW(parameters, mesh["dp"].get_group(), weight_decay=weight_decay)

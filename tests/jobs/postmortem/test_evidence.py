@@ -165,7 +165,7 @@ class TestHistory:
         incident, report = left.diagnosed()
         assert incident.cause == "checkpoint.corrupt"
         assert "step-400 was found damaged: its sha256 differs" in texts(report, "confirmation")
-        assert "to go on from there was step-200" in texts(report, "context")
+        assert "checkpoints to resume from: step-200" in texts(report, "context")
 
     def test_what_changed_since_the_attempt_before_is_told_and_no_reason(self, left: Left) -> None:
         left.write("environment.json", CAPTURED)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.training.ranks import TINY, Run
 from tests.waiting import until
-from training.comm._served import ParameterServer
+from training.comm._server import ParameterServer
 
 
 def _server(staleness: int, workers: int = 3) -> tuple[ParameterServer, list[int]]:
