@@ -46,6 +46,8 @@ PLAIN = {
 
 
 class GpuDevice:
+    """One GPU as NVML sees it: what it is, its counters, and its newest values."""
+
     def __init__(self, name: str) -> None:
         self.queries = NvmlQueries()
         self._name = name

@@ -78,11 +78,12 @@ class AttackSimulation:
         """
         unusable = {
             client
-            for each in exchange.gather_objects([_without_usable_update(sent) for sent in chunks])
+            for each in exchange.gather_objects([_without_usable_update(updates) for updates in chunks])
             for some in each
             for client in some
         }
-        numbers = exchange.gather_objects([sent.values[UPDATE].shape[1] for sent in chunks if UPDATE in sent.values])
+        values = [updates.values for updates in chunks]
+        numbers = exchange.gather_objects([found[UPDATE].shape[1] for found in values if UPDATE in found])
         size = next((found[0] for found in numbers if found), 0)
         everybody = np.concatenate([np.zeros(0, dtype=np.int64), *clients])
         usable = ~np.isin(everybody, list(unusable))
@@ -91,7 +92,7 @@ class AttackSimulation:
         if not len(attacking) or not len(honest):
             return
         like = {UPDATE: torch.zeros(size, dtype=torch.float64, device=world.device)}
-        local_rows = {UPDATE: torch.cat([_rows(sent, like[UPDATE]) for sent in chunks])} if chunks else {}
+        local_rows = {UPDATE: torch.cat([_rows(updates, like[UPDATE]) for updates in chunks])} if chunks else {}
         rows = exchange.gather_rows(local_rows, [len(some) for some in clients], like)[UPDATE]
         forged = {}
         if world.leads:
@@ -100,16 +101,16 @@ class AttackSimulation:
             knowledge = AttackerKnowledge(attacking, round_, self._seed, rows[honest_rows])
             forged = {UPDATE: self._attack.forge(rows[attacker_rows], knowledge, **self._options).contiguous()}
         found = exchange.gather_rows(forged, [len(attacking), *[0] * (world.size - 1)], like)[UPDATE]
-        for sent in chunks:
-            places = np.flatnonzero(np.isin(sent.clients, attacking))
+        for updates in chunks:
+            places = np.flatnonzero(np.isin(updates.clients, attacking))
             if len(places):
                 _replace_updates(
-                    sent, places, found[torch.from_numpy(np.searchsorted(attacking, sent.clients[places]))]
+                    updates, places, found[torch.from_numpy(np.searchsorted(attacking, updates.clients[places]))]
                 )
 
-    def _is_attacker(self, sent: ClientUpdates) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _is_attacker(self, updates: ClientUpdates) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which of a chunk's clients (clients,) attack and have not failed."""
-        return np.isin(sent.clients, self._attackers) & ~np.isin(sent.clients, list(sent.failed))
+        return np.isin(updates.clients, self._attackers) & ~np.isin(updates.clients, list(updates.failed))
 
 
 def with_attackers_labels(config: FederationConfig, task: Task, divided: DataDivision) -> Task:
@@ -143,26 +144,26 @@ def _classes(config: FederationConfig, task: Task) -> Tensor:
     return torch.from_numpy(found)
 
 
-def _without_usable_update(sent: ClientUpdates) -> list[int]:
+def _without_usable_update(updates: ClientUpdates) -> list[int]:
     """Return the clients of a chunk that have sent nothing, or something that is not finite."""
-    if UPDATE not in sent.values:
-        return [int(client) for client in sent.clients]
-    finite = torch.isfinite(sent.values[UPDATE]).all(dim=1).cpu().numpy()
-    bad = ~finite | np.isin(sent.clients, list(sent.failed))
-    return [int(client) for client in sent.clients[bad]]
+    if UPDATE not in updates.values:
+        return [int(client) for client in updates.clients]
+    finite = torch.isfinite(updates.values[UPDATE]).all(dim=1).cpu().numpy()
+    bad = ~finite | np.isin(updates.clients, list(updates.failed))
+    return [int(client) for client in updates.clients[bad]]
 
 
-def _rows(sent: ClientUpdates, like: Tensor) -> Tensor:
+def _rows(updates: ClientUpdates, like: Tensor) -> Tensor:
     """Return a chunk's updates (clients, numbers) in float64; zeros where all of its clients failed."""
-    if UPDATE not in sent.values:
-        return like.new_zeros(len(sent.clients), len(like))
-    return sent.values[UPDATE].double()
+    if UPDATE not in updates.values:
+        return like.new_zeros(len(updates.clients), len(like))
+    return updates.values[UPDATE].double()
 
 
-def _replace_updates(sent: ClientUpdates, places: Ids, forged: Tensor) -> None:
+def _replace_updates(updates: ClientUpdates, places: Ids, forged: Tensor) -> None:
     """Replace the updates at these places of a chunk, also in what a message holds."""
-    rows = sent.values[UPDATE].clone()
+    rows = updates.values[UPDATE].clone()
     rows[torch.from_numpy(places)] = forged.to(rows)
-    sent.values[UPDATE] = rows
-    if UPDATE in sent.wire:
-        sent.wire[UPDATE] = rows
+    updates.values[UPDATE] = rows
+    if UPDATE in updates.wire:
+        updates.wire[UPDATE] = rows

@@ -223,6 +223,7 @@ class Members:
         self._create_once(f"broken-{number}.json", {"reason": reason, "ranks": ranks or [], **more})
 
     def break_off_request(self, number: int) -> dict[str, Any] | None:
+        """Return why this incarnation is to be broken off, or None if nobody requested it."""
         return read_json(self._folder / f"broken-{number}.json")
 
     def report_ended(self, number: int, failures: list[RankFailure]) -> None:

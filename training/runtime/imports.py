@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
+    """Pause garbage collection within the block: importing torch creates many objects, none of which is garbage."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -124,5 +124,5 @@ def rejected_places(is_out: Tensor) -> list[int]:
 
 
 def complement(chosen: Sequence[int], count: int) -> list[int]:
-    """Return the places below `of` that are not in `chosen`."""
+    """Return the places below `count` that are not in `chosen`."""
     return sorted(set(range(count)) - set(chosen))
