@@ -39,10 +39,10 @@ SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
         (
             "Nov 21 03:01:31 dgx-03 kernel: [449410.332316] NVRM: Xid",
             "NVRM: Xid",
-            {"node": "dgx-03", "up": 449410.332316, "stamp": SECOND},
+            {"node": "dgx-03", "uptime": 449410.332316, "stamp": SECOND},
         ),
         ("[Sat Nov 21 03:01:31 2026] NVRM: x", "NVRM: x", {"stamp": SECOND}),
-        ("[449410.332316] NVRM: x", "NVRM: x", {"up": 449410.332316}),
+        ("[449410.332316] NVRM: x", "NVRM: x", {"uptime": 449410.332316}),
         ("2026-11-21T04:01:31+01:00 dgx-03 kernel: NVRM", "NVRM", {"node": "dgx-03", "stamp": SECOND}),
         (
             "[2026-11-21 03:01:31,000] [INFO] [loss_scaler.py:183:update_scale] x",

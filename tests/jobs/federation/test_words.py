@@ -118,7 +118,7 @@ SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
     "its drawing": lambda kind: lanes.draw(replace(FACTS, unit=kind.unit)).words,
     "vigil diagnose": _died,
     "vigil checkpoints": lambda kind: tables.checkpoints({"items": [ITEM]}, kind.unit)[0],
-    "vigil metrics": lambda kind: tables.metrics([CURVE], {}, many=kind.units, superseded=False)[0],
+    "vigil metrics": lambda kind: tables.metrics([CURVE], {}, units=kind.units, superseded=False)[0],
     "a hang": lambda kind: str(Hang([3], 16, "data", 812, 61.0, kind.unit)),
 }
 """What is said of a job of this kind, by where."""

@@ -268,7 +268,7 @@ def test_what_is_no_toml_is_said(text: str) -> None:
         ("steps = 1,000", "Line 1: numbers are written without commas. Write steps = 1000."),
         ("x = True", "Line 1: write x = true."),
         ("x = None", "Line 1: TOML has no null value."),
-        ("[run\nx = 1", "Line 1: a table's name stands in brackets"),
+        ("[run\nx = 1", "Line 1: a table's name is written in brackets"),
         ('{"name": "x"}', "Line 1: this looks like JSON."),
         ("name = “x”", "Line 1: the quotes are typographic."),
         ("x\0 = 1", "Line 1: it contains invisible characters (U+0000). Remove them."),
