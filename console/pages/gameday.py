@@ -49,6 +49,8 @@ def index(request: HttpRequest, game_day_id: int | None = None) -> HttpResponse:
         "chosen": chosen,
         "reports": [(GLYPHS[report.drill.state], report) for report in reports],
         "upgrades": upgrades_since(chosen) if chosen and not chosen.is_active else [],
+        "software": list(dict.fromkeys(report.software for report in reports if report.software)),
+        "changes": list(dict.fromkeys(change for report in reports for change in report.changes)),
         "rows": found.items,
         "next": found.next,
     }

@@ -304,7 +304,7 @@ class TestWhereItIsPlanted:
         assert AuditEntry.objects.filter(action="gameday.fault").count() == 1
 
 
-def test_upgrades_since_are_named(xid: Fault) -> None:
+def test_upgrades_since_are_named(xid: Fault, ops: User) -> None:
     xid.xid(**xid.plant())
     xid.lab.step()
     xid.advance(4)
@@ -319,3 +319,6 @@ def test_upgrades_since_are_named(xid: Fault) -> None:
     assert any(text.startswith("Vigil 0.9 → ") for text in found)
     (report,) = drill_reports(xid.game_day)
     assert report.software == "Slurm 24.11.5, driver 570.195.03"
+    page = signed_in(ops).get("/gameday").content.decode()
+    assert "gpu · Vigil 0.9 · Slurm 24.11.5, driver 570.195.03" in page
+    assert "Slurm 24.11.5 → 26.05.0" in page
