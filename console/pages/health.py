@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,11 @@ State = HealthEntry.EntryState
 
 @dataclass(frozen=True)
 class EntryRow:
-    """An entry with its rule, which may have been removed since; or the newest of `number` equal ones."""
+    """An entry with its rule, which may have been removed since; or one of `number` equal ones."""
 
     entry: HealthEntry
     rule: Rule | None
     number: int = 1
-    nodes: Sequence[str] = ()
-    """The nodes of the newest of them."""
 
     @property
     def glyph(self) -> str:
@@ -184,10 +182,7 @@ class _EntryRows:
     @classmethod
     def read(cls, entries: ActiveEntries, which: EntryList, rules: Mapping[str, Rule]) -> _EntryRows:
         lines = entries.newest(which, MOST[which])
-        rows = [
-            EntryRow(line.entry, rules.get(line.entry.rule), line.number, [entry.node for entry in line.entries])
-            for line in lines
-        ]
+        rows = [EntryRow(line.entry, rules.get(line.entry.rule), line.number) for line in lines]
         return cls(rows, entries.count(which))
 
     @property

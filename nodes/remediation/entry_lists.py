@@ -1,19 +1,19 @@
 """Count and list active health entries, the most urgent first, at a cost that does not grow with their number.
 
-One query over an index counts them by state, decision, severity, action, rule and detail. A list then takes the newest
-entries of one such group after the other until it is full, each from that index. Where a rule found the same on many
-nodes, an old driver for example, that is one line.
+One query over an index counts them by state, decision, severity, action, rule and detail. A list then takes the keys of
+the newest entries from the same index, and reads only those. Where a rule found the same on many nodes, an old driver
+for example, that is one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 
-from django.db.models import Count, Max, QuerySet
+from django.db.models import Case, Count, Max, Q, When
 
 from nodes.health.rules.rule import OUT_OF_SERVICE, SEVERITIES
 from nodes.models import HealthEntry
@@ -22,8 +22,6 @@ Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 MOST_SINGLE = 5
 """More equal entries than this are one line."""
-SHOWN = 3
-"""Nodes that such a line names."""
 
 
 class EntryList(StrEnum):
@@ -46,6 +44,8 @@ class EntryGroup:
     detail: str
     number: int
     newest: datetime
+    sample: int
+    """The key of one of them."""
 
     @property
     def belongs_to(self) -> EntryList:
@@ -59,41 +59,13 @@ class EntryGroup:
         is_shared = bool(self.detail) or (self.belongs_to != EntryList.WAITING and self.action not in OUT_OF_SERVICE)
         return is_shared and self.number > MOST_SINGLE
 
-    def rows(self) -> QuerySet[HealthEntry]:
-        rows = HealthEntry.objects.active().filter(
-            state=self.state, decision=self.decision, severity=self.severity, action=self.action, rule=self.rule,
-            detail=self.detail,
-        )  # fmt: skip
-        return rows.order_by("-last_seen")
-
 
 @dataclass(frozen=True)
 class ListedEntries:
-    """One line of a list: an entry, or the newest of `number` equal ones."""
+    """One line of a list: an entry, or one of `number` equal ones."""
 
-    entries: Sequence[HealthEntry]
+    entry: HealthEntry
     number: int = 1
-
-    @property
-    def entry(self) -> HealthEntry:
-        return self.entries[0]
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A line before its entries are read: one entry, or a whole group if `pk` is None."""
-
-    last_seen: datetime
-    pk: int | None
-    group: EntryGroup
-
-    def read(self, entries: Mapping[int, HealthEntry]) -> ListedEntries | None:
-        """Return the line with its entries; None if they have ended since."""
-        if self.pk is not None:
-            entry = entries.get(self.pk)
-            return None if entry is None else ListedEntries([entry])
-        newest = list(_with_relations(self.group.rows())[:SHOWN])
-        return ListedEntries(newest, self.group.number) if newest else None
 
 
 class ActiveEntries:
@@ -103,7 +75,12 @@ class ActiveEntries:
     def groups(self) -> list[EntryGroup]:
         """Return all groups, the most severe first, then the newest."""
         fields = ("state", "decision", "severity", "action", "rule", "detail")
-        rows = HealthEntry.objects.active().order_by().values_list(*fields).annotate(Count("pk"), Max("last_seen"))
+        rows = (
+            HealthEntry.objects.active()
+            .order_by()
+            .values_list(*fields)
+            .annotate(Count("pk"), Max("last_seen"), Max("pk"))
+        )
         groups = sorted((EntryGroup(*row) for row in rows), key=lambda group: group.newest, reverse=True)
         return sorted(groups, key=lambda group: -_rank(group.severity))
 
@@ -111,18 +88,18 @@ class ActiveEntries:
         return sum(group.number for group in self.groups if group.belongs_to == which)
 
     def newest(self, which: EntryList, most: int) -> list[ListedEntries]:
-        """Return at most that many lines, the most severe first, then the newest."""
-        found: list[_Line] = []
-        for severity in reversed(SEVERITIES):
-            room = most - len(found)
-            if not room:
-                break
-            # The newest lines are among those of the groups with the newest entries, as many as there is room for.
-            groups = [group for group in self.groups if group.severity == severity and group.belongs_to == which][:room]
-            lines = [line for group in groups for line in _lines(group, room)]
-            found += sorted(lines, key=lambda line: line.last_seen, reverse=True)[:room]
-        entries = _with_relations(HealthEntry.objects.all()).in_bulk([line.pk for line in found if line.pk])
-        return [listed for line in found if (listed := line.read(entries))]
+        """Return at most that many lines, the most severe first, then the newest. Two queries, whatever there is."""
+        groups = [group for group in self.groups if group.belongs_to == which]
+        if not groups:
+            return []
+        keys = [
+            (_rank(group.severity), group.newest, group.sample, group.number) for group in groups if group.is_one_line
+        ]
+        keys += [(rank, last_seen, pk, 1) for rank, last_seen, pk in _newest_keys(groups, most)]
+        keys.sort(reverse=True)
+        rows = HealthEntry.objects.select_related("gpu", "order", "decided_by").defer("progress")
+        entries = rows.in_bulk([pk for _, _, pk, _ in keys[:most]])
+        return [ListedEntries(entries[pk], number) for _, _, pk, number in keys[:most] if pk in entries]
 
     def nodes_to_repair(self, most: int) -> tuple[list[str], int]:
         """Return the first names of nodes that open entries want out of service, and how many there are."""
@@ -132,15 +109,26 @@ class ActiveEntries:
         return names[:most], len(names)
 
 
-def _lines(group: EntryGroup, most: int) -> list[_Line]:
-    """Return the lines of a group by key and time only: few of them are shown, and evidence is long."""
-    if group.is_one_line:
-        return [_Line(group.newest, None, group)]
-    return [_Line(last_seen, pk, group) for pk, last_seen in group.rows().values_list("pk", "last_seen")[:most]]
-
-
-def _with_relations(rows: QuerySet[HealthEntry]) -> QuerySet[HealthEntry]:
-    return rows.select_related("gpu", "order", "decided_by").defer("progress")
+def _newest_keys(groups: Sequence[EntryGroup], most: int) -> list[tuple[int, datetime, int]]:
+    """Return rank, time and key of the newest entries of the groups that are not one line, from the index alone."""
+    wanted = Q()
+    for kind in {(group.state, group.decision, group.action) for group in groups if not group.is_one_line}:
+        wanted |= Q(state=kind[0], decision=kind[1], action=kind[2])
+    if not wanted:
+        return []
+    rank = Case(*(When(severity=name, then=_rank(name)) for name in SEVERITIES), default=-1)
+    rows = HealthEntry.objects.active().filter(wanted).annotate(rank=rank)
+    for group in groups:
+        if group.is_one_line:
+            rows = rows.exclude(
+                state=group.state,
+                decision=group.decision,
+                severity=group.severity,
+                action=group.action,
+                rule=group.rule,
+                detail=group.detail,
+            )
+    return list(rows.order_by("-rank", "-last_seen").values_list("rank", "last_seen", "pk")[:most])
 
 
 def _rank(severity: str) -> int:
