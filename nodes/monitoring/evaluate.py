@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import Max, Q, QuerySet
+from django.db.models import Max, QuerySet
 from django.utils import timezone
 
 from nodes.health import engine
@@ -67,7 +67,7 @@ def evaluate(now: datetime | None = None) -> EvaluationOutcome:
     rules = rules_in_force()
     evaluation = EvaluationOutcome()
     until = time.monotonic() + EVENTS_S
-    while _judge_events(rules, now, evaluation) == events.MOST and time.monotonic() < until:
+    while _judge_events(rules, now, evaluation) and time.monotonic() < until:
         pass  # a storm: what is left is judged by the next evaluation
     _judge_states(rules, States.read(now), evaluation)
     _advance(rules, now, evaluation)
@@ -80,7 +80,7 @@ def evaluate_events(now: datetime | None = None) -> EvaluationOutcome:
     rules = rules_in_force()
     evaluation = EvaluationOutcome()
     until = time.monotonic() + AT_ONCE_S
-    while _judge_events(rules, now, evaluation) == events.MOST and time.monotonic() < until:
+    while _judge_events(rules, now, evaluation) and time.monotonic() < until:
         pass
     return evaluation
 
@@ -180,11 +180,11 @@ class _EntryChanges:
 
     def load(self, keys: set[Key], nodes: Iterable[str] = ()) -> None:
         """Load the active entries of these keys, all active ones of these nodes, and what was cleared last."""
-        names = {key.subject.node for key in keys}
-        rows = HealthEntry.objects.select_related("gpu").filter(
-            Q(node__in=names, rule__in={key.rule for key in keys}) | Q(node__in=list(nodes))
-        )
-        self.take(rows.active())
+        rows = HealthEntry.objects.active().select_related("gpu").order_by()
+        # Two queries: an index leads to the rows of each, but not to those of one or the other.
+        self.take(rows.filter(node__in={key.subject.node for key in keys}, rule__in={key.rule for key in keys}))
+        if repaired := set(nodes):
+            self.take(rows.filter(node__in=repaired))
         missing = keys - self.rows.keys()
         for row in self._cleared_last(missing) if missing else ():
             if (key := _key_of(row)) in missing:
@@ -223,9 +223,16 @@ class _EntryChanges:
                 self.late.add(key)
 
     def repair(self, node: str, kind: engine.Repair, at: float) -> None:
-        for key, finding in self.findings.items():
-            if key.subject.node == node and (rule := self.rules.get(key.rule)) is not None:
-                engine.repair(rule, finding, kind, at)
+        for key in self._keys_by_node[node]:
+            if (rule := self.rules.get(key.rule)) is not None:
+                engine.repair(rule, self.findings[key], kind, at)
+
+    @cached_property
+    def _keys_by_node(self) -> Mapping[str, list[Key]]:
+        found: defaultdict[str, list[Key]] = defaultdict(list)
+        for key in self.findings:
+            found[key.subject.node].append(key)
+        return found
 
     def save(self, evaluation: EvaluationOutcome) -> None:
         changed, forgotten, new = [], [], []

@@ -24,6 +24,8 @@ from vigil_core import untrusted
 
 MOST = 250
 """Rows per transaction: a storm of events must not keep it open."""
+MOST_REPAIRED = 25
+"""Nodes per transaction that booted or were reset: each of their findings is read, and there may be dozens."""
 ECHO = timedelta(seconds=60)
 CLEAN_UP = 45  # the Xid that follows others
 RECOVERY_CHANGED = 154
@@ -57,9 +59,20 @@ class Judgement:
 
 
 def unjudged() -> list[Judgement]:
-    """Return the rows that rules have not seen completely, oldest first, and what each of them says."""
+    """Return some rows that rules have not seen completely, oldest first, and what each of them says."""
     found = list(NodeEvent.objects.filter(UNJUDGED).select_related("agent", "gpu").order_by("id")[:MOST])
-    return list(judgements(sorted(found, key=lambda row: (row.last_at, row.pk))))
+    return list(judgements(sorted(_bounded(found), key=lambda row: (row.last_at, row.pk))))
+
+
+def _bounded(rows: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
+    """Return the first rows, up to the repairs of as many nodes as one transaction may change."""
+    repaired: set[int] = set()
+    for place, row in enumerate(rows):
+        if row.kind in REPAIRS:
+            repaired.add(row.agent_id)
+            if len(repaired) > MOST_REPAIRED:
+                return rows[:place]
+    return rows
 
 
 def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Iterator[Judgement]:

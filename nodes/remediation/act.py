@@ -158,7 +158,8 @@ def trip_if_widespread(now: datetime) -> bool:
         )
         openings = [
             limits.Opening(rule, node, at.timestamp())
-            for rule, node, at in opened.values_list("rule", "node", "opened_at")
+            # In no order: in that of ids, all entries would be read.
+            for rule, node, at in opened.order_by().values_list("rule", "node", "opened_at")
             if at is not None
         ]
         found = limits.tripping_rule(openings, Node.objects.reported().count(), now.timestamp())

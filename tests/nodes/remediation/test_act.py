@@ -10,6 +10,7 @@ from django.db.models import F
 
 from nodes.cluster import drain
 from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder
+from nodes.monitoring import events
 from nodes.remediation import inbox
 from nodes.remediation.act import decide
 from nodes.schedulers.base import SchedulerError
@@ -80,6 +81,20 @@ def test_harmless_errors_drain_nothing(lab: Lab) -> None:
     lab.step()
     assert not NodeOrder.objects.exists()
     assert not HealthEntry.objects.open().exclude(action="ignore").exists()
+
+
+def test_a_cluster_that_boots_at_once_is_judged_in_batches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_REPAIRED", 2)
+    for node in NAMES[:5]:
+        lab.xid(109, node, ago=60)
+    lab.step()
+    for node in NAMES[:5]:
+        lab.happens("boot", node, booted_at=time.time())
+    lab.step()
+    assert not NodeEvent.objects.filter(events.UNJUDGED).exists(), "all of them in one evaluation"
+    lab.later(6)
+    entries = HealthEntry.objects.filter(rule="context-switch-timeout")
+    assert [entry.state for entry in entries] == ["cleared"] * 5
 
 
 def test_a_drain_by_a_person_is_neither_replaced_nor_undone(lab: Lab) -> None:
