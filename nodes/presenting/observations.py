@@ -9,6 +9,8 @@ from vigil_core import formatting
 
 NBSP = formatting.NBSP
 _UNITS = {"_c": "°C", "_mib": "MiB", "_percent": "%"}
+_CHANCES = ("chance", "programs_chance")
+_SMALLEST_CHANCE = 1e-9
 _MOST_REASONS = 2
 
 
@@ -30,6 +32,8 @@ def _field(name: str, value: object) -> str:
         return f"{formatting.measure(value)}{NBSP}W"
     if name == "clock_offset_s":  # it may be negative
         return f"clock offset {formatting.measure(value)}{NBSP}s"
+    if name in _CHANCES:
+        return f"by chance 1 time in {formatting.count(round(1 / max(value, _SMALLEST_CHANCE)))}"
     if name.endswith("_s"):
         return f"{_words(name.removesuffix('_s'))} {formatting.duration(value)}"
     if name.endswith("_share"):

@@ -19,6 +19,8 @@ from nodes.presenting.observations import observed_text
         ({"remapped_pending": 1, "nvlinks_down": 2}, "remapped pending 1, nvlinks down 2"),
         ({"driver_differs": True, "is_up": False, "problem": "", "ratio": 1.25}, "ratio 1.25"),
         ({"problem": "timed out"}, "problem timed out"),
+        ({"programs": 9, "programs_chance": 1e-6}, "programs 9, by chance 1 time in 1,000,000"),
+        ({"programs_chance": 0.0}, "by chance 1 time in 1,000,000,000"),
         ({}, ""),
     ],
 )
