@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from nodes.cluster import sync
-from nodes.models import Reading
+from nodes.models import Node, Reading
 from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from nodes.schedulers.slurm.tokens import KeyFileTokens
+from nodes.scheduling import node_states
 from tests.nodes.remediation.cluster import AgentFleet
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import PORTAL, People
@@ -73,9 +74,18 @@ class SlurmFleet(AgentFleet):
             "idle": ["update", f"NodeName={self.node}", "State=RESUME"],
         }
         self.slurm.run("scontrol", *commands[state])
-        if state == "down+reboot_issued":  # its slurmd is asked to run RebootProgram, which does nothing here
-            until(lambda: "REBOOT_ISSUED" in self.states()[self.node][0])
-        sync.read(self.scheduler, Reading.Part.NODES)
+        word = state.rpartition("+")[2]
+
+        def is_read() -> bool:
+            """Read the nodes until they show it: a reboot takes slurmd a moment, and a last registration may cross."""
+            sync.read(self.scheduler, Reading.Part.NODES)
+            if word in node_states.state_words(Node.objects.get(name=self.node).state):
+                return True
+            if state == "down":
+                self.slurm.run("scontrol", *commands[state])
+            return False
+
+        until(is_read)
 
     def restore(self) -> None:
         """Return every node to service, end Vigil's own jobs, and remove reservations."""

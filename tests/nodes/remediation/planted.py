@@ -13,7 +13,7 @@ from typing import Any
 
 from jobs.assessing.assess import assess
 from nodes.drains import maintenance, reservations
-from nodes.models import Agent, Gpu, HealthEntry, Holding, NodeOrder
+from nodes.models import Agent, Gpu, HealthEntry, Holding, Node, NodeOrder
 from portal.models import AuditEntry
 from tests.jobs.reliability.lab import ran
 from tests.lab import sysadmin
@@ -355,6 +355,7 @@ def check_crashed_node(fleet: AgentFleet) -> None:
     """Let the first node crash. Draining what is down already changes nothing; jobs avoid it also when it comes up."""
     crashed(fleet)
     found = set(HealthEntry.objects.open().values_list("rule", "action"))
-    assert found == {("agent-silent", "watch"), ("node-unreachable", "exclude")}
+    state = Node.objects.get(name=fleet.node).state
+    assert found == {("agent-silent", "watch"), ("node-unreachable", "exclude")}, state
     assert list(HealthEntry.objects.excluding().values_list("node", flat=True)) == [fleet.node]
     assert not NodeOrder.objects.exists()
