@@ -68,7 +68,7 @@ def evaluate(now: datetime | None = None) -> EvaluationOutcome:
     evaluation = EvaluationOutcome()
     until = time.monotonic() + EVENTS_S
     while _judge_events(rules, now, evaluation) and time.monotonic() < until:
-        pass  # a storm: what is left is judged by the next evaluation
+        pass  # in a storm the next evaluation judges the rest
     _judge_states(rules, States.read(now), evaluation)
     _advance(rules, now, evaluation)
     return evaluation
@@ -89,6 +89,7 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
     """Judge a batch of events in one transaction; return how many rows there were."""
     if not NodeEvent.objects.filter(events.UNJUDGED).exists():
         return 0
+    began = time.monotonic()
     with transaction.atomic():
         HealthControl.locked()
         judgements = events.unjudged()
@@ -102,6 +103,7 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
             judgement.row.judged = judgement.row.count
         changes.save(evaluation)
         bulk.update_rows([judgement.row for judgement in judgements], ("judged",))
+    bulk.give_way(began)
     return len(judgements)
 
 
@@ -125,6 +127,7 @@ def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: Evaluat
         if keys.get(subject):
             concerned[subject].append(observation)
     for subjects in _batches(list(keys)):
+        began = time.monotonic()
         with transaction.atomic():
             HealthControl.locked()
             changes = _EntryChanges(rules, states.now)
@@ -133,6 +136,7 @@ def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: Evaluat
                 for observation in concerned[subject]:
                     changes.observe(observation, only=keys[subject])
             changes.save(evaluation)
+        bulk.give_way(began)
 
 
 def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOutcome) -> None:
@@ -140,12 +144,14 @@ def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOut
     due = list(HealthEntry.objects.due(now).order_by("due_at").values_list("pk", flat=True))
     due += _of_ended_rules(rules)
     for start in range(0, len(due), MOST_ENTRIES):
+        began = time.monotonic()
         with transaction.atomic():
             HealthControl.locked()
             changes = _EntryChanges(rules, now)
             rows = HealthEntry.objects.active().select_related("gpu")
             changes.take(rows.filter(pk__in=due[start : start + MOST_ENTRIES]))
             changes.save(evaluation)
+        bulk.give_way(began)
 
 
 def _of_ended_rules(rules: Mapping[str, Rule]) -> list[int]:

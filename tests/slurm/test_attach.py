@@ -107,7 +107,7 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
     slurm_id = login_node.sbatch(f"{VIGIL} attach --tag mine -- srun {sys.executable} train.py", *options)
     job_id = attached(alice, slurm_id)
     alice.wait_for_step(job_id, 20)
-    live = alice.wait_for_state(job_id, "running")
+    live = alice.wait(job_id, "running")
     assert len(live["attempt"]["nodes"]) == 2
     report = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
     assert (report["nodes"], report["gpus_per_node"], report["partition"], report["time_limit"]) == (
