@@ -61,12 +61,17 @@ def ended_before(state_words: Sequence[str]) -> str:
 
 
 def node_state(state_words: Sequence[str]) -> str:
-    """Return one word: a draining node is "drained" once nothing runs on it; one that is down stays "down"."""
+    """Return one word: a draining node is "drained" once nothing runs on it; one that is down stays "down".
+
+    Slurm calls a node down while it reboots it: that is "down+reboot_issued", as the node comes back by itself.
+    """
     words = {_SYNONYMS.get(word.lower(), word.lower()) for word in state_words}
     base = next(
         (word for word in ("down", "error", "future", "idle", "mixed", "allocated") if word in words), "unknown"
     )
     if base in {"down", "error", "future"}:
+        if base == "down" and "reboot_issued" in words:
+            return "down+reboot_issued"
         return "down" if base == "error" else base
     if "drain" in words:
         return "draining" if base in {"mixed", "allocated"} or "completing" in words else "drained"

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from nodes.schedulers.cluster import LicenseInfo, QueuedJobInfo
-from nodes.schedulers.slurm import shapes
+from nodes.schedulers.slurm import shapes, states
 from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.http import decoded
 from nodes.schedulers.slurm.listed import FIELDS_READ, decode_job_list
@@ -347,3 +347,10 @@ def test_types_of_gpus_keep_the_configured_case() -> None:
         found = shapes.node({**payload, **more})
         assert dict(found.gpus_used_by_type) == {"H100": 1, "1g.10gb": 2}
         assert gpu_types.free(found) == {"H100": 7, "1g.10gb": 5}
+
+
+def test_a_node_that_slurm_reboots_is_down_for_a_while() -> None:
+    """24.11 lists the words together, 22.05 the flag apart; a reboot that takes too long is only down."""
+    assert states.node_state(["DOWN", "REBOOT_ISSUED"]) == "down+reboot_issued"
+    assert states.node_state(["down", "REBOOT_ISSUED"]) == "down+reboot_issued"
+    assert states.node_state(["DOWN", "NOT_RESPONDING"]) == "down"
