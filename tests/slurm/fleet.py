@@ -66,26 +66,24 @@ class SlurmFleet(AgentFleet):
         return {node["name"]: (node["state"], node["reason"] or "") for node in found if node}
 
     def set_state(self, state: str) -> None:
-        if state == "down":  # else its slurmd would report for duty again
+        """Bring the first node into this state as it happens to a node, and read it.
+
+        Slurm takes 30 s to notice that a slurmd has died. A node that `scontrol` calls down would be back at once: an
+        answer to the last ping returns it to service.
+        """
+        if state == "down":
             self.slurm.kill(self.node)
-        commands = {
-            "down": ["update", f"NodeName={self.node}", "State=DOWN", "Reason=Not responding"],
-            "down+reboot_issued": ["reboot", self.node],
-            "idle": ["update", f"NodeName={self.node}", "State=RESUME"],
-        }
-        self.slurm.run("scontrol", *commands[state])
+        elif state == "down+reboot_issued":  # its slurmd runs RebootProgram, which does nothing here
+            self.slurm.run("scontrol", "reboot", self.node)
+        else:
+            self.slurm.run("scontrol", "update", f"NodeName={self.node}", "State=RESUME")
         word = state.rpartition("+")[2]
 
         def is_read() -> bool:
-            """Read the nodes until they show it: a reboot takes slurmd a moment, and a last registration may cross."""
             sync.read(self.scheduler, Reading.Part.NODES)
-            if word in node_states.state_words(Node.objects.get(name=self.node).state):
-                return True
-            if state == "down":
-                self.slurm.run("scontrol", *commands[state])
-            return False
+            return word in node_states.state_words(Node.objects.get(name=self.node).state)
 
-        until(is_read)
+        until(is_read, at_most_s=1.0)
 
     def restore(self) -> None:
         """Return every node to service, end Vigil's own jobs, and remove reservations."""
