@@ -264,7 +264,7 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     page.wait_for_function("() => document.getElementById('toml').value.includes('seed = 7')")
     assert "# longer" in text.input_value(), "comments stay"
     text.fill(text.input_value().replace("[run]", "[run"))
-    expect(say).to_contain_text("a table's name stands in brackets")
+    expect(say).to_contain_text("a table's name is written in brackets")
     expect(page.locator("#editor [data-invalid]")).to_have_count(1)
     page.locator("#file").set_input_files(REPOSITORY / "examples" / "vision.toml")
     expect(page.get_by_label("Recipe")).to_have_value("vision")

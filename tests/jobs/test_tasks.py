@@ -59,7 +59,7 @@ def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(app, "send_task", refuse)
     monkeypatch.setattr(sending, "current_app", app)
     queue("jobs.tasks.submit", 1)
-    assert "the next tick finds it: jobs.tasks.submit(1,)" in caplog.text
+    assert "the next tick will pick it up: jobs.tasks.submit(1,)" in caplog.text
 
 
 @pytest.mark.django_db

@@ -7,6 +7,7 @@ import uvicorn
 from django.conf import LazySettings
 
 from console import web
+from console.site import migrations
 
 
 def test_what_serves_people_does_not_know_where_slurm_s_key_is(
@@ -23,5 +24,6 @@ def test_what_serves_people_does_not_know_where_slurm_s_key_is(
         server.started = True
 
     monkeypatch.setattr(uvicorn.Server, "run", serve)
+    monkeypatch.setattr(migrations, "migrate_older_database", lambda: None)
     web.main(["--port", "0"])
     assert served == ["", ""]

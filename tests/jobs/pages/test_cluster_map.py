@@ -92,7 +92,7 @@ def test_buckets_and_letters_at_their_ends() -> None:
     assert [rack_map.heat_bucket(c) for c in (-5, 30, 58, 86, 200)] == [0, 0, 4, 8, 8]
     uses = [rack_map.cell_of(MapGpu(0, percent=p), machine()).use for p in (0, 11, 12, 99, 100)]
     assert uses == [0, 0, 1, 8, 8]
-    assert [rack_map.letters(name) for name in ("mira", "ada.lindqvist", "a", "", "x-y_z", "...")] == [
+    assert [rack_map.initials(name) for name in ("mira", "ada.lindqvist", "a", "", "x-y_z", "...")] == [
         "mi", "al", "a", "", "xy", "..",
     ]  # fmt: skip
 

@@ -98,7 +98,7 @@ def test_checking_changes_nothing(client: Client) -> None:
         (('"from-a-test"', '"has spaces"'), "f-name-e", "is not a valid name"),
         (("steps = 20", "stepz = 20"), "findings", "Did you mean &quot;steps&quot;?"),
         (('project = "default"', 'project = "nobodys"'), "f-project-e", "is not a project of yours"),
-        (("[run]", "[run"), "say", "Line 8: a table&#x27;s name stands in brackets"),
+        (("[run]", "[run"), "say", "Line 8: a table&#x27;s name is written in brackets"),
     ],
 )
 def test_problems_stand_at_their_field_and_line(client: Client, change: tuple[str, str], field: str, said: str) -> None:

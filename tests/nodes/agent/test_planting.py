@@ -11,6 +11,7 @@ import pytest
 
 from gpus.reader import GpuReader
 from nodes.agent import mounts, planting
+from nodes.agent.disks import label
 from nodes.agent.gpu_history import GpuHistory
 from nodes.agent.gpu_watch import GpuWatch
 from nodes.agent.kernel_log import KernelLog
@@ -93,10 +94,10 @@ def test_a_mount_is_slow_and_well_again(
     def reported(kind: str) -> Any:
         probes.start_probes(paths)
         events = faults.marked(probes.poll(time.time()))
-        return [event for event in events if (event["kind"], event["mount"]) == (kind, str(tmp_path))]
+        return [event for event in events if (event["kind"], event["mount"]) == (kind, label(str(tmp_path)))]
 
     (event,) = answer(faults, kernel_log, watch, "mount", 5, *paths)
-    assert (event["kind"], event["text"]) == ("fault.planted", f"{tmp_path} responds after 1 s.")
+    assert (event["kind"], event["text"]) == ("fault.planted", f"{label(str(tmp_path))} responds after 1 s.")
     (slow,) = until(lambda: reported("mount.slow"))
     assert slow["planted"] == 5
     faults.end(watch)

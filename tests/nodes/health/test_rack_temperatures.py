@@ -91,7 +91,7 @@ def test_a_bmc_that_lies_is_not_believed(lab: Lab) -> None:
 
 def test_page_and_rest_show_racks_and_the_page_is_the_same_without_any(lab: Lab) -> None:
     mira = person("mira")
-    assert "Inlet temperature" not in signed_in(mira).get("/racks").content.decode()
+    assert "h-inlets" not in signed_in(mira).get("/racks").content.decode()
     now = timezone.now()
     for hours in range(12):
         report(lab, now - timedelta(hours=hours), WARM, measured=True)

@@ -82,7 +82,7 @@ class AgentFleet:
     def drained_nodes(self) -> dict[str, str]:
         """Return the reason of each drained node, as the scheduler itself reports it."""
         nodes = self.scheduler.nodes()
-        return {n.name: n.reason for n in nodes if not drain.DRAINED.isdisjoint(node_states.state_words(n.state))}
+        return {n.name: n.reason for n in nodes if node_states.is_drained(n.state)}
 
     def set_state(self, state: str) -> None:
         """Let the scheduler report this state of the first node from now on."""

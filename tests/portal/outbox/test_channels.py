@@ -46,7 +46,7 @@ class TestMaking:
         channel = Channel.objects.get()
         assert (channel.user, channel.project, channel.address) == (oskar, None, "oskar@lab.example")
         assert (channel.left_out, channel.digest, channel.time_zone) == (
-            ["federation.coverage", "channel"],
+            ["federation.coverage", "channel", "program.failing"],
             "hourly",
             "Europe/Berlin",
         )

@@ -89,7 +89,7 @@ NOT_COMMITTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda f: (f / "COMMITTED").write_text("[]"), "damaged"),
     "deep nesting": (lambda f: (f / "COMMITTED").write_text("[" * 100_000), "damaged"),
     "a negative step": (lambda f: _change(f, step=-1), "whole number"),
-    "a file elsewhere": (lambda f: _change(f, files=[{"file": "../x", "bytes": 1, "sha256": "0"}]), "no file of a"),
+    "a file elsewhere": (lambda f: _change(f, files=[{"file": "../x", "bytes": 1, "sha256": "0"}]), "not a file of a"),
     "a file twice": (lambda f: _change(f, files=2 * [asdict(manifest.read(f).files[0])]), "listed twice"),
     "a manifest that is a link": (lambda f: _link(f / "COMMITTED"), "COMMITTED can't be read"),
     "a manifest that is a pipe": (lambda f: _pipe(f / "COMMITTED"), "not a plain file"),

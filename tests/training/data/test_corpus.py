@@ -116,7 +116,7 @@ def test_a_text_longer_than_memory_is_cut_between_letters(
 @relaxed
 @given(st.text(alphabet="ab \n"), st.integers(1, 20))
 def test_parts_make_up_the_text(text: str, letters: int) -> None:
-    assert "".join(building._cut(text, letters)) == text
+    assert "".join(building._split_text(text, letters)) == text
 
 
 def test_half_letters_are_replaced(tmp_path: Path) -> None:

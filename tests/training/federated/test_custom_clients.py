@@ -175,7 +175,7 @@ def _with(data: str) -> str:
         (LINEAR, {"algorithm": "own"}, r"client\.algorithm: algorithm\.py has no function aggregate\(\)"),
         (_with("    return x"), {}, r"data\(0\) gives a Tensor, not a tuple of tensors"),
         (_with("    return x,"), {}, r"data\(\) gives inputs alone"),
-        (_with("    return x, 'label'"), {}, r"data\(0\) gives what is no tensor"),
+        (_with("    return x, 'label'"), {}, r"data\(0\) gives something that is not a tensor"),
         (_with("    return x, x[:3, 0].long()"), {}, r"data\(0\) gives parts of 6, 3 samples"),
         (_with("    return x[:client], x[:client, 0].long()"), {}, r"data\(0\) gives no sample to train on"),
         (_with("    return x[:, : client + 1], x[:, 0].long()"), {}, r"data\(1\) gives float32 of shape .*, 2\)"),

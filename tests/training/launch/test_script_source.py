@@ -49,7 +49,7 @@ def test_the_interpreter_is_a_path_or_an_environment(plan: LaunchPlan, tmp_path:
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
     assert _prepare(_plan(plan.run_dir, python=str(tmp_path / "venv")))[0] == str(tmp_path / "venv" / "bin" / "python")
-    with pytest.raises(BadPlan, match="no interpreter on this node"):
+    with pytest.raises(BadPlan, match="neither an interpreter on this node"):
         _prepare(_plan(plan.run_dir, python="/nowhere/python"))
     (tmp_path / "closed").write_text("")
     (tmp_path / "closed").chmod(0o644)

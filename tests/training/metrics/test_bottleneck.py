@@ -73,11 +73,14 @@ def test_the_remedy_fits_the_run() -> None:
 def test_nothing_is_told_to_be_tried_that_the_run_would_refuse() -> None:
     all_of_it = frozenset(("compile", "fp8", "reshard"))
     communication = {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65}
-    assert "reshard" not in judge(measured(**communication, parallelism="fsdp", world=8, refused=all_of_it)).remedy
-    assert "compile" not in judge(measured(busy=0.5, refused=all_of_it)).remedy
-    assert "compile" not in judge(measured(matmul=0.3, dtype="bf16", refused=all_of_it)).remedy
     assert (
-        judge(measured(dtype="bf16", refused=all_of_it)).remedy
+        "reshard"
+        not in judge(measured(**communication, parallelism="fsdp", world=8, unusable_remedies=all_of_it)).remedy
+    )
+    assert "compile" not in judge(measured(busy=0.5, unusable_remedies=all_of_it)).remedy
+    assert "compile" not in judge(measured(matmul=0.3, dtype="bf16", unusable_remedies=all_of_it)).remedy
+    assert (
+        judge(measured(dtype="bf16", unusable_remedies=all_of_it)).remedy
         == "This is as it should be. To go faster, try more GPUs."
     )
     assert "fp8" in judge(measured(dtype="bf16")).remedy
