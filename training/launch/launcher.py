@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -263,7 +262,7 @@ class Launcher:
                 self._break_off(number, reason="node", ranks=lost)
             elif self._watchdog and (hang := self._watchdog.poll()):
                 self._log(str(hang))
-                self._break_off(number, reason="hang", **asdict(hang))
+                self._break_off(number, reason="hang", **hang.as_payload())
             else:
                 self._check_for_joiners(incarnation)
                 return None

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from training.attempt.heartbeat import Beat, heartbeat_path, read_beat
 
@@ -79,10 +80,7 @@ class _WatchedRank:
 
 @dataclass(frozen=True)
 class Hang:
-    """The ranks that are stuck, out of how many, in which phase and for how long.
-
-    Fields are those of `broken-<i>.json`.
-    """
+    """The ranks that are stuck, out of how many, in which phase and for how long."""
 
     ranks: list[int]
     rank_count: int
@@ -90,6 +88,13 @@ class Hang:
     step: int
     seconds: float
     unit: str = "step"
+
+    def as_payload(self) -> dict[str, Any]:
+        """Return it as `broken-<i>.json` has it, which launchers of other versions read and write, too."""
+        return {
+            "ranks": self.ranks, "of": self.rank_count, "phase": self.phase, "step": self.step,
+            "seconds": self.seconds, "counts": self.unit,
+        }  # fmt: skip
 
     def __str__(self) -> str:
         where = f"{self.phase} at {self.unit} {self.step}, nothing for {self.seconds:.0f} s"
