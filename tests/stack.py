@@ -68,7 +68,7 @@ class Stack:
         """Create only the database and the static files, as a first start would."""
         environment = {**self.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
         command = self.command("manage.py", "prepare")
-        subprocess.run(command, cwd=self.checkout, env=environment, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=self.checkout, env=environment, check=True, capture_output=True, timeout=300)
 
     def command(self, *words: str) -> list[str]:
         """Return the command line of a Python program of this portal."""
@@ -76,7 +76,7 @@ class Stack:
 
     # starting and stopping
 
-    def start(self, *arguments: str, timeout_s: float = 60.0) -> None:
+    def start(self, *arguments: str, timeout_s: float = 180.0) -> None:
         """Start it and wait until it reports that it is ready; it uses the same port at every start."""
         self.output.write_bytes(b"")
         command = self.command("-m", self._package("up"), "--port", str(self.port), "--with-parent", *arguments)
