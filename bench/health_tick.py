@@ -63,20 +63,20 @@ def _measure(database: str, nodes: int) -> int:
         _make(nodes)
         with watched(database, place) as watcher:
             first = _step(tasks.health)
-        found: dict[str, Any] = {"first": first | _held(watcher)}
+        found: dict[str, Any] = {"first": first | _writer_times(watcher)}
         steps = []
         for _ in range(TIMES):
             _report()
             with watched(database, place) as watcher:
                 step = _step(tasks.health)
-            steps.append(step | _held(watcher))
+            steps.append(step | _writer_times(watcher))
         found["steady"] = {name: stage.percentile([step[name] for step in steps], 0.5) for name in steps[0]}
         found["open"] = HealthEntry.objects.open().count()
         for name, kind in (("xids", "xid"), ("boots", "boot")):
             _events(kind)
             with watched(database, place) as watcher:
                 step = _step(tasks.judge)
-            found[name] = step | _held(watcher)
+            found[name] = step | _writer_times(watcher)
             tasks.health()
         HealthEntry.objects.all().delete()
         _repair()
@@ -84,7 +84,7 @@ def _measure(database: str, nodes: int) -> int:
         _report()
         with watched(database, place) as watcher:
             step = _step(tasks.health)
-        found["quiet"] = step | _held(watcher)
+        found["quiet"] = step | _writer_times(watcher)
         print(json.dumps(found))
     return 0
 
@@ -105,7 +105,8 @@ def _step(task: Callable[[], Any]) -> dict[str, float]:
         return {"cpu_s": time.process_time() - began, "queries": queries}
 
 
-def _held(watcher: Any) -> dict[str, float]:
+def _writer_times(watcher: Any) -> dict[str, float]:
+    """Return the longest time that another writer was kept from writing, and what it waited in all."""
     return {"held_ms": watcher.longest_ms, "waited_ms": watcher.waited_ms}
 
 

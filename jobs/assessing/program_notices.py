@@ -24,7 +24,7 @@ _ITEM, _PRINT = "program ", "print "
 
 @dataclass(frozen=True)
 class ProgramFailure:
-    """One failure of a program, with the attempt that failed."""
+    """An attempt of a program that failed, when, and with what message."""
 
     at: datetime
     attempt: Attempt

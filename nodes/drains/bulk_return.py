@@ -14,7 +14,7 @@ from portal.models import User
 
 @dataclass(frozen=True)
 class ReturnPreview:
-    """What returning these nodes would end, each in the order of the expression."""
+    """The nodes of an expression by what returning them would end, each group in the order of the expression."""
 
     own: tuple[DrainedNode, ...]
     """Drained by this person, or down without a reason of anybody else."""

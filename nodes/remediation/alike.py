@@ -29,7 +29,7 @@ State = HealthEntry.EntryState
 
 @dataclass(frozen=True)
 class AlikeOutcome:
-    """What became of the entries besides the first: how many were decided, and how many stayed as they are."""
+    """How many of the equal entries were decided along with the first, and how many were left unchanged."""
 
     decided: int
     left: int

@@ -1,4 +1,4 @@
-"""What the tests of devices share: the software that results depend on, and waiting for GPUs."""
+"""Name the software that a device's results depend on, and wait for GPUs: shared by the tests of devices."""
 
 from __future__ import annotations
 
