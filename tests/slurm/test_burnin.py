@@ -67,9 +67,12 @@ class SlurmBurnIn:
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Return the processes of its job by Slurm's name of the node."""
+        assert self.fleet.slurm.room is not None
         found: dict[str, list[psutil.Process]] = {}
-        for process in psutil.process_iter():
+        # Only of this cluster: others that run at the same time have the same numbers of jobs.
+        for pid in self.fleet.slurm.room.members():
             try:
+                process = psutil.Process(pid)
                 environment = process.environ()
             except psutil.Error:
                 continue

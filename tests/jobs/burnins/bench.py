@@ -66,7 +66,8 @@ class Bench:
 
     def until_running(self) -> BurnIn:
         self.until(lambda burn_in: burn_in.state == "running")
-        self.lab.scheduler.update_job(self.burn_in.scheduler_id, state="running", started_at=time.time())
+        # Whole seconds, as Slurm reports: maybe before the finding that led to the burn-in.
+        self.lab.scheduler.update_job(self.burn_in.scheduler_id, state="running", started_at=int(time.time()) - 1)
         return self.tick()
 
     def until_ended(self) -> BurnIn:
