@@ -106,7 +106,7 @@ def _step(task: Callable[[], Any]) -> dict[str, float]:
 
 
 def _writer_times(watcher: Any) -> dict[str, float]:
-    """Return the longest time that another writer was kept from writing, and what it waited in all."""
+    """Return how long another writer was kept from writing at most, and the longest that it waited for a turn, in ms."""
     return {"held_ms": watcher.longest_ms, "waited_ms": watcher.waited_ms}
 
 

@@ -98,12 +98,12 @@ def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:
 def _clear_entries(burn_in: BurnIn, row: BurnInNode) -> None:
     """Clear what only a passed burn-in clears, unless something was observed since it began."""
     rules = rules_in_force()
-    for entry in HealthEntry.objects.active().filter(node=row.node, first_seen__lt=burn_in.started_at):
+    for entry in HealthEntry.objects.active().filter(node=row.node, first_seen__lt=burn_in.tests_began_at):
         found = rules.get(entry.rule)
         if found is None or not (found.needs_burn_in or found.clearing.ending == "burn-in"):
             continue
         is_about_past = all(trigger.signal.is_history for trigger in found.triggers)
-        if is_about_past or (burn_in.started_at is not None and entry.last_seen < burn_in.started_at):
+        if is_about_past or entry.last_seen < burn_in.tests_began_at:
             inbox.clear(None, entry.pk, f"Burn-in {burn_in.pk} passed.")
 
 

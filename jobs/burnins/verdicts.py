@@ -60,10 +60,11 @@ def _is_down(name: str) -> bool:
 
 def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdict:
     """Fail a node on which a health rule found something meanwhile that takes it out of service."""
-    # Slurm rounds a job's start down to seconds: what led to the burn-in may seem to have opened after it.
-    since = max(burn_in.started_at or burn_in.requested_at, burn_in.requested_at)
     entries = HealthEntry.objects.filter(
-        node=name, opened_at__gte=since, opened_at__lte=timezone.now(), action__in=OUT_OF_SERVICE, is_planted=False
+        node=name,
+        opened_at__range=(burn_in.tests_began_at, timezone.now()),
+        action__in=OUT_OF_SERVICE,
+        is_planted=False,
     )
     texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
     if not texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Self
 
 from django.conf import settings
@@ -69,6 +70,14 @@ class BurnIn(models.Model):
     @property
     def is_active(self) -> bool:
         return self.state != self.BurnInState.ENDED
+
+    @property
+    def tests_began_at(self) -> datetime:
+        """Return since when evidence can come from the tests.
+
+        Slurm rounds a job's start down to seconds, so what was seen just before the tests would seem to come from them.
+        """
+        return max(filter(None, (self.started_at, self.submitting_at, self.requested_at)))
 
     @property
     def reservation(self) -> str:
