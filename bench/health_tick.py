@@ -106,7 +106,7 @@ def _step(task: Callable[[], Any]) -> dict[str, float]:
 
 
 def _writer_times(watcher: Any) -> dict[str, float]:
-    """Return how long another writer was kept from writing at most, and the longest that it waited for a turn, in ms."""
+    """Return how long another writer was kept from writing at most, and the longest that it waited for a turn (ms)."""
     return {"held_ms": watcher.longest_ms, "waited_ms": watcher.waited_ms}
 
 
