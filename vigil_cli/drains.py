@@ -55,7 +55,7 @@ def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_co
     found = portal.post("drains/return/preview", json={"nodes": nodes})
     for line in _preview_lines(found, replace=replace):
         echo(line.replace(formatting.NBSP, " "), err=True)
-    affected = len(found["own"]) + len(found["by_others"]) * replace
+    affected = len(found["yours"]) + len(found["by_others"]) * replace
     if affected:
         many = formatting.plural(affected, "node").replace(formatting.NBSP, " ")
         confirm("Return them to service?", is_confirmed, f"Add --yes to return {many} to service.")
@@ -75,7 +75,7 @@ def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_co
 def _preview_lines(found: dict[str, Any], *, replace: bool) -> list[str]:
     """Return which drains would end, which would stay, and which nodes are in service already."""
     by_others = "Drained by others" if replace else "Drained by others: these stay without --replace"
-    lines = _preview_group("Your drains", found["own"]) + _preview_group(by_others, found["by_others"])
+    lines = _preview_group("Your drains", found["yours"]) + _preview_group(by_others, found["by_others"])
     if found["in_service"]:
         more = len(found["in_service"]) - MOST_NAMED
         names = [*found["in_service"][:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]

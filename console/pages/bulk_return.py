@@ -26,7 +26,7 @@ def page(request: HttpRequest) -> HttpResponse:
     if form.may_order(request):
         return _undrain(request, user, form)
     context = form.context() | {
-        "groups": [("Your drains", form.found.own), ("Drained by others", form.found.by_others)] if form.found else [],
+        "groups": [("Your drains", form.found.yours), ("Drained by others", form.found.by_others)] if form.found else [],
         "headline": headline(form.found) if form.found is not None else None,
     }
     return render(request, "nodes/bulk_return.html", context, status=400 if request.method == "POST" else 200)
@@ -41,9 +41,9 @@ def _undrain(request: HttpRequest, user: User, form: BulkForm[ReturnPreview]) ->
 
 def headline(found: ReturnPreview) -> tuple[str, str]:
     """Return the page's lead: how many nodes return; then how many stay as they are."""
-    if not found.own and not found.by_others:
+    if not found.yours and not found.by_others:
         return "All of these nodes are in service.", ""
-    lead = f"This returns {formatting.plural(len(found.own), 'node')} to service." if found.own else ""
+    lead = f"This returns {formatting.plural(len(found.yours), 'node')} to service." if found.yours else ""
     stays = "stays as it is" if len(found.by_others) == 1 else "stay as they are"
     others = f"{formatting.plural(len(found.by_others), 'node')} that somebody else drained {stays}."
     if not found.by_others:

@@ -101,7 +101,7 @@ class DrainPreviewShape(Schema):
 class ReturnPreviewShape(Schema):
     """Which drains a return of these nodes would end."""
 
-    own: list[DrainShape] = Field(description="Your own drains, and nodes that are down without a reason.")
+    yours: list[DrainShape] = Field(description="Your own drains, and nodes that are down without a reason.")
     by_others: list[DrainShape] = Field(description="Drains of others: they stay unless `replace` is set.")
     in_service: list[str] = Field(description="Nodes that take jobs already.")
 
@@ -187,7 +187,7 @@ def return_preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, An
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
     return {
-        "own": [_drain_shape(drained) for drained in found.own],
+        "yours": [_drain_shape(drained) for drained in found.yours],
         "by_others": [_drain_shape(drained) for drained in found.by_others],
         "in_service": [node.name for node in found.in_service],
     }

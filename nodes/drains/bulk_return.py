@@ -16,7 +16,7 @@ from portal.models import User
 class ReturnPreview:
     """The nodes of an expression by what returning them would end, each group in the order of the expression."""
 
-    own: tuple[DrainedNode, ...]
+    yours: tuple[DrainedNode, ...]
     """Drained by this person, or down without a reason of anybody else."""
     by_others: tuple[DrainedNode, ...]
     """Drained by another person, a health rule, Slurm or anything else: left as they are unless requested."""
@@ -28,7 +28,7 @@ def preview(user: User, expression: str) -> ReturnPreview:
     nodes = bulk.find_nodes(expression)
     drained = overview.described(node for node in nodes if not node.is_in_service)
     return ReturnPreview(
-        own=tuple(item for item in drained if not _is_by_another(item, user)),
+        yours=tuple(item for item in drained if not _is_by_another(item, user)),
         by_others=tuple(item for item in drained if _is_by_another(item, user)),
         in_service=tuple(node for node in nodes if node.is_in_service),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
 from typing import Self
 
@@ -119,7 +120,9 @@ class BurnInNode(models.Model):
 
     @property
     def tested_machine(self) -> BurnInMachine | None:
-        return BurnInMachine(**self.machine) if self.machine else None
+        # A newer version of Vigil may have stored more.
+        known = {field.name: self.machine[field.name] for field in fields(BurnInMachine) if field.name in self.machine}
+        return BurnInMachine(**known) if known else None
 
 
 class BurnInTest(models.Model):

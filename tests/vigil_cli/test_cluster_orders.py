@@ -29,7 +29,7 @@ def body(portal, number: int = -1):
 @pytest.mark.parametrize("command", [("drains", "return", "dgx[01-02]", "dgx-9"), ("undrain", "dgx[01-02],dgx-9")])
 def test_returns_several_nodes_after_a_preview(portal, command):
     portal.answers["POST", "drains/return/preview"] = {
-        "own": [{**DRAIN, "node": "dgx-02"}], "by_others": [DRAIN], "in_service": ["dgx-9"],
+        "yours": [{**DRAIN, "node": "dgx-02"}], "by_others": [DRAIN], "in_service": ["dgx-9"],
     }  # fmt: skip
     portal.answers["POST", "drains/return"] = {
         "items": [

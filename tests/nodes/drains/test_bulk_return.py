@@ -32,7 +32,7 @@ def lab(ops: User) -> Lab:
 
 def test_returns_own_drains_and_leaves_those_of_others(lab: Lab, ops: User) -> None:
     found = post(ops, "/return/preview", nodes="dgx-[01-04]").json()
-    assert [item["node"] for item in found["own"]] == ["dgx-01", "dgx-02"]
+    assert [item["node"] for item in found["yours"]] == ["dgx-01", "dgx-02"]
     assert [(item["node"], item["reason"]) for item in found["by_others"]] == [("dgx-03", "broken fan")]
     assert found["in_service"] == ["dgx-04"]
     answer = post(ops, "/return", nodes="dgx-[01-04]", reason="switch works")
