@@ -25,9 +25,10 @@ def page(request: HttpRequest) -> HttpResponse:
     form = BulkForm.read(request, partial(bulk_return.preview, user))
     if form.may_order(request):
         return _undrain(request, user, form)
+    found = form.found
     context = form.context() | {
-        "groups": [("Your drains", form.found.yours), ("Drained by others", form.found.by_others)] if form.found else [],
-        "headline": headline(form.found) if form.found is not None else None,
+        "groups": [("Your drains", found.yours), ("Drained by others", found.by_others)] if found else [],
+        "headline": headline(found) if found is not None else None,
     }
     return render(request, "nodes/bulk_return.html", context, status=400 if request.method == "POST" else 200)
 
