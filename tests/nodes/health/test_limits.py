@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,7 +47,7 @@ def test_the_hour_and_the_partition_are_limits() -> None:
     assert refusal(cluster(*NODES[:4]), [], "dgx-03", 0) == "", "it is out already: that takes nothing away"
 
 
-@settings(max_examples=300)
+@settings(max_examples=10_000 if os.environ.get("EXHAUSTIVE") == "yes" else 300)
 @given(st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 600), st.booleans()), max_size=120))
 def test_no_history_exceeds_the_limits(history: list[tuple[str, int, bool]]) -> None:
     """Findings and people's drains come in any order; automatic drains stay within both limits at every moment."""
