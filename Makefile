@@ -58,8 +58,9 @@ test-slurm: dev ## tests with a real Slurm, which they unpack and start (as root
 check-image: ## check the image's steps and roles, as far as possible without a container engine
 	@sh docker/check.sh
 
-test-all: dev ## everything: every layout, three kills of each kind, three Slurms, the image (half an hour)
-	@EXHAUSTIVE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
+# As in .ci/run, a failed test is repeated once and listed under RERUN: among 15,000 tests of an hour some run out of time.
+test-all: dev ## everything: every layout, three kills of each kind, three Slurms, the image (an hour)
+	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks" EXHAUSTIVE=yes TEST_KILLS=3 TEST_SLURM=1 $(PYTHON_OF_VENV) -m tests.lanes \
 		check,test-quick,test-ranks,test-postgres test-portal,test-slurm,check-image,test-image
 	@$(PYTHON_OF_VENV) -m tests.landing.affected --record
 

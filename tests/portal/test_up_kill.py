@@ -93,7 +93,7 @@ def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
         assert answer.status_code < 500, answer.text
         return dict(answer.json())
 
-    return wait_for(ask, "the API to answer", 90) or {}  # a new process may first migrate the database
+    return wait_for(ask, "the API to answer", 240) or {}  # a new process may first migrate the database
 
 
 def step_of(stack: Stack, job_id: int) -> int:

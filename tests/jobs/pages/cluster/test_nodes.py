@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -153,9 +154,10 @@ def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
 ) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
     for seconds, is_said in ((8, False), (11, True)):
-        Reading.objects.update(read_at=timezone.now() - timedelta(seconds=seconds))
         for address in ("/nodes", "/nodes/dgx-01", "/queue", "/cluster"):
-            assert ("Slurm has not answered for 11 s; showing its answer from" in text(mira, address)) is is_said
+            Reading.objects.update(read_at=timezone.now() - timedelta(seconds=seconds))
+            found = re.search(r"Slurm has not answered for 1\d s; showing its answer from", text(mira, address))
+            assert (found is not None) is is_said
     Reading.objects.filter(part="queue").update(read_at=timezone.now())
     assert "has not answered" not in text(mira, "/nodes"), "it answers, if more slowly"
 
