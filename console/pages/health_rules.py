@@ -132,7 +132,7 @@ def edit(request: HttpRequest, name: str = "") -> HttpResponse:
         if name and rule.name != name:
             raise RuleRefused(f"name: must stay {name}. Add {rule.name} as a rule of its own.")
         if request.POST.get("do") == "save":
-            return _save(request, text, version, name)
+            return _save(request, listed, text, version, name)
     except (RuleRefused, RuleConflict) as error:
         return _page(request, listed, text, version=version, problem=str(error))
     found = dry_run_for(user, rule)
@@ -180,18 +180,21 @@ def _changed(request: HttpRequest, name: str, action: str) -> HttpResponse:
     return redirect("health_rules")
 
 
-def _save(request: HttpRequest, text: str, version: int, name: str) -> HttpResponse:
-    row = edit_rules.save(
-        user_of(request), text, proof=request.POST.get("proof", "")[:500], version=version, reason=_reason(request),
-        name=name,
-    )  # fmt: skip
+def _save(request: HttpRequest, listed: ListedRule | None, text: str, version: int, name: str) -> HttpResponse:
+    """Save a rule that was tried. Without a reason it stays tried: the dry run need not be repeated."""
+    proof = request.POST.get("proof", "")[:500]
+    try:
+        reason = _reason(request)
+    except RuleRefused as error:
+        return _page(request, listed, text, version=version, proof=proof, reason_problem=str(error))
+    row = edit_rules.save(user_of(request), text, proof=proof, version=version, reason=reason, name=name)
     messages.success(request, f"Saved the rule {row.name}. It applies within seconds.")
     return redirect("health_rules")
 
 
 def _page(
     request: HttpRequest, listed: ListedRule | None, text: str, *, version: int, problem: str = "",
-    found: RuleDryRun | None = None, proof: str = "",
+    found: RuleDryRun | None = None, proof: str = "", reason_problem: str = "",
 ) -> HttpResponse:  # fmt: skip
     context: dict[str, Any] = {
         "section": "cluster",
@@ -204,11 +207,13 @@ def _page(
         "rows": [DryRunRow(entry) for entry in found.entries] if found else [],
         "headline": headline(found) if found else None,
         "proof": proof,
+        "reason": forms.line(request, "reason"),
+        "reason_problem": reason_problem,
         "may_change": can(user_of(request), "change", CLUSTER),
         "most": edit_rules.MOST_CHARACTERS,
         "most_reason": MOST_REASON,
     }
-    return render(request, "nodes/health_rule.html", context, status=422 if problem else 200)
+    return render(request, "nodes/health_rule.html", context, status=422 if problem or reason_problem else 200)
 
 
 def headline(found: RuleDryRun) -> tuple[str, str]:
@@ -261,8 +266,8 @@ def _clears(rule: Rule) -> str:
     if rule.needs_burn_in or rule.clearing.ending == "burn-in":
         return "a passed burn-in, or a person"
     return {
-        "quiet": f"{after}without another",
-        "recovered": f"{after}back to normal",
+        "quiet": f"after {after}without another" if after else "without another",
+        "recovered": f"when normal for {after.strip()}" if after else "when normal",
         "reset": f"{after}after a reset of the GPU".strip(),
         "boot": f"{after}after a boot".strip(),
     }.get(rule.clearing.ending, "a person")

@@ -55,8 +55,18 @@ def test_a_text_that_changed_after_its_dry_run_is_not_saved(ops: User) -> None:
     answer = post(ops, do="save", text=RULE.replace("31", "13"), proof=proof, reason="x")
     assert answer.status_code == 422
     assert not SiteRule.objects.exists()
-    assert post(ops, do="save", text=RULE, proof=proof, reason=" ").status_code == 422
     assert not SiteRule.objects.exists()
+
+
+def test_a_missing_reason_keeps_the_dry_run(ops: User) -> None:
+    tried = text_of(post(ops, do="try", text=RULE))
+    assert tried.index('value="save"') < tried.index('value="try"'), "Enter in the reason field saves"
+    answer = post(ops, do="save", text=RULE, proof=proof_in(tried), reason=" ")
+    assert answer.status_code == 422
+    assert not SiteRule.objects.exists()
+    page = text_of(answer)
+    assert 'aria-describedby="reason-e"' in page
+    assert post(ops, do="save", text=RULE, proof=proof_in(page), reason="why").status_code == 302
 
 
 def test_an_error_stands_beside_the_text_which_stays(ops: User) -> None:
