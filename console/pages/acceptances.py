@@ -13,14 +13,13 @@ from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.pages import forms
-from console.pages.burnins import DURATIONS
+from console.pages.burnins import DURATIONS, BurnInForm
 from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from jobs.acceptances import start as acceptances
 from jobs.burnins import report
-from jobs.burnins.start import CannotBurnIn, NeedsAgreement
+from jobs.burnins.start import CannotBurnIn
 from jobs.errors import Conflict
 from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_TRIED, PASSED, REJECTED
 from nodes.burnin import plan
@@ -73,6 +72,26 @@ class ClauseRow:
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     sysadmin_of(request, "see acceptances")
+    return _list_page(request, BurnInForm(plain(request.GET.get("nodes", ""))[:MOST_CHARACTERS], plan.MAX_SECONDS))
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def start(request: HttpRequest) -> HttpResponse:
+    """Start an acceptance of the nodes that the form's host expression names. A form with a mistake is shown again."""
+    user = sysadmin_of(request, "start acceptances")
+    if request.method != "POST":  # the page of a refused form refreshes itself, and may be loaded again
+        return redirect("acceptances")
+    form = BurnInForm.read(request, plan.MAX_SECONDS)
+    try:
+        acceptance = acceptances.start(user, form.nodes, form.seconds, may_undrain=form.may_undrain)
+    except (CannotBurnIn, BadHostExpression, Conflict) as error:
+        return _list_page(request, form.refused(error))
+    return redirect("acceptance", acceptance.pk)
+
+
+def _list_page(request: HttpRequest, form: BurnInForm) -> HttpResponse:
+    """Return the list of acceptances below the form."""
     rows = Acceptance.objects.select_related("burn_in", "started_by").defer("clauses", "peaks", "burn_in__log")
     try:
         found = page(rows, SortOrder("id", descending=True), cursor=request.GET.get("cursor") or None, limit=PER_PAGE)
@@ -81,34 +100,14 @@ def index(request: HttpRequest) -> HttpResponse:
     context = {
         "section": "cluster",
         "place": "burnins",
+        "form": form,
+        "most_characters": MOST_CHARACTERS,
         "rows": [AcceptanceRow(row) for row in found.items],
         "next": found.next,
         "durations": DURATIONS,
-        "nodes": plain(request.GET.get("nodes", ""))[:MOST_CHARACTERS],
     }
     template = "nodes/_acceptances.html" if is_fragment(request) else "nodes/acceptances.html"
-    return vary_on_fragment(render(request, template, context))
-
-
-@login_required
-@require_POST
-def start(request: HttpRequest) -> HttpResponse:
-    """Start an acceptance of the nodes that the form's host expression names."""
-    user = sysadmin_of(request, "start acceptances")
-    expression = plain(request.POST.get("nodes", ""))[: MOST_CHARACTERS + 1]
-    seconds = forms.whole(request.POST.get("seconds", ""))
-    try:
-        acceptance = acceptances.start(
-            user, expression, plan.MAX_SECONDS if seconds is None else seconds,
-            may_undrain="may_undrain" in request.POST,
-        )  # fmt: skip
-    except NeedsAgreement as error:
-        messages.error(request, f"{error} Tick the box to agree.")
-        return redirect("acceptances")
-    except (CannotBurnIn, BadHostExpression, Conflict) as error:
-        messages.error(request, str(error))
-        return redirect("acceptances")
-    return redirect("acceptance", acceptance.pk)
+    return vary_on_fragment(render(request, template, context, status=form.status))
 
 
 @login_required

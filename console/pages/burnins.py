@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.contrib import messages
@@ -11,7 +11,7 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.pages import forms
 from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
@@ -19,7 +19,9 @@ from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
 from jobs.errors import Conflict
 from nodes.burnin import plan
-from nodes.burnin.judge import FAILED, PASSED
+from nodes.burnin.judge import FAILED, INCONCLUSIVE, PASSED
+from nodes.drains import host_expression
+from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.http.paging import BadCursor, SortOrder, page
 from vigil_core.formatting import listed, plural
@@ -28,6 +30,8 @@ from vigil_core.untrusted import plain
 PER_PAGE = 50
 MOST_NODES = 256
 MOST_GOLDEN = 200
+MOST_CHARACTERS = 20_000
+"""In the field of nodes: all names of the largest burn-in, one by one."""
 DURATIONS = (("1 minute", 60), ("10 minutes", 600), ("1 hour", 3_600), ("8 hours", 28_800), ("48 hours", 172_800))
 GLYPHS = {PASSED: "completed", FAILED: "failed"}
 
@@ -63,7 +67,7 @@ class BurnInRow:
             return self.nodes[0].verdict or burn_in.problem.rstrip(".") or "no result"
         counts = [
             f"{sum(row.verdict == verdict for row in self.nodes)} {verdict}"
-            for verdict in (PASSED, FAILED)
+            for verdict in (PASSED, FAILED, INCONCLUSIVE)
             if any(row.verdict == verdict for row in self.nodes)
         ]
         return ", ".join(counts) or burn_in.problem.rstrip(".") or "no result"
@@ -91,11 +95,60 @@ class NodeCard:
         return f"{count}{machine.model}{driver}, torch {machine.torch}"
 
 
+@dataclass(frozen=True)
+class BurnInForm:
+    """The form that starts a burn-in or an acceptance, as it was sent. `mistake` says why none was started."""
+
+    nodes: str
+    seconds: int = plan.DEFAULT_SECONDS
+    may_undrain: bool = False
+    mistake: str = ""
+    needs_agreement: bool = False
+    status: int = 200
+
+    @classmethod
+    def read(cls, request: HttpRequest, default_seconds: int = plan.DEFAULT_SECONDS) -> BurnInForm:
+        seconds = forms.whole(request.POST.get("seconds", ""))
+        return cls(
+            plain(request.POST.get("nodes", "")).strip()[:MOST_CHARACTERS],
+            default_seconds if seconds is None else seconds,
+            "may_undrain" in request.POST,
+        )
+
+    def refused(self, error: Exception) -> BurnInForm:
+        """Return the form with the mistake: 409 if the nodes are in use, or somebody else drained them."""
+        needs_agreement = isinstance(error, burnins.NeedsAgreement)
+        text = f"{error} Tick the box to agree." if needs_agreement else str(error)
+        status = 409 if isinstance(error, Conflict) else 422
+        return replace(self, mistake=text, needs_agreement=needs_agreement, status=status)
+
+
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     sysadmin_of(request, "see burn-ins")
     node = plain(request.GET.get("node", ""))[:255]
+    return _list_page(request, BurnInForm(node), node)
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def start(request: HttpRequest) -> HttpResponse:
+    """Start a burn-in of the nodes that the form's host expression names. A form with a mistake is shown again."""
+    user = sysadmin_of(request, "start burn-ins")
+    if request.method != "POST":  # the page of a refused form refreshes itself, and may be loaded again
+        return redirect("burn_ins")
+    form = BurnInForm.read(request)
+    try:
+        names = host_expression.expand(form.nodes, plan.MAX_NODES, MOST_CHARACTERS)
+        burn_in = burnins.start(user, names, form.seconds, may_undrain=form.may_undrain)
+    except (burnins.CannotBurnIn, BadHostExpression, Conflict) as error:
+        return _list_page(request, form.refused(error))
+    return redirect("burn_in", burn_in.pk)
+
+
+def _list_page(request: HttpRequest, form: BurnInForm, node: str = "") -> HttpResponse:
+    """Return the list of burn-ins, or of those of one node, below the form."""
     rows = BurnIn.objects.all()
     if node:
         rows = rows.filter(pk__in=BurnInNode.objects.filter(node=node).values("burn_in"))
@@ -110,36 +163,16 @@ def index(request: HttpRequest) -> HttpResponse:
         "section": "cluster",
         "place": "burnins",
         "node": node,
+        "form": form,
+        "most_characters": MOST_CHARACTERS,
         "rows": [BurnInRow(row, list(row.nodes.all())) for row in found.items],
         "next": found.next,
         "durations": DURATIONS,
         "golden": [(row, golden.value_of(row)) for row in GoldenRecord.objects.all()[:MOST_GOLDEN]],
         "models": list(GoldenRecord.objects.values_list("model", "driver").distinct().order_by("model", "driver")[:50]),
     }
-    return vary_on_fragment(
-        render(request, "nodes/_burn_ins.html" if is_fragment(request) else "nodes/burn_ins.html", context)
-    )
-
-
-@login_required
-@require_POST
-def start(request: HttpRequest) -> HttpResponse:
-    """Start a burn-in of the nodes in the form, whose names are separated by spaces or commas."""
-    user = sysadmin_of(request, "start burn-ins")
-    names = plain(request.POST.get("nodes", ""))[:20_000].replace(",", " ").split()
-    seconds = forms.whole(request.POST.get("seconds", ""))
-    try:
-        burn_in = burnins.start(
-            user, names, plan.DEFAULT_SECONDS if seconds is None else seconds,
-            may_undrain="may_undrain" in request.POST,
-        )  # fmt: skip
-    except burnins.NeedsAgreement as error:
-        messages.error(request, f"{error} Tick the box to agree.")
-        return redirect("burn_ins")
-    except (burnins.CannotBurnIn, Conflict) as error:
-        messages.error(request, str(error))
-        return redirect("burn_ins")
-    return redirect("burn_in", burn_in.pk)
+    template = "nodes/_burn_ins.html" if is_fragment(request) else "nodes/burn_ins.html"
+    return vary_on_fragment(render(request, template, context, status=form.status))
 
 
 @login_required

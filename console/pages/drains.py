@@ -102,6 +102,11 @@ class DrainRow:
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
+    return page(request)
+
+
+def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mistake: str = "") -> HttpResponse:
+    """Return the page. `spare`: node and partition of a form that names a spare, if it was refused."""
     user, now = user_of(request), timezone.now()
     nodes = list(overview.out_of_service().order_by("name")[: MOST + 1])
     tested = BurnInNode.objects.filter(is_active=True, node__in=[node.name for node in nodes])
@@ -118,6 +123,8 @@ def index(request: HttpRequest) -> HttpResponse:
         "headline": headline(rows, len(standing_by)),
         "spares": [(spare, name in {row.drained.node.name for row in standing_by}) for name, spare in spares.items()],
         "partitions": Partition.objects.reported().values_list("name", flat=True),
+        "sent_spare": spare,
+        "spare_mistake": spare_mistake,
         "rows": rows,
         "has_more": len(nodes) > MOST,
         "most": MOST,
@@ -126,9 +133,8 @@ def index(request: HttpRequest) -> HttpResponse:
         "most_reason": orders.MOST_REASON,
         "burn_in_s": plan.DEFAULT_SECONDS,
     }
-    return vary_on_fragment(
-        render(request, "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html", context)
-    )
+    template = "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html"
+    return vary_on_fragment(render(request, template, context, status=422 if spare_mistake else 200))
 
 
 def _row(drained: DrainedNode, user: User, burn_in: int | None) -> DrainRow:

@@ -9,7 +9,7 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from jobs.errors import Conflict
@@ -19,7 +19,7 @@ from jobs.models import GameDay
 from nodes.models import Partition
 from portal.access import can
 from portal.http.paging import BadCursor, SortOrder, page
-from portal.models import Project
+from portal.models import Project, User
 from vigil_core.untrusted import plain
 
 PER_PAGE = 20
@@ -32,7 +32,30 @@ GLYPHS = {
 @login_required
 @require_safe
 def index(request: HttpRequest, game_day_id: int | None = None) -> HttpResponse:
-    user = sysadmin_of(request, "see game days")
+    return _page(request, sysadmin_of(request, "see game days"), game_day_id)
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def start(request: HttpRequest) -> HttpResponse:
+    """Start a game day. A form with a mistake is shown again."""
+    user = sysadmin_of(request, "start game days")
+    if request.method != "POST":  # the page of a refused form refreshes itself, and may be loaded again
+        return redirect("game_days")
+    project, partition = (plain(request.POST.get(name, ""))[:255] for name in ("project", "partition"))
+    try:
+        started = game_days.start(user, project, partition)
+    except (game_days.CannotHoldGameDay, Conflict) as error:
+        status = 409 if isinstance(error, Conflict) else 422
+        return _page(request, user, sent=(project, partition), mistake=str(error), status=status)
+    return redirect("game_day", started.pk)
+
+
+def _page(
+    request: HttpRequest, user: User, game_day_id: int | None = None, *,
+    sent: tuple[str, str] | None = None, mistake: str = "", status: int = 200,
+) -> HttpResponse:  # fmt: skip
+    """Return the page of the chosen game day, or of the newest. `sent`: the project and partition of a refused form."""
     rows = GameDay.objects.select_related("started_by", "project")
     try:
         found = page(
@@ -58,21 +81,11 @@ def index(request: HttpRequest, game_day_id: int | None = None) -> HttpResponse:
         return vary_on_fragment(render(request, "nodes/_gameday.html", context))
     projects = Project.objects.visible_to(user).order_by("slug")[:MOST_CHOICES]
     context["projects"] = [project.slug for project in projects if can(user, "submit", project)]
-    context["partitions"] = list(Partition.objects.order_by("name").values_list("name", flat=True)[:MOST_CHOICES])
-    return vary_on_fragment(render(request, "nodes/gameday.html", context))
-
-
-@login_required
-@require_POST
-def start(request: HttpRequest) -> HttpResponse:
-    user = sysadmin_of(request, "start game days")
-    project, partition = (plain(request.POST.get(name, ""))[:255] for name in ("project", "partition"))
-    try:
-        started = game_days.start(user, project, partition)
-    except (game_days.CannotHoldGameDay, Conflict) as error:
-        messages.error(request, str(error))
-        return redirect("game_days")
-    return redirect("game_day", started.pk)
+    partitions = Partition.objects.reported().order_by("name")
+    context["partitions"] = list(partitions.values_list("name", flat=True)[:MOST_CHOICES])
+    context["project"], context["partition"] = sent or ((chosen.project.slug, chosen.partition) if chosen else ("", ""))
+    context["mistake"] = mistake
+    return vary_on_fragment(render(request, "nodes/gameday.html", context, status=status))
 
 
 @login_required

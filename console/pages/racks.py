@@ -65,11 +65,15 @@ def put(request: HttpRequest) -> HttpResponse:
     try:
         racks.place_node(user, node, rack, slot)
     except racks.WrongPlaces as error:
-        messages.error(request, f"Not saved: {error.mistakes[0].message}")
+        return _page(request, sent=(node, rack, slot), mistake=error.mistakes[0].message)
     return redirect("racks")
 
 
-def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = None) -> HttpResponse:
+def _page(
+    request: HttpRequest, *, text: str = "", mistakes: list[str] | None = None,
+    sent: tuple[str, str, str] = ("", "", ""), mistake: str = "",
+) -> HttpResponse:  # fmt: skip
+    """Return the page. `text` and `mistakes`: a refused file; `sent` and `mistake`: a refused place of one node."""
     rows = list(RackPlace.objects.all())
     node_names = set(Node.objects.values_list("name", flat=True)) | set(Agent.objects.values_list("node", flat=True))
     placed = {row.node for row in rows}
@@ -85,10 +89,12 @@ def _page(request: HttpRequest, *, text: str = "", mistakes: list[str] | None = 
         "may_change": can(user_of(request), "change", CLUSTER),
         "text": text,
         "mistakes": mistakes or [],
+        "sent": dict(zip(("node", "rack", "slot"), sent, strict=True)),
+        "mistake": mistake,
         "most": racks.MOST,
         **rack_temperatures.context(user_of(request)),
     }
-    return render(request, "nodes/racks.html", context, status=422 if mistakes else 200)
+    return render(request, "nodes/racks.html", context, status=422 if mistakes or mistake else 200)
 
 
 def _by_rack(rows: list[RackPlace]) -> list[tuple[str, list[RackPlace]]]:

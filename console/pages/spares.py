@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_http_methods, require_POST
 
+from console.pages import drains
 from console.pages.cluster import sysadmin_of
 from nodes.drains import spares
 from nodes.models import HotSpare, Node
@@ -15,18 +15,21 @@ from vigil_core.untrusted import plain
 
 
 @login_required
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 def add(request: HttpRequest) -> HttpResponse:
+    """Name a spare. A form with a mistake is shown again."""
     user = sysadmin_of(request, "name hot spares")
-    name, partition = (plain(request.POST.get(field, "")).strip() for field in ("node", "partition"))
+    if request.method != "POST":  # the page of a refused form refreshes itself, and may be loaded again
+        return redirect("drains")
+    name, partition = (plain(request.POST.get(field, "")).strip()[:255] for field in ("node", "partition"))
     node = Node.objects.reported().filter(name=name).first()
     if node is None:
-        messages.error(request, f"The scheduler does not know {name[:80] or 'a node without a name'}.")
-        return redirect("drains")
+        mistake = f"The scheduler does not know {name[:80] or 'a node without a name'}."
+        return drains.page(request, spare=(name, partition), spare_mistake=mistake)
     try:
         spares.add(user, node, partition)
     except spares.NotSuitable as error:
-        messages.error(request, str(error))
+        return drains.page(request, spare=(name, partition), spare_mistake=str(error))
     return redirect("drains")
 
 

@@ -15,6 +15,8 @@ from jobs.burnins.report import ItemReport
 from jobs.errors import Conflict
 from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
+from nodes.drains import host_expression
+from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.http.api import ApiRequest, Text, WantedPage, bad_field
 from portal.http.openapi import described
@@ -23,7 +25,8 @@ from portal.http.problems import Problem
 
 router = Router(tags=["burn-ins"])
 NO_BURN_IN = FORBIDDEN | {404: "No such burn-in, or the node is not in it."}
-NodeName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.\-]+$")]
+HostExpression = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.,\[\]\-]+$")]
+MOST_CHARACTERS = 256 * plan.MAX_NODES
 
 
 class BurnInFindingShape(Schema):
@@ -113,7 +116,9 @@ class WantedBurnIns(WantedPage):
 
 class NewBurnIn(Schema):
     model_config = {"extra": "forbid"}
-    nodes: list[NodeName] = Field(min_length=1, max_length=plan.MAX_NODES)
+    nodes: list[HostExpression] = Field(
+        min_length=1, max_length=plan.MAX_NODES, description="Names or host expressions, such as dgx[01-04,07]."
+    )
     seconds: int = Field(plan.DEFAULT_SECONDS, ge=plan.MIN_SECONDS, le=plan.MAX_SECONDS)
     may_undrain: bool = Field(False, description="Nodes that a person drained return to service if they pass.")
 
@@ -137,12 +142,13 @@ def start(request: ApiRequest, wanted: NewBurnIn) -> Status[dict[str, Any]]:
     """Test nodes inside a reservation, once no job runs there. Those that pass are in service afterwards."""
     only_sysadmins(request, "start burn-ins")
     try:
-        started = burnins.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
+        names = host_expression.expand(" ".join(wanted.nodes), plan.MAX_NODES, MOST_CHARACTERS)
+        started = burnins.start(request.auth, names, wanted.seconds, may_undrain=wanted.may_undrain)
     except burnins.NeedsAgreement as error:
         raise Problem(409, f"{error} Send `may_undrain`: true to agree.", kind="drained") from None
     except Conflict as error:
         raise Problem(409, str(error)) from None
-    except burnins.CannotBurnIn as error:
+    except (burnins.CannotBurnIn, BadHostExpression) as error:
         raise bad_field("nodes", str(error)) from None
     return Status(201, burn_in_shape(_burn_in(started.pk)))
 

@@ -30,8 +30,8 @@ def start(user: User, project: str, partition: str, faults: Collection[str] = ()
     chosen = _project(user, project)
     if unknown := sorted(set(faults) - set(FAULTS)):
         raise CannotHoldGameDay(f"There is no fault {unknown[0]}. There are: {formatting.listed(list(FAULTS))}.")
-    if partition and not Partition.objects.filter(name=partition).exists():
-        known = list(Partition.objects.order_by("name").values_list("name", flat=True)[:10])
+    if partition and not Partition.objects.reported().filter(name=partition).exists():
+        known = list(Partition.objects.reported().order_by("name").values_list("name", flat=True)[:10])
         raise CannotHoldGameDay(f"There is no partition {partition}. There are: {formatting.listed(known)}.")
     needs_job = any(not FAULTS[name].is_of_node for name in faults)
     try:

@@ -15,7 +15,7 @@ class BadHostExpression(ValueError):
     """Raised for an expression that names no nodes, or too many; the message says where and why."""
 
 
-def expand(expression: str, most: int = MOST_NODES) -> list[str]:
+def expand(expression: str, most: int = MOST_NODES, most_characters: int = MOST_CHARACTERS) -> list[str]:
     """Return the names in their order, each once. Raises BadHostExpression, before it makes more than `most` names.
 
     >>> expand("dgx[01-03,7],login")
@@ -24,8 +24,8 @@ def expand(expression: str, most: int = MOST_NODES) -> list[str]:
     text = expression.strip()
     if not text:
         raise BadHostExpression("Name at least one node, such as dgx[01-16,20].")
-    if len(text) > MOST_CHARACTERS:
-        raise BadHostExpression(f"The expression has more than {MOST_CHARACTERS:,} characters.")
+    if len(text) > most_characters:
+        raise BadHostExpression(f"The expression has more than {most_characters:,} characters.")
     names: dict[str, None] = {}
     for part in _parts(text):
         for number, name in enumerate(_expand(part, most)):

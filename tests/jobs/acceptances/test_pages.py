@@ -52,10 +52,12 @@ def test_what_agents_report_is_escaped(bench: Bench, client: Client) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["", "dgx-[01", "dgx-99", "dgx-01;reboot", "x" * 3_000])
-def test_bad_input_is_a_message(client: Client, nodes: str) -> None:
-    answer = client.post("/acceptances/start", {"nodes": nodes, "seconds": "60"}, follow=True)
-    assert answer.status_code == 200
-    assert "toast" in answer.content.decode()
+def test_bad_input_is_an_error_above_the_form(client: Client, nodes: str) -> None:
+    answer = start(client, nodes)
+    assert answer.status_code == 422
+    assert f'value="{nodes}"' in answer.content.decode()
+    assert 'aria-describedby="accept-e"' in answer.content.decode()
+    assert '<option value="60" selected>' in answer.content.decode()
     assert not Acceptance.objects.exists()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from nodes.models import BurnIn, GoldenRecord
+from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from tests.jobs.burnins.bench import Bench, good_lines, line
 from tests.lab import person
 
@@ -109,6 +109,42 @@ def test_on_pages(bench: Bench, client: Client) -> None:
     assert not GoldenRecord.objects.exists()
     assert client.get("/burnins?cursor=nonsense").status_code == 400
     assert "/burnins?node=dgx-01" in client.get("/nodes/dgx-01").content.decode()
+
+
+def test_host_expressions(bench: Bench, client: Client) -> None:
+    assert client.post("/burnins/start", {"nodes": "dgx-[01-02,04] dgx-03", "seconds": "60"}).status_code == 302
+    names = BurnIn.objects.get().nodes.order_by("node").values_list("node", flat=True)
+    assert list(names) == ["dgx-01", "dgx-02", "dgx-03", "dgx-04"]
+    started = post(client, nodes=["dgx-[05-06]", "dgx-08"], seconds=60)
+    assert [node["node"] for node in started.json()["nodes"]] == ["dgx-05", "dgx-06", "dgx-08"]
+    assert post(client, nodes=["dgx-[05"]).status_code == 422
+
+
+def test_a_refused_form_is_shown_again(bench: Bench, client: Client) -> None:
+    refused = client.post("/burnins/start", {"nodes": "dgx-[01", "seconds": "60", "may_undrain": "on"})
+    page = refused.content.decode()
+    assert refused.status_code == 422
+    assert 'value="dgx-[01"' in page
+    assert '<option value="60" selected>' in page
+    assert 'name="may_undrain" checked' in page
+    unknown = client.post("/burnins/start", {"nodes": "dgx-99", "seconds": "60"}).content.decode()
+    assert "<code>vigil nodes</code> lists nodes." in unknown
+    bench.lab.scheduler.drain("dgx-01", "fan 3")
+    bench.read_nodes()
+    drained = client.post("/burnins/start", {"nodes": "dgx-[01-02]", "seconds": "60"})
+    assert drained.status_code == 409
+    assert "Tick the box to agree." in drained.content.decode()
+    assert 'value="dgx-[01-02]"' in drained.content.decode()
+    assert client.get("/burnins/start").headers["Location"] == "/burnins"
+    assert not BurnIn.objects.exists()
+
+
+def test_the_list_counts_inconclusive_nodes(bench: Bench, client: Client) -> None:
+    bench.start("dgx-01", "dgx-02", "dgx-03")
+    for node, verdict in zip(("dgx-01", "dgx-02", "dgx-03"), ("passed", "inconclusive", "inconclusive"), strict=True):
+        BurnInNode.objects.filter(node=node).update(verdict=verdict)
+    BurnIn.objects.update(state="ended")
+    assert "1 passed, 2 inconclusive" in client.get("/burnins").content.decode()
 
 
 def test_the_list_takes_as_many_queries_for_many_nodes(

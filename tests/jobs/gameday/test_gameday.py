@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
+from console.pages import gameday
 from jobs.failures import counting
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import LONGEST, advance
@@ -205,6 +207,25 @@ class TestDoors:
         page = signed_in(ops).get("/gameday").content.decode()
         for text in ("A rank is killed", "identical", "unknown", "A mount is slow", "canary"):
             assert text in page
+
+    def test_a_refused_form_is_shown_again(self, ops: User) -> None:
+        Partition.objects.create(name="canary")
+        Partition.objects.create(name="invented", is_made_up=True)
+        refused = signed_in(ops).post("/gameday/start", {"project": "gone", "partition": "canary"})
+        assert refused.status_code == 422
+        assert 'id="game-e"' in refused.text
+        assert "<option selected>canary</option>" in refused.text
+        assert "invented" not in refused.text
+        assert signed_in(ops).get("/gameday/start").headers["Location"] == "/gameday"
+
+    def test_the_last_page_of_many_lists_its_game_day(self, ops: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gameday, "PER_PAGE", 2)
+        project = a_project("canaries")
+        rows = [GameDay.objects.create(project=project, version="1", partition=f"p{n}") for n in range(3)]
+        first = signed_in(ops).get("/gameday").text
+        cursor = re.search(r'\?cursor=([^"]+)"', first)
+        assert cursor
+        assert f'href="/gameday/{rows[0].pk}"' in signed_in(ops).get(f"/gameday?cursor={cursor[1]}").text
 
     def test_an_empty_page_says_what_to_do(self, ops: User) -> None:
         assert "vigil gameday --partition canary" in signed_in(ops).get("/gameday").content.decode()

@@ -77,8 +77,13 @@ def test_nodes_are_placed_one_by_one(ops: User) -> None:
     assert there()["dgx-02"] == ("B1", 0)
     client.post("/racks/one", {"node": "dgx-02"})
     assert there() == {"dgx-01": ("A1", 1)}
-    for sent in ({"node": "dgx-03", "rack": "A1", "slot": "top"}, {"node": "?", "rack": "A1"}, {"node": "gone"}, {}):
+    for sent in ({"node": "gone"}, {}):
         assert client.post("/racks/one", sent).status_code == 302
+    for sent in ({"node": "dgx-03", "rack": "A1", "slot": "top"}, {"node": "?", "rack": "A1"}):
+        refused = client.post("/racks/one", sent)
+        assert refused.status_code == 422
+        assert f'name="node" value="{sent["node"]}"' in refused.text
+        assert 'name="rack" value="A1"' in refused.text
     assert there() == {"dgx-01": ("A1", 1)}
 
 

@@ -192,7 +192,7 @@ def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops:
     client = signed_in(ops)
     page = client.get("/drains").text
     assert "mira agreed that it returns if it passes" in page
-    assert client.post("/burnins/start", {"nodes": "dgx-01", "seconds": "600"}).status_code == 302
+    assert client.post("/burnins/start", {"nodes": "dgx-01", "seconds": "600"}).status_code == 409
     assert not BurnInNode.objects.exists(), "nobody agreed"
     client.post("/burnins/start", {"nodes": "dgx-01", "seconds": "600", "may_undrain": "yes"})
     row = BurnInNode.objects.get()

@@ -151,7 +151,10 @@ def test_rest_and_page_for_sysadmins_only(lab: Lab, ops: User) -> None:
     assert signed_in(ada).post("/drains/spares", {"node": "dgx-12", "partition": "gpu"}).status_code == 403
     for wrong in ({"node": "dgx-99", "partition": "gpu"}, {"node": "dgx-12", "partition": "other"}):
         assert post(ops, **wrong).status_code == 422
-        assert signed_in(ops).post("/drains/spares", wrong).status_code == 302
+        refused = signed_in(ops).post("/drains/spares", wrong)
+        assert refused.status_code == 422
+        assert f'name="node" value="{wrong["node"]}"' in refused.text
+    assert signed_in(ops).get("/drains/spares").status_code == 302
     assert not HotSpare.objects.exists()
     assert post(ops, node="dgx-12", partition="gpu").json()["state"] == "standby"
     assert post(ops, node="dgx-12", partition="gpu").status_code == 422
