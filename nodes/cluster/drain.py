@@ -13,6 +13,7 @@ from django.utils import timezone
 from nodes.cluster import sync
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
+from nodes.scheduling import node_states
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
@@ -28,12 +29,13 @@ MOST_REASON = 200
 
 
 class DrainedByAnother(Exception):
-    """Raised if somebody else has drained the node, for a reason that the order would overwrite or end."""
+    """Raised if somebody else took the node out of service, for a reason that the order would overwrite or end."""
 
     def __init__(self, node: Node) -> None:
-        by = f" by {node.reason_by}" if node.reason_by else ""
+        state = "drained" if node.is_drained else node_states.closed_reason(node.state)
+        by = f"{'' if node.is_drained else ', set'} by {node.reason_by}" if node.reason_by else ""
         since = f" since {formatting.clock(node.reason_at)}" if node.reason_at else ""
-        super().__init__(f"{node.name} is drained{by}{since}: {node.reason.rstrip('.')}.")
+        super().__init__(f"{node.name} is {state}{by}{since}: {node.reason.rstrip('.')}.")
 
 
 class OrderedByPerson(Exception):
@@ -61,7 +63,7 @@ def request_order(
     with transaction.atomic():
         # The row lock serialises orders for a node: the second request finds the first one's order.
         node = Node.objects.select_for_update().get(pk=node.pk)
-        if node.reason != replaces and is_drained_by_another(node, user, rule):
+        if node.reason != replaces and _is_obstacle(node, action, user, rule):
             raise DrainedByAnother(node)
         waiting = NodeOrder.objects.open().filter(node=node.name)
         same = waiting.filter(action=action, reason=reason, asked_by=user, rule=rule).first()
@@ -79,14 +81,24 @@ def request_order(
     return order
 
 
+def _is_obstacle(node: Node, action: str, user: User | None, rule: str) -> bool:
+    """Return whether the order would overwrite or end what somebody else decided.
+
+    A drain overwrites nobody's decision if the scheduler took the node down by itself.
+    """
+    if action == NodeOrder.Action.DRAIN and not node.is_drained and node_states.is_down_by_itself(node.reason):
+        return False
+    return is_drained_by_another(node, user, rule)
+
+
 def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool:
-    """Return whether the node is drained, and not by the last order of this person or health rule."""
+    """Return whether the node is drained or down, and not by the last order of this person or health rule."""
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by")
     return _has_reason(node) and is_drain_of_another(node, last.first(), user, rule)
 
 
 def _has_reason(node: Node) -> bool:
-    return bool(node.reason) and node.is_drained
+    return bool(node.reason) and not node.is_in_service
 
 
 def is_drain_of_another(node: Node, last: NodeOrder | None, user: User | None, rule: str = "") -> bool:
@@ -152,7 +164,8 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         _end(order, NodeOrder.State.DONE, "")
         return
     is_known = order.asked_by is not None or bool(order.rule)  # a deleted person's order has neither
-    if node and is_known and node.reason != order.replaces and is_drained_by_another(node, order.asked_by, order.rule):
+    is_unconfirmed = node is not None and is_known and node.reason != order.replaces
+    if node and is_unconfirmed and _is_obstacle(node, order.action, order.asked_by, order.rule):
         _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Drain it again to replace that.")
         return
     try:

@@ -56,6 +56,4 @@ def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
 
 def _is_by_another(drained: DrainedNode, user: User) -> bool:
     """Return whether an order of this person would end somebody else's drain, without a query for each node."""
-    order = drained.order
-    is_own = order is not None and order.asked_by_id == user.pk and not order.rule
-    return bool(drained.node.reason) and not is_own
+    return drain.is_drain_of_another(drained.node, drained.last_order, user)

@@ -20,6 +20,11 @@ PASSING = {
 CLOSED = {"maint": "reserved", "resv": "reserved", "reserved": "reserved", "maintenance": "reserved"}
 DRAINED = frozenset({"drain", "drained", "draining", "drng"})
 WITH_JOBS = frozenset({"draining", "drng", "completing", "comp", "mixed", "mix", "allocated", "alloc"})
+DOWN_BY_ITSELF = (
+    "not responding", "node unexpectedly rebooted", "node silently failed and came back", "resumetimeout reached",
+    "reboot timed out",
+)  # fmt: skip
+"""Beginnings of the reasons that slurmctld writes where it takes a node down without anybody's order."""
 MARKS = {"*": "no_respond", "#": "powering_up", "%": "powering_down", "$": "maint", "@": "reboot", "^": "reboot_issued"}
 
 
@@ -64,6 +69,11 @@ def is_drained(state: str) -> bool:
 def is_standby(reason: str) -> bool:
     """Return whether a drained node is one of Vigil's hot spares, by the reason in the scheduler."""
     return reason.startswith("[node] hot spare")
+
+
+def is_down_by_itself(reason: str) -> bool:
+    """Return whether Slurm took a node that is down out of service by itself, by the reason that it writes then."""
+    return reason.lower().startswith(DOWN_BY_ITSELF)
 
 
 @lru_cache(maxsize=512)

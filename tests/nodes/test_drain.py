@@ -61,25 +61,36 @@ def test_is_carried_out_by_the_next_tick(ops: User, scheduler: ScriptedScheduler
 HAND = {"state": "drained", "reason": "ECC on gpu3, RMA 4711", "reason_by": "root"}
 
 
-def by_hand(scheduler: ScriptedScheduler) -> None:
+def by_hand(scheduler: ScriptedScheduler, **more: str) -> None:
     """Change the node as somebody's `scontrol update` or a health check does."""
-    scheduler.machines = [replace(scheduler.machines[0], **HAND)]
+    scheduler.machines = [replace(scheduler.machines[0], **(HAND | more))]
     sync.read(scheduler, Reading.Part.NODES)
 
 
 @pytest.mark.parametrize("action", ["drain", "undrain"])
+@pytest.mark.parametrize(("state", "words"), [("drained", "drained by"), ("down", "down, set by")])
 def test_somebody_elses_drain_is_shown_and_not_replaced_unasked(
-    ops: User, scheduler: ScriptedScheduler, action: str
+    ops: User, scheduler: ScriptedScheduler, action: str, state: str, words: str
 ) -> None:
-    by_hand(scheduler)
+    by_hand(scheduler, state=state)
     body = {"reason": "fan"} if action == "drain" else {}
     answer = post(ops, f"dgx-01/{action}", **body)
     assert answer.status_code == 409
-    assert answer.json()["detail"].startswith("dgx-01 is drained by root: ECC on gpu3, RMA 4711. Send `replace`")
+    assert answer.json()["detail"].startswith(f"dgx-01 is {words} root: ECC on gpu3, RMA 4711. Send `replace`")
     assert not NodeOrder.objects.exists()
     assert post(ops, f"dgx-01/{action}", **body, replace=True).status_code == 202
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "done"
+
+
+def test_a_node_that_slurm_found_silent_is_drained_but_returned_only_if_confirmed(
+    ops: User, scheduler: ScriptedScheduler
+) -> None:
+    by_hand(scheduler, state="down", reason="Not responding", reason_by="slurm")
+    assert post(ops, "dgx-01/undrain").status_code == 409
+    assert post(ops, "dgx-01/drain", reason="dead power supply").status_code == 202
+    drain.carry_out(scheduler)
+    assert scheduler.drained == {"dgx-01": "dead power supply (vigil: ops)"}
 
 
 def test_ones_own_drain_is_ended_without_a_question(ops: User, scheduler: ScriptedScheduler) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodes.cluster import sync
@@ -47,6 +49,18 @@ def test_returns_own_drains_and_leaves_those_of_others(lab: Lab, ops: User) -> N
     post(ops, "/return", nodes="dgx-[01-04]", reason="the fan, too", replace=True)
     lab.step()
     assert not lab.scheduler.drained
+
+
+def test_a_node_that_somebody_set_down_stays_down(lab: Lab, ops: User) -> None:
+    down = {"state": "down", "reason": "water leak", "reason_by": "mira"}
+    lab.scheduler.machines = [replace(m, **down) if m.name == "dgx-05" else m for m in lab.scheduler.machines]
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    found = post(ops, "/return/preview", nodes="dgx-05").json()
+    assert [item["node"] for item in found["by_others"]] == ["dgx-05"]
+    (outcome,) = post(ops, "/return", nodes="dgx-05", reason="x").json()["items"]
+    assert (outcome["order"], outcome["problem"]) == (None, "dgx-05 is down, set by mira: water leak.")
+    assert "This ends the drain of mira" in signed_in(ops).get("/drains").text
+    assert 'id="undrain"' in signed_in(ops).get("/nodes/dgx-05").text
 
 
 def test_another_sysadmin_ends_none_of_them(lab: Lab, ops: User) -> None:
