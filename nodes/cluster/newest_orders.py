@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from nodes.models import Node, NodeOrder
-from nodes.models.facts import NodeOrderQuerySet
+from nodes.models.orders import NodeOrderQuerySet
 
 
 def newest_orders(nodes: QuerySet[Node], **conditions: object) -> NodeOrderQuerySet:

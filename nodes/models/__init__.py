@@ -9,7 +9,6 @@ from nodes.models.facts import (
     Fact,
     License,
     Node,
-    NodeOrder,
     Partition,
     Qos,
     QueuedJob,
@@ -19,6 +18,7 @@ from nodes.models.facts import (
 from nodes.models.health import ActionPolicy, HealthControl, HealthEntry, SiteRule
 from nodes.models.maintenance import MaintenanceWindow
 from nodes.models.notes import NodeNote
+from nodes.models.orders import NodeOrder
 from nodes.models.racks import RackPlace
 from nodes.models.spares import HotSpare
 from nodes.models.telemetry import Agent, AgentStream, EnrolmentSecret, Frame, Gpu, GpuPlace, GpuUse, Holding, NodeEvent

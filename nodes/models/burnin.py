@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from nodes.burnin import judge
 from nodes.burnin.reports import BurnInMachine, ItemSummary
-from nodes.models.facts import NodeOrder
+from nodes.models.orders import NodeOrder
 
 
 class BurnInQuerySet(models.QuerySet["BurnIn"]):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeVar
 
-from django.conf import settings
 from django.db import models
-from django.db.models import Q
 
 from nodes.scheduling import gpu_types, node_states
 from portal.models import User
@@ -329,71 +327,3 @@ _RECORDS: dict[str, str] = {
     Reading.Part.ACCOUNTS: "account record",
     Reading.Part.LICENSES: "licence",
 }
-
-
-class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
-    def open(self) -> Self:
-        return self.filter(state=NodeOrder.State.ASKED)
-
-    def by_health_rules(self) -> Self:
-        """Select orders that follow a finding: not a person's, nor those of maintenance, hot spares or burn-ins."""
-        # One condition each: the first is that of the indexes.
-        return self.exclude(rule="").exclude(rule__in=("spare", "burn-in")).exclude(rule__startswith="maintenance-")
-
-
-class NodeOrder(models.Model):
-    """An order for a node by a sysadmin or a health rule, which the next tick carries out."""
-
-    class Action(models.TextChoices):
-        DRAIN = "drain"
-        UNDRAIN = "undrain"
-
-    class State(models.TextChoices):
-        ASKED = "asked"
-        DONE = "done"
-        REFUSED = "refused"
-        REPLACED = "replaced", "replaced by a later one"
-
-    node = models.CharField(max_length=255)
-    action = models.CharField(max_length=16, choices=Action.choices)
-    reason = models.TextField(blank=True)
-    asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
-    rule = models.CharField(max_length=64, blank=True, help_text="The health rule that Vigil followed by itself.")
-    asked_at = models.DateTimeField(auto_now_add=True)
-    state = models.CharField(max_length=16, choices=State.choices, default=State.ASKED)
-    replaces = models.TextField(blank=True, help_text="The node's reason at the time of the request.")
-    outcome = models.TextField(
-        blank=True, help_text="The scheduler's message: why it refused the order or has not answered yet."
-    )
-    tried_at = models.DateTimeField(null=True, blank=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
-
-    objects = NodeOrderQuerySet.as_manager()
-
-    class Meta:
-        ordering = ("-id",)
-        indexes = (
-            models.Index(fields=["node", "-id"], name="orders_of_a_node"),
-            models.Index(fields=["-id"], condition=~Q(rule=""), name="orders_by_rules"),
-            models.Index(fields=["asked_at"], condition=~Q(rule=""), name="orders_by_rules_since"),
-        )
-        constraints = (
-            models.UniqueConstraint(fields=["node"], condition=Q(state="asked"), name="one_open_order_a_node"),
-        )
-
-    def __str__(self) -> str:
-        return f"{self.action} {self.node}"
-
-    @property
-    def is_open(self) -> bool:
-        return self.state == self.State.ASKED
-
-    @property
-    def reason_with_requester(self) -> str:
-        """Return the reason with the requester appended, whom the scheduler does not know."""
-        return f"{self.reason} (vigil: {self.requester})"
-
-    @property
-    def requester(self) -> str:
-        """Return who gave the order: a person's name, or the health rule's."""
-        return self.rule or (self.asked_by.username if self.asked_by else "unknown")

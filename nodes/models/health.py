@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from nodes.models.facts import NodeOrder
+from nodes.models.orders import NodeOrder
 from nodes.models.telemetry import Agent, Gpu
 from vigil_core import untrusted
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodes.models import HealthEntry
+from nodes.models import HealthEntry, NodeOrder
 from portal.models import User
 from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import NAMES, Lab
@@ -50,6 +50,21 @@ def test_the_page_shows_what_waits_and_drains_on_approval(lab: Lab, ops: User) -
     page = signed_in(ops).get("/health").content.decode()
     assert "needs repair." in page
     assert "approved by ops" in page
+
+
+def test_what_became_of_an_order_is_shown(lab: Lab, ops: User, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "act"
+    entry = found(lab)
+    for state, outcome, text in (
+        ("asked", "", "Sent to the scheduler within seconds."),
+        ("asked", "Slurm did not answer for 10 s.", "Slurm did not answer for 10 s. Retrying."),
+        ("done", "", "Done."),
+        ("replaced", "", "Replaced by a later order."),
+    ):
+        NodeOrder.objects.filter(health_entries=entry).update(state=state, outcome=outcome)
+        page = signed_in(ops).get("/health").content.decode()
+        assert f"Drain by Vigil. {text}" in page, "with the finding"
+        assert f"by the health rule off-bus. {text}" in page, "in the list of orders"
 
 
 def test_people_read_and_only_sysadmins_decide(lab: Lab, mira: User) -> None:
