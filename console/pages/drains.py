@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
@@ -19,20 +21,39 @@ from nodes.drains import cost, overview
 from nodes.drains.overview import DrainedNode
 from nodes.drains.reasons import DrainHolder
 from nodes.drains.standing import ReasonStanding
-from nodes.models import BurnInNode, HotSpare, MaintenanceWindow, NodeOrder, Partition, Reading
+from nodes.models import BurnInNode, HotSpare, MaintenanceWindow, Node, NodeOrder, Partition, Reading
+from nodes.scheduling import node_states
 from portal.access import CLUSTER, can, user_of
 from portal.models import User
 from vigil_core import formatting
 
 MOST = 200
-"""Nodes on the page; the others are listed by REST."""
+"""Nodes on the page, the most costly; the others are listed by REST."""
 _HOLDER_TEXTS = {
     DrainHolder.RULE: "by Vigil’s rule",
     DrainHolder.PERSON: "by",
     DrainHolder.MAINTENANCE: "for maintenance",
     DrainHolder.SPARE: "as a hot spare",
-    DrainHolder.BURN_IN: "for a burn-in",
+    DrainHolder.BURN_IN: "after a burn-in",
 }
+
+
+class OutNode(NamedTuple):
+    """What the headline needs of every node out of service, listed or not."""
+
+    name: str
+    state: str
+    reason: str
+    gpus: int
+    gpus_used: int
+
+    @property
+    def idle_gpus(self) -> int:
+        return max(0, self.gpus - self.gpus_used)
+
+    @property
+    def is_standby(self) -> bool:
+        return node_states.is_drained(self.state) and node_states.is_standby(self.reason)
 
 
 @dataclass(frozen=True)
@@ -43,18 +64,21 @@ class DrainRow:
     is_by_another: bool
     burn_in: int | None = None
     """The burn-in that tests it, or waits until it may."""
+    failed_burn_in: int | None = None
+    """The burn-in after which it was drained."""
 
     @property
     def holder_text(self) -> str:
-        """Return "by ops", "by Vigil’s rule off-bus", "by Slurm"; "by nobody known" if nothing says so."""
+        """Return " by ops", " by Vigil’s rule off-bus", ", set by Slurm" if it is down; "" if nothing says so."""
         holder, name = self.drained.holder, self.drained.holder_name
         if holder in (DrainHolder.MAINTENANCE, DrainHolder.SPARE, DrainHolder.BURN_IN):
-            return _HOLDER_TEXTS[holder]
+            return f" {_HOLDER_TEXTS[holder]}"
         if not name:
-            return "by nobody known"
+            return ""
+        verb = "" if self.drained.node.is_drained else ", set"
         if holder == DrainHolder.UNKNOWN:
-            return f"by {name} (a person or a script)"
-        return f"{_HOLDER_TEXTS.get(holder, 'by')} {name}"
+            return f"{verb} by {name} (a person or a script)"
+        return f"{verb} {_HOLDER_TEXTS.get(holder, 'by')} {name}"
 
     @property
     def standing(self) -> str:
@@ -72,7 +96,7 @@ class DrainRow:
 
     @property
     def cost(self) -> str:
-        return cost.hourly_text(self.drained.idle_gpus)
+        return cost.idle_text(self.drained.idle_gpus)
 
     @property
     def glyph(self) -> str:
@@ -108,25 +132,22 @@ def index(request: HttpRequest) -> HttpResponse:
 def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mistake: str = "") -> HttpResponse:
     """Return the page. `spare`: node and partition of a form that names a spare, if it was refused."""
     user, now = user_of(request), timezone.now()
-    nodes = list(overview.out_of_service().order_by("name")[: MOST + 1])
-    tested = BurnInNode.objects.filter(is_active=True, node__in=[node.name for node in nodes])
-    burn_ins = dict(tested.values_list("node", "burn_in"))
-    rows = [_row(drained, user, burn_ins.get(drained.node.name)) for drained in overview.described(nodes[:MOST], now)]
     spares = {spare.node: spare for spare in HotSpare.objects.all()}
-    standing_by = [row for row in rows if row.drained.holder == DrainHolder.SPARE]
-    rows = [row for row in rows if row not in standing_by]
-    rows.sort(key=lambda row: (not row.drained.is_over, -row.drained.idle_gpus, row.drained.node.name))
+    out = [OutNode(*values) for values in overview.out_of_service().values_list(*OutNode._fields).order_by("name")]
+    standing_by = {node.name for node in out if node.name in spares and node.is_standby}
+    out = sorted((node for node in out if node.name not in standing_by), key=lambda node: (-node.idle_gpus, node.name))
+    rows = _rows([node.name for node in out[:MOST]], user, now)
     context = {
         "section": "cluster",
         "place": "drains",
         "stale": stale_text(Reading.Part.NODES, now),
-        "headline": headline(rows, len(standing_by)),
-        "spares": [(spare, name in {row.drained.node.name for row in standing_by}) for name, spare in spares.items()],
+        "headline": headline(out, rows, len(standing_by)),
+        "spares": [(spare, name in standing_by) for name, spare in spares.items()],
         "partitions": Partition.objects.reported().values_list("name", flat=True),
         "sent_spare": spare,
         "spare_mistake": spare_mistake,
         "rows": rows,
-        "has_more": len(nodes) > MOST,
+        "has_more": len(out) > MOST,
         "most": MOST,
         "windows": MaintenanceWindow.objects.standing().order_by("starts_at")[:5],
         "may_change": can(user, "change", CLUSTER),
@@ -137,19 +158,29 @@ def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mista
     return vary_on_fragment(render(request, template, context, status=422 if spare_mistake else 200))
 
 
-def _row(drained: DrainedNode, user: User, burn_in: int | None) -> DrainRow:
-    return DrainRow(drained, orders.is_drain_of_another(drained.node, drained.last_order, user), burn_in)
+def _rows(names: Sequence[str], user: User, now: datetime) -> list[DrainRow]:
+    """Return these nodes, those first whose reason no longer holds, then the most costly."""
+    found = overview.described(Node.objects.filter(name__in=names), now)
+    active = dict(BurnInNode.objects.filter(is_active=True, node__in=names).values_list("node", "burn_in"))
+    orders_of = [item.order.pk for item in found if item.order is not None and item.holder == DrainHolder.BURN_IN]
+    failed = dict(BurnInNode.objects.filter(return_order__in=orders_of).values_list("node", "burn_in"))
+    rows = []
+    for item in found:
+        name = item.node.name
+        is_by_another = orders.is_drain_of_another(item.node, item.last_order, user)
+        rows.append(DrainRow(item, is_by_another, active.get(name), failed.get(name)))
+    return sorted(rows, key=lambda row: (not row.drained.is_over, -row.drained.idle_gpus, row.drained.node.name))
 
 
-def headline(rows: Sequence[DrainRow], standing_by: int = 0) -> tuple[str, str]:
+def headline(out: Sequence[OutNode], rows: Sequence[DrainRow], standing_by: int = 0) -> tuple[str, str]:
     """Return the page's lead: how many nodes are out and what they cost; then how many could return, and spares."""
     stand = "stands" if standing_by == 1 else "stand"
     rest = f"{formatting.plural(standing_by, 'hot spare')} {stand} by." if standing_by else ""
-    if not rows:
+    if not out:
         return ("All other nodes are in service." if standing_by else "All nodes are in service."), rest
-    lost = cost.hourly_text(sum(row.drained.idle_gpus for row in rows))
-    are = "is" if len(rows) == 1 else "are"
-    lead = f"{formatting.plural(len(rows), 'node')} {are} out of service{f': {lost}' if lost else ''}."
+    lost = cost.idle_text(sum(node.idle_gpus for node in out))
+    are = "is" if len(out) == 1 else "are"
+    lead = f"{formatting.plural(len(out), 'node')} {are} out of service{f': {lost}' if lost else ''}."
     over = [row.drained.node.name for row in rows if row.drained.is_over]
     if not over:
         return lead, rest

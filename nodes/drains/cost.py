@@ -1,4 +1,4 @@
-"""What nodes out of service cost: GPU-hours an hour, and money where the site has set a price."""
+"""What nodes out of service cost: idle GPUs, and money where the site has set a price."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ def hourly(gpus: int) -> float | None:
     return gpus * price if price else None
 
 
-def hourly_text(gpus: int) -> str:
-    """Return "€16.80 an hour", or "8 GPU-hours an hour" where no price is set; "" without idle GPUs."""
+def idle_text(gpus: int) -> str:
+    """Return "€16.80 an hour", or "8 GPUs idle" where no price is set; "" without idle GPUs."""
     if not gpus:
         return ""
     cost = hourly(gpus)
-    amount = formatting.plural(gpus, "GPU-hour") if cost is None else formatting.money(cost, settings.VIGIL_CURRENCY)
-    return f"{amount} an hour"
+    if cost is None:
+        return f"{formatting.plural(gpus, 'GPU')} idle"
+    return f"{formatting.money(cost, settings.VIGIL_CURRENCY)} an hour"

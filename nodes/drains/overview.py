@@ -86,6 +86,14 @@ class DrainedNode:
             return "Wait until its jobs have ended before you repair it."
         if self.is_over:
             return "The reason no longer holds: test the node and return it to service."
+        if self.holder == DrainHolder.BURN_IN:
+            return "It did not pass. See the burn-in's results, repair the node, then test it again."
+        if self.holder == DrainHolder.MAINTENANCE:
+            is_broken = any(entry.is_active for entry in self.findings)
+            return (
+                "It stays drained after its maintenance until its findings are cleared." if is_broken
+                else "It returns when its maintenance ends."
+            )  # fmt: skip
         if self.holder == DrainHolder.RULE:
             return "See the finding. Vigil returns the node once it has cleared, if it may act."
         if self.holder == DrainHolder.PERSON:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodes.cluster import drain, sync
-from nodes.models import BurnInNode, Node, NodeOrder, Reading
+from nodes.models import BurnInNode, HotSpare, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from portal.models import User
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
@@ -61,9 +61,24 @@ def test_names_whose_drain_it_is(lab: Lab, ops: User) -> None:
     assert (found["dgx-01"]["about"], found["dgx-01"]["standing"]) == ("node", "stands")
     assert found["dgx-01"]["order"]["rule"] == "off-bus"
     page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "4 nodes are out of service: 8 GPU-hours an hour." in page
-    assert f"/health#entry-{entry.pk}" in page
+    assert "4 nodes are out of service: 8 GPUs idle." in page
+    assert f"/health/entries?node=dgx-01#entry-{entry.pk}" in page
     assert "NHC: check_fs_mount" in page
+
+
+def test_a_burn_in_and_maintenance_say_what_comes_next(lab: Lab, ops: User) -> None:
+    by_hand(lab, "[node] GPU 3: bits differ", by="burn-in")
+    by_hand(lab, "[node] new switch", by="maintenance-4", node="dgx-02")
+    by_hand(lab, "water leak", by="", state="down", node="dgx-03")
+    by_hand(lab, "Node unexpectedly rebooted", state="down", node="dgx-04")
+    found = listed(ops)
+    assert found["dgx-01"]["advice"].startswith("It did not pass. See the burn-in's results")
+    assert found["dgx-02"]["advice"] == "It returns when its maintenance ends."
+    page = signed_in(ops).get("/drains").text
+    assert "is drained after a burn-in since" in page
+    assert "is drained for maintenance since" in page
+    assert "; nothing says who or what took it out: <b>water leak</b>" in page
+    assert "is down, set by Slurm since" in page
 
 
 def test_a_persons_drain_over_vigil_is_that_persons(lab: Lab, ops: User) -> None:
@@ -152,7 +167,7 @@ def test_people_read_and_only_sysadmins_undrain(lab: Lab, ops: User) -> None:
     assert "Undrain" not in page
     answer = signed_in(ops).post("/nodes/dgx-01/undrain", {"next": "drains", "replaces": "fan"})
     assert (answer.status_code, answer["Location"]) == (302, "/drains")
-    assert "is sent to the scheduler" in signed_in(ops).get("/drains").text
+    assert "by ops. Sent to the scheduler" in signed_in(ops).get("/drains").text
 
 
 def test_a_hostile_reason_is_text(lab: Lab, ops: User) -> None:
@@ -181,10 +196,15 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
     assert len(answer["items"]) == 200
     after = client.get("/api/v1/drains", {"limit": 200, "cursor": answer["next"]}).json()
     assert after["items"][0]["node"] == "n0200"
+    spare = {"node": "spare", "partition": "gpu", "state": HotSpare.SpareState.STANDBY, "since": datetime.now(UTC)}
+    HotSpare.objects.create(**spare)
+    Node.objects.create(name="spare", state="drained", reason="[node] hot spare", reason_by="spare", gpus=1)
     visitor = signed_in(ops)
     with django_assert_max_num_queries(40):
         page = visitor.get("/drains").text
-    assert "The first 200 by name are shown" in page
+    assert "600 nodes are out of service: 4,800 GPUs idle." in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "stands by since" in page
+    assert "The 200 with the most idle GPUs are shown" in page
 
 
 def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops: User) -> None:
