@@ -197,7 +197,7 @@ def _rows(entries: Iterable[HealthEntry], rules: Mapping[str, Rule]) -> list[Ent
 def headline(entries: ActiveEntries) -> tuple[str, str]:
     """Return the page's lead: what waits for a decision, else what is open; then what is watched."""
     waiting, watched = entries.count(EntryList.WAITING), entries.count(EntryList.WATCHED)
-    rest = f"{formatting.plural(watched, 'more finding')} {'is' if watched == 1 else 'are'} watched." if watched else ""
+    rest = f"{formatting.plural(watched, 'finding')} {'is' if watched == 1 else 'are'} watched." if watched else ""
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         return f"{formatting.plural(waiting, 'finding')} {verb} for a decision.", rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_required
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -11,10 +12,13 @@ from console.pages.health import EntryRow
 from nodes.health.rules.rule import SEVERITIES
 from nodes.models import HealthEntry
 from nodes.monitoring.site_rules import rules_in_force
+from nodes.remediation.entry_lists import EntryList
 from portal.http.paging import BadCursor, SortOrder, page
 from vigil_core.untrusted import plain
 
 ROWS = 50
+WAITING = EntryList.WAITING.value
+"""Open entries that wait for a decision, as a choice among the states."""
 FIELDS = ("node", "rule", "state", "severity")
 _ORDER = SortOrder("id", descending=True)
 
@@ -23,8 +27,7 @@ _ORDER = SortOrder("id", descending=True)
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     wanted, rules = search_of(request.GET), rules_in_force()
-    state = wanted.get("state")
-    rows = HealthEntry.objects.in_state(state) if state else HealthEntry.objects.all()
+    rows = _in_state(wanted.get("state", ""))
     rows = rows.filter(**{name: value for name, value in wanted.items() if name != "state"})
     rows = rows.select_related("gpu", "order", "decided_by").defer("progress")
     try:
@@ -37,11 +40,17 @@ def index(request: HttpRequest) -> HttpResponse:
         "rows": [EntryRow(entry, rules.get(entry.rule)) for entry in found.items],
         "next": found.next,
         "wanted": wanted,
-        "states": HealthEntry.EntryState.values,
+        "states": [(WAITING, "waiting for a decision"), *((name, name) for name in HealthEntry.EntryState.values)],
         "severities": reversed(SEVERITIES),
         "rules": sorted(rules),
     }
     return render(request, "nodes/health_entries.html", context)
+
+
+def _in_state(state: str) -> QuerySet[HealthEntry]:
+    if state == WAITING:
+        return HealthEntry.objects.open().filter(decision=HealthEntry.EntryDecision.PROPOSED)
+    return HealthEntry.objects.in_state(state) if state else HealthEntry.objects.all()
 
 
 def search_of(params: QueryDict) -> dict[str, str]:

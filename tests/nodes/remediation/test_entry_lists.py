@@ -42,7 +42,7 @@ def test_counts_are_true_beyond_what_is_listed(mira: User) -> None:
     page = signed_in(mira).get("/health").content.decode()
     assert "120\xa0findings wait for a decision." in page
     assert page.count('class="card finding"') == 50
-    assert '<a href="/health/entries?state=open">70\xa0more entries</a>' in page
+    assert '<a href="/health/entries?state=waiting">70\xa0more entries</a>' in page
     assert "n000" in page
     assert "n119" not in page, "the newest are shown"
 
@@ -63,6 +63,7 @@ def test_all_entries_can_be_searched_page_by_page(mira: User) -> None:
     following = page.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
     assert client.get(f"/health/entries{following}").content.decode().count("<tr id=") == 15
     assert client.get("/health/entries?state=cleared").content.decode().count("<tr id=") == 5
+    assert client.get("/health/entries?node=n007&state=waiting").content.decode().count("<tr id=") == 1
     assert client.get("/health/entries?node=n007&state=open").content.decode().count("<tr id=") == 1
     assert "No matching entries" in client.get("/health/entries?node=n007&state=cleared").content.decode()
     assert client.get("/health/entries?after=nonsense&state=%00").status_code == 200
@@ -97,7 +98,7 @@ def _explain(plan: list[str], execute: Any, sql: str, params: Any, many: bool, c
 
 def test_the_limits_are_shown_where_vigil_acts(mira: User, settings: Any) -> None:
     lab = Lab()
-    assert "Limits left" not in signed_in(mira).get("/health").content.decode()
+    assert "Limits on automatic drains" not in signed_in(mira).get("/health").content.decode()
     settings.VIGIL_HEALTH = "act"
     lab.xid(79)
     lab.step()
