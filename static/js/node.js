@@ -1,6 +1,7 @@
 // A node's page: charts over time, past and live, and periodic refreshes of the rest. One socket.
 import { lamp } from "./app.js";
 import { Chart } from "./charts.js";
+import { isInUse } from "./in_use.js";
 import { Range } from "./ranges.js";
 import { connect, rereader } from "./socket.js";
 import { paintBand, paintMarks, timeAxis, withGaps } from "./times.js";
@@ -81,10 +82,9 @@ document.addEventListener("click", (event) => {
   go(new URL(link.href).search);
 });
 
-// Refresh the page's text and tables. Do not refresh under an open dialog or a text selection, unless the user requested it.
+// Refresh the page's text and tables. Do not refresh what somebody is using, unless the user requested it.
 function refresh(isRequested = false) {
-  const busy = document.querySelector("dialog[open]") || !getSelection().isCollapsed;
-  if (!isRequested && (busy || document.visibilityState !== "visible")) return null;
+  if (!isRequested && (isInUse() || document.visibilityState !== "visible")) return null;
   // If the node's GPUs have changed, the server answers with a full page reload.
   const headers = { "X-Page-GPUs": page.gpus };
   return htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML", headers });

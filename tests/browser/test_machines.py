@@ -21,6 +21,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.sampled(2)]
 Browse = Callable[..., Watched]
 NODE = "bench-01"
+REFRESH = 'document.dispatchEvent(new Event("visibilitychange"))'
 UUIDS = [f"GPU-b0b0{i:04x}-0000-0000-0000-000000000000" for i in range(2)]
 
 
@@ -103,6 +104,22 @@ def test_a_machine_live_and_past(portal_up: Stack, machine: Machine, browse: Bro
     expect(page.locator("#ranges [aria-current]")).to_have_text("6h")
     page.go_back()
     expect(page.locator("#ranges [aria-current]")).to_have_text("1h")
+
+
+def test_a_refresh_waits_for_a_form(portal_up: Stack, browse: Browse) -> None:
+    watched = browse(portal_up)
+    page = watched.page
+    watched.open("/drains")
+    expect(page.locator("#lamp")).to_have_text("Live")
+    page.get_by_text("Name a spare…").click()
+    page.locator("#spare-node").fill("dgx-1")
+    page.evaluate(REFRESH)
+    expect(page.locator("#lamp")).to_have_text("Paused")
+    expect(page.locator("#spare-node")).to_have_value("dgx-1")
+    page.locator("#spare-node").fill("")
+    page.get_by_text("Name a spare…").click()
+    page.evaluate(REFRESH)
+    expect(page.locator("#lamp")).to_have_text("Live")
 
 
 def test_dragging_over_a_chart_chooses_the_time(portal_up: Stack, machine: Machine, browse: Browse) -> None:
