@@ -2,6 +2,7 @@
 
 from typing import Final, Literal, Protocol
 
+from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
 
@@ -45,6 +46,11 @@ def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Clu
     if isinstance(thing, Cluster):
         return user.is_sysadmin or action == "see"
     return user.is_sysadmin or _as_member(user, action, thing)
+
+
+def sees_all(user: User) -> bool:
+    """Return whether the person may see whose jobs have which GPUs, and what the kernel logs of them."""
+    return user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone"
 
 
 def _as_member(user: User, action: Action, thing: Project | Owned) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ from console.pages.vigil_itself import status_lines
 from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
+from nodes.models.health import KERNEL_TEXT, PEOPLE
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.presenting.observations import observed_text
 from nodes.remediation import alike, inbox
 from nodes.remediation.entry_lists import ActiveEntries, EntryList
 from nodes.remediation.limits_used import limits_used
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sees_all, user_of
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import plain
@@ -43,6 +44,7 @@ class EntryRow:
     entry: HealthEntry
     rule: Rule | None
     number: int = 1
+    shows_kernel_text: bool = False
 
     @property
     def glyph(self) -> str:
@@ -77,7 +79,7 @@ class EntryRow:
     @property
     def observed(self) -> str:
         """Return the newest observation, as far as the rule asks for it; never whose program it was."""
-        found = self.entry.observations()
+        found = self.entry.observations(hidden=PEOPLE if self.shows_kernel_text else PEOPLE | KERNEL_TEXT)
         if not found:
             return ""
         _, signal, fields, _ = found[-1]
@@ -94,7 +96,7 @@ class EntryRow:
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     user, rules, now = user_of(request), rules_in_force(), timezone.now()
-    entries = ActiveEntries()
+    entries, shows_text = ActiveEntries(), sees_all(user)
     control = HealthControl.objects.select_related("reset_by").filter(pk=HealthControl.ID).first()
     acts = settings.VIGIL_HEALTH == "act"
     cleared = HealthEntry.objects.filter(state=State.CLEARED).order_by("-cleared_at")
@@ -102,8 +104,11 @@ def index(request: HttpRequest) -> HttpResponse:
         "section": "cluster",
         "place": "health",
         "headline": headline(entries),
-        "lists": {which.value: _EntryRows.read(entries, which, rules) for which in EntryList},
-        "cleared": _rows(cleared.select_related("gpu", "decided_by").defer("progress")[:MOST_OLD], rules),
+        "lists": {which.value: _EntryRows.read(entries, which, rules, shows_text) for which in EntryList},
+        "cleared": [
+            EntryRow(entry, rules.get(entry.rule), shows_kernel_text=shows_text)
+            for entry in cleared.select_related("gpu", "decided_by").defer("progress")[:MOST_OLD]
+        ],
         "orders": NodeOrder.objects.by_health_rules()[:MOST_OLD],
         "breaker": control if control is not None and control.tripped_at else None,
         "limits": limits_used(now) if acts else None,
@@ -180,18 +185,14 @@ class _EntryRows:
     number: int
 
     @classmethod
-    def read(cls, entries: ActiveEntries, which: EntryList, rules: Mapping[str, Rule]) -> _EntryRows:
+    def read(cls, entries: ActiveEntries, which: EntryList, rules: Mapping[str, Rule], shows_text: bool) -> _EntryRows:
         lines = entries.newest(which, MOST[which])
-        rows = [EntryRow(line.entry, rules.get(line.entry.rule), line.number) for line in lines]
+        rows = [EntryRow(line.entry, rules.get(line.entry.rule), line.number, shows_text) for line in lines]
         return cls(rows, entries.count(which))
 
     @property
     def more(self) -> int:
         return max(0, self.number - sum(row.number for row in self.rows))
-
-
-def _rows(entries: Iterable[HealthEntry], rules: Mapping[str, Rule]) -> list[EntryRow]:
-    return [EntryRow(entry, rules.get(entry.rule)) for entry in entries]
 
 
 def headline(entries: ActiveEntries) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from nodes.health.rules.rule import SEVERITIES
 from nodes.models import HealthEntry
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation.entry_lists import EntryList
+from portal.access import sees_all, user_of
 from portal.http.paging import BadCursor, SortOrder, page
 from vigil_core.untrusted import plain
 
@@ -26,7 +27,7 @@ _ORDER = SortOrder("id", descending=True)
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    wanted, rules = search_of(request.GET), rules_in_force()
+    wanted, rules, shows_text = search_of(request.GET), rules_in_force(), sees_all(user_of(request))
     rows = _in_state(wanted.get("state", ""))
     rows = rows.filter(**{name: value for name, value in wanted.items() if name != "state"})
     rows = rows.select_related("gpu", "order", "decided_by").defer("progress")
@@ -37,7 +38,7 @@ def index(request: HttpRequest) -> HttpResponse:
     context = {
         "section": "cluster",
         "place": "health",
-        "rows": [EntryRow(entry, rules.get(entry.rule)) for entry in found.items],
+        "rows": [EntryRow(entry, rules.get(entry.rule), shows_kernel_text=shows_text) for entry in found.items],
         "next": found.next,
         "wanted": wanted,
         "states": [(WAITING, "waiting for a decision"), *((name, name) for name in HealthEntry.EntryState.values)],

@@ -16,7 +16,7 @@ import msgspec
 from django.db.models import BooleanField, Case, ExpressionWrapper, Q, When
 
 from jobs.listing import visibility
-from jobs.listing.telemetry_access import sees_all, visible_holdings
+from jobs.listing.telemetry_access import visible_holdings
 from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, RackPlace
 from nodes.models.json_text import json_text
@@ -24,6 +24,7 @@ from nodes.models.telemetry import SILENT
 from nodes.scheduling import node_states
 from nodes.telemetry.newest import NO_VALUES, NewestValues, newest_of
 from nodes.telemetry.use import IDLE_AFTER
+from portal.access import sees_all
 from portal.models import User
 
 _GPU = ("agent_id", "pk", "uuid", "index", "lost_at", "slowdown_c", "power_cap_watts", "fault")

@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from jobs.failures import temperatures as failures
 from jobs.failures.sentences import per_thousand
-from jobs.listing.telemetry_access import sees_all
 from nodes.models import Assessment, RackTemperature
 from nodes.monitoring.temperatures import hourly, racks_in_order
 from nodes.presenting import temperatures as drawing
+from portal.access import sees_all
 from portal.models import User
 from vigil_core import formatting
 

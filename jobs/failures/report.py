@@ -19,13 +19,13 @@ from django.urls import reverse
 
 from diagnosis.causes import CAUSES
 from jobs.failures.kinds import causes_of
-from jobs.listing.telemetry_access import sees_all
 from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.reliability.allocations import monday, uncounted
 from jobs.reliability.allocations import since as held_since
 from jobs.reliability.offenders import NodeFailures, Offender, offenders
 from jobs.reliability.rate import Rate
 from nodes.models import RackPlace
+from portal.access import sees_all
 from portal.models import Project, User
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from jobs.allocations import overlaps
-from jobs.listing.telemetry_access import sees_all
 from jobs.models import Attempt, Job
 from nodes.models import Agent, Holding
+from portal.access import sees_all
 from portal.models import User
 
 MOST = 1_000  # newest intervals

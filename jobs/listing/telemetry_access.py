@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from django.conf import settings
 from django.db.models import Q
 
 from jobs import allocations
@@ -16,6 +15,7 @@ from jobs.models import Attempt, Job
 from nodes.models import Agent, Holding, NodeEvent
 from nodes.telemetry.events import FROM_KERNEL
 from nodes.telemetry.grid import Grid
+from portal.access import sees_all
 from portal.models import User
 from portal.series.envelope import Outline
 from vigil_core.untrusted import MAX_UNIX_TIME
@@ -103,10 +103,6 @@ def visible_holdings(user: User) -> Any:
     """Return the allocations that this person may see."""
     rows = Holding.objects.all()
     return rows if sees_all(user) else rows.filter(_visible_to(user))
-
-
-def sees_all(user: User) -> bool:
-    return user.is_sysadmin or settings.VIGIL_QUEUE_VISIBLE == "everyone"
 
 
 def _visible_to(user: User) -> Q:

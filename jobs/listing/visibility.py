@@ -11,12 +11,12 @@ import msgspec
 from django.db.models import Case, Q, QuerySet, Value, When
 from django.db.models.functions import StrIndex, Substr
 
-from jobs.listing.telemetry_access import sees_all
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.models.attempt import AttemptQuerySet
 from nodes.models import QueuedJob
 from nodes.models.json_text import json_text
 from nodes.schedulers.cluster import ALLOCATED_STATES
+from portal.access import sees_all
 from portal.models import User
 
 _names = msgspec.json.Decoder(list[str]).decode

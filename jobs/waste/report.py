@@ -12,10 +12,11 @@ from django.db.models import F, Q, Sum
 from django.db.models.functions import NullIf
 from django.urls import reverse
 
-from jobs.listing.telemetry_access import sees_all, visible_holdings
+from jobs.listing.telemetry_access import visible_holdings
 from jobs.models import Attempt, GpuHours, Job, JobHours
 from jobs.waste.notices import IdleJob, idle_jobs
 from nodes.models import GpuUse
+from portal.access import sees_all
 from portal.models import Project, User
 
 HOUR_S = 3600

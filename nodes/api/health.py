@@ -13,12 +13,14 @@ from nodes.api.nodes import OrderShape, Why, order_shape
 from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
 from nodes.models import HealthControl, HealthEntry, Node
+from nodes.models.health import hidden_fields
 from nodes.remediation import alike, inbox
 from nodes.remediation.alike import AlikeOutcome
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.models import User
 
 router = Router(tags=["health"])
 NO_ENTRY = {404: "No such health entry."}
@@ -116,7 +118,7 @@ def entries(request: ApiRequest, wanted: Query[WantedEntries]) -> dict[str, Any]
         rows.select_related("gpu", "order__asked_by", "decided_by").defer("progress"),
         SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit,
     )  # fmt: skip
-    return {"items": [entry_shape(entry, request.auth.is_sysadmin) for entry in found.items], "next": found.next}
+    return {"items": [entry_shape(entry, request.auth) for entry in found.items], "next": found.next}
 
 
 @router.get("/breaker", response=BreakerShape, summary="Whether automatic actions are stopped")
@@ -144,7 +146,7 @@ def reset_breaker(request: ApiRequest, decision: WantedDecision) -> dict[str, An
 @router.get("/{int:entry_id}", response=HealthEntryShape, summary="One entry", openapi_extra=described(errors=NO_ENTRY))
 def entry(request: ApiRequest, entry_id: int) -> dict[str, Any]:
     """Return an entry with its newest evidence and its order."""
-    return entry_shape(_entry(entry_id), request.auth.is_sysadmin)
+    return entry_shape(_entry(entry_id), request.auth)
 
 
 @router.post(
@@ -169,7 +171,7 @@ def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dic
         raise Problem(409, f"{error} Send `replace`: true to drain it anyway.", kind="drained") from None
     except inbox.NotPossible as error:
         raise Problem(409, str(error)) from None
-    return _decision_shape(entry_id, outcome)
+    return _decision_shape(request, entry_id, outcome)
 
 
 @router.post(
@@ -209,15 +211,15 @@ def _decide(
             inbox.clear(request.auth, pk, decision.reason)
     except inbox.NotPossible as error:
         raise Problem(409, str(error)) from None
-    return _decision_shape(pk, outcome)
+    return _decision_shape(request, pk, outcome)
 
 
-def _decision_shape(entry_id: int, outcome: AlikeOutcome) -> dict[str, Any]:
+def _decision_shape(request: ApiRequest, entry_id: int, outcome: AlikeOutcome) -> dict[str, Any]:
     counts = {"alike_decided": outcome.decided, "alike_left": outcome.left}
-    return entry_shape(_entry(entry_id), True) | counts
+    return entry_shape(_entry(entry_id), request.auth) | counts
 
 
-def entry_shape(entry: HealthEntry, is_sysadmin: bool) -> dict[str, Any]:
+def entry_shape(entry: HealthEntry, user: User) -> dict[str, Any]:
     same = (
         "id", "node", "item", "rule", "title", "detail", "state", "severity", "action", "decision", "decision_reason",
         "held_back", "is_planted", "count", "first_seen", "last_seen", "opened_at", "cleared_at",
@@ -233,7 +235,7 @@ def entry_shape(entry: HealthEntry, is_sysadmin: bool) -> dict[str, Any]:
                 "fields": fields,
                 "count": count,
             }
-            for at, signal, fields, count in entry.observations(with_people=is_sysadmin)
+            for at, signal, fields, count in entry.observations(hidden=hidden_fields(user))
         ],
         "order": order_shape(entry.order) if entry.order else None,
     }

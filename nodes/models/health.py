@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple, Self
 
@@ -11,10 +12,21 @@ from django.db.models import Q
 
 from nodes.models.orders import NodeOrder
 from nodes.models.telemetry import Agent, Gpu
+from portal.access import sees_all
+from portal.models import User
 from vigil_core import untrusted
 
 PEOPLE = frozenset({"user", "program"})
 """Fields of evidence that only sysadmins see: whose program had the GPU."""
+KERNEL_TEXT = frozenset({"text"})
+"""Fields with a line of the kernel's log, which may name somebody else's process."""
+
+
+def hidden_fields(user: User) -> frozenset[str]:
+    """Return the fields of evidence that this person may not see."""
+    if user.is_sysadmin:
+        return frozenset()
+    return PEOPLE if sees_all(user) else PEOPLE | KERNEL_TEXT
 
 
 class EntryObservation(NamedTuple):
@@ -155,14 +167,12 @@ class HealthEntry(models.Model):
     def is_active(self) -> bool:
         return self.state != self.EntryState.CLEARED
 
-    def observations(self, *, with_people: bool = False) -> list[EntryObservation]:
-        """Return the evidence, the newest last; without what cannot be read, and without people unless wanted."""
+    def observations(self, *, hidden: Collection[str] = PEOPLE | KERNEL_TEXT) -> list[EntryObservation]:
+        """Return the evidence, the newest last; without what cannot be read, and without the hidden fields."""
         rows = self.evidence if isinstance(self.evidence, list) else []
         found = [EntryObservation(*row) for row in rows if _is_observation(row)]
-        if with_people:
-            return found
         return [
-            row._replace(fields={name: value for name, value in row.fields.items() if name not in PEOPLE})
+            row._replace(fields={name: value for name, value in row.fields.items() if name not in hidden})
             for row in found
         ]
 

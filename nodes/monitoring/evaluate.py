@@ -301,7 +301,7 @@ class _EntryChanges:
         if new := self.evidence[key]:
             if row.is_planted and not _is_planted(new):
                 row.is_planted, row.title = False, rule.title if rule else row.title
-            row.evidence = _merged_evidence(row.observations(with_people=True), new)
+            row.evidence = _merged_evidence(row.observations(hidden=()), new)
             row.detail = str(new[-1][2].get("outdated", ""))[:MOST_DETAIL]
         row.progress = finding.as_payload()
 

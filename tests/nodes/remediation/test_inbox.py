@@ -67,6 +67,21 @@ def test_what_became_of_an_order_is_shown(lab: Lab, ops: User, settings: Any) ->
         assert f"by the health rule off-bus. {text}" in page, "in the list of orders"
 
 
+@pytest.mark.parametrize(("visible", "is_shown"), [("everyone", True), ("own", False)])
+def test_the_kernels_text_is_hidden_where_jobs_are(
+    lab: Lab, ops: User, mira: User, settings: Any, visible: str, is_shown: bool
+) -> None:
+    settings.VIGIL_QUEUE_VISIBLE = visible
+    found(lab)
+    for user, shown in ((ops, True), (mira, is_shown)):
+        client, text = signed_in(user), "fallen off the bus."
+        for address in ("/health", "/health/entries"):
+            page = client.get(address).content.decode()
+            assert "Xid 79" in page
+            assert ("fallen off the bus" in page) == shown, address
+        assert (text in bearer(user, "read").get("/api/v1/health").content.decode()) == shown
+
+
 def test_people_read_and_only_sysadmins_decide(lab: Lab, mira: User) -> None:
     entry = found(lab)
     page = signed_in(mira).get("/health")
