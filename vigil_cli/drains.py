@@ -22,7 +22,10 @@ STANDING = {"over": "no longer true", "stands": "still true", "unknown": "not ch
 @as_json
 @click.pass_context
 def drains(context: click.Context, as_json: bool) -> None:
-    """List nodes out of service: who took them out, and why."""
+    """List nodes out of service: who took them out, and why.
+
+    Those whose reason no longer holds come first, then those that cost most.
+    """
     if context.invoked_subcommand is not None:
         return
     portal = find_portal()
@@ -31,6 +34,7 @@ def drains(context: click.Context, as_json: bool) -> None:
     while found["next"]:
         found = portal.get("drains", limit=200, cursor=found["next"])
         items += found["items"]
+    items.sort(key=lambda drain: (drain["standing"] != "over", -drain["idle_gpus"], drain["node"]))
     out({"items": items, "reading": found["reading"]}, _lines, as_json)
 
 

@@ -222,10 +222,12 @@ def _decision(entry: dict[str, Any]) -> str:
     return f"{entry['decision']} by {entry['decided_by']}" if entry["decided_by"] else str(entry["decision"])
 
 
-def _urgency(entry: dict[str, Any]) -> tuple[int, int, int]:
+def _urgency(entry: dict[str, Any]) -> tuple[bool, int, int, int]:
+    """Sort what waits for a sysadmin first, then by state and severity, the newest first."""
     states = ("open", "dismissed", "watching", "cleared")
     severities = ("fatal", "critical", "warning", "info")
     return (
+        not (entry["state"] == "open" and entry["decision"] == "proposed"),
         states.index(entry["state"]) if entry["state"] in states else len(states),
         severities.index(entry["severity"]) if entry["severity"] in severities else len(severities),
         -int(entry["id"]),

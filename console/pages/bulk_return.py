@@ -36,7 +36,13 @@ def page(request: HttpRequest) -> HttpResponse:
 def _undrain(request: HttpRequest, user: User, form: BulkForm[ReturnPreview]) -> HttpResponse:
     outcomes = bulk_return.return_all(user, form.expression, form.reason, replace=bool(request.POST.get("replace")))
     ordered = sum(outcome.order is not None for outcome in outcomes)
-    messages.success(request, f"Ordered to undrain {formatting.plural(ordered, 'node')}.")
+    left = [outcome.node for outcome in outcomes if outcome.order is None and not outcome.is_in_service]
+    text = f"Ordered to undrain {formatting.plural(ordered, 'node')}."
+    if left:
+        names = formatting.listed(left, 5)
+        messages.warning(request, f"{text} Left as they are, because somebody else drained them: {names}.")
+    else:
+        messages.success(request, text)
     return redirect("drains")
 
 

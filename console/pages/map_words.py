@@ -49,7 +49,7 @@ def facts(drawn: RackMap, waiting: PendingDemand) -> list[tuple[str, str, str, s
     free = sum(row.free for row in rows)
     out = sum(not row.machine.takes_jobs for row in rows)
     watts = kilowatts(devices)
-    cap = sum([device.cap_watts or 0 for device in devices]) / 1000
+    cap = sum([device.cap_watts or 0 for device in devices if device.watts is not None]) / 1000
     # Counted as on the home page and in the list of nodes: a machine that only its agent knows gets no jobs.
     in_all = formatting.plural(sum(row.machine.gpus for row in rows) or len(devices), "GPU")
     return [

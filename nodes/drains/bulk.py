@@ -61,6 +61,8 @@ class BulkOutcome:
     node: str
     order: NodeOrder | None
     problem: str = ""
+    is_in_service: bool = False
+    """Nothing was to be returned."""
 
 
 def find_nodes(expression: str) -> list[Node]:

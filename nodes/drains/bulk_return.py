@@ -44,7 +44,7 @@ def return_all(user: User, expression: str, reason: str, *, replace: bool = Fals
 
 def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
     if node.is_in_service:
-        return BulkOutcome(node.name, None, f"{node.name} is in service.")
+        return BulkOutcome(node.name, None, f"{node.name} is in service.", is_in_service=True)
     try:
         order = drain.request_order(
             user, node, NodeOrder.Action.UNDRAIN, reason, replaces=node.reason if replace else None

@@ -20,6 +20,15 @@ def entry(number: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_what_waits_for_a_sysadmin_comes_first(portal):
+    items = [entry(1, title="Fatal", severity="fatal"), entry(2, title="Waits", severity="info", decision="proposed")]
+    portal.answers["GET", "health"] = {"items": items, "next": None}
+    portal.answers["GET", "health/breaker"] = BREAKER
+    first, second = vigil("health").stdout.splitlines()[1:]
+    assert "Waits" in first
+    assert "Fatal" in second
+
+
 def test_many_equal_findings_are_one_line(portal):
     items = [entry(number) for number in range(1, 8)] + [entry(9, detail="another"), entry(10, detail="", title="Hot")]
     portal.answers["GET", "health"] = {"items": items, "next": None}

@@ -224,7 +224,7 @@ def test_the_numbers_that_matter() -> None:
     report = {title: (value, of.replace(NBSP, " ")) for title, value, of, _ in facts(there, PendingDemand(3, 24))}
     assert report == {
         "In use": ("1", "of 5 GPUs"), "Working": ("0.8", "by utilisation"), "Free": ("4", "at most 3 on one node"),
-        "Not schedulable": ("0", "of 2 nodes"), "Pending": ("24", "GPUs for 3 jobs"), "Power": ("0.5", "of 1.4 kW"),
+        "Not schedulable": ("0", "of 2 nodes"), "Pending": ("24", "GPUs for 3 jobs"), "Power": ("0.5", "of 0.7 kW"),
     }  # fmt: skip
     cpus = facts(drawn(machine("c", cpus=8, cpus_used=3)), PendingDemand(1, 0))
     assert [(title, value, of.replace(NBSP, " ")) for title, value, of, _ in cpus] == [

@@ -99,6 +99,9 @@ def test_the_page_shows_whose_drains_end(lab: Lab, ops: User) -> None:
     assert "1 node that somebody else drained stays as it is." in page
     assert "broken fan" in page
     assert client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": " "}).status_code == 400
+    answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done"}, follow=True)
+    left = "Ordered to undrain 2 nodes. Left as they are, because somebody else drained them: dgx-03."
+    assert left in answer.text.replace("\N{NO-BREAK SPACE}", " ")
     answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done", "replace": "yes"})
     assert answer.status_code == 302
     lab.step()
