@@ -2,14 +2,14 @@
 
 Limits: at most 5 % of all nodes in an hour, but at least one; and no node of a partition of which 20 % are out of
 service already, for any reason: none at all of a partition with fewer than five nodes. Beyond that findings are only
-proposed. The breaker: if one rule fires on three nodes and a tenth of the cluster within two minutes, or a limit is
-exceeded, something else is wrong (a switch, a driver, the rule itself). Then nothing is done automatically until a
-person resets it.
+proposed. The breaker: if one rule fires on three nodes and a tenth of the cluster within two minutes, something else is
+wrong (a switch, a driver, the rule itself). Then nothing is done automatically until a person resets it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -83,13 +83,31 @@ def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, 
     return ""
 
 
-def tripping_rule(openings: Iterable[Opening], nodes: int, now: float) -> tuple[str, int] | None:
-    """Return the rule that trips the breaker and its number of nodes: it fired almost everywhere at once."""
-    hit: dict[str, set[str]] = {}
+def tripping_rule(openings: Iterable[Opening], nodes: int) -> tuple[str, int] | None:
+    """Return the rule that trips the breaker and on how many nodes it fired within `BREAKER_S`, whenever that was.
+
+    The times are those of the evidence: what agents could only report later happened at once all the same.
+    """
+    by_rule: defaultdict[str, list[Opening]] = defaultdict(list)
     for opening in openings:
-        if now - BREAKER_S <= opening.at <= now + BREAKER_S:
-            hit.setdefault(opening.rule, set()).add(opening.node)
-    for rule, names in sorted(hit.items()):
-        if len(names) >= max(BREAKER_NODES, nodes * BREAKER_SHARE):
-            return rule, len(names)
+        by_rule[opening.rule].append(opening)
+    for rule, found in sorted(by_rule.items()):
+        most = _most_at_once(found)
+        if most >= max(BREAKER_NODES, nodes * BREAKER_SHARE):
+            return rule, most
     return None
+
+
+def _most_at_once(openings: Iterable[Opening]) -> int:
+    """Return the greatest number of different nodes among the openings of any `BREAKER_S`."""
+    window, nodes, most = deque[Opening](), Counter[str](), 0
+    for opening in sorted(openings, key=lambda opening: opening.at):
+        window.append(opening)
+        nodes[opening.node] += 1
+        while window[0].at < opening.at - BREAKER_S:
+            oldest = window.popleft().node
+            nodes[oldest] -= 1
+            if not nodes[oldest]:
+                del nodes[oldest]
+        most = max(most, len(nodes))
+    return most

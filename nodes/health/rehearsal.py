@@ -57,7 +57,7 @@ def rehearse(
             recent.popleft()
         while drains and drains[0].at <= now - limits.HOUR_S:
             drains.popleft()
-        if rehearsal.tripped_at is None and (found := limits.tripping_rule(recent, len(nodes), now)) is not None:
+        if rehearsal.tripped_at is None and (found := limits.tripping_rule(recent, len(nodes))) is not None:
             rehearsal.tripped_at, rehearsal.tripped_nodes = now, found[1]
         if until[node] > now:
             rehearsal.decisions.append(RehearsedDecision("already_drained"))

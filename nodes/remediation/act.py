@@ -21,6 +21,7 @@ from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
 from nodes.monitoring import policies
+from nodes.monitoring.evaluate import LATE
 from nodes.remediation.limits_used import automatic_drains, service_state
 from nodes.remediation.reason import drain_reason
 from portal.access import note
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 NODES_ARE_READ = timedelta(minutes=2)
-"""After a start, at the latest."""
+"""How long after a start the nodes may still be unread."""
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
 _BY_POLICY = "The policy for {} is to propose it."
 
@@ -147,12 +148,15 @@ def _stands(order: NodeOrder, node: Node) -> bool:
 
 
 def trip_if_widespread(now: datetime) -> bool:
-    """Trip the breaker if one rule opened on many nodes at once; return whether it is tripped."""
+    """Trip the breaker if one rule opened on many nodes at once; return whether it is tripped.
+
+    It looks back as far as evidence may lie that Vigil acts on: agents report it later if the portal was stopped.
+    """
     with transaction.atomic():
         control = HealthControl.locked()
         if control.tripped_at is not None:
             return True
-        since = max(now - _BREAKER, control.reset_at or now - _BREAKER)
+        since = max(now - LATE - _BREAKER, control.reset_at or now - LATE - _BREAKER)
         opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE, is_planted=False).exclude(
             node__in=MaintenanceWindow.ends_by_node(now)  # whoever works on a rack unplugs many things at once
         )
@@ -162,7 +166,7 @@ def trip_if_widespread(now: datetime) -> bool:
             for rule, node, at in opened.order_by().values_list("rule", "node", "opened_at")
             if at is not None
         ]
-        found = limits.tripping_rule(openings, Node.objects.reported().count(), now.timestamp())
+        found = limits.tripping_rule(openings, Node.objects.reported().count())
         if found is None:
             return False
         rule, number = found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from nodes.health import limits
-from nodes.models import HotSpare, Node, NodeOrder, Partition
+from nodes.models import HotSpare, Node, NodeOrder
 from nodes.monitoring.evaluate import PLANTED
 from nodes.scheduling import node_states
 
@@ -48,7 +48,8 @@ def service_state() -> limits.ServiceState:
     """Return the nodes by partition, and those out of service or ordered to be.
 
     A standby spare is neither a node that serves nor one that is missing: drained as planned, it must not use up what
-    may fail, nor, as one of the partition's nodes, raise it.
+    may fail, nor, as one of the partition's nodes, raise it. The nodes name their partitions: a limit holds even where
+    those could not be read.
     """
     spares = set(HotSpare.objects.standby().values_list("node", flat=True))
     everything = Node.objects.reported().only("name", "state", "partitions")
@@ -59,9 +60,8 @@ def service_state() -> limits.ServiceState:
             partitions[name].add(node.name)
     ordered = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True)
     out = {node.name for node in nodes if not node_states.is_in_service(node.state)} | set(ordered)
-    known = set(Partition.objects.reported().values_list("name", flat=True))
     return limits.ServiceState(
-        {name: frozenset(names) for name, names in partitions.items() if name in known}, frozenset(out), len(nodes)
+        {name: frozenset(names) for name, names in partitions.items()}, frozenset(out), len(nodes)
     )
 
 

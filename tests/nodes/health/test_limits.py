@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.health.limits import (
+    BREAKER_S,
     HOUR_S,
     AutomaticDrain,
     Opening,
@@ -71,7 +72,14 @@ def test_no_history_exceeds_the_limits(history: list[tuple[str, int, bool]]) -> 
 @pytest.mark.parametrize(("hit", "nodes", "trips"), [(2, 10, False), (3, 10, True), (3, 40, False), (4, 40, True)])
 def test_one_rule_on_many_nodes_at_once_trips_the_breaker(hit: int, nodes: int, trips: bool) -> None:
     openings = [Opening("mount.hung", name, 100.0 + number) for number, name in enumerate(NODES[:hit])]
-    found = tripping_rule(openings, nodes, 110)
+    found = tripping_rule(openings, nodes)
     assert found == (("mount.hung", hit) if trips else None)
-    assert tripping_rule(openings, nodes, 1000) is None, "it was long ago"
-    assert tripping_rule([*openings, *openings], nodes, 110) == found, "a node counts once"
+    assert tripping_rule([*openings, *openings], nodes) == found, "a node counts once"
+    assert tripping_rule([*openings, Opening("mount.hung", "dgx-39", 300.0)], nodes) == found, "another two minutes"
+
+
+@given(st.lists(st.tuples(st.sampled_from(NODES[:8]), st.integers(0, 600)), max_size=30))
+def test_the_breaker_counts_any_two_minutes(found: list[tuple[str, int]]) -> None:
+    most = max((len({other for other, at in found if end - BREAKER_S <= at <= end}) for _, end in found), default=0)
+    openings = [Opening("mount.hung", node, at) for node, at in found]
+    assert tripping_rule(openings, 30) == (("mount.hung", most) if most >= 3 else None)

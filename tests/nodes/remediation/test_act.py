@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.db.models import F
 
-from nodes.cluster import drain
-from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder
+from nodes.cluster import drain, sync
+from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder, Partition, Reading
 from nodes.monitoring import events
 from nodes.remediation import inbox
 from nodes.remediation.act import decide
@@ -122,6 +122,26 @@ def test_one_rule_on_many_nodes_trips_the_breaker_until_a_person_resets_it(lab: 
     lab.xid(79, NAMES[9])
     lab.step()
     assert list(lab.scheduler.drained) == [NAMES[9]]
+
+
+def test_a_failure_that_is_reported_late_trips_the_breaker(lab: Lab) -> None:
+    """The portal was stopped for an upgrade while half the cluster was hit."""
+    for node in NAMES[:5]:
+        lab.xid(79, node, ago=300)
+    lab.step()
+    assert HealthControl.objects.get().tripped_by == "off-bus"
+    assert not lab.scheduler.drained
+
+
+def test_a_partitions_limit_holds_while_the_partitions_cannot_be_read(lab: Lab) -> None:
+    for node in NAMES[1:3]:
+        lab.scheduler.drain(node, "broken fan")
+    Partition.objects.all().delete()
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    lab.xid(79)
+    lab.step()
+    assert NAMES[0] not in lab.scheduler.drained
+    assert "2 of 12 nodes of gpu are out of service" in lab.entry().held_back
 
 
 def test_limits_hold_over_an_hour(lab: Lab) -> None:
