@@ -1,9 +1,12 @@
-"""Find the newest order of each of many nodes, however many orders they had before."""
+"""Find the newest order of a node, or of each of many, however many orders they had before."""
 
 from __future__ import annotations
 
-from django.db.models import OuterRef, QuerySet, Subquery
+from datetime import datetime
 
+from django.db.models import OuterRef, Q, QuerySet, Subquery
+
+from nodes.cluster import drain
 from nodes.models import Node, NodeOrder
 from nodes.models.orders import NodeOrderQuerySet
 
@@ -15,3 +18,9 @@ def newest_orders(nodes: QuerySet[Node], **conditions: object) -> NodeOrderQuery
     """
     newest = NodeOrder.objects.filter(node=OuterRef("name"), **conditions).order_by("-pk").values("pk")[:1]
     return NodeOrder.objects.filter(pk__in=nodes.order_by().annotate(newest=Subquery(newest)).values("newest"))
+
+
+def newest_order(node: str, now: datetime) -> NodeOrder | None:
+    """Return the node's newest order, unless it was withdrawn, or refused so long ago that Vigil tries again."""
+    is_old = Q(state=NodeOrder.State.REFUSED, asked_by=None, ended_at__lt=now - drain.GIVE_UP) & ~Q(rule="")
+    return NodeOrder.objects.filter(node=node).exclude(state=NodeOrder.State.REPLACED).exclude(is_old).first()

@@ -71,15 +71,16 @@ def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, 
     for name, members in sorted(cluster.partitions.items()):
         if node not in members:
             continue
-        out, limit = len((cluster.out & members) | {node}), partition_limit(len(members))
+        out, limit = cluster.out & members, partition_limit(len(members))
         if not limit:
             return (
                 f"{name} has {len(members)} node{'s' * (len(members) != 1)}. Vigil drains by itself only where a"
                 f" partition has {LEAST_NODES} or more: 20 % of fewer is less than one. Approve the drain to take it"
                 " out."
             )
-        if out > limit:
-            return f"{out - 1} of {len(members)} nodes of {name} are out of service; with it more than 20 % would be."
+        if len(out | {node}) > limit:
+            more = "that is more than 20 %" if node in out else "with it more than 20 % would be"
+            return f"{len(out)} of {len(members)} nodes of {name} are out of service: {more}."
     return ""
 
 

@@ -17,6 +17,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
+from nodes.cluster.newest_orders import newest_order
 from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
@@ -34,6 +35,7 @@ State = HealthEntry.EntryState
 NODES_ARE_READ = timedelta(minutes=2)
 """How long after a start the nodes may still be unread."""
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
+_UNKNOWN = "The scheduler does not know this node."
 _BY_POLICY = "The policy for {} is to propose it."
 
 
@@ -86,22 +88,54 @@ def _decide(pk: int, now: datetime) -> None:
         entry = HealthEntry.objects.open().filter(pk=pk, decision=Decision.NONE).select_related("gpu").first()
         if entry is None:  # another worker or a person was faster
             return
-        if _may_still_be_named(entry, now):
+        if _node_may_be_unread(entry, now):
             return
-        entry.held_back = _obstacle(entry, control, now)
-        if not entry.held_back:
-            entry.held_back = _drain(entry)
+        entry.held_back = _act(entry, control, now)
         entry.decision = Decision.PROPOSED if entry.held_back else Decision.AUTOMATIC
         entry.decided_at = None if entry.held_back else now
         entry.save(update_fields=["decision", "decided_at", "held_back", "order"])
     logger.info("health entry %d (%s): %s. %s", pk, entry, entry.get_decision_display(), entry.held_back)
 
 
-def _may_still_be_named(entry: HealthEntry, now: datetime) -> bool:
+def _node_may_be_unread(entry: HealthEntry, now: datetime) -> bool:
     """Return whether to wait: a portal that has just started hears of errors before it has read the nodes."""
     if settings.VIGIL_HEALTH != "act" or entry.opened_at is None or entry.opened_at < now - NODES_ARE_READ:
         return False
     return not Node.objects.reported().filter(name=entry.node).exists()
+
+
+def _act(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
+    """Join the drain of another rule, or order one; return why Vigil does not act by itself, "" if it does."""
+    if _join(entry, now):
+        return ""
+    held_back = _obstacle(entry, control, now) or _drain(entry)
+    if held_back and _withdraw_return(entry, now) and _join(entry, now):
+        return ""
+    return held_back
+
+
+def _join(entry: HealthEntry, now: datetime) -> bool:
+    """Link the entry to the drain that a rule ordered before, if that stands or waits: nothing is drained twice."""
+    node, newest = Node.objects.filter(name=entry.node).first(), newest_order(entry.node, now)
+    if node is None or newest is None or newest.action != NodeOrder.Action.DRAIN:
+        return False
+    is_standing = newest.is_open or (newest.state == NodeOrder.State.DONE and drain.is_reason_of(newest, node))
+    if not is_standing or not NodeOrder.objects.by_health_rules().filter(pk=newest.pk).exists():
+        return False
+    entry.order = newest
+    return True
+
+
+def _returns(node: str) -> QuerySet[NodeOrder]:
+    """Select the order by which Vigil returns the node after a finding, if it is not carried out yet."""
+    return NodeOrder.objects.open().by_health_rules().filter(node=node, action=NodeOrder.Action.UNDRAIN)
+
+
+def _withdraw_return(entry: HealthEntry, now: datetime) -> bool:
+    """Withdraw the order to return the node; return whether there was one, and the scheduler never received it."""
+    untried = _returns(entry.node).filter(tried_at=None).exists()
+    outcome = f"Withdrawn: {entry.title} ({entry.rule})."
+    return bool(_returns(entry.node).update(state=NodeOrder.State.REPLACED, ended_at=now, outcome=outcome)) and untried
 
 
 def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
@@ -116,35 +150,28 @@ def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
         return f"Automatic actions are stopped: {control.tripped_detail}"
     node = Node.objects.reported().filter(name=entry.node).first()
     if node is None:
-        return "The scheduler does not know this node."
+        return _UNKNOWN
     return limits.refusal(service_state(), automatic_drains(now), entry.node, now.timestamp())
 
 
 def _drain(entry: HealthEntry) -> str:
-    """Order the drain; return why not, if the node is a person's."""
-    node = Node.objects.get(name=entry.node)
-    own = NodeOrder.objects.by_health_rules().filter(node=node.name).first()
-    if own is not None and own.action == NodeOrder.Action.DRAIN and _stands(own, node):
-        entry.order = own  # another rule drained it: nothing is drained twice
-        return ""
-    newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
-    is_spare = newest is not None and newest.rule == "spare" and drain.is_reason_of(newest, node)
+    """Order the drain; return why not, if the node is a person's. A spare's drain and one about to end are replaced."""
+    node = Node.objects.filter(name=entry.node).first()
+    if node is None:
+        return _UNKNOWN
+    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
+    is_own = last is not None and drain.is_reason_of(last, node)
+    is_ending = last is not None and is_own and (last.rule == "spare" or _returns(node.name).exists())
     try:
         entry.order = drain.request_order(
             None, node, NodeOrder.Action.DRAIN, drain_reason(entry), rule=entry.rule,
-            replaces=node.reason if is_spare else None,
+            replaces=node.reason if is_ending else None,
         )  # fmt: skip
     except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
         return str(error)
+    except Node.DoesNotExist:  # a reading has just deleted it
+        return _UNKNOWN
     return ""
-
-
-def _stands(order: NodeOrder, node: Node) -> bool:
-    """Return whether this order is the newest one, and waits to be carried out or is why the node is drained."""
-    newest = NodeOrder.objects.filter(node=node.name).first()
-    if newest != order:
-        return False
-    return order.is_open or (order.state == NodeOrder.State.DONE and drain.is_reason_of(order, node))
 
 
 def trip_if_widespread(now: datetime) -> bool:

@@ -44,6 +44,7 @@ def test_the_hour_and_the_partition_are_limits() -> None:
     assert "2 of at most 2 nodes" in refusal(cluster(), drains, "dgx-05", 1200)
     assert refusal(cluster(), drains, "dgx-05", 1000 + HOUR_S) == ""
     assert "4 of 20 nodes of debug" in refusal(cluster(*NODES[:4]), [], "dgx-05", 0)
+    assert "5 of 20 nodes of debug are out of service: that is" in refusal(cluster(*NODES[:5]), [], "dgx-03", 0)
     assert refusal(cluster(*NODES[:4]), [], "dgx-35", 0) == ""
     assert refusal(cluster(*NODES[:4]), [], "dgx-03", 0) == "", "it is out already: that takes nothing away"
 

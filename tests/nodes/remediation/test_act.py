@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -152,6 +153,17 @@ def test_limits_hold_over_an_hour(lab: Lab) -> None:
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
     assert lab.entry(node="dgx-02").held_back == "Vigil has drained 1 of at most 1 nodes in the last hour."
+
+
+def test_a_second_rule_joins_the_drain_whatever_the_limits(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    NodeOrder.objects.update(asked_at=F("asked_at") - timedelta(hours=2))
+    NodeOrder.objects.create(node="dgx-02", action="drain", rule="off-bus", state="done")
+    lab.xid(119)
+    lab.step()
+    entry = HealthEntry.objects.open().exclude(rule="off-bus").get()
+    assert (entry.decision, entry.order) == ("automatic", lab.entry().order)
 
 
 def test_a_scheduler_that_refuses_or_is_away_is_asked_again_and_drains_once(lab: Lab) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
+from django.utils import timezone
 
 from nodes.cluster import drain, sync
-from nodes.models import Node, NodeOrder, Reading, SiteRule
+from nodes.drains import maintenance
+from nodes.models import HealthControl, HealthEntry, Node, NodeOrder, Reading, SiteRule
 from nodes.remediation import inbox
+from nodes.schedulers.base import SchedulerError
+from nodes.tasks import health
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
@@ -113,6 +119,63 @@ def test_stays_out_while_it_is_anything_else_but_drained(lab: Lab, state: str) -
     inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
     lab.step()
     assert lab.scheduler.drained
+
+
+def test_stays_out_while_its_maintenance_lasts(lab: Lab) -> None:
+    drained_by_rule(lab)
+    ops, now = sysadmin("ops"), timezone.now()
+    window = maintenance.plan(ops, "dgx-01", "new fan", now - timedelta(minutes=1), now + timedelta(hours=1))
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+    maintenance.cancel(ops, window)
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_stays_out_while_the_breaker_is_tripped(lab: Lab) -> None:
+    drained_by_rule(lab)
+    HealthControl.objects.update(tripped_at=timezone.now(), tripped_by="off-bus")
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+    inbox.reset_breaker(sysadmin("root"), "a switch was rebooted")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_is_returned_again_some_time_after_the_scheduler_refused_it(lab: Lab) -> None:
+    drained_by_rule(lab)
+    lab.scheduler.broken_parts["undrain"] = SchedulerError("Slurm is being upgraded", permanent=True)
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    del lab.scheduler.broken_parts["undrain"]
+    lab.step()
+    assert lab.scheduler.drained, "not at once: nobody wants an order per tick"
+    NodeOrder.objects.filter(action="undrain").update(ended_at=F("ended_at") - drain.GIVE_UP)
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+@pytest.mark.parametrize("is_limit_reached", [False, True])
+def test_a_finding_of_another_rule_stops_the_return(lab: Lab, *, is_limit_reached: bool) -> None:
+    drained_by_rule(lab)
+    ops = sysadmin("ops")
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    health()
+    assert NodeOrder.objects.open().get().action == "undrain"
+    if is_limit_reached:
+        NodeOrder.objects.filter(action="drain").update(asked_at=F("asked_at") - timedelta(hours=2))
+        NodeOrder.objects.create(node="dgx-02", action="drain", rule="off-bus", state="done")
+    lab.xid(119)
+    lab.step()
+    assert "dgx-01" in lab.scheduler.drained
+    entry = HealthEntry.objects.open().get(node="dgx-01")
+    assert (entry.decision, entry.order.state) == ("automatic", "done")  # type: ignore[union-attr]
+    assert entry.order.node == "dgx-01"  # type: ignore[union-attr]
+    inbox.clear(ops, entry.pk, "replaced")
+    lab.step()
+    assert "dgx-01" not in lab.scheduler.drained
 
 
 def set_machine(lab: Lab, **changes: Any) -> None:
