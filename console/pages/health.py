@@ -126,12 +126,13 @@ def index(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
-    """Approve, dismiss or clear an entry."""
+    """Approve, dismiss or clear an entry; return to the page of its node if the form was there."""
     user = sysadmin_of(request, "decide about health entries")
     reason = " ".join(plain(request.POST.get("reason", "")).split())
+    came_from = _page_of_form(request, entry_id)
     if not reason or len(reason) > orders.MOST_REASON:
         messages.error(request, f"Enter a reason of at most {orders.MOST_REASON} characters.")
-        return redirect("health")
+        return came_from
     try:
         _decide(request, user, action, entry_id, reason)
     except HealthEntry.DoesNotExist as error:
@@ -140,7 +141,12 @@ def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
         messages.error(request, f"{error} Nothing was changed.")
     except inbox.NotPossible as error:
         messages.error(request, str(error))
-    return redirect("health")
+    return came_from
+
+
+def _page_of_form(request: HttpRequest, entry_id: int) -> HttpResponse:
+    node = HealthEntry.objects.filter(pk=entry_id).values_list("node", flat=True).first()
+    return redirect("node", node) if node and request.POST.get("next") == "node" else redirect("health")
 
 
 def _decide(request: HttpRequest, user: User, action: str, entry_id: int, reason: str) -> None:

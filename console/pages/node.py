@@ -16,16 +16,19 @@ from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import node_facts
 from console.pages.cluster import is_fragment, stale_text, sysadmin_of, vary_on_fragment
+from console.pages.health import EntryRow
 from console.pages.node_facts import MachineView
 from console.pages.nodes import NodeRow
 from jobs.listing import visibility
 from nodes.cluster import drain as orders
 from nodes.models import Agent, MaintenanceWindow, Node, NodeNote, NodeOrder, Reading
+from nodes.monitoring.site_rules import rules_in_force
 from nodes.presenting import machine
 from nodes.presenting.counters import attention_text
+from nodes.remediation.entry_lists import active_of_node
 from nodes.telemetry import mounts
 from nodes.telemetry.mounts import SlowFileSystem
-from portal.access import CLUSTER, can, note, user_of
+from portal.access import CLUSTER, can, note, sees_all, user_of
 from portal.audit import Change
 from portal.models import User
 from vigil_core import formatting
@@ -34,6 +37,7 @@ from vigil_core.untrusted import plain
 Fact = tuple[str, str, str]
 NBSP = formatting.NBSP
 MOST_SLOW = 5
+MOST_FINDINGS = 5
 NOTHING = "nothing"
 SHOWN_NOTES = 50
 
@@ -64,6 +68,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
         "most_reason": orders.MOST_REASON,
         "maintenance": _maintenance(name),
+        **_findings(name, user),
         "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],
         "most_note": NodeNote.MOST,
         "facts": [*_facts(node, shown)],
@@ -71,6 +76,17 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         **(_agent_context(shown, is_fragment=is_fragment(request)) if shown is not None else {}),
     }
     return vary_on_fragment(render(request, "nodes/_node.html" if is_fragment(request) else "nodes/node.html", context))
+
+
+def _findings(name: str, user: User) -> dict[str, Any]:
+    """Return the node's most urgent active findings, and how many it has."""
+    found = active_of_node(name)
+    entries = list(found[:MOST_FINDINGS])
+    if not entries:
+        return {}
+    rules, shows_text = rules_in_force(), sees_all(user)
+    rows = [EntryRow(entry, rules.get(entry.rule), shows_kernel_text=shows_text) for entry in entries]
+    return {"findings": rows, "findings_count": found.count()}
 
 
 def _maintenance(name: str) -> list[MaintenanceWindow]:

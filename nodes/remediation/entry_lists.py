@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 
-from django.db.models import Case, Count, Max, Q, When
+from django.db.models import Case, Count, Max, Q, QuerySet, When
 
 from nodes.health.rules.rule import OUT_OF_SERVICE, SEVERITIES
 from nodes.models import HealthEntry
@@ -22,6 +22,13 @@ Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 MOST_SINGLE = 5
 """More equal entries than this are one line."""
+
+
+def _rank(severity: str) -> int:
+    return SEVERITIES.index(severity) if severity in SEVERITIES else -1
+
+
+_RANK = Case(*(When(severity=name, then=_rank(name)) for name in SEVERITIES), default=-1)
 
 
 class EntryList(StrEnum):
@@ -109,6 +116,13 @@ class ActiveEntries:
         return names[:most], len(names)
 
 
+def active_of_node(node: str) -> QuerySet[HealthEntry]:
+    """Select a node's active entries: those that are open before those only watched, the most severe first."""
+    is_watched = Case(When(Q(state=State.WATCHING) | Q(action="ignore"), then=1), default=0)
+    rows = HealthEntry.objects.active().filter(node=node).select_related("gpu", "order", "decided_by")
+    return rows.defer("progress").order_by(is_watched, _RANK.desc(), "-last_seen")
+
+
 def _newest_keys(groups: Sequence[EntryGroup], most: int) -> list[tuple[int, datetime, int]]:
     """Return rank, time and key of the newest entries of the groups that are not one line, from the index alone."""
     wanted = Q()
@@ -116,8 +130,7 @@ def _newest_keys(groups: Sequence[EntryGroup], most: int) -> list[tuple[int, dat
         wanted |= Q(state=kind[0], decision=kind[1], action=kind[2])
     if not wanted:
         return []
-    rank = Case(*(When(severity=name, then=_rank(name)) for name in SEVERITIES), default=-1)
-    rows = HealthEntry.objects.active().filter(wanted).annotate(rank=rank)
+    rows = HealthEntry.objects.active().filter(wanted).annotate(rank=_RANK)
     for group in groups:
         if group.is_one_line:
             rows = rows.exclude(
@@ -129,7 +142,3 @@ def _newest_keys(groups: Sequence[EntryGroup], most: int) -> list[tuple[int, dat
                 detail=group.detail,
             )
     return list(rows.order_by("-rank", "-last_seen").values_list("rank", "last_seen", "pk")[:most])
-
-
-def _rank(severity: str) -> int:
-    return SEVERITIES.index(severity) if severity in SEVERITIES else -1

@@ -75,11 +75,25 @@ def test_the_kernels_text_is_hidden_where_jobs_are(
     found(lab)
     for user, shown in ((ops, True), (mira, is_shown)):
         client, text = signed_in(user), "fallen off the bus."
-        for address in ("/health", "/health/entries"):
+        for address in ("/health", "/health/entries", "/nodes/dgx-01"):
             page = client.get(address).content.decode()
             assert "Xid 79" in page
             assert ("fallen off the bus" in page) == shown, address
         assert (text in bearer(user, "read").get("/api/v1/health").content.decode()) == shown
+
+
+def test_the_nodes_page_lists_its_findings(lab: Lab, ops: User, mira: User) -> None:
+    entry = found(lab)
+    page = signed_in(mira).get("/nodes/dgx-01").content.decode()
+    assert "GPU fell off the bus</b>" in page
+    assert f'<a href="/health#entry-{entry.pk}">Waits for a decision</a>' in page
+    assert entry.title not in signed_in(mira).get("/nodes/dgx-02").content.decode()
+    clear = f"/health/{entry.pk}/clear"
+    assert clear not in page
+    assert clear in signed_in(ops).get("/nodes/dgx-01").content.decode()
+    answer = signed_in(ops).post(clear, {"reason": "new GPU", "next": "node"})
+    assert answer["Location"] == "/nodes/dgx-01"
+    assert "Waits for a decision" not in signed_in(ops).get("/nodes/dgx-01").content.decode()
 
 
 def test_people_read_and_only_sysadmins_decide(lab: Lab, mira: User) -> None:
