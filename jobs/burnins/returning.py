@@ -4,12 +4,14 @@
     failed         is drained with the first reason
     otherwise      is drained again if it was drained before
 
-A node that somebody drained meanwhile keeps that reason.
+A node that somebody drained meanwhile keeps that reason. An order that the scheduler refused, such as one given up
+while it was away, is repeated: until the node is drained, the reservation must keep jobs out.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 
 from django.db import transaction
 from django.utils import timezone
@@ -28,18 +30,32 @@ from nodes.remediation.reason import NODE
 from portal import bulk
 
 MOST_CHARACTERS = 150
+ORDER_AGAIN = timedelta(minutes=1)  # after a refusal
 NodeState = NodeOrder.State
 
 
 def order_all(burn_in: BurnIn, rule: str) -> bool:
-    """Order what follows for each node, once; return whether every order has ended."""
+    """Order what follows for each node; return whether every order has ended, and none must be repeated."""
     for row in burn_in.nodes.filter(is_returned=False).select_related("undrain_order"):
         if not _is_read_since_undrain(row):
             return False
         with transaction.atomic():
             _order(burn_in, row, rule)
     orders = NodeOrder.objects.filter(pk__in=burn_in.nodes.exclude(return_order=None).values("return_order"))
-    return not orders.open().exists()
+    return not orders.open().exists() and not _forget_refused(burn_in)
+
+
+def _forget_refused(burn_in: BurnIn) -> bool:
+    """Forget refused orders for nodes that are not drained, so that they are repeated; return whether there are any."""
+    refused = burn_in.nodes.filter(return_order__state=NodeState.REFUSED).select_related("return_order")
+    nodes = {node.name: node for node in Node.objects.filter(name__in=refused.values("node"))}
+    rows = [row for row in refused if (node := nodes.get(row.node)) is not None and not node.is_drained]
+    before = timezone.now() - ORDER_AGAIN
+    due = [
+        row.pk for row in rows if row.return_order and row.return_order.ended_at and row.return_order.ended_at < before
+    ]
+    BurnInNode.objects.filter(pk__in=due).update(is_returned=False, return_order=None)
+    return bool(rows)
 
 
 def finish(burn_in: BurnIn) -> None:
