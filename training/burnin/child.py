@@ -1,7 +1,8 @@
 """Run tests in child processes: a device that hangs, or a driver that crashes, must not end the burn-in.
 
 A child announces each test before it begins (`{"begin": "memory", "item": "GPU 3"}`) and prints each result. One that
-prints nothing for SILENT_S, or ends badly, is killed, and the test that it had announced has failed.
+prints nothing for SILENT_S (before its first line: START_S), or ends badly, is killed, and the test that it had
+announced has failed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 from training.burnin.results import FAILED, MAX_LINE, result
 
+START_S = 300.0  # for a process to start: importing torch from a busy file system may take minutes
 SILENT_S = 180.0
+START = "start"
 KILL_WAIT_S = 10.0
 STDERR_BYTES = 2_000
 Line = dict[str, Any]
@@ -29,7 +32,7 @@ class TestProcess:
     """Follows one child: what it printed, and the test that it is in."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], item: str) -> None:
-        self.item, self.test = item, "start"
+        self.item, self.test = item, START
         self.pending, self.errors = b"", b""
         self.heard_at = time.monotonic()
         self.process = subprocess.Popen(
@@ -47,12 +50,16 @@ class TestProcess:
             try:
                 line = json.loads(text)
             except ValueError:
-                continue  # libraries print, too
+                continue
             if isinstance(line, dict) and "begin" in line:
                 self.test, self.item = str(line["begin"]), str(line.get("item", self.item))
             elif isinstance(line, dict) and "test" in line:
                 found.append(line)
         return found
+
+    @property
+    def longest_silence_s(self) -> float:
+        return START_S if self.test == START else SILENT_S
 
     def failure(self, why: str) -> Line:
         return result(self.test, self.item, outcome=FAILED, detail=why)
@@ -82,6 +89,9 @@ def run_children(children: Sequence[TestProcess], write: Callable[[Line], None],
             for child in children:
                 if child.process.poll() is None:
                     child.kill()
+                for stream in (child.process.stdout, child.process.stderr):
+                    if stream is not None:
+                        stream.close()
 
 
 def _follow(
@@ -100,7 +110,7 @@ def _follow(
                 running.remove(child)
                 if child.process.returncode:
                     write(child.failure(_why_ended(child)))
-            elif now > until or now - child.heard_at > SILENT_S:
+            elif now > until or now - child.heard_at > child.longest_silence_s:
                 running.remove(child)
                 child.kill()
                 _close(selector, child)

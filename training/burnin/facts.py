@@ -21,8 +21,7 @@ def emit_facts() -> None:
     emit({"begin": "facts", "item": "this node"})
     gpus: list[dict[str, Any]] = []
     for index in range(min(torch.cuda.device_count(), MOST_GPUS)) if torch.cuda.is_available() else ():
-        properties = torch.cuda.get_device_properties(index)
-        gpus.append({"index": index, "model": properties.name, "uuid": f"GPU-{getattr(properties, 'uuid', '')}"})
+        gpus.append({"index": index, "model": torch.cuda.get_device_properties(index).name})
     emit(
         result("facts", "this node")
         | {
@@ -31,16 +30,18 @@ def emit_facts() -> None:
             "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda or ""),
             "cpu": cpu_model(),
-            "cpus": len(os.sched_getaffinity(0)),
             **limits(),
         }  # fmt: skip
     )
 
 
 def limits() -> dict[str, int]:
-    """Return what jobs may use here: locked memory and open files (-1: no limit), and the size of /dev/shm."""
+    """Return what jobs may use here: locked memory and open files (-1: no limit), and the size of /dev/shm.
+
+    Of open files the hard limit counts, up to which a program may raise its own; of locked memory what `ulimit -l` says.
+    """
     found = {
-        "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
+        "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
     }
     try:

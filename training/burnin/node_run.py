@@ -21,14 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.burnin.child import Line, TestProcess, run_children
+from training.burnin.child import START_S, Line, TestProcess, run_children
 from training.burnin.meeting import Meeting
 from training.burnin.plan import BurnInPlan
 from training.burnin.results import ABSENT, ResultFile, result
 
 CYCLE_S = 600.0
 SHARES = {"devices": 0.4, "copies": 0.15, "all-reduce": 0.1, "host": 0.15, "pairs": 0.2}
-START_S = 300.0  # for a process to start: importing torch from a busy file system may take minutes
 PARTNER_WAIT_S = 300.0
 ABSENT_WAIT_S = 5.0
 LEADER_WAIT_S = 600.0

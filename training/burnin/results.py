@@ -12,8 +12,9 @@ from typing import Any
 MAX_TEXT = 300
 PASSED, FAILED = "passed", "failed"
 ABSENT = "absent"
-"""The other node did not come: the result says something about that one."""
+"""The other node did not come; this says nothing about the node that reports it."""
 MAX_LINE = 8_192
+_output = 1  # where `emit` prints: stdout, or the copy that only `emit` knows
 
 
 def result(
@@ -39,9 +40,16 @@ def outcome_of(is_right: bool) -> str:
     return PASSED if is_right else FAILED
 
 
+def reserve_stdout() -> None:
+    """Leave stdout to `emit`: what libraries print goes to stderr, so that no half line of theirs precedes a result."""
+    global _output
+    _output = os.dup(1)
+    os.dup2(2, 1)
+
+
 def emit(line: Mapping[str, Any]) -> None:
     """Print a line for the node's main process."""
-    os.write(1, (json.dumps(line) + "\n").encode())
+    os.write(_output, (json.dumps(line) + "\n").encode())
 
 
 class ResultFile:

@@ -8,12 +8,15 @@ import signal
 import sys
 from typing import Any
 
+from training.burnin.results import reserve_stdout
+
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
     """Run one kind of test with its options, a table in JSON. torch is imported only by those that need it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing is left if the main process is killed
+    reserve_stdout()
     kind, options = arguments[0], json.loads(arguments[1])
     {"facts": _facts, "device": _device, "copies": _copies, "host": _host, "rank": _rank}[kind](options)
     return 0

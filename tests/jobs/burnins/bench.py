@@ -27,7 +27,7 @@ def line(test: str, item: str, **more: Any) -> dict[str, Any]:
 
 
 def good_lines(gpus: int = 2) -> list[dict[str, Any]]:
-    found = [{"index": index, "model": "NVIDIA H100", "uuid": f"GPU-{index}"} for index in range(gpus)]
+    found = [{"index": index, "model": "NVIDIA H100"} for index in range(gpus)]
     lines = [line("facts", "this node", gpus=found, driver="570.1", torch="2.13", cuda="13.0", cpu="Xeon")]
     for gpu in range(gpus):
         lines.append(line("matrix", f"GPU {gpu}", value=700.0, unit="TFLOP/s", digest=GOOD))

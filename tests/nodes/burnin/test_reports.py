@@ -50,7 +50,7 @@ def test_digests_are_hexadecimal_and_text_is_printable() -> None:
 
 
 def test_facts() -> None:
-    gpus = [{"index": number, "model": "H100", "uuid": "GPU-1"} for number in range(8)]
+    gpus = [{"index": number, "model": "H100"} for number in range(8)]
     found = parse(test="facts", item="this node", gpus=gpus, driver="570.1", torch="2.13", cuda="13.0", cpu="Xeon")
     assert found == BurnInMachine("H100", 8, "570.1", "2.13", "13.0", "Xeon")
     found = parse(test="facts", item="this node", gpus=[7, None] * 1_000, driver=9)
