@@ -1,4 +1,4 @@
-"""Plan a burn-in: for how long, which nodes meet when, and what each tests. No Django, no torch."""
+"""Plan a burn-in: for how long, which nodes, and what each tests. No Django, no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ MAX_NODES = 256
 MAX_MOUNTS = 32
 OVERHEAD_S = 1_800
 """Beyond the time for tests: processes that start, and a last cycle that runs over."""
-Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -33,29 +32,12 @@ def gpu_groups(gpus: Mapping[str, int]) -> list[GpuGroup]:
     return [GpuGroup(number, tuple(sorted(n for n in gpus if gpus[n] == number))) for number in numbers]
 
 
-def pair_rounds(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Return rounds in which every node meets every other node once, each at most once a round.
-
-    The circle method: one node stays, the others move on by one place (Kirkman 1847). n nodes take n - 1 rounds, or n
-    if n is odd, which is the least possible. No two pairs of a round share a node, so they do not disturb each other.
-    """
-    places: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
-    rounds = []
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        pairs = zip(places[:half], reversed(places[half:]), strict=True)
-        rounds.append([(first, second) for first, second in pairs if first is not None and second is not None])
-        places = [places[0], places[-1], *places[1:-1]]
-    return rounds
-
-
 def plan_text(nodes: Sequence[str], seconds: int, *, mounts: Sequence[str], scratch: str) -> str:
     """Return plan.json, which `training.burnin.plan` reads on every node."""
     return json.dumps(
         {
             "nodes": list(nodes),
             "seconds": seconds,
-            "pairs": pair_rounds(nodes) if len(nodes) > 1 else [],
             "mounts": list(mounts)[:MAX_MOUNTS],
             "scratch": scratch,
         }

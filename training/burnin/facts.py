@@ -38,7 +38,7 @@ def emit_facts() -> None:
 def limits() -> dict[str, int]:
     """Return what jobs may use here: locked memory and open files (-1: no limit), and the size of /dev/shm.
 
-    Of open files the hard limit counts, up to which a program may raise its own; of locked memory what `ulimit -l` says.
+    Of open files the hard limit counts, up to which a program may raise its own; of locked memory the soft one.
     """
     found = {
         "memlock_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],

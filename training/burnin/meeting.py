@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
-POLL_S = 0.1
+POLL_S, SLOWEST_POLL_S = 0.1, 1.0
 
 
 class Meeting:
@@ -18,19 +19,45 @@ class Meeting:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
 
     def publish(self, name: str, text: str) -> None:
         """Make a file atomically: a reader finds it whole."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{name}.{os.getpid()}"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.folder / name)
 
+    def withdraw(self, *names: str) -> None:
+        """Remove files that this node made; the last node to do so removes the folder."""
+        for name in names:
+            with suppress(OSError):
+                (self.folder / name).unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
     def wait(self, name: str, *, until: float) -> str | None:
         """Return another process's text, or None if it has not come by `until` (monotonic)."""
+        began = time.monotonic()
         while True:
-            if name in os.listdir(self.folder):
-                return (self.folder / name).read_text(encoding="utf-8")
-            if time.monotonic() > until:
+            with suppress(OSError):  # the folder or the file may be removed meanwhile, and a server may be away
+                if name in os.listdir(self.folder):
+                    return (self.folder / name).read_text(encoding="utf-8")
+            now = time.monotonic()
+            if now > until:
                 return None
-            time.sleep(POLL_S)
+            time.sleep(min(max(POLL_S, (now - began) / 10), SLOWEST_POLL_S))
+
+    def meet(self, other: str, *, me: str, text: str, until: float) -> str | None:
+        """Publish this node's text and return the other node's, or None if that one has not come by `until`.
+
+        Either both meet, or neither does: a node that stops waiting removes its file, so that the other one, should it
+        still come, finds nobody. If that one came just before the removal, it has been here in time.
+        """
+        self.publish(me, text)
+        found = self.wait(other, until=until)
+        if found is None:
+            self.withdraw(me)
+            found = self.wait(other, until=0)
+            if found is not None:
+                self.publish(me, text)
+        return found

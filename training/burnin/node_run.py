@@ -65,7 +65,6 @@ class NodeRun:
     def run(self) -> None:
         """Run cycles until the time is used up, then write the end, which shows that nothing is missing."""
         self._read_facts()
-        self.meeting.publish(f"gpus.{self.node}", str(len(self.gpus)))
         number = 0
         while True:
             seconds = min(CYCLE_S, max(1.0, self.deadline - time.monotonic()))
@@ -95,8 +94,8 @@ class NodeRun:
         options = {"mounts": self.plan.mounts, "scratch": self.plan.scratch, "seconds": parts["host"]}
         self._run([self._child("host", options, "this node")], parts["host"])
         if self.has_torch and self.has_leader:
-            for turn in range(len(self.plan.pairs)):
-                self._reduce_with_partner(number, turn, max(1.0, parts["pairs"] / len(self.plan.pairs)))
+            for turn in range(self.plan.turns):
+                self._reduce_with_partner(number, turn, max(1.0, parts["pairs"] / self.plan.turns))
 
     def _devices(self) -> list[int | None]:
         return [*self.gpus] or [None]
@@ -126,16 +125,16 @@ class NodeRun:
         partner = self.plan.partner_of(self.node, turn)
         if partner is None:
             return
-        name = f"{number}.{turn}"
-        self.meeting.publish(f"{name}.{self.node}", "here")
+        self._turn(number - 1, turn).withdraw(self.node, f"{self.node}.store")  # of the cycle before
+        meeting = self._turn(number, turn)
         until = time.monotonic() + (PARTNER_WAIT_S if partner not in self.absent else ABSENT_WAIT_S)
-        there = self.meeting.wait(f"{name}.{partner}", until=until)
-        count = self.meeting.wait(f"gpus.{partner}", until=until) if there else None
+        count = meeting.meet(partner, me=self.node, text=str(len(self.gpus)), until=until)
         if count is None:
             self.absent.add(partner)
             detail = f"{partner} did not come to the test"
             self.results.write(result("pair", partner, outcome=ABSENT, detail=detail))
             return
+        self.absent.discard(partner)
         gpus = min(len(self.gpus), int(count) if count.isdecimal() else 0)
         first = min(self.node, partner)
         ranks = gpus or 1
@@ -143,14 +142,18 @@ class NodeRun:
             [
                 self._child("rank", {
                     "test": "pair", "item": partner, "rank": rank if self.node == first else ranks + rank,
-                    "size": 2 * ranks, "folder": str(self.meeting.folder),
-                    "name": f"{name}.{first}.store", "host": address_of(first),
-                    "gpu": self.gpus[rank] if gpus else None, "seconds": seconds, "reports": rank == 0,
+                    "size": 2 * ranks, "folder": str(meeting.folder), "name": f"{first}.store",
+                    "host": address_of(first), "gpu": self.gpus[rank] if gpus else None, "seconds": seconds,
+                    "reports": rank == 0,
                 }, partner)
                 for rank in range(ranks)
             ],
             seconds,
         )  # fmt: skip
+
+    def _turn(self, cycle: int, turn: int) -> Meeting:
+        """Return a turn's own folder: nodes list it again and again, so it must stay small."""
+        return Meeting(self.meeting.folder / "turns" / f"{cycle}.{turn}")
 
     def _continues(self, number: int, *, took: float) -> bool:
         """Return whether there is another cycle: one that would take half as long again past the end is not begun."""

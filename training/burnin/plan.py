@@ -19,22 +19,31 @@ class UnreadablePlan(ValueError):
 class BurnInPlan:
     """The nodes to test, for how long, and what to test besides GPUs and memory.
 
-    `pairs`: rounds of pairs of nodes; no node is in two pairs of a round. `mounts`: folders that must be reachable.
-    `scratch`: the folder on each node to write to and read from.
+    `mounts`: folders that must be reachable. `scratch`: the folder on each node to write to and read from.
     """
 
     nodes: tuple[str, ...]
     seconds: float
-    pairs: tuple[tuple[tuple[str, str], ...], ...]
     mounts: tuple[str, ...]
     scratch: str
 
-    def partner_of(self, node: str, number: int) -> str | None:
-        """Return the node's partner in a round; None if it has none in this one."""
-        for first, second in self.pairs[number]:
-            if node in (first, second):
-                return second if node == first else first
-        return None
+    @property
+    def turns(self) -> int:
+        """Return after how many turns every node has met every other: n - 1, or n if n is odd, the least possible."""
+        count = len(self.nodes)
+        return (count - 1) | 1 if count > 1 else 0
+
+    def partner_of(self, node: str, turn: int) -> str | None:
+        """Return the node's partner in a turn; None if it has none in this one.
+
+        The circle method (Kirkman 1847): of an odd number of places, two meet in turn t if their numbers add up to t
+        modulo that number. One place is left over; it meets the node beyond the circle, which exists if n is even. No
+        two pairs of a turn share a node, so they do not disturb each other.
+        """
+        circle, place = self.turns, self.nodes.index(node)
+        other = (turn - place) % circle if place < circle else turn * (circle + 1) // 2 % circle
+        other = circle if other == place else other
+        return self.nodes[other] if other < len(self.nodes) else None
 
 
 def read_plan(run: Path) -> BurnInPlan:
@@ -45,7 +54,6 @@ def read_plan(run: Path) -> BurnInPlan:
             return BurnInPlan(
                 nodes=tuple(map(str, document["nodes"])),
                 seconds=float(document["seconds"]),
-                pairs=tuple(tuple((str(a), str(b)) for a, b in pairs) for pairs in document["pairs"]),
                 mounts=tuple(map(str, document["mounts"])),
                 scratch=str(document["scratch"]),
             )

@@ -41,8 +41,7 @@ def start(tmp_path: Path) -> Any:
 
 def write_plan(run: Path, nodes: list[str], *, seconds: float = 2, mounts: tuple[str, ...] = ()) -> None:
     (run / "portal").mkdir()
-    pairs = [[nodes]] if len(nodes) == 2 else []
-    plan = {"nodes": nodes, "seconds": seconds, "pairs": pairs, "mounts": mounts, "scratch": str(run)}
+    plan = {"nodes": nodes, "seconds": seconds, "mounts": mounts, "scratch": str(run)}
     (run / "portal" / "plan.json").write_text(json.dumps(plan))
 
 
