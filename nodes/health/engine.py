@@ -3,10 +3,11 @@
 Time is that of the evidence, not of the caller: a finding opens and clears at the moment at which its rule says so,
 however often or late the engine is called. So a trial over thirty days finds what the live engine would have found.
 
-    observe   an event, or one reading of a state
-    advance   time passes: states have held for long enough, quiet findings clear
-    repair    a GPU was reset or a node booted
-    clear     a person or a passed burn-in ends the finding
+    observe          an event, or one reading of a state
+    advance          time passes: states have held for long enough, quiet findings clear
+    advance_unread   time passes while nothing is read: a state counts until its last reading
+    repair           a GPU was reset or a node booted
+    clear            a person or a passed burn-in ends the finding
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Literal
 
 from nodes.health.progress import MOST_OCCURRENCES, MOST_OPENINGS, Observation, Occurrence, RuleProgress
 from nodes.health.rules.rule import Action, Rule, Severity, Trigger
+
+GAP_S = 90.0
+"""A state that was not read for longer is unknown: it does not hold, and it is not good."""
 
 Repair = Literal["reset", "boot"]
 _REPAIRS: dict[Repair, frozenset[str]] = {"reset": frozenset({"reset"}), "boot": frozenset({"reset", "boot"})}
@@ -36,18 +40,46 @@ def observe(rule: Rule, finding: RuleProgress, observation: Observation) -> None
                 _count(rule, finding, number, observation)
         else:
             _hold(finding, number, trigger, observation)
+            finding.read_at = observation.at
     _note_recovery(rule, finding, observation)
     advance(rule, finding, observation.at)
+    if not finding.holding and finding.good_since is None:
+        finding.read_at = None  # nothing depends on it
 
 
-def advance(rule: Rule, finding: RuleProgress, now: float) -> None:
-    """Let time pass until `now`: open what has held for long enough, clear what is over."""
+def advance(rule: Rule, finding: RuleProgress, now: float, read_until: float | None = None) -> None:
+    """Let time pass until `now`: open what has held for long enough, clear what is over.
+
+    States last until `read_until` only; None: until now.
+    """
+    read_until = now if read_until is None else min(now, read_until)
     if finding.state == "watching":
-        _open_if_due(rule, finding, now)
+        _open_if_due(rule, finding, read_until)
     if finding.state == "watching":
         _forget_if_over(rule, finding, now)
-    if finding.state == "open" and (over := _over_at(rule, finding)) is not None and over <= now:
+    until = read_until if rule.clearing.ending == "recovered" else now
+    if finding.state == "open" and (over := _over_at(rule, finding)) is not None and over <= until:
         clear(finding, over)
+
+
+def advance_unread(rule: Rule, finding: RuleProgress, now: float) -> None:
+    """Let time pass until `now` while nothing is read, since the agent is silent or the portal was stopped.
+
+    A state counts until its last reading, so it opens and clears nothing by itself. After GAP_S it is unknown. An open
+    finding stays open then: only a reading shows that it is over.
+    """
+    advance(rule, finding, now, finding.read_at)
+    if not is_unread(finding, now):
+        return
+    finding.good_since = finding.read_at = None
+    if finding.state == "watching":
+        finding.holding = {}
+        _forget_if_over(rule, finding, now)
+
+
+def is_unread(finding: RuleProgress, now: float) -> bool:
+    """Return whether what counts as holding or as good was last read so long ago that it is unknown."""
+    return finding.read_at is not None and now - finding.read_at > GAP_S
 
 
 def repair(rule: Rule, finding: RuleProgress, kind: Repair, at: float) -> None:
@@ -60,7 +92,7 @@ def clear(finding: RuleProgress, at: float) -> None:
     """End the finding. Nothing that happened until then opens it again."""
     finding.state, finding.cleared_at = "cleared", at
     finding.holding, finding.occurrences = {}, {}
-    finding.good_since = None
+    finding.good_since = finding.read_at = None
 
 
 def next_change(rule: Rule, finding: RuleProgress) -> float | None:
@@ -154,7 +186,7 @@ def _hold(finding: RuleProgress, number: int, trigger: Trigger, observation: Obs
 def _record_evidence(finding: RuleProgress, at: float, count: int) -> None:
     if not finding.is_active:
         finding.state, finding.first_seen, finding.last_seen, finding.count = "watching", at, at, 0
-        finding.opened_at = finding.repaired_at = finding.good_since = None
+        finding.opened_at = finding.repaired_at = finding.good_since = finding.read_at = None
     finding.first_seen = at if finding.first_seen is None else min(finding.first_seen, at)
     finding.last_seen = at if finding.last_seen is None else max(finding.last_seen, at)
     finding.count += count

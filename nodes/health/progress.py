@@ -52,7 +52,8 @@ class RuleProgress:
     """The progress of one rule about one subject.
 
     none → watching (something was observed) → open (the rule's count or time is reached) → cleared. `holding` and
-    `occurrences` are by the position of the rule's trigger. After it was cleared only newer evidence counts.
+    `occurrences` are by the position of the rule's trigger. `read_at`: when a state was last read that holds or is
+    good. After it was cleared only newer evidence counts.
     """
 
     state: State = "none"
@@ -62,6 +63,7 @@ class RuleProgress:
     occurrences: dict[int, list[Occurrence]] = field(default_factory=dict)
     holding: dict[int, float] = field(default_factory=dict)
     good_since: float | None = None
+    read_at: float | None = None
     repaired_at: float | None = None
     opened_at: float | None = None
     cleared_at: float | None = None
@@ -93,7 +95,13 @@ class RuleProgress:
             raise UnreadableProgress(str(error)) from None
         if not finding._is_readable():
             raise UnreadableProgress("a value has another type than expected")
+        finding._add_reading()
         return finding
+
+    def _add_reading(self) -> None:
+        """Add when states were last read, if the entry was stored before that was noted: not before its last change."""
+        if self.read_at is None and (self.good_since is not None or (self.holding and self.state == "watching")):
+            self.read_at = max(self.good_since or 0.0, self.last_seen or 0.0)
 
     def _is_readable(self) -> bool:
         occurrences = [item for items in self.occurrences.values() for item in items]
@@ -113,5 +121,5 @@ class RuleProgress:
         return RuleProgress(cleared_at=self.cleared_at, openings=self.openings[-MOST_OPENINGS:])
 
 
-_MOMENTS = ("first_seen", "last_seen", "good_since", "repaired_at", "opened_at", "cleared_at")
+_MOMENTS = ("first_seen", "last_seen", "good_since", "read_at", "repaired_at", "opened_at", "cleared_at")
 _PLAIN = ("state", "count", "openings", *_MOMENTS)

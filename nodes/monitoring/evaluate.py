@@ -42,6 +42,8 @@ AT_ONCE_S = 0.5
 """For events that are judged as they arrive, by the worker that follows jobs."""
 REFRESH_S = 60.0
 """How old the stored `last_seen` of a lasting state may become."""
+REREAD_S = 30.0
+"""How old the stored `read_at` may become: with the next evaluation less than `engine.GAP_S`."""
 PLANTED = " (planted by a game day)"
 State = HealthEntry.EntryState
 
@@ -93,7 +95,7 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
     with transaction.atomic():
         HealthControl.locked()
         judgements = events.unjudged()
-        changes = _EntryChanges(rules, now)
+        changes = _EntryChanges(rules, now, evaluation)
         changes.load(_keys_of_events(rules, judgements), nodes={j.row.agent.node for j in judgements if j.repair})
         for judgement in judgements:
             if judgement.observation is not None:
@@ -101,7 +103,7 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
             elif judgement.repair is not None:
                 changes.repair(judgement.row.agent.node, judgement.repair, judgement.row.last_at.timestamp())
             judgement.row.judged = judgement.row.count
-        changes.save(evaluation)
+        changes.save()
         bulk.update_rows([judgement.row for judgement in judgements], ("judged",))
     bulk.give_way(began)
     return len(judgements)
@@ -130,12 +132,12 @@ def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: Evaluat
         began = time.monotonic()
         with transaction.atomic():
             HealthControl.locked()
-            changes = _EntryChanges(rules, states.now)
+            changes = _EntryChanges(rules, states.now, evaluation)
             changes.load({key for subject in subjects for key in keys[subject]})
             for subject in subjects:
                 for observation in concerned[subject]:
                     changes.observe(observation, only=keys[subject])
-            changes.save(evaluation)
+            changes.save()
         bulk.give_way(began)
 
 
@@ -147,10 +149,10 @@ def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOut
         began = time.monotonic()
         with transaction.atomic():
             HealthControl.locked()
-            changes = _EntryChanges(rules, now)
+            changes = _EntryChanges(rules, now, evaluation)
             rows = HealthEntry.objects.active().select_related("gpu")
             changes.take(rows.filter(pk__in=due[start : start + MOST_ENTRIES]))
-            changes.save(evaluation)
+            changes.save()
         bulk.give_way(began)
 
 
@@ -165,10 +167,12 @@ def _of_ended_rules(rules: Mapping[str, Rule]) -> list[int]:
 class _EntryChanges:
     """The entries that an evaluation may change, while the control row is locked."""
 
-    def __init__(self, rules: Mapping[str, Rule], now: datetime) -> None:
+    def __init__(self, rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOutcome) -> None:
         self.rules = rules
         self.now = now
+        self.evaluation = evaluation
         self.rows: dict[Key, HealthEntry] = {}
+        self.over: list[HealthEntry] = []
         self.findings: dict[Key, RuleProgress] = {}
         self.late: set[Key] = set()
         self.evidence: defaultdict[Key, list[Any]] = defaultdict(list)
@@ -218,6 +222,7 @@ class _EntryChanges:
             key = Key(rule.name, observation.subject)
             if key not in self.findings or (only is not None and key not in only):
                 continue
+            self._advance(rule, key, observation.at)
             finding = self.findings[key]
             was_open = finding.state == "open"
             engine.observe(rule, finding, observation)
@@ -227,6 +232,20 @@ class _EntryChanges:
             is_late = observation.at < (self.now - LATE).timestamp()
             if finding.state == "open" and not was_open and is_late:
                 self.late.add(key)
+
+    def _advance(self, rule: Rule, key: Key, at: float) -> None:
+        """Let time pass until an observation. If the finding was over by then, the observation begins another."""
+        finding = self.findings[key]
+        if engine.is_unread(finding, at):
+            engine.advance_unread(rule, finding, at)
+        engine.advance(rule, finding, at)
+        if finding.state == "cleared" and key in self.rows:
+            row = self.rows.pop(key)
+            self._update(row, key, finding, rule)
+            self.over.append(row)
+            self.findings[key] = finding.successor()
+            self.evidence.pop(key, None)
+            self.late.discard(key)
 
     def repair(self, node: str, kind: engine.Repair, at: float) -> None:
         for key in self._keys_by_node[node]:
@@ -240,14 +259,14 @@ class _EntryChanges:
             found[key.subject.node].append(key)
         return found
 
-    def save(self, evaluation: EvaluationOutcome) -> None:
+    def save(self) -> None:
         changed, forgotten, new = [], [], []
         uuids = {key.subject.gpu for key in self.findings.keys() - self.rows.keys() if key.subject.gpu}
         gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(uuid__in=uuids).only("uuid")} if uuids else {}
         for key, finding in self.findings.items():
             rule, row = self.rules.get(key.rule), self.rows.get(key)
             if rule is not None:
-                engine.advance(rule, finding, self.now.timestamp())
+                engine.advance_unread(rule, finding, self.now.timestamp())
             elif row is not None and key.rule not in self.unreadable:  # the rule was switched off or removed
                 engine.clear(finding, self.now.timestamp())
             if row is None:
@@ -264,28 +283,31 @@ class _EntryChanges:
                 continue
             else:
                 changed.append(row)
-            self._update(row, key, finding, rule, evaluation)
+            self._update(row, key, finding, rule)
         HealthEntry.objects.filter(pk__in=forgotten).delete()
-        HealthEntry.objects.bulk_create(new)
-        bulk.update_rows(changed, _CHANGED)
+        bulk.update_rows([*self.over, *changed], _CHANGED)
+        HealthEntry.objects.bulk_create(new)  # after those that are over: there is one active entry about a subject
 
     def _is_changed(self, key: Key, finding: RuleProgress) -> bool:
         """Return whether the row must be written: not for each reading of a state that just lasts."""
         before = progress_of(self.rows[key])
         age = (finding.last_seen or 0) - (before.last_seen or 0)
+        unread = 0.0
+        if before.read_at is not None and finding.read_at is not None and finding.state == before.state:
+            is_needed = finding.state == "watching" or finding.good_since is not None
+            unread = finding.read_at - before.read_at if is_needed else 0.0
+            before.read_at = finding.read_at
         before.last_seen = finding.last_seen
-        return before != finding or age >= REFRESH_S
+        return before != finding or age >= REFRESH_S or unread >= REREAD_S
 
-    def _update(
-        self, row: HealthEntry, key: Key, finding: RuleProgress, rule: Rule | None, evaluation: EvaluationOutcome
-    ) -> None:
+    def _update(self, row: HealthEntry, key: Key, finding: RuleProgress, rule: Rule | None) -> None:
         was_open = row.state in (State.OPEN, State.DISMISSED)
         if finding.state == "open" and not was_open:
             row.state = State.OPEN
-            evaluation.opened.append(row)
+            self.evaluation.opened.append(row)
         elif finding.state == "cleared":
             row.state = State.CLEARED
-            evaluation.cleared.append(row)
+            self.evaluation.cleared.append(row)
         if rule is not None:
             is_ignored = was_open and row.action == "ignore"  # by the policy of the time
             row.severity, row.action = engine.effective(rule, finding)

@@ -14,7 +14,7 @@ from nodes.models import Agent, HealthEntry, NodeThermals, RackPlace, RackTemper
 from nodes.monitoring.evaluate import evaluate
 from nodes.monitoring.temperatures import measure
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
-from tests.nodes.remediation.cluster import NAMES, Lab
+from tests.nodes.remediation.cluster import NAMES, Lab, evaluate_until
 
 pytestmark = pytest.mark.django_db
 RACKS = {rack: (NAMES[place],) for place, rack in enumerate("ABCD")}
@@ -63,9 +63,7 @@ def test_a_warm_rack_is_a_finding_after_an_hour_with_its_estimate(lab: Lab) -> N
     assert found["B"].inlet_c == pytest.approx(21.0, abs=0.3)
     assert found["B"].is_estimate
     at = live(lab, at + timedelta(minutes=10), 10, WARM)
-    evaluate(at)
-    at = live(lab, at + timedelta(minutes=55), 10, WARM)
-    evaluate(at)
+    evaluate_until(at + timedelta(minutes=61), at)
     entry = HealthEntry.objects.open().get(rule="rack-warm")
     assert (entry.node, entry.item, entry.action) == ("", "B", "watch")
     assert entry.evidence[-1][2]["is_estimate"] is True

@@ -167,6 +167,31 @@ def test_a_state_that_ends_early_or_becomes_unknown_starts_again() -> None:
         assert heat(finding, 510, 1) == "open"
 
 
+def test_a_state_that_nobody_reads_neither_opens_nor_clears() -> None:
+    finding = RuleProgress()
+    heat(finding, 0, 1)
+    engine.advance_unread(HEAT, finding, 300)
+    assert finding.state == "none", "one reading, then the agent was silent"
+    heat(finding, 1000, 1)
+    finding = RuleProgress.from_payload(finding.as_payload())
+    assert not engine.is_unread(finding, 1090)
+    assert engine.is_unread(finding, 1091)
+    for at in (1080, 1160, 1240, 1305):
+        assert heat(finding, at, 1) == ("watching" if at < 1300 else "open")
+    heat(finding, 1310, 9)
+    engine.advance_unread(HEAT, finding, 1310 + 600)
+    assert (finding.state, finding.good_since) == ("open", None), "one good reading, then the agent was silent"
+
+
+def test_progress_of_before_readings_were_noted_counts_until_its_last_evidence() -> None:
+    finding = RuleProgress()
+    heat(finding, 0, 1)
+    heat(finding, 60, 1)
+    stored = finding.as_payload()
+    del stored["read_at"]
+    assert RuleProgress.from_payload(stored) == finding
+
+
 @given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from([1, 4, 9, None])), max_size=60), st.integers(1, 5))
 def test_how_often_time_advances_does_not_matter(steps: list[tuple[int, int | None]], pace: int) -> None:
     """A trial that sees only the readings finds the same as a live engine that looks every few seconds."""

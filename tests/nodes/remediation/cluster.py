@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from nodes.cluster import drain, sync
@@ -20,11 +20,24 @@ from nodes.tasks import health
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
+PACE = timedelta(seconds=80)
+"""Between evaluations of a state that lasts: the worker looks every five seconds, and after 90 it is unknown."""
 NAMES = tuple(f"dgx-{number:02}" for number in range(1, 13))
 
 
 def gpus_of(node: str) -> tuple[str, ...]:
     return tuple(f"{uuid}-{node}" for uuid in UUIDS[:2])
+
+
+def evaluate_until(moment: datetime, since: datetime | None = None, *, silent: Collection[str] = ()) -> None:
+    """Evaluate until this moment, as the worker does, while all agents but the silent ones report."""
+    moments = [moment]
+    while moments[0] - PACE > (since or datetime.now(UTC)):
+        moments.insert(0, moments[0] - PACE)
+    for now in moments:
+        Agent.objects.exclude(node__in=silent).update(heard_at=now)
+        Reading.objects.update(read_at=now)
+        evaluate(now)
 
 
 @dataclass
@@ -35,6 +48,7 @@ class AgentFleet:
     scheduler: Scheduler = field(default_factory=ScriptedScheduler)
     machines: dict[str, Machine] = field(default_factory=dict)
     seq: int = 0
+    evaluated_at: datetime | None = None
 
     @property
     def node(self) -> str:
@@ -64,12 +78,14 @@ class AgentFleet:
         drain.carry_out(self.scheduler)
         sync.read(self.scheduler, Reading.Part.NODES)
 
-    def later(self, minutes: float, *, silent: Collection[str] = ()) -> None:
-        """Do what the workers do at that time, while the scheduler and all agents but the silent ones report."""
-        now = datetime.fromtimestamp(time.time() + 60 * minutes, UTC)
-        Agent.objects.exclude(node__in=silent).update(heard_at=now)
-        Reading.objects.update(read_at=now)
-        evaluate(now)
+    def later(self, minutes: float, *, silent: Collection[str] = (), is_watched: bool = True) -> None:
+        """Do what the workers do until then, while the scheduler and all agents but the silent ones report.
+
+        `is_watched`: whether the workers ran in between.
+        """
+        now = datetime.now(UTC) + timedelta(minutes=minutes)
+        evaluate_until(now, self.evaluated_at if is_watched else now, silent=silent)
+        self.evaluated_at = now
         decide(now)
         return_recovered()
         Reading.objects.update(read_at=datetime.now(UTC))

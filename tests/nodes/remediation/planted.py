@@ -224,6 +224,26 @@ def portal_outage(fleet: AgentFleet) -> None:
     fleet.later(6)
 
 
+def portal_stopped(fleet: AgentFleet) -> None:
+    """A GPU was missing for a moment before the portal was stopped for two hours."""
+    fleet.machine()
+    list_gpus(fleet)
+    fleet.step()
+    assert HealthEntry.objects.get(rule="gpus-missing").state == "watching"
+    list_gpus(fleet, 0, 1)
+    fleet.later(120, is_watched=False)
+
+
+def silent_after_one_reading(fleet: AgentFleet) -> None:
+    """A state was read once before the agent fell silent: nobody knows how long it lasted."""
+    machine = fleet.machine()
+    batch = machine.batch(int(time.time()), n=1, temperature_c=[[60], [60]]) | {"host": {"blocked_processes": 40}}
+    assert machine.post(batch).status_code == 200
+    fleet.step()
+    assert HealthEntry.objects.get(rule="blocked-processes").state == "watching"
+    fleet.later(6, silent=(fleet.node,))
+
+
 def late_events(fleet: AgentFleet) -> None:
     """An agent buffered events while the portal was away; they arrive late, so a person decides about them."""
     fleet.xid(79, ago=1200)
@@ -301,6 +321,8 @@ HARMLESS: dict[str, Plant] = {
     "a mount that answers after a minute": mount_back,
     "a file server that is slow for everybody": mount(1.1, 5.1, nodes=12),
     "a portal outage": portal_outage,
+    "a stopped portal": portal_stopped,
+    "an agent that fell silent after one bad reading": silent_after_one_reading,
     "events from an outage": late_events,
     "a reboot": reboot,
     "planned maintenance": planned_maintenance,

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from nodes.models import HealthEntry, NodeOrder
+from nodes.models import HealthEntry, NodeOrder, SiteRule
+from nodes.monitoring.evaluate import evaluate
 from portal.models import User
 from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import NAMES, Lab
 
 pytestmark = pytest.mark.django_db
+TRIED = """
+[[rule]]
+name = "tried"
+title = "Tried"
+source = "a test"
+severity = "warning"
+action = "watch"
+signal = "xid"
+where = { code = 63 }
+clears = "quiet"
+clears_after = "1h"
+"""
 
 
 @pytest.fixture
@@ -132,6 +147,24 @@ def test_decisions_need_a_reason_and_a_fitting_state(lab: Lab, ops: User) -> Non
     assert decide(ops, entry, "clear", reason="reseated").json()["state"] == "cleared"
     assert decide(ops, entry, "dismiss", reason="x").status_code == 409
     assert decide(ops, entry, "approve", reason="x").status_code == 409
+
+
+def test_evidence_after_the_end_of_a_dismissed_entry_opens_another(lab: Lab, ops: User) -> None:
+    """Also if the worker was away when the entry was over: the decision was about the entry, not about the rule."""
+    SiteRule.objects.create(name="tried", toml=TRIED)
+    now = timezone.now()
+    for hours in (3, 1):
+        lab.xid(63, ago=3600 * hours, text="a remapped row" + "!" * hours)
+        evaluate(now - timedelta(hours=hours) + timedelta(seconds=1))
+        if hours == 3:
+            decide(ops, lab.entry("tried"), "dismiss", reason="new memory is on its way")
+    rows = HealthEntry.objects.filter(rule="tried").order_by("pk")
+    assert list(rows.values_list("state", "decision", "count")) == [("cleared", "dismissed", 1), ("open", "", 1)]
+    over, follower = rows
+    assert over.cleared_at is not None
+    assert follower.opened_at is not None
+    assert (follower.opened_at - over.cleared_at).total_seconds() == pytest.approx(3600, abs=60)
+    assert [len(row.evidence) for row in rows] == [1, 1]
 
 
 def test_approving_over_another_persons_drain_needs_replace(lab: Lab, ops: User) -> None:
