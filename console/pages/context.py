@@ -21,6 +21,7 @@ def context(request: HttpRequest) -> dict[str, object]:
     return {
         "theme": theme if theme in THEMES else None,
         "active_jobs": SimpleLazyObject(lambda: _active_jobs(request)),
+        "waiting_decisions": SimpleLazyObject(lambda: _waiting_decisions(request)),
         "announcements": SimpleLazyObject(current),
         "sees_disk": SimpleLazyObject(lambda: _sees_disk(request)),
     }
@@ -33,6 +34,15 @@ def _active_jobs(request: HttpRequest) -> int:
     if not isinstance(request.user, User):
         return 0
     return Job.objects.visible_to(request.user).filter(latest__state__in=Attempt.ALIVE).count()
+
+
+def _waiting_decisions(request: HttpRequest) -> int:
+    """Return how many findings wait for this sysadmin's decision; 0 for everybody else."""
+    from nodes.models import HealthEntry
+
+    if not isinstance(request.user, User) or not request.user.is_sysadmin:
+        return 0
+    return HealthEntry.objects.waiting().count()
 
 
 def _sees_disk(request: HttpRequest) -> bool:

@@ -50,7 +50,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 def _in_state(state: str) -> QuerySet[HealthEntry]:
     if state == WAITING:
-        return HealthEntry.objects.open().filter(decision=HealthEntry.EntryDecision.PROPOSED)
+        return HealthEntry.objects.waiting()
     return HealthEntry.objects.in_state(state) if state else HealthEntry.objects.all()
 
 

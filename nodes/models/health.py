@@ -61,6 +61,10 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
         """Leave out the machines of `vigil up --demo`, of which nobody is notified."""
         return self.exclude(node__in=Agent.objects.filter(is_made_up=True).values("node"))
 
+    def waiting(self) -> Self:
+        """Select the open entries that wait for a sysadmin's decision."""
+        return self.open().filter(decision=HealthEntry.EntryDecision.PROPOSED)
+
     def excluding(self) -> Self:
         """Select the open entries whose nodes new attempts avoid: not those that still wait for a decision."""
         return self.open().filter(action="exclude").exclude(decision=HealthEntry.EntryDecision.PROPOSED)

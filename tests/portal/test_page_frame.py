@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 from django.test import Client, RequestFactory
+from django.utils import timezone
 from django.views.defaults import server_error
 
-from tests.lab import a_job, a_project, person, signed_in
+from nodes.models import HealthEntry
+from tests.lab import a_job, a_project, person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +46,16 @@ def test_the_bar_counts_what_is_active() -> None:
     a_job(mira, project, state="completed")
     html = client.get("/").text
     assert 'title="Pending or running">2</span>' in html
+
+
+def test_the_bar_shows_sysadmins_what_waits_for_a_decision() -> None:
+    for decision in ("proposed", "proposed", "dismissed"):
+        HealthEntry.objects.create(
+            node=f"dgx-{HealthEntry.objects.count()}", rule="off-bus", title="x", state="open", decision=decision,
+            severity="fatal", action="drain", first_seen=timezone.now(), last_seen=timezone.now(),
+        )  # fmt: skip
+    assert 'title="Wait for a decision">2</span>' in signed_in(sysadmin("ops")).get("/jobs").text
+    assert 'href="/health"' not in signed_in(person("mira")).get("/jobs").text
 
 
 def test_pages_ask_who_one_is() -> None:
