@@ -21,13 +21,13 @@ ALERTING = ("critical", "fatal")
 RULE_METRIC = "vigil_health_rule_open"
 _PORTAL_ALERTS = (
     ("VigilDecisionWaits", "vigil_health_waiting > 0", "30m", "warning", "Findings wait for a decision on /health",
-     "Approve, dismiss or clear them: until then the nodes keep accepting jobs."),
+     "Drain or exclude the nodes, or dismiss or clear the findings: until then the nodes keep accepting jobs."),
     ("VigilBreakerTripped", "vigil_health_breaker_tripped == 1", "", "critical", "Vigil stopped acting by itself",
      "One rule fired on many nodes at once. Find out why, then reset the breaker on /health."),
-    ("VigilAgentsSilent", "count(vigil_agent_up == 0) / count(vigil_agent_up) > 0.2", "5m", "critical",
+    ("VigilAgentsDown", "count(vigil_agent_up == 0) / count(vigil_agent_up) > 0.2", "5m", "critical",
      "A fifth of the agents does not report", "The portal, the network or an upgrade of the agents is at fault."),
     ("VigilCheckFailing", "vigil_check_ok == 0", "5m", "warning", "A check of the portal fails: {{ $labels.check }}",
-     "Open /readyz or run `vigil check` on the portal's machine."),
+     "Open /readyz or run `vigil check portal` on the portal's machine."),
     ("VigilRedisDown", "vigil_redis_up == 0", "2m", "critical", "Redis does not answer",
      "Live pages and tasks stand still; jobs go on."),
     ("VigilTasksWait", "vigil_task_queue_length > 1000", "10m", "warning", "Tasks pile up: {{ $labels.queue }}",
@@ -111,7 +111,9 @@ def _panels(titles: dict[str, str]) -> Iterator[Panel]:
     yield found
     history = "sum by (severity) (vigil_health_open)"
     yield _panel("Open findings", "timeseries", 12, 10, history, legend="{{severity}}")
-    xids = "sum by (node, xid) (increase(vigil_gpu_xid_total[$__rate_interval])) > 0"
+    counter = "vigil_gpu_xid_total"  # a series begins with its first Xid, in which Prometheus sees no increase
+    first = f"{counter} unless {counter} offset $__rate_interval"
+    xids = f"sum by (node, xid) (increase({counter}[$__rate_interval]) > 0 or ({first}))"
     yield _panel("Xids", "timeseries", 12, 8, xids, legend="{{node}} Xid {{xid}}")
     hottest = "topk(10, vigil_gpu_temperature_celsius)"
     yield _panel("Hottest GPUs", "timeseries", 12, 8, hottest, legend="{{node}} GPU {{gpu}}", unit="celsius")

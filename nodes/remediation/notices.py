@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from django.urls import reverse
 from django.utils import timezone
 
+from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthEntry
 from nodes.monitoring.site_rules import rules_in_force
 from portal import notify
@@ -95,8 +96,11 @@ def _link(entries: Sequence[HealthEntry]) -> str:
 
 def _follow_up(entries: Sequence[HealthEntry]) -> str:
     """Return what was done about it, or that somebody has to decide."""
-    if _waits(entries):
-        return "Vigil proposes to drain the node: approve or dismiss it on the health page."
+    waiting = [entry for entry in entries if entry.decision == Decision.PROPOSED]
+    if any(entry.action in OUT_OF_SERVICE for entry in waiting):
+        return "Vigil proposes to drain the node: choose Drain or Dismiss on the health page."
+    if waiting:
+        return "Vigil proposes that new attempts avoid the node: choose Exclude or Dismiss on the health page."
     if any(entry.decision == Decision.AUTOMATIC for entry in entries):
         return "Vigil drains the node."
     return ""

@@ -157,7 +157,7 @@ _ALL = (
         {
             "is_node": "whether different programs failed there, so that the node is to blame",
             "failures": "failures of machines and unknown ones on the node in 30 days, since it was last repaired",
-            "expected": "how many the rate of the other nodes lets expect",
+            "expected": "the number expected from the other nodes' rate",
             "programs": "different programs among them",
             "chance": "probability of so many on any of the nodes by chance",
             "programs_chance": "the same, with each program counted once",

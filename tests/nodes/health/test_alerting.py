@@ -40,6 +40,8 @@ def test_the_shipped_files_are_those_of_the_shipped_rules() -> None:
     rules = list(active_rules().values())
     assert (DOCS / "alerts.yml").read_text() == alerts(rules)
     assert (DOCS / "grafana.json").read_text() == dashboard(rules)
+    names = re.findall(r"- alert: (\w+)", alerts(rules))
+    assert len(set(names)) == len(names)
 
 
 def test_prometheus_accepts_them_with_a_site_rule(tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def test_only_sysadmins_see_it_and_it_leads_to_the_decision(lab: Lab) -> None:
     assert bearer(person("mira", a_project()), "read").get("/api/v1/notices").json()["items"] == []
 
 
+def test_it_names_the_button_of_a_proposal_to_exclude(lab: Lab) -> None:
+    lab.xid(119)
+    lab.step()
+    HealthEntry.objects.update(action="exclude", decision="proposed", severity="critical")
+    alert()
+    assert "choose Exclude or Dismiss" in Notice.objects.get().detail
+
+
 def test_it_says_that_vigil_acted(lab: Lab, settings: Any) -> None:
     settings.VIGIL_HEALTH = "act"
     lab.xid(79)
