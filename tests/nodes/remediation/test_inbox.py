@@ -93,7 +93,7 @@ def test_the_kernels_text_is_hidden_where_jobs_are(
         for address in ("/health", "/health/entries", "/nodes/dgx-01"):
             page = client.get(address).content.decode()
             assert "Xid 79" in page
-            assert ("fallen off the bus" in page) == shown, address
+            assert ("Xid 79: GPU has fallen off the bus" in page) == shown, address
         assert (text in bearer(user, "read").get("/api/v1/health").content.decode()) == shown
 
 
