@@ -167,7 +167,7 @@ def _rows(names: Sequence[str], user: User, now: datetime) -> list[DrainRow]:
     rows = []
     for item in found:
         name = item.node.name
-        is_by_another = orders.is_drain_of_another(item.node, item.last_order, user)
+        is_by_another = orders.is_drained_by_another_given(item.node, item.last_order, user)
         rows.append(DrainRow(item, is_by_another, active.get(name), failed.get(name)))
     return sorted(rows, key=lambda row: (not row.drained.is_over, -row.drained.idle_gpus, row.drained.node.name))
 

@@ -170,7 +170,7 @@ class Tick(TickContext):
 
     def sync_nodes(self) -> None:
         if self.outage is not None:  # shown on the pages without another call
-            drain.put_off(self.outage)
+            drain.note_outage(self.outage)
             sync.note_outage(self.outage)
             return
         if self.sync_cluster():

@@ -23,12 +23,23 @@ from vigil_core import formatting
 logger = logging.getLogger(__name__)
 
 AGAIN = timedelta(seconds=10)  # before a retry, if the scheduler did not respond
-GIVE_UP = timedelta(minutes=10)  # an order that is an hour old may no longer be wanted
+GIVE_UP = timedelta(minutes=10)  # an order that has waited so long may no longer be wanted
 BUDGET_S = 2.0  # per tick
 MOST_REASON = 200
 
 
-class DrainedByAnother(Exception):
+class NotOrdered(Exception):
+    """Raised if no order was created for a node; the message says why."""
+
+
+class NodeGone(NotOrdered):
+    """Raised if the scheduler has stopped listing the node."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The scheduler does not list {name} any more.")
+
+
+class DrainedByAnother(NotOrdered):
     """Raised if somebody else took the node out of service, for a reason that the order would overwrite or end."""
 
     def __init__(self, node: Node) -> None:
@@ -38,7 +49,7 @@ class DrainedByAnother(Exception):
         super().__init__(f"{node.name} is {state}{by}{since}: {node.reason.rstrip('.')}.")
 
 
-class OrderedByPerson(Exception):
+class OrderedByPerson(NotOrdered):
     """Raised if Vigil would replace an order that a person gave and that is not carried out yet."""
 
     def __init__(self, order: NodeOrder) -> None:
@@ -57,12 +68,15 @@ def request_order(
     """Create an order for the node. Repeating an open order returns it; a different one replaces it.
 
     `user` is None where Vigil follows a health `rule` by itself. In Slurm a drain overwrites another's reason, and an
-    undrain ends it. `replaces` is the reason that the sysadmin has seen and means to replace. Raises DrainedByAnother
-    if the node has a different one by somebody else.
+    undrain ends it. `replaces` is the reason that the sysadmin has seen and means to replace. Raises NotOrdered:
+    DrainedByAnother if the node has a different reason by somebody else, OrderedByPerson, or NodeGone.
     """
     with transaction.atomic():
         # The row lock serialises orders for a node: the second request finds the first one's order.
-        node = Node.objects.select_for_update().get(pk=node.pk)
+        locked = Node.objects.select_for_update().filter(pk=node.pk).first()
+        if locked is None:
+            raise NodeGone(node.name)
+        node = locked
         if node.reason != replaces and _is_obstacle(node, action, user, rule):
             raise DrainedByAnother(node)
         waiting = NodeOrder.objects.open().filter(node=node.name)
@@ -94,23 +108,23 @@ def _is_obstacle(node: Node, action: str, user: User | None, rule: str) -> bool:
 def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool:
     """Return whether the node is drained or down, and not by the last order of this person or health rule."""
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by")
-    return _has_reason(node) and is_drain_of_another(node, last.first(), user, rule)
+    return _has_reason(node) and is_drained_by_another_given(node, last.first(), user, rule)
 
 
 def _has_reason(node: Node) -> bool:
     return bool(node.reason) and not node.is_in_service
 
 
-def is_drain_of_another(node: Node, last: NodeOrder | None, user: User | None, rule: str = "") -> bool:
-    """Return the same for a node of which the last order that was carried out is at hand."""
+def is_drained_by_another_given(node: Node, last: NodeOrder | None, user: User | None, rule: str = "") -> bool:
+    """As `is_drained_by_another`, with the node's last completed order given."""
     if not _has_reason(node):
         return False
-    if last is not None and last.action == NodeOrder.Action.UNDRAIN and _is_newer_than_rows(last):
+    if last is not None and last.action == NodeOrder.Action.UNDRAIN and is_newer_than_rows(last):
         return False
     return last is None or (last.asked_by, last.rule) != (user, rule) or not is_reason_of(last, node)
 
 
-def _is_newer_than_rows(order: NodeOrder) -> bool:
+def is_newer_than_rows(order: NodeOrder) -> bool:
     """Return whether the nodes have not been read since the order was carried out: their rows show what was before."""
     read_at = sync.last_read_at(Reading.Part.NODES)
     return order.ended_at is not None and (read_at is None or read_at < order.ended_at)
@@ -131,7 +145,6 @@ def carry_out(scheduler: Scheduler) -> None:
 
     An order that waited too long because no worker ran is refused: what it was for may be over.
     """
-    until = time.monotonic() + BUDGET_S
     due = []
     for order in _due():
         if timezone.now() - order.asked_at > GIVE_UP:
@@ -139,15 +152,21 @@ def carry_out(scheduler: Scheduler) -> None:
             _end(order, NodeOrder.State.REFUSED, _give_up_text(order, f"No worker ran for {minutes:.0f} min."))
         else:
             due.append(order)
-    if due:  # somebody may have drained a node with scontrol since the last reading
-        sync.read(scheduler, Reading.Part.NODES)
-    for order in due:
-        if time.monotonic() > until:
+    if not due:
+        return
+    sync.read(scheduler, Reading.Part.NODES)  # somebody may have drained a node with scontrol since the last reading
+    problem = sync.readings()[Reading.Part.NODES].error
+    until = time.monotonic() + BUDGET_S  # without the reading, which takes long on a slow scheduler
+    for number, order in enumerate(due):
+        if number and time.monotonic() > until:
             return
-        _carry_out(order, scheduler)
+        if problem and order.asked_by is None:  # unlike a person, Vigil has not seen the node as it is
+            _note_failure(order, SchedulerError(f"The nodes could not be read: {problem}"))
+        else:
+            _carry_out(order, scheduler)
 
 
-def put_off(error: SchedulerError) -> None:
+def note_outage(error: SchedulerError) -> None:
     """Record a failed attempt for the orders that are due: the scheduler has just not answered another request."""
     for order in _due():
         _note_failure(order, error)
@@ -159,14 +178,20 @@ def _due() -> QuerySet[NodeOrder]:
 
 
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
+    if not NodeOrder.objects.open().filter(pk=order.pk).exists():
+        return  # replaced or cancelled since it was read
     node = Node.objects.filter(name=order.node).first()
-    if node and _is_done_already(order, node):
+    if node is None:
+        _end(order, NodeOrder.State.REFUSED, str(NodeGone(order.node)))
+        return
+    if _is_done_already(order, node):
         _end(order, NodeOrder.State.DONE, "")
         return
     is_known = order.asked_by is not None or bool(order.rule)  # a deleted person's order has neither
-    is_unconfirmed = node is not None and is_known and node.reason != order.replaces
-    if node and is_unconfirmed and _is_obstacle(node, order.action, order.asked_by, order.rule):
-        _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} Drain it again to replace that.")
+    is_unconfirmed = is_known and node.reason != order.replaces and not _is_set_by_replaced_order(order, node)
+    if is_unconfirmed and _is_obstacle(node, order.action, order.asked_by, order.rule):
+        again = f"{order.action.capitalize()} it again to override that."
+        _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} {again}")
         return
     try:
         if order.action == NodeOrder.Action.DRAIN:
@@ -176,8 +201,36 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     except SchedulerError as error:
         _note_failure(order, error)
         return
-    _end(order, NodeOrder.State.DONE, "")
     sync.hurry(Reading.Part.NODES)
+    if not _end(order, NodeOrder.State.DONE, ""):
+        _note_carried_out_anyway(order, node)
+
+
+def _is_set_by_replaced_order(order: NodeOrder, node: Node) -> bool:
+    """Return whether the node's reason is that of an order that was carried out just as this one replaced it."""
+    earlier = NodeOrder.objects.filter(node=order.node, pk__lt=order.pk).select_related("asked_by").first()
+    if earlier is None or earlier.ended_at is None or earlier.state != NodeOrder.State.DONE:
+        return False
+    return earlier.ended_at >= order.asked_at and is_reason_of(earlier, node)
+
+
+def _note_carried_out_anyway(order: NodeOrder, node: Node) -> None:
+    """Record that the scheduler carried out an order that was replaced or cancelled meanwhile.
+
+    One that replaced it follows. A drain that was cancelled because nothing needs it any more is undone.
+    """
+    with transaction.atomic():
+        rows = NodeOrder.objects.filter(pk=order.pk)
+        is_cancelled = rows.filter(state=NodeOrder.State.REFUSED).exists()
+        rows.update(state=NodeOrder.State.DONE, outcome="", ended_at=timezone.now())
+        logger.warning("node %s: %s was carried out, though it was no longer wanted", order.node, order.action)
+        if not is_cancelled or order.action != NodeOrder.Action.DRAIN or not order.rule:
+            return
+        if not NodeOrder.objects.open().filter(node=order.node).exists():
+            try:
+                request_order(None, node, NodeOrder.Action.UNDRAIN, rule=order.rule)
+            except NotOrdered as error:
+                logger.warning("%s is not undrained: %s", order.node, error)
 
 
 def _is_done_already(order: NodeOrder, node: Node) -> bool:
@@ -204,8 +257,11 @@ def _give_up_text(order: NodeOrder, otherwise: str) -> str:
     return f"{otherwise} Order it again if it is still wanted."
 
 
-def _end(order: NodeOrder, state: NodeOrder.State, outcome: str) -> None:
+def _end(order: NodeOrder, state: NodeOrder.State, outcome: str) -> bool:
+    """Record how the order ended; return False if it was not open any more."""
     now = timezone.now()
     rows = NodeOrder.objects.open().filter(pk=order.pk)
-    if rows.update(state=state, outcome=outcome, tried_at=now, ended_at=now):
-        logger.info("node %s: %s %s %s", order.node, order.action, state, outcome)
+    if not rows.update(state=state, outcome=outcome, tried_at=now, ended_at=now):
+        return False
+    logger.info("node %s: %s %s %s", order.node, order.action, state, outcome)
+    return True

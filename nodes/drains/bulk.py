@@ -117,7 +117,7 @@ def _drain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
         order = drain.request_order(
             user, node, NodeOrder.Action.DRAIN, reason, replaces=node.reason if replace else None
         )
-    except drain.DrainedByAnother as error:
+    except drain.NotOrdered as error:
         return BulkOutcome(node.name, None, str(error))
     return BulkOutcome(node.name, order)
 

@@ -49,11 +49,11 @@ def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
         order = drain.request_order(
             user, node, NodeOrder.Action.UNDRAIN, reason, replaces=node.reason if replace else None
         )
-    except drain.DrainedByAnother as error:
+    except drain.NotOrdered as error:
         return BulkOutcome(node.name, None, str(error))
     return BulkOutcome(node.name, order)
 
 
 def _is_by_another(drained: DrainedNode, user: User) -> bool:
     """Return whether an order of this person would end somebody else's drain, without a query for each node."""
-    return drain.is_drain_of_another(drained.node, drained.last_order, user)
+    return drain.is_drained_by_another_given(drained.node, drained.last_order, user)

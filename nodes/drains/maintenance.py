@@ -130,7 +130,7 @@ def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
             continue
         try:
             drain.request_order(None, node, NodeOrder.Action.DRAIN, f"[node] {window.reason}", rule=window.requester)
-        except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+        except drain.NotOrdered as error:
             logger.info("maintenance %d does not drain %s: %s", window.pk, node.name, error)
 
 
@@ -180,7 +180,7 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
         rule = window.requester if heir is None else heir.requester
         try:
             drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)
-        except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+        except drain.NotOrdered as error:
             logger.info("maintenance %d does not return %s: %s", window.pk, node.name, error)
     return still_drained
 

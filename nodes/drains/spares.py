@@ -188,7 +188,7 @@ def _drained_as_spare(node: Node) -> bool:
 def _order(node: Node, action: NodeOrder.Action, reason: str) -> bool:
     try:
         drain.request_order(None, node, action, reason, rule=RULE)
-    except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+    except drain.NotOrdered as error:
         logger.info("the spare %s is left as it is: %s", node.name, error)
         return False
     return True

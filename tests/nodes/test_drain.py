@@ -198,6 +198,72 @@ def _age(by: timedelta) -> None:
         )
 
 
+def test_an_order_that_was_replaced_while_others_were_sent_is_not_sent(
+    ops: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain.request_order(None, Node.objects.get(), NodeOrder.Action.DRAIN, "Xid 79", rule="off-bus")
+    read = sync.read
+
+    def read_slowly(*parts: Any) -> None:
+        read(*parts)
+        post(ops, "dgx-01/undrain")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "read", read_slowly)
+        drain.carry_out(scheduler)
+    drain.carry_out(scheduler)
+    assert (scheduler.asked.count("drain"), order_of(ops)["state"]) == (0, "done")
+
+
+def test_an_order_that_was_replaced_while_it_was_sent_does_not_refuse_the_next(
+    ops: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = drain.request_order(None, Node.objects.get(), NodeOrder.Action.DRAIN, "Xid 79", rule="off-bus")
+    send = scheduler.drain
+
+    def send_slowly(node: str, reason: str) -> None:
+        post(ops, "dgx-01/undrain")
+        send(node, reason)
+
+    monkeypatch.setattr(scheduler, "drain", send_slowly)
+    drain.carry_out(scheduler)
+    first.refresh_from_db()
+    assert (first.state, list(scheduler.drained)) == ("done", ["dgx-01"]), "what happened is recorded"
+    drain.carry_out(scheduler)
+    assert (order_of(ops)["action"], order_of(ops)["state"], scheduler.drained) == ("undrain", "done", {})
+
+
+def test_only_people_order_while_the_nodes_cannot_be_read(ops: User, scheduler: ScriptedScheduler) -> None:
+    order = drain.request_order(None, Node.objects.get(), NodeOrder.Action.DRAIN, "Xid 79", rule="off-bus")
+    scheduler.broken_parts["nodes"] = SchedulerError("no answer")
+    drain.carry_out(scheduler)
+    order.refresh_from_db()
+    assert (order.state, order.outcome) == ("asked", "The nodes could not be read: no answer")
+    post(ops, "dgx-01/drain", reason="fan")
+    drain.carry_out(scheduler)
+    assert scheduler.drained == {"dgx-01": "fan (vigil: ops)"}
+
+
+def test_a_slow_reading_of_the_nodes_leaves_time_for_an_order(
+    ops: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(ops, "dgx-01/drain", reason="fan")
+    monkeypatch.setattr(drain, "BUDGET_S", -1)  # the reading and what preceded it took it all
+    drain.carry_out(scheduler)
+    assert list(scheduler.drained) == ["dgx-01"]
+
+
+def test_a_node_that_the_scheduler_no_longer_lists(ops: User, scheduler: ScriptedScheduler) -> None:
+    post(ops, "dgx-01/drain", reason="fan")
+    node = Node.objects.get()
+    scheduler.machines = []
+    drain.carry_out(scheduler)
+    order = NodeOrder.objects.get()
+    assert (order.state, order.outcome) == ("refused", "The scheduler does not list dgx-01 any more.")
+    with pytest.raises(drain.NodeGone):
+        drain.request_order(ops, node, NodeOrder.Action.DRAIN, "fan")
+
+
 @pytest.mark.parametrize(
     ("reason", "status"), [("fan", 202), ("", 422), ("   ", 422), ("x" * 201, 422), ("a\nb", 422), ("a\0b", 422)]
 )

@@ -120,6 +120,24 @@ def test_cancelled_before_the_scheduler_answered_drains_nothing(lab: Lab, ops: U
     assert {order.state for order in NodeOrder.objects.all()} == {"refused"}
 
 
+def test_cancelled_while_the_scheduler_answered_drains_nothing_for_long(
+    lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = planned(ops)
+    maintenance.advance()
+    send = lab.scheduler.drain
+
+    def send_slowly(node: str, reason: str) -> None:
+        maintenance.cancel(ops, window)
+        send(node, reason)
+
+    monkeypatch.setattr(lab.scheduler, "drain", send_slowly)
+    at(lab)
+    assert list(lab.scheduler.drained) == ["dgx-01"], "the others are not sent"
+    at(lab)
+    assert not lab.scheduler.drained
+
+
 def test_a_window_that_passed_while_nothing_ran_is_over(lab: Lab, ops: User) -> None:
     window = planned(ops, starts=10, ends=20)
     at(lab, 600)
