@@ -53,7 +53,7 @@ def submission(burn_in: BurnIn, root: Path) -> Submission:
         max_nodes=len(nodes),
         cpus_per_node=max(1, min((node.cpus for node in nodes), default=1)),
         gpus_per_node=numbers.pop() if len(numbers) == 1 else 0,
-        time_limit_s=burn_in.seconds * 2 + plan.OVERHEAD_S,
+        time_limit_s=plan.time_limit_s(burn_in.seconds, len(nodes)),
         grace_s=GRACE_S,
         environment={"VIGIL_SUBMISSION": burn_in.key},
         partition=_partition(nodes),

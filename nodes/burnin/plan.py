@@ -12,6 +12,9 @@ MAX_NODES = 256
 MAX_MOUNTS = 32
 OVERHEAD_S = 1_800
 """Beyond the time for tests: processes that start, and a last cycle that runs over."""
+TURN_S = 30
+"""For one all-reduce between two nodes, which is as short as a second in a short burn-in of many nodes: they find each
+other and start processes that import torch."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ def gpu_groups(gpus: Mapping[str, int]) -> list[GpuGroup]:
     """
     numbers = sorted(set(gpus.values()), reverse=True)
     return [GpuGroup(number, tuple(sorted(n for n in gpus if gpus[n] == number))) for number in numbers]
+
+
+def time_limit_s(seconds: int, nodes: int) -> int:
+    """Return the time limit of a burn-in's job on so many nodes."""
+    return seconds * 2 + OVERHEAD_S + TURN_S * (nodes - 1)
 
 
 def plan_text(nodes: Sequence[str], seconds: int, *, mounts: Sequence[str], scratch: str) -> str:
