@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from training.burnin.results import FAILED, emit, outcome_of, result
+from training.burnin.results import FAILED, MAX_TEXT, emit, outcome_of, result
 
 BLOCK = 1 << 22
 MOST_DISK_BYTES = 1 << 30
@@ -18,15 +19,18 @@ MOST_MEMORY_BYTES = 1 << 32
 MEMORY_PART = 4  # a quarter of the available memory: jobs that start next must find it free
 MOUNT_TIMEOUT_S = 20.0
 # Runs in a process of its own: a call to a server that hangs cannot be interrupted. A folder that is closed to the
-# tests' user is no fault of the node: the file system has answered.
+# tests' user is no fault of the node: the file system has answered. It prints which mount holds the folder.
 MOUNT_PROBE = """
 import os, sys
 try:
     os.statvfs(sys.argv[1])
     next(os.scandir(sys.argv[1]), None)
+    folder = os.open(sys.argv[1], os.O_PATH)
+    print(open(f"/proc/self/fdinfo/{folder}").read())
 except PermissionError:
     pass
 """
+MOST_TYPE = 40
 
 
 def test_host(mounts: Sequence[str], scratch: str, *, seconds: float) -> None:
@@ -41,14 +45,17 @@ def test_host(mounts: Sequence[str], scratch: str, *, seconds: float) -> None:
 
 
 def test_mount(folder: str) -> None:
-    """Check that a folder can be opened, and how long that takes."""
+    """Check that a folder can be opened, and how long that takes; report which file system it is on.
+
+    Where a file system is not mounted, its mount point is an empty folder of another one: peers tell them apart.
+    """
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", MOUNT_PROBE, folder], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        [sys.executable, "-I", "-S", "-c", MOUNT_PROBE, folder], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        _, errors = process.communicate(timeout=MOUNT_TIMEOUT_S)
+        about, errors = process.communicate(timeout=MOUNT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()  # without waiting: a process that hangs in the kernel does not end
         emit(result("mount", folder, outcome=FAILED, detail=f"did not answer within {MOUNT_TIMEOUT_S:.0f} s"))
@@ -58,7 +65,32 @@ def test_mount(folder: str) -> None:
         why = "cannot be opened: " + last.partition("] ")[2].partition(":")[0] if "] " in last else last
         emit(result("mount", folder, outcome=FAILED, detail=why))
         return
-    emit(result("mount", folder, value=(time.monotonic() - began) * 1000, unit="ms"))
+    milliseconds = (time.monotonic() - began) * 1000
+    fstype, source = _mount_in(about)
+    emit(result("mount", folder, value=milliseconds, unit="ms") | {"fstype": fstype, "source": source})
+
+
+def _mount_in(about: str) -> tuple[str, str]:
+    """Return type and source of the mount that an open folder's fdinfo names; empty if it names none."""
+    found = re.search(r"^mnt_id:\s*(\d+)$", about, re.MULTILINE)
+    if found is None:
+        return "", ""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        return mount_of(found[1], file)
+
+
+def mount_of(number: str, mountinfo: Iterable[str]) -> tuple[str, str]:
+    """Return a mount's type and source, such as ("nfs4", "filer:/export/data"); empty if it is not in mountinfo.
+
+    proc_pid_mountinfo(5): optional fields end with a hyphen, and the kernel writes spaces in octal.
+    """
+    for line in mountinfo:
+        about, _, what = line.partition(" - ")
+        if about.split(" ")[0] == number and what.count(" ") >= 1:
+            fstype, source = what.split(" ")[:2]
+            source = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), source)
+            return fstype[:MOST_TYPE], source[:MAX_TEXT]
+    return "", ""
 
 
 def test_host_memory(*, until: float) -> None:
@@ -92,7 +124,7 @@ def test_disk(scratch: str, *, until: float) -> None:
 
 def _write_and_read(scratch: str, until: float) -> tuple[float, float, bool]:
     """Return GB/s written and read, and whether the data were the same."""
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="vigil-burnin-", buffering=0) as file:
+    with tempfile.TemporaryFile(dir=scratch, buffering=0) as file:  # without a name: it goes with a killed process
         room = os.statvfs(scratch)
         most = min(MOST_DISK_BYTES, room.f_bavail * room.f_frsize // 4) // BLOCK * BLOCK
         written, began, checksum = 0, time.monotonic(), hashlib.blake2b()
