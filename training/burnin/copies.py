@@ -15,7 +15,7 @@ CPU_COPY_BYTES = 1 << 26
 
 
 def test_copies(gpus: Sequence[int], *, seconds: float) -> None:
-    """Copy in every direction, each for an equal part of the seconds, and compare what arrived with what was sent."""
+    """Copy in every direction, each for an equal part of the seconds, and compare what arrives with what was sent."""
     emit({"begin": "copy", "item": "host"})
     if not gpus:
         _measure(torch.device("cpu"), torch.device("cpu"), "memory to memory", seconds)
@@ -38,18 +38,22 @@ def test_copies(gpus: Sequence[int], *, seconds: float) -> None:
 def _measure(source: torch.device, target: torch.device, item: str, seconds: float) -> None:
     on_cpu = source.type == target.type == "cpu"
     words = (CPU_COPY_BYTES if on_cpu else COPY_BYTES) // 8
-    original = torch.arange(words, dtype=torch.int64)
+    original = torch.arange(1, words + 1, dtype=torch.int64)
+    expected = original.to(target)
     sent, received = _place(original, source), _place(torch.zeros_like(original), target)
     received.copy_(sent)  # the first copy pays for setting up the path
     synchronize(source, target)
-    began, copies = time.monotonic(), 0
-    while copies == 0 or time.monotonic() - began < seconds:
-        for _ in range(4):
-            received.copy_(sent, non_blocking=not on_cpu)
+    until, copies, wrong, spent = time.monotonic() + seconds, 0, 0, 0.0
+    while copies == 0 or time.monotonic() < until:
+        received.zero_()  # else a copy that never arrives finds the words of the one before
+        synchronize(target)
+        began = time.monotonic()
+        received.copy_(sent, non_blocking=not on_cpu)
         synchronize(source, target)
-        copies += 4
-    rate = copies * words * 8 / (time.monotonic() - began) / 1e9
-    wrong = int((received.cpu() != original).sum())
+        spent += time.monotonic() - began
+        copies += 1
+        wrong += int((received != expected).sum())
+    rate = copies * words * 8 / spent / 1e9
     detail = f"{wrong:,} words arrived differently" if wrong else ""
     about = basis(target if target.type == "cuda" else source)
     emit(result("copy", item, outcome=outcome_of(not wrong), value=rate, unit="GB/s", basis=about, detail=detail))
