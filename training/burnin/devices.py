@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
+from functools import cache
 
 import torch
 
 
 def basis(device: torch.device) -> str:
-    """Return what must be equal for two devices to compute equal bits."""
+    """Return what must be equal for two devices to compute equal bits, and about equally fast."""
     if device.type == "cpu":
-        return f"{cpu_model()}, torch {torch.__version__}"
-    return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+        return f"{cpu_model()} ({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}"
+    software = f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuBLAS {cublas_version()}"
+    return f"{torch.cuda.get_device_name(device)}, {software}"
+
+
+@cache
+def cublas_version() -> str:
+    """Return the version of the cuBLAS that this process loaded: it may be updated without CUDA or torch."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            path = next(line.split(maxsplit=5)[5].strip() for line in file if "/libcublasLt.so" in line)
+        version = ctypes.CDLL(path).cublasLtGetVersion
+    except (OSError, StopIteration, AttributeError):
+        return "unknown"
+    version.restype = ctypes.c_size_t
+    return str(version())
 
 
 def cpu_model() -> str:
