@@ -131,7 +131,7 @@ def record(what: str) -> None:
     """Write the time of the fault, or of the first step after it, where the portal reads it."""
     path = Path(os.environ["VIGIL_ATTEMPT_DIR"]) / RECORD
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps({what: time.time(), "node": socket.gethostname()}))
+    temporary.write_text(json.dumps({what: time.time()}))
     temporary.replace(path)
 
 

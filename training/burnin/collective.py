@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from training.burnin.devices import basis, synchronize
 from training.burnin.meeting import Meeting
@@ -79,16 +78,17 @@ def test_all_reduce(options: RankOptions) -> None:
 
 def _join(options: RankOptions, device: torch.device) -> None:
     """Meet the other ranks at the store of rank 0, on a port that nobody has chosen beforehand."""
+    tcp_store = dist.TCPStore  # type: ignore[attr-defined]  # public, but not in its list of exports
     meeting, timeout = Meeting(Path(options.folder)), timedelta(seconds=TIMEOUT_S)
     if options.rank == 0:
-        store = TCPStore(options.host, 0, options.size, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = tcp_store(options.host, 0, options.size, is_master=True, timeout=timeout, wait_for_workers=False)
         meeting.publish(options.name, json.dumps([options.host, store.port]))
     else:
         address = meeting.wait(options.name, until=time.monotonic() + TIMEOUT_S)
         if address is None:
             raise RuntimeError(f"rank 0 was not there within {TIMEOUT_S} s")
         host, port = json.loads(address)
-        store = TCPStore(host, port, options.size, is_master=False, timeout=timeout)
+        store = tcp_store(host, port, options.size, is_master=False, timeout=timeout)
     if options.host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo needs an address of the machine's own name
     backend = "nccl" if device.type == "cuda" else "gloo"
