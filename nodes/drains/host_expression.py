@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 MOST_NODES = 1_000
 MOST_CHARACTERS = 2_000
+MOST_BRACKETS = 8
+"""In one name."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -28,6 +30,8 @@ def expand(expression: str, most: int = MOST_NODES, most_characters: int = MOST_
         raise BadHostExpression(f"The expression has more than {most_characters:,} characters.")
     names: dict[str, None] = {}
     for part in _parts(text):
+        if part.count("[") > MOST_BRACKETS:  # each is one more level of recursion
+            raise BadHostExpression(f"{part!r:.80} has more than {MOST_BRACKETS} pairs of brackets.")
         for number, name in enumerate(_expand(part, most)):
             if not _NAME.fullmatch(name):
                 raise BadHostExpression(f"{part.strip()!r:.80} is not the name of a node.")

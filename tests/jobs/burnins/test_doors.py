@@ -118,6 +118,7 @@ def test_host_expressions(bench: Bench, client: Client) -> None:
     started = post(client, nodes=["dgx-[05-06]", "dgx-08"], seconds=60)
     assert [node["node"] for node in started.json()["nodes"]] == ["dgx-05", "dgx-06", "dgx-08"]
     assert post(client, nodes=["dgx-[05"]).status_code == 422
+    assert client.post("/burnins/start", {"nodes": "[1]" * 6_000, "seconds": "60"}).status_code == 422
 
 
 def test_a_refused_form_is_shown_again(bench: Bench, client: Client) -> None:

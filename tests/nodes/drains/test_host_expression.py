@@ -45,7 +45,8 @@ def test_expands(expression: str, names: list[str]) -> None:
         ("a;reboot", "not the name of a node"),
         ("x" * 3000, "more than 2,000 characters"),
         (" ,, ", "names no node"),
-        ("n" + "[1,1]" * 100, "more than 1,000 nodes"),
+        ("n" + "[1,1,1]" * 8, "more than 1,000 nodes"),
+        ("n" + "[1]" * 600, "more than 8 pairs of brackets"),
     ],
 )
 def test_refuses_what_names_no_nodes_or_too_many(expression: str, message: str) -> None:
