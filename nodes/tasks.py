@@ -29,11 +29,14 @@ def health() -> None:
     from nodes.remediation.act import decide
     from nodes.remediation.return_to_service import return_recovered
 
-    maintenance.advance()
-    evaluate()
-    decide()
-    return_recovered()
-    spares.keep()
+    errors: list[Exception] = []
+    for step in (maintenance.advance, evaluate, decide, return_recovered, spares.keep):
+        try:
+            step()
+        except Exception as error:  # one bad record must not stop the others, tick after tick
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("Some steps of health failed.", errors)
 
 
 @shared_task(name="nodes.tasks.judge")

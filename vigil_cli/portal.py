@@ -130,7 +130,7 @@ class Portal:
     def _show_announcements(self, header: str) -> None:
         """Print on stderr what the portal announces to everybody, once per command."""
         if header and not self._has_shown_announcements:
-            from vigil_cli.announcements import show
+            from vigil_cli.announcement_header import show
 
             self._has_shown_announcements = True
             show(header)

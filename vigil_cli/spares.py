@@ -52,7 +52,7 @@ def remove(node: str, as_json: bool) -> None:
     It returns to service if only that kept it drained.
     """
     find_portal().post(f"spares/{quote(node, safe='')}/remove")
-    out({"node": node, "removed": True}, lambda _: [f"{node} is no spare any more."], as_json)
+    out({"node": node, "removed": True}, lambda _: [f"{node} is no longer a hot spare."], as_json)
 
 
 def _print_spares(as_json: bool) -> None:

@@ -16,7 +16,7 @@ from nodes.models import HealthControl, HealthEntry, Node
 from nodes.models.health import hidden_fields
 from nodes.remediation import alike, inbox
 from nodes.remediation.alike import AlikeOutcome
-from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.api import ApiRequest, Text, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -105,7 +105,7 @@ class WantedDecision(Schema):
 
 
 class WantedApproval(WantedDecision):
-    replace: bool = Field(False, description="Replace somebody else's drain and its reason.")
+    replace: bool = Field(False, description="Replace somebody else's drain and its reason; not with `alike`.")
 
 
 @router.get("", response=HealthEntries, summary="Health entries, newest first")
@@ -158,6 +158,8 @@ def entry(request: ApiRequest, entry_id: int) -> dict[str, Any]:
 def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dict[str, Any]:
     """Drain the node in your name, with the finding as the reason. `order` says what became of it."""
     only_sysadmins(request, "decide about health entries")
+    if decision.alike and decision.replace:
+        raise bad_field("replace", "Drains of others are replaced one by one: send either `alike` or `replace`.")
     entry = _entry(entry_id)
     outcome = AlikeOutcome(0, 0)
     try:

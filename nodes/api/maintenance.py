@@ -55,8 +55,8 @@ class NewWindow(Schema):
     ends_at: Moment
     reserve: bool = Field(
         False,
-        description="Reserve the nodes in the scheduler, which then starts no job that would overlap. Otherwise, and "
-        "where it cannot, Vigil drains them at the start and undrains them at the end.",
+        description="Reserve the nodes in the scheduler, which then starts no job that would overlap. Otherwise, or if "
+        "the scheduler cannot reserve them, Vigil drains them at the start and undrains them at the end.",
     )
 
 

@@ -78,7 +78,7 @@ def remove_spare(request: ApiRequest, node: str) -> Status[None]:
     only_sysadmins(request, "name hot spares")
     spare = None if "\0" in node else HotSpare.objects.filter(node=node).first()
     if spare is None:
-        raise Problem(404, f"{node} is no hot spare. GET /api/v1/spares lists them.")
+        raise Problem(404, f"{node} is not a hot spare. GET /api/v1/spares lists them.")
     spares.remove(request.auth, spare)
     return Status(204, None)
 

@@ -37,6 +37,7 @@ class NodeOrder(models.Model):
     reason = models.TextField(blank=True)
     asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     rule = models.CharField(max_length=64, blank=True, help_text="The health rule that Vigil followed by itself.")
+    is_planted = models.BooleanField(default=False, help_text="It follows a finding that a game day planted.")
     asked_at = models.DateTimeField(auto_now_add=True)
     state = models.CharField(max_length=16, choices=State.choices, default=State.ASKED)
     replaces = models.TextField(blank=True, help_text="The node's reason at the time of the request.")

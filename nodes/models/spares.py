@@ -29,7 +29,7 @@ class HotSpare(models.Model):
     partition = models.CharField(max_length=255)
     state = models.CharField(max_length=16, choices=SpareState.choices, default=SpareState.STANDBY)
     replaces = models.CharField(max_length=255, blank=True, help_text="The node whose place it takes.")
-    since = models.DateTimeField(default=timezone.now, help_text="Of its state.")
+    since = models.DateTimeField(default=timezone.now, help_text="Since when it is in this state.")
     added_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
 
     objects = HotSpareQuerySet.as_manager()

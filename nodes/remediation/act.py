@@ -171,6 +171,9 @@ def _drain(entry: HealthEntry) -> str:
         return str(error)
     except Node.DoesNotExist:  # a reading has just deleted it
         return _UNKNOWN
+    if entry.is_planted:
+        entry.order.is_planted = True
+        entry.order.save(update_fields=["is_planted"])
     return ""
 
 

@@ -49,7 +49,7 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
     first = HealthEntry.objects.filter(pk=pk).first()
     if first is None:
         raise HealthEntry.DoesNotExist(f"There is no health entry {pk}.")
-    others = alike(first)
+    others = alike(first).order_by("node", "pk")  # nodes are locked by name, as bulk drains do
     if action == "dismiss":
         inbox.dismiss(user, pk, reason)
         return _dismiss(user, others, first, reason)

@@ -40,9 +40,12 @@ def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) ->
         node = Node.objects.reported().filter(name=entry.node).first()
         if node is None:
             raise NotPossible(f"The scheduler does not know {entry.node}.")
-        entry.order = drain.request_order(
-            user, node, NodeOrder.Action.DRAIN, f"{drain_reason(entry)}: {entry.rule}", replaces=replaces
-        )
+        try:
+            entry.order = drain.request_order(
+                user, node, NodeOrder.Action.DRAIN, f"{drain_reason(entry)}: {entry.rule}", replaces=replaces
+            )
+        except Node.DoesNotExist:  # a reading has just deleted it
+            raise NotPossible(f"The scheduler does not know {entry.node}.") from None
         _decided(entry, user, Decision.APPROVED, State.OPEN, reason)
     return entry
 

@@ -8,9 +8,10 @@ from datetime import datetime, timedelta
 
 from nodes.health import limits
 from nodes.models import HotSpare, Node, NodeOrder
-from nodes.monitoring.evaluate import PLANTED
 from nodes.scheduling import node_states
 
+MOST_PLANTED = 4
+"""Nodes that game days take out in an hour: each plants at most two faults that drain a node."""
 _HOUR = timedelta(seconds=limits.HOUR_S)
 
 
@@ -66,8 +67,16 @@ def service_state() -> limits.ServiceState:
 
 
 def automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
-    """Return all drains that rules ordered in the last hour, whatever became of them; not those of game days."""
+    """Return all drains that rules ordered in the last hour, whatever became of them; not those of game days.
+
+    Agents say what was planted: if that is more than game days plant, all of it counts.
+    """
     rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
     # In no order: in that of ids, all orders would be read.
-    rows = rows.exclude(reason__endswith=PLANTED).order_by()
-    return [limits.AutomaticDrain(node, at.timestamp()) for node, at in rows.values_list("node", "asked_at")]
+    found = list(rows.order_by().values_list("node", "asked_at", "is_planted"))
+    is_credible = len({node for node, _, is_planted in found if is_planted}) <= MOST_PLANTED
+    return [
+        limits.AutomaticDrain(node, at.timestamp())
+        for node, at, is_planted in found
+        if not (is_planted and is_credible)
+    ]

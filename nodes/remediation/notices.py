@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from nodes.health.rules.rule import OUT_OF_SERVICE
-from nodes.models import HealthEntry
+from nodes.models import HealthEntry, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
 from portal import notify
 from portal.models import Notice
@@ -25,12 +26,15 @@ RECENT = timedelta(hours=24)
 MOST_NOTICES = 100
 """More findings at once are one event: a notice says how many more there are."""
 MOST_NAMED_GPUS = 8
+_WAITS, _REFUSED = "waits: ", "refused: "
+_CALLS = ("", _WAITS, _REFUSED)
+"""Begin the edition of a notice: what somebody has to decide."""
 Decision = HealthEntry.EntryDecision
 
 
 @dataclass(frozen=True)
 class HealthNotice:
-    """The content of a notice. A changed `edition` notifies again."""
+    """The content of a notice. A changed `edition` notifies again: it has the places, after what has to be decided."""
 
     key: str
     title: str
@@ -40,14 +44,19 @@ class HealthNotice:
 
 
 def notify_sysadmins(now: datetime | None = None) -> None:
-    """Raise a notice per new finding, and withdraw those that are over. Safe to run twice at once."""
+    """Raise or update a notice per finding, withdraw those that are over; safe to run twice at once."""
     notices = {notice.key: notice for notice in _notices(now or timezone.now())}
-    standing = dict(Notice.objects.standing().filter(kind__in=(KIND, RETIRED_KIND)).values_list("key", "edition"))
+    rows = Notice.objects.standing().filter(kind__in=(KIND, RETIRED_KIND))
+    standing = {notice.key: notice for notice in rows.only("key", "edition", "title", "detail")}
     for notice in notices.values():
-        if standing.get(notice.key) != notice.edition:
+        before, edition = standing.get(notice.key), notice.edition
+        if before is not None and before.edition in {f"{call}{edition}" for call in _CALLS}:
+            edition = before.edition  # that nobody has to decide any more is no news
+        words = (edition, _line(notice.title), _line(notice.detail))
+        if before is None or words != (before.edition, before.title, before.detail):
             notify.raise_notice(
                 notice.key, kind=KIND, to=notify.SYSADMINS, title=notice.title, detail=notice.detail, tone="warn",
-                link=notice.link, edition=notice.edition,
+                link=notice.link, edition=edition,
             )  # fmt: skip
     if standing.keys() - notices.keys():
         notify.withdraw_missing(KIND, notices)
@@ -57,17 +66,23 @@ def notify_sysadmins(now: datetime | None = None) -> None:
 def _notices(now: datetime) -> Iterator[HealthNotice]:
     rules = rules_in_force()
     rows = HealthEntry.objects.of_real_nodes().open().filter(severity__in=SEVERITIES).exclude(action="ignore")
-    rows = rows.exclude(is_late=True, last_seen__lt=now - RECENT).select_related("gpu").defer("progress", "evidence")
+    rows = (
+        rows.exclude(is_late=True, last_seen__lt=now - RECENT)
+        .select_related("gpu", "order")
+        .defer("progress", "evidence")
+    )
     by_rule: defaultdict[tuple[str, str], list[HealthEntry]] = defaultdict(list)
     for entry in rows.order_by("opened_at"):
         by_rule[entry.node, entry.rule].append(entry)
     for (node, rule), entries in list(by_rule.items())[:MOST_NOTICES]:
         advice = rules[rule].advice if rule in rules else ""
         yield HealthNotice(
-            key=f"{KIND}:{node}:{rule}", title=_title(entries), detail=f"{_follow_up(entries)} {advice}".strip(),
+            key=f"{KIND}:{_within(f'{node}:{rule}', notify.MOST_KEY - len(KIND) - 1)}",
+            title=_title(entries),
+            detail=f"{_follow_up(entries)} {advice}".strip(),
             link=_link(entries),
-            edition=_places(entries)[: notify.MOST_EDITION],
-        )  # fmt: skip
+            edition=_call(entries) + _within(_places(entries), notify.MOST_EDITION - len(_REFUSED)),
+        )
     if len(by_rule) > MOST_NOTICES:
         yield HealthNotice(
             key=f"{KIND}:more", title=f"{len(by_rule) - MOST_NOTICES} more findings on nodes.",
@@ -89,14 +104,14 @@ def _title(entries: Sequence[HealthEntry]) -> str:
 
 def _link(entries: Sequence[HealthEntry]) -> str:
     first = entries[0]
-    if _waits(entries) or not first.node:
+    if _waiting(entries) or not first.node:
         return f"{reverse('health')}#entry-{first.pk}"
     return reverse("node", args=[first.node])
 
 
 def _follow_up(entries: Sequence[HealthEntry]) -> str:
     """Return what was done about it, or that somebody has to decide."""
-    waiting = [entry for entry in entries if entry.decision == Decision.PROPOSED]
+    waiting = _waiting(entries)
     if any(entry.action in OUT_OF_SERVICE for entry in waiting):
         return "Vigil proposes to drain the node: choose Drain or Dismiss on the health page."
     if waiting:
@@ -106,8 +121,15 @@ def _follow_up(entries: Sequence[HealthEntry]) -> str:
     return ""
 
 
-def _waits(entries: Sequence[HealthEntry]) -> bool:
-    return any(entry.decision == Decision.PROPOSED for entry in entries)
+def _waiting(entries: Sequence[HealthEntry]) -> list[HealthEntry]:
+    return [entry for entry in entries if entry.decision == Decision.PROPOSED]
+
+
+def _call(entries: Sequence[HealthEntry]) -> str:
+    """Return what somebody has to decide about, if anything: a drain that was refused is news."""
+    waiting = _waiting(entries)
+    is_refused = any(entry.order is not None and entry.order.state == NodeOrder.State.REFUSED for entry in waiting)
+    return _REFUSED if is_refused else _WAITS if waiting else ""
 
 
 def _places(entries: Sequence[HealthEntry]) -> str:
@@ -119,3 +141,15 @@ def _named(indices: Sequence[int]) -> str:
     if len(indices) > MOST_NAMED_GPUS:
         return f"{len(indices)} GPUs"
     return f"{'GPU' if len(indices) == 1 else 'GPUs'} {formatting.listed([str(index) for index in indices])}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _within(text: str, most: int) -> str:
+    """Return the text, or if it is too long, its beginning with a digest of the whole."""
+    if len(text) <= most:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{text[: most - 17]}-{digest}"

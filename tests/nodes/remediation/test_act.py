@@ -10,6 +10,7 @@ import pytest
 from django.db.models import F
 
 from nodes.cluster import drain, sync
+from nodes.drains import maintenance
 from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder, Partition, Reading
 from nodes.monitoring import events
 from nodes.remediation import inbox
@@ -267,6 +268,17 @@ def test_an_order_that_no_worker_carried_out_waits_for_a_person(lab: Lab) -> Non
     inbox.approve(sysadmin("ops"), entry.pk, "still broken")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
+
+
+def test_a_step_that_fails_stops_no_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ValueError("a bad record")
+
+    monkeypatch.setattr(maintenance, "advance", fails)
+    lab.xid(79)
+    with pytest.raises(ExceptionGroup, match="Some steps of health failed"):
+        health()
+    assert NodeOrder.objects.open().get().node == "dgx-01"
 
 
 def test_waits_for_the_scheduler_to_name_a_node_that_has_just_reported(lab: Lab) -> None:

@@ -98,6 +98,13 @@ def test_approving_all_drains_all_but_what_somebody_else_drained(ops: User, sett
     assert lab.scheduler.drained["dgx-03"] == "broken fan"
 
 
+def test_replaces_no_drain_of_others_for_all(ops: User) -> None:
+    entries(6, **OLD | {"action": "drain", "decision": "proposed"})
+    answer = decide(ops, HealthEntry.objects.all()[0], "approve", reason="x", alike=True, replace=True)
+    assert answer.status_code == 422
+    assert HealthEntry.objects.filter(decision="approved").count() == 0
+
+
 def test_only_sysadmins_decide_about_many(ops: User) -> None:
     entries(6, **OLD)
     mira = person("mira", a_project())

@@ -12,6 +12,8 @@ from django.utils import timezone
 
 from nodes.models import Agent, Gpu, HealthEntry, NodeOrder
 from nodes.monitoring.evaluate import evaluate
+from nodes.remediation.act import decide
+from nodes.remediation.limits_used import automatic_drains
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab, gpus_of
 from tests.nodes.telemetry.reporting import Machine
@@ -114,6 +116,25 @@ def test_absurd_evidence_is_about_its_own_node_and_within_the_limits(lab: Lab) -
     assert NodeOrder.objects.filter(action="drain").count() <= 1
     sysadmin("ops")
     assert all(entry.count < 2**53 for entry in HealthEntry.objects.all())
+
+
+def test_a_mount_named_like_a_planted_fault_counts_towards_the_hour(lab: Lab) -> None:
+    now = timezone.now()
+    for node, item in ((LIAR, "/data (planted by a game day"), (HONEST, "")):
+        HealthEntry.objects.create(
+            node=node, item=item, rule="mount-hung", title="Mount hangs", state="open", action="drain",
+            severity="critical", first_seen=now, last_seen=now, opened_at=now,
+        )  # fmt: skip
+        decide()
+    assert HealthEntry.objects.get(node=HONEST).held_back.startswith("Vigil has drained 1 of at most 1 nodes")
+
+
+def test_faults_that_no_game_day_could_plant_count_towards_the_hour(lab: Lab) -> None:
+    planted = [NodeOrder(node=node, action="drain", rule="off-bus", is_planted=True) for node in lab.names[:5]]
+    NodeOrder.objects.bulk_create(planted[:4])
+    assert automatic_drains(timezone.now()) == []
+    NodeOrder.objects.bulk_create(planted[4:])
+    assert len(automatic_drains(timezone.now())) == 5
 
 
 def test_a_storm_of_different_events_is_judged_a_part_at_a_time(lab: Lab, django_assert_max_num_queries: Any) -> None:

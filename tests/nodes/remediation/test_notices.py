@@ -10,6 +10,7 @@ from django.utils import timezone
 from nodes.models import Agent, HealthEntry
 from nodes.remediation import inbox
 from nodes.remediation.notices import MOST_NOTICES
+from nodes.schedulers.base import SchedulerError
 from nodes.tasks import alert
 from portal.models import Notice
 from tests.lab import a_project, bearer, person, sysadmin
@@ -66,6 +67,42 @@ def test_it_says_that_vigil_acted(lab: Lab, settings: Any) -> None:
     notice = Notice.objects.get()
     assert notice.detail.startswith("Vigil drains the node.")
     assert notice.link == "/nodes/dgx-01"
+
+
+def test_an_order_that_was_refused_is_news_and_its_approval_is_not(lab: Lab, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "act"
+    lab.xid(79)
+    lab.scheduler.broken_parts["drain"] = SchedulerError("not today", permanent=True)
+    titles(lab)
+    before = Notice.objects.get().raised_at
+    titles(lab)
+    notice = Notice.objects.get()
+    assert notice.detail.startswith("Vigil proposes to drain the node")
+    assert notice.link.startswith("/health#entry-")
+    assert notice.raised_at > before
+    del lab.scheduler.broken_parts["drain"]
+    inbox.approve(sysadmin(), HealthEntry.objects.get().pk, "right")
+    titles(lab)
+    after = Notice.objects.get()
+    assert (after.detail.startswith("Vigil"), after.raised_at) == (False, notice.raised_at)
+
+
+def test_long_names_and_many_places_are_told_apart(lab: Lab) -> None:
+    now = timezone.now()
+    common = {"rule": "mount-hung", "title": "Mount hangs", "state": "open", "severity": "critical", "action": "watch"}
+    times = {"first_seen": now, "last_seen": now, "opened_at": now}
+    for end in "ab":
+        HealthEntry.objects.create(node="n" * 253 + end, item="/data", **common, **times)
+    alert()
+    assert Notice.objects.standing().count() == 2
+    before = set(Notice.objects.values_list("raised_at", flat=True))
+    HealthEntry.objects.create(node="n" * 253 + "a", item="/" + "m" * 90, **common, **times)
+    alert()
+    between = set(Notice.objects.values_list("raised_at", flat=True)) - before
+    assert len(between) == 1
+    HealthEntry.objects.create(node="n" * 253 + "a", item="/" + "m" * 90 + "2", **common, **times)
+    alert()
+    assert not between & set(Notice.objects.values_list("raised_at", flat=True))
 
 
 def test_old_evidence_that_arrives_late_is_history(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""Print the announcements that come with a response, as `warning: Maintenance on Saturday`. No Django."""
+"""Print the announcements that come with a response, as `vigil: announcement (warning): …`. No Django."""
 
 from __future__ import annotations
 
