@@ -296,6 +296,16 @@ def mount_back(fleet: AgentFleet) -> None:
     fleet.later(12)
 
 
+def server_back(fleet: AgentFleet) -> None:
+    """A file server was away for ten minutes; the first node notices last that it is back."""
+    mount(1.1, 10, nodes=12)(fleet)
+    for name in fleet.names[1:]:
+        fleet.happens("mount.well", name, mount="/data", seconds=600)
+    fleet.later(10.1)
+    fleet.happens("mount.well", mount="/data", seconds=610)
+    fleet.later(12)
+
+
 def nvml_back(fleet: AgentFleet) -> None:
     nvml_hung(0.4)(fleet)
     fleet.happens("gpu.answers", since=time.time() - 24, seconds=24)
@@ -319,7 +329,8 @@ HARMLESS: dict[str, Plant] = {
     "a GPU that comes back at once": gpu_back_at_once,
     "NVML that answers after 24 s": nvml_back,
     "a mount that answers after a minute": mount_back,
-    "a file server that is slow for everybody": mount(1.1, 5.1, nodes=12),
+    "a file server that is slow for everybody": mount(1.1, 6.5, nodes=12),
+    "a file server that comes back, one node later than the others": server_back,
     "a portal outage": portal_outage,
     "a stopped portal": portal_stopped,
     "an agent that fell silent after one bad reading": silent_after_one_reading,
@@ -368,7 +379,7 @@ def check_no_drain(fleet: AgentFleet) -> None:
 
 def check_mount_that_hangs(fleet: AgentFleet) -> None:
     """Let a mount hang on the first node: the second rule about it drains, once."""
-    mount(1.1, 5.1)(fleet)
+    mount(1.1, 6.5)(fleet)
     rules = HealthEntry.objects.open().order_by("rule").values_list("rule", "action", "item")
     assert list(rules) == [("mount-hung", "drain", "/data"), ("mount-slow", "watch", "/data")]
 
