@@ -132,6 +132,8 @@ class GpuWatch:
         self.gpus = tuple(self._identified(gpu) for gpu in inventory.gpus)
         self.remembered.note([gpu.as_payload() for gpu in self.gpus])
         reloaded = {"kind": "driver.reloaded", "at": time.time(), "driver": inventory.driver}
+        if inventory.reopened:  # the portal forgets what was counted before
+            self._sent_counters.clear()
         return [*([reloaded] if inventory.reopened else []), *self._vanished(before)]
 
     def _vanished(self, before: tuple[GpuInfo, ...]) -> list[Event]:

@@ -195,6 +195,7 @@ class _PostIntake:
         if self.post.boot_id and self.post.boot_id != self.agent.boot_id:
             self.agent.boot_id, self.agent.kernel_seq = self.post.boot_id, -1
             self.changed |= {"boot_id", "kernel_seq"}
+            machines.forget_counters(self.agent)
 
     def _correct(self, event: MachineEvent) -> None:
         """Convert an event's times to the portal's clock."""
@@ -227,6 +228,9 @@ class _PostIntake:
                     counters[event.gpu or ""] = event.more, self._moment(event.at)
                 elif event.kind != "facts":
                     others.append(event)
+                if event.kind == "driver.reloaded":
+                    counters.clear()
+                    machines.forget_counters(self.agent)
         machines.note_counters(self.agent, counters)
         if events.store(self.agent, others, self.post.boot_id):
             self.changed.add("kernel_seq")

@@ -44,6 +44,11 @@ def note_counters(agent: Agent, counters: Mapping[str, tuple[dict[str, Any], dat
     bulk.update_rows(rows, ("counters", "counted_at", "fault"))
 
 
+def forget_counters(agent: Agent) -> None:
+    """Forget the slow counters of the machine's GPUs: after a boot or a reload they are reported anew."""
+    Gpu.objects.filter(agent=agent).exclude(counters={}).update(counters={}, fault="")
+
+
 def uuids_of(facts: Mapping[str, Any]) -> list[str]:
     """Return the UUIDs of the GPUs that facts name."""
     found = (untrusted.name(about.get("uuid"), 96) for about in _dicts(facts.get("gpus"))[:FACTS_GPUS])

@@ -29,6 +29,23 @@ def test_a_link_that_went_down_three_times_drains_its_node(lab: Lab) -> None:
     assert lab.scheduler.drained == {"dgx-01": reason}
 
 
+@pytest.mark.parametrize("is_boot", [True, False])
+def test_counters_of_before_a_repair_say_nothing_about_it(lab: Lab, is_boot: bool) -> None:
+    """The event comes at once, the new counters up to ten seconds later."""
+    machine = lab.machine()
+    lab.happens("gpu.counters", gpu=machine.gpus[0], recovery_action=1)
+    lab.step()
+    lab.later(0.5)
+    assert rules() == [("driver-wants-reset", "dgx-01")]
+    machine.boot_id = "b2" if is_boot else machine.boot_id
+    lab.happens("boot" if is_boot else "driver.reloaded", ago=-40)
+    lab.later(0.7)
+    assert rules() == []
+    lab.happens("gpu.counters", gpu=machine.gpus[0], recovery_action=0)
+    lab.later(0.8)
+    assert not HealthEntry.objects.active().exists()
+
+
 def silence(*nodes: str, minutes: float) -> None:
     Agent.objects.filter(node__in=nodes).update(heard_at=timezone.now() - timedelta(minutes=minutes))
 
