@@ -66,6 +66,8 @@ class DrainRow:
     """The burn-in that tests it, or waits until it may."""
     failed_burn_in: int | None = None
     """The burn-in after which it was drained."""
+    was_drained_by_person: bool = False
+    """Before that burn-in."""
 
     @property
     def holder_text(self) -> str:
@@ -108,7 +110,8 @@ class DrainRow:
     def needs_agreement(self) -> bool:
         """Return whether a person, or a site's program, must agree that it returns if it passes a burn-in."""
         node = self.drained.node
-        return node.is_drained and burnins.is_drain_of_person(node, self.drained.last_order)
+        is_persons = self.was_drained_by_person or burnins.is_drain_of_person(node, self.drained.last_order)
+        return node.is_drained and is_persons
 
     @property
     def may_be_tested(self) -> bool:
@@ -163,12 +166,19 @@ def _rows(names: Sequence[str], user: User, now: datetime) -> list[DrainRow]:
     found = overview.described(Node.objects.filter(name__in=names), now)
     active = dict(BurnInNode.objects.filter(is_active=True, node__in=names).values_list("node", "burn_in"))
     orders_of = [item.order.pk for item in found if item.order is not None and item.holder == DrainHolder.BURN_IN]
-    failed = dict(BurnInNode.objects.filter(return_order__in=orders_of).values_list("node", "burn_in"))
+    failed = {row.node: row for row in BurnInNode.objects.filter(return_order__in=orders_of).defer("findings")}
     rows = []
     for item in found:
         name = item.node.name
         is_by_another = orders.is_drained_by_another_given(item.node, item.last_order, user)
-        rows.append(DrainRow(item, is_by_another, active.get(name), failed.get(name)))
+        before = failed.get(name)
+        rows.append(
+            DrainRow(
+                item, is_by_another, active.get(name),
+                failed_burn_in=before.burn_in_id if before else None,
+                was_drained_by_person=before is not None and before.was_drained_by_person,
+            )
+        )  # fmt: skip
     return sorted(rows, key=lambda row: (not row.drained.is_over, -row.drained.idle_gpus, row.drained.node.name))
 
 

@@ -37,8 +37,9 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
     names = list(dict.fromkeys(names))
     nodes = _nodes(names)
     _check_seconds(seconds)
-    if not may_undrain and (drained := [node for node in nodes if is_drained_by_person(node)]):
-        raise NeedsAgreement(_drained_text(drained))
+    of_persons = [node for node in nodes if is_drained_by_person(node)]
+    if of_persons and not may_undrain:
+        raise NeedsAgreement(_drained_text(of_persons))
     gpus = _expected_gpus(nodes)
     try:
         with transaction.atomic():
@@ -49,6 +50,7 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
                 BurnInNode(
                     burn_in=burn_in, node=node.name, gpus=gpus[node.name], was_drained=node.is_drained,
                     earlier_reason=node.reason if node.is_drained else "",
+                    was_drained_by_person=node in of_persons,
                 )
                 for node in nodes
             )  # fmt: skip
@@ -85,14 +87,20 @@ def _expected_gpus(nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def is_drained_by_person(node: Node) -> bool:
-    """Return whether the node is drained, and not by one of Vigil's health rules: by a person, or a site's program."""
-    return node.is_drained and is_drain_of_person(
-        node, NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
+    """Return whether the node is drained, and not by one of Vigil's health rules: by a person, or a site's program.
+
+    A burn-in that drains again what a person had drained before leaves it the person's drain.
+    """
+    if not node.is_drained:
+        return False
+    last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
+    return is_drain_of_person(node, last) or (
+        BurnInNode.objects.filter(return_order=last, was_drained_by_person=True).exists()
     )
 
 
 def is_drain_of_person(node: Node, last: NodeOrder | None) -> bool:
-    """Return the same for a drained node of which the last order that was carried out is at hand."""
+    """Return whether a drained node was not drained by `last`, the last order carried out, or that is a person's."""
     return last is None or last.asked_by is not None or not last.rule or not drain.is_reason_of(last, node)
 
 
@@ -106,7 +114,10 @@ def _nodes(names: Sequence[str]) -> list[Node]:
         raise CannotBurnIn(f"The scheduler does not know {formatting.listed(missing[:8])}. `vigil nodes` lists nodes.")
     down = [name for name in names if "down" in node_states.state_words(found[name].state)]
     if down:
-        raise CannotBurnIn(f"{formatting.listed(down[:8])} cannot be tested while down. Repair and boot first.")
+        they_are, them = ("it is", "it") if len(down) == 1 else ("they are", "them")
+        raise CannotBurnIn(
+            f"{formatting.listed(down[:8])} cannot be tested while {they_are} down. Repair and boot {them} first."
+        )
     return [found[name] for name in names]
 
 
@@ -117,8 +128,9 @@ def _check_seconds(seconds: int) -> None:
 
 def _drained_text(nodes: Sequence[Node]) -> str:
     (first, *others) = nodes
-    more = f" So are {len(others)} more." if others else ""
-    return f"{drain.DrainedByAnother(first)}{more} A node that passes stays in service."
+    count = formatting.plural(len(others), "other node")
+    more = f" {count} {'is' if len(others) == 1 else 'are'} drained, too." if others else ""
+    return f"{drain.DrainedByAnother(first)}{more} Nodes that pass will return to service."
 
 
 def _busy_text(names: Sequence[str]) -> str:

@@ -43,7 +43,12 @@ class BurnIn(models.Model):
     started_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     requested_at = models.DateTimeField(auto_now_add=True)
     detail = models.TextField(blank=True, help_text="What it waits for, or the scheduler's last error.")
-    tried_at = models.DateTimeField(null=True, blank=True, help_text="Last call to the scheduler that failed.")
+    tried_at = models.DateTimeField(
+        null=True, blank=True, help_text="Last call to the scheduler that failed, or that cancelled the tests."
+    )
+    unknown_since = models.DateTimeField(
+        null=True, blank=True, help_text="Since when the scheduler does not know the job, or its state."
+    )
     reserved_at = models.DateTimeField(null=True, blank=True)
     submitting_at = models.DateTimeField(null=True, blank=True)
     scheduler_id = models.CharField(max_length=64, blank=True)
@@ -94,6 +99,9 @@ class BurnInNode(models.Model):
     is_active = models.BooleanField(default=True)
     gpus = models.IntegerField(default=0, help_text="GPUs that the scheduler has there.")
     was_drained = models.BooleanField(default=False)
+    was_drained_by_person = models.BooleanField(
+        default=False, help_text="It was drained, and not by one of Vigil's health rules."
+    )
     earlier_reason = models.TextField(blank=True)
     undrain_order = models.ForeignKey(NodeOrder, models.SET_NULL, null=True, blank=True, related_name="+")
     return_order = models.ForeignKey(NodeOrder, models.SET_NULL, null=True, blank=True, related_name="+")
