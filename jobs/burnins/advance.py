@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from jobs.burnins import results, returning, submission, verdicts
@@ -35,10 +37,14 @@ from vigil_core import formatting
 logger = logging.getLogger(__name__)
 
 BUDGET_S = 2.0  # per tick
+AT_ONCE = 50
 AGAIN = timedelta(seconds=10)  # before a call to the scheduler that failed is repeated
 WAIT_FOR_JOBS = timedelta(days=7)  # the reservation lasts so long beyond the tests
 MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
+UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before a job counts as over whose state the scheduler does not know
 LATE_RESULTS = timedelta(seconds=20)  # after its end: shared file systems show new lines late
+LATE_BACKLOG = timedelta(hours=1)  # the same, while not all of what is there was read
+BACKLOG_S = 5.0  # per tick, to read it
 RULE = "burn-in"
 """Stands for a person's name in orders: the reason in the scheduler ends with "(vigil: burn-in)"."""
 LOST = frozenset({"node_fail", "boot_fail"})
@@ -54,12 +60,14 @@ def scheduler_ids() -> set[str]:
 def advance(lease: ActiveLease, scheduler: Scheduler, statuses: Mapping[str, JobStatus] | None) -> None:
     """Advance every burn-in that is not over. `statuses` is None if the scheduler did not answer in this tick."""
     until = time.monotonic() + BUDGET_S
-    for burn_in in BurnIn.objects.active().order_by("tried_at", "pk")[:50]:
+    burn_ins = list(BurnIn.objects.active().order_by(F("tried_at").asc(nulls_first=True), "pk")[:AT_ONCE])
+    for burn_in in burn_ins:
         if time.monotonic() > until:
             return
         lease.check()
         try:
-            _Step(burn_in, scheduler, statuses).run()
+            seconds = BUDGET_S / len(burn_ins) if burn_in.job_ended_at is None else BACKLOG_S
+            _Step(burn_in, scheduler, statuses, read_until=time.monotonic() + seconds).run()
         except (SchedulerError, JobError, OSError) as error:
             _record_failure(burn_in, error)
         except Exception:
@@ -88,6 +96,8 @@ class _Step:
     burn_in: BurnIn
     scheduler: Scheduler
     statuses: Mapping[str, JobStatus] | None
+    read_until: float
+    """By the monotonic clock: no results are read after it."""
 
     def run(self) -> None:
         if self._waits_to_retry():
@@ -111,9 +121,9 @@ class _Step:
             return
         if self.statuses is None:
             return
-        nodes = list(Node.objects.filter(name__in=submission.names(self.burn_in)))
-        if missing := set(submission.names(self.burn_in)) - {node.name for node in nodes}:
-            _end_early(self.burn_in, f"The scheduler no longer knows {formatting.listed(sorted(missing)[:8])}.")
+        nodes = self._nodes()
+        if problem := self._obstacle(nodes):
+            _end_early(self.burn_in, problem)
             return
         if self.burn_in.reserved_at is None:
             seconds = self.burn_in.seconds * 2 + plan.OVERHEAD_S + int(WAIT_FOR_JOBS.total_seconds())
@@ -128,6 +138,24 @@ class _Step:
             else:
                 self._move(State.STARTING, detail="")
 
+    def _nodes(self) -> list[Node]:
+        return list(Node.objects.filter(name__in=submission.names(self.burn_in)).order_by("name"))
+
+    def _obstacle(self, nodes: Sequence[Node]) -> str:
+        """Return why the tests can no longer start on these nodes; "" if they can."""
+        if missing := set(submission.names(self.burn_in)) - {node.name for node in nodes}:
+            return f"The scheduler no longer knows {formatting.listed(sorted(missing)[:8])}."
+        reserved_at = self.burn_in.reserved_at
+        if reserved_at is not None and timezone.now() - reserved_at > WAIT_FOR_JOBS:
+            return f"The tests could not start within {WAIT_FOR_JOBS.days} days."
+        return ""
+
+    def _obstacle_after_undrain(self) -> str:
+        """Return the same once all nodes were undrained."""
+        nodes = self._nodes()
+        drained = next((f"{node} was drained meanwhile: {node.reason}" for node in nodes if node.is_drained), "")
+        return self._obstacle(nodes) or drained
+
     def _start(self) -> None:
         if self.statuses is None:
             return
@@ -140,10 +168,18 @@ class _Step:
         if self.burn_in.cancel_requested_at is not None:
             _end_early(self.burn_in, "Cancelled before it started.")
             return
+        if problem := self._obstacle(self._nodes()):
+            _end_early(self.burn_in, problem)
+            return
         if not self._are_undrained():
             return
+        if problem := self._obstacle_after_undrain():
+            _end_early(self.burn_in, problem)
+            return
         request = submission.submission(self.burn_in, submission.prepare(self.burn_in))
-        submission.mark_submitting(self.burn_in)
+        if not submission.claim(self.burn_in):
+            self._set_detail("Waits until it is known whether the scheduler accepted the tests.")
+            return
         self._set(scheduler_id=self.scheduler.submit(request))
         self._move(State.RUNNING, detail="")
 
@@ -159,8 +195,9 @@ class _Step:
             if order.state != NodeOrder.State.DONE:
                 _end_early(self.burn_in, f"{row.node} was not undrained: {order.outcome or order.get_state_display()}")
                 return False
-            node = Node.objects.filter(name=row.node).first()
-            if node is None or not _is_read_since(order.ended_at):
+            node = Node.objects.get(name=row.node)
+            if not _is_read_since(order.ended_at):
+                self._set_detail(f"Waits for the scheduler to report {row.node}.")
                 return False
             if node.is_drained:
                 _end_early(self.burn_in, f"{row.node} was drained again: {node.reason}")
@@ -185,39 +222,50 @@ class _Step:
         return order
 
     def _follow(self) -> None:
-        results.read_results(self.burn_in)
+        is_all_read = results.read_results(self.burn_in, self.read_until)
         if self.burn_in.job_ended_at is not None:
-            self._judge_if_complete()
+            self._judge_if_complete(is_all_read)
             return
         if self.statuses is None:
             return
         status = self.statuses.get(self.burn_in.scheduler_id)
-        if status is None:
-            self._handle_missing()
+        if status is None or status.state == UNKNOWN:
+            self._handle_unknown(status)
             return
-        is_stopping = self.burn_in.cancel_requested_at is not None or status.restart_count
-        if self.burn_in.tried_at is not None and not is_stopping:
-            self._set(tried_at=None)
+        if self.burn_in.unknown_since is not None:
+            self._set(unknown_since=None)
         if status.state in ENDED:
             self._note_end(status)
-        elif is_stopping:
-            self._stop(status)
+        elif problem := self._stop_reason(status):
+            self._stop(status, problem)
         elif status.started_at is not None and self.burn_in.started_at is None:
             self._set(started_at=datetime.fromtimestamp(status.started_at, UTC), detail="", tried_at=None)
-        elif status.started_at is None and status.state != UNKNOWN:
+        elif status.started_at is None:
             self._set_detail(f"Waits for the scheduler to start it{f': {status.reason}' if status.reason else ''}.")
 
-    def _handle_missing(self) -> None:
-        """End it if the scheduler does not know the job for a while; `tried_at` is since when."""
-        now = timezone.now()
-        if self.burn_in.tried_at is None:
-            self._set(tried_at=now)
-        elif now - self.burn_in.tried_at > MISSING_FOR:
-            self._set(job_ended_at=now, problem=f"The scheduler does not know job {self.burn_in.scheduler_id}.")
+    def _handle_unknown(self, status: JobStatus | None) -> None:
+        """End the tests if the scheduler does not know the job, or its state, for a while."""
+        now, job = timezone.now(), self.burn_in.scheduler_id
+        since = self.burn_in.unknown_since
+        if since is None:
+            self._set(unknown_since=now)
+        elif status is None and now - since > MISSING_FOR:
+            self._set(job_ended_at=now, problem=f"The scheduler does not know job {job}.")
+        elif status is not None and now - since > UNKNOWN_STATE_FOR:
+            with suppress(SchedulerError):
+                self.scheduler.cancel(job, user=sync.service_user())
+            self._set(job_ended_at=now, problem=f"The scheduler no longer reports the state of job {job}.")
 
-    def _stop(self, status: JobStatus) -> None:
-        """Cancel the job: a person wants it, or Slurm requeued it because a node failed."""
-        problem = "Cancelled." if self.burn_in.cancel_requested_at else "A node failed, so the scheduler requeued it."
+    def _stop_reason(self, status: JobStatus) -> str:
+        """Return why the job must be cancelled; "" if it goes on."""
+        if self.burn_in.cancel_requested_at:
+            return "Cancelled."
+        if status.restart_count:
+            return "A node failed, so the scheduler requeued it."
+        return self.burn_in.problem or ("" if status.started_at else self._obstacle_after_undrain())
+
+    def _stop(self, status: JobStatus, problem: str) -> None:
+        """Cancel the job: a person wants it, Slurm requeued it because a node failed, or it cannot start any more."""
         lost = status.previous_nodes if status.restart_count and len(status.previous_nodes) == 1 else ()
         self.burn_in.nodes.filter(node__in=lost).update(outcome=verdicts.LOST_NODE)
         if self.burn_in.problem != problem:
@@ -235,10 +283,11 @@ class _Step:
         )
         self._set(job_ended_at=timezone.now(), problem=problem, started_at=started, tried_at=None, detail="")
 
-    def _judge_if_complete(self) -> None:
+    def _judge_if_complete(self, is_all_read: bool) -> None:
         ended_at = self.burn_in.job_ended_at or timezone.now()
         is_complete = not self.burn_in.nodes.filter(has_ended=False).exists()
-        if not is_complete and ended_at <= timezone.now() < ended_at + LATE_RESULTS:
+        patience = LATE_RESULTS if is_all_read else LATE_BACKLOG
+        if not is_complete and ended_at <= timezone.now() < ended_at + patience:
             return
         log, found = _end_of_log(self.burn_in), verdicts.verdicts_of(self.burn_in)
         with transaction.atomic():

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from pathlib import Path
 
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from jobs.disk import rundir
 from nodes.burnin.reports import END, MAX_LINE, MAX_TESTS_OF_NODE, BurnInMachine, BurnInResult, parse_line
 from nodes.models import BurnIn, BurnInNode, BurnInTest
 
+logger = logging.getLogger(__name__)
+
 _SUMS = ("unit", "basis", "count", "failures", "absences", "values", "digests", "detail")
 READ_BYTES = 256 * 1024  # per node and tick
-MOST_BYTES = 64 * 1024 * 1024  # of one node: 48 hours of 64 GPUs are a tenth of it
+MOST_BYTES = 1024 * 1024 * 1024  # of one node: 48 hours of 64 GPUs are a quarter of it
 
 
-def read_results(burn_in: BurnIn) -> None:
-    """Store what is new in each node's file."""
+def read_results(burn_in: BurnIn, until: float) -> bool:
+    """Store what is new in each node's file; return whether nothing more is there.
+
+    Reading stops at `until` (monotonic), and goes on in the next call with the nodes of which it is longest ago.
+    """
     root = rundir.path_of(burn_in.directory)
-    for row in burn_in.nodes.filter(is_active=True, has_ended=False).order_by("node"):
-        _read(row, root)
+    rows = burn_in.nodes.filter(is_active=True, has_ended=False)
+    is_all_read = True
+    for number, row in enumerate(rows.order_by(F("last_result_at").asc(nulls_first=True), "node")):
+        if number and time.monotonic() > until:
+            return False
+        try:
+            is_all_read = _read(row, root) and is_all_read
+        except OSError as error:  # of the shared file system
+            logger.warning("%s: results cannot be read: %s", row, error)
+    return is_all_read
 
 
-def _read(row: BurnInNode, root: Path) -> None:
+def _read(row: BurnInNode, root: Path) -> bool:
+    """Store the next part of a node's file; return whether there is no other."""
+    if row.read_bytes >= MOST_BYTES:
+        return True
     try:
         descriptor = rundir.open_under(root, f"job/results/{row.node}.jsonl")
     except (FileNotFoundError, PermissionError, rundir.UnsafePath):
-        return
+        return True
     try:
         data = os.pread(descriptor, READ_BYTES, row.read_bytes)
     finally:
@@ -36,8 +55,9 @@ def _read(row: BurnInNode, root: Path) -> None:
     complete = data[: data.rfind(b"\n") + 1]
     if not complete and len(data) > MAX_LINE:
         complete = data  # no line of ours is so long
-    if complete and row.read_bytes < MOST_BYTES:
+    if complete:
         _store(row, complete)
+    return len(data) < READ_BYTES
 
 
 def _store(row: BurnInNode, data: bytes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
 
 from jobs.disk import environments, rundir, sharing
@@ -18,6 +20,8 @@ PROJECT = ".burnins"
 """The folder of burn-ins below VIGIL_RUNS; no project can have this name."""
 SCRATCH = "/tmp"  # noqa: S108 (on each node)
 GRACE_S = 30
+LONGEST_CALL = timedelta(seconds=30)
+"""After which a submission has reached the scheduler or never will."""
 
 
 def prepare(burn_in: BurnIn) -> Path:
@@ -67,8 +71,12 @@ def names(burn_in: BurnIn) -> list[str]:
     return list(burn_in.nodes.order_by("node").values_list("node", flat=True))
 
 
-def mark_submitting(burn_in: BurnIn) -> None:
-    BurnIn.objects.filter(pk=burn_in.pk).update(submitting_at=timezone.now())
+def claim(burn_in: BurnIn) -> bool:
+    """Note that this worker submits the tests; return False while the call of another may still be on its way."""
+    now = timezone.now()
+    is_free = Q(submitting_at=None) | Q(submitting_at__lt=now - LONGEST_CALL)
+    rows = BurnIn.objects.filter(is_free, pk=burn_in.pk, state=BurnIn.BurnInState.STARTING, scheduler_id="")
+    return bool(rows.update(submitting_at=now))
 
 
 def _partition(nodes: list[Node]) -> str:

@@ -22,6 +22,7 @@ from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry
 from tests.jobs.burnins.bench import BAD, H100, Bench, away, good_lines, line
 from tests.jobs.reliability.lab import count, ran
+from tests.lab import signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -149,7 +150,7 @@ def test_waits_while_a_job_runs_there(bench: Bench, state: str) -> None:
     bench.tick(4)
     assert (bench.burn_in.state, bench.burn_in.detail) == ("waiting", "Waits for jobs on dgx-01 to end.")
     assert "undrain" not in bench.lab.scheduler.asked
-    bench.set_node(state="drained", cpus_used=0)
+    bench.set_node(state="idle" if state == "allocated" else "drained", cpus_used=0)
     bench.until_running()
 
 
@@ -161,6 +162,20 @@ def test_a_persons_drain_needs_agreement(bench: Bench) -> None:
     bench.start(may_undrain=True)
     pass_burn_in(bench)
     assert not bench.lab.scheduler.drained
+
+
+def test_a_persons_drain_needs_agreement_again_after_a_burn_in_without_a_verdict(bench: Bench) -> None:
+    bench.lab.scheduler.drain("dgx-01", "fan 3")
+    bench.read_nodes()
+    bench.start(may_undrain=True)
+    bench.until_running()
+    cancel(bench.user, bench.burn_in)
+    bench.end_job("cancelled")
+    bench.until_ended()
+    with pytest.raises(NeedsAgreement, match="before: fan 3"):
+        bench.start()
+    page = signed_in(bench.user).get("/drains").content.decode()
+    assert "Whoever drained it agreed" in page
 
 
 def test_a_reason_that_came_since_the_request_stands(bench: Bench) -> None:
@@ -316,7 +331,7 @@ def test_a_job_that_the_scheduler_forgot_is_over_after_a_while(bench: Bench) -> 
     bench.lab.scheduler.jobs.clear()
     bench.tick(2)
     assert bench.burn_in.job_ended_at is None
-    BurnIn.objects.update(tried_at="2026-01-01T00:00Z")
+    BurnIn.objects.update(unknown_since="2026-01-01T00:00Z")
     bench.tick()
     assert bench.burn_in.job_ended_at is not None
 
