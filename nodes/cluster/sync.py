@@ -177,10 +177,10 @@ class PartRead:
 
 def _nodes(source: Scheduler) -> PartRead:
     nodes = source.nodes()
-    return PartRead.of(nodes.unreadable, rows.differences(rows.NODES, map(_calmed, nodes)))
+    return PartRead.of(nodes.unreadable, rows.differences(rows.NODES, map(_with_rounded_load, nodes)))
 
 
-def _calmed(node: NodeStatus) -> NodeStatus:
+def _with_rounded_load(node: NodeStatus) -> NodeStatus:
     """Round the node's load, which would otherwise change slightly at every reading."""
     return node if node.load is None else replace(node, load=round(node.load, 1))
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 LONGEST = timedelta(days=31)
 FARTHEST = timedelta(days=366)
 MOST_STANDING = 100
+REPEAT_FOR = timedelta(days=1)
+"""How long Vigil repeats an order to return a node that failed."""
+MOST_REPEATED = 100
 State = MaintenanceWindow.WindowState
 
 
@@ -94,10 +98,11 @@ def advance(now: datetime | None = None) -> None:
     for window in MaintenanceWindow.objects.standing().filter(starts_at__lte=now).order_by("pk"):
         if window.ends_at <= now:
             _end(window, now)
-        elif not window.reservation and not window.wants_reservation:
-            _drain_missing(window)
+        elif not window.reservation and (window.problem or not window.wants_reservation):
+            _drain_missing(window)  # also while the scheduler fails to reserve the nodes
         elif window.state == State.PLANNED:
             _begin(window)
+    _repeat_returns(now)
 
 
 def _begin(window: MaintenanceWindow) -> None:
@@ -106,12 +111,14 @@ def _begin(window: MaintenanceWindow) -> None:
 
 
 def _drain_missing(window: MaintenanceWindow) -> None:
-    """Begin the window, and order to drain its nodes that are in service; none a second time, if a person undrained it.
+    """Begin the window, and order to drain its nodes that are in service.
+
+    Each node is ordered once: one that a person undrains stays in service. An order that was refused is repeated.
 
     A window may have a thousand nodes: each transaction orders for some of them, so that other writers get their turn.
     """
     _begin(window)
-    ordered = set(NodeOrder.objects.filter(rule=window.requester).values_list("node", flat=True))
+    ordered = set(_ordered(window).values_list("node", flat=True))
     missing = [name for name in _in_service(window.nodes) if name not in ordered]
     for some in _parts(missing):
         with transaction.atomic():
@@ -122,16 +129,27 @@ def _drain_missing(window: MaintenanceWindow) -> None:
 
 
 def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
-    orders = NodeOrder.objects.filter(node__in=names)
-    done = set(orders.filter(rule=window.requester).values_list("node", flat=True))  # by another worker
-    done |= set(orders.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True))
-    for node in Node.objects.reported().filter(name__in=names):
+    done = set(_ordered(window).filter(node__in=names).values_list("node", flat=True))  # by another worker
+    orders = NodeOrder.objects.open().filter(node__in=names, action=NodeOrder.Action.DRAIN)
+    done |= set(orders.values_list("node", flat=True))
+    for node in _by_name(Node.objects.reported().filter(name__in=names)):
         if node.name in done or not node.is_in_service:
             continue
         try:
             drain.request_order(None, node, NodeOrder.Action.DRAIN, f"[node] {window.reason}", rule=window.requester)
         except drain.NotOrdered as error:
             logger.info("maintenance %d does not drain %s: %s", window.pk, node.name, error)
+
+
+def _ordered(window: MaintenanceWindow) -> QuerySet[NodeOrder]:
+    """Select the window's orders, without those that were refused long enough ago to be repeated."""
+    repeatable = {"state": NodeOrder.State.REFUSED, "ended_at__lt": timezone.now() - drain.GIVE_UP}
+    return NodeOrder.objects.filter(rule=window.requester).exclude(**repeatable)
+
+
+def _by_name(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes in the order in which bulk orders lock them."""
+    return sorted(nodes, key=lambda node: node.name)
 
 
 def _end(window: MaintenanceWindow, now: datetime, state: State = State.ENDED) -> None:
@@ -158,22 +176,22 @@ def _return_nodes(window: MaintenanceWindow, now: datetime) -> list[str]:
 
 
 def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime) -> list[str]:
-    waiting = NodeOrder.objects.open().filter(rule=window.requester, action=NodeOrder.Action.DRAIN)
-    waiting.update(state=NodeOrder.State.REFUSED, outcome="The maintenance is over.", ended_at=now)
     findings = HealthEntry.objects.open().filter(node__in=names, action__in=OUT_OF_SERVICE)
     broken = set(findings.values_list("node", flat=True))
     others = list(MaintenanceWindow.objects.open_at(now).filter(reservation="").exclude(pk=window.pk).order_by("pk"))
     drained = NodeOrder.objects.filter(node__in=names, rule=window.requester).values_list("node", flat=True)
     still_drained: list[str] = []
-    for node in Node.objects.reported().filter(name__in=set(drained)):
-        newest = NodeOrder.objects.filter(node=node.name).first()
-        if newest is None or newest.rule != window.requester or newest.action != NodeOrder.Action.DRAIN:
+    for name in sorted(set(drained)):
+        node = Node.objects.reported().select_for_update().filter(name=name).first()
+        if node is None:
             continue
-        if newest.state != NodeOrder.State.DONE or not drain.is_reason_of(newest, node):
+        waiting = NodeOrder.objects.open().filter(node=name, rule=window.requester, action=NodeOrder.Action.DRAIN)
+        waiting.update(state=NodeOrder.State.REFUSED, outcome="The maintenance is over.", ended_at=now)
+        if not _is_drained_by(window, node):
             continue
-        heir = next((other for other in others if node.name in other.nodes), None)
-        if heir is None and node.name in broken:
-            still_drained.append(node.name)
+        heir = next((other for other in others if name in other.nodes), None)
+        if heir is None and name in broken:
+            still_drained.append(name)
             continue
         action = NodeOrder.Action.UNDRAIN if heir is None else NodeOrder.Action.DRAIN
         reason = "" if heir is None else f"[node] {heir.reason}"
@@ -181,8 +199,36 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
         try:
             drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)
         except drain.NotOrdered as error:
-            logger.info("maintenance %d does not return %s: %s", window.pk, node.name, error)
+            logger.info("maintenance %d does not return %s: %s", window.pk, name, error)
     return still_drained
+
+
+def _is_drained_by(window: MaintenanceWindow, node: Node) -> bool:
+    """Return whether the window's drain stands: nobody changed its reason, or ordered anything for the node since."""
+    orders = NodeOrder.objects.filter(node=node.name)
+    newest, done = orders.first(), orders.filter(state=NodeOrder.State.DONE).first()
+    if newest is None or newest.is_open or done is None or done.action != NodeOrder.Action.DRAIN:
+        return False
+    return newest.rule == done.rule == window.requester and drain.is_reason_of(done, node)
+
+
+def _repeat_returns(now: datetime) -> None:
+    """Order again to undrain what a window drained, if the scheduler did not answer at its end."""
+    recent = NodeOrder.objects.exclude(rule="").filter(asked_at__gt=now - REPEAT_FOR)  # as the index has them
+    later = NodeOrder.objects.filter(node=OuterRef("node"), pk__gt=OuterRef("pk"))
+    failed = recent.filter(
+        ~Exists(later), rule__startswith="maintenance-", action=NodeOrder.Action.UNDRAIN,
+        state=NodeOrder.State.REFUSED, ended_at__lt=now - drain.GIVE_UP,
+    )  # fmt: skip
+    nodes: defaultdict[str, list[str]] = defaultdict(list)
+    for rule, node in failed.order_by("asked_at").values_list("rule", "node")[:MOST_REPEATED]:
+        nodes[rule].append(node)
+    numbers = [number for rule in nodes if (number := rule.removeprefix("maintenance-")).isdecimal()]
+    for window in MaintenanceWindow.objects.filter(pk__in=numbers):
+        for some in _parts(nodes[window.requester]):
+            with transaction.atomic():
+                HealthControl.locked()
+                _return_some(window, some, now)
 
 
 def _still_drained_text(names: Sequence[str]) -> str:

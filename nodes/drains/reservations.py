@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import timedelta
 
 from django.db.models import Q
@@ -15,16 +16,26 @@ from nodes.schedulers.base import Scheduler, SchedulerError
 logger = logging.getLogger(__name__)
 
 AGAIN = timedelta(seconds=30)
+BUDGET_S = 2.0  # per tick
 MOST_AT_ONCE = 5
 State = MaintenanceWindow.WindowState
 
 
 def carry_out(scheduler: Scheduler) -> None:
-    """Create and remove what is due. Each call is recorded; one that was killed in between is repeated harmlessly."""
+    """Create and remove what is due, within a tick's budget.
+
+    Each call is recorded; one that was killed in between is repeated harmlessly. A call that failed may have reached
+    the scheduler nevertheless: the reservation of a window that is over is removed also if nothing confirmed it.
+    """
+    until = time.monotonic() + BUDGET_S
     due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
     wanted = Q(state__in=(State.PLANNED, State.ACTIVE), wants_reservation=True, reservation="")
-    unwanted = Q(state__in=(State.ENDED, State.CANCELLED)) & ~Q(reservation="")
-    for window in MaintenanceWindow.objects.filter(due, wanted | unwanted).order_by("pk")[:MOST_AT_ONCE]:
+    is_tried = ~Q(reservation="") | Q(wants_reservation=True, tried_at__isnull=False)
+    unwanted = Q(state__in=(State.ENDED, State.CANCELLED)) & is_tried
+    windows = MaintenanceWindow.objects.filter(due, wanted | unwanted).order_by("pk")[:MOST_AT_ONCE]
+    for number, window in enumerate(windows):
+        if number and time.monotonic() > until:
+            return
         if window.is_standing:
             _reserve(window, scheduler)
         else:
@@ -38,6 +49,8 @@ def _name(window: MaintenanceWindow) -> str:
 
 def _reserve(window: MaintenanceWindow, scheduler: Scheduler) -> None:
     rows = MaintenanceWindow.objects.filter(pk=window.pk)
+    if not rows.standing().update(tried_at=timezone.now()):
+        return  # cancelled since it was read
     try:
         scheduler.reserve_window(
             _name(window), window.nodes, starts_at=window.starts_at.timestamp(), ends_at=window.ends_at.timestamp()
@@ -56,7 +69,7 @@ def _reserve(window: MaintenanceWindow, scheduler: Scheduler) -> None:
 def _remove(window: MaintenanceWindow, scheduler: Scheduler) -> None:
     rows = MaintenanceWindow.objects.filter(pk=window.pk)
     try:
-        scheduler.unreserve(window.reservation)
+        scheduler.unreserve(window.reservation or _name(window))
     except SchedulerError as error:
         rows.update(tried_at=timezone.now(), problem=str(error))
         logger.warning("maintenance %d: %s", window.pk, error)

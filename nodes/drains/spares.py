@@ -74,10 +74,11 @@ def remove(user: User, spare: HotSpare) -> None:
         if not HotSpare.objects.filter(pk=spare.pk).delete()[0]:
             return
         note(user, "remove spare", spare.node, spare.partition)
+        # Locks the node before its orders, as orders do.
+        node = Node.objects.reported().select_for_update().filter(name=spare.node).first()
         NodeOrder.objects.open().filter(node=spare.node, rule=RULE).update(
-            state=NodeOrder.State.REFUSED, outcome="It is no spare any more.", ended_at=timezone.now()
+            state=NodeOrder.State.REFUSED, outcome="It is no longer a hot spare.", ended_at=timezone.now()
         )
-        node = Node.objects.reported().filter(name=spare.node).first()
         if node is not None and _drained_as_spare(node):
             drain.request_order(user, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
 
@@ -88,22 +89,31 @@ def keep(now: datetime | None = None) -> None:
         return
     now = now or timezone.now()
     with transaction.atomic():
-        control = HealthControl.locked()
-        nodes = {node.name: node for node in Node.objects.reported()}
-        spares, ordered = list(HotSpare.objects.order_by("node")), 0  # locks nodes in this order, as bulk orders do
-        for spare in spares:
-            if spare.state == State.SERVING:
+        HealthControl.locked()
+        nodes, ordered = {node.name: node for node in Node.objects.reported()}, 0
+        for spare in _by_node():
+            if spare.state == State.SERVING and spare.replaces and _was_not_undrained(spare, nodes.get(spare.node)):
+                note(None, "spare not in service", spare.node, f"It did not take the place of {spare.replaces}.")
+                _change(spare, State.STANDBY, "", now)
+            elif spare.state == State.SERVING:
                 _take_back(spare, nodes.get(spare.replaces), now)
             elif spare.node in nodes and nodes[spare.node].is_in_service and ordered < MOST_ORDERS:
                 ordered += _keep_drained(spare, nodes[spare.node], now)
+    with transaction.atomic():  # of its own: each locks nodes in the order of their names
+        control = HealthControl.locked()
         if settings.VIGIL_HEALTH == "act" and control.tripped_at is None:
-            _exchange(spares, nodes, now)
+            _exchange(_by_node(), nodes, now)
+
+
+def _by_node() -> list[HotSpare]:
+    """Return the spares in the order in which their nodes are locked, which is that of bulk orders."""
+    return sorted(HotSpare.objects.all(), key=lambda spare: spare.node)
 
 
 def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
     """Drain a spare that is in service, unless a person wants it there; return whether that was ordered."""
     newest = NodeOrder.objects.filter(node=node.name).first()
-    if newest is not None and newest.is_open:
+    if newest is not None and (newest.is_open or drain.is_newer_than_rows(newest)):
         return False
     if BurnInNode.objects.filter(node=node.name, is_active=True).exists():
         return False  # in service inside the reservation of a burn-in
@@ -128,6 +138,14 @@ def _take_back(spare: HotSpare, repaired: Node | None, now: datetime) -> None:
     _change(spare, State.STANDBY, "", now)
 
 
+def _was_not_undrained(spare: HotSpare, node: Node | None) -> bool:
+    """Return whether the order that was to put the spare into service was refused or given up."""
+    newest = NodeOrder.objects.filter(node=spare.node).first()
+    if node is None or newest is None or (newest.rule, newest.action) != (RULE, NodeOrder.Action.UNDRAIN):
+        return False
+    return newest.state == NodeOrder.State.REFUSED and not node.is_in_service and _drained_as_spare(node)
+
+
 def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> None:
     replaced = {spare.replaces for spare in spares} - {""}
     names = {spare.node for spare in spares}
@@ -137,16 +155,18 @@ def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> 
     ).count()
     room = limits.hourly_limit(len(nodes)) - recent
     failed = [name for name in sorted(_failed(nodes)) if not {name} & (replaced | names | in_maintenance.keys())]
-    ready = _ready(spares, nodes) if failed and room > 0 else []
+    ready = [spare for spare in _ready(spares, nodes) if spare.node not in in_maintenance] if failed else []
+    places: dict[str, str] = {}
     for name in failed:
         spare = next((spare for spare in ready if spare.partition in nodes[name].partitions), None)
-        if spare is None or room <= 0:
-            continue
-        ready.remove(spare)
-        if _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
+        if spare is not None and len(places) < room:
+            ready.remove(spare)
+            places[spare.node] = name
+    for spare in spares:
+        name = places.get(spare.node, "")
+        if name and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
             _change(spare, State.SERVING, name, now)
             note(None, "spare in service", spare.node, f"In place of {name}.")
-            room -= 1
 
 
 def _failed(nodes: dict[str, Node]) -> set[str]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from nodes.cluster import drain, sync
 from nodes.drains import maintenance, reservations
@@ -86,6 +87,25 @@ def test_a_node_that_a_person_undrained_meanwhile_stays_so(lab: Lab, ops: User) 
     at(lab, 1)
     at(lab, 2)
     assert list(lab.scheduler.drained) == ["dgx-02"]
+
+
+@pytest.mark.parametrize("call", ["drain", "undrain"])
+def test_what_the_scheduler_does_not_carry_out_is_ordered_again(lab: Lab, ops: User, call: str) -> None:
+    planned(ops, ends=60)
+    if call == "undrain":
+        at(lab)
+    lab.scheduler.broken_parts[call] = SchedulerError("no answer", permanent=True)
+    at(lab, 61 if call == "undrain" else 0)
+    del lab.scheduler.broken_parts[call]
+    at(lab)
+    assert len(lab.scheduler.drained) == (2 if call == "undrain" else 0), "not at once"
+    earlier = timezone.now() - drain.GIVE_UP - timedelta(minutes=1)
+    NodeOrder.objects.filter(state="refused").update(asked_at=earlier, ended_at=earlier)
+    at(lab)
+    assert len(lab.scheduler.drained) == (0 if call == "undrain" else 2)
+    count = NodeOrder.objects.count()
+    at(lab)
+    assert NodeOrder.objects.count() == count
 
 
 def test_overlapping_windows_pass_a_node_on(lab: Lab, ops: User) -> None:
@@ -230,6 +250,36 @@ def test_killed_between_the_reservation_and_its_record_makes_one(lab: Lab, ops: 
     MaintenanceWindow.objects.update(reservation="")
     reservations.carry_out(lab.scheduler)
     assert len(lab.scheduler.reserved) == 1
+
+
+def test_a_reservation_that_nothing_confirmed_is_removed_with_its_window(
+    lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = planned(ops, starts=10, wants_reservation=True)
+    reserve = lab.scheduler.reserve_window
+
+    def time_out(*args: Any, **more: Any) -> None:
+        reserve(*args, **more)
+        raise SchedulerError("no answer within 10 s")
+
+    monkeypatch.setattr(lab.scheduler, "reserve_window", time_out)
+    reservations.carry_out(lab.scheduler)
+    maintenance.cancel(ops, window)
+    MaintenanceWindow.objects.update(tried_at=timezone.now() - reservations.AGAIN)
+    reservations.carry_out(lab.scheduler)
+    assert not lab.scheduler.reserved
+    reservations.carry_out(lab.scheduler)
+    assert lab.scheduler.asked.count("unreserve") == 1
+
+
+def test_drains_its_nodes_while_the_scheduler_fails_to_reserve_them(lab: Lab, ops: User) -> None:
+    planned(ops, wants_reservation=True)
+    lab.scheduler.broken_parts["reserve_window"] = SchedulerError("no answer")
+    reservations.carry_out(lab.scheduler)
+    at(lab)
+    assert set(lab.scheduler.drained) == {"dgx-01", "dgx-02"}
+    at(lab, 61)
+    assert not lab.scheduler.drained
 
 
 def test_a_scheduler_that_refuses_or_is_away(lab: Lab, ops: User) -> None:

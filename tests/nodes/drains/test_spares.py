@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from nodes.cluster import drain, sync
-from nodes.drains import spares
+from nodes.drains import maintenance, spares
 from nodes.models import HealthControl, HotSpare, Node, NodeOrder, Reading
 from nodes.remediation import inbox, limits_used
+from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
 from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import Lab
@@ -98,6 +101,39 @@ def test_stays_out_where_it_must_not_act(lab: Lab, ops: User, settings: Any, obs
     lab.step()
     lab.step()
     assert (spare().state, list(lab.scheduler.drained)) == ("standby", ["dgx-12"])
+
+
+def test_a_spare_in_maintenance_stays_out(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-11", "dgx-12")
+    now = timezone.now()
+    maintenance.plan(ops, "dgx-11", "new switch", now, now + timedelta(hours=1))
+    set_machine(lab, "dgx-02", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-11"]
+
+
+def test_a_spare_whose_order_fails_stands_by_again(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    lab.scheduler.broken_parts["undrain"] = SchedulerError("no answer", permanent=True)
+    set_machine(lab, "dgx-02", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    assert (spare().state, spare().replaces) == ("serving", "dgx-02")
+    lab.step()
+    assert (spare().state, spare().replaces) == ("standby", ""), "it is drained still"
+    NodeOrder.objects.update(asked_at=timezone.now() - timedelta(hours=2))
+    del lab.scheduler.broken_parts["undrain"]
+    lab.step()
+    lab.step()
+    assert (spare().replaces, lab.scheduler.drained) == ("dgx-02", {})
+
+
+def test_a_drain_that_the_rows_do_not_show_yet_is_not_taken_for_undone(lab: Lab, ops: User) -> None:
+    spares.add(ops, Node.objects.get(name="dgx-12"), "gpu")
+    spares.keep()
+    drain.carry_out(lab.scheduler)
+    spares.keep()
+    assert spare().state == "standby"
 
 
 def test_exchanges_are_limited_an_hour(lab: Lab, ops: User) -> None:
