@@ -26,8 +26,9 @@ POLL_S = 2.0
 def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
     """Test nodes before they return to service (sysadmins).
 
-    A node is reserved, undrained inside the reservation, and tested once no job runs there. One that fails is drained.
-    Ctrl-C stops following; the burn-in goes on.
+    NODE is a name or a host expression such as dgx[01-08]. A node is reserved,
+    undrained inside the reservation, and tested once no job runs there. One
+    that fails is drained. Ctrl-C stops following; the burn-in goes on.
     """
     portal = find_portal()
     burn_in = start_tests(portal, "burnins", {"nodes": list(nodes), "seconds": seconds, "may_undrain": may_undrain})
