@@ -117,10 +117,11 @@ class ActiveEntries:
 
 
 def active_of_node(node: str) -> QuerySet[HealthEntry]:
-    """Select a node's active entries: those that are open before those only watched, the most severe first."""
-    is_watched = Case(When(Q(state=State.WATCHING) | Q(action="ignore"), then=1), default=0)
+    """Select a node's active entries: what waits for a decision, what is open, what is watched; the worst first."""
+    waits = Q(state=State.OPEN, decision=Decision.PROPOSED)
+    place = Case(When(waits, then=0), When(Q(state=State.WATCHING) | Q(action="ignore"), then=2), default=1)
     rows = HealthEntry.objects.active().filter(node=node).select_related("gpu", "order", "decided_by")
-    return rows.defer("progress").order_by(is_watched, _RANK.desc(), "-last_seen")
+    return rows.defer("progress").order_by(place, _RANK.desc(), "-last_seen")
 
 
 def _newest_keys(groups: Sequence[EntryGroup], most: int) -> list[tuple[int, datetime, int]]:

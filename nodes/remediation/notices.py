@@ -104,18 +104,19 @@ def _title(entries: Sequence[HealthEntry]) -> str:
 
 def _link(entries: Sequence[HealthEntry]) -> str:
     first = entries[0]
-    if _waiting(entries) or not first.node:
+    if not first.node:
         return f"{reverse('health')}#entry-{first.pk}"
-    return reverse("node", args=[first.node])
+    page = reverse("node", args=[first.node])
+    return f"{page}#entry-{first.pk}" if _waiting(entries) else page
 
 
 def _follow_up(entries: Sequence[HealthEntry]) -> str:
     """Return what was done about it, or that somebody has to decide."""
     waiting = _waiting(entries)
     if any(entry.action in OUT_OF_SERVICE for entry in waiting):
-        return "Vigil proposes to drain the node: choose Drain or Dismiss on the health page."
+        return "Vigil proposes to drain the node: choose Drain or Dismiss on its page."
     if waiting:
-        return "Vigil proposes that new attempts avoid the node: choose Exclude or Dismiss on the health page."
+        return "Vigil proposes that new attempts avoid the node: choose Exclude or Dismiss on its page."
     if any(entry.decision == Decision.AUTOMATIC for entry in entries):
         return "Vigil drains the node."
     return ""

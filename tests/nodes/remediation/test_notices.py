@@ -47,7 +47,7 @@ def test_only_sysadmins_see_it_and_it_leads_to_the_decision(lab: Lab) -> None:
     lab.xid(119)
     titles(lab)
     (notice,) = bearer(sysadmin(), "read").get("/api/v1/notices").json()["items"]
-    assert notice["link"] == f"/health#entry-{HealthEntry.objects.get().pk}"
+    assert notice["link"] == f"/nodes/dgx-01#entry-{HealthEntry.objects.get().pk}"
     assert notice["detail"].startswith("Vigil proposes to drain the node")
     assert bearer(person("mira", a_project()), "read").get("/api/v1/notices").json()["items"] == []
 
@@ -78,7 +78,7 @@ def test_an_order_that_was_refused_is_news_and_its_approval_is_not(lab: Lab, set
     titles(lab)
     notice = Notice.objects.get()
     assert notice.detail.startswith("Vigil proposes to drain the node")
-    assert notice.link.startswith("/health#entry-")
+    assert notice.link.startswith("/nodes/dgx-01#entry-")
     assert notice.raised_at > before
     del lab.scheduler.broken_parts["drain"]
     inbox.approve(sysadmin(), HealthEntry.objects.get().pk, "right")
