@@ -37,10 +37,11 @@ def health(context: click.Context, everything: bool, node: str | None, as_json: 
     if context.invoked_subcommand is not None:
         return
     portal = find_portal()
-    found = _read_all(node=node)
+    found, has_more = _read_newest(node=node)
     if everything:
-        found += _read_all(node=node, state="cleared")
-    out({"items": found, "breaker": portal.get("health/breaker")}, _lines, as_json)
+        cleared, has_more_cleared = _read_newest(node=node, state="cleared")
+        found, has_more = found + cleared, has_more or has_more_cleared
+    out({"items": found, "has_more": has_more, "breaker": portal.get("health/breaker")}, _lines, as_json)
 
 
 @health.command()
@@ -116,14 +117,15 @@ def _decision_lines(answer: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _read_all(**wanted: Any) -> list[dict[str, Any]]:
+def _read_newest(**wanted: Any) -> tuple[list[dict[str, Any]], bool]:
+    """Return the newest entries, and whether there are more."""
     portal = find_portal()
     answer = portal.get("health", limit=200, **wanted)
     found = list(answer["items"])
     while answer["next"] and len(found) < MOST:
         answer = portal.get("health", limit=200, cursor=answer["next"], **wanted)
         found += answer["items"]
-    return found
+    return found, bool(answer["next"])
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
@@ -140,6 +142,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         for entry, node, where in _places(group)
     ]
     lines = table(head, rows, "No findings: nothing is wrong with the nodes that report.")
+    if answer.get("has_more"):
+        lines.append(f"There are more: only the newest {MOST:,} are shown. Choose a node with --node, or see /health.")
     breaker = answer.get("breaker")
     if breaker and breaker["tripped_at"]:
         lines.append(f"Automatic actions are stopped since {local(breaker['tripped_at'])[:16]}: {breaker['detail']}")

@@ -216,7 +216,7 @@ class _Step:
             with transaction.atomic():
                 order = drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=RULE)
                 BurnInNode.objects.filter(pk=row.pk).update(undrain_order=order)
-        except drain.OrderedByPerson as error:
+        except (drain.OrderedByPerson, drain.NodeGone) as error:
             _end_early(self.burn_in, str(error))
             return None
         return order

@@ -87,7 +87,7 @@ def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
     elif reason and node is not None:
         try:
             order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, rule=rule)
-        except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+        except drain.NotOrdered as error:
             outcome = str(error)
     BurnInNode.objects.filter(pk=row.pk).update(is_returned=True, return_order=order, outcome=outcome)
 

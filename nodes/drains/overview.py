@@ -136,6 +136,9 @@ class _Records:
         findings = self.findings.get(order.pk, ()) if order is not None else ()
         if reason.holder == DrainHolder.MAINTENANCE:
             findings = self.unrepaired.get(node.name, ())
+        elif reason.holder == DrainHolder.RULE:  # another rule may have found something since
+            linked = {entry.pk for entry in findings}
+            findings += tuple(entry for entry in self.unrepaired.get(node.name, ()) if entry.pk not in linked)
         return DrainedNode(
             node, reason, judge(reason, self._evidence(node, findings)), node.has_jobs, order,
             self.pending.get(node.name), findings, last,

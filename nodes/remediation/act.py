@@ -167,10 +167,8 @@ def _drain(entry: HealthEntry) -> str:
             None, node, NodeOrder.Action.DRAIN, drain_reason(entry), rule=entry.rule,
             replaces=node.reason if is_ending else None,
         )  # fmt: skip
-    except (drain.DrainedByAnother, drain.OrderedByPerson) as error:
+    except drain.NotOrdered as error:
         return str(error)
-    except Node.DoesNotExist:  # a reading has just deleted it
-        return _UNKNOWN
     if entry.is_planted:
         entry.order.is_planted = True
         entry.order.save(update_fields=["is_planted"])

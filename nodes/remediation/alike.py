@@ -63,7 +63,7 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
             for other in pks[start : start + AT_ONCE]:
                 try:
                     single(user, other, reason)
-                except (inbox.NotPossible, drain.DrainedByAnother, HealthEntry.DoesNotExist):
+                except (inbox.NotPossible, drain.NotOrdered, HealthEntry.DoesNotExist):
                     continue
                 decided += 1
         if start + AT_ONCE < len(pks):

@@ -44,8 +44,8 @@ def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) ->
             entry.order = drain.request_order(
                 user, node, NodeOrder.Action.DRAIN, f"{drain_reason(entry)}: {entry.rule}", replaces=replaces
             )
-        except Node.DoesNotExist:  # a reading has just deleted it
-            raise NotPossible(f"The scheduler does not know {entry.node}.") from None
+        except drain.NodeGone as error:
+            raise NotPossible(str(error)) from None
         _decided(entry, user, Decision.APPROVED, State.OPEN, reason)
     return entry
 

@@ -60,5 +60,5 @@ def _return(name: str, now: datetime) -> None:
         return
     try:
         drain.request_order(None, node, NodeOrder.Action.UNDRAIN, rule=newest.rule)
-    except (drain.DrainedByAnother, drain.OrderedByPerson, Node.DoesNotExist) as error:
+    except drain.NotOrdered as error:
         logger.info("%s is not returned to service: %s", name, error)

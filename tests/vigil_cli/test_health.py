@@ -40,6 +40,13 @@ def test_many_equal_findings_are_one_line(portal):
     assert len(json.loads(vigil("health", "--json").stdout)["items"]) == 9
 
 
+def test_more_entries_than_it_shows_are_mentioned(portal):
+    portal.answers["GET", "health"] = {"items": [entry(number) for number in range(1, 501)], "next": "more"}
+    portal.answers["GET", "health/breaker"] = BREAKER
+    assert vigil("health").stdout.splitlines()[-1].startswith("There are more: only the newest 1,000 are shown.")
+    assert json.loads(vigil("health", "--json").stdout)["has_more"] is True
+
+
 def test_one_decision_is_about_all_that_are_alike(portal):
     portal.answers["POST", "health/7/dismiss"] = entry(7, state="dismissed", alike_decided=6, alike_left=1)
     lines = vigil("health", "dismiss", "7", "--alike", "--reason", "later").stdout.splitlines()

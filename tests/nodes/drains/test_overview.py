@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from nodes.cluster import drain, sync
+from nodes.drains import maintenance
 from nodes.models import BurnInNode, HotSpare, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from portal.models import User
@@ -97,6 +99,13 @@ def test_a_rules_reason_is_over_once_its_findings_are_cleared(lab: Lab, ops: Use
     item = listed(ops)["dgx-01"]
     assert (item["standing"], item["facts"]) == ("over", ["its findings are cleared"])
     assert "The reason no longer holds for" in signed_in(ops).get("/drains").text
+    now = timezone.now()
+    maintenance.plan(ops, "dgx-01", "new fan", now - timedelta(minutes=1), now + timedelta(hours=1))
+    lab.xid(119)
+    lab.step()
+    item = listed(ops)["dgx-01"]
+    assert (item["standing"], len(item["entries"])) == ("stands", 2), "not decided yet, and not over"
+    assert item["advice"].startswith("See the finding")
 
 
 def test_kill_task_failed_is_over_once_the_process_is_gone(lab: Lab, ops: User) -> None:
