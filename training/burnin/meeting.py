@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,10 +23,22 @@ class Meeting:
 
     def publish(self, name: str, text: str) -> None:
         """Make a file atomically: a reader finds it whole."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{name}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.folder / name)
+        for is_last_try in (False, False, True):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_text(text, encoding="utf-8")
+                temporary.replace(self.folder / name)
+                return
+            except FileNotFoundError:  # the last node to leave removed the folder in between
+                if is_last_try:
+                    raise
+
+    def has(self, name: str) -> bool:
+        """Return whether a file is there; False if that cannot be found out."""
+        with suppress(OSError):
+            return name in os.listdir(self.folder)
+        return False
 
     def withdraw(self, *names: str) -> None:
         """Remove files that this node made; the last node to do so removes the folder."""
@@ -35,26 +48,28 @@ class Meeting:
         with suppress(OSError):
             self.folder.rmdir()
 
-    def wait(self, name: str, *, until: float) -> str | None:
-        """Return another process's text, or None if it has not come by `until` (monotonic)."""
+    def wait(self, name: str, *, until: float, is_given_up: Callable[[], bool] = lambda: False) -> str | None:
+        """Return another process's text, or None if it has not come by `until` (monotonic), or is given up."""
         began = time.monotonic()
         while True:
             with suppress(OSError):  # the folder or the file may be removed meanwhile, and a server may be away
                 if name in os.listdir(self.folder):
                     return (self.folder / name).read_text(encoding="utf-8")
             now = time.monotonic()
-            if now > until:
+            if now > until or is_given_up():
                 return None
             time.sleep(min(max(POLL_S, (now - began) / 10), SLOWEST_POLL_S))
 
-    def meet(self, other: str, *, me: str, text: str, until: float) -> str | None:
-        """Publish this node's text and return the other node's, or None if that one has not come by `until`.
+    def meet(
+        self, other: str, *, me: str, text: str, until: float, is_given_up: Callable[[], bool] = lambda: False
+    ) -> str | None:
+        """Publish this node's text and return the other node's, or None if that one does not come; see `wait`.
 
         Either both meet, or neither does: a node that stops waiting removes its file, so that the other one, should it
         still come, finds nobody. If that one came just before the removal, it has been here in time.
         """
         self.publish(me, text)
-        found = self.wait(other, until=until)
+        found = self.wait(other, until=until, is_given_up=is_given_up)
         if found is None:
             self.withdraw(me)
             found = self.wait(other, until=0)

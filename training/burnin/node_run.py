@@ -23,13 +23,12 @@ from typing import Any
 
 from training.burnin.child import START_S, Line, TestProcess, run_children
 from training.burnin.meeting import Meeting
+from training.burnin.partners import Partners
 from training.burnin.plan import BurnInPlan
 from training.burnin.results import ABSENT, ResultFile, result
 
 CYCLE_S = 600.0
 SHARES = {"devices": 0.4, "copies": 0.15, "all-reduce": 0.1, "host": 0.15, "pairs": 0.2}
-PARTNER_WAIT_S = 300.0
-ABSENT_WAIT_S = 5.0
 LEADER_WAIT_S = 600.0
 CPU_RANKS = 2
 ENVIRONMENT = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # torch's indices are then NVML's
@@ -55,11 +54,11 @@ class NodeRun:
     def __init__(self, run: Path, plan: BurnInPlan, node: str) -> None:
         self.plan, self.node = plan, node
         self.meeting = Meeting(run / "job" / "meeting")
+        self.partners = Partners(self.meeting.folder, node)
         self.results = ResultFile(run, node)
         self.deadline = time.monotonic() + plan.seconds
         self.gpus: list[int] = []
         self.has_torch = False
-        self.absent: set[str] = set()
         self.has_leader = True
 
     def run(self) -> None:
@@ -125,16 +124,12 @@ class NodeRun:
         partner = self.plan.partner_of(self.node, turn)
         if partner is None:
             return
-        self._turn(number - 1, turn).withdraw(self.node, f"{self.node}.store")  # of the cycle before
-        meeting = self._turn(number, turn)
-        until = time.monotonic() + (PARTNER_WAIT_S if partner not in self.absent else ABSENT_WAIT_S)
-        count = meeting.meet(partner, me=self.node, text=str(len(self.gpus)), until=until)
+        meeting = self.partners.turn(number, turn)
+        count = self.partners.meet(partner, meeting, str(len(self.gpus)))
         if count is None:
-            self.absent.add(partner)
             detail = f"{partner} did not come to the test"
             self.results.write(result("pair", partner, outcome=ABSENT, detail=detail))
             return
-        self.absent.discard(partner)
         gpus = min(len(self.gpus), int(count) if count.isdecimal() else 0)
         first = min(self.node, partner)
         ranks = gpus or 1
@@ -150,10 +145,6 @@ class NodeRun:
             ],
             seconds,
         )  # fmt: skip
-
-    def _turn(self, cycle: int, turn: int) -> Meeting:
-        """Return a turn's own folder: nodes list it again and again, so it must stay small."""
-        return Meeting(self.meeting.folder / "turns" / f"{cycle}.{turn}")
 
     def _continues(self, number: int, *, took: float) -> bool:
         """Return whether there is another cycle: one that would take half as long again past the end is not begun."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from training.burnin import partners
 from training.burnin.meeting import Meeting
+from training.burnin.partners import Partners
 
 
 def test_both_come(tmp_path: Path) -> None:
@@ -44,3 +48,24 @@ def test_the_last_to_leave_removes_the_folder(tmp_path: Path) -> None:
     assert turn.wait("a", until=0) is None
     turn.publish("a", "8")
     assert turn.wait("a", until=0) == "8"
+
+
+def test_all_nodes_wait_long_for_a_dead_partner_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, late = (Partners(tmp_path, name) for name in ("a", "b", "late"))
+    monkeypatch.setattr(partners, "PARTNER_WAIT_S", 0)
+    assert a.meet("late", a.turn(0, 0), "8") is None
+    monkeypatch.setattr(partners, "PARTNER_WAIT_S", 1e6)
+    monkeypatch.setattr(partners, "ABSENT_WAIT_S", 0)
+    assert b.meet("late", b.turn(0, 1), "8") is None, "gives up at once"
+    b.turn(0, 2).publish("b", "8")
+    assert late.meet("b", late.turn(0, 2), "8") == "8"
+    assert not b.absent.has("late"), "it is waited for again"
+
+
+def test_the_files_of_a_turn_are_removed_in_the_next_cycle(tmp_path: Path) -> None:
+    for cycle in range(3):
+        for node in ("a", "b"):
+            turn = Partners(tmp_path, node).turn(cycle, 0)
+            turn.publish(node, "8")
+            turn.publish(f"{node}.store", "[]")
+    assert [folder.name for folder in (tmp_path / "turns").iterdir()] == ["2.0"]
