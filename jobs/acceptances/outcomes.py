@@ -21,7 +21,7 @@ from nodes.acceptance.outcomes import (
     node_days,
     pairs_clause,
 )
-from nodes.burnin.judge import ON_GPU
+from nodes.burnin.evidence import ON_GPU
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import BurnIn, BurnInNode, BurnInTest, HealthEntry
 from vigil_core import formatting

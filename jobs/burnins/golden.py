@@ -7,8 +7,9 @@ from statistics import median
 
 from django.db import transaction
 
-from nodes.burnin.judge import GoldenKey, GoldenValue, NodeResults
-from nodes.burnin.reports import ItemSummary
+from nodes.burnin.evidence import GoldenKey, GoldenValue, NodeResults
+from nodes.burnin.reports import MOUNT, ItemSummary
+from nodes.burnin.speeds import is_slow
 from nodes.models import GoldenRecord
 from portal.access import note
 from portal.models import User
@@ -27,12 +28,18 @@ def value_of(row: GoldenRecord) -> float | None:
 
 
 def add(nodes: Sequence[NodeResults]) -> None:
-    """Add nodes that passed: for each, the median of each kind of item. Only the follower calls it, under its lease."""
+    """Add nodes that passed: for each, the median of each kind of item. Only the follower calls it, under its lease.
+
+    What contradicts a record, though the node passed, is left out: it must not change the record little by little.
+    """
     rows = {row.key: row for row in GoldenRecord.objects.filter(model__in=_models(nodes))}
     changed: dict[GoldenKey, GoldenRecord] = {}
     for results in nodes:
         for key, (value, unit, digest) in _measured(results).items():
-            row = changed.setdefault(key, rows.get(key) or GoldenRecord(**vars(key), unit=unit))
+            row = changed.get(key) or rows.get(key) or GoldenRecord(**vars(key), unit=unit)
+            if _contradicts(key, value, digest, row):
+                continue
+            changed[key] = row
             row.values = [*row.values, value][-MOST_VALUES:]
             row.digest = row.digest or digest
             row.count += 1
@@ -41,11 +48,18 @@ def add(nodes: Sequence[NodeResults]) -> None:
     GoldenRecord.objects.bulk_create(new)
 
 
+def _contradicts(key: GoldenKey, value: float, digest: str, row: GoldenRecord) -> bool:
+    if row.digest and digest and digest != row.digest:
+        return True
+    normal = value_of(row)
+    return normal is not None and key.is_gpu and is_slow(key, value, normal)
+
+
 def _measured(results: NodeResults) -> dict[GoldenKey, tuple[float, str, str]]:
     """Return median, unit and digest of each kind of item of a node."""
     groups: dict[GoldenKey, list[ItemSummary]] = {}
-    for test in results.tests:
-        if test.test != "mount" and test.values:
+    for test in results.tests if results.machine is not None else ():
+        if test.test != MOUNT and test.values:
             groups.setdefault(results.key(test), []).append(test)
     return {
         key: (

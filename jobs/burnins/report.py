@@ -13,8 +13,9 @@ from django.utils import timezone
 
 from jobs.burnins.golden import records_for
 from jobs.burnins.verdicts import results_of
-from nodes.burnin.judge import PeerMedians, kind_of
+from nodes.burnin.evidence import kind_of
 from nodes.burnin.reports import TESTS, ItemSummary
+from nodes.burnin.speeds import PeerMedians
 from nodes.models import BurnIn, BurnInNode, BurnInTest
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from django.utils import timezone
 
 from jobs.burnins import golden
-from nodes.burnin.judge import FAILED, BurnInFinding, NodeResults, NodeVerdict, judge
+from nodes.burnin.evidence import BurnInFinding, NodeResults
+from nodes.burnin.judge import FAILED, NodeVerdict, judge
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node
 from nodes.schedulers.base import JobStatus

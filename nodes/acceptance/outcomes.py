@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome
 from nodes.burnin import judge
+from nodes.burnin.speeds import SLOWEST_SHARE, PeerMedians
 from vigil_core import formatting
 
 TOGETHER = timedelta(minutes=10)
@@ -83,11 +84,11 @@ def pairs_clause(nodes: int, pairs: Sequence[PairResult]) -> ClauseOutcome:
     if not expected:
         return ClauseOutcome("pairs", NOT_TRIED, "There is only one node.")
     speeds = [(pair.speed, pair) for pair in pairs if pair.speed is not None and pair.is_on_gpus]
-    medians = judge.PeerMedians([speed for speed, _ in speeds])
+    medians = PeerMedians([speed for speed, _ in speeds])
     details = [f"{_pair(pair)}: {pair.detail or 'failed'}." for pair in pairs if pair.failures]
     for speed, pair in speeds if len(speeds) >= LEAST_PAIRS else ():
         normal = medians.without(speed)
-        if normal is not None and speed < judge.SLOWEST_SHARE["pair"] * normal:
+        if normal is not None and speed < SLOWEST_SHARE["pair"] * normal:
             details.append(
                 f"{_pair(pair)}: {formatting.measure(speed)} {pair.unit}, others {formatting.measure(normal)}."
             )

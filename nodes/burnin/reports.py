@@ -16,10 +16,12 @@ MAX_TESTS_OF_NODE = 5_000
 """Different (test, item) of one node: 64 GPUs copy in 4,032 directions."""
 MAX_VALUES = 64
 MAX_GPUS = 64
-TESTS = ("memory", "matrix", "copy", "all-reduce", "pair", "mount", "host memory", "disk")
+MOUNT = "mount"
+TESTS = ("memory", "matrix", "copy", "all-reduce", "pair", MOUNT, "host memory", "disk")
 FACTS, START, END = "facts", "start", "end"
 PASSED, FAILED, ABSENT = "passed", "failed", "absent"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_FILE_SYSTEM = re.compile(r"[\w.-]{1,40}")
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,15 @@ class ItemSummary:
         if result.digest and result.digest not in self.digests:
             self.digests = [*self.digests, result.digest][:4]
 
+    @property
+    def failure_text(self) -> str:
+        """Return the first failure's reason, and how often it failed."""
+        times = f" ({self.failures:,} of {self.count:,} times)" if self.count > 1 else ""
+        return f"{self.detail.rstrip('.') or 'failed'}{times}"
+
 
 def parse_line(data: bytes) -> BurnInResult | BurnInMachine | None:
-    """Return what one line reports; None for a line that is none of ours."""
+    """Return what one line reports; None for a line that the test program did not write."""
     if len(data) > MAX_LINE:
         return None
     try:
@@ -112,9 +120,15 @@ def _result(line: Mapping[str, Any]) -> BurnInResult | None:
         value=untrusted.number(line.get("value")),
         unit=untrusted.name(line.get("unit"), 16),
         digest=untrusted.matching(_DIGEST, line.get("digest")) or "",
-        basis=untrusted.line(line.get("basis"), 300),
+        basis=_mount_basis(line) if test == MOUNT else untrusted.line(line.get("basis"), 300),
         detail=untrusted.line(line.get("detail"), 300),
     )
+
+
+def _mount_basis(line: Mapping[str, Any]) -> str:
+    """Return the mount's type and source, such as "nfs4 filer:/export/data"; "" if the node could not find out."""
+    kind = untrusted.matching(_FILE_SYSTEM, line.get("fstype"))
+    return f"{kind} {untrusted.line(line.get('source'), 250)}".rstrip() if kind else ""
 
 
 def _facts(line: Mapping[str, Any]) -> BurnInMachine:

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from nodes.burnin import judge
+from nodes.burnin.evidence import GoldenKey
 from nodes.burnin.reports import BurnInMachine, ItemSummary
 from nodes.models.orders import NodeOrder
 
@@ -190,5 +190,5 @@ class GoldenRecord(models.Model):
         return f"{self.model} {self.driver}: {self.test} {self.kind}"
 
     @property
-    def key(self) -> judge.GoldenKey:
-        return judge.GoldenKey(self.model, self.driver, self.test, self.kind, self.basis)
+    def key(self) -> GoldenKey:
+        return GoldenKey(self.model, self.driver, self.test, self.kind, self.basis)

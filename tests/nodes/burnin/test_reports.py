@@ -49,6 +49,16 @@ def test_digests_are_hexadecimal_and_text_is_printable() -> None:
     assert (found.digest, found.detail) == ("", "red[31m alert")
 
 
+def test_a_mount_names_its_type_and_source() -> None:
+    for more, basis in (
+        ({"fstype": "nfs4", "source": "filer:/data"}, "nfs4 filer:/data"), ({"fstype": "tmpfs", "source": 7}, "tmpfs"),
+        ({"fstype": "nfs 4", "source": "x" * 1_000}, ""), ({}, ""),
+    ):  # fmt: skip
+        found = parse(test="mount", item="/data", **more)
+        assert isinstance(found, BurnInResult)
+        assert found.basis == basis
+
+
 def test_facts() -> None:
     gpus = [{"index": number, "model": "H100"} for number in range(8)]
     found = parse(test="facts", item="this node", gpus=gpus, driver="570.1", torch="2.13", cuda="13.0", cpu="Xeon")
