@@ -7,7 +7,7 @@ written. Evaluating the same observations twice changes nothing, so two workers 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -21,9 +21,8 @@ from django.utils import timezone
 from nodes.health import engine
 from nodes.health.progress import Observation, RuleProgress, Subject
 from nodes.health.rules.rule import Rule
-from nodes.health.rules.signal import SIGNALS
 from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
-from nodes.monitoring import events, policies
+from nodes.monitoring import events, evidence, policies
 from nodes.monitoring.matching import RuleMatcher
 from nodes.monitoring.site_rules import rules_in_force, unreadable_rules
 from nodes.monitoring.states import States
@@ -32,7 +31,6 @@ from portal import bulk
 
 LATE = timedelta(minutes=10)
 """Evidence that is older when it arrives is history: it is proposed, never acted on."""
-MOST_EVIDENCE = 20
 MOST_DETAIL = 200
 MOST_ENTRIES = 200
 """Entries per transaction."""
@@ -44,6 +42,9 @@ REFRESH_S = 60.0
 """How old the stored `last_seen` of a lasting state may become."""
 REREAD_S = 30.0
 """How old the stored `read_at` may become: with the next evaluation less than `engine.GAP_S`."""
+MOST_ITEMS = 64
+"""Active entries of one rule about mounts or ports of one node: whatever its agent reports."""
+MOST_TITLE = 120
 PLANTED = " (planted by a game day)"
 State = HealthEntry.EntryState
 
@@ -195,12 +196,24 @@ class _EntryChanges:
         self.take(rows.filter(node__in={key.subject.node for key in keys}, rule__in={key.rule for key in keys}))
         if repaired := set(nodes):
             self.take(rows.filter(node__in=repaired))
-        missing = keys - self.rows.keys()
+        missing = self._within_limit(keys - self.rows.keys())
         for row in self._cleared_last(missing) if missing else ():
             if (key := _key_of(row)) in missing:
                 self.findings[key] = progress_of(row).successor()
         for key in missing - self.findings.keys():
             self.findings[key] = RuleProgress()
+
+    def _within_limit(self, keys: set[Key]) -> set[Key]:
+        """Return those of the new keys about which there may be entries, too."""
+        number = Counter((key.rule, key.subject.node) for key in self.rows if key.subject.item)
+        found = set()
+        for key in sorted(keys):
+            place = key.rule, key.subject.node
+            if key.subject.item and key.subject.node:
+                number[place] += 1
+            if number[place] <= MOST_ITEMS or not key.subject.item:
+                found.add(key)
+        return found
 
     def _cleared_last(self, keys: set[Key]) -> QuerySet[HealthEntry]:
         """Select the entry of each key that was cleared last: there may be thousands before, which it sums up."""
@@ -273,8 +286,8 @@ class _EntryChanges:
                 if rule is None or not finding.is_active or (key.subject.gpu and key.subject.gpu not in gpus):
                     continue
                 row = self.rows[key] = _new_row(rule, key.subject, gpus.get(key.subject.gpu))
-                if _is_planted(self.evidence[key]):
-                    row.is_planted, row.title = True, f"{rule.title}{PLANTED}"
+                if evidence.is_planted(self.evidence[key]):
+                    row.is_planted, row.title = True, f"{rule.title[: MOST_TITLE - len(PLANTED)]}{PLANTED}"
                 new.append(row)
             elif finding.state == "none":
                 forgotten.append(row.pk)
@@ -321,16 +334,11 @@ class _EntryChanges:
         row.cleared_at = _moment(finding.cleared_at or 0) if finding.state == "cleared" else None
         row.is_late = row.is_late or key in self.late
         if new := self.evidence[key]:
-            if row.is_planted and not _is_planted(new):
+            if row.is_planted and not evidence.is_planted(new):
                 row.is_planted, row.title = False, rule.title if rule else row.title
-            row.evidence = _merged_evidence(row.observations(hidden=()), new)
+            row.evidence = evidence.merged(row.observations(hidden=()), new)
             row.detail = str(new[-1][2].get("outdated", ""))[:MOST_DETAIL]
         row.progress = finding.as_payload()
-
-
-def _is_planted(evidence: Sequence[Any]) -> bool:
-    """Return whether a game day planted all of this."""
-    return bool(evidence) and all(fields.get("planted") for _, _, fields, _ in evidence)
 
 
 _MEMORY = timedelta(days=366)
@@ -345,22 +353,6 @@ def _new_row(rule: Rule, subject: Subject, gpu: Gpu | None) -> HealthEntry:
     return HealthEntry(
         node=subject.node, gpu=gpu, item=subject.item, rule=rule.name, title=rule.title, cause=rule.cause
     )
-
-
-def _merged_evidence(stored: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-    """Append observations; a state that lasts is one observation with its newest values."""
-    merged = list(stored)
-    for observation in new:
-        if merged and _is_state(observation) and merged[-1][1] == observation[1]:
-            merged[-1] = [merged[-1][0], *observation[1:]]
-        else:
-            merged.append(observation)
-    return merged[-MOST_EVIDENCE:]
-
-
-def _is_state(observation: Sequence[Any]) -> bool:
-    signal = SIGNALS.get(observation[1])
-    return signal is None or not signal.is_event
 
 
 def _active_rules() -> dict[Subject, set[str]]:

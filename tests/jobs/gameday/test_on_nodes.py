@@ -14,7 +14,7 @@ from jobs.gameday.advance import advance
 from jobs.gameday.on_nodes import FOR_A_NODE, FOR_RETURN, HOW_TO, begin
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
-from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder
+from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, SiteRule
 from nodes.remediation.limits_used import automatic_drains
 from nodes.telemetry import planting
 from portal.models import AuditEntry, Membership, User
@@ -23,6 +23,17 @@ from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
 NODE = "dgx-01"
+LONG = f"""
+[[rule]]
+name = "long"
+title = "{"long" * 30}"
+source = "a test"
+severity = "warning"
+action = "watch"
+signal = "xid"
+where = {{ code = 79 }}
+clears = "person"
+"""
 
 
 @pytest.fixture
@@ -82,6 +93,16 @@ def xid(lab: Lab, ops: User) -> Fault:
     found = Fault(lab, ops, "xid")
     advance()
     return found
+
+
+def test_a_long_title_leaves_room_for_the_game_day(xid: Fault) -> None:
+    """PostgreSQL refuses what SQLite stores: no rule was evaluated any more."""
+    SiteRule.objects.create(name="long", toml=LONG)
+    xid.xid(**xid.plant())
+    xid.lab.step()
+    title = xid.lab.entry("long").title
+    assert len(title) == 120
+    assert title.endswith("long (planted by a game day)")
 
 
 def test_an_xid_drains_the_node_and_the_game_day_returns_it(xid: Fault, ops: User) -> None:

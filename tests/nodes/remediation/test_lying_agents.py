@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from nodes.models import Agent, Gpu, HealthEntry, NodeOrder
-from nodes.monitoring.evaluate import evaluate
+from nodes.monitoring.evaluate import MOST_ITEMS, evaluate
 from nodes.remediation.act import decide
 from nodes.remediation.limits_used import automatic_drains
 from tests.lab import sysadmin
@@ -135,6 +135,20 @@ def test_faults_that_no_game_day_could_plant_count_towards_the_hour(lab: Lab) ->
     assert automatic_drains(timezone.now()) == []
     NodeOrder.objects.bulk_create(planted[4:])
     assert len(automatic_drains(timezone.now())) == 5
+
+
+def test_an_agent_that_makes_up_ports_gets_a_bounded_number_of_findings(lab: Lab) -> None:
+    liar = lab.machine(LIAR)
+    events = [
+        {"kind": "link.down", "at": time.time(), "port": f"port {number}", "count": 3}
+        for number in range(2 * MOST_ITEMS)
+    ]
+    assert liar.post({"at": int(time.time()), "n": 0, "events": events}).status_code == 200
+    lab.step()
+    assert HealthEntry.objects.filter(node=LIAR, rule="port-flapping").count() == MOST_ITEMS
+    assert liar.post(liar.event("link.down", time.time(), port="port 0", count=3)).status_code == 200
+    lab.step()
+    assert HealthEntry.objects.filter(node=LIAR, rule="port-flapping").count() == MOST_ITEMS
 
 
 def test_a_storm_of_different_events_is_judged_a_part_at_a_time(lab: Lab, django_assert_max_num_queries: Any) -> None:
