@@ -198,6 +198,11 @@ def _note_recovery(rule: Rule, finding: RuleProgress, observation: Observation) 
     if finding.state != "open" or rule.clearing.ending != "recovered" or not triggers:
         return
     fields = observation.fields
+    if rule.clearing.where and observation.signal != rule.triggers[0].signal.name:
+        # `where` is about the first trigger's signal. A reading of another one only shows that its state holds again.
+        if finding.holding:
+            finding.good_since = None
+        return
     if rule.clearing.where:
         is_good = all(condition.holds(fields.get(name)) for name, condition in rule.clearing.where.items())
     else:

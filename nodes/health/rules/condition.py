@@ -23,7 +23,7 @@ MOST_TEXT = 200
 LARGEST = 2**63
 """Integers of TOML are smaller; Python's parser takes longer ones, which no float can hold."""
 MOST_CHOICES = 100
-_COMPARED = re.compile(r"\s*(<=|>=|!=|<|>)\s*(-?\d+(?:\.\d+)?)\s*")
+_COMPARED = re.compile(r"\s*(<=|>=|!=|<|>)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*")
 _BITS = re.compile(r"\s*has\s+(0x[0-9a-fA-F]{1,16}|\d{1,19})\s*")
 _WORDS = re.compile(r"\s*contains\s+(\S.*?)\s*")
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -68,12 +68,20 @@ def parse_condition(value: object) -> Condition:
         if len(value) > MOST_TEXT:
             raise BadCondition(f"text must be at most {MOST_TEXT} characters")
         if found := _COMPARED.fullmatch(value):
-            return Condition(value, found[1], float(found[2]))
+            return _comparison(value, found[1], float(found[2]))
         if found := _BITS.fullmatch(value):
             return Condition(value, "has", int(found[1], 0) & 0xFFFF_FFFF_FFFF_FFFF)
         if found := _WORDS.fullmatch(value):
             return Condition(value, "contains", found[1])
+        if value.lstrip().startswith(("<", ">", "=", "!")):
+            raise BadCondition(f'{value!r:.40} is no comparison: write a number after <, <=, >, >= or !=, as in "<= 3"')
     return Condition(_written(value), "in", (_scalar(value),))
+
+
+def _comparison(text: str, sign: str, number: float) -> Condition:
+    if not math.isfinite(number):
+        raise BadCondition(f"{text!r:.40} compares with a number that is too large")
+    return Condition(text, sign, number)
 
 
 def _scalar(value: object) -> FieldValue:

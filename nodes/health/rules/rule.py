@@ -31,6 +31,8 @@ OUT_OF_SERVICE: frozenset[Action] = frozenset({"drain", "reset", "replace"})
 
 BOUNDS = Bounds(depth=6, items=20_000)  # of a file
 MOST_COUNT = 1_000
+MOST_ESCALATION = 50
+"""Openings that a finding remembers (`progress.MOST_OPENINGS`)."""
 MOST_TRIGGERS = 8
 MOST_EXAMPLES = 8
 MOST_STEPS = 200
@@ -284,8 +286,8 @@ class _RuleTable:
             raise self._bad("escalates", "must be a table")
         self._refuse_unknown(table, ("count", "within", "action", "severity"), "escalates: ")
         count = table.get("count")
-        if type(count) is not int or not 2 <= count <= MOST_COUNT:
-            raise self._bad("escalates.count", f"must be a whole number from 2 to {MOST_COUNT}")
+        if type(count) is not int or not 2 <= count <= MOST_ESCALATION:
+            raise self._bad("escalates.count", f"must be a whole number from 2 to {MOST_ESCALATION}")
         within_s = self._seconds(table, "within", "escalates.")
         if not within_s:
             raise self._bad("escalates.within", 'is missing: for example "30d"')

@@ -60,6 +60,7 @@ def test_every_shipped_rule_fires_on_what_it_must_and_on_nothing_else(name: str)
         ('title = "GPU close', 'titel = "GPU close', "titel: is not a key. Did you mean title?"),
         ('source = "a test"', "", "hot: source: is missing"),
         ('for = "5m"', 'for = "9999d"', "longer than a year"),
+        ('for = "5m"', 'escalates = { count = 51, within = "30d" }', "a whole number from 2 to 50"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_with_its_key(before: str, after: str, said: str) -> None:
@@ -101,6 +102,8 @@ def test_a_site_replaces_shipped_rules_and_switches_them_off() -> None:
         ([48, 95], [48, 95], [79, None]),
         ("<= 3", [3, -1, 2.5], [3.1, None, "2", float("nan")]),
         ("!= 0", [1], [0, None]),
+        ("<= 1e-3", [0.001, -1], [0.002]),
+        ("> .5", [0.6], [0.5]),
         ("has 0x40", [0x40, 0xFF], [0x20, 0, None]),
         ("contains fatal", ["NVLink: Fatal error"], ["corrected", 5, None]),
         ("drain", ["drain", "Drain"], ["drained", True]),
@@ -114,7 +117,8 @@ def test_conditions(written: object, true: list[object], false: list[object]) ->
     assert not any(condition.holds(value) for value in false)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("written", [{}, [], None, [[]], float("inf"), 10**400, "x" * 201, list(range(101))])
+@pytest.mark.parametrize("written", [{}, [], None, [[]], float("inf"), 10**400, "x" * 201, list(range(101)),
+                                     "=> 3", "==3", " < three", "> 1e999"])  # fmt: skip
 def test_conditions_that_cannot_be_read_are_refused(written: object) -> None:
     with pytest.raises(BadCondition):
         parse_condition(written)
@@ -181,6 +185,31 @@ def test_a_state_that_nobody_reads_neither_opens_nor_clears() -> None:
     heat(finding, 1310, 9)
     engine.advance_unread(HEAT, finding, 1310 + 600)
     assert (finding.state, finding.good_since) == ("open", None), "one good reading, then the agent was silent"
+
+
+TWO_STATES = """
+trigger = [
+  { signal = "gpu_samples", where = { margin_c = "<= 3" } },
+  { signal = "gpu_counters", where = { ecc_uncorrected = "> 0" } },
+]
+"""
+
+
+def test_a_rule_on_two_states_clears_by_the_first_one() -> None:
+    head, end = HOT[: HOT.index("signal = ")], HOT[HOT.index("clears = ") :]
+    rule = rule_of(head + TWO_STATES + end)
+
+    def both(at: float, margin: float, errors: int) -> str:
+        engine.observe(rule, finding, Observation("gpu_samples", GPU, at, {"margin_c": margin}))
+        engine.observe(rule, finding, Observation("gpu_counters", GPU, at, {"ecc_uncorrected": errors}))
+        return finding.state
+
+    finding = RuleProgress()
+    assert [both(at, margin, 0) for at, margin in ((0, 1), (100, 9), (690, 9))] == ["open"] * 3
+    assert both(700, 9, 0) == "cleared"
+    finding = RuleProgress()
+    assert [both(at, 9, errors) for at, errors in ((0, 1), (500, 1), (1_000, 0), (1_010, 0))] == ["open"] * 4
+    assert both(1_610, 9, 0) == "cleared"
 
 
 def test_progress_of_before_readings_were_noted_counts_until_its_last_evidence() -> None:
