@@ -8,7 +8,6 @@ history of its signal is stored, is part of the result.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -42,6 +41,8 @@ MOST_FOUND = 20_000
 MOST_LISTED = 200
 MOST_JOBS = 8
 """Jobs named per entry."""
+MOST_GPUS = 16
+"""Of a node: as many allocations as that may belong to one job."""
 AT_ONCE = 16
 """Machines that are read together."""
 
@@ -266,25 +267,16 @@ class _DryRunReader:
         """Return by entry the jobs that ran on its GPU, or anywhere on its node, when it opened."""
         if not entries:
             return []
-        first, last = _moment(entries[0].opened_at), _moment(entries[-1].opened_at)
-        rows = Holding.objects.filter(
-            Q(until=None) | Q(until__gte=first), since__lte=last, agent__node__in={e.subject.node for e in entries}
-        )
-        by_node: defaultdict[str, list[Holding]] = defaultdict(list)
-        wanted = rows.select_related("agent").only("agent__node", "gpu", "scheduler_id", "name", "since", "until")
-        for holding in wanted.order_by("since")[:MOST_FOUND]:
-            by_node[holding.agent.node].append(holding)
-        return [self._jobs_of(entry, by_node[entry.subject.node]) for entry in entries]
+        agents = dict(Agent.objects.filter(node__in={e.subject.node for e in entries}).values_list("node", "pk"))
+        return [self._jobs_of(entry, agents.get(entry.subject.node)) for entry in entries]
 
-    def _jobs_of(self, entry: ReplayedEntry, holdings: Sequence[Holding]) -> list[str]:
+    def _jobs_of(self, entry: ReplayedEntry, agent: int | None) -> list[str]:
         at = _moment(entry.opened_at)
-        gpu = self.gpus.get(entry.subject.gpu, (None, None))[0]
-        names = dict.fromkeys(
-            holding.scheduler_id
-            for holding in holdings
-            if holding.since <= at and (holding.until is None or holding.until >= at) and gpu in (None, holding.gpu_id)
-        )
-        return list(names)[:MOST_JOBS]
+        rows = Holding.objects.filter(Q(until=None) | Q(until__gte=at), agent=agent, since__lte=at)
+        if (gpu := self.gpus.get(entry.subject.gpu, (None, None))[0]) is not None:
+            rows = rows.filter(gpu=gpu)
+        names = rows.order_by("-since").values_list("scheduler_id", flat=True)[: MOST_JOBS * MOST_GPUS]
+        return list(dict.fromkeys(names))[:MOST_JOBS]
 
     def _entry(self, entry: ReplayedEntry, decision: RehearsedDecision, jobs: Sequence[str]) -> DryRunEntry:
         observed = entry.observed

@@ -108,11 +108,11 @@ def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Itera
 
 
 def _echoes(rows: Sequence[NodeEvent]) -> set[int]:
-    """Return the rows with Xid 45 that another Xid of the same GPU explains."""
+    """Return the rows with Xid 45 whose newest one another Xid of the same GPU explains."""
     cleanups = [row for row in rows if row.code == CLEAN_UP]
     if not cleanups:
         return set()
-    first, last = min(row.at for row in cleanups) - ECHO, max(row.last_at for row in cleanups) + ECHO
+    first, last = min(row.last_at for row in cleanups) - ECHO, max(row.last_at for row in cleanups) + ECHO
     others = NodeEvent.objects.filter(
         kind="xid", gpu__in={row.gpu_id for row in cleanups}, last_at__gte=first, at__lte=last
     ).exclude(code=CLEAN_UP)
@@ -122,7 +122,7 @@ def _echoes(rows: Sequence[NodeEvent]) -> set[int]:
     return {
         row.pk
         for row in cleanups
-        if any(other.at - ECHO <= row.last_at and row.at <= other.last_at + ECHO for other in near[row.gpu_id])
+        if any(other.at - ECHO <= row.last_at <= other.last_at + ECHO for other in near[row.gpu_id])
     }
 
 

@@ -18,14 +18,16 @@ from nodes.health.progress import Observation, Subject
 from nodes.health.replay import RepairStep, Step
 from nodes.health.rules.condition import FieldValue
 from nodes.health.rules.rule import Rule
-from nodes.models import Agent, Gpu, NodeEvent
+from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from nodes.monitoring import events
 from nodes.monitoring.stored_mounts import MountHistory
 from vigil_core import untrusted
 
 LASTING = {"gpu_lost": "gpu.lost", "nvml": "gpu.silent", "mount": "mount.slow"}
 """Signals that lasting events tell, with the events' kind."""
-STORED = frozenset({"xid", "sxid", *LASTING})
+MOMENTS = {"sxid": "sxid", "link_down": "link.down"}
+"""Signals that events tell one by one, with the events' kind; Xids are selected by code, too."""
+STORED = frozenset({"xid", *MOMENTS, *LASTING})
 """Signals that events tell, with all their fields."""
 MOST_SPREAD = 100
 """Observations of one row, however often it counted."""
@@ -54,7 +56,8 @@ class EventWindow:
             row.agent = by_agent[row.agent_id]
             row.gpu = everywhere.get(row.gpu_id) if row.gpu_id is not None else None
             row.judged = 0  # rules have taken it into account long ago; this one has not
-        return StoredEvents(self, found[: self.most], is_cut=len(found) > self.most)
+        rows = found[: self.most]
+        return StoredEvents(self, rows, len(found) > self.most, _vanished_until(rows, self.end))
 
     def _rows(self, agents: Sequence[Agent]) -> Iterator[NodeEvent]:
         rows = NodeEvent.objects.filter(agent__in=[agent.pk for agent in agents]).filter(self._wanted()).defer(
@@ -72,7 +75,7 @@ class EventWindow:
         return [LASTING[name] for name in self.rule.signals if name in LASTING]
 
     def _wanted(self) -> Q:
-        kinds = [name for name in ("sxid",) if name in self.rule.signals]
+        kinds = [MOMENTS[name] for name in self.rule.signals if name in MOMENTS]
         wanted = Q(kind__in=[*kinds, *self._lasting, *events.REPAIRS])
         if "xid" in self.rule.signals:
             codes = _codes(self.rule)
@@ -87,6 +90,8 @@ class StoredEvents:
     window: EventWindow
     rows: Sequence[NodeEvent]
     is_cut: bool
+    vanished_until: Mapping[int, datetime]
+    """When GPUs that vanished were there again, by their event's row."""
 
     def steps(self) -> tuple[dict[Subject, list[Step]], dict[str, list[RepairStep]]]:
         """Return the observations by subject, and the repairs by node."""
@@ -111,7 +116,8 @@ class StoredEvents:
     def _lasting(self, row: NodeEvent, signal: str) -> Iterator[Observation]:
         """Yield the state at its beginning, where a duration that the rule names is reached, and at its end."""
         began, node = row.at.timestamp(), row.agent.node
-        ended = (self.window.end if row.is_open else row.last_at).timestamp()
+        end = self.window.end if row.is_open else self.vanished_until.get(row.pk, row.last_at)
+        ended, is_over = end.timestamp(), end < self.window.end
         moments = {began, max(began, ended - LIVE_S), *self._thresholds(signal, began, ended)}
         if signal == "gpu_lost":
             subject, ramp, problem = Subject(node, row.gpu.uuid if row.gpu else ""), "", ""
@@ -124,7 +130,7 @@ class StoredEvents:
             moments |= self.window.mounts.changes(row, ended)
         for at in sorted(moments):
             yield Observation(signal, subject, at, self._fields(row, signal, ramp, at - began, problem, at))
-        if not row.is_open:
+        if is_over:
             over: dict[str, FieldValue] = (
                 {"is_lost": False} if signal == "gpu_lost" else {"silent_s": 0.0} if signal == "nvml" else
                 {"is_slow": False, "slow_s": 0.0, "problem": "", "affected_share": self.window.mounts.share(row, ended)}
@@ -153,6 +159,27 @@ class StoredEvents:
         durations = [float(c.operand) for c in conditions if isinstance(c.operand, float)]
         moments = {began + more for seconds in durations for more in (seconds, seconds + LIVE_S)}
         return {moment for moment in moments if began <= moment < ended}
+
+
+def _vanished_until(rows: Sequence[NodeEvent], end: datetime) -> dict[int, datetime]:
+    """Return until when GPUs that vanished were missing, by row: their events close once facts do not list them.
+
+    A GPU is missing until it is back, or until its node has another one that it never had.
+    """
+    vanished = [row for row in rows if row.kind == "gpu.lost" and row.data.get("reason") == "vanished"]
+    if not vanished:
+        return {}
+    gpus, agents = {row.gpu_id for row in vanished}, {row.agent_id for row in vanished}
+    came: defaultdict[int, list[datetime]] = defaultdict(list)
+    first: defaultdict[int, dict[int, datetime]] = defaultdict(dict)
+    for place in GpuPlace.objects.filter(Q(gpu__in=gpus) | Q(agent__in=agents)).order_by("since"):
+        came[place.gpu_id].append(place.since)
+        first[place.agent_id].setdefault(place.gpu_id, place.since)
+    return {
+        row.pk: min((at for at in (*came[row.gpu_id or 0], *first[row.agent_id].values()) if at > row.at), default=end)
+        for row in vanished
+        if not row.is_open
+    }
 
 
 def _spread(row: NodeEvent, observation: Observation) -> Iterator[Observation]:

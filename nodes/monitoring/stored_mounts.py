@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from django.db.models import Q
+
 from nodes.models import Agent, NodeEvent
 from nodes.monitoring.states import mounted
 
@@ -29,13 +31,14 @@ class MountHistory:
         machines: Counter[str] = Counter()
         for agent in Agent.objects.filter(is_made_up=False).only("facts"):
             machines.update(set(mounted(agent).values()))
-        rows = NodeEvent.objects.filter(kind="mount.slow", at__lte=end, agent__is_made_up=False).only(
+        lasted = Q(is_open=True) | Q(last_at__gte=start)
+        rows = NodeEvent.objects.filter(lasted, kind="mount.slow", at__lte=end, agent__is_made_up=False).only(
             "at", "last_at", "is_open", "data"
         )
         begins: defaultdict[str, list[float]] = defaultdict(list)
         ends: defaultdict[str, list[float]] = defaultdict(list)
         for row in rows.order_by("-at")[:most]:
-            if row.is_open or row.last_at >= start:
+            if not row.is_planted:
                 source = source_of(row)
                 begins[source].append(row.at.timestamp())
                 ends[source].append((end if row.is_open else row.last_at).timestamp())

@@ -9,7 +9,7 @@ import pytest
 
 from nodes.health.rules.catalogue import shipped_rules
 from nodes.health.rules.rule import Rule, parse_rules
-from nodes.models import Agent
+from nodes.models import Agent, GpuPlace
 from nodes.monitoring import dry_run as module
 from nodes.monitoring.dry_run import RuleDryRun, dry_run
 from tests.nodes.monitoring.history import NOW, StoredCluster
@@ -134,6 +134,45 @@ def test_a_mount_that_hangs_everywhere_is_the_servers_fault(cluster: StoredClust
     )
     (entry,) = tried(shipped_rules()["mount-hung"]).entries
     assert (entry.node, entry.item, entry.opened_at) == ("dgx-02", "/data", NOW - 2 * HOUR + 6 * MINUTE)
+
+
+def test_a_gpu_that_vanished_is_lost_until_it_is_back(cluster: StoredCluster) -> None:
+    """Its event closes as soon as the node's facts do not list it, and others take its index."""
+    gone = NOW - 3 * HOUR
+    data = {"reason": "vanished"}
+    cluster.event("gpu.lost", 0, 3 * HOUR, data=data, last_at=gone + timedelta(seconds=5))
+    cluster.event("gpu.lost", 1, 3 * HOUR, data=data, last_at=gone + timedelta(seconds=5))
+    for node, index, since in ((0, 0, gone - DAY), (0, 1, gone - DAY), (0, 1, gone), (1, 0, gone - DAY)):
+        gpu = cluster.gpus[node][index]
+        place = {"gpu": gpu, "agent": gpu.agent, "index": 0, "since": since}
+        GpuPlace.objects.create(**place, until=gone if since < gone else None)
+    back = cluster.gpus[1][0]
+    GpuPlace.objects.create(gpu=back, agent=back.agent, index=0, since=gone + timedelta(seconds=15))
+    (entry,) = tried(shipped_rules()["off-bus"]).entries
+    assert (entry.node, entry.gpu, entry.opened_at) == ("dgx-01", 0, gone + timedelta(seconds=20))
+
+
+def test_links_that_go_down_have_a_history(cluster: StoredCluster) -> None:
+    for ago in (3, 2, 1):
+        cluster.event("link.down", 0, ago * MINUTE, gpu=None, data={"port": "mlx5_0/1"})
+    found = tried(shipped_rules()["port-flapping"])
+    assert (found.untried, [(entry.node, entry.item) for entry in found.entries]) == ([], [("dgx-01", "mlx5_0/1")])
+
+
+def test_only_the_newest_clean_up_must_follow_another_xid(cluster: StoredCluster) -> None:
+    rule = (
+        HEAT[: HEAT.index("signal")]
+        + """signal = "xid"
+where = { code = 45, is_echo = false }
+clears = "person"
+"""
+    )
+    cluster.xid(13, ago=DAY)
+    row = cluster.xid(45, ago=DAY)
+    assert tried(rule).found == 0
+    row.count, row.last_at = 5, NOW - DAY + HOUR
+    row.save()
+    assert tried(rule).found == 1
 
 
 def test_temperatures_of_seconds_open_and_clear(cluster: StoredCluster) -> None:
