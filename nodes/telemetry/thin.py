@@ -16,7 +16,7 @@ import numpy as np
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
-from nodes.models import Agent, Frame, Holding, NodeEvent, RackTemperature
+from nodes.models import Agent, Frame, HealthEntry, Holding, NodeEvent, RackTemperature
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from portal.models import Chunk, Series
 from portal.series import store
@@ -46,6 +46,8 @@ MINUTES = ThinningLevel(seconds=60, after_s=48 * HOUR_S, made_of=1, marker="minu
 TENS = ThinningLevel(seconds=600, after_s=90 * DAY_S, made_of=60, marker="tens_to")
 LEVELS = (MINUTES, TENS)
 RETENTION_S = 730 * DAY_S
+MOST_DELETED = 500
+"""Rows per transaction."""
 PRECISION = 64
 """Means are rounded to this fraction of a unit: values are measured in whole degrees, watts and per cent, and the bits
 below would take 50 % more space."""
@@ -77,6 +79,9 @@ def forget(*, now: float | None = None) -> int:
     NodeEvent.objects.filter(last_at__lt=moment, is_open=False).delete()
     Holding.objects.filter(until__lt=moment).delete()
     RackTemperature.objects.filter(hour__lt=moment).delete()
+    cleared = HealthEntry.objects.filter(state=HealthEntry.EntryState.CLEARED, cleared_at__lt=moment)
+    while old := list(cleared.order_by("cleared_at").values_list("pk", flat=True)[:MOST_DELETED]):
+        HealthEntry.objects.filter(pk__in=old).delete()
     deleted = 0
     for agent in Agent.objects.only("pk"):
         for owner in owners_of(agent):

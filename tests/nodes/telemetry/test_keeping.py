@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
 from django.db import transaction
 
-from nodes.models import Frame, NodeEvent
+from nodes.models import Frame, HealthEntry, NodeEvent
 from nodes.telemetry import merge, read, thin
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from nodes.telemetry.grid import grid
@@ -19,6 +20,7 @@ from tests.nodes.telemetry.reporting import UUIDS, Machine
 
 pytestmark = pytest.mark.django_db
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 ALIGNED = 1_763_000_000 // thin.MINUTES.block_s * thin.MINUTES.block_s
 
 
@@ -174,7 +176,11 @@ def test_minutes_become_ten_minutes_and_then_go() -> None:
     assert (len(found.first), set(found.min), set(found.max), set(found.mean())) == (1024, {0.0}, {59.0}, {29.5})
     assert Chunk.objects.exclude(series__name__contains="@600").count() == 0
     machine.post(machine.event("xid", start, gpu=UUIDS[0], xid=13, seq=1, text="old"))
+    cleared, still_open = (HealthEntry(node="dgx-01", rule=rule, first_seen=EPOCH, last_seen=EPOCH) for rule in "ab")
+    cleared.state, cleared.cleared_at = "cleared", EPOCH
+    HealthEntry.objects.bulk_create([cleared, still_open])
     assert thin.forget(now=start + block + thin.RETENTION_S) == 6
+    assert list(HealthEntry.objects.values_list("rule", flat=True)) == ["b"]
     assert not NodeEvent.objects.exists()
     assert not Chunk.objects.exists()
 
