@@ -150,10 +150,16 @@ def _laid_out(panels: Iterable[Panel]) -> Iterator[Panel]:
             x, y = 0, y + place["h"]
 
 
+def shipped_and(site: Iterable[Rule] = ()) -> list[Rule]:
+    """Return all rules that may apply: those of VIGIL_HEALTH_STRICT, too, whose alerts fire nowhere else."""
+    site = list(site)
+    return list({**active_rules(site), **active_rules(site, is_strict=True)}.values())
+
+
 def main(arguments: list[str]) -> None:
     folder, *files = map(Path, arguments)
     site = [rule for path in files for rule in parse_rules(path.read_text(encoding="utf-8"), is_site=True)]
-    rules = list(active_rules(site).values())
+    rules = shipped_and(site)
     (folder / "alerts.yml").write_text(alerts(rules), encoding="utf-8")
     (folder / "grafana.json").write_text(dashboard(rules), encoding="utf-8")
 

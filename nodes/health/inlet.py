@@ -90,9 +90,9 @@ class GpuThermals:
         if not isinstance(payload, list) or len(payload) != 5:
             return cls()
         try:
-            last, level, before = (ThermalReading(*values) if values else None for values in payload[:3])
+            last, level, before = (_stored_reading(values) if values else None for values in payload[:3])
             return cls(last, level, before, payload[3] is True, [float(pair) for pair in payload[4]][-MOST_PAIRS:])
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             return cls()
 
     @property
@@ -106,6 +106,11 @@ class GpuThermals:
         resistance = (second.celsius - first.celsius) / watts
         if PLAUSIBLE[0] <= resistance <= PLAUSIBLE[1]:
             self.pairs = [*self.pairs, resistance][-MOST_PAIRS:]
+
+
+def _stored_reading(values: Any) -> ThermalReading:
+    at, celsius, watts, count = values
+    return ThermalReading(float(at), float(celsius), float(watts), int(count))
 
 
 def resistances(gpus: Iterable[tuple[str, GpuThermals]]) -> dict[str, float]:

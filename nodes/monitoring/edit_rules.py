@@ -12,6 +12,7 @@ import re
 import tomllib
 from datetime import timedelta
 
+from django.conf import settings
 from django.core import signing
 from django.db import IntegrityError, transaction
 from django.db.models import F
@@ -94,7 +95,7 @@ def save(user: User, text: str, *, proof: str, version: int, reason: str, name: 
 def switch_off(user: User, name: str, *, version: int, reason: str) -> SiteRule:
     """Let neither the site's rule nor the shipped one of this name apply."""
     stored = SiteRule.objects.filter(name=name).first()
-    text = stored.toml if stored else shipped_text(name, is_strict=True)
+    text = stored.toml if stored else shipped_text(name, settings.VIGIL_HEALTH_STRICT)
     if not text:
         raise SiteRule.DoesNotExist(name)
     return _store(user, name, version, reason, toml=text, is_enabled=False)
@@ -116,7 +117,7 @@ def _store(user: User, name: str, version: int, reason: str, *, toml: str, is_en
     with transaction.atomic():
         if version == 0:
             row = _create(user, name, after)
-            note(user, "health rule added", name, reason, Change(after=after))
+            note(user, "health rule added" if is_enabled else "health rule off", name, reason, Change(after=after))
             return row
         old = SiteRule.objects.filter(name=name).first()
         changed = SiteRule.objects.filter(name=name, version=version).update(

@@ -18,6 +18,12 @@ def gpu(*levels: tuple[float, float], minutes: int = 6) -> GpuThermals:
     return found
 
 
+def test_what_is_stored_otherwise_is_nothing_learnt() -> None:
+    learnt = gpu((100, 30), (500, 50))
+    assert GpuThermals.from_payload(learnt.as_payload()) == learnt
+    assert GpuThermals.from_payload([["x", 30, 100, 1], None, None, False, []]) == GpuThermals()
+
+
 def test_a_simulated_cluster_is_estimated_within_one_degree_and_its_warm_rack_is_found() -> None:
     warm = next(seed for seed in range(20) if _has_warm_rack(seed))
     score = run(Random(warm))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodes.health.rules.catalogue import shipped_text
 from nodes.health.rules.rule import BadRule, parse_rule
 from nodes.models import HealthEntry, SiteRule
 from nodes.monitoring.site_rules import rules_in_force
@@ -114,6 +115,15 @@ def test_two_sysadmins_never_overwrite_each_other(ops: User) -> None:
     assert send(other, "delete", "/xid-31?version=1&reason=x").status_code == 409
 
 
+def test_what_is_switched_off_is_the_rule_that_applied(ops: User, settings: Any) -> None:
+    assert shipped_text("program-error") != shipped_text("program-error", True)
+    for is_strict in (False, True):
+        settings.VIGIL_HEALTH_STRICT = is_strict
+        SiteRule.objects.all().delete()
+        send(ops, "put", "/program-error", is_enabled=False, version=0, reason="noise")
+        assert SiteRule.objects.get().toml == shipped_text("program-error", is_strict)
+
+
 def test_rules_are_switched_off_and_deleted(ops: User) -> None:
     assert "off-bus" in rules_in_force()
     off = send(ops, "put", "/off-bus", is_enabled=False, version=0, reason="known")
@@ -128,7 +138,7 @@ def test_rules_are_switched_off_and_deleted(ops: User) -> None:
     assert send(ops, "delete", "/off-bus?version=2&reason=x").status_code == 404
     assert send(ops, "put", "/nothing", is_enabled=False, version=0, reason="x").status_code == 404
     assert [entry.action for entry in AuditEntry.objects.order_by("id")] == [
-        "health rule added", "health rule changed", "health rule deleted",
+        "health rule off", "health rule changed", "health rule deleted",
     ]  # fmt: skip
 
 
