@@ -17,7 +17,9 @@ from training.burnin.meeting import Meeting
 from training.burnin.results import emit, outcome_of, result
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
-TIMEOUT_S = 60
+TIMEOUT_S = 150
+"""For ranks that meet, as importing torch may take one of them minutes, and for a reduction that hangs. Less than
+child.SILENT_S, so that the rank itself says what it waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
