@@ -17,8 +17,8 @@ FAMILY = {"boot_fail": "node_fail", "deadline": "timeout", "requeued": "pending"
 
 
 def word(state: str) -> str:
-    """Return Slurm's state for people: `out_of_memory` is "out of memory"."""
-    return state.replace("_", " ")
+    """Return Slurm's state for people: `out_of_memory` is "out of memory", `down+reboot_issued` two states."""
+    return state.replace("_", " ").replace("+", " and ")
 
 
 def family(state: str) -> str:

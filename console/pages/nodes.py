@@ -209,7 +209,7 @@ def grouped(shown: Iterable[NodeRow], only: str) -> list[PartitionGroup]:
 def _matches(node: Node, partition: str, text: str, state: str) -> bool:
     if partition and partition not in node.partitions:
         return False
-    if state and (node.takes_jobs if state == "out" else node.state != state):
+    if state and (node.takes_jobs if state == "out" else not node_states.is_in_state(node.state, state)):
         return False
     where = " ".join((node.name, node.reason, node.gpu_text, *node.features)).lower()
     return all(word in where for word in text.lower().split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
+from django.db.models import Q
 from ninja import Query, Router, Schema, Status
 from pydantic import AfterValidator, Field, WithJsonSchema
 
@@ -234,7 +235,11 @@ class Accounts(Schema):
 
 class WantedNodes(Schema):
     partition: Text = ""
-    state: Text = Field("", description="The scheduler's state: idle, mixed, allocated, drained, down …")
+    state: Text = Field(
+        "",
+        description="The scheduler's state: idle, mixed, allocated, drained, down … A state with a flag, such as "
+        "drained+not_responding, is found without it as well.",
+    )
 
 
 class Drain(Schema):
@@ -251,7 +256,8 @@ class Undrain(Schema):
 @router.get("", response=Nodes, summary="All nodes")
 def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
     """List the nodes as the scheduler last reported them; `reading` says when that was."""
-    found = Node.objects.filter(state=wanted.state) if wanted.state else Node.objects.all()
+    has_state = Q(state=wanted.state) | Q(state__startswith=f"{wanted.state}+")
+    found = Node.objects.filter(has_state) if wanted.state else Node.objects.all()
     items = [node for node in found if not wanted.partition or wanted.partition in node.partitions]
     return {"items": items, "reading": sync.readings()[Part.NODES]}
 

@@ -81,7 +81,12 @@ def is_drained_without_jobs(state: str) -> bool:
     """Return whether drained is all that a node is, and no job runs there: "idle+drain", not "down+drain"."""
     words = state_words(state)
     reasons = {OUT.get(word) or PASSING.get(word) for word in words} - {None}
-    return reasons == {"drained"} and not runs_jobs(state)
+    return reasons == {"drained"} and not runs_jobs(state) and "powered_down" not in words
+
+
+def is_in_state(state: str, wanted: str) -> bool:
+    """Return whether the state is the wanted one, perhaps with a flag: "drained+not_responding" is "drained"."""
+    return state == wanted or state.startswith(f"{wanted}+")
 
 
 @lru_cache(maxsize=512)

@@ -32,6 +32,8 @@ _NODE_FLAGS = (
     "reboot_issued", "reboot_requested", "powering_up", "powering_down", "power_down", "powered_down", "invalid_reg",
     "not_responding", "fail", "maintenance", "reserved", "planned",
 )  # fmt: skip
+# A node with one of these cannot return to service by an undrain alone.
+_OBSTACLES = tuple(flag for flag in _NODE_FLAGS if flag not in {"maintenance", "reserved", "planned"})
 _SYNONYMS = {
     "maint": "maintenance",
     "invalid": "invalid_reg",
@@ -63,7 +65,8 @@ def ended_before(state_words: Sequence[str]) -> str:
 def node_state(state_words: Sequence[str]) -> str:
     """Return one word: a draining node is "drained" once nothing runs on it; one that is down stays "down".
 
-    Slurm calls a node down while it reboots it: that is "down+reboot_issued", as the node comes back by itself.
+    What else keeps a drained node out of service follows: "drained+not_responding", "drained+powered_down". Slurm calls
+    a node down while it reboots it: that is "down+reboot_issued", as the node comes back by itself.
     """
     words = {_SYNONYMS.get(word.lower(), word.lower()) for word in state_words}
     base = next(
@@ -74,7 +77,9 @@ def node_state(state_words: Sequence[str]) -> str:
             return "down+reboot_issued"
         return "down" if base == "error" else base
     if "drain" in words:
-        return "draining" if base in {"mixed", "allocated"} or "completing" in words else "drained"
+        state = "draining" if base in {"mixed", "allocated"} or "completing" in words else "drained"
+        obstacle = next((flag for flag in (*_OBSTACLES, "unknown") if flag in words), "")
+        return f"{state}+{obstacle}" if obstacle else state
     for flag in _NODE_FLAGS:
         if flag in words and not (flag in {"reserved", "planned"} and base in {"mixed", "allocated"}):
             return flag

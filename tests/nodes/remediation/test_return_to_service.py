@@ -112,7 +112,9 @@ def test_returns_in_whatever_words_slurm_says_that_it_is_drained(lab: Lab, state
     assert not lab.scheduler.drained
 
 
-@pytest.mark.parametrize("state", ["mixed+drain", "down+drain", "down*", "idle+drain+completing", "drain*"])
+@pytest.mark.parametrize(
+    "state", ["mixed+drain", "down+drain", "down*", "idle+drain+completing", "drain*", "drained+powered_down"]
+)
 def test_stays_out_while_it_is_anything_else_but_drained(lab: Lab, state: str) -> None:
     drained_by_rule(lab)
     set_machine(lab, state=state)

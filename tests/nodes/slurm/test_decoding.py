@@ -15,7 +15,7 @@ from nodes.schedulers.slurm.http import decoded
 from nodes.schedulers.slurm.listed import FIELDS_READ, decode_job_list
 from nodes.schedulers.slurm.rest import JobList
 from nodes.schedulers.slurm.shapes import CANCELLED, JobRecord
-from nodes.scheduling import gpu_types
+from nodes.scheduling import gpu_types, node_states
 from tests.nodes.slurm.playing import VERSIONS, Played, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
 
@@ -347,6 +347,26 @@ def test_types_of_gpus_keep_the_configured_case() -> None:
         found = shapes.node({**payload, **more})
         assert dict(found.gpus_used_by_type) == {"H100": 1, "1g.10gb": 2}
         assert gpu_types.free(found) == {"H100": 7, "1g.10gb": 5}
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["IDLE", "DRAIN"], "drained"),
+        (["IDLE", "DRAIN", "MAINTENANCE", "RESERVED"], "drained"),
+        (["IDLE", "DRAIN", "NOT_RESPONDING"], "drained+not_responding"),
+        (["IDLE", "DRAIN", "REBOOT_REQUESTED"], "drained+reboot_requested"),
+        (["IDLE", "DRAIN", "POWERED_DOWN"], "drained+powered_down"),
+        (["IDLE", "DRAIN", "INVALID_REG"], "drained+invalid_reg"),
+        (["UNKNOWN", "DRAIN"], "drained+unknown"),
+        (["MIXED", "DRAIN", "NOT_RESPONDING"], "draining+not_responding"),
+    ],
+)
+def test_what_else_keeps_a_drained_node_out_of_service(words: list[str], state: str) -> None:
+    assert states.node_state(words) == state
+    assert node_states.is_drained(state)
+    assert not node_states.is_in_service(state)
+    assert node_states.is_drained_without_jobs(state) == (state == "drained")
 
 
 def test_a_node_that_slurm_reboots_is_down_for_a_while() -> None:

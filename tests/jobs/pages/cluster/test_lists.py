@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nodes.cluster import sync
+from nodes.models import Node
 from nodes.schedulers.cluster import AccountsInfo, AssociationInfo, LicenseInfo, Limits, QosInfo
 from portal.models import User
 from tests.jobs.pages.cluster.reading import text
@@ -22,6 +23,9 @@ def test_lists_of_the_cluster(mira: User, scheduler: ScriptedScheduler) -> None:
     assert [(p["name"], p["is_default"], p["state"]) for p in found] == [("gpu", True, "up"), ("cpu", False, "drain")]
     assert client.get("/api/v1/nodes?partition=cpu").json()["items"][0]["name"] == "cpu-01"
     assert [n["name"] for n in client.get("/api/v1/nodes?state=drained").json()["items"]] == ["dgx-02"]
+    Node.objects.filter(name="dgx-02").update(state="drained+not_responding")
+    assert [n["name"] for n in client.get("/api/v1/nodes?state=drained").json()["items"]] == ["dgx-02"]
+    assert "drained and not responding" in client.get("/nodes?state=drained").text
     scheduler.machines = [replace(scheduler.machines[0], state="mixed+drain")]
     sync.read(scheduler)
     assert client.get("/api/v1/nodes/dgx-01").json()["takes_jobs"] is False
