@@ -2,7 +2,8 @@
 
     running     each call judges the configuration again and remembers what GPUs did at work: a GPU that idles lowers
                 its PCIe generation, and is neither hot nor slow
-    ended       with the burn-in: all clauses are judged, and the result is stored once
+    ended       with the burn-in: all clauses are judged, and the result is stored once. A node whose agent does not
+                report has ten minutes to do so: after an outage of the portal it does within one
 
 The burn-in has a state machine of its own (jobs.burnins.advance). Here a call changes one row by a conditional update,
 so it may be repeated after a crash, and two workers do no harm.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
@@ -33,6 +34,7 @@ from portal.audit import Change
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 50
+FOR_AGENTS = timedelta(minutes=10)  # to report again, before their node fails for its silence
 
 
 def advance_all() -> None:
@@ -53,7 +55,8 @@ def advance(acceptance: Acceptance) -> None:
     peaks = _peaks(acceptance, nodes)
     outcomes = configuration_clauses(with_peaks(nodes, peaks), settings.VIGIL_PUBLIC_URL)
     outcomes.append(versions_clause(read_software(rows), len(rows), minimums_in_force()))
-    if burn_in.state != BurnIn.BurnInState.ENDED:
+    is_over = burn_in.state == BurnIn.BurnInState.ENDED
+    if not is_over or _waits_for_agents(burn_in, nodes, now):
         _store(acceptance, outcomes, peaks, now)
         return
     outcomes += outcome_clauses(burn_in, rows)
@@ -63,6 +66,12 @@ def advance(acceptance: Acceptance) -> None:
         ended = Acceptance.objects.active().filter(pk=acceptance.pk)
         if ended.update(result=result, summary=summary, clauses=stored, peaks={}, ended_at=now, observed_at=now):
             note(None, f"acceptance.{result}", acceptance, change=Change(after={"summary": summary}))
+
+
+def _waits_for_agents(burn_in: BurnIn, nodes: list[NodeConfiguration], now: datetime) -> bool:
+    if burn_in.cancel_requested_at is not None or burn_in.ended_at is None:
+        return False
+    return now < burn_in.ended_at + FOR_AGENTS and not all(node.is_reporting for node in nodes)
 
 
 def _store(acceptance: Acceptance, outcomes: list[ClauseOutcome], peaks: Mapping[str, GpuPeaks], now: datetime) -> None:

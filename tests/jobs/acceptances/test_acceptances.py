@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.acceptances.advance import advance, advance_all
+from jobs.acceptances.advance import FOR_AGENTS, advance, advance_all
 from jobs.burnins.start import cancel as cancel_burn_in
 from jobs.tasks import advance_acceptances
 from nodes.models import Acceptance, Agent, BurnIn
@@ -78,7 +78,8 @@ def finish(bench: Bench, acceptance: Acceptance) -> dict[str, Any]:
     """End the tests and the burn-in, judge, and return the clauses' outcomes by key."""
     bench.end_job()
     bench.until_ended()
-    BurnIn.objects.update(job_ended_at=timezone.now(), started_at=timezone.now() - timedelta(hours=48))
+    now = timezone.now()
+    BurnIn.objects.update(job_ended_at=now, started_at=now - timedelta(hours=48), ended_at=now - FOR_AGENTS)
     advance_acceptances()
     acceptance.refresh_from_db()
     return {clause["key"]: clause for clause in acceptance.clauses}
@@ -102,6 +103,24 @@ def test_healthy_nodes_are_accepted(bench: Bench, client: Client) -> None:
     assert actions == ["burnin.started", "acceptance.started", "acceptance.accepted"]
     advance_acceptances()
     assert AuditEntry.objects.count() == 3
+
+
+def test_agents_may_report_again_after_an_outage_of_the_portal(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    advance_acceptances()
+    write_results(bench)
+    Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=1))
+    bench.end_job()
+    bench.until_ended()
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    assert (acceptance.is_active, acceptance.result) == (True, "")
+    report_configuration(bench, generation=1, percent=0)
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    assert "rejected" not in (acceptance.result or "rejected"), acceptance.summary
 
 
 def test_each_fault_is_a_failed_clause_with_its_reason(bench: Bench, client: Client) -> None:
