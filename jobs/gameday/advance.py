@@ -13,7 +13,7 @@ from datetime import timedelta
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from jobs.errors import Conflict, JobError
+from jobs.errors import JobError
 from jobs.gameday import on_nodes
 from jobs.gameday.faults import FAULTS
 from jobs.gameday.judge import judge
@@ -57,7 +57,7 @@ def _advance(game_day: GameDay) -> None:
 
 def _submit(game_day: GameDay, drill: Drill) -> None:
     if game_day.started_by is None:
-        _end(game_day, "Whoever started it has no account any more.")
+        _end(game_day, "The account of the person who started it was deleted.")
         return
     try:
         job = submit_drill(game_day.started_by, drill)
@@ -92,7 +92,7 @@ def _has_ended(job: Job) -> bool:
 
 def _cancel(game_day: GameDay, job: Job) -> None:
     if game_day.started_by is not None:
-        with suppress(Conflict):  # it has just ended
+        with suppress(JobError):  # it has just ended, or its owner may no longer do this
             cancel_job(game_day.started_by, job, may_kill=False)
 
 

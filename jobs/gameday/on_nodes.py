@@ -19,7 +19,7 @@ from jobs.gameday.judge import describe_node
 from jobs.gameday.results import State, store
 from jobs.models import Drill, GameDay
 from nodes.health.rules.rule import OUT_OF_SERVICE
-from nodes.models import Agent, HealthEntry, MaintenanceWindow, Node, NodeEvent, NodeOrder, Partition
+from nodes.models import Agent, BurnInNode, HealthEntry, MaintenanceWindow, Node, NodeEvent, NodeOrder, Partition
 from nodes.remediation import inbox
 from nodes.telemetry import planting
 from portal.access import note
@@ -31,6 +31,8 @@ FOR_RETURN = timedelta(minutes=10)
 """How long after the fault a node may take to be back in service."""
 SLACK = timedelta(seconds=30)
 """For the rules and the scheduler, after a fault has ended."""
+LATE_REPORT = timedelta(seconds=30)
+"""How long after a request was taken back its agent may report the fault: it had read the request just before."""
 MOST_ENTRIES, MOST_EVENTS = 50, 50
 Decision = HealthEntry.EntryDecision
 HOW_TO = "Set VIGIL_AGENT_GAMEDAY=yes for the agent of a node there (docs/how-to/game-day.md)."
@@ -81,6 +83,9 @@ def follow(game_day: GameDay, drill: Drill) -> None:
             store(drill, State.NOT_TRIED, f"Not tried: the agent of {drill.node} refused. {report.text}")
         elif is_cancelled or waited > planting.OFFERED_FOR:
             planting.withdraw(drill.node, drill.pk)
+            taken_back_at = min(game_day.cancel_requested_at or now, drill.submitted_at + planting.OFFERED_FOR)
+            if now < taken_back_at + LATE_REPORT:
+                return
             seconds = formatting.duration(waited.total_seconds())
             missing = f"The agent of {drill.node} has not planted it after {seconds}."
             store(drill, State.NOT_TRIED if is_cancelled else State.FAILED, "Cancelled." if is_cancelled else missing)
@@ -88,7 +93,7 @@ def follow(game_day: GameDay, drill: Drill) -> None:
     planting.withdraw(drill.node, drill.pk)
     drill.planted_at = report.at
     _measure(drill, fault, now)
-    is_expected = not (is_cancelled or _is_settled(drill)) and now < report.until + SLACK
+    is_expected = not _is_settled(drill) and now < report.until + SLACK  # also if cancelled: the node has it by now
     if is_expected or (_lasts(drill) and now < report.until + FOR_RETURN):
         store(drill, State.RUNNING)
     elif problem := _clean_up(game_day, drill, now):
@@ -127,11 +132,13 @@ def _problem_of(agent: Agent, fault: Fault, now: datetime) -> str:
         return "has an agent that is silent"
     if node.has_jobs:
         return "runs jobs"
+    if BurnInNode.objects.filter(node=agent.node, is_active=True).exists():
+        return "is in a burn-in"
     findings = HealthEntry.objects.active().filter(node=agent.node)
     if finding := findings.filter(Q(rule__in=fault.rules) | Q(action__in=OUT_OF_SERVICE)).first():
         return f"has a finding of its own: {finding.title}"
     if NodeOrder.objects.open().filter(node=agent.node).exists() or planting.wanted_of(agent) is not None:
-        return "waits for an order"
+        return "has an open order or another planted fault"
     return ""
 
 

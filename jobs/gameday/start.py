@@ -66,5 +66,5 @@ def _project(user: User, slug: str) -> Project:
         return usable[0]
     names = formatting.listed([project.slug for project in usable[:10]])
     if slug or not usable:
-        raise CannotHoldGameDay(f"{slug or 'No project'} is none in which you may submit jobs. Become a member of one.")
+        raise CannotHoldGameDay(f"You may not submit jobs to {slug or 'any project'}. Ask one of its leads to add you.")
     raise CannotHoldGameDay(f"Name the project to which its jobs belong: {names}.")

@@ -152,7 +152,7 @@ class PlantedFaults:
         if not gpus.gpus or gpus.is_silent:
             raise CannotPlant("NVML does not respond." if gpus.is_silent else "This node has no GPU.")
         self._begin(fault)
-        return "NVML does not respond."
+        return "The process that reads NVML is stopped."
 
     def _slow_mount(self, fault: PlantedFault, mounts: tuple[str, ...]) -> str:
         if not mounts:

@@ -156,6 +156,16 @@ def test_a_cancelled_game_day_cancels_its_job_and_ends(game_day: GameDay, ops: U
     assert not game_day.drills.filter(state__in=("waiting", "running")).exists()
 
 
+def test_it_ends_though_the_person_who_started_it_was_deactivated(game_day: GameDay, ops: User) -> None:
+    advance()
+    User.objects.filter(pk=ops.pk).update(is_active=False)
+    Drill.objects.filter(fault="none").update(submitted_at=timezone.now() - LONGEST - timedelta(seconds=1))
+    for _ in range(3):
+        advance()
+    game_day.refresh_from_db()
+    assert (drill(game_day, "none").state, game_day.is_active) == ("failed", False)
+
+
 def test_a_refused_job_ends_it_and_says_why(game_day: GameDay, ops: User) -> None:
     Membership.objects.filter(user=ops).delete()
     User.objects.filter(pk=ops.pk).update(is_superuser=False)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from jobs.burnins import start as burn_ins
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
-from jobs.gameday.on_nodes import FOR_A_NODE, FOR_RETURN, HOW_TO, begin
+from jobs.gameday.on_nodes import FOR_A_NODE, FOR_RETURN, HOW_TO, LATE_REPORT, begin
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
 from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, SiteRule
@@ -246,10 +247,10 @@ def test_an_agent_that_refuses_says_why(xid: Fault) -> None:
 
 
 def test_an_agent_that_does_nothing_fails_and_is_asked_no_more(xid: Fault) -> None:
-    Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - timedelta(seconds=1))
+    Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
     xid.advance()
     assert xid.drill.state == "failed"
-    assert xid.drill.detail.startswith(f"The agent of {NODE} has not planted it after 1")
+    assert xid.drill.detail.startswith(f"The agent of {NODE} has not planted it after 2")
     assert xid.request is None
 
 
@@ -268,6 +269,28 @@ def test_a_cancelled_game_day_cleans_up(xid: Fault, ops: User) -> None:
     assert (xid.drill.state, xid.drill.detail) == ("not tried", "Cancelled.")
     assert xid.lab.entry().state == "cleared"
     assert xid.lab.scheduler.drained == {}
+
+
+def test_a_fault_that_is_reported_just_after_the_cancellation_is_cleaned_up(xid: Fault, ops: User) -> None:
+    request = xid.request  # the agent has read it, and plants it
+    assert request is not None
+    game_days.cancel(ops, xid.game_day)
+    xid.advance()
+    assert (xid.drill.state, xid.request) == ("running", None)
+    mark = {"planted": request["id"], "planted_until": time.time() + 60}
+    xid.lab.happens("fault.planted", NODE, fault="xid", text="Planted.", **mark)
+    xid.xid(**mark)
+    xid.advance(4)
+    assert (xid.drill.state, xid.drill.detail) == ("not tried", "Cancelled.")
+    assert (xid.lab.entry().state, xid.lab.scheduler.drained) == ("cleared", {})
+
+
+def test_a_cancelled_request_that_no_agent_read_ends(xid: Fault, ops: User) -> None:
+    game_days.cancel(ops, xid.game_day)
+    GameDay.objects.update(cancel_requested_at=timezone.now() - LATE_REPORT)
+    xid.advance(2)
+    xid.game_day.refresh_from_db()
+    assert (xid.drill.detail, xid.game_day.is_active) == ("Cancelled.", False)
 
 
 class TestWhereItIsPlanted:
@@ -296,6 +319,12 @@ class TestWhereItIsPlanted:
         Drill.objects.update(submitted_at=timezone.now() - FOR_A_NODE - timedelta(seconds=1))
         advance()
         assert (fault.drill.state, fault.drill.detail) == ("not tried", f"Not tried: {NODE} {problem}.")
+
+    def test_not_on_a_node_in_a_burn_in(self, lab: Lab, ops: User) -> None:
+        burn_ins.start(ops, [NODE], 60)
+        fault = Fault(lab, ops, "xid")
+        advance()
+        assert (fault.request, fault.drill.detail) == (None, f"Waits for a node: {NODE} is in a burn-in.")
 
     def test_not_where_something_is_found_already(self, lab: Lab, ops: User) -> None:
         lab.xid(48, NODE)
