@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from vigil_cli.node_tests import poll
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import Portal, find_portal
 from vigil_cli.tables import table
@@ -51,7 +52,7 @@ def _follow(portal: Portal, found: dict[str, Any]) -> dict[str, Any]:
         if found["ended_at"]:
             return found
         time.sleep(POLL_S)
-        found = portal.get(f"gamedays/{found['id']}")
+        found = poll(portal, f"gamedays/{found['id']}", POLL_S)
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

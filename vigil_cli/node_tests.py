@@ -1,4 +1,4 @@
-"""Start tests of nodes and follow them to their end: what `vigil burnin` and `vigil accept` share. No Django."""
+"""Start tests of nodes and follow them to their end: for `vigil burnin`, `accept` and `gameday`. No Django."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from vigil_cli.drain import DRAINED
 from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import echo
 
+OUTAGE_S = 900.0
+NO_RESPONSE = frozenset({0, 502, 503, 504})  # none, or a proxy's while the portal is away
 Record = dict[str, Any]
 
 
@@ -37,5 +39,19 @@ def follow_tests(
             echo(text, err=True)
             last = text
         time.sleep(poll_s)
-        record = portal.get(f"{path}/{record['id']}")
+        record = poll(portal, f"{path}/{record['id']}", poll_s)
     return record
+
+
+def poll(portal: Portal, path: str, poll_s: float) -> Record:
+    """Return a record; try again for some minutes while the portal does not respond, as while it is upgraded."""
+    until = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            found: Record = portal.get(path)
+        except CliError as error:
+            if error.status not in NO_RESPONSE or time.monotonic() > until:
+                raise
+            time.sleep(poll_s)
+        else:
+            return found

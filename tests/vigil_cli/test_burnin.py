@@ -34,7 +34,10 @@ def test_follows_it_to_the_verdict(portal: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(burnin, "POLL_S", 0)
     running = burn_in(state="running", detail="", progress=0.52, node={"failures": 1})
     portal.answers = {
-        ("POST", "burnins"): burn_in(), ("GET", "burnins/7"): [burn_in(), running, running, FAILED],
+        ("POST", "burnins"): burn_in(),
+        ("GET", "burnins/7"): [
+            burn_in(), running, *[httpx.ConnectError("refused")] * 4, httpx.Response(502), running, FAILED
+        ],
     }  # fmt: skip
     result = vigil("burnin", "dgx-03", "--for", "10m", status=1)
     assert json.loads(portal.asked[0].content) == {"nodes": ["dgx-03"], "seconds": 600, "may_undrain": False}
