@@ -126,8 +126,9 @@ class _Step:
             _end_early(self.burn_in, problem)
             return
         if self.burn_in.reserved_at is None:
-            seconds = self.burn_in.seconds * 2 + plan.OVERHEAD_S + int(WAIT_FOR_JOBS.total_seconds())
             names = [node.name for node in nodes]
+            longest = plan.time_limit_s(self.burn_in.seconds, len(names))
+            seconds = longest + int(WAIT_FOR_JOBS.total_seconds())
             self.scheduler.reserve(self.burn_in.reservation, names, seconds=seconds)
             self._set(reserved_at=timezone.now(), detail="Waits for the scheduler to report its nodes.", tried_at=None)
             sync.hurry(Reading.Part.NODES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from django.utils import timezone
 
@@ -42,7 +43,7 @@ def store(burn_in: BurnIn, verdicts: Mapping[str, NodeVerdict]) -> None:
 
 def results_of(row: BurnInNode, burn_in: BurnIn) -> NodeResults:
     """Return what the judge needs to know of a node."""
-    is_lost = row.outcome == LOST_NODE or (not row.has_ended and _is_down(row.node))
+    is_lost = row.outcome == LOST_NODE or (not row.has_ended and _failed_since(row.node, burn_in.tests_began_at))
     return NodeResults(
         row.node,
         row.tested_machine,
@@ -54,9 +55,13 @@ def results_of(row: BurnInNode, burn_in: BurnIn) -> NodeResults:
     )
 
 
-def _is_down(name: str) -> bool:
-    state = Node.objects.filter(name=name).values_list("state", flat=True).first()
-    return state is not None and not DOWN.isdisjoint(node_states.state_words(state))
+def _failed_since(name: str, moment: datetime) -> bool:
+    """Return whether the node is down, or was and has booted again."""
+    node = Node.objects.filter(name=name).first()
+    if node is None:
+        return False
+    has_rebooted = node.booted_at is not None and node.booted_at > moment
+    return has_rebooted or not DOWN.isdisjoint(node_states.state_words(node.state))
 
 
 def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdict:

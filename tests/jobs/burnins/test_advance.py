@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-from datetime import timedelta
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
-from jobs.burnins import returning
 from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
 from jobs.errors import Conflict
 from jobs.tasks import assess
-from nodes.cluster import drain
 from nodes.models import BurnIn, GoldenRecord, Node, NodeOrder
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
@@ -261,26 +258,6 @@ def test_a_reservation_that_cannot_be_removed_is_tried_again(bench: Bench) -> No
     assert not bench.lab.scheduler.reserved
 
 
-def test_a_failed_node_stays_reserved_until_a_scheduler_that_was_away_for_long_has_drained_it(bench: Bench) -> None:
-    bench.start()
-    bench.until_running()
-    bench.write(
-        [*good_lines()[:-1], line("memory", "GPU 1", outcome="failed", detail="12 words differ"), good_lines()[-1]]
-    )
-    bench.end_job()
-    bench.lab.scheduler.broken_parts = {"drain": away()}
-    bench.until(lambda _: NodeOrder.objects.open().exists())
-    NodeOrder.objects.update(asked_at=timezone.now() - drain.GIVE_UP - timedelta(seconds=1), tried_at=None)
-    bench.tick(2)
-    assert NodeOrder.objects.get().state == "refused"
-    assert (bench.burn_in.state, bool(bench.lab.scheduler.reserved)) == ("returning", True)
-    bench.lab.scheduler.broken_parts = {}
-    NodeOrder.objects.update(ended_at=timezone.now() - returning.ORDER_AGAIN)
-    bench.until_ended()
-    assert list(bench.lab.scheduler.drained) == ["dgx-01"]
-    assert bench.row().outcome == "Drained."
-
-
 def test_cancelled_while_it_runs_drains_again_what_was_drained(bench: Bench) -> None:
     drain_by_rule(bench)
     bench.start()
@@ -324,6 +301,16 @@ def test_a_node_that_dies_in_it_is_drained(bench: Bench, requeued: bool) -> None
     bench.until_ended()
     assert bench.row().verdict == "failed"
     assert bench.lab.scheduler.drained == {"dgx-01": "[node] The node failed during the burn-in (vigil: burn-in)"}
+
+
+def test_a_node_that_died_and_is_up_again_is_drained(bench: Bench) -> None:
+    bench.start("dgx-01", "dgx-02")
+    bench.until_running()
+    bench.end_job("node_fail")
+    bench.set_node("dgx-02", state="idle", booted_at=time.time() + 60)
+    bench.until_ended()
+    assert list(bench.lab.scheduler.drained) == ["dgx-02"]
+    assert bench.row().verdict == "inconclusive"
 
 
 def test_a_job_that_the_scheduler_forgot_is_over_after_a_while(bench: Bench) -> None:

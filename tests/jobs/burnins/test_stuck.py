@@ -1,4 +1,4 @@
-"""What could keep a burn-in waiting for ever ends it, with the reason; its nodes and its reservation are free then."""
+"""What could keep a burn-in waiting for ever ends it, with the reason; an outage of the scheduler does not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs.burnins import submission
+from jobs.burnins import returning, submission
 from jobs.burnins.advance import UNKNOWN_STATE_FOR, WAIT_FOR_JOBS
-from nodes.models import BurnIn
+from nodes.cluster import drain
+from nodes.models import BurnIn, NodeOrder
 from nodes.schedulers.base import UNKNOWN, SchedulerError
-from tests.jobs.burnins.bench import Bench, away
+from tests.jobs.burnins.bench import Bench, away, good_lines, line
 
 pytestmark = pytest.mark.django_db
 
@@ -120,3 +121,23 @@ def test_two_workers_submit_once(bench: Bench) -> None:
     BurnIn.objects.update(submitting_at=timezone.now() - submission.LONGEST_CALL - timedelta(seconds=1))
     bench.until_running()
     assert len(bench.lab.scheduler.submissions) == 1
+
+
+def test_a_failed_node_stays_reserved_until_a_scheduler_that_was_away_for_long_has_drained_it(bench: Bench) -> None:
+    bench.start()
+    bench.until_running()
+    bench.write(
+        [*good_lines()[:-1], line("memory", "GPU 1", outcome="failed", detail="12 words differ"), good_lines()[-1]]
+    )
+    bench.end_job()
+    bench.lab.scheduler.broken_parts = {"drain": away()}
+    bench.until(lambda _: NodeOrder.objects.open().exists())
+    NodeOrder.objects.update(asked_at=timezone.now() - drain.GIVE_UP - timedelta(seconds=1), tried_at=None)
+    bench.tick(2)
+    assert NodeOrder.objects.get().state == "refused"
+    assert (bench.burn_in.state, bool(bench.lab.scheduler.reserved)) == ("returning", True)
+    bench.lab.scheduler.broken_parts = {}
+    NodeOrder.objects.update(ended_at=timezone.now() - returning.ORDER_AGAIN)
+    bench.until_ended()
+    assert list(bench.lab.scheduler.drained) == ["dgx-01"]
+    assert bench.row().outcome == "Drained."
