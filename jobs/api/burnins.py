@@ -83,7 +83,9 @@ class ItemShape(Schema):
     golden: float | None = Field(description="Median of passed burn-ins of this model and driver.")
     earlier: float | None = Field(description="Median of this node's burn-in before.")
     digests: list[str] = Field(description="SHA-256 of matrix products.")
-    basis: str = Field(description="Model and software that must agree for results to be comparable.")
+    basis: str = Field(
+        description="Model and software that must agree for results to be comparable; of a mount, its type and source."
+    )
     detail: str
 
 
