@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from nodes.health.rules.condition import Condition, FieldValue
 from nodes.health.rules.rule import Rule
 from nodes.models import Agent, Frame
 from nodes.monitoring.sampled_fields import SampledSubject
+from nodes.monitoring.silences import with_silences
 from nodes.monitoring.verdicts import ColumnVerdicts, FieldCondition
 from nodes.telemetry import frames
 from nodes.telemetry.fields import MAX_SPAN_S, PLACE, gpu_owner, host_owner
@@ -36,13 +37,20 @@ LIVE_S = 10
 """Seconds between two values that live evaluation sees: an agent reports every ten seconds."""
 
 
+_NO_STRETCHES = np.zeros((0, 2), np.int64)
+
+
 @dataclass(frozen=True)
 class JudgedColumn:
-    """Values of one series in order of time (ticks), with their verdicts."""
+    """Values of one series in order of time (ticks), with their verdicts.
+
+    `stretches` are beginnings and ends between which equal verdicts were left out.
+    """
 
     at: Integers
     value: Floats
     verdict: Integers
+    stretches: Integers = field(default_factory=lambda: _NO_STRETCHES)
 
 
 def needed_fields(rule: Rule, signal: str) -> frozenset[str]:
@@ -70,7 +78,13 @@ class StoredSamples:
             self._columns |= _load(series, list(dict.fromkeys(owners)), self.start, self.end)
         _add_frames(self._columns, [agent.pk for agent in self.agents], self.start, self.end)
         for subject in subjects:
-            yield subject.subject, _SubjectColumns(self.rule, subject, self._judged(subject)).readings()
+            yield subject.subject, self._readings(subject)
+
+    def _readings(self, subject: SampledSubject) -> StateReadings:
+        columns = self._judged(subject)
+        found = _SubjectColumns(self.rule, subject, columns).readings()
+        stretches = np.concatenate([_NO_STRETCHES, *(column.stretches for column in columns.values())])
+        return with_silences(found, stretches[stretches[:, 0].argsort()] / _TICKS, self.end)
 
     def _series(self, subject: SampledSubject) -> set[str]:
         names = needed_fields(self.rule, subject.signal) & subject.fields.keys()
@@ -203,11 +217,12 @@ class _StoredColumn:
             step, value = (np.concatenate(some) for some in zip(*self.fresh, strict=True))
             parts.append(_judged_values(step, value, verdicts))
         at, value, verdict = (np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMN)
+        stretches = np.concatenate([part.stretches for part in parts])
         if (at[1:] > at[:-1]).all():
-            return JudgedColumn(at, value, verdict)
+            return JudgedColumn(at, value, verdict, stretches)
         order = np.argsort(at, kind="stable")
         order = order[np.append(np.diff(at[order]) != 0, True)]  # late values win
-        return JudgedColumn(at[order], value[order], verdict[order])
+        return JudgedColumn(at[order], value[order], verdict[order], stretches)
 
     def _minutes(self, verdicts: ColumnVerdicts, triggers: int) -> Iterator[JudgedColumn]:
         undecided, whole = [], _WholeChunks()
@@ -274,17 +289,20 @@ class _WholeChunks:
 
     def __init__(self) -> None:
         self._at: list[int] = []
+        self._stretches: list[tuple[int, int]] = []
         self._values: list[float] = []
         self._codes: list[int] = []
 
     def add(self, at: tuple[int, int, int], value: float, code: int) -> None:
         self._at += at
+        self._stretches.append((at[0], at[2]))
         self._values += (value,) * len(at)
         self._codes += (code,) * len(at)
 
     def column(self) -> JudgedColumn:
         at, codes = (np.array(some, np.int64) for some in (self._at, self._codes))
-        return JudgedColumn(at, np.array(self._values, np.float64), codes)
+        stretches = np.array(self._stretches, np.int64).reshape(-1, 2)
+        return JudgedColumn(at, np.array(self._values, np.float64), codes, stretches)
 
 
 class _ChunkRow(NamedTuple):

@@ -186,6 +186,13 @@ def test_temperatures_of_seconds_open_and_clear(cluster: StoredCluster) -> None:
     assert entry.observed["margin_c"] == 2
 
 
+@pytest.mark.parametrize(("silent_s", "found"), [(100, 1), (200, 0)])
+def test_what_nobody_read_does_not_count(cluster: StoredCluster, silent_s: int, found: int) -> None:
+    cluster.seconds("temperature_c", [85.0] * 200, HOUR)
+    cluster.seconds("temperature_c", [85.0] * 200, HOUR - timedelta(seconds=200 + silent_s))
+    assert tried(HEAT).found == found
+
+
 def test_a_minute_holds_only_if_its_lowest_and_highest_value_do(cluster: StoredCluster) -> None:
     hot, mixed = [85.0] * 10, [85.0, 60.0] * 5
     cluster.minutes("temperature_c", hot + [60.0] * 20, hot + [60.0] * 20, 10 * DAY)

@@ -16,6 +16,7 @@ from nodes.health.rules.rule import parse_rules
 from nodes.models import HealthEntry, NodeEvent, SiteRule
 from nodes.monitoring.dry_run import dry_run
 from nodes.monitoring.evaluate import evaluate
+from nodes.monitoring.silences import SILENT_S
 from tests.examples import examples
 from tests.nodes.monitoring.history import NOW, StoredCluster
 
@@ -146,6 +147,8 @@ def test_samples(stretches: list[tuple[int, int, int]]) -> None:
             for i, (t, bits) in enumerate(zip(temperatures, throttles, strict=True))
             if i % 10 == 9 or i == len(temperatures) - 1
         ]
+        if dense:  # the agent was silent from then on
+            dense.append(Observation("gpu_samples", Subject("dgx-01"), dense[-1].at + SILENT_S, {}))
         live = list(replay(rule, Subject("dgx-01"), dense, NOW.timestamp()))
         assert [_times(entry) for entry in found.entries] == [_times(entry) for entry in live]
         transaction.set_rollback(True)
