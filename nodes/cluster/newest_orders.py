@@ -6,7 +6,6 @@ from datetime import datetime
 
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 
-from nodes.cluster import drain
 from nodes.models import Node, NodeOrder
 from nodes.models.orders import NodeOrderQuerySet
 
@@ -20,7 +19,7 @@ def newest_orders(nodes: QuerySet[Node], **conditions: object) -> NodeOrderQuery
     return NodeOrder.objects.filter(pk__in=nodes.order_by().annotate(newest=Subquery(newest)).values("newest"))
 
 
-def newest_order(node: str, now: datetime) -> NodeOrder | None:
-    """Return the node's newest order, unless it was withdrawn, or refused so long ago that Vigil tries again."""
-    is_old = Q(state=NodeOrder.State.REFUSED, asked_by=None, ended_at__lt=now - drain.GIVE_UP) & ~Q(rule="")
-    return NodeOrder.objects.filter(node=node).exclude(state=NodeOrder.State.REPLACED).exclude(is_old).first()
+def newest_order(node: str, refused_before: datetime) -> NodeOrder | None:
+    """Return the node's newest order, but none that was replaced, nor one of Vigil refused before this time."""
+    is_refused = Q(state=NodeOrder.State.REFUSED, asked_by=None, ended_at__lt=refused_before) & ~Q(rule="")
+    return NodeOrder.objects.filter(node=node).exclude(state=NodeOrder.State.REPLACED).exclude(is_refused).first()

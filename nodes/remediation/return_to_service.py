@@ -47,7 +47,7 @@ def _drained_by_rules() -> list[str]:
 
 
 def _return(name: str, now: datetime) -> None:
-    node, newest = Node.objects.filter(name=name).first(), newest_order(name, now)
+    node, newest = Node.objects.filter(name=name).first(), newest_order(name, now - drain.GIVE_UP)
     if node is None or newest is None or not newest.rule or newest.action != NodeOrder.Action.DRAIN:
         return  # a person's order came since
     if node.has_jobs or not node_states.is_drained_without_jobs(node.state):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db.models import F
+from django.utils import timezone
 
 from nodes.cluster import drain, sync
 from nodes.drains import maintenance
@@ -161,6 +162,7 @@ def test_a_second_rule_joins_the_drain_whatever_the_limits(lab: Lab) -> None:
     lab.step()
     NodeOrder.objects.update(asked_at=F("asked_at") - timedelta(hours=2))
     NodeOrder.objects.create(node="dgx-02", action="drain", rule="off-bus", state="done")
+    NodeOrder.objects.create(node="dgx-01", action="undrain", rule="off-bus", state="refused", ended_at=timezone.now())
     lab.xid(119)
     lab.step()
     entry = HealthEntry.objects.open().exclude(rule="off-bus").get()

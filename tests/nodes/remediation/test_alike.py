@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodes.models import HealthEntry
+from nodes.models import HealthEntry, NodeOrder
 from portal.models import AuditEntry, User
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.remediation.cluster import NAMES, Lab
@@ -87,12 +87,14 @@ def test_approving_all_drains_all_but_what_somebody_else_drained(ops: User, sett
     lab = Lab()
     lab.scheduler.drain("dgx-03", "broken fan")
     lab.step()
-    for name in NAMES[:7]:
+    for name in reversed(NAMES[:7]):
         entries(1, f"{name}-", **OLD | {"action": "drain", "decision": "proposed", "severity": "critical"})
         HealthEntry.objects.filter(node__startswith=f"{name}-").update(node=name)
     assert "Drain all" in plain(signed_in(ops).get("/health"))
     answer = decide(ops, HealthEntry.objects.get(node="dgx-01"), "approve", reason="all", alike=True).json()
     assert (answer["alike_decided"], answer["alike_left"]) == (5, 1)
+    ordered = NodeOrder.objects.order_by("pk").values_list("node", flat=True)
+    assert list(ordered) == sorted(ordered), "nodes are locked in the order of bulk drains"
     lab.step()
     assert sorted(lab.scheduler.drained) == list(NAMES[:7])
     assert lab.scheduler.drained["dgx-03"] == "broken fan"
