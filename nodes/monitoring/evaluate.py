@@ -95,7 +95,7 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
     began = time.monotonic()
     with transaction.atomic():
         HealthControl.locked()
-        judgements = events.unjudged()
+        judgements = events.unjudged(rules.values())
         changes = _EntryChanges(rules, now, evaluation)
         changes.load(_keys_of_events(rules, judgements), nodes={j.row.agent.node for j in judgements if j.repair})
         for judgement in judgements:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 
 from django.db.models import F, Q
 
 from nodes.health.engine import Repair
 from nodes.health.progress import Observation, Subject
-from nodes.health.rules.catalogue import shipped_rules
 from nodes.health.rules.condition import FieldValue
+from nodes.health.rules.rule import Rule
 from nodes.models import Holding, NodeEvent
 from vigil_core import untrusted
 
@@ -37,11 +36,10 @@ _RECOVERY = re.compile(r"\bto 0x[0-9a-f]+ \(([^)]{1,40})\)", re.IGNORECASE)
 _FATAL = re.compile(r"(?<!non)(?<!non-)fatal", re.IGNORECASE)
 
 
-@cache
-def listed_xids() -> frozenset[int]:
-    """Return the Xids that a shipped rule names."""
+def listed_xids(rules: Iterable[Rule]) -> frozenset[int]:
+    """Return the Xids that one of these rules names."""
     codes: set[int] = set()
-    for rule in shipped_rules().values():
+    for rule in rules:
         for trigger in rule.triggers:
             condition = trigger.where.get("code")
             if trigger.signal.name == "xid" and condition is not None and isinstance(condition.operand, tuple):
@@ -51,17 +49,17 @@ def listed_xids() -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One row with what rules are to learn from it: an observation, or a repair."""
+    """An event row, and what the rules make of it: an observation or a repair."""
 
     row: NodeEvent
     observation: Observation | None
     repair: Repair | None = None
 
 
-def unjudged() -> list[Judgement]:
-    """Return some rows that rules have not seen completely, oldest first, and what each of them says."""
+def unjudged(rules: Iterable[Rule]) -> list[Judgement]:
+    """Return some rows that the rules have not seen completely, oldest first, and what each of them says."""
     found = list(NodeEvent.objects.filter(UNJUDGED).select_related("agent", "gpu").order_by("id")[:MOST])
-    return list(judgements(sorted(_bounded(found), key=lambda row: (row.last_at, row.pk))))
+    return list(judgements(sorted(_bounded(found), key=lambda row: (row.last_at, row.pk)), rules))
 
 
 def _bounded(rows: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
@@ -75,8 +73,9 @@ def _bounded(rows: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
     return rows
 
 
-def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Iterator[Judgement]:
+def judgements(rows: Sequence[NodeEvent], rules: Iterable[Rule], *, with_holders: bool = True) -> Iterator[Judgement]:
     """Yield what each of these rows says, in their order. `with_holders`: also whose job had the GPU."""
+    listed = listed_xids(rules)
     xids = [row for row in rows if row.kind == "xid" and row.gpu_id is not None]
     echoes, holders = _echoes(xids), _holders(xids) if with_holders else {}
     for row in rows:
@@ -87,7 +86,7 @@ def judgements(rows: Sequence[NodeEvent], *, with_holders: bool = True) -> Itera
                 "code": row.code,
                 "text": row.text,
                 "is_fatal": _FATAL.search(row.text) is not None,
-                "is_listed": row.code in listed_xids(),
+                "is_listed": row.code in listed,
                 "is_echo": row.pk in echoes,
                 "is_implied": row.data.get("implied") is True,
                 "recovery": _recovery(row),

@@ -1,8 +1,8 @@
 """Read the current state of GPUs and nodes, as observations for health rules.
 
-One query per table, however many nodes there are: a thousand nodes are read every ten seconds. A machine whose agent is
-silent reports nothing but its silence: what its GPUs do is unknown then, and what is unknown neither opens nor clears
-anything.
+One query per table, however many nodes there are: a thousand nodes are read every five seconds. A machine whose agent
+is silent reports nothing but its silence: what its GPUs do is unknown then, and what is unknown neither opens nor
+clears anything.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class States:
         at = self.now.timestamp()
         for signal, fields in (
             ("host", self._host(agent)),
-            ("nvml", {"silent_s": self._silent_s(agent)} | _mark_of(self._silent_event(agent))),
+            ("nvml", {"silent_s": self._silent_s(agent)} | _planted_field(self._silent_event(agent))),
             ("gpu_count", self._gpu_count(agent)),
             ("software", self._software(agent)),
             ("leftover", self._leftover(agent)),
@@ -154,10 +154,14 @@ class States:
     def _missing(self, agent: Agent) -> int | None:
         """Return how many GPUs fewer the agent lists than the scheduler expects; None if that is unknown."""
         node = self.nodes.get(agent.node)
-        # A node whose GPUs are cut into MIG slices has more in the scheduler than NVML lists: then nothing is missing.
-        if node is None or node.gpus > MOST_PHYSICAL:
+        if node is None or node.gpus > MOST_PHYSICAL or self._has_slices(agent):
             return None
         return max(0, node.gpus - len(self.gpus.get(agent.pk, ())))
+
+    def _has_slices(self, agent: Agent) -> bool:
+        """Return whether a GPU is or was cut into MIG slices: the scheduler then lists slices, and NVML whole GPUs."""
+        rows = (*self.gpus.get(agent.pk, ()), *self.gone.get(agent.pk, ()))
+        return any(_table(gpu.facts).get("mig") is True for gpu in rows)
 
     def _vanished(self, agent: Agent) -> Sequence[Gpu]:
         """Return the GPUs that should be there and are not: each of them is lost.
@@ -213,7 +217,7 @@ class States:
                 "slow_s": (self.now - event.at).total_seconds() if event else 0.0,
                 "problem": untrusted.line(event.data.get("problem"), 200) if event else "",
                 "affected_share": self._affected_shares.get(source, 0.0),
-                **_mark_of(event),
+                **_planted_field(event),
             }
             yield Observation("mount", Subject(agent.node, item=path), at, fields)
 
@@ -235,19 +239,21 @@ class States:
         for name, value in _host_values(agent).items():
             kind, _, port = name.partition(":")
             if kind == "ib_up" and port and isinstance(value, int | float):
-                fields = {"is_up": bool(value), "usually_up": self._usually_up(name)}
+                fields = {"is_up": bool(value), "usually_up": self._usually_up(name, bool(value))}
                 yield Observation("port", Subject(agent.node, item=port[:64]), at, fields)
 
-    def _usually_up(self, name: str) -> bool:
-        """Return whether a port of this name is active on most nodes: one that is not is not cabled."""
+    def _usually_up(self, name: str, is_up: bool) -> bool:
+        """Return whether a port of this name is active on most other nodes: one that is not is not cabled."""
         up, there = self._ports_up[name]
-        return 2 * up > there
+        return 2 * (up - is_up) > there - 1
 
     @cached_property
     def _ports_up(self) -> dict[str, tuple[int, int]]:
         up: Counter[str] = Counter()
         there: Counter[str] = Counter()
         for agent in self.agents.values():
+            if agent.is_silent(self.now):
+                continue
             ports = {name: value for name, value in _host_values(agent).items() if name.startswith("ib_up:")}
             there.update(ports)
             up.update(name for name, value in ports.items() if value)
@@ -298,7 +304,7 @@ _COMPARED = {
     "firmware": {"inforom", "hca", "fabric_manager"},
 }
 MOST_PHYSICAL = 16
-"""GPUs of one node that are surely whole GPUs: a scheduler that lists more lists MIG slices."""
+"""A scheduler that lists more GPUs than this on a node lists MIG slices."""
 
 
 def _is_down(state: str) -> bool:
@@ -307,14 +313,14 @@ def _is_down(state: str) -> bool:
 
 
 def _gone_gpus(agents: Mapping[int, Agent]) -> dict[int, tuple[Gpu, ...]]:
-    rows = Gpu.objects.filter(agent__in=list(agents), gone_at__isnull=False).defer("facts", "counters")
+    rows = Gpu.objects.filter(agent__in=list(agents), gone_at__isnull=False).defer("counters")
     gone: defaultdict[int, list[Gpu]] = defaultdict(list)
     for gpu in rows.order_by("agent", "-gone_at"):
         gone[gpu.agent_id].append(gpu)
     return {pk: tuple(gpus) for pk, gpus in gone.items()}
 
 
-def _mark_of(event: NodeEvent | None) -> dict[str, FieldValue]:
+def _planted_field(event: NodeEvent | None) -> dict[str, FieldValue]:
     """Return the number of the game day's fault as a field, if the state was planted; no field otherwise."""
     return {"planted": event.planted} if event is not None and event.is_planted else {}
 

@@ -20,6 +20,7 @@ from nodes.health.rules.condition import FieldValue
 from nodes.health.rules.rule import Rule
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from nodes.monitoring import events
+from nodes.monitoring.site_rules import rules_in_force
 from nodes.monitoring.stored_mounts import MountHistory
 from vigil_core import untrusted
 
@@ -99,13 +100,14 @@ class StoredEvents:
         repairs: defaultdict[str, list[RepairStep]] = defaultdict(list)
         lasting = {kind: signal for signal, kind in LASTING.items()}
         moments = [row for row in self.rows if row.kind not in lasting]
+        rules = (*rules_in_force().values(), self.window.rule)
         for row in self.rows:
             if row.kind in lasting:
                 for observation in self._lasting(row, lasting[row.kind]):
                     steps[observation.subject].append(observation)
         for start in range(0, len(moments), events.MOST):
             some = moments[start : start + events.MOST]
-            for judgement in events.judgements(some, with_holders=_names_people(self.window.rule)):
+            for judgement in events.judgements(some, rules, with_holders=_names_people(self.window.rule)):
                 if judgement.observation is not None:
                     steps[judgement.observation.subject] += _spread(judgement.row, judgement.observation)
                 elif judgement.repair is not None:
