@@ -232,16 +232,17 @@ class _Step:
         status = self.statuses.get(self.burn_in.scheduler_id)
         if status is None or status.state == UNKNOWN:
             self._handle_unknown(status)
-            return
-        if self.burn_in.unknown_since is not None:
+        elif self.burn_in.unknown_since is not None:
             self._set(unknown_since=None)
+        if status is None or self.burn_in.job_ended_at is not None:
+            return
         if status.state in ENDED:
             self._note_end(status)
         elif problem := self._stop_reason(status):
             self._stop(status, problem)
         elif status.started_at is not None and self.burn_in.started_at is None:
             self._set(started_at=datetime.fromtimestamp(status.started_at, UTC), detail="", tried_at=None)
-        elif status.started_at is None:
+        elif status.started_at is None and status.state != UNKNOWN:
             self._set_detail(f"Waits for the scheduler to start it{f': {status.reason}' if status.reason else ''}.")
 
     def _handle_unknown(self, status: JobStatus | None) -> None:
@@ -263,7 +264,8 @@ class _Step:
             return "Cancelled."
         if status.restart_count:
             return "A node failed, so the scheduler requeued it."
-        return self.burn_in.problem or ("" if status.started_at else self._obstacle_after_undrain())
+        has_started = self.burn_in.started_at is not None or status.started_at is not None
+        return self.burn_in.problem or ("" if has_started else self._obstacle_after_undrain())
 
     def _stop(self, status: JobStatus, problem: str) -> None:
         """Cancel the job: a person wants it, Slurm requeued it because a node failed, or it cannot start any more."""

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from jobs.burnins import returning, submission
 from jobs.burnins.advance import UNKNOWN_STATE_FOR, WAIT_FOR_JOBS
+from jobs.burnins.start import cancel
 from nodes.cluster import drain
 from nodes.models import BurnIn, NodeOrder
 from nodes.schedulers.base import UNKNOWN, SchedulerError
@@ -52,6 +53,13 @@ def test_a_state_that_is_unknown_for_a_moment(bench: Bench) -> None:
     bench.until_running()
     bench.lab.scheduler.update_job(bench.burn_in.scheduler_id, state=UNKNOWN)
     assert bench.tick().unknown_since is not None
+    bench.lab.scheduler.drain("dgx-01", "fan 3")
+    bench.read_nodes()
+    bench.tick()
+    assert bench.lab.scheduler.cancelled == [], "drained nodes go on with what runs there"
+    cancel(bench.user, bench.burn_in)
+    bench.tick()
+    assert bench.lab.scheduler.cancelled == [bench.burn_in.scheduler_id]
     bench.lab.scheduler.update_job(bench.burn_in.scheduler_id, state="running")
     assert bench.tick().unknown_since is None
 
