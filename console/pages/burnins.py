@@ -28,7 +28,6 @@ from vigil_core.formatting import listed, plural
 from vigil_core.untrusted import plain
 
 PER_PAGE = 50
-MOST_NODES = 256
 MOST_GOLDEN = 200
 MOST_CHARACTERS = 20_000
 """In the field of nodes: all names of the largest burn-in, one by one."""
@@ -180,7 +179,7 @@ def _list_page(request: HttpRequest, form: BurnInForm, node: str = "") -> HttpRe
 def burn_in_page(request: HttpRequest, burn_in_id: int) -> HttpResponse:
     sysadmin_of(request, "see burn-ins")
     found = _burn_in(burn_in_id)
-    rows: list[Any] = list(report.counted_nodes(found.nodes.select_related("burn_in"))[:MOST_NODES])
+    rows: list[Any] = list(report.counted_nodes(found.nodes.select_related("burn_in"))[: plan.MAX_NODES])
     chosen = plain(request.GET.get("node", "")) or (rows[0].node if len(rows) == 1 else "")
     cards = [
         NodeCard(
@@ -197,7 +196,6 @@ def burn_in_page(request: HttpRequest, burn_in_id: int) -> HttpResponse:
         "shown": BurnInRow(found, rows),
         "progress": report.progress(found),
         "cards": cards,
-        "chosen": chosen,
     }
     return vary_on_fragment(
         render(request, "nodes/_burn_in.html" if is_fragment(request) else "nodes/burn_in.html", context)
