@@ -14,10 +14,10 @@ def hourly(gpus: int) -> float | None:
 
 
 def idle_text(gpus: int) -> str:
-    """Return "€16.80 an hour", or "8 GPUs idle" where no price is set; "" without idle GPUs."""
+    """Return "€16.80 an hour", or "8 idle GPUs" where no price is set; "" without idle GPUs."""
     if not gpus:
         return ""
     cost = hourly(gpus)
     if cost is None:
-        return f"{formatting.plural(gpus, 'GPU')} idle"
+        return f"{formatting.plural(gpus, 'idle GPU')}"
     return f"{formatting.money(cost, settings.VIGIL_CURRENCY)} an hour"

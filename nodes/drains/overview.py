@@ -65,10 +65,8 @@ class DrainedNode:
         """Return a person's or a rule's name, or who else drained it: "Slurm", "NHC"; "" if nobody knows."""
         if self.order is not None:
             return self.order.requester
-        if self.holder in (DrainHolder.PERSON, DrainHolder.RULE, DrainHolder.MAINTENANCE, DrainHolder.SPARE):
-            return self.reason.requester or self.node.reason_by
         names = {DrainHolder.SLURM: "Slurm", DrainHolder.NHC: "NHC", DrainHolder.HEALTH_CHECK: "HealthCheckProgram"}
-        return names.get(self.holder, self.node.reason_by)
+        return names.get(self.holder) or self.reason.requester or self.node.reason_by
 
     @property
     def idle_gpus(self) -> int:

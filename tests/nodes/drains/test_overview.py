@@ -63,7 +63,7 @@ def test_names_whose_drain_it_is(lab: Lab, ops: User) -> None:
     assert (found["dgx-01"]["about"], found["dgx-01"]["standing"]) == ("node", "stands")
     assert found["dgx-01"]["order"]["rule"] == "off-bus"
     page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "4 nodes are out of service: 8 GPUs idle." in page
+    assert "4 nodes are out of service: 8 idle GPUs." in page
     assert f"/health/entries?node=dgx-01#entry-{entry.pk}" in page
     assert "NHC: check_fs_mount" in page
 
@@ -211,7 +211,7 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
     visitor = signed_in(ops)
     with django_assert_max_num_queries(40):
         page = visitor.get("/drains").text
-    assert "600 nodes are out of service: 4,800 GPUs idle." in page.replace("\N{NO-BREAK SPACE}", " ")
+    assert "600 nodes are out of service: 4,800 idle GPUs." in page.replace("\N{NO-BREAK SPACE}", " ")
     assert "stands by since" in page
     assert "The 200 with the most idle GPUs are shown" in page
 
