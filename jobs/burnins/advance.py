@@ -298,8 +298,8 @@ class _Step:
                 verdicts.store(self.burn_in, found)
 
     def _return(self) -> None:
-        if not returning.order_all(self.burn_in, RULE):
-            self._set_detail("Waits for the scheduler to drain or undrain its nodes.")
+        if waits_for := returning.order_all(self.burn_in, RULE):
+            self._set_detail(waits_for)
             return
         if self.statuses is None:
             return

@@ -34,28 +34,29 @@ ORDER_AGAIN = timedelta(minutes=1)  # after a refusal
 NodeState = NodeOrder.State
 
 
-def order_all(burn_in: BurnIn, rule: str) -> bool:
-    """Order what follows for each node; return whether every order has ended, and none must be repeated."""
+def order_all(burn_in: BurnIn, rule: str) -> str:
+    """Order what follows for each node; return what this waits for, "" once every order has ended."""
     for row in burn_in.nodes.filter(is_returned=False).select_related("undrain_order"):
         if not _is_read_since_undrain(row):
-            return False
+            return f"Waits for the scheduler to report {row.node}."
         with transaction.atomic():
             _order(burn_in, row, rule)
     orders = NodeOrder.objects.filter(pk__in=burn_in.nodes.exclude(return_order=None).values("return_order"))
-    return not orders.open().exists() and not _forget_refused(burn_in)
+    if waiting := orders.open().first():
+        return f"Waits for the scheduler to drain {waiting.node}."
+    return _forget_refused(burn_in)
 
 
-def _forget_refused(burn_in: BurnIn) -> bool:
-    """Forget refused orders for nodes that are not drained, so that they are repeated; return whether there are any."""
+def _forget_refused(burn_in: BurnIn) -> str:
+    """Forget refused orders for nodes that are not drained, so that they are repeated; return why one was refused."""
     refused = burn_in.nodes.filter(return_order__state=NodeState.REFUSED).select_related("return_order")
     nodes = {node.name: node for node in Node.objects.filter(name__in=refused.values("node"))}
-    rows = [row for row in refused if (node := nodes.get(row.node)) is not None and not node.is_drained]
+    rows = [row.pk for row in refused if (node := nodes.get(row.node)) is not None and not node.is_drained]
+    first = NodeOrder.objects.filter(pk__in=refused.filter(pk__in=rows).values("return_order")).first()
     before = timezone.now() - ORDER_AGAIN
-    due = [
-        row.pk for row in rows if row.return_order and row.return_order.ended_at and row.return_order.ended_at < before
-    ]
-    BurnInNode.objects.filter(pk__in=due).update(is_returned=False, return_order=None)
-    return bool(rows)
+    due = BurnInNode.objects.filter(pk__in=rows, return_order__ended_at__lt=before)
+    due.update(is_returned=False, return_order=None)
+    return f"{first.node} is not drained yet. {first.outcome_text}" if first else ""
 
 
 def finish(burn_in: BurnIn) -> None:

@@ -144,6 +144,7 @@ def test_a_failed_node_stays_reserved_until_a_scheduler_that_was_away_for_long_h
     bench.tick(2)
     assert NodeOrder.objects.get().state == "refused"
     assert (bench.burn_in.state, bool(bench.lab.scheduler.reserved)) == ("returning", True)
+    assert bench.burn_in.detail.startswith("dgx-01 is not drained yet. Refused: Given up after 10 min.")
     bench.lab.scheduler.broken_parts = {}
     NodeOrder.objects.update(ended_at=timezone.now() - returning.ORDER_AGAIN)
     bench.until_ended()
