@@ -26,6 +26,7 @@ from nodes.scheduling import node_states
 from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)
+RETIRED_AFTER = timedelta(days=7)
 WORKING_PERCENT = 50
 MOST_COUNTED = 1e15
 LEAST_SILENT = 3
@@ -111,6 +112,8 @@ class States:
 
     def _agent(self, agent: Agent) -> Observation:
         silent_s = (self.now - agent.heard_at).total_seconds() if agent.heard_at else None
+        if agent.pk in self._retired:
+            silent_s = 0.0  # nobody misses it: what was found of its silence ends
         node = self.nodes.get(agent.node)
         fields: dict[str, FieldValue] = {
             "silent_s": silent_s,
@@ -120,22 +123,30 @@ class States:
         return Observation("agent", Subject(agent.node), self.now.timestamp(), fields)
 
     def _all_agents(self) -> Iterator[Observation]:
-        if self.agents:
-            fields = {
-                "agents": len(self.agents),
-                "silent": self._silent,
-                "silent_share": self._silent / len(self.agents),
-            }
+        if number := len(self.agents) - len(self._retired):
+            fields = {"agents": number, "silent": self._silent, "silent_share": self._silent / number}
             yield Observation("agents", Subject(""), self.now.timestamp(), fields)
 
     @cached_property
     def _silent(self) -> int:
-        return sum(agent.is_silent(self.now) for agent in self.agents.values())
+        return sum(agent.is_silent(self.now) for agent in self.agents.values()) - len(self._retired)
+
+    @cached_property
+    def _retired(self) -> frozenset[int]:
+        """Return the agents of nodes that were taken away: silent for long, and unknown to the scheduler."""
+        if not self.nodes_are_fresh:
+            return frozenset()
+        since = self.now - RETIRED_AFTER
+        return frozenset(
+            agent.pk
+            for agent in self.agents.values()
+            if agent.heard_at is not None and agent.heard_at < since and agent.node not in self.nodes
+        )
 
     @property
     def _silent_share(self) -> float:
         """Return the share of silent agents; 0 for one or two, which are no sign of something common."""
-        return self._silent / len(self.agents) if self._silent >= LEAST_SILENT else 0.0
+        return self._silent / (len(self.agents) - len(self._retired)) if self._silent >= LEAST_SILENT else 0.0
 
     def _silent_s(self, agent: Agent) -> float:
         event = self._silent_event(agent)

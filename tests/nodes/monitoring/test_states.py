@@ -66,3 +66,17 @@ def test_an_xid_is_unknown_until_a_rule_of_the_site_names_it() -> None:
     lab.xid(999, "dgx-02")
     lab.step()
     assert found("own-xid", "unknown-xid") == {("dgx-01", "unknown-xid"), ("dgx-02", "own-xid")}
+
+
+def test_the_agents_of_nodes_that_were_taken_away_are_not_silent_for_ever() -> None:
+    lab = Lab()
+    for node in lab.names:
+        lab.machine(node)
+    away = lab.names[8:]
+    lab.later(20, silent=away)
+    assert found("agents-silent") == {("", "agents-silent")}
+    lab.scheduler.machines = [machine for machine in lab.scheduler.machines if machine.name not in away]
+    sync.read(lab.scheduler)
+    lab.later(60 * 24 * 8, silent=away, is_watched=False)
+    lab.later(60 * 24 * 8 + 30, silent=away)
+    assert found("agents-silent", "agent-silent", "node-unreachable") == set()
