@@ -207,9 +207,7 @@ class _DryRunReader:
                 continue
             self.found.append(entry)
             if len(self.found) >= MOST_FOUND:
-                raise _Stop(
-                    f"Stopped after {MOST_FOUND:,} findings: the rule fires on nearly everything. {self._extent()}"
-                )
+                raise _Stop(f"Stopped after {MOST_FOUND:,} findings: the rule opens far too often. {self._extent()}")
 
     def _entries(
         self,

@@ -66,9 +66,7 @@ def checked(text: str) -> Rule:
     if _OTHER_ORDERS.fullmatch(rule.name):
         raise RuleRefused(f"name: Vigil itself drains nodes under the name {rule.name}. Choose another name.")
     if {example.fires for example in rule.examples} != {True, False}:
-        raise RuleRefused(
-            f"{rule.name}: example: is missing. Write an example that must fire (fires = true) and one that must not."
-        )
+        raise RuleRefused(f"{rule.name} needs two examples: one that must fire (fires = true) and one that must not.")
     if broken := broken_examples(rule):
         raise RuleRefused(" ".join(broken))
     return rule
@@ -133,7 +131,7 @@ def _store(user: User, name: str, version: int, reason: str, *, toml: str, is_en
 
 def _create(user: User, name: str, values: dict[str, object]) -> SiteRule:
     if SiteRule.objects.count() >= MOST_RULES:
-        raise RuleRefused(f"There are {MOST_RULES} rules of the site already. Delete one first.")
+        raise RuleRefused(f"The site already has {MOST_RULES} rules. Delete one first.")
     try:
         with transaction.atomic():
             return SiteRule.objects.create(name=name, changed_by=user, **values)
@@ -157,7 +155,7 @@ def _require_proof(user: User, text: str, proof: str) -> None:
     except signing.BadSignature:
         shown = None
     if shown != [user.pk, _digest(text)]:
-        raise RuleRefused("This text was not tried. Run it on the past before you save it.")
+        raise RuleRefused("This text has not been tried yet. Do a dry run of it before you save it.")
 
 
 def _digest(text: str) -> str:

@@ -37,5 +37,5 @@ def families() -> Iterator[Family]:
         [((name,), count) for name, count in sorted(by_rule.items())],
     )  # fmt: skip
     tripped = HealthControl.objects.filter(pk=HealthControl.ID, tripped_at__isnull=False).exists()
-    description = "1: one rule fired almost everywhere, and Vigil does nothing automatically."
+    description = "1: one rule opened on many nodes at once, and Vigil does nothing automatically."
     yield Family("vigil_health_breaker_tripped", "gauge", description, (), [((), int(tripped))])

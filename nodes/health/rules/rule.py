@@ -102,9 +102,8 @@ class Example:
 class Rule:
     """A rule as described in the module's docstring.
 
-    `at_once`: the node is drained without waiting for a person's approval even while other findings wait, if the site
-    lets Vigil act. `needs_burn_in`: only a passed burn-in or a person returns the node to service. `cause`: findings
-    of one GPU with the same cause are shown as one. `blames`: whose problem it is, which begins the drain's reason.
+    `needs_burn_in`: only a passed burn-in or a person returns the node to service. `cause`: findings of one GPU with
+    the same cause are shown as one. `blames`: whose problem it is, which begins the drain's reason.
     """
 
     name: str
@@ -116,7 +115,6 @@ class Rule:
     triggers: tuple[Trigger, ...]
     clearing: Clearing
     cause: str = ""
-    at_once: bool = False
     needs_burn_in: bool = False
     blames: Blamed = "node"
     escalation: Escalation | None = None
@@ -158,7 +156,8 @@ def parse_rule(raw: Mapping[str, Any], *, is_site: bool = False) -> Rule:
 
 _TRIGGER_KEYS = ("signal", "where", "count", "within", "distinct", "for")
 _KEYS = (
-    "name", "title", "advice", "source", "severity", "action", "cause", "at_once", "blames", "burn_in", "enabled",
+    "at_once",  # rules of earlier versions may have it; it changes nothing
+    "name", "title", "advice", "source", "severity", "action", "cause", "blames", "burn_in", "enabled",
     "clears", "clears_after", "clears_where", "escalates", "trigger", "example", *_TRIGGER_KEYS,
 )  # fmt: skip
 
@@ -190,7 +189,6 @@ class _RuleTable:
             triggers=triggers,
             clearing=self._clearing(triggers),
             cause=self._text("cause", optional=True),
-            at_once=self._flag("at_once"),
             needs_burn_in=self._flag("burn_in"),
             blames=self._choice("blames", get_args(Blamed)) if "blames" in self.raw else "node",
             escalation=self._escalation(action, severity),
@@ -331,7 +329,7 @@ class _RuleTable:
     def _text(self, key: str, *, optional: bool = False) -> str:
         value = self.raw.get(key, "" if optional else None)
         if not isinstance(value, str) or not (value or optional):
-            raise self._bad(key, "is missing")
+            raise self._bad(key, "must be a text" if self.raw.get(key) else "is missing")
         if len(value) > _TEXTS[key]:
             raise self._bad(key, f"must be at most {_TEXTS[key]} characters")
         if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):

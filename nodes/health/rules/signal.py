@@ -38,7 +38,7 @@ _ALL = (
             "is_fatal": "whether its line says so (NVLink)",
             "is_listed": "whether a rule names the code",
             "is_echo": "another Xid of the same GPU within 60 s explains it",
-            "is_implied": "for Xid 79: the driver logged that the GPU is gone, without an Xid",
+            "is_implied": "the driver said that the GPU is gone without logging an Xid; counted as Xid 79",
             "recovery": "for Xid 154: the action that the driver recommends, such as none, reset or reboot",
             "user": "who had the GPU, to count different people",
             "program": "the name of the job that had the GPU, to count different programs",
@@ -61,7 +61,7 @@ _ALL = (
     ),
     Signal(
         "nvml", "state", "node", "NVIDIA's management library.",
-        {"silent_s": "seconds since when it has not responded; 0: it responds"},
+        {"silent_s": "for how many seconds it has not responded; 0: it responds"},
     ),
     Signal(
         "gpu_counters", "state", "gpu", "Slow counters and states of a GPU.",
@@ -104,7 +104,7 @@ _ALL = (
         "mount", "state", "node", "A shared file system that the agent probes.",
         {
             "is_slow": "it takes longer than 2 s, hangs or fails",
-            "slow_s": "seconds since when; 0: it is well",
+            "slow_s": "for how many seconds it has been slow; 0: it is not",
             "problem": "why it fails; empty while it only hangs or is slow",
             "affected_share": "share of the nodes with this file system on which it is slow, 0 to 1",
         },
@@ -156,7 +156,7 @@ _ALL = (
         "repeat_failures", "state", "node", "A node on which jobs fail more often than on the others (/reliability).",
         {
             "is_node": "whether different programs failed there, so that the node is to blame",
-            "failures": "failures of machines and unknown ones on the node in 30 days, since it was last repaired",
+            "failures": "failures on the node in 30 days, since its last repair, that no program is to blame for",
             "expected": "the number expected from the other nodes' rate",
             "programs": "different programs among them",
             "chance": "probability of so many on any of the nodes by chance",

@@ -77,7 +77,7 @@ def test_a_text_that_was_not_tried_is_refused(ops: User) -> None:
     for dry_run in ("", "x", proof(ops, RULE.replace("31", "32")), proof(other)):
         refused = send(ops, "post", toml=RULE, dry_run=dry_run, reason="new")
         assert refused.status_code == 422
-        assert "was not tried" in refused.json()["detail"]
+        assert "has not been tried" in refused.json()["detail"]
     assert not SiteRule.objects.exists()
     with_other_line_ends = RULE.replace("\n", "\r\n")
     assert add(ops, with_other_line_ends, dry_run=proof(ops)).status_code == 201
@@ -89,7 +89,7 @@ def test_a_text_that_was_not_tried_is_refused(ops: User) -> None:
     ("[[rule]", "This is not TOML"),
     (RULE.replace("code = 31 }\nclears", "kode = 31 }\nclears"), "Did you mean code?"),
     (RULE.replace("fires = false, steps = [{ code = 13", "fires = false, steps = [{ code = 31"), "must not fire on it"),
-    (RULE[: RULE.index("example")], "example: is missing"),
+    (RULE[: RULE.index("example")], "needs two examples"),
     (RULE.replace('title = "Xid 31"', 'title = "a\\u0000b"'), "without control characters"),
     (RULE.replace('"xid-31"', '"try"'), "Choose another name"),
     ("x" * 1_000_000, "20000 characters"),
