@@ -381,4 +381,6 @@ def _place_order(
         order = orders.request_order(request.auth, node, action, reason, replaces=node.reason if replace else None)
     except orders.DrainedByAnother as error:
         raise Problem(409, f"{error} Send `replace`: true to {action} it anyway.", kind="drained") from None
+    except orders.NodeGone as error:
+        raise Problem(404, str(error)) from None
     return Status(202, order_shape(order))
