@@ -7,6 +7,7 @@ however often or late the engine is called. So a trial over thirty days finds wh
     advance          time passes: states have held for long enough, quiet findings clear
     advance_unread   time passes while nothing is read: a state counts until its last reading
     repair           a GPU was reset or a node booted
+    remove           what the finding is about no longer exists
     clear            a person or a passed burn-in ends the finding
 """
 
@@ -86,6 +87,16 @@ def repair(rule: Rule, finding: RuleProgress, kind: Repair, at: float) -> None:
     """Note that the GPU was reset or the node booted; counts where the rule ends with that, and for what was before."""
     if finding.is_active and rule.clearing.ending in _REPAIRS[kind] and at > (finding.last_seen or at):
         finding.repaired_at = at
+
+
+def remove(rule: Rule, finding: RuleProgress, at: float) -> None:
+    """Note that what the finding is about no longer exists: no state of it holds, which is as good as recovered."""
+    advance(rule, finding, at)
+    finding.holding = {}
+    if finding.state == "open" and rule.clearing.ending == "recovered":
+        finding.good_since = at if finding.good_since is None else finding.good_since
+        finding.read_at = at
+    advance(rule, finding, at)
 
 
 def clear(finding: RuleProgress, at: float) -> None:

@@ -24,6 +24,7 @@ from nodes.health.rules.rule import Rule
 from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
 from nodes.monitoring import events, evidence, policies
 from nodes.monitoring.matching import RuleMatcher
+from nodes.monitoring.removed import RemovedParts
 from nodes.monitoring.site_rules import rules_in_force, unreadable_rules
 from nodes.monitoring.states import States
 from nodes.monitoring.stored_progress import progress_of
@@ -129,6 +130,9 @@ def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: Evaluat
             keys[subject].update(Key(rule.name, subject) for rule in signal_rules if rule.name in names)
         if keys.get(subject):
             concerned[subject].append(observation)
+    removed = RemovedParts(states).among(active)
+    for subject in removed:
+        keys[subject].update(Key(name, subject) for name in active[subject])
     for subjects in _batches(list(keys)):
         began = time.monotonic()
         with transaction.atomic():
@@ -138,6 +142,8 @@ def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: Evaluat
             for subject in subjects:
                 for observation in concerned[subject]:
                     changes.observe(observation, only=keys[subject])
+                if subject in removed:
+                    changes.remove(keys[subject])
             changes.save()
         bulk.give_way(began)
 
@@ -177,7 +183,7 @@ class _EntryChanges:
         self.findings: dict[Key, RuleProgress] = {}
         self.late: set[Key] = set()
         self.evidence: defaultdict[Key, list[Any]] = defaultdict(list)
-        self._by_signal = _by_signal(rules)
+        self._by_signal = RuleMatcher(rules).by_signal
 
     @cached_property
     def modes(self) -> Mapping[str, str]:
@@ -245,6 +251,13 @@ class _EntryChanges:
             is_late = observation.at < (self.now - LATE).timestamp()
             if finding.state == "open" and not was_open and is_late:
                 self.late.add(key)
+
+    def remove(self, keys: set[Key]) -> None:
+        """Note that what these findings are about no longer exists."""
+        for key in keys & self.rows.keys():
+            if (rule := self.rules.get(key.rule)) is not None:
+                self._advance(rule, key, self.now.timestamp())
+                engine.remove(rule, self.findings[key], self.now.timestamp())
 
     def _advance(self, rule: Rule, key: Key, at: float) -> None:
         """Let time pass until an observation. If the finding was over by then, the observation begins another."""
@@ -366,14 +379,6 @@ def _active_rules() -> dict[Subject, set[str]]:
 
 def _key_of(row: HealthEntry) -> Key:
     return Key(row.rule, Subject(row.node, row.gpu.uuid if row.gpu else "", row.item))
-
-
-def _by_signal(rules: Mapping[str, Rule]) -> dict[str, list[Rule]]:
-    found: defaultdict[str, list[Rule]] = defaultdict(list)
-    for rule in rules.values():
-        for signal in rule.signals:
-            found[signal].append(rule)
-    return found
 
 
 def _matches(rule: Rule, observation: Observation) -> bool:

@@ -1,7 +1,9 @@
-"""What rules observe of GPUs and nodes: slices, ports of few nodes, and Xids that a site's own rule names."""
+"""What rules observe of GPUs and nodes: slices, ports of few nodes, removed parts, Xids that a site's rule names."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -36,6 +38,13 @@ def expect_gpus(lab: Lab, number: int) -> None:
     sync.read(lab.scheduler)
 
 
+def report_ports(ports: Mapping[str, Mapping[str, int]]) -> None:
+    """Let these nodes report these InfiniBand ports as active (1) or not."""
+    for node, states in ports.items():
+        host = {f"ib_up:{port}": state for port, state in states.items()}
+        Agent.objects.filter(node=node).update(newest={"host": host})
+
+
 def test_slices_of_gpus_are_not_missing_gpus() -> None:
     lab = Lab()
     lab.machine()
@@ -50,11 +59,38 @@ def test_slices_of_gpus_are_not_missing_gpus() -> None:
 
 def test_one_port_that_is_down_on_one_of_two_nodes_is_a_finding() -> None:
     lab = Lab()
-    for node, is_up in (("dgx-01", 0), ("dgx-02", 1)):
+    for node in ("dgx-01", "dgx-02"):
         lab.machine(node)
-        Agent.objects.filter(node=node).update(newest={"host": {"ib_up:mlx5_0": is_up}})
+    report_ports({"dgx-01": {"mlx5_0": 0}, "dgx-02": {"mlx5_0": 1}})
     lab.later(2)
     assert found("port-down") == {("dgx-01", "port-down")}
+
+
+def test_findings_about_what_was_removed_end() -> None:
+    lab = Lab()
+    broken, _ = lab.machine("dgx-01"), lab.machine("dgx-02")
+    now = time.time()
+    mounts = [{"mount": "/old", "source": "server:/old"}]
+    broken.post(broken.facts(now, mounts=mounts), broken.event("mount.slow", now, mount="/old", problem="no answer"))
+    Gpu.objects.filter(uuid=broken.gpus[0]).update(counters={"remapped_pending": 1})
+    report_ports({"dgx-01": {"mlx5_0": 0, "mlx5_1": 1}, "dgx-02": {"mlx5_0": 1, "mlx5_1": 1}})
+    lab.later(2)
+    rules = "file-system-slow", "row-remap-pending", "port-down"
+    assert found(*rules) == {("dgx-01", rule) for rule in rules}
+
+    broken.gpus = broken.gpus[1], broken.gpus[0]  # in other slots: they are still there
+    broken.post(broken.facts(now))  # it does not say what is mounted
+    report_ports({"dgx-01": {"mlx5_1": 1}})  # its neighbour still has the port: the adapter may have failed
+    lab.later(14)
+    assert found(*rules) == {("dgx-01", rule) for rule in rules}
+
+    broken.gpus = broken.gpus[0], "GPU-new"
+    broken.post(broken.facts(now, mounts=[]))
+    report_ports({"dgx-01": {"ib0": 1, "ib1": 1}, "dgx-02": {"ib0": 1, "ib1": 1}})
+    lab.later(15)
+    assert found(*rules) == {("dgx-01", "file-system-slow"), ("dgx-01", "port-down")}, "those end after clears_after"
+    lab.later(28)
+    assert found(*rules) == set()
 
 
 def test_an_xid_is_unknown_until_a_rule_of_the_site_names_it() -> None:
