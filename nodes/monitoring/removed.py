@@ -12,7 +12,8 @@ from functools import cached_property
 
 from nodes.health.progress import Subject
 from nodes.models import Agent
-from nodes.monitoring.states import States, mounted
+from nodes.monitoring.reported import mounted
+from nodes.monitoring.states import States
 
 
 class RemovedParts:

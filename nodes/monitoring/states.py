@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
 
 from nodes.health.progress import Observation, Subject
 from nodes.health.rules.condition import FieldValue
@@ -20,22 +19,18 @@ from nodes.inventory import comparison
 from nodes.inventory.minimums import MinimumVersions
 from nodes.inventory.software import NodeSoftware, read_facts
 from nodes.models import Agent, Gpu, Node, NodeEvent, Reading
-from nodes.monitoring import assessments, peers
+from nodes.monitoring import assessments
+from nodes.monitoring.gpu_fields import counter_fields, sample_fields
+from nodes.monitoring.reported import host_values, listed, mounted, number, table
 from nodes.monitoring.software import minimums_in_force
 from nodes.scheduling import node_states
 from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)
 RETIRED_AFTER = timedelta(days=7)
-WORKING_PERCENT = 50
-MOST_COUNTED = 1e15
 LEAST_SILENT = 3
 """Silent agents from which on their share matters."""
 NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
-_COPIED = (
-    "ecc_uncorrected", "ecc_corrected", "sram_threshold_exceeded", "remapped_pending", "remapped_failed",
-    "remapped_uncorrected", "recovery_action",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,13 +94,13 @@ class States:
 
     def _gpus(self, agent: Agent, at: float) -> Iterator[Observation]:
         rows = self.gpus.get(agent.pk, ())
-        samples = {gpu.pk: _table(_table(_table(agent.newest).get("gpus")).get(gpu.uuid)) for gpu in rows}
-        counters = _with_peers({gpu.pk: _table(gpu.counters) for gpu in rows}, samples)
+        samples = {gpu.pk: table(table(table(agent.newest).get("gpus")).get(gpu.uuid)) for gpu in rows}
+        counters = counter_fields({gpu.pk: table(gpu.counters) for gpu in rows}, samples)
         for gpu in rows:
             subject = Subject(agent.node, gpu.uuid)
             yield Observation("gpu_lost", subject, at, {"is_lost": gpu.lost_at is not None})
             if gpu.lost_at is None:
-                yield Observation("gpu_samples", subject, at, _samples(gpu, samples[gpu.pk]))
+                yield Observation("gpu_samples", subject, at, sample_fields(gpu, samples[gpu.pk]))
                 yield Observation("gpu_counters", subject, at, counters[gpu.pk])
         for gpu in self._vanished(agent):
             yield Observation("gpu_lost", Subject(agent.node, gpu.uuid), at, {"is_lost": True})
@@ -123,8 +118,8 @@ class States:
         return Observation("agent", Subject(agent.node), self.now.timestamp(), fields)
 
     def _all_agents(self) -> Iterator[Observation]:
-        if number := len(self.agents) - len(self._retired):
-            fields = {"agents": number, "silent": self._silent, "silent_share": self._silent / number}
+        if agents := len(self.agents) - len(self._retired):
+            fields = {"agents": agents, "silent": self._silent, "silent_share": self._silent / agents}
             yield Observation("agents", Subject(""), self.now.timestamp(), fields)
 
     @cached_property
@@ -172,7 +167,7 @@ class States:
     def _has_slices(self, agent: Agent) -> bool:
         """Return whether a GPU is or was cut into MIG slices: the scheduler then lists slices, and NVML whole GPUs."""
         rows = (*self.gpus.get(agent.pk, ()), *self.gone.get(agent.pk, ()))
-        return any(_table(gpu.facts).get("mig") is True for gpu in rows)
+        return any(table(gpu.facts).get("mig") is True for gpu in rows)
 
     def _vanished(self, agent: Agent) -> Sequence[Gpu]:
         """Return the GPUs that should be there and are not: each of them is lost.
@@ -197,18 +192,18 @@ class States:
         node = self.nodes.get(agent.node)
         if node is None or not self.nodes_are_fresh:
             return {"processes": None, "user": None}
-        rows = [row for row in _listed(agent.processes) if isinstance(row, dict) and row.get("job")]
+        rows = [row for row in listed(agent.processes) if isinstance(row, dict) and row.get("job")]
         users = {untrusted.line(row.get("user"), 64) for row in rows}
         if node.has_jobs or not rows:
             return {"processes": 0, "user": ""}
         return {"processes": len(rows), "user": users.pop() if len(users) == 1 else ""}
 
     def _host(self, agent: Agent) -> dict[str, FieldValue]:
-        host = _host_values(agent)
-        root_total, root_used = _number(host, "disk_total_mib:/"), _number(host, "disk_used_mib:/")
-        shm_total, shm_used = _number(host, "shm_total_mib"), _number(host, "shm_used_mib")
+        host = host_values(agent)
+        root_total, root_used = number(host, "disk_total_mib:/"), number(host, "disk_used_mib:/")
+        shm_total, shm_used = number(host, "shm_total_mib"), number(host, "shm_used_mib")
         return {
-            "blocked_processes": _number(host, "blocked_processes"),
+            "blocked_processes": number(host, "blocked_processes"),
             "clock_offset_s": None if agent.clock_offset_s is None else abs(agent.clock_offset_s),
             "root_free_share": _free_share(root_total, root_used),
             "root_free_mib": None if root_total is None or root_used is None else root_total - root_used,
@@ -244,10 +239,10 @@ class States:
             machines.update(set(sources.values()))
             paths = {str(event.data.get("mount")) for event in self.lasting.get(agent.pk, ())}
             slow.update({source for path, source in sources.items() if path in paths})
-        return {source: slow[source] / number for source, number in machines.items()}
+        return {source: slow[source] / mounting for source, mounting in machines.items()}
 
     def _ports(self, agent: Agent, at: float) -> Iterator[Observation]:
-        for name, value in _host_values(agent).items():
+        for name, value in host_values(agent).items():
             kind, _, port = name.partition(":")
             if kind == "ib_up" and port and isinstance(value, int | float):
                 fields = {"is_up": bool(value), "usually_up": self._usually_up(name, bool(value))}
@@ -265,10 +260,10 @@ class States:
         for agent in self.agents.values():
             if agent.is_silent(self.now):
                 continue
-            ports = {name: value for name, value in _host_values(agent).items() if name.startswith("ib_up:")}
+            ports = {name: value for name, value in host_values(agent).items() if name.startswith("ib_up:")}
             there.update(ports)
             up.update(name for name, value in ports.items() if value)
-        return {name: (up[name], number) for name, number in there.items()}
+        return {name: (up[name], nodes) for name, nodes in there.items()}
 
     def _software(self, agent: Agent) -> dict[str, FieldValue]:
         node = self._software_by_agent[agent.pk]
@@ -291,7 +286,7 @@ class States:
     @cached_property
     def _software_by_agent(self) -> dict[int, NodeSoftware]:
         return {
-            pk: read_facts(agent.node, self._partition(agent), _table(agent.facts)) for pk, agent in self.agents.items()
+            pk: read_facts(agent.node, self._partition(agent), table(agent.facts)) for pk, agent in self.agents.items()
         }
 
     @cached_property
@@ -336,74 +331,5 @@ def _planted_field(event: NodeEvent | None) -> dict[str, FieldValue]:
     return {"planted": event.planted} if event is not None and event.is_planted else {}
 
 
-def _samples(gpu: Gpu, newest: Mapping[str, Any]) -> dict[str, FieldValue]:
-    temperature = _number(newest, "temperature_c")
-    limit = gpu.slowdown_c
-    return {
-        "temperature_c": temperature,
-        "margin_c": None if temperature is None or not limit else limit - temperature,
-        "throttle": untrusted.count(newest.get("throttle")),
-        "gpu_percent": _number(newest, "gpu_percent"),
-        "watts": _number(newest, "watts"),
-    }
-
-
-def _with_peers(
-    counters: Mapping[int, Mapping[str, Any]], samples: Mapping[int, Mapping[str, Any]]
-) -> dict[int, dict[str, FieldValue]]:
-    """Return the counters of a node's GPUs with their ratios to the other GPUs."""
-    working = {pk for pk, values in samples.items() if (_number(values, "gpu_percent") or 0) >= WORKING_PERCENT}
-    ratios = {
-        "ecc_corrected_to_peers": peers.ratios(_column(counters, "ecc_corrected"), least=1.0),
-        "pcie_width_to_peers": peers.ratios(_column(counters, "pcie_width")),
-        "power_cap_to_peers": peers.ratios(_column(counters, "power_cap_watts")),
-        # A GPU lowers its PCIe generation while it idles.
-        "pcie_generation_to_peers": peers.ratios(
-            {pk: value for pk, value in _column(counters, "pcie_generation").items() if pk in working}
-        ),
-    }
-    found: dict[int, dict[str, FieldValue]] = {}
-    for pk, values in counters.items():
-        links = values.get("nvlinks")
-        found[pk] = {name: _number(values, name) for name in _COPIED}
-        found[pk]["nvlinks_down"] = sum(link == 0 for link in links) if isinstance(links, list) and links else None
-        found[pk] |= {name: by_gpu.get(pk) for name, by_gpu in ratios.items()}
-    return found
-
-
-def _column(counters: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float | None]:
-    return {pk: _number(values, name) for pk, values in counters.items()}
-
-
-def mounted(agent: Agent) -> dict[str, str]:
-    """Return the mounts that the agent probes: source by path."""
-    rows = _table(agent.facts).get("mounts")
-    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return {
-        path: untrusted.line(row.get("source"), 300) or path
-        for row in found
-        if (path := untrusted.line(row.get("mount"), 300))
-    }
-
-
 def _free_share(total: float | None, used: float | None) -> float | None:
     return None if not total or used is None else max(0.0, 1 - used / total)
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _host_values(agent: Agent) -> Mapping[str, Any]:
-    return _table(_table(agent.newest).get("host"))
-
-
-def _listed(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _number(values: Mapping[str, Any], name: str) -> float | None:
-    value = values.get(name)
-    if value.__class__ is int and 0 <= value <= MOST_COUNTED:  # nearly always: an evaluation reads 100,000 of them
-        return float(value)
-    return untrusted.number(value, MOST_COUNTED) if not isinstance(value, bool) else float(value)

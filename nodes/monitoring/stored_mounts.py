@@ -11,7 +11,7 @@ from datetime import datetime
 from django.db.models import Q
 
 from nodes.models import Agent, NodeEvent
-from nodes.monitoring.states import mounted
+from nodes.monitoring.reported import mounted
 
 MOST_CHANGES = 100
 """Moments within one event at which the share is computed anew."""
