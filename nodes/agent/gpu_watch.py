@@ -26,7 +26,8 @@ from nodes.agent.gpu_history import GpuHistory
 from nodes.agent.samples import SampleWindow
 
 STALE_SECONDS = 30.0  # older counters no longer describe the running processes
-FLUCTUATING = frozenset({"pcie_generation"})  # a GPU lowers it while it idles
+GENERATION = "pcie_generation"
+WORKING_PERCENT = 50  # of the time: an idle GPU lowers its PCIe generation
 Event = dict[str, Any]
 
 
@@ -51,6 +52,10 @@ class GpuWatch:
     _lost_here: set[str] = field(default_factory=set)
     """GPUs that this agent reported as lost."""
     _sent_counters: dict[str, Event] = field(default_factory=dict)
+    _working: set[str] = field(default_factory=set)
+    """GPUs that worked when they were last sampled."""
+    _pcie_generations: dict[str, Any] = field(default_factory=dict)
+    """By GPU: when it last worked, since the driver was loaded."""
 
     def poll(self) -> list[Event]:
         return [event for report in self.reader.poll() for event in self._process(report)]
@@ -83,6 +88,9 @@ class GpuWatch:
                     if gpu.uuid and sample
                 }
                 self.samples.add(report.time, by_uuid)
+                self._working = {
+                    uuid for uuid, sample in by_uuid.items() if (sample.get("gpu_percent") or 0) >= WORKING_PERCENT
+                }
                 return self._ended_conditions(report, by_uuid)
             case GpuCounters():
                 self.counters = report
@@ -134,6 +142,7 @@ class GpuWatch:
         reloaded = {"kind": "driver.reloaded", "at": time.time(), "driver": inventory.driver}
         if inventory.reopened:  # the portal forgets what was counted before
             self._sent_counters.clear()
+            self._pcie_generations.clear()
         return [*([reloaded] if inventory.reopened else []), *self._vanished(before)]
 
     def _vanished(self, before: tuple[GpuInfo, ...]) -> list[Event]:
@@ -160,12 +169,26 @@ class GpuWatch:
     def _changed_counters(self, report: GpuCounters) -> list[Event]:
         """Return events for GPUs whose slow counters differ from those last sent."""
         events = []
-        for gpu, counters in zip(self.gpus, report.counters, strict=False):
-            steady = {name: value for name, value in counters.items() if name not in FLUCTUATING}
+        for gpu, read in zip(self.gpus, report.counters, strict=False):
+            counters = self._with_working_generation(gpu.uuid, read)
+            steady = counters if gpu.uuid in self._pcie_generations else _without_generation(counters)
             if gpu.uuid and steady and steady != self._sent_counters.get(gpu.uuid):
                 self._sent_counters[gpu.uuid] = steady
                 events.append({"kind": "gpu.counters", "at": report.time, "gpu": gpu.uuid, **counters})
         return events
+
+    def _with_working_generation(self, uuid: str, counters: Mapping[str, Any]) -> Event:
+        """Return the counters with the PCIe generation at which the GPU last worked, if it has."""
+        if GENERATION not in counters:
+            return dict(counters)
+        if uuid in self._working:
+            self._pcie_generations[uuid] = counters[GENERATION]
+        return {**counters, GENERATION: self._pcie_generations.get(uuid, counters[GENERATION])}
+
+
+def _without_generation(counters: Mapping[str, Any]) -> Event:
+    """Return what changes only if something happens: while a GPU idles its PCIe generation goes up and down."""
+    return {name: value for name, value in counters.items() if name != GENERATION}
 
 
 def _identity(gpu: GpuInfo) -> Event:

@@ -82,11 +82,16 @@ class TestWhatItTells:
         agent.start()
         until(lambda: len(agent.portal.events("gpu.counters")) == 8)
         # Those are read every 10 s; another child reads them at once.
-        gpus.set_state("4 remapped_failed 1")
+        gpus.set_state("4 remapped_failed 1", "4 gpu_percent 0", "4 pcie_generation 1")
         agent.reader().kill()
         until(lambda: len(agent.portal.events("gpu.counters")) == 9)
         last = agent.portal.events("gpu.counters")[-1]
         assert (last["gpu"], last["remapped_failed"]) == (uuid(4), 1)
+        assert last["pcie_generation"] == 5, "it has only lowered it to save power"
+        gpus.set_state("4 remapped_failed 1", "4 pcie_generation 3")
+        agent.reader().kill()
+        until(lambda: len(agent.portal.events("gpu.counters")) == 10)
+        assert agent.portal.events("gpu.counters")[-1]["pcie_generation"] == 3, "it is slow while it works"
 
     def test_a_lost_gpu_and_its_return(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
