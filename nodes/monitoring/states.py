@@ -172,17 +172,16 @@ class States:
     def _vanished(self, agent: Agent) -> Sequence[Gpu]:
         """Return the GPUs that should be there and are not: each of them is lost.
 
-        If NVML lists none at all, its driver has failed, not every GPU. Without the scheduler's number, only those
-        count of which the agent said that they vanished, and whose slot is empty.
+        If NVML lists none at all, its driver has failed, not every GPU. One whose slot another GPU has was replaced.
+        Without the scheduler's number, only those count of which the agent said that they vanished.
         """
         listed, gone = self.gpus.get(agent.pk, ()), self.gone.get(agent.pk, ())
         if not listed or not gone:
             return ()
+        occupied = {gpu.bus for gpu in listed if gpu.bus}
+        gone = tuple(gpu for gpu in gone if gpu.bus not in occupied)
         missing = self._missing(agent)
-        if missing is not None:
-            return gone[:missing]
-        occupied = {gpu.bus for gpu in listed}
-        return [gpu for gpu in gone if gpu.lost_at is not None and gpu.bus not in occupied]
+        return gone[:missing] if missing is not None else [gpu for gpu in gone if gpu.lost_at is not None]
 
     def _leftover(self, agent: Agent) -> dict[str, FieldValue]:
         """Return the processes that name a job, while the scheduler says that none runs there.

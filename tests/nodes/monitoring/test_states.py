@@ -89,8 +89,10 @@ def test_findings_about_what_was_removed_end() -> None:
     report_ports({"dgx-01": {"ib0": 1, "ib1": 1}, "dgx-02": {"ib0": 1, "ib1": 1}})
     lab.later(15)
     assert found(*rules) == {("dgx-01", "file-system-slow"), ("dgx-01", "port-down")}, "those end after clears_after"
+    expect_gpus(lab, 3)
     lab.later(28)
     assert found(*rules) == set()
+    assert found("gpus-missing", "off-bus") == {("dgx-01", "gpus-missing"), ("dgx-02", "gpus-missing")}
 
 
 def test_an_xid_is_unknown_until_a_rule_of_the_site_names_it() -> None:
