@@ -28,6 +28,9 @@ MOST_REPAIRED = 25
 ECHO = timedelta(seconds=60)
 CLEAN_UP = 45  # the Xid that follows others
 RECOVERY_CHANGED = 154
+_LONG = (
+    "agent__facts", "agent__newest", "agent__processes", "agent__plant", "gpu__facts", "gpu__counters",
+)  # fmt: skip
 REPAIRS: dict[str, Repair] = {"boot": "boot", "driver.reloaded": "reset"}
 UNJUDGED = Q(judged__lt=F("count"), agent__is_made_up=False)
 _RECOVERY = re.compile(r"\bto 0x[0-9a-f]+ \(([^)]{1,40})\)", re.IGNORECASE)
@@ -58,7 +61,8 @@ class Judgement:
 
 def unjudged(rules: Iterable[Rule]) -> list[Judgement]:
     """Return some rows that the rules have not seen completely, oldest first, and what each of them says."""
-    found = list(NodeEvent.objects.filter(UNJUDGED).select_related("agent", "gpu").order_by("id")[:MOST])
+    rows = NodeEvent.objects.filter(UNJUDGED).select_related("agent", "gpu").defer(*_LONG)
+    found = list(rows.order_by("id")[:MOST])
     return list(judgements(sorted(_bounded(found), key=lambda row: (row.last_at, row.pk)), rules))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,8 +11,7 @@ from django.conf import settings
 from nodes.health.rules.catalogue import active_rules, shipped_rules, shipped_text
 from nodes.health.rules.rule import BadRule, Rule, parse_rules
 from nodes.models import SiteRule
-
-logger = logging.getLogger(__name__)
+from nodes.telemetry import warn
 
 
 def rules_in_force() -> Mapping[str, Rule]:
@@ -30,8 +28,8 @@ def rules_in_force() -> Mapping[str, Rule]:
             continue
         try:
             site.append(read_site_rule(row.name, row.toml))
-        except Exception as error:  # whatever is wrong with one rule, the others go on
-            logger.error("the health rule %s cannot be read and is left out: %s", row.name, error)
+        except BadRule as error:
+            warn.once((row.name, row.toml), "the health rule %s cannot be read and is left out: %s", row.name, error)
     found = active_rules(site, is_strict=settings.VIGIL_HEALTH_STRICT)
     return {name: rule for name, rule in found.items() if name not in off}
 
@@ -78,14 +76,25 @@ def listed_rules(name: str | None = None) -> list[ListedRule]:
 def _listed(row: SiteRule, shipped: Mapping[str, Rule]) -> ListedRule:
     try:
         return ListedRule(row.name, read_site_rule(row.name, row.toml), row, is_shipped=row.name in shipped)
-    except Exception as error:
+    except BadRule as error:
         return ListedRule(row.name, None, row, str(error), row.name in shipped)
 
 
-@lru_cache(maxsize=512)
 def read_site_rule(name: str, toml: str) -> Rule:
-    """Return the rule that a row stores. Raises BadRule, or tomllib.TOMLDecodeError."""
-    found = parse_rules(toml, is_site=True)
+    """Return the rule that a row stores. Raises BadRule for whatever is wrong with it."""
+    found = _rule_or_problem(name, toml)
+    if isinstance(found, str):
+        raise BadRule(found)
+    return found
+
+
+@lru_cache(maxsize=512)
+def _rule_or_problem(name: str, toml: str) -> Rule | str:
+    """Return the rule, or why it cannot be read: each evaluation needs all of them."""
+    try:
+        found = parse_rules(toml, is_site=True)
+    except Exception as error:  # an upgrade may have changed anything
+        return str(error) or repr(error)
     if len(found) != 1 or found[0].name != name:
-        raise BadRule(f"{name}: the text must have one [[rule]] of this name")
+        return f"{name}: the text must have one [[rule]] of this name"
     return found[0]

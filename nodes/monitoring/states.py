@@ -28,6 +28,7 @@ from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)
 RETIRED_AFTER = timedelta(days=7)
+_UNREAD = ("facts", "first_seen_at", "counted_at", "fault")
 LEAST_SILENT = 3
 """Silent agents from which on their share matters."""
 NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
@@ -44,6 +45,8 @@ class States:
     lasting: Mapping[int, tuple[NodeEvent, ...]]
     gone: Mapping[int, tuple[Gpu, ...]]
     """GPUs that were last seen there and are no longer listed, the last to leave first."""
+    sliced: frozenset[int]
+    """The agents of which a GPU is or was cut into MIG slices: the scheduler lists slices, and NVML whole GPUs."""
     nodes_are_fresh: bool = True
     """Whether the scheduler has reported its nodes lately: else jobs may run that the rows do not show."""
 
@@ -51,7 +54,7 @@ class States:
     def read(cls, now: datetime) -> States:
         agents = {agent.pk: agent for agent in Agent.objects.filter(is_made_up=False).exclude(heard_at=None)}
         gpus: defaultdict[int, list[Gpu]] = defaultdict(list)
-        rows = Gpu.objects.filter(gone_at=None, agent__in=list(agents)).defer("first_seen_at", "counted_at", "fault")
+        rows = Gpu.objects.filter(gone_at=None, agent__in=list(agents)).defer(*_UNREAD)
         for gpu in rows.order_by("agent", "index"):
             gpus[gpu.agent_id].append(gpu)
         lasting: defaultdict[int, list[NodeEvent]] = defaultdict(list)
@@ -65,6 +68,7 @@ class States:
             {node.name: node for node in Node.objects.reported()},
             {pk: tuple(rows) for pk, rows in lasting.items()},
             _gone_gpus(agents),
+            frozenset(Gpu.objects.filter(facts__mig=True).order_by().values_list("agent", flat=True).distinct()),
             Reading.objects.filter(part=Reading.Part.NODES, read_at__gt=now - FRESH).exists(),
         )
 
@@ -160,14 +164,9 @@ class States:
     def _missing(self, agent: Agent) -> int | None:
         """Return how many GPUs fewer the agent lists than the scheduler expects; None if that is unknown."""
         node = self.nodes.get(agent.node)
-        if node is None or node.gpus > MOST_PHYSICAL or self._has_slices(agent):
+        if node is None or node.gpus > MOST_PHYSICAL or agent.pk in self.sliced:
             return None
         return max(0, node.gpus - len(self.gpus.get(agent.pk, ())))
-
-    def _has_slices(self, agent: Agent) -> bool:
-        """Return whether a GPU is or was cut into MIG slices: the scheduler then lists slices, and NVML whole GPUs."""
-        rows = (*self.gpus.get(agent.pk, ()), *self.gone.get(agent.pk, ()))
-        return any(table(gpu.facts).get("mig") is True for gpu in rows)
 
     def _vanished(self, agent: Agent) -> Sequence[Gpu]:
         """Return the GPUs that should be there and are not: each of them is lost.
@@ -318,7 +317,7 @@ def _is_down(state: str) -> bool:
 
 
 def _gone_gpus(agents: Mapping[int, Agent]) -> dict[int, tuple[Gpu, ...]]:
-    rows = Gpu.objects.filter(agent__in=list(agents), gone_at__isnull=False).defer("counters")
+    rows = Gpu.objects.filter(agent__in=list(agents), gone_at__isnull=False).defer("counters", *_UNREAD)
     gone: defaultdict[int, list[Gpu]] = defaultdict(list)
     for gpu in rows.order_by("agent", "-gone_at"):
         gone[gpu.agent_id].append(gpu)

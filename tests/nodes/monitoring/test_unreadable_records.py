@@ -105,6 +105,17 @@ def test_an_odd_assessment(lab: Lab, fields: Any) -> None:
     assert lab.entry().state == "open"
 
 
+def test_a_rule_that_cannot_be_read_is_logged_once(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    SiteRule.objects.create(name="hot", toml="[[rule]")
+    SiteRule.objects.create(name="cold", toml=ONE_TRIGGER)
+    lab.xid(79)
+    lab.step()
+    lab.step()
+    assert lab.entry().state == "open"
+    logged = [message for message in caplog.messages if "cannot be read" in message]
+    assert sorted(message.split()[3] for message in logged) == ["cold", "hot"]
+
+
 def test_a_rule_that_lost_a_trigger_meanwhile(lab: Lab) -> None:
     SiteRule.objects.create(name="hot", toml=ONE_TRIGGER)
     lab.xid(79)
