@@ -1,7 +1,7 @@
 // A node's page: charts over time, past and live, and periodic refreshes of the rest. One socket.
 import { lamp } from "./app.js";
 import { Chart } from "./charts.js";
-import { isInUse } from "./in_use.js";
+import { isFormInUse, isInUse } from "./in_use.js";
 import { Range } from "./ranges.js";
 import { connect, rereader } from "./socket.js";
 import { paintBand, paintMarks, timeAxis, withGaps } from "./times.js";
@@ -83,12 +83,20 @@ document.addEventListener("click", (event) => {
 });
 
 // Refresh the page's text and tables. Do not refresh what somebody is using, unless the user requested it.
+let isRefreshRequested = false;
+
 function refresh(isRequested = false) {
+  isRefreshRequested = isRequested;
   if (!isRequested && (isInUse() || document.visibilityState !== "visible")) return null;
   // If the node's GPUs have changed, the server answers with a full page reload.
   const headers = { "X-Page-GPUs": page.gpus };
   return htmx.ajax("GET", location.href, { target: "#live", swap: "innerHTML", headers });
 }
+
+// Somebody may begin to type while the response is on its way.
+document.addEventListener("htmx:beforeSwap", ({ detail }) => {
+  if (!isRefreshRequested && isFormInUse()) detail.shouldSwap = false;
+});
 
 document.addEventListener("htmx:afterSettle", ({ detail }) => {
   if (detail.target.id !== "live") return;
