@@ -263,7 +263,7 @@ def test_a_rule_that_fires_on_everything_is_cut_and_says_so(cluster: StoredClust
     anything = HEAT.replace('for = "5m"', "").replace('clears_after = "10m"', "")
     found = tried(anything)
     assert (found.found, len(found.entries)) == (50, 10)
-    assert found.cut == "Stopped after 50 findings: the rule fires on nearly everything. 0 of 3 nodes were read."
+    assert found.cut == "Stopped after 50 findings: the rule opens far too often. 0 of 3 nodes were read."
 
 
 def test_time_and_rows_are_bounded(cluster: StoredCluster, monkeypatch: Any) -> None:
