@@ -134,10 +134,13 @@ def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
         lambda: (found := points_of(stack, job_id)).closed or (not closes and found.spooled == found.stored),
         f"job {job_id} to be taken in", 60,
     )  # fmt: skip
-    points = points_of(stack, job_id)
+    # The final checkpoint's event is stored after the points before it; an attempt that stays open may get both later.
+    points = wait_for(
+        lambda: (found := points_of(stack, job_id)).record("loss")[-1:] == [last_of(stack, job_id)] and found,
+        "the final checkpoint and all points before it to be listed", 60,
+    )  # fmt: skip
+    assert points
     points.check_exactly_once()
-    # The final checkpoint's event is stored after the points before it.
-    wait_for(lambda: last_of(stack, job_id) == points.record("loss")[-1], "the final checkpoint to be listed", 60)
     every = list(range(1, last_of(stack, job_id) + 1))
     assert points.record("loss") == every
     assert points.record("loss", rank=1) == every
