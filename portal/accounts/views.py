@@ -90,9 +90,11 @@ def me(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 def make_token(request: HttpRequest) -> HttpResponse:
     """Respond with the page itself, not a redirect: the secret is shown only this once and is not stored."""
+    if request.method != "POST":  # somebody opens the address of that page again
+        return redirect("me")
     user = _user(request)
     form = TokenForm(user, request.POST)
     if not form.is_valid():

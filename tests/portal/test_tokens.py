@@ -28,6 +28,7 @@ def asks(secret: str) -> Client:
 
 def test_page_makes_a_token_and_shows_it_once(mira):
     browser = lab.signed_in(mira)
+    assert browser.get("/me/tokens/").headers["Location"] == "/me/", "a page that is opened again"
     page = browser.post("/me/tokens/", {"name": "laptop", "scope": "write", "days": "30"})
     secret = page.context["new_secret"]
     assert secret in page.content.decode()
