@@ -33,8 +33,8 @@ from portal import bulk
 LATE = timedelta(minutes=10)
 """Evidence that is older when it arrives is history: it is proposed, never acted on."""
 MOST_DETAIL = 200
-MOST_ENTRIES = 200
-"""Entries per transaction."""
+MOST_ENTRIES = 120
+"""Subjects and entries per transaction: SQLite has one writer, and others wait for it."""
 EVENTS_S = 5.0
 """For new events, per evaluation."""
 AT_ONCE_S = 0.5

@@ -21,7 +21,7 @@ from nodes.health.rules.rule import Rule
 from nodes.models import Holding, NodeEvent
 from vigil_core import untrusted
 
-MOST = 250
+MOST = 150
 """Rows per transaction: a storm of events must not keep it open."""
 MOST_REPAIRED = 25
 """Nodes per transaction that booted or were reset: each of their findings is read, and there may be dozens."""

@@ -9,6 +9,7 @@ leaves either all of it or nothing. The scheduler is told by the next tick, as w
 from __future__ import annotations
 
 import logging
+import time
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -25,6 +26,7 @@ from nodes.monitoring import policies
 from nodes.monitoring.evaluate import LATE
 from nodes.remediation.limits_used import automatic_drains, service_state
 from nodes.remediation.reason import drain_reason
+from portal import bulk
 from portal.access import note
 from vigil_core import formatting
 
@@ -50,7 +52,9 @@ def decide(now: datetime | None = None) -> None:
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     for pk, node in _undecided().values_list("pk", "node"):
         if node not in in_maintenance:
+            began = time.monotonic()
             _decide(pk, now)
+            bulk.give_way(began)
         else:  # it stays undecided, and is decided when the window is over
             text = f"In maintenance until {formatting.clock(in_maintenance[node])}."
             _undecided().filter(pk=pk).exclude(held_back=text).update(held_back=text)
