@@ -106,8 +106,9 @@ def test_an_odd_assessment(lab: Lab, fields: Any) -> None:
 
 
 def test_a_rule_that_cannot_be_read_is_logged_once(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    SiteRule.objects.create(name="hot", toml="[[rule]")
-    SiteRule.objects.create(name="cold", toml=ONE_TRIGGER)
+    new = "# a text that no other test has logged"
+    SiteRule.objects.create(name="hot", toml=f"[[rule] {new}")
+    SiteRule.objects.create(name="cold", toml=f"{ONE_TRIGGER}{new}")
     lab.xid(79)
     lab.step()
     lab.step()
