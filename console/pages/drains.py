@@ -17,6 +17,7 @@ from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
 from jobs.burnins import start as burnins
 from nodes.burnin import plan
 from nodes.cluster import drain as orders
+from nodes.cluster import sync
 from nodes.drains import cost, overview
 from nodes.drains.overview import DrainedNode
 from nodes.drains.reasons import DrainHolder
@@ -167,10 +168,10 @@ def _rows(names: Sequence[str], user: User, now: datetime) -> list[DrainRow]:
     active = dict(BurnInNode.objects.filter(is_active=True, node__in=names).values_list("node", "burn_in"))
     orders_of = [item.order.pk for item in found if item.order is not None and item.holder == DrainHolder.BURN_IN]
     failed = {row.node: row for row in BurnInNode.objects.filter(return_order__in=orders_of).defer("findings")}
-    rows = []
+    rows, read_at = [], sync.last_read_at(Reading.Part.NODES)
     for item in found:
         name = item.node.name
-        is_by_another = orders.is_drained_by_another_given(item.node, item.last_order, user)
+        is_by_another = orders.is_drained_by_another_given(item.node, item.last_order, user, read_at=read_at)
         before = failed.get(name)
         rows.append(
             DrainRow(

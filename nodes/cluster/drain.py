@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -107,26 +107,29 @@ def _is_obstacle(node: Node, action: str, user: User | None, rule: str) -> bool:
 
 def is_drained_by_another(node: Node, user: User | None, rule: str = "") -> bool:
     """Return whether the node is drained or down, and not by the last order of this person or health rule."""
+    if not _has_reason(node):
+        return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by")
-    return _has_reason(node) and is_drained_by_another_given(node, last.first(), user, rule)
+    return is_drained_by_another_given(node, last.first(), user, rule, read_at=sync.last_read_at(Reading.Part.NODES))
 
 
 def _has_reason(node: Node) -> bool:
     return bool(node.reason) and not node.is_in_service
 
 
-def is_drained_by_another_given(node: Node, last: NodeOrder | None, user: User | None, rule: str = "") -> bool:
-    """As `is_drained_by_another`, with the node's last completed order given."""
+def is_drained_by_another_given(
+    node: Node, last: NodeOrder | None, user: User | None, rule: str = "", *, read_at: datetime | None
+) -> bool:
+    """As `is_drained_by_another`, with the node's last completed order given, and when the nodes were last read."""
     if not _has_reason(node):
         return False
-    if last is not None and last.action == NodeOrder.Action.UNDRAIN and is_newer_than_rows(last):
+    if last is not None and last.action == NodeOrder.Action.UNDRAIN and is_newer_than_rows(last, read_at):
         return False
     return last is None or (last.asked_by, last.rule) != (user, rule) or not is_reason_of(last, node)
 
 
-def is_newer_than_rows(order: NodeOrder) -> bool:
-    """Return whether the nodes have not been read since the order was carried out: their rows show what was before."""
-    read_at = sync.last_read_at(Reading.Part.NODES)
+def is_newer_than_rows(order: NodeOrder, read_at: datetime | None) -> bool:
+    """Return whether the nodes, read at `read_at`, were not read since the order was carried out: rows are older."""
     return order.ended_at is not None and (read_at is None or read_at < order.ended_at)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from nodes.cluster import drain
+from nodes.cluster import drain, sync
 from nodes.drains import bulk, overview
 from nodes.drains.bulk import BulkOutcome
 from nodes.drains.overview import DrainedNode
-from nodes.models import Node, NodeOrder
+from nodes.models import Node, NodeOrder, Reading
 from portal.models import User
 
 
@@ -27,9 +28,10 @@ def preview(user: User, expression: str) -> ReturnPreview:
     """Return what would be ended. Raises BadHostExpression and UnknownNodes."""
     nodes = bulk.find_nodes(expression)
     drained = overview.described(node for node in nodes if not node.is_in_service)
+    read_at = sync.last_read_at(Reading.Part.NODES)
     return ReturnPreview(
-        yours=tuple(item for item in drained if not _is_by_another(item, user)),
-        by_others=tuple(item for item in drained if _is_by_another(item, user)),
+        yours=tuple(item for item in drained if not _is_by_another(item, user, read_at)),
+        by_others=tuple(item for item in drained if _is_by_another(item, user, read_at)),
         in_service=tuple(node for node in nodes if node.is_in_service),
     )
 
@@ -54,6 +56,6 @@ def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
     return BulkOutcome(node.name, order)
 
 
-def _is_by_another(drained: DrainedNode, user: User) -> bool:
+def _is_by_another(drained: DrainedNode, user: User, read_at: datetime | None) -> bool:
     """Return whether an order of this person would end somebody else's drain, without a query for each node."""
-    return drain.is_drained_by_another_given(drained.node, drained.last_order, user)
+    return drain.is_drained_by_another_given(drained.node, drained.last_order, user, read_at=read_at)

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from nodes.cluster import drain
+from nodes.cluster import drain, sync
 from nodes.drains.reasons import DrainCause, read_reason
 from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
@@ -28,6 +28,7 @@ from nodes.models import (
     Node,
     NodeOrder,
     Partition,
+    Reading,
 )
 from nodes.scheduling import node_states
 from portal.access import note
@@ -113,7 +114,8 @@ def _by_node() -> list[HotSpare]:
 def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
     """Drain a spare that is in service, unless a person wants it there; return whether that was ordered."""
     newest = NodeOrder.objects.filter(node=node.name).first()
-    if newest is not None and (newest.is_open or drain.is_newer_than_rows(newest)):
+    read_at = sync.last_read_at(Reading.Part.NODES)
+    if newest is not None and (newest.is_open or drain.is_newer_than_rows(newest, read_at)):
         return False
     if BurnInNode.objects.filter(node=node.name, is_active=True).exists():
         return False  # in service inside the reservation of a burn-in
