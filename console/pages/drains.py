@@ -28,7 +28,7 @@ from portal.access import CLUSTER, can, user_of
 from portal.models import User
 from vigil_core import formatting
 
-MOST = 200
+MOST = 100
 """Nodes on the page, the most costly; the others are listed by REST."""
 _HOLDER_TEXTS = {
     DrainHolder.RULE: "by Vigil’s rule",

@@ -213,7 +213,7 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
         page = visitor.get("/drains").text
     assert "600 nodes are out of service: 4,800 idle GPUs." in page.replace("\N{NO-BREAK SPACE}", " ")
     assert "stands by since" in page
-    assert "The 200 with the most idle GPUs are shown" in page
+    assert "The 100 with the most idle GPUs are shown" in page
 
 
 def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops: User) -> None:
