@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
-from console.pages.bulk_form import BulkForm
+from console.pages.bulk_form import BulkForm, show_outcomes
 from console.pages.cluster import sysadmin_of
 from nodes.drains import bulk
 from nodes.drains.bulk import DrainPreview
@@ -31,14 +30,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 def _drain(request: HttpRequest, user: User, form: BulkForm[DrainPreview]) -> HttpResponse:
     outcomes = bulk.drain_all(user, form.expression, form.reason, replace=bool(request.POST.get("replace")))
-    ordered = [outcome for outcome in outcomes if outcome.order is not None]
-    left = [outcome.node for outcome in outcomes if outcome.order is None]
-    text = f"Ordered to drain {formatting.plural(len(ordered), 'node')}."
-    if left:
-        names = formatting.listed(left, 5)
-        messages.warning(request, f"{text} Left as they are, because somebody else drained them: {names}.")
-    else:
-        messages.success(request, text)
+    show_outcomes(request, "drain", outcomes)
     return redirect("drains")
 
 

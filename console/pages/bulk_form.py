@@ -1,8 +1,8 @@
-"""Read the form of the pages that order something for many nodes: which nodes, and why."""
+"""Read the form of the pages that order something for many nodes, and tell the person what was ordered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +12,9 @@ from django.http import HttpRequest
 from console.pages import forms
 from nodes.cluster import drain as orders
 from nodes.drains import bulk, host_expression
+from nodes.drains.bulk import BulkOutcome
 from nodes.drains.host_expression import BadHostExpression
+from vigil_core import formatting
 from vigil_core.untrusted import plain
 
 Preview = TypeVar("Preview")
@@ -58,3 +60,15 @@ class BulkForm(Generic[Preview]):
             "most_characters": host_expression.MOST_CHARACTERS,
             "most_nodes": host_expression.MOST_NODES,
         }
+
+
+def show_outcomes(request: HttpRequest, action: str, outcomes: Sequence[BulkOutcome]) -> None:
+    """Show how many nodes were ordered to drain or undrain, and which were left as they are."""
+    ordered = sum(outcome.order is not None for outcome in outcomes)
+    left = [outcome.node for outcome in outcomes if outcome.order is None and not outcome.is_in_service]
+    text = f"Ordered to {action} {formatting.plural(ordered, 'node')}."
+    if left:
+        names = formatting.listed(left, 5)
+        messages.warning(request, f"{text} Left as they are, because somebody else drained them: {names}.")
+    else:
+        messages.success(request, text)

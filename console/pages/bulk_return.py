@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
-from console.pages.bulk_form import BulkForm
+from console.pages.bulk_form import BulkForm, show_outcomes
 from console.pages.cluster import sysadmin_of
 from nodes.drains import bulk_return
 from nodes.drains.bulk_return import ReturnPreview
@@ -35,14 +34,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 def _undrain(request: HttpRequest, user: User, form: BulkForm[ReturnPreview]) -> HttpResponse:
     outcomes = bulk_return.return_all(user, form.expression, form.reason, replace=bool(request.POST.get("replace")))
-    ordered = sum(outcome.order is not None for outcome in outcomes)
-    left = [outcome.node for outcome in outcomes if outcome.order is None and not outcome.is_in_service]
-    text = f"Ordered to undrain {formatting.plural(ordered, 'node')}."
-    if left:
-        names = formatting.listed(left, 5)
-        messages.warning(request, f"{text} Left as they are, because somebody else drained them: {names}.")
-    else:
-        messages.success(request, text)
+    show_outcomes(request, "undrain", outcomes)
     return redirect("drains")
 
 

@@ -1,4 +1,4 @@
-"""What rules observe of a GPU: its newest samples, and its counters next to those of the node's other GPUs."""
+"""Compute the fields of a GPU that rules read: its newest samples, and its counters next to those of its peers."""
 
 from __future__ import annotations
 
