@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 
 from jobs.burnins import results, returning, submission, verdicts
@@ -58,9 +57,12 @@ def scheduler_ids() -> set[str]:
 
 
 def advance(lease: ActiveLease, scheduler: Scheduler, statuses: Mapping[str, JobStatus] | None) -> None:
-    """Advance every burn-in that is not over. `statuses` is None if the scheduler did not answer in this tick."""
+    """Advance burn-ins that are not over. `statuses` is None if the scheduler did not answer in this tick.
+
+    If there are more than a tick handles, chance decides, so that none waits for the end of others.
+    """
     until = time.monotonic() + BUDGET_S
-    burn_ins = list(BurnIn.objects.active().order_by(F("tried_at").asc(nulls_first=True), "pk")[:AT_ONCE])
+    burn_ins = list(BurnIn.objects.active().order_by("?")[:AT_ONCE])
     for burn_in in burn_ins:
         if time.monotonic() > until:
             return

@@ -118,7 +118,18 @@ def _nodes(names: Sequence[str]) -> list[Node]:
         raise CannotBurnIn(
             f"{formatting.listed(down[:8])} cannot be tested while {they_are} down. Repair and boot {them} first."
         )
+    if sliced := _with_mig(names):
+        raise CannotBurnIn(
+            f"The GPUs of {formatting.listed(sliced[:8])} are cut into MIG slices, of which only one could be tested."
+            " Turn MIG off for a burn-in (nvidia-smi -mig 0)."
+        )
     return [found[name] for name in names]
+
+
+def _with_mig(names: Sequence[str]) -> list[str]:
+    """Return the nodes that have a GPU in MIG mode, as their agents report."""
+    gpus = Gpu.objects.filter(agent__node__in=names, gone_at=None, facts__mig=True)
+    return sorted(set(gpus.order_by().values_list("agent__node", flat=True)))
 
 
 def _check_seconds(seconds: int) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
 from jobs.errors import Conflict
 from jobs.tasks import assess
-from nodes.models import BurnIn, GoldenRecord, Node, NodeOrder
+from nodes.models import BurnIn, GoldenRecord, Gpu, Node, NodeOrder
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry
@@ -212,6 +213,15 @@ def test_refuses_unknown_nodes(bench: Bench) -> None:
         bench.start("dgx-99")
     with pytest.raises(CannotBurnIn):
         start(bench.user, [], 60)
+
+
+def test_refuses_gpus_in_mig_mode(bench: Bench) -> None:
+    bench.lab.machine()
+    Gpu.objects.filter(index=1).update(facts={"mig": True})
+    with pytest.raises(CannotBurnIn, match="The GPUs of dgx-01 are cut into MIG slices"):
+        bench.start("dgx-01", "dgx-02")
+    Gpu.objects.filter(index=1).update(gone_at=timezone.now())
+    bench.start("dgx-01", "dgx-02")
 
 
 def test_a_worker_killed_between_submission_and_its_record_submits_once(bench: Bench) -> None:

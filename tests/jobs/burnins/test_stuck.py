@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs.burnins import returning, submission
+from jobs.burnins import advance, returning, submission
 from jobs.burnins.advance import UNKNOWN_STATE_FOR, WAIT_FOR_JOBS
 from jobs.burnins.start import cancel
 from nodes.cluster import drain
@@ -150,3 +150,17 @@ def test_a_failed_node_stays_reserved_until_a_scheduler_that_was_away_for_long_h
     bench.until_ended()
     assert list(bench.lab.scheduler.drained) == ["dgx-01"]
     assert bench.row().outcome == "Drained."
+
+
+def test_burn_ins_that_a_tick_has_no_time_for_do_not_wait_for_the_end_of_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advance, "AT_ONCE", 1)
+    for node in ("dgx-01", "dgx-02", "dgx-03"):
+        bench.start(node)
+    for _ in range(300):
+        BurnIn.objects.exclude(state="running").update(tried_at=None)
+        bench.tick()
+        if BurnIn.objects.filter(state="running").count() == 3:
+            break
+    assert list(BurnIn.objects.values_list("state", flat=True)) == ["running"] * 3
