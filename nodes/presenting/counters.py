@@ -66,7 +66,8 @@ def counter_row(
 ) -> GpuCounterRow:
     """Return the row of a GPU. `throttle`: NVML's clock event reasons; None if they are unknown or hidden.
 
-    A GPU lowers its PCIe generation while it idles, so that counts only if it `is_busy`.
+    A GPU lowers its PCIe generation while it idles, so that counts only if it `is_busy`. The agent reports the one at
+    which the GPU last worked, or the present one if it has not worked yet.
     """
     action = untrusted.count(counters.get("recovery_action")) or 0
     return GpuCounterRow(
@@ -150,10 +151,10 @@ def _pcie(counters: Mapping[str, Any], *, is_busy: bool) -> CounterCell:
     text = f"×{width}" if not speed else f"generation{NBSP}{speed} ×{width}"
     is_narrow = bool(most_width and width < most_width)
     is_slow = bool(speed and most_speed and speed < most_speed)
-    if is_narrow or (is_slow and is_busy):
+    if is_narrow or is_slow:
         text += f" of {most_speed or formatting.MISSING} ×{most_width or formatting.MISSING}"
-    elif is_slow:
-        text += ", lowered while idle"
+    if is_slow and not is_narrow and not is_busy:
+        text += ", idle now"
     return CounterCell(text, "failed" if is_narrow else "warn" if is_slow and is_busy else "")
 
 

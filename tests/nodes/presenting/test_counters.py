@@ -42,7 +42,7 @@ def test_a_gpu_that_is_well() -> None:
         ({"nvlinks": [1] * 16 + [0, 0]}, "links", "2 of 18 down", "failed"),
         ({"pcie_width": 8}, "pcie", "generation 5 ×8 of 5 ×16", "failed"),
         ({"pcie_generation": 3}, "pcie", "generation 3 ×16 of 5 ×16", "warn"),
-        ({"pcie_generation": 1, "is_busy": False}, "pcie", "generation 1 ×16, lowered while idle", ""),
+        ({"pcie_generation": 1, "is_busy": False}, "pcie", "generation 1 ×16 of 5 ×16, idle now", ""),
         ({"throttle": 0x04}, "clocks", "power limit reached", ""),
         ({"throttle": 0x44}, "clocks", "heat (hardware), power limit reached", "warn"),
         ({"throttle": 0x80}, "clocks", "power brake: the machine’s power supply demands it", "warn"),
