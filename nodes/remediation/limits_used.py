@@ -49,12 +49,12 @@ def service_state() -> limits.ServiceState:
     """Return the nodes by partition, and those out of service or ordered to be.
 
     A standby spare is neither a node that serves nor one that is missing: drained as planned, it must not use up what
-    may fail, nor, as one of the partition's nodes, raise it. The nodes name their partitions: a limit holds even where
-    those could not be read.
+    may fail, nor, as one of the partition's nodes, raise it. Nor does a node that is only named in slurm.conf. The
+    nodes name their partitions: a limit holds even where those could not be read.
     """
     spares = set(HotSpare.objects.standby().values_list("node", flat=True))
     everything = Node.objects.reported().only("name", "state", "partitions")
-    nodes = [node for node in everything if node.name not in spares]
+    nodes = [node for node in everything if node.name not in spares and node_states.is_set_up(node.state)]
     partitions: defaultdict[str, set[str]] = defaultdict(set)
     for node in nodes:
         for name in node.partitions:

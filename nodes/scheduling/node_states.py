@@ -90,6 +90,12 @@ def is_in_state(state: str, wanted: str) -> bool:
 
 
 @lru_cache(maxsize=512)
+def is_set_up(state: str) -> bool:
+    """Return whether the machine exists: slurm.conf may name nodes that do not yet (State=FUTURE)."""
+    return {"future", "futr"}.isdisjoint(state_words(state))
+
+
+@lru_cache(maxsize=512)
 def is_in_service(state: str) -> bool:
     """Return whether a node accepts jobs, or will again by itself: not drained, down or failing."""
     return not any(word in OUT for word in state_words(state))

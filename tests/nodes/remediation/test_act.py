@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_a_partitions_limit_holds_while_the_partitions_cannot_be_read(lab: Lab) 
     lab.step()
     assert NAMES[0] not in lab.scheduler.drained
     assert "2 of 12 nodes of gpu are out of service" in lab.entry().held_back
+
+
+def test_nodes_that_are_not_set_up_yet_are_not_out_of_service(lab: Lab) -> None:
+    machines = lab.scheduler.machines
+    lab.scheduler.machines = [replace(m, state="future") if m.name in NAMES[8:] else m for m in machines]
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    lab.xid(79)
+    lab.step()
+    assert list(lab.scheduler.drained) == [NAMES[0]], lab.entry().held_back
 
 
 def test_limits_hold_over_an_hour(lab: Lab) -> None:
