@@ -16,13 +16,15 @@ from nodes.acceptance.facts import (
     read_topology,
 )
 from nodes.inventory.software import NodeSoftware, read_facts
-from nodes.models import Agent, BurnInNode, Gpu, NodeEvent
+from nodes.models import Agent, BurnInNode, Gpu, Node, NodeEvent
 from vigil_core import untrusted
 
 
 def read_configuration(rows: Sequence[BurnInNode], now: datetime) -> list[NodeConfiguration]:
-    """Return the current configuration of the nodes. Three queries, however many nodes there are."""
-    agents = {agent.node: agent for agent in Agent.objects.filter(node__in=[row.node for row in rows])}
+    """Return the current configuration of the nodes. Four queries, however many nodes there are."""
+    names = [row.node for row in rows]
+    agents = {agent.node: agent for agent in Agent.objects.filter(node__in=names)}
+    scheduled = dict(Node.objects.filter(name__in=names).values_list("name", "gpus"))
     ids = [agent.pk for agent in agents.values()]
     gpus: defaultdict[int, list[Gpu]] = defaultdict(list)
     for gpu in Gpu.objects.filter(agent__in=ids, gone_at=None).order_by("index"):
@@ -31,7 +33,8 @@ def read_configuration(rows: Sequence[BurnInNode], now: datetime) -> list[NodeCo
     for event in NodeEvent.objects.filter(agent__in=ids, kind="mount.slow", is_open=True)[:1_000]:
         if not event.is_planted:
             slow[event.agent_id].append(untrusted.line(event.data.get("mount"), 200))
-    return [_node(row, agents.get(row.node), gpus, slow, now) for row in rows]
+    found = [_node(row, agents.get(row.node), gpus, slow, now) for row in rows]
+    return [_with_scheduler(node, scheduled.get(node.node, 0)) for node in found]
 
 
 def read_software(rows: Sequence[BurnInNode]) -> list[NodeSoftware]:
@@ -58,7 +61,7 @@ def _node(
     machine = row.tested_machine
     found = NodeConfiguration(
         node=row.node,
-        expected_gpus=row.gpus,
+        expected_gpus=max(row.gpus, machine.gpus if machine else 0),
         memlock_bytes=machine.memlock_bytes if machine else None,
         open_files=machine.open_files if machine else None,
         shm_bytes=machine.shm_bytes if machine else None,
@@ -77,6 +80,10 @@ def _node(
         slow_mounts=tuple(slow.get(agent.pk, ())),
         clock_offset_s=agent.clock_offset_s,
     )
+
+
+def _with_scheduler(node: NodeConfiguration, gpus: int) -> NodeConfiguration:
+    return replace(node, scheduler_gpus=gpus, expected_gpus=max(node.expected_gpus, gpus))
 
 
 def _gpu(gpu: Gpu, agent: Agent) -> GpuConfiguration:

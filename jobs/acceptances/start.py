@@ -22,7 +22,7 @@ def start(user: User, expression: str, seconds: int, *, may_undrain: bool = Fals
     """
     names = host_expression.expand(expression, plan.MAX_NODES)
     with transaction.atomic():
-        burn_in = burnins.start(user, names, seconds, may_undrain=may_undrain)
+        burn_in = burnins.start(user, names, seconds, may_undrain=may_undrain, all_gpus=True)
         gpus = sum(burn_in.nodes.values_list("gpus", flat=True))
         acceptance = Acceptance.objects.create(
             burn_in=burn_in, expression=expression.strip(), node_count=len(names), gpu_count=gpus, started_by=user

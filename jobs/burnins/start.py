@@ -29,10 +29,13 @@ class NeedsAgreement(Conflict):
     """Raised if somebody drained a node, and the request does not agree that it may return to service."""
 
 
-def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool = False) -> BurnIn:
+def start(
+    user: User, names: Sequence[str], seconds: int, *, may_undrain: bool = False, all_gpus: bool = False
+) -> BurnIn:
     """Store a burn-in of these nodes. Raises CannotBurnIn, NeedsAgreement, or Conflict if one is being tested already.
 
-    `may_undrain`: the sysadmin agrees that nodes which a person drained return to service if they pass.
+    `may_undrain`: the sysadmin agrees that nodes which a person drained return to service if they pass. `all_gpus`: the
+    tests must find all GPUs that agents list, though the scheduler may list fewer.
     """
     names = list(dict.fromkeys(names))
     nodes = _nodes(names)
@@ -40,7 +43,7 @@ def start(user: User, names: Sequence[str], seconds: int, *, may_undrain: bool =
     of_persons = [node for node in nodes if is_drained_by_person(node)]
     if of_persons and not may_undrain:
         raise NeedsAgreement(_drained_text(of_persons))
-    gpus = _expected_gpus(nodes)
+    gpus = _expected_gpus(nodes, all_gpus=all_gpus)
     try:
         with transaction.atomic():
             burn_in = BurnIn.objects.create(
@@ -73,15 +76,17 @@ def cancel(user: User, burn_in: BurnIn) -> None:
             raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} has ended.")
 
 
-def _expected_gpus(nodes: Sequence[Node]) -> dict[str, int]:
+def _expected_gpus(nodes: Sequence[Node], *, all_gpus: bool) -> dict[str, int]:
     """Return by node how many GPUs the tests must find: what the scheduler allocates there.
 
-    If something was found about one of its GPUs, they must find all that its agent lists: a GPU that the scheduler has
-    taken away since was not tested, and must not count as repaired.
+    With `all_gpus`, or if something was found about one of its GPUs, they must find all that its agent lists: a GPU
+    that the scheduler has taken away since was not tested, and must not count as repaired.
     """
-    entries = HealthEntry.objects.active().filter(node__in=[node.name for node in nodes], gpu__isnull=False)
-    suspicious = set(entries.order_by().values_list("node", flat=True))
-    gpus = Gpu.objects.filter(agent__node__in=suspicious, gone_at=None).order_by()
+    names = {node.name for node in nodes}
+    if not all_gpus:
+        entries = HealthEntry.objects.active().filter(node__in=names, gpu__isnull=False)
+        names = set(entries.order_by().values_list("node", flat=True))
+    gpus = Gpu.objects.filter(agent__node__in=names, gone_at=None).order_by()
     listed = dict(gpus.values_list("agent__node").annotate(Count("pk")))
     return {node.name: max(node.gpus, listed.get(node.name, 0)) for node in nodes}
 

@@ -56,11 +56,14 @@ def _gpus(nodes: Nodes) -> ClauseOutcome:
     if not _gpus_of(nodes) and not any(node.expected_gpus for node in nodes):
         return ClauseOutcome("gpus", NOT_TRIED, NO_GPUS)
     reporting = [node for node in nodes if node.is_reporting]
-    details = [
-        f"{node.node}: {len(node.gpus)} of {formatting.plural(node.expected_gpus, 'GPU')}."
-        for node in reporting
-        if len(node.gpus) < node.expected_gpus
-    ]
+    details = []
+    for node in reporting:
+        expected = max(node.expected_gpus, len(node.gpus))
+        if len(node.gpus) < expected:
+            details.append(f"{node.node}: {len(node.gpus)} of {formatting.plural(expected, 'GPU')}.")
+        if node.scheduler_gpus < expected:
+            listed = f"the scheduler lists {node.scheduler_gpus} of {formatting.plural(expected, 'GPU')}"
+            details.append(f"{node.node}: {listed}, so jobs cannot use all.")
     kinds = _groups((f"{gpu.model or 'unknown'}{_gib(gpu.memory_mib)}", node.node) for node, gpu in _gpus_of(reporting))
     if len(kinds) > 1:
         details += _group_texts(kinds)
@@ -96,15 +99,17 @@ def _nvlinks(nodes: Nodes) -> ClauseOutcome:
     linked = [(node, gpu) for node, gpu in gpus if gpu.nvlinks]
     if not linked:
         return ClauseOutcome("nvlinks", NOT_TRIED, "No GPU reports NVLinks.")
+    models = {gpu.model for _, gpu in linked}
+    missing = [_place(node, gpu) for node, gpu in gpus if gpu.nvlinks is None and gpu.model in models]
     details = [
         f"{_place(node, gpu)}: {formatting.plural(gpu.nvlinks.count(False), 'inactive link')} of {len(gpu.nvlinks)}."
         for node, gpu in linked
         if gpu.nvlinks and not all(gpu.nvlinks)
     ]
-    details += _differing_by_model(gpus, lambda gpu: len(gpu.nvlinks or ()), lambda count: f"{count} NVLinks")
+    details += _differing_by_model(gpus, _nvlinks_text, lambda text: text)
     links = sum(sum(gpu.nvlinks or ()) for _, gpu in linked)
     measured = f"{links:,} active links on {formatting.plural(len(linked), 'GPU')}."
-    return _outcome("nvlinks", measured, details)
+    return _outcome("nvlinks", measured, details, missing)
 
 
 def _ecc(nodes: Nodes) -> ClauseOutcome:
@@ -289,6 +294,10 @@ def _topology_text(node: NodeConfiguration) -> str:
     links = [link for row, others in enumerate(node.topology) for link in others[row + 1 :] if link]
     counts = _groups((link, "") for link in links)
     return ", ".join(f"{len(places)} × {link}" for link, places in counts.items())
+
+
+def _nvlinks_text(gpu: GpuConfiguration) -> str:
+    return "" if gpu.nvlinks is None else f"{len(gpu.nvlinks) or 'No'} NVLinks"
 
 
 def _pcie_text(width: int | None, generation: int | None) -> str:

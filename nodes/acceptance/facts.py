@@ -30,6 +30,7 @@ class GpuConfiguration:
     pcie_generation: int | None = None
     pcie_generation_most: int | None = None
     nvlinks: tuple[bool, ...] | None = None
+    """Whether each is active. Empty: its counters name none, which is also so if the driver cannot read one of them."""
     has_ecc: bool = False
     is_slowed: bool = False
     """By heat or a power brake, now."""
@@ -68,6 +69,8 @@ class NodeConfiguration:
 
     node: str
     expected_gpus: int = 0
+    """As many as the scheduler, the agent at the start, or the tests found: the largest of these numbers."""
+    scheduler_gpus: int = 0
     is_reporting: bool = False
     has_token: bool = False
     driver: str = ""
@@ -88,7 +91,7 @@ def read_gpu(
 ) -> GpuConfiguration:
     """Return a GPU from its stored facts, slow counters and newest sample."""
     sample = newest if isinstance(newest, dict) else {}
-    links, throttle = counters.get("nvlinks"), untrusted.count(sample.get("throttle")) or 0
+    throttle = untrusted.count(sample.get("throttle")) or 0
     return GpuConfiguration(
         uuid=uuid,
         index=index,
@@ -100,11 +103,18 @@ def read_gpu(
         pcie_width_most=untrusted.count(counters.get("pcie_width_most")),
         pcie_generation=untrusted.count(counters.get("pcie_generation")),
         pcie_generation_most=untrusted.count(counters.get("pcie_generation_most")),
-        nvlinks=tuple(bool(link) for link in links[:MOST_LINKS]) if isinstance(links, list) else None,
+        nvlinks=_nvlinks(counters),
         has_ecc=untrusted.count(counters.get("ecc_uncorrected")) is not None,
         is_slowed=temperature.is_throttled(throttle) or bool(throttle & POWER_BRAKE),
         is_working=(untrusted.number(sample.get("gpu_percent")) or 0) >= WORKING_PERCENT,
     )
+
+
+def _nvlinks(counters: Mapping[str, Any]) -> tuple[bool, ...] | None:
+    links = counters.get("nvlinks")
+    if isinstance(links, list):
+        return tuple(bool(link) for link in links[:MOST_LINKS])
+    return () if counters else None
 
 
 def read_mounts(facts: Mapping[str, Any]) -> Mapping[str, str] | None:

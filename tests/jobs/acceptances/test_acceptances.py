@@ -105,6 +105,23 @@ def test_healthy_nodes_are_accepted(bench: Bench, client: Client) -> None:
     assert AuditEntry.objects.count() == 3
 
 
+def test_gpus_that_the_scheduler_does_not_list_must_be_tested_all_the_same(bench: Bench, client: Client) -> None:
+    for name in NODES:
+        bench.lab.machine(name)
+        bench.set_node(name, gpus=0)
+    acceptance = begin(bench, client)
+    assert acceptance.gpu_count == 4
+    bench.until_running()
+    report_configuration(bench)
+    advance_acceptances()
+    for name in NODES:
+        bench.write(good_lines(0), name)
+    found = finish(bench, acceptance)
+    assert acceptance.result == "rejected"
+    assert "dgx-01: Found 0 of 2 GPUs." in found["burn_in"]["details"]
+    assert any("the scheduler lists 0 of 2" in text for text in found["gpus"]["details"])
+
+
 def test_agents_may_report_again_after_an_outage_of_the_portal(bench: Bench, client: Client) -> None:
     acceptance = begin(bench, client)
     bench.until_running()

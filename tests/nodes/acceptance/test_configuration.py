@@ -33,6 +33,9 @@ def test_equal_healthy_nodes_pass_every_clause() -> None:
         ("agents", {"is_reporting": False}, "dgx-03: no agent reports."),
         ("gpus", {"gpus": (gpu(),)}, "dgx-03: 1 of 2\N{NO-BREAK SPACE}GPUs."),
         ("gpus", {"gpus": (gpu(), gpu(1, model="NVIDIA A100"))}, "NVIDIA A100 80 GiB: dgx-03."),
+        ("gpus", {"scheduler_gpus": 1, "expected_gpus": 1},
+         "dgx-03: the scheduler lists 1 of 2\N{NO-BREAK SPACE}GPUs, so jobs cannot use all."),
+        ("gpus", {"scheduler_gpus": 0, "expected_gpus": 2, "gpus": ()}, "dgx-03: 0 of 2\N{NO-BREAK SPACE}GPUs."),
         ("driver", {"driver": "550.54"}, "550.54: dgx-03."),
         ("kernel", {"kernel": "Linux 5.15"}, "Linux 5.15: dgx-03."),
         ("vbios", {"gpus": (gpu(), gpu(1, vbios="96.00.01"))}, "96.00.01: dgx-03 GPU 1."),
@@ -43,6 +46,7 @@ def test_equal_healthy_nodes_pass_every_clause() -> None:
         ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=(True,) * 17 + (False,)))},
          "dgx-03 GPU 1: 1\N{NO-BREAK SPACE}inactive link of 18."),
         ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=(True,) * 12))}, "12 NVLinks: dgx-03 GPU 1."),
+        ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=()))}, "No NVLinks: dgx-03 GPU 1."),
         ("topology", {"topology": (("X", "SYS"), ("SYS", "X"))}, "1 × SYS: dgx-03."),
         ("ecc", {"gpus": (gpu(), gpu(1, has_ecc=False))}, "dgx-03 GPU 1: ECC is off."),
         ("power", {"gpus": (gpu(), gpu(1, power_cap_watts=500))}, "500 W: dgx-03 GPU 1."),
@@ -71,7 +75,7 @@ def test_names_what_is_wrong(key: str, changes: dict[str, Any], detail: str) -> 
         ("pcie", {"gpus": (gpu(), gpu(1, is_working=False))}), ("heat", {"gpus": (gpu(), gpu(1, is_working=False))}),
         ("power", {"gpus": (gpu(), gpu(1, power_cap_watts=None))}), ("mounts", {"mounts": None}),
         ("clock", {"clock_offset_s": None}), ("memlock", {"memlock_bytes": None}), ("shm", {"shm_bytes": None}),
-        ("gpus", {"is_reporting": False, "gpus": ()}),
+        ("gpus", {"is_reporting": False, "gpus": ()}), ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=None))}),
     ],
 )  # fmt: skip
 def test_what_a_node_does_not_report_was_not_tried(key: str, changes: dict[str, Any]) -> None:
@@ -79,7 +83,7 @@ def test_what_a_node_does_not_report_was_not_tried(key: str, changes: dict[str, 
 
 
 def test_nodes_without_gpus() -> None:
-    bare = {"gpus": (), "topology": (), "expected_gpus": 0, "driver": ""}
+    bare = {"gpus": (), "topology": (), "expected_gpus": 0, "scheduler_gpus": 0, "driver": ""}
     found = judged(node("cpu-01", **bare), node("cpu-02", **bare))
     gpu_clauses = {"gpus", "driver", "vbios", "pcie", "nvlinks", "topology", "ecc", "power", "heat", "memlock"}
     assert {key for key, outcome in found.items() if outcome.outcome == NOT_TRIED} == gpu_clauses
@@ -102,6 +106,11 @@ def test_a_gpu_is_judged_by_its_best_generation_while_it_worked() -> None:
     peaks = merge_peaks(merge_peaks(peaks, [gpu(0)]), [idle])
     assert peaks["GPU-0"] == GpuPeaks(5, is_slowed=False, is_working=True)
     assert idle.with_peaks(peaks["GPU-0"]).pcie_generation == 5
+
+
+def test_counters_without_nvlinks_mean_none_and_no_counters_mean_not_reported() -> None:
+    assert read_gpu("GPU-0", 0, {}, {"pcie_width": 16}, {}).nvlinks == ()
+    assert read_gpu("GPU-0", 0, {}, {}, {}).nvlinks is None
 
 
 JSON = st.recursive(
