@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from portal.run.child import die_with
 
@@ -79,7 +80,7 @@ def _run(command: list[str | Path], user: pwd.struct_passwd | None) -> None:
         raise NoPostgres(f"{Path(command[0]).name} failed: {done.stderr.strip()}")
 
 
-def _identity(user: pwd.struct_passwd | None) -> dict[str, int]:
+def _identity(user: pwd.struct_passwd | None) -> dict[str, Any]:
     return {"user": user.pw_uid, "group": user.pw_gid} if user else {}
 
 
@@ -99,7 +100,7 @@ def _start(binaries: Path, folder: Path, user: pwd.struct_passwd | None, *, dura
             start_new_session=True,
             # A killed test run must not leave a server behind. After the change of user, which resets it.
             preexec_fn=lambda: die_with(parent, signal.SIGQUIT),
-            **_identity(user),  # type: ignore[arg-type]
+            **_identity(user),
         )
 
 

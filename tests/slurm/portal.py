@@ -46,7 +46,7 @@ print(json.dumps(secrets))
 class Portal(Stack):
     """`vigil up` as the portal's Unix user. `alice` works in the project vision, `bob` in speech."""
 
-    def __init__(self, slurm: Cluster, **environment: str) -> None:
+    def __init__(self, slurm: Cluster, **environment: Any) -> None:
         self.slurm, self.people = slurm, People()
         self.runs = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
         key_folder = Path(tempfile.mkdtemp(prefix="vigil-key-"))
