@@ -39,11 +39,17 @@ def _lines(answer: dict[str, Any]) -> Iterator[str]:
         for place, version in enumerate(group["versions"])
     ]
     yield from table(["SOFTWARE", "VERSION", "NODES>", "", "NOTE"], rows, "No node has reported its software yet.")
+    titles = {(group["software"], group["part"]): group["title"] for group in answer["items"]}
+    if answer["mixed"]:
+        yield ""
+        yield "No usual version:"
+    for mixed in answer["mixed"]:
+        yield f"  {_mixed(titles, mixed)}"
     if answer["findings"]:
         yield ""
         yield "Needs attention:"
     for finding in answer["findings"]:
-        yield f"  {finding['node']}: {_finding(answer, finding)}"
+        yield f"  {finding['node']}: {_finding(titles, finding)}"
     if answer["more_findings"]:
         yield f"  and {answer['more_findings']} more"
     if answer["problem"]:
@@ -63,11 +69,19 @@ def _note(version: dict[str, Any]) -> str:
     notes = [f"below {version['minimum']['version']}"] if version["minimum"] else []
     if version["odd"]:
         notes.append(f"{formatting.plural(len(version['odd']), 'node differs', 'nodes differ')} from peers")
+    if not version["is_judged"]:
+        notes.append("branch not judged")
     return ", ".join(notes)
 
 
-def _finding(answer: dict[str, Any], finding: dict[str, Any]) -> str:
-    titles = {(group["software"], group["part"]): group["title"] for group in answer["items"]}
+def _mixed(titles: dict[tuple[str, str], str], mixed: dict[str, Any]) -> str:
+    title = titles.get((mixed["software"], mixed["part"]), mixed["software"])
+    where = ", ".join(text for text in (mixed["partition"], mixed["model"]) if text)
+    counts = [f"{version['version']} on {formatting.plural(version['count'], 'node')}" for version in mixed["versions"]]
+    return f"{title}{f' ({where})' if where else ''}: {formatting.listed(counts, MOST_NAMES)}"
+
+
+def _finding(titles: dict[tuple[str, str], str], finding: dict[str, Any]) -> str:
     title = titles.get((finding["software"], finding["part"]), finding["software"])
     text = f"{title} {finding['version']}"
     if finding["usual"]:

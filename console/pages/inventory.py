@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from console.pages.cluster import is_fragment, vary_on_fragment
-from nodes.inventory.comparison import Inventory, SoftwareGroup, VersionFinding, VersionGroup
+from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.software import Software
 from nodes.models import Agent, Node
 from nodes.monitoring import software
@@ -22,6 +22,7 @@ MOST_VERSIONS = 20
 """Versions of one software on the page; kernels and firmware have few, unless somebody makes them up."""
 MOST_SOFTWARE = 60
 MOST_NAMES = 40
+MOST_MIXED, MOST_COUNTS = 20, 4
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,30 @@ class SoftwareRow:
         return cls(group.software, shown, len(group.versions) - len(shown))
 
 
+@dataclass(frozen=True)
+class MixedRow:
+    """Describes peers without a usual version of a software."""
+
+    mixed: MixedVersions
+
+    @property
+    def where(self) -> str:
+        """Return the partition and the model of GPU, as far as they are known."""
+        return ", ".join(text for text in (self.mixed.partition, self.mixed.model) if text)
+
+    @property
+    def text(self) -> str:
+        """Return how many nodes have which version."""
+        counts = self.mixed.counts
+        parts = [
+            f"{formatting.plural(number, 'node')} {'has' if number == 1 else 'have'} {version}"
+            for version, number in counts[:MOST_COUNTS]
+        ]
+        if len(counts) > MOST_COUNTS:
+            parts.append(formatting.plural(len(counts) - MOST_COUNTS, "more version"))
+        return ", ".join(parts)
+
+
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
@@ -69,6 +94,8 @@ def index(request: HttpRequest) -> HttpResponse:
         "headline": headline(found),
         "findings": found.findings[:MOST_FINDINGS],
         "more_findings": max(0, len(found.findings) - MOST_FINDINGS),
+        "mixed": [MixedRow(mixed) for mixed in found.mixed[:MOST_MIXED]],
+        "more_mixed": max(0, len(found.mixed) - MOST_MIXED),
         "rows": [SoftwareRow.of(group) for group in found.groups[:MOST_SOFTWARE]],
         "minimums": minimums.items,
         "problem": problem,
@@ -98,7 +125,23 @@ def headline(inventory: Inventory) -> tuple[str, str]:
         parts.append(f"{_subject(below)} {'has' if len(below) == 1 else 'have'} software below a minimum version")
     if odd:
         parts.append(f"{_subject(odd)} {'differs' if len(odd) == 1 else 'differ'} from {_its(odd)} peers")
-    return (f"{', and '.join(parts)}." if parts else "All nodes have the versions of their peers."), rest
+    return (f"{', and '.join(parts)}." if parts else _nothing_odd(inventory)), rest
+
+
+def _nothing_odd(inventory: Inventory) -> str:
+    """Return what is true where no version is known to be odd or outdated."""
+    if inventory.mixed:
+        titles = list(dict.fromkeys(mixed.software.title for mixed in inventory.mixed))
+        named = (
+            formatting.listed(titles) if len(titles) <= 3 else formatting.plural(len(titles), "kind") + " of software"
+        )
+        return f"Nodes have different versions of {named}, and none of them is usual."
+    if len(inventory.alone) == len(inventory.nodes):
+        return "No node has enough peers to compare its versions with."
+    if inventory.alone:
+        few, have = formatting.plural(len(inventory.alone), "node"), "has" if len(inventory.alone) == 1 else "have"
+        return f"Nodes have the versions of their peers; {few} {have} too few peers to compare with."
+    return "All nodes have the versions of their peers."
 
 
 def _nodes(findings: Iterable[VersionFinding]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from nodes.inventory.comparison import Inventory, SoftwareGroup, VersionFinding, VersionGroup
+from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.minimums import MinimumVersion
 from nodes.inventory.software import NodeSoftware, Software
 from nodes.models import Agent
@@ -41,6 +41,7 @@ class VersionShape(Schema):
     nodes: list[str] = Field(description="The first 1,000 by name; GET /inventory/nodes has all.")
     odd: list[str] = Field(description="Those whose peers have another version.")
     minimum: MinimumShape | None = Field(description="The minimum that it is below.")
+    is_judged: bool = Field(description="False: minimums exist for other branches of the software, not for this one.")
 
 
 class SoftwareShape(Schema):
@@ -63,6 +64,21 @@ class VersionFindingShape(Schema):
     minimum: MinimumShape | None
 
 
+class CountShape(Schema):
+    version: str
+    count: int = Field(description="Nodes with it.")
+
+
+class MixedVersionsShape(Schema):
+    """Describes peers that have different versions of a software, none of them usual."""
+
+    software: str
+    part: str
+    partition: str
+    model: str
+    versions: list[CountShape]
+
+
 class InventoryShape(Schema):
     """Describes the software of all nodes."""
 
@@ -70,6 +86,7 @@ class InventoryShape(Schema):
     items: list[SoftwareShape]
     findings: list[VersionFindingShape] = Field(description="What needs attention; below a minimum first.")
     more_findings: int
+    mixed: list[MixedVersionsShape] = Field(description="Where no version is usual, so none is odd; the first 100.")
     minimums: list[MinimumShape]
     problem: str = Field(description="Why the site's own minimum versions cannot be read; empty: they can.")
 
@@ -110,6 +127,7 @@ def inventory(request: ApiRequest) -> dict[str, Any]:
         "items": [_group_shape(group) for group in found.groups[:MOST_SOFTWARE]],
         "findings": [_finding_shape(finding) for finding in found.findings[:MOST_FINDINGS]],
         "more_findings": max(0, len(found.findings) - MOST_FINDINGS),
+        "mixed": [_mixed_shape(mixed) for mixed in found.mixed[:MOST_SOFTWARE]],
         "minimums": [_minimum_shape(minimum) for minimum in minimums.items],
         "problem": problem,
     }
@@ -162,6 +180,7 @@ def _version_shape(group: VersionGroup) -> dict[str, Any]:
         "nodes": group.nodes[:MOST_NAMES],
         "odd": sorted(group.odd)[:MOST_NAMES],
         "minimum": _minimum_shape(group.minimum),
+        "is_judged": group.is_judged,
     }
 
 
@@ -173,6 +192,11 @@ def _finding_shape(finding: VersionFinding) -> dict[str, Any]:
         "usual": finding.usual,
         "minimum": _minimum_shape(finding.minimum),
     }
+
+
+def _mixed_shape(mixed: MixedVersions) -> dict[str, Any]:
+    counts = [{"version": version, "count": count} for version, count in mixed.counts[:MOST_VERSIONS]]
+    return {**_names(mixed.software), "partition": mixed.partition, "model": mixed.model, "versions": counts}
 
 
 def _names(item: Software) -> dict[str, str]:

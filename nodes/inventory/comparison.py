@@ -1,6 +1,7 @@
 """Group the versions on all nodes, and find those that differ from their peers' or are below a minimum.
 
-Peers are nodes of the same partition whose GPUs are of the same model. No Django.
+Peers are nodes of the same partition whose GPUs are of the same model. Each node has one vote per software, however
+many GPUs or adapters it reports: the version that most of its own have. No Django.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import cached_property
 from nodes.inventory.minimums import MinimumVersion, MinimumVersions
 from nodes.inventory.software import TITLES, NodeSoftware, Software
 
-LEAST_PEERS = 2
+LEAST_PEERS = 3
+"""Nodes whose versions are compared; within a node, GPUs or adapters."""
 MAJORITY = 0.6
 UsualVersions = Mapping[tuple[tuple[str, str], Software], str]
 """The version that most peers have, by peers and software."""
@@ -27,7 +29,7 @@ class VersionFinding:
     software: Software
     version: str
     usual: str = ""
-    """The version of its peers; "" if it does not differ, or they have no common one."""
+    """The version of its peers, or of the node's other GPUs or adapters; "" if it does not differ, or none is usual."""
     minimum: MinimumVersion | None = None
 
 
@@ -40,6 +42,8 @@ class VersionGroup:
     odd: set[str] = field(default_factory=set)
     """Those among them whose peers have another version."""
     minimum: MinimumVersion | None = None
+    is_judged: bool = True
+    """Whether a minimum, if its software has any, is about its branch."""
 
 
 @dataclass
@@ -48,6 +52,17 @@ class SoftwareGroup:
 
     software: Software
     versions: list[VersionGroup]
+
+
+@dataclass(frozen=True)
+class MixedVersions:
+    """Peers that have different versions of a software, none of them usual."""
+
+    software: Software
+    partition: str
+    model: str
+    counts: Sequence[tuple[str, int]]
+    """Nodes by version, the most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +86,36 @@ class Inventory:
         )
 
     @cached_property
+    def mixed(self) -> list[MixedVersions]:
+        """Return where nobody can say which version is odd, such as halfway through an upgrade."""
+        found: defaultdict[tuple[tuple[str, str], Software], Counter[str]] = defaultdict(Counter)
+        for node in self.nodes:
+            for software, installed in node.versions.items():
+                if (node.peers, software) not in self.usual:
+                    found[node.peers, software].update({majority(installed)} - {""} or set(installed))
+        order = {name: place for place, name in enumerate(TITLES)}
+        rows = sorted(found.items(), key=lambda item: (order[item[0][1].name], item[0][1].part, item[0][0]))
+        return [
+            MixedVersions(software, *peers, sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+            for (peers, software), counts in rows
+            if len(counts) > 1
+        ]
+
+    @cached_property
+    def alone(self) -> list[str]:
+        """Return the nodes that have too few peers to be compared with."""
+        numbers = Counter(node.peers for node in self.nodes)
+        return [node.node for node in self.nodes if numbers[node.peers] < LEAST_PEERS]
+
+    @cached_property
     def groups(self) -> list[SoftwareGroup]:
         by_software: defaultdict[Software, dict[str, VersionGroup]] = defaultdict(dict)
         for node in self.nodes:
             for software, installed in node.versions.items():
                 for version in dict.fromkeys(installed):
-                    by_software[software].setdefault(version, VersionGroup(version)).nodes.append(node.node)
+                    group = by_software[software].setdefault(version, VersionGroup(version))
+                    group.nodes.append(node.node)
+                    group.is_judged &= self.minimum_versions.judges(software, node.model, version)
         for finding in self.findings:
             group = by_software[finding.software][finding.version]
             group.minimum = finding.minimum or group.minimum
@@ -90,19 +129,27 @@ class Inventory:
 
 
 def usual_versions(nodes: Iterable[NodeSoftware]) -> UsualVersions:
-    """Return the version that most peers have, where there is a clear majority."""
-    found: defaultdict[tuple[tuple[str, str], Software], Counter[str]] = defaultdict(Counter)
+    """Return the version that most peers have, where there is a clear majority of three nodes or more."""
+    votes: defaultdict[tuple[tuple[str, str], Software], list[str]] = defaultdict(list)
     for node in nodes:
         for software, installed in node.versions.items():
-            found[node.peers, software].update(installed)
-    return {key: usual for key, counts in found.items() if (usual := majority(counts))}
+            votes[node.peers, software].append(majority(installed))
+    return {
+        key: usual for key, versions in votes.items() if len(versions) >= LEAST_PEERS and (usual := majority(versions))
+    }
+
+
+def expected_version(node: NodeSoftware, software: Software, usual: UsualVersions) -> str:
+    """Return the version that the node should have: its peers' or, without, that of most of its GPUs or adapters."""
+    installed = node.versions[software]
+    return usual.get((node.peers, software), "") or (majority(installed) if len(installed) >= LEAST_PEERS else "")
 
 
 def node_findings(node: NodeSoftware, usual: UsualVersions, minimum_versions: MinimumVersions) -> list[VersionFinding]:
     """Return what needs attention on one node."""
     found = []
     for software, installed in node.versions.items():
-        expected = usual.get((node.peers, software), "")
+        expected = expected_version(node, software, usual)
         for version in dict.fromkeys(installed):
             minimum = minimum_versions.violated(software, node.model, version)
             other = expected if version != expected else ""
@@ -111,9 +158,9 @@ def node_findings(node: NodeSoftware, usual: UsualVersions, minimum_versions: Mi
     return found
 
 
-def majority(counts: Counter[str]) -> str:
-    """Return the version that most have; "" if there are too few, or no clear majority."""
-    if not counts or counts.total() <= LEAST_PEERS:
-        return ""
-    version, number = counts.most_common(1)[0]
-    return version if number >= MAJORITY * counts.total() else ""
+def majority(versions: Sequence[str]) -> str:
+    """Return the version that at least 60 % of them are; "" if there is none."""
+    if versions.count(versions[0]) == len(versions):  # nearly always
+        return versions[0]
+    version, number = Counter(versions).most_common(1)[0]
+    return version if number >= MAJORITY * len(versions) else ""

@@ -84,6 +84,13 @@ class MinimumVersions:
             self._answers[key] = self._highest(*key)
         return self._answers[key]
 
+    def judges(self, software: Software, model: str, version: str) -> bool:
+        """Return whether a minimum is about the version's branch, or none about any branch of the software."""
+        branches = [minimum for minimum in self.items if minimum.branch and minimum.software == software.name]
+        if not branches or self.violated(software, model, version) is not None:
+            return True
+        return any(minimum.applies_to(software, model, version) for minimum in branches)
+
     def _highest(self, software: Software, model: str, version: str) -> MinimumVersion | None:
         numbers = _numbers(software.name, version)
         below = [

@@ -267,7 +267,11 @@ class States:
         node = self._software_by_agent[agent.pk]
         findings = comparison.node_findings(node, self._usual_versions, self._minimums)
         odd = {finding.software.name for finding in findings if finding.usual}
-        comparable = {software.name for software in node.versions if (node.peers, software) in self._usual_versions}
+        comparable = {
+            software.name
+            for software in node.versions
+            if comparison.expected_version(node, software, self._usual_versions)
+        }
         fields: dict[str, FieldValue] = {
             f"{name}_differs": not odd.isdisjoint(names) if not comparable.isdisjoint(names) else None
             for name, names in _COMPARED.items()

@@ -75,6 +75,27 @@ def test_one_gpu_with_another_vbios_is_found(cluster: None) -> None:
     assert ("dgx-03", "vbios", "96.00.89.00.01", "") in findings()
 
 
+def vbios(node: str, *versions: str) -> list[dict[str, Any]]:
+    return [
+        {"uuid": f"GPU-{node}-{index}", "index": index, "name": "NVIDIA H100", "vbios": version}
+        for index, version in enumerate(versions)
+    ]
+
+
+def test_each_node_has_one_vote_however_many_gpus_and_adapters_it_reports(cluster: None) -> None:
+    report("dgx-01", gpus=vbios("dgx-01", *["ff.00.00.00.01"] * 64))
+    many = [{"name": f"mlx5_{number}", "board": "MT_0000000838", "firmware": "1.0"} for number in range(32)]
+    report("dgx-02", adapters=many)
+    assert [(node, usual) for node, name, usual, _ in findings() if name == "vbios"] == [("dgx-01", "96.00.89.00.01")]
+    assert {node for node, name, _, _ in findings() if name == "hca"} == {"dgx-02", "dgx-07"}
+
+
+def test_fewer_than_three_nodes_are_not_compared_but_the_gpus_of_a_node_are() -> None:
+    report("dgx-01", gpus=vbios("dgx-01", *["96.00.89.00.01"] * 8))
+    report("dgx-02", gpus=vbios("dgx-02", *["96.00.90.00.01"] * 7, "96.00.89.00.01"))
+    assert findings() == [("dgx-02", "vbios", "96.00.90.00.01", "")]
+
+
 def test_a_node_that_lies_stays_bounded(cluster: None) -> None:
     gpus = [{"uuid": "GPU-x", "index": 0, "name": "N" * 400, "vbios": ["96"]}]
     adapters = [{"name": "x", "board": f"b{number}", "firmware": "1"} for number in range(100)]
@@ -94,6 +115,40 @@ def test_the_page(cluster: None, client: Client, mira: User) -> None:
     assert "570.86.15" in html
     assert "CVE-2025-23280" in html
     assert "InfiniBand adapter firmware of MT_0000000838" in html
+
+
+def test_versions_of_which_none_is_usual_are_said_to_be_so(client: Client, mira: User) -> None:
+    for number in range(1, 5):
+        report(f"dgx-{number:02}", driver="570.195.03" if number > 2 else "580.95.05")
+    client.force_login(mira)
+    page = client.get("/inventory").content.decode().replace("\N{NO-BREAK SPACE}", " ")
+    assert "Nodes have different versions of NVIDIA driver, and none of them is usual." in page
+    assert "2 nodes have 570.195.03, 2 nodes have 580.95.05" in page
+    assert "All nodes have the versions of their peers." not in page
+    (mixed,) = client.get("/api/v1/inventory").json()["mixed"]
+    assert (mixed["software"], mixed["partition"], mixed["model"]) == ("driver", "h100", "NVIDIA H100")
+    assert mixed["versions"] == [{"version": "570.195.03", "count": 2}, {"version": "580.95.05", "count": 2}]
+
+
+def test_too_few_peers_are_said_to_be_so(client: Client, mira: User) -> None:
+    client.force_login(mira)
+
+    def page() -> str:
+        return client.get("/inventory").content.decode().replace("\N{NO-BREAK SPACE}", " ")
+
+    report("dgx-01")
+    report("dgx-02")
+    assert "No node has enough peers to compare its versions with." in page()
+    report("dgx-03")
+    assert "All nodes have the versions of their peers." in page()
+    report("old-1", partition="a100")
+    assert "Nodes have the versions of their peers; 1 node has too few peers to compare with." in page()
+
+
+def test_a_branch_without_a_minimum_is_marked(client: Client, mira: User) -> None:
+    report("dgx-01", driver="590.48.01")
+    client.force_login(mira)
+    assert "branch not judged" in client.get("/inventory").content.decode()
 
 
 def test_the_page_escapes_what_nodes_report(cluster: None, client: Client, mira: User) -> None:

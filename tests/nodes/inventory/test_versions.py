@@ -56,14 +56,39 @@ def test_shipped_minimums_have_a_reason_and_a_source() -> None:
     assert all(minimum.why and minimum.source for minimum in found)
 
 
-def test_a_branch_has_its_own_minimum() -> None:
+@pytest.mark.parametrize(
+    ("name", "version", "minimum"),
+    [
+        ("driver", "535.104.05", "535.274.02"),
+        ("driver", "535.274.02", None),
+        ("driver", "470.82.01", "535"),
+        ("driver", "525.60.13", "535"),
+        ("driver", "545.23.08", "570.195.03"),
+        ("driver", "550.163.01", "570.195.03"),
+        ("driver", "560.28.03", "570.195.03"),
+        ("driver", "575.57.08", "580.95.05"),
+        ("driver", "590.48.01", None),
+        ("slurm", "21.08.8", "23.11"),
+        ("slurm", "23.02.6", "23.11"),
+        ("slurm", "23.11.4", "23.11.11"),
+        ("slurm", "24.05.8", None),
+    ],
+)
+def test_a_branch_has_its_own_minimum_and_ended_ones_are_below_a_floor(
+    name: str, version: str, minimum: str | None
+) -> None:
+    below = MinimumVersions(shipped_minimums()).violated(Software(name), "NVIDIA H100", version)
+    assert (below.version if below else None) == minimum
+
+
+def test_a_branch_without_a_minimum_of_its_own_is_not_judged() -> None:
     found = MinimumVersions(shipped_minimums())
-    driver = Software("driver")
-    below = found.violated(driver, "NVIDIA H100", "550.54.15")
-    assert below is not None
-    assert below.version == "550.163.01"
-    assert found.violated(driver, "NVIDIA H100", "535.274.02") is None, "newer than its branch's minimum"
-    assert found.violated(driver, "NVIDIA H100", "545.23.08") is None, "nothing is said of this branch"
+    versions_judged = ("470.82.01", "535.274.02", "560.28.03", "590.48.01")
+    assert [found.judges(Software("driver"), "NVIDIA H100", version) for version in versions_judged] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert found.judges(Software("container_toolkit"), "", "1.18"), "its minimum is about all branches"
+    assert found.judges(Software("kernel"), "", "6.8.0"), "nothing is said about kernels at all"
 
 
 def test_a_site_replaces_and_adds_minimums() -> None:
