@@ -39,7 +39,12 @@ def count(value: object, below: int = MAX_COUNT) -> int | None:
 
 def number(value: object, most: float = 1e12) -> float | None:
     """Return a finite number from 0 to `most`; booleans are refused."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+    return within(value, 0, most)
+
+
+def within(value: object, least: float, most: float) -> float | None:
+    """Return a finite number from `least` to `most`; booleans are refused."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         return None
     return float(value) if math.isfinite(value) else None
 

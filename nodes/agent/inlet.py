@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gpus.reader import environment
+from nodes.agent.inlet_sensors import is_of_other_part, sounds_like_inlet
 from nodes.agent.polled_command import PolledCommand
 from nodes.agent.settings import AgentSettings, RedfishSettings
 
@@ -22,7 +23,6 @@ TIMEOUT_S = 20.0
 STALE_S = 300.0
 """An older value is not reported any more."""
 MOST_PROBLEM = 300
-_INLET_NAMES = re.compile(r"inlet|ambient|intake|front panel", re.IGNORECASE)
 _READING = re.compile(r"(-?\d{1,3}(?:\.\d+)?)\s*degrees C", re.IGNORECASE)
 
 
@@ -103,7 +103,7 @@ def inlet_celsius(text: str, sensor: str = "") -> float | None:
     """Return the reading of the sensor in °C from lines such as "Inlet Temp | 04h | ok | 7.1 | 23 degrees C"."""
     for line in text.splitlines():
         name = re.split(r"[|,]", line, maxsplit=1)[0].strip()
-        is_it = name == sensor if sensor else _INLET_NAMES.search(name) is not None
+        is_it = name == sensor if sensor else sounds_like_inlet(name) and not is_of_other_part(name)
         if is_it and (found := _READING.search(line.replace(",", " "))):
             return float(found[1])
     return None

@@ -14,18 +14,16 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodes.agent.redfish_client import ROOT, RedfishClient, RedfishError, ResourceMissing
+from nodes.agent.inlet_sensors import is_of_other_part, sounds_like_inlet
+from nodes.agent.redfish_client import ROOT, RedfishClient, RedfishError, ResourceMissing, TooManyResources
 
 MOST_CHASSIS, MOST_MEMBERS, MOST_SENSORS = 16, 2_000, 8
 COLDEST_C, WARMEST_C = -10.0, 80.0
 """Anything else is no air that a machine takes in; the portal believes the same."""
-_INLET_NAMES = re.compile(r"inlet|ambient|intake|front.?panel", re.IGNORECASE)
-_IS_OTHER = re.compile(r"psu|p/s|power.?suppl|\bps\d|exhaust|outlet|gpu|\bnic|\bssd|dimm", re.IGNORECASE)
 _CONTEXTS = ("Intake", "Room")
 _ABSENT = frozenset({"Absent", "Disabled", "UnavailableOffline"})
 _UNITS = ("Cel", "°C", "C")
@@ -51,30 +49,43 @@ class _ReportedTemperature:
         """Return how surely it is the inlet: 0 is not at all; with the sensor's name given only that one counts."""
         if sensor:
             return 9 if sensor in self.names else 0
-        if any(_IS_OTHER.search(name) for name in self.names):
+        if any(is_of_other_part(name) for name in self.names):
             return 0
         if self.context in _CONTEXTS:
             return 3 - _CONTEXTS.index(self.context)
-        return 1 if any(_INLET_NAMES.search(name) for name in self.names) else 0
+        return 1 if any(sounds_like_inlet(name) for name in self.names) else 0
 
 
 def read_inlet(client: RedfishClient, sensor: str = "") -> SensorReading:
     """Return the inlet temperature of the BMC's machine. Raises RedfishError."""
     best, best_rank = None, 0
-    for chassis in _members(client, f"{ROOT}Chassis", MOST_CHASSIS):
-        for read in (_thermal, _thermal_metrics, _sensors):
-            for candidate in read(client, chassis, sensor):
-                if candidate.value is not None and candidate.rank(sensor) > best_rank:
-                    best, best_rank = candidate, candidate.rank(sensor)
+    try:
+        for candidate in _temperatures(client, sensor):
+            if candidate.value is not None and candidate.rank(sensor) > best_rank:
+                best, best_rank = candidate, candidate.rank(sensor)
             if best_rank >= 3:  # nothing says it better
-                return _reading(best)
+                break
+    except TooManyResources as error:
+        if best is None and not sensor:
+            raise RedfishError(f"{error} Name it: VIGIL_AGENT_INLET=redfish:SENSOR.") from None
+        if best is None:
+            raise
+    except RedfishError:  # out of time, or one resource is broken: what was found counts all the same
+        if best is None:
+            raise
     if best is None:
-        raise RedfishError(f"It lists no {sensor or 'inlet'} temperature.")
+        raise RedfishError(client.first_failure or f"It lists no {sensor or 'inlet'} temperature.")
     return _reading(best)
 
 
-def _reading(candidate: _ReportedTemperature | None) -> SensorReading:
-    assert candidate is not None
+def _temperatures(client: RedfishClient, sensor: str) -> Iterator[_ReportedTemperature]:
+    """Yield the temperatures of all chassis."""
+    for chassis in _members(client, f"{ROOT}Chassis", MOST_CHASSIS):
+        for read in (_thermal, _thermal_metrics, _sensors):
+            yield from read(client, chassis, sensor)
+
+
+def _reading(candidate: _ReportedTemperature) -> SensorReading:
     name, value = candidate.names[0] if candidate.names else "The inlet sensor", candidate.value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RedfishError(f"{_shown(name)} has no reading.")
@@ -111,9 +122,9 @@ def _sensors(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Ite
     """Yield the temperatures among the sensors whose addresses look like it: there may be hundreds."""
     collection = _linked(client, chassis, "Sensors")
     paths = [path for row in _tables(collection.get("Members")) if (path := _path(row))]
-    wanted = [path for path in paths if (_is_named(path, sensor) if sensor else _INLET_NAMES.search(path))]
+    wanted = [path for path in paths if (_is_named(path, sensor) if sensor else sounds_like_inlet(path))]
     for path in wanted[:MOST_SENSORS]:
-        row = client.get(path)
+        row = _get(client, path)
         is_temperature = row.get("ReadingType") == "Temperature" or row.get("ReadingUnits") in _UNITS
         if is_temperature and _is_there(row):
             names = (*_texts(row, "Name", "Id"), *_last_part(path))
@@ -123,17 +134,21 @@ def _sensors(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Ite
 def _members(client: RedfishClient, path: str, most: int) -> Iterator[dict[str, Any]]:
     members = client.get(path).get("Members")
     for row in _tables(members)[:most]:
-        if member := _path(row):
-            with suppress(ResourceMissing):
-                yield client.get(member)
+        if (member := _path(row)) and (found := _get(client, member)):
+            yield found
 
 
 def _linked(client: RedfishClient, resource: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the resource behind a link; {} without one."""
     link = resource.get(name)
     path = _path(link) if isinstance(link, dict) else ""
+    return _get(client, path) if path else {}
+
+
+def _get(client: RedfishClient, path: str) -> dict[str, Any]:
+    """Return the resource; {} if the BMC links to it and does not have it."""
     try:
-        return client.get(path) if path else {}
+        return client.get(path)
     except ResourceMissing:
         return {}
 

@@ -28,6 +28,7 @@ DEADLINE_S = 15.0
 SOCKET_S = 5.0
 """For one answer of the socket."""
 CHUNK = 65_536
+MISSING = (403, 404)
 _PATH = re.compile(r"/redfish/[!-~]{0,500}")
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
@@ -37,11 +38,18 @@ class RedfishError(Exception):
 
 
 class ResourceMissing(RedfishError):
-    """The BMC links to a resource that it does not have, or does not show to this account."""
+    """The BMC links to a resource that it does not have, does not show to this account, or fails to deliver."""
+
+
+class TooManyResources(RedfishError):
+    """As many resources as allowed were read."""
 
 
 class RedfishClient:
-    """A connection to one BMC. `get` raises RedfishError for whatever goes wrong."""
+    """A connection to one BMC. `get` raises RedfishError for whatever goes wrong.
+
+    `first_failure` says which resource the BMC has and failed to deliver; "" if none.
+    """
 
     def __init__(self, url: str, credentials: Path, authority: Path | None, *, deadline: float = DEADLINE_S) -> None:
         parts = urlsplit(url)
@@ -52,6 +60,7 @@ class RedfishClient:
         self._connection: http.client.HTTPSConnection | None = None
         self._until = time.monotonic() + deadline
         self._requests = 0
+        self.first_failure = ""
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +77,7 @@ class RedfishClient:
             raise RedfishError("The BMC links to something that is no Redfish resource.")
         self._requests += 1
         if self._requests > MOST_REQUESTS:
-            raise RedfishError(f"More than {MOST_REQUESTS} resources were read without finding the sensor.")
+            raise TooManyResources(f"More than {MOST_REQUESTS} resources were read without finding the sensor.")
         try:
             body = self._fetch(path)
         except ssl.SSLCertVerificationError as error:
@@ -97,7 +106,10 @@ class RedfishClient:
             self._connection.close()  # instead of reading the rest
             if answer.status == 401:
                 raise RedfishError("It refuses the credentials (401).")
-            raise ResourceMissing(f"{path} answers with {answer.status}.")
+            problem = f"{path} answers with {answer.status}."
+            if answer.status not in MISSING:
+                self.first_failure = self.first_failure or problem
+            raise ResourceMissing(problem)
         body = bytearray()
         while chunk := answer.read(CHUNK):
             body += chunk
@@ -167,7 +179,10 @@ def _certificates(file: Path) -> frozenset[bytes]:
             text = opened.read(MOST_BYTES)
     except OSError as error:
         raise RedfishError(f"{file}: {error.strerror}.") from None
-    return frozenset(ssl.PEM_cert_to_DER_cert(found) for found in _PEM.findall(text))
+    try:
+        return frozenset(ssl.PEM_cert_to_DER_cert(found) for found in _PEM.findall(text))
+    except ValueError:
+        raise RedfishError(f"{file} has a certificate that is damaged.") from None
 
 
 def _reason(error: Exception) -> str:

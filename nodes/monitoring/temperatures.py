@@ -81,9 +81,7 @@ def _inlet(
 ) -> NodeInlet:
     estimated = node_inlet([(models[uuid], gpu) for uuid, gpu in gpus.items()], resistance)
     host = agent.newest.get("host") if isinstance(agent.newest, dict) else None
-    measured = untrusted.number(host.get("inlet_c"), 1e3) if isinstance(host, dict) else None
-    if measured is not None and not COLDEST_C <= measured <= WARMEST_C:
-        measured = None
+    measured = untrusted.within(host.get("inlet_c"), COLDEST_C, WARMEST_C) if isinstance(host, dict) else None
     return NodeInlet(agent.node, measured, estimated)
 
 

@@ -85,6 +85,40 @@ def test_a_link_to_nothing_is_passed_over(tmp_path: Path) -> None:
     assert read(documents, tmp_path).celsius == 27.5
 
 
+def test_a_sensor_that_is_gone_does_not_lose_the_others(tmp_path: Path) -> None:
+    gone = f"{V1}/Chassis/1U/Sensors/Inlet_gone"
+    collection = f"{V1}/Chassis/1U/Sensors"
+    members = [{"@odata.id": gone}, *SENSORS[collection]["Members"]]
+    assert read(SENSORS | {collection: SENSORS[collection] | {"Members": members}}, tmp_path).celsius == 27.5
+
+
+def with_many_chassis(documents: dict[str, Any], number: int = 30) -> dict[str, Any]:
+    """Return the documents with further chassis, one for each GPU and switch, as an HGX board lists them."""
+    found = dict(documents)
+    members = list(documents[f"{V1}/Chassis"]["Members"])
+    for place in range(number):
+        name = f"HGX_GPU_SXM_{place}"
+        found |= chassis(name, "Thermal", "ThermalSubsystem", "Sensors")
+        found |= {f"{V1}/Chassis/{name}/{link}": {} for link in ("Thermal", "ThermalSubsystem", "Sensors")}
+        members.append({"@odata.id": f"{V1}/Chassis/{name}"})
+    return found | {f"{V1}/Chassis": {"Members": members}}
+
+
+def test_a_reading_counts_when_the_budget_ends_after_it(tmp_path: Path) -> None:
+    with running(with_many_chassis(DGX), tmp_path) as bmc, client(bmc) as connection:
+        assert redfish.read_inlet(connection) == redfish.SensorReading(24.0, "TEMP_AMBIENT")
+    assert len(bmc.requested) == 60
+
+
+def test_without_a_reading_the_end_of_the_budget_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(RedfishError, match="More than 60 resources .* VIGIL_AGENT_INLET=redfish:SENSOR"):
+        read(with_many_chassis(thermal(CPU)), tmp_path)
+
+
+def _busy(handler: Any) -> None:
+    handler.reply(503, b"")
+
+
 def _hang(handler: Any) -> None:
     handler.send_response(200)
     handler.send_header("Content-Length", "100")
@@ -109,6 +143,7 @@ HOT = f"{V1}/Chassis/1U/Thermal"
         ({f"{V1}/Chassis": b"[1, 2]"}, "is not a JSON object"),
         ({f"{V1}/Chassis": b" " * (1024 * 1024 + 1)}, "is larger than 1024 KiB"),
         ({f"{V1}/Chassis": _redirect}, "answers with 302"),
+        (chassis("1U", "Thermal") | {HOT: _busy}, "1U/Thermal answers with 503"),
         ({}, "answers with 404"),
         ({f"{V1}/Chassis": {"Members": "none"}}, "lists no inlet temperature"),
         ({f"{V1}/Chassis": {"Members": [{"@odata.id": "http://169.254.169.254/latest"}]}}, "no Redfish resource"),
@@ -166,6 +201,15 @@ def test_credentials_that_others_can_read_or_that_are_none_are_refused(
     file.chmod(mode)
     with pytest.raises(RedfishError, match=problem):
         RedfishClient("https://127.0.0.1:1", file, None)
+
+
+def test_a_damaged_certificate_file_is_named(tmp_path: Path) -> None:
+    file, damaged = tmp_path / "credentials", tmp_path / "bmc-ca.pem"
+    file.touch(mode=0o600)
+    file.write_text("a:b")
+    damaged.write_text("-----BEGIN CERTIFICATE-----\nMIIB\u00e9====x\n-----END CERTIFICATE-----\n")
+    with pytest.raises(RedfishError, match=r"bmc-ca\.pem has a certificate that is damaged"):
+        RedfishClient("https://127.0.0.1:1", file, damaged)
 
 
 def test_a_certificate_is_verified(tmp_path: Path) -> None:
