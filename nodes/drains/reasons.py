@@ -84,7 +84,7 @@ ADVICE = {
     DrainCause.LESS_MEMORY: "Compare slurmd -C with slurm.conf: a memory module may have failed.",
     DrainCause.CONFIGURATION: "Compare slurmd -C with the node's line in slurm.conf.",
     DrainCause.POWER: "The node did not come up in time: check its power and console.",
-    DrainCause.CHECK_FAILED: "Correct what the check names. The check usually undrains the node by itself.",
+    DrainCause.CHECK_FAILED: "Correct what the check names. Undrain the node if the check does not do so by itself.",
     DrainCause.USER_PROBLEM: "Find out what the user's programs left behind, and talk to the user.",
     DrainCause.OTHER: "",
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from nodes.drains.reasons import DrainCause, DrainHolder, read_reason
@@ -80,3 +83,9 @@ def test_is_bounded_and_printable(reason: str) -> None:
 
 def test_every_cause_has_advice() -> None:
     assert all(read_reason(reason).advice for reason, _, _, cause in REASONS if cause != DrainCause.OTHER and reason)
+
+
+def test_the_documented_health_check_is_recognised() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "how-to" / "agent.md").read_text()
+    (reason,) = re.findall(r'"Reason=(.*)\$problem"', guide)
+    assert read_reason(f"{reason}GPU 2 is lost", "root").holder == DrainHolder.HEALTH_CHECK
