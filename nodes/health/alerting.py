@@ -3,7 +3,9 @@
     python -m nodes.health.alerting docs/monitoring    write alerts.yml and grafana.json into that folder
 
 A rule of severity critical or fatal becomes an alert with its title and advice. Further alerts watch Vigil itself. A
-site that has rules of its own runs it again with their TOML files after the folder.
+site that has rules of its own runs it again with their TOML files after the folder. The site's rules are in the
+database: docs/reference/metrics.md (Alerts) reads them over REST into one file for each rule, since a rule's text may
+begin with values that would otherwise belong to the rule before it.
 """
 
 from __future__ import annotations
@@ -158,10 +160,17 @@ def shipped_and(site: Iterable[Rule] = ()) -> list[Rule]:
 
 def main(arguments: list[str]) -> None:
     folder, *files = map(Path, arguments)
-    site = [rule for path in files for rule in parse_rules(path.read_text(encoding="utf-8"), is_site=True)]
-    rules = shipped_and(site)
+    rules = shipped_and(rule for path in files for rule in _read_site_rules(path))
     (folder / "alerts.yml").write_text(alerts(rules), encoding="utf-8")
     (folder / "grafana.json").write_text(dashboard(rules), encoding="utf-8")
+
+
+def _read_site_rules(path: Path) -> list[Rule]:
+    """Return the rules of a site's file; an invalid one ends the program with the file's name."""
+    try:
+        return parse_rules(path.read_text(encoding="utf-8"), is_site=True)
+    except ValueError as error:
+        sys.exit(f"{path}: {error}")
 
 
 if __name__ == "__main__":

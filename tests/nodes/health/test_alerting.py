@@ -12,6 +12,7 @@ import pytest
 from django.test import Client
 
 from nodes.health.alerting import alerts, dashboard, main, shipped_and
+from tests.lab import bearer, sysadmin
 
 DOCS = Path(__file__).parents[3] / "docs" / "monitoring"
 SITE_RULE = """
@@ -52,6 +53,38 @@ def test_prometheus_accepts_them_with_a_site_rule(tmp_path: Path) -> None:
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "VigilMyXid" in (tmp_path / "alerts.yml").read_text()
+
+
+@pytest.mark.django_db
+def test_rules_that_the_site_saved_become_alerts(tmp_path: Path) -> None:
+    """By the steps of docs/reference/metrics.md: the list of rules, then the text of each, in a file of its own."""
+    client = bearer(sysadmin("ops"), "admin")
+
+    def send(method: str, path: str, **body: Any) -> Any:
+        answer = getattr(client, method)(f"/api/v1/health/rules{path}", body or None, content_type="application/json")
+        assert answer.status_code < 300, answer.content
+        return answer.json()
+
+    shared = SITE_RULE.replace('severity = "critical"\n', "")
+    for name in ("my-xid", "your-xid", "off-xid"):
+        text = 'severity = "critical"\n' + shared.replace("my-xid", name)
+        proof = send("post", "/try", toml=text)["proof"]
+        send("post", "", toml=text, dry_run=proof, reason="ours")
+    send("put", "/off-xid", is_enabled=False, version=1, reason="too many")
+    files = []
+    for rule in client.get("/api/v1/health/rules").json()["items"]:
+        if rule["is_site"] and rule["is_enabled"]:
+            files.append(tmp_path / f"{rule['name']}.toml")
+            files[-1].write_text(client.get(f"/api/v1/health/rules/{rule['name']}").json()["toml"])
+    main([str(tmp_path), *map(str, files)])
+    made = (tmp_path / "alerts.yml").read_text()
+    assert [name in made for name in ("VigilMyXid", "VigilYourXid", "VigilOffXid")] == [True, True, False]
+
+
+def test_an_invalid_file_of_a_site_is_named(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("null\n")
+    with pytest.raises(SystemExit, match=r"site\.toml: "):
+        main([str(tmp_path), str(tmp_path / "site.toml")])
 
 
 @pytest.mark.django_db
