@@ -22,21 +22,21 @@ EXIT_CODES = {"": 0, "accepted": 0}
 @click.command()
 @click.argument("nodes", metavar="NODE…", nargs=-1, required=True)
 @click.option("--for", "seconds", type=Duration(), default="48h", help="How long to test: 1m to 48h; 48h by default.")
-@click.option("--may-undrain", is_flag=True, help="Also return nodes to service that a person drained.")
-@click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
+@click.option("--may-undrain", is_flag=True, help="Also return nodes that a person, Slurm or a health check drained.")
+@click.option("--no-wait", is_flag=True, help="Print the address of its page and do not follow it.")
 @as_json
 def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
     """Accept or reject nodes, clause by clause (sysadmins).
 
-    NODE may be an expression such as 'dgx[01-08]'. Checks the configuration, burns the nodes in with all pairs, and
-    compares failures with published rates. Exits with 0 if the nodes are accepted. Ctrl-C stops following only.
+    NODE may be an expression such as 'dgx[01-08]'. Checks the configuration, runs a burn-in with every pair of nodes,
+    and compares failures with published rates. Exits with 0 if the nodes are accepted. Ctrl-C stops following only.
     """
     portal = find_portal()
     acceptance = start_tests(
         portal, "acceptances", {"nodes": ",".join(nodes), "seconds": seconds, "may_undrain": may_undrain}
     )
+    echo(f"Acceptance {acceptance['id']}: {acceptance['url']}", err=True)
     if not no_wait:
-        echo(f"Acceptance {acceptance['id']}: {acceptance['url']}", err=True)
         acceptance = follow_tests(
             portal, "acceptances", acceptance, is_over=lambda found: bool(found["result"]), progress=_progress,
             poll_s=POLL_S,

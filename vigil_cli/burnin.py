@@ -20,8 +20,8 @@ POLL_S = 2.0
 @click.command()
 @click.argument("nodes", metavar="NODE…", nargs=-1, required=True)
 @click.option("--for", "seconds", type=Duration(), default="10m", help="How long, from 1m to 48h; 10m by default.")
-@click.option("--may-undrain", is_flag=True, help="Also return nodes to service that a person drained.")
-@click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
+@click.option("--may-undrain", is_flag=True, help="Also return nodes that a person, Slurm or a health check drained.")
+@click.option("--no-wait", is_flag=True, help="Print the address of its page and do not follow it.")
 @as_json
 def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
     """Test nodes before they return to service (sysadmins).
@@ -32,8 +32,8 @@ def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
     """
     portal = find_portal()
     burn_in = start_tests(portal, "burnins", {"nodes": list(nodes), "seconds": seconds, "may_undrain": may_undrain})
+    echo(f"Burn-in {burn_in['id']}: {burn_in['url']}", err=True)
     if not no_wait:
-        echo(f"Burn-in {burn_in['id']}: {burn_in['url']}", err=True)
         burn_in = follow_tests(
             portal, "burnins", burn_in, is_over=lambda found: found["state"] == "ended", progress=_progress,
             poll_s=POLL_S,

@@ -1,4 +1,4 @@
-"""Plant faults from the command line: `vigil gameday [--partition canary]`. No Django."""
+"""Hold a game day from the command line: `vigil gameday [--partition canary]`. No Django."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from vigil_cli.terminal import echo
 from vigil_core import formatting
 
 POLL_S = 2.0
+FAULTS = "kill, stop, exception, disk, network, xid, nvml or mount"
 
 
 @click.command()
 @click.option("--partition", default="", help="Where its jobs run; the scheduler's default without it.")
-@click.option("--project", default="", help="To which its jobs belong, if you may submit in several.")
-@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Only this one; may be given several times.")
-@click.option("--no-wait", is_flag=True, help="Start it and do not follow it.")
+@click.option("--project", default="", help="The project of its jobs; required if you may submit in several.")
+@click.option("--fault", "faults", multiple=True, metavar="FAULT", help=f"Only this one; may be repeated: {FAULTS}.")
+@click.option("--no-wait", is_flag=True, help="Print the address of its page and do not follow it.")
 @as_json
 def gameday(partition: str, project: str, faults: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
-    """Plant faults and judge the response (sysadmins).
+    """Break test jobs and check how Vigil reacts (sysadmins).
 
-    Jobs of two ranks run one after the other; each but the first breaks in another way. Then faults of a node are
-    planted by its agent, if that allows it (VIGIL_AGENT_GAMEDAY=yes). Nobody else's jobs are touched.
+    Jobs of two ranks run one after the other; each but the first breaks in another way. Then a node's agent plants
+    xid, nvml and mount, if it allows that (VIGIL_AGENT_GAMEDAY=yes). Nobody else's jobs are touched.
     Exits with 1 if a fault was handled wrongly. Ctrl-C stops following; the game day goes on.
     """
     portal = find_portal()
     body = {"partition": partition, "project": project, "faults": list(faults)}
     found: dict[str, Any] = portal.post("gamedays", json=body)
+    echo(f"Game day {found['id']}: {found['url']}", err=True)
     if not no_wait:
-        echo(f"Game day {found['id']}: {found['url']}", err=True)
         found = _follow(portal, found)
     out(found, _lines, as_json)
     if not no_wait and (found["problem"] or any(drill["state"] == "failed" for drill in found["drills"])):

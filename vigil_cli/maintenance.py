@@ -47,8 +47,8 @@ def plan(
 
     NODES are names and host expressions such as dgx[01-16,20]. A time is
     22:00, '2026-12-01 22:00' or +4h. Meanwhile no new job starts there and no
-    health rule acts. With --reserve jobs start before only if their time limit
-    ends by then.
+    health rule acts. With --reserve, Slurm starts no job that would still run
+    when the window begins.
     """
     if (ends_at is None) == (seconds is None):
         raise click.UsageError("Give either --until or --for.")

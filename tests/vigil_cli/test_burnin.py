@@ -65,4 +65,5 @@ def test_without_waiting(portal: Any) -> None:
     portal.answers = {("POST", "burnins"): burn_in()}
     shown = vigil("burnin", "dgx-03", "--for", "2h", "--no-wait", "--json")
     assert json.loads(shown.stdout)["id"] == 7
+    assert shown.stderr == "Burn-in 7: http://portal/burnins/7\n"
     assert json.loads(portal.asked[0].content)["seconds"] == 7_200
