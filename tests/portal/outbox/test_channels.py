@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from django.utils import timezone
 
 from portal.models import AuditEntry, Channel, Delivery, Notice, User
 from portal.notify import raise_notice
+from portal.outbox.kinds import KINDS
 from portal.sending.due import send_due
 from portal.tasks import tidy
 from tests.jobs.pages.reading import text
@@ -35,6 +37,12 @@ def add(user: User, kind: str, status: int = 302, query: str = "", **changes: An
     answer = signed_in(user).post(f"/channels/new?kind={kind}{query}", {**FORM, **changes})
     assert answer.status_code == status, text(answer)
     return text(answer)
+
+
+def test_the_guide_lists_every_kind_of_notice() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "how-to" / "notices.md").read_text()
+    codes = [line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")]
+    assert codes == [kind.code for kind in KINDS]
 
 
 class TestMaking:
