@@ -8,7 +8,7 @@ from datetime import datetime
 from django.utils import timezone
 
 from jobs.burnins import golden
-from nodes.burnin.evidence import BurnInFinding, NodeResults
+from nodes.burnin.evidence import EVENT, BurnInFinding, NodeResults
 from nodes.burnin.judge import FAILED, NodeVerdict, judge
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node
@@ -36,7 +36,8 @@ def store(burn_in: BurnIn, verdicts: Mapping[str, NodeVerdict]) -> None:
     """Store the verdicts. Call it in the transaction that leaves the state `running`."""
     for name, verdict in verdicts.items():
         findings = [
-            {"text": finding.text[:400], "is_warning": finding.is_warning} for finding in verdict.findings[:200]
+            {"text": finding.text[:400], "is_warning": finding.is_warning, "kind": finding.kind}
+            for finding in verdict.findings[:200]
         ]
         burn_in.nodes.filter(node=name).update(verdict=verdict.verdict, findings=findings)
 
@@ -75,4 +76,4 @@ def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdic
     texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
     if not texts:
         return verdict
-    return NodeVerdict(FAILED, [*map(BurnInFinding, texts), *verdict.findings])
+    return NodeVerdict(FAILED, [*(BurnInFinding(text, kind=EVENT) for text in texts), *verdict.findings])

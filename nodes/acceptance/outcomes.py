@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import combinations
+from statistics import median
 
 from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome
 from nodes.burnin import judge
-from nodes.burnin.speeds import SLOWEST_SHARE, PeerMedians
+from nodes.burnin.evidence import GAP, ON_GPU, TEST, BurnInFinding, NodeResults
+from nodes.burnin.pairs import Pair, pair_tests, slow_pairs
+from nodes.burnin.reports import ItemSummary
 from vigil_core import formatting
 
 TOGETHER = timedelta(minutes=10)
 """Findings on one node within this time are one failure: a GPU off the bus has an Xid, a lost GPU and more."""
 LEAST_P = 0.05
-LEAST_PAIRS = 3  # to compare the speed of pairs
+MOST_PAIRS = 10  # to name of those without a result
 GPUS_OF_A_NODE = 8  # in published rates
 
 
@@ -24,20 +29,15 @@ class NodeVerdictRow:
 
     node: str
     verdict: str
-    findings: tuple[str, ...] = ()
+    findings: tuple[BurnInFinding, ...] = ()
 
-
-@dataclass(frozen=True)
-class PairResult:
-    """The results of an all-reduce between two nodes. `speed`: the median, None if nothing was measured."""
-
-    first: str
-    second: str
-    failures: int = 0
-    detail: str = ""
-    speed: float | None = None
-    unit: str = ""
-    is_on_gpus: bool = False
+    @property
+    def verdict_of_tests(self) -> str:
+        """Return the verdict without what befell the node meanwhile, which the clause about failures judges."""
+        kinds = {finding.kind for finding in self.findings if not finding.is_warning}
+        if self.verdict != judge.FAILED or kinds <= {TEST}:
+            return self.verdict
+        return judge.FAILED if TEST in kinds else judge.INCONCLUSIVE if GAP in kinds else judge.PASSED
 
 
 @dataclass(frozen=True)
@@ -62,51 +62,53 @@ class FailureCount:
 
 
 def burn_in_clause(nodes: Sequence[NodeVerdictRow], problem: str) -> ClauseOutcome:
-    """Judge the verdicts. `problem`: why the burn-in ended early."""
-    passed = sum(node.verdict == judge.PASSED for node in nodes)
+    """Judge what the tests of each node found. `problem`: why the burn-in ended early."""
+    verdicts = {node.node: node.verdict_of_tests for node in nodes}
+    passed = sum(verdict == judge.PASSED for verdict in verdicts.values())
     measured = f"{passed} of {formatting.plural(len(nodes), 'node')} passed."
     details = [
-        f"{node.node}: {finding}"
-        for node in sorted(nodes, key=lambda node: node.verdict != judge.FAILED)
-        if node.verdict != judge.PASSED
-        for finding in node.findings or (problem or "No verdict.",)
+        f"{node.node}: {text}"
+        for node in sorted(nodes, key=lambda node: verdicts[node.node] != judge.FAILED)
+        if verdicts[node.node] != judge.PASSED
+        for text in [finding.text for finding in node.findings] or [problem or "No verdict."]
     ]
-    if any(node.verdict == judge.FAILED for node in nodes):
+    if judge.FAILED in verdicts.values():
         return ClauseOutcome("burn_in", FAILED, measured, tuple(details))
     if passed < len(nodes) or not nodes:
         return ClauseOutcome("burn_in", NOT_TRIED, problem or measured, tuple(details))
     return ClauseOutcome("burn_in", PASSED, measured)
 
 
-def pairs_clause(nodes: int, pairs: Sequence[PairResult]) -> ClauseOutcome:
-    """Judge the pairs that have results; all pairs of so many nodes must have some."""
-    expected = nodes * (nodes - 1) // 2
+def pairs_clause(nodes: Sequence[NodeResults]) -> ClauseOutcome:
+    """Judge all pairs by what either node reports; each must have a result, on GPUs if both nodes have some.
+
+    What failed with a node that was lost is no result: the clause about failures judges the loss.
+    """
+    expected = list(combinations(sorted(results.node for results in nodes), 2))
     if not expected:
         return ClauseOutcome("pairs", NOT_TRIED, "There is only one node.")
-    speeds = [(pair.speed, pair) for pair in pairs if pair.speed is not None and pair.is_on_gpus]
-    medians = PeerMedians([speed for speed, _ in speeds])
-    details = [f"{_pair(pair)}: {pair.detail or 'failed'}." for pair in pairs if pair.failures]
-    for speed, pair in speeds if len(speeds) >= LEAST_PAIRS else ():
-        normal = medians.without(speed)
-        if normal is not None and speed < SLOWEST_SHARE["pair"] * normal:
-            details.append(
-                f"{_pair(pair)}: {formatting.measure(speed)} {pair.unit}, others {formatting.measure(normal)}."
-            )
-    measured = f"{len(pairs):,} of {formatting.plural(expected, 'pair')} tested{_speed_text(pairs)}."
+    lost = {results.node for results in nodes if results.is_node_lost}
+    with_gpus = {results.node for results in nodes if results.has_gpus}
+    tested: defaultdict[Pair, list[ItemSummary]] = defaultdict(list)
+    failed: dict[Pair, str] = {}
+    for node, test in pair_tests(nodes):
+        pair = (min(node, test.item), max(node, test.item))
+        if test.count <= test.absences or (test.failures and not lost.isdisjoint(pair)):
+            continue
+        if test.failures:
+            failed.setdefault(pair, test.failure_text)
+        elif ON_GPU not in test.basis and with_gpus.issuperset(pair):
+            continue
+        tested[pair].append(test)
+    details = [f"{_pair(pair)}: {text}." for pair, text in failed.items()]
+    details += [f"{_pair(pair)}: {text}." for pair, text in slow_pairs(nodes)]
+    measured = f"{len(tested):,} of {formatting.plural(len(expected), 'pair')} tested{_speed_text(tested)}."
     if details:
         return ClauseOutcome("pairs", FAILED, measured, tuple(details))
-    return ClauseOutcome("pairs", PASSED if len(pairs) >= expected else NOT_TRIED, measured)
-
-
-def merge_pairs(results: Iterable[PairResult]) -> list[PairResult]:
-    """Return one result for each pair: either node reports it, and a failure that only one of them noticed counts."""
-    found: dict[tuple[str, str], PairResult] = {}
-    for pair in results:
-        key = (min(pair.first, pair.second), max(pair.first, pair.second))
-        other = found.get(key)
-        if other is None or (pair.failures and not other.failures) or (other.speed is None and not other.failures):
-            found[key] = pair
-    return list(found.values())
+    if missing := [_pair(pair) for pair in expected if pair not in tested]:
+        on = " on their GPUs" if with_gpus else ""
+        return ClauseOutcome("pairs", NOT_TRIED, measured, (f"No result{on}: {'; '.join(missing[:MOST_PAIRS])}.",))
+    return ClauseOutcome("pairs", PASSED, measured)
 
 
 def distinct_failures(events: Iterable[tuple[str, datetime, str]]) -> list[tuple[str, datetime, str]]:
@@ -148,15 +150,16 @@ def _p(value: float) -> str:
     return f"{value:.2g}" if value >= 0.0001 else "below 0.0001"
 
 
-def _pair(pair: PairResult) -> str:
-    return f"{pair.first} and {pair.second}"
+def _pair(pair: Pair) -> str:
+    return " and ".join(pair)
 
 
-def _speed_text(pairs: Sequence[PairResult]) -> str:
-    speeds = [pair for pair in pairs if pair.speed is not None]
-    if not speeds:
+def _speed_text(tested: Mapping[Pair, Sequence[ItemSummary]]) -> str:
+    measured = [
+        (median(test.values), test.unit, pair) for pair, tests in tested.items() for test in tests if test.values
+    ]
+    if not measured:
         return ""
-    slowest = min(speeds, key=lambda pair: pair.speed or 0.0)
-    fastest = max(pair.speed or 0.0 for pair in speeds)
-    low, high = formatting.measure(slowest.speed), formatting.measure(fastest)
-    return f", {low}–{high} {slowest.unit} (slowest: {_pair(slowest)})" if low != high else f", {low} {slowest.unit}"
+    slowest, unit, pair = min(measured)
+    low, high = formatting.measure(slowest), formatting.measure(max(measured)[0])
+    return f", {low}–{high} {unit} (slowest: {_pair(pair)})" if low != high else f", {low} {unit}"

@@ -10,6 +10,8 @@ from nodes.burnin.reports import BurnInMachine, ItemSummary
 LEAST_NODES = 3
 """So many passed nodes make a golden record that can fail others. A younger one only warns."""
 ON_GPU = "CUDA"  # in the basis of what was measured on a GPU
+TEST, EVENT, GAP = "test", "event", "gap"
+"""Kinds of findings: what a test measured; what befell the node meanwhile; that there is no result."""
 _GPU = re.compile(r"GPU \d+")
 
 
@@ -19,6 +21,7 @@ class BurnInFinding:
 
     text: str
     is_warning: bool = False
+    kind: str = TEST
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class NodeResults:
     problem: str = ""
     is_node_lost: bool = False
     expected_gpus: int = 0
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.expected_gpus > 0 or (self.machine is not None and self.machine.gpus > 0)
 
     def key(self, test: ItemSummary) -> GoldenKey:
         machine = self.machine or BurnInMachine()

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from nodes.burnin.evidence import BurnInFinding, GoldenKey, GoldenValue, NodeResults, capital
+from nodes.burnin.evidence import EVENT, GAP, BurnInFinding, GoldenKey, GoldenValue, NodeResults, capital
 from nodes.burnin.mounts import differing_mounts
 from nodes.burnin.pairs import bad_pairs
 from nodes.burnin.products import differing_products
@@ -42,8 +42,9 @@ def judge(nodes: Sequence[NodeResults], golden: Mapping[GoldenKey, GoldenValue])
     ):  # fmt: skip
         found[place].append(finding)
     faulty = {results.node for results in nodes if _is_faulty(results, found[results.node])}
+    lost = {results.node for results in nodes if results.is_node_lost}
     for place, finding in bad_pairs(nodes, golden, faulty):
-        found[place].append(finding)
+        found[place].append(replace(finding, kind=EVENT) if place in lost else finding)
     return {results.node: _verdict(results, found[results.node]) for results in nodes}
 
 
@@ -55,12 +56,12 @@ def _is_faulty(results: NodeResults, findings: Iterable[BurnInFinding]) -> bool:
 def _verdict(results: NodeResults, findings: list[BurnInFinding]) -> NodeVerdict:
     findings = sorted(dict.fromkeys(findings), key=lambda finding: finding.is_warning)
     if results.is_node_lost:
-        findings.insert(0, BurnInFinding(results.problem))
+        findings.insert(0, BurnInFinding(results.problem, kind=GAP))
     if any(not finding.is_warning for finding in findings):
         return NodeVerdict(FAILED, findings)
     unknown = _untested(results) if results.ended else results.problem or "The tests did not run to their end."
     if unknown:
-        return NodeVerdict(INCONCLUSIVE, [BurnInFinding(unknown), *findings])
+        return NodeVerdict(INCONCLUSIVE, [BurnInFinding(unknown, kind=GAP), *findings])
     return NodeVerdict(PASSED, findings)
 
 

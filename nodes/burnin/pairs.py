@@ -43,20 +43,31 @@ def bad_pairs(
     """Yield what is wrong with pairs, for the node to blame: the `faulty` one, else the one with mostly bad pairs.
 
     With none of these, or two, both are to blame. `faulty` are nodes with which something else is wrong: their partners
-    waited for them in vain.
+    waited for them in vain. A lost node is to blame before others, whose tests its loss may have ended.
     """
     pairs = _failed_pairs(nodes)
     yield from _add_slow(pairs, nodes, golden)
-    yield from _explained(pairs, faulty)
+    for to_blame in ({results.node for results in nodes if results.is_node_lost}, faulty):
+        yield from _explained(pairs, to_blame)
     for node, found in pairs.items():
         for partner, finding in found.bad.items():
             if found.is_mostly_bad or not pairs[partner].is_mostly_bad:
                 yield node, finding
 
 
+def slow_pairs(nodes: Sequence[NodeResults]) -> Iterable[tuple[Pair, str]]:
+    """Yield the pairs that are much slower on GPUs than other pairs of nodes alike, with both speeds."""
+    for key, (unit, speeds) in _speeds(nodes).items():
+        medians = PeerMedians(value for values in speeds.values() for value in values)
+        for pair, values in speeds.items() if key.is_gpu else ():
+            value, normal = median(values), _normal(pair, speeds, medians)
+            if normal is not None and is_slow(key, value, normal.value):
+                yield pair, f"{figure(value)} {unit}; {normal.text(unit)}"
+
+
 def _failed_pairs(nodes: Sequence[NodeResults]) -> dict[str, NodePairs]:
     pairs = {results.node: NodePairs() for results in nodes}
-    for node, test in _pair_tests(nodes):
+    for node, test in pair_tests(nodes):
         if test.absences == test.count:
             continue
         for one, other in ((node, test.item), (test.item, node)):
@@ -112,7 +123,7 @@ def _speeds(nodes: Sequence[NodeResults]) -> dict[GoldenKey, tuple[str, dict[Pai
     by_name = {results.node: results for results in nodes}
     models = {results.node: results.machine.model for results in nodes if results.machine is not None}
     found: dict[GoldenKey, tuple[str, dict[Pair, list[float]]]] = {}
-    for node, test in _pair_tests(nodes):
+    for node, test in pair_tests(nodes):
         if test.values and models.get(node) == models.get(test.item, models.get(node)):
             pair = (min(node, test.item), max(node, test.item))
             _, speeds = found.setdefault(by_name[node].key(test), (test.unit, {}))
@@ -120,7 +131,8 @@ def _speeds(nodes: Sequence[NodeResults]) -> dict[GoldenKey, tuple[str, dict[Pai
     return found
 
 
-def _pair_tests(nodes: Sequence[NodeResults]) -> Iterable[tuple[str, ItemSummary]]:
+def pair_tests(nodes: Sequence[NodeResults]) -> Iterable[tuple[str, ItemSummary]]:
+    """Yield the tests of pairs of these nodes, each with the node that reports it; either one may."""
     names = {results.node for results in nodes}
     for results in nodes:
         for test in results.tests:

@@ -158,6 +158,20 @@ def test_each_fault_is_a_failed_clause_with_its_reason(bench: Bench, client: Cli
     assert acceptance.summary.startswith(f"Of {len(found)} clauses {len(failed)} failed (")
 
 
+def test_an_xid_during_passed_tests_is_judged_as_a_failure_only(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    advance_acceptances()
+    write_results(bench)
+    bench.lab.xid(79, "dgx-02")
+    bench.lab.step()
+    found = finish(bench, acceptance)
+    assert bench.row("dgx-02").verdict == "failed", "the node itself is not in order"
+    failed = {key for key, clause in found.items() if clause["outcome"] == "failed"}
+    assert failed == {"failures"}, acceptance.summary
+
+
 def test_a_node_that_dies_rejects(bench: Bench, client: Client) -> None:
     acceptance = begin(bench, client)
     bench.until_running()
@@ -169,7 +183,8 @@ def test_a_node_that_dies_rejects(bench: Bench, client: Client) -> None:
     bench.end_job("node_fail")
     found = finish(bench, acceptance)
     assert acceptance.result == "rejected"
-    assert found["burn_in"]["details"][0] == "dgx-02: The node failed during the burn-in."
+    assert found["burn_in"]["outcome"] == "not tried"
+    assert "dgx-02: The node failed during the burn-in." in found["burn_in"]["details"]
     assert "dgx-02: The node failed during the burn-in." in found["failures"]["details"]
     assert found["agents"]["details"] == ["dgx-02: no agent reports."]
 

@@ -21,8 +21,8 @@ def gpu(index: int = 0, **changes: Any) -> GpuConfiguration:
 
 def node(name: str = "dgx-01", **changes: Any) -> NodeConfiguration:
     same = NodeConfiguration(
-        node=name, expected_gpus=2, scheduler_gpus=2, is_reporting=True, has_token=True, driver="570.86.15", kernel="Linux 6.8.0",
-        gpus=(gpu(0), gpu(1)), topology=(("X", "NV18"), ("NV18", "X")),
+        node=name, expected_gpus=2, scheduler_gpus=2, is_reporting=True, has_token=True, driver="570.86.15",
+        kernel="Linux 6.8.0", gpus=(gpu(0), gpu(1)), topology=(("X", "NV18"), ("NV18", "X")),
         mounts={"/data": "nfs01:/data", "/": "/dev/sda1"},
         clock_offset_s=0.2, memlock_bytes=-1, open_files=1_048_576, shm_bytes=2**36,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,15 +26,16 @@ from nodes.acceptance.outcomes import (
     ExpectedFailures,
     FailureCount,
     NodeVerdictRow,
-    PairResult,
     burn_in_clause,
     distinct_failures,
     failures_clause,
-    merge_pairs,
     node_days,
     pairs_clause,
 )
+from nodes.burnin.evidence import EVENT, GAP, TEST, BurnInFinding, NodeResults
+from nodes.burnin.reports import BurnInMachine, ItemSummary
 
+H100 = "NVIDIA H100, torch 2.13, CUDA 13.0"
 BEGAN = datetime(2026, 11, 28, 9, tzinfo=UTC)
 EVENTS = st.lists(st.tuples(st.sampled_from(["dgx-01", "dgx-02"]), st.integers(0, 2_000)))
 
@@ -89,7 +91,7 @@ def test_distinct_failures_are_some_of_the_events_apart_from_each_other(events: 
 def test_burn_in() -> None:
     good = [NodeVerdictRow(f"dgx-0{number}", "passed") for number in (1, 2)]
     assert burn_in_clause(good, "").outcome == PASSED
-    bad = NodeVerdictRow("dgx-03", "failed", ("GPU 3, memory: 12 words differ.",))
+    bad = NodeVerdictRow("dgx-03", "failed", (BurnInFinding("GPU 3, memory: 12 words differ."),))
     found = burn_in_clause([*good, bad], "")
     assert (found.outcome, found.details) == (FAILED, ("dgx-03: GPU 3, memory: 12 words differ.",))
     unclear = burn_in_clause([*good, NodeVerdictRow("dgx-04", "")], "Cancelled.")
@@ -97,24 +99,70 @@ def test_burn_in() -> None:
     assert burn_in_clause([], "").outcome == NOT_TRIED
 
 
-def pair(first: str, second: str, speed: float | None = 40.0, failures: int = 0) -> PairResult:
-    return PairResult(first, second, failures, "sums are wrong" if failures else "", speed, "GB/s", is_on_gpus=True)
+def tests_verdict(*failures: tuple[str, bool, str], verdict: str = "failed") -> str:
+    """Return the verdict of a node's tests, by its findings: text, whether it is a warning, and kind."""
+    findings = tuple(BurnInFinding(*failure) for failure in failures)
+    return NodeVerdictRow("dgx-01", verdict, findings).verdict_of_tests
+
+
+def test_what_befell_a_node_is_left_to_the_clause_about_failures() -> None:
+    xid = ("GPU fell off the bus during the burn-in (health rule off-bus).", False, EVENT)
+    assert tests_verdict(xid) == "passed"
+    assert tests_verdict(xid, ("Disk is slow.", True, TEST)) == "passed"
+    assert tests_verdict(xid, ("GPU 3, memory: 12 words differ.", False, TEST)) == "failed"
+    assert tests_verdict(xid, ("No test has a result.", False, GAP)) == "inconclusive"
+    assert tests_verdict(("The node failed during the burn-in.", False, GAP)) == "inconclusive"
+    assert tests_verdict(("GPU 3, memory: 12 words differ.", False, TEST)) == "failed"
+    assert tests_verdict(verdict="") == ""
+
+
+CPUS = "Xeon, torch 2.13, 2 ranks"
+
+
+def met(node: str, *partners: str, speed: float = 40.0, detail: str = "", basis: str = f"{H100}, 16 ranks",
+        gpus: int = 8, **more: Any) -> NodeResults:  # fmt: skip
+    """Return a node that met these partners."""
+    tests = [
+        ItemSummary("pair", partner, "GB/s", basis, 1, int(bool(detail)), values=[speed], detail=detail)
+        for partner in partners
+    ]
+    return NodeResults(node, BurnInMachine("NVIDIA H100", gpus), tests, ended=True, expected_gpus=gpus, **more)
 
 
 def test_all_pairs() -> None:
-    pairs = [pair("a", "b"), pair("a", "c", 41.0), pair("b", "c")]
-    assert pairs_clause(3, pairs).outcome == PASSED
-    assert pairs_clause(3, pairs[:2]).outcome == NOT_TRIED
-    assert pairs_clause(1, []).outcome == NOT_TRIED
-    assert pairs_clause(3, [*pairs[:2], pair("b", "c", failures=1)]).details == ("b and c: sums are wrong.",)
-    slow = pairs_clause(3, [*pairs[:2], pair("b", "c", 12.0)])
-    assert (slow.outcome, slow.details) == (FAILED, ("b and c: 12.0 GB/s, others 40.5.",))
+    assert pairs_clause([met("a", "b", "c"), met("b", "c"), met("c")]).outcome == PASSED
+    missing = pairs_clause([met("a", "b"), met("b", "c"), met("c")])
+    assert (missing.outcome, missing.details) == (NOT_TRIED, ("No result on their GPUs: a and c.",))
+    assert pairs_clause([met("a")]).outcome == NOT_TRIED
+    wrong = pairs_clause([met("a", "b", "c"), met("b", "c", detail="sums are wrong"), met("c", "b")])
+    assert (wrong.outcome, wrong.details) == (FAILED, ("b and c: sums are wrong.",))
+    slow = pairs_clause([met("a", "b", "c"), met("b", "c", speed=12.0), met("c")])
+    assert (slow.outcome, slow.details) == (FAILED, ("b and c: 12 GB/s; fastest other pair: 40 GB/s.",))
 
 
-def test_a_failure_that_one_node_of_a_pair_noticed_counts() -> None:
-    merged = merge_pairs([pair("a", "b"), pair("b", "a", None, failures=1)])
-    assert [(row.failures, row.first) for row in merged] == [(1, "b")]
-    assert [row.speed for row in merge_pairs([pair("a", "b", None), pair("b", "a", 40.0)])] == [40.0]
+def test_a_node_that_names_itself_has_tested_no_pair() -> None:
+    found = pairs_clause([met("a", "a", "b", "c"), met("b"), met("c")])
+    assert (found.outcome, found.measured[:6]) == (NOT_TRIED, "2 of 3")
+
+
+def test_a_pair_of_nodes_with_gpus_must_be_tested_on_them() -> None:
+    assert pairs_clause([met("a", "b", basis=CPUS), met("b", "a", basis=CPUS)]).outcome == NOT_TRIED
+    assert pairs_clause([met("a", "b", basis=CPUS), met("b", "a", basis=CPUS, gpus=0)]).outcome == PASSED
+
+
+def test_pairs_of_unlike_nodes_are_not_compared() -> None:
+    large = [met(name, *(other for other in "abc" if other != name)) for name in "abc"]
+    both = ("abc", f"{H100}, 4 ranks")
+    small = [
+        met(name, *(other for other in "de" if other != name), *both[0], speed=12.0, basis=both[1], gpus=2)
+        for name in "de"
+    ]
+    assert pairs_clause([*large, *small]).outcome == PASSED
+
+
+def test_what_failed_with_a_lost_node_is_no_result() -> None:
+    found = pairs_clause([met("a", "b", detail="timed out"), met("b", is_node_lost=True)])
+    assert (found.outcome, found.details) == (NOT_TRIED, ("No result on their GPUs: a and b.",))
 
 
 OUTCOMES = st.lists(

@@ -255,6 +255,14 @@ def test_a_failed_pair_is_blamed_on_the_node_with_another_fault(fault: str, othe
     assert "All-reduce with a: timed out (1 of 2 times)." in texts(found["b"])
 
 
+def test_pairs_fail_because_of_the_lost_node_though_its_loss_ended_the_tests_of_others() -> None:
+    lost = node("b", ended=False)
+    lost.is_node_lost, lost.problem = True, "The node failed during the burn-in."
+    found = judge([node("a", pair("b", "timed out"), ended=False), lost], {})
+    assert [finding.kind for finding in found["a"].findings] == ["gap"]
+    assert [finding.kind for finding in found["b"].findings] == ["gap", "event"]
+
+
 def test_a_process_that_cannot_start_for_a_pair_is_this_nodes_fault() -> None:
     nodes = [node("a", ItemSummary("start", "b", count=1, failures=1, detail="no memory")), node("b")]
     assert texts(judge(nodes, {})["a"]) == ["All-reduce with b could not start: no memory."]
