@@ -6,8 +6,9 @@ Bars: at least 95 % of the clusters judged right (all that is broken is named, a
 of nodes and of programs at least 95 % each. Each cluster has 30 days of jobs of 40 programs on 64 nodes. Sound nodes
 fail 6.5 times in 1,000 node-days (arXiv 2410.21680); a broken one fails a fifth to three fifths of the attempts on it.
 A third of the clusters has a broken node, a third a program that fails in most of its attempts, a third neither. A
-researcher who tries things out on one node, whose attempts fail within minutes, is in all of them. A fifth of what a
-broken node causes is put down to the program, as a diagnosis may.
+researcher who tries things out on one node, whose attempts fail within minutes, a third of them for no known reason, is
+in all of them. A fifth of what a broken node causes is put down to the program, as a diagnosis may. The programs are
+those of ten people.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from random import Random
 from jobs.reliability.offenders import NodeFailures, ProgramFailures, offenders
 from nodes.health.rules.catalogue import shipped_rules
 
-NODES, PROGRAMS, DAYS, RECENT = 64, 40, 30.0, 14.0
+NODES, PROGRAMS, OWNERS, DAYS, RECENT = 64, 40, 10, 30.0, 14.0
+TRIES_THINGS = (OWNERS, "claims of its owner")
+"""The owner who tries things out, and the program that counts for what nothing explains."""
 BASE_RATE = 6.5 / 1000
 BAR = 0.95
 
@@ -55,8 +58,8 @@ class SimulatedCluster:
     bad_nodes: set[str]
     bad_programs: set[str]
     node_days: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    machine_failures: list[tuple[str, str]] = field(default_factory=list)
-    """Node and program of failures that are not put down to the program."""
+    machine_failures: list[tuple[str, int, str]] = field(default_factory=list)
+    """Node, owner and program of failures that are not put down to the program."""
     program_failures: defaultdict[str, list[list[str]]] = field(default_factory=lambda: defaultdict(list))
     """By error, the nodes of each attempt that failed with it in the last two weeks."""
 
@@ -80,7 +83,11 @@ def simulate(random: Random) -> SimulatedCluster:
     desk = random.choice(names)
     for number, at in enumerate(_moments(random, 3.0)):  # somebody tries things out, each time something else
         cluster.node_days[desk] += 0.005
-        if at > DAYS - RECENT:
+        unexplained = (desk, *TRIES_THINGS)
+        if number % 3 == 0:
+            if unexplained not in cluster.machine_failures:  # once a person
+                cluster.machine_failures.append(unexplained)
+        elif at > DAYS - RECENT:
             cluster.program_failures[f"trial-{number}"].append([desk])
     return cluster
 
@@ -102,7 +109,7 @@ def _run(
             if at > DAYS - RECENT:
                 cluster.program_failures[f"crash-{program}"].append(nodes)
         elif is_broken or random.random() < 1 - 2.718281828 ** (-BASE_RATE * days):
-            cluster.machine_failures.append((node, f"job {program}"))
+            cluster.machine_failures.append((node, program % OWNERS, f"job {program}"))
     if is_bad and at > DAYS - RECENT:
         cluster.program_failures[f"error-{program}"].append(nodes)
 
@@ -116,8 +123,9 @@ def _moments(random: Random, a_day: float) -> Iterator[float]:
 
 def judge(cluster: SimulatedCluster) -> tuple[set[str], set[str]]:
     """Return the nodes and the errors that the shipped rules name."""
-    failures = Counter(node for node, _ in cluster.machine_failures)
-    programs = Counter(node for node, _ in set(cluster.machine_failures))
+    failures = Counter(node for node, _, _ in cluster.machine_failures)
+    programs = Counter(node for node, _, _ in set(cluster.machine_failures))
+    owners = Counter(node for node, _ in {(node, owner) for node, owner, _ in cluster.machine_failures})
     counted = [NodeFailures(node, failures[node], programs[node], days) for node, days in cluster.node_days.items()]
     rules = shipped_rules()
     node_rule, program_rule = (rules[name].triggers[0] for name in ("repeat-offender", "failing-program"))
@@ -129,6 +137,7 @@ def judge(cluster: SimulatedCluster) -> tuple[set[str], set[str]]:
             {
                 "is_node": offender.is_node,
                 "programs": offender.counts.programs,
+                "owners": owners[offender.counts.node],
                 "programs_chance": offender.programs_chance,
             },
         )

@@ -10,7 +10,7 @@ from jobs import lease
 from jobs.assessing import offenders, program_notices, step_times
 from nodes.monitoring import assessments
 
-SOUND_NODE = {"is_node": False, "programs": 0, "programs_chance": 1.0}
+SOUND_NODE = {"is_node": False, "programs": 0, "owners": 0, "programs_chance": 1.0}
 USUAL_PACE = {"ratio": 1.0, "programs": 0, "slow_programs": 0, "slow_share": 0.0, "attempts": 0, "other_nodes": 0}
 SOUND_PROGRAM = {"failures": 0, "nodes": 0, "share_of_one_node": 0.0}
 

@@ -1,7 +1,8 @@
 """Find what fails again and again: a node under different programs, or a program on different nodes.
 
 Failures that the diagnosis puts down to a program say nothing about the node: ten researchers who try things out on one
-node make it fail often. The two findings exclude each other, because a program counts once per node.
+node make it fail often. The two findings exclude each other, because a program counts once per node. Failures that
+nothing explains, or that only the job's own log puts down to the machine, count once per person.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
-from django.db.models import Count, Max, Sum
+from django.db.models import Count, QuerySet, Sum
 
-from jobs.failures.kinds import PROGRAMS
+from jobs.assessing.repairs import repaired_at
+from jobs.failures.incidents import CLAIMS, ERROR
+from jobs.failures.kinds import PROGRAMS, UNDIAGNOSED
 from jobs.models import Failure, NodeHeld
 from jobs.reliability.allocations import AttemptAllocation, uncounted
 from jobs.reliability.allocations import since as held_since
 from jobs.reliability.offenders import NodeFailures, ProgramFailures, offenders
 from nodes.health.progress import Subject
 from nodes.health.rules.condition import FieldValue
-from nodes.models import HealthEntry
 
 WINDOW = timedelta(days=30)
 PROGRAM_WINDOW = timedelta(days=14)
-RULE = "repeat-offender"
+RULES = ("repeat-offender", "failing-for-one-person")
+TIME_LIMIT = "scheduler.time_limit"
 LEAST_FAILURES = 3
 MOST_PROGRAMS = 200
 MOST_FAILURES = 100  # of one program that are read
@@ -35,7 +38,7 @@ Fields = dict[str, FieldValue]
 def failing_nodes(now: datetime) -> dict[Subject, Fields]:
     """Return the fields of `repeat_failures` of each node that fails more often than the others let expect."""
     since = (now - WINDOW).astimezone(UTC).date()
-    repaired = _repaired(now)
+    repaired = {node: at.astimezone(UTC).date() for node, at in repaired_at(RULES, now - WINDOW).items()}
     counted = _failures(since, repaired)
     seconds = _node_seconds(since, repaired, now)
     rows = [
@@ -48,6 +51,7 @@ def failing_nodes(now: datetime) -> dict[Subject, Fields]:
             "failures": offender.counts.failures,
             "expected": round(offender.expected, 3),
             "programs": offender.counts.programs,
+            "owners": len(counted[offender.counts.node].owners),
             "chance": offender.chance,
             "programs_chance": offender.programs_chance,
         }
@@ -56,9 +60,8 @@ def failing_nodes(now: datetime) -> dict[Subject, Fields]:
 
 
 def failing_programs(now: datetime) -> dict[Subject, Fields]:
-    """Return the fields of `program_failures` of each error that came several times."""
-    since = (now - PROGRAM_WINDOW).astimezone(UTC).date()
-    rows = Failure.objects.filter(day__gte=since, program__startswith="print ").exclude(incident=None)
+    """Return the fields of `program_failures` of each error that one person's programs had several times."""
+    rows = errors_of_programs(now)
     several = rows.order_by().values("program").annotate(n=Count("pk")).filter(n__gte=LEAST_FAILURES)
     names = list(several.order_by("-n").values_list("program", flat=True)[:MOST_PROGRAMS])
     found = {}
@@ -69,7 +72,7 @@ def failing_programs(now: datetime) -> dict[Subject, Fields]:
             continue
         places = [failure.incident.attempt.nodes for failure in failures if failure.incident]
         job = failures[0].incident.attempt.job
-        found[Subject("", "", f"program {name.removeprefix('print ')}")] = {
+        found[Subject("", "", f"program {name.removeprefix(ERROR)}")] = {
             **asdict(ProgramFailures.count(places)),
             "user": job.owner.username,
             "program": f"#{job.pk} {job.name}",
@@ -77,36 +80,46 @@ def failing_programs(now: datetime) -> dict[Subject, Fields]:
     return found
 
 
+def errors_of_programs(now: datetime) -> QuerySet[Failure]:
+    """Return the recent failures that a program's own error explains; a run that needs more time has no error."""
+    since = (now - PROGRAM_WINDOW).astimezone(UTC).date()
+    rows = Failure.objects.filter(day__gte=since, program__startswith=ERROR)
+    return rows.exclude(cause=TIME_LIMIT).exclude(incident=None)
+
+
 @dataclass
 class _NodeCounts:
     failures: int = 0
     programs: set[str] = field(default_factory=set)
+    owners: set[int] = field(default_factory=set)
+
+    def add(self, program: str, owner: int | None) -> None:
+        is_new = program not in self.programs
+        self.failures += is_new or not program.startswith(CLAIMS)
+        self.programs.add(program)
+        if owner is not None:  # else its job was deleted
+            self.owners.add(owner)
 
 
-def _repaired(now: datetime) -> dict[str, datetime]:
-    """Return when each node's finding was last cleared: what happened before is not held against it again."""
-    rows = HealthEntry.objects.filter(rule=RULE, state="cleared", cleared_at__gt=now - WINDOW)
-    return dict(rows.order_by().values_list("node").annotate(Max("cleared_at")))
-
-
-def _failures(since: date, repaired: Mapping[str, datetime]) -> dict[str, _NodeCounts]:
+def _failures(since: date, repaired: Mapping[str, date]) -> dict[str, _NodeCounts]:
+    """Return what failed by node; on one that was repaired, from the day after, as its node-days are counted."""
     found: defaultdict[str, _NodeCounts] = defaultdict(_NodeCounts)
     rows = Failure.objects.filter(day__gte=since).exclude(node="").exclude(cause__in=PROGRAMS).order_by()
-    for node, program, at in rows.values_list("node", "program", "at").iterator():
-        if node not in repaired or at > repaired[node]:
-            found[node].failures += 1
-            found[node].programs.add(program)
+    values = rows.values_list("node", "day", "cause", "program", "incident__attempt__job__owner")
+    for node, day, cause, program, owner in values.iterator():
+        if node not in repaired or day > repaired[node]:
+            found[node].add(f"{CLAIMS}{owner or ''}" if cause in UNDIAGNOSED else program, owner)
     return found
 
 
-def _node_seconds(since: date, repaired: Mapping[str, datetime], now: datetime) -> dict[str, float]:
+def _node_seconds(since: date, repaired: Mapping[str, date], now: datetime) -> dict[str, float]:
     """Return allocated seconds by node; of a node that was repaired, those of the days after that."""
     rows = NodeHeld.objects.filter(held_since(since)).exclude(node__in=list(repaired)).order_by()
     found: defaultdict[str, float] = defaultdict(float, rows.values_list("node").annotate(Sum("node_s")))
     for node, day, seconds in NodeHeld.objects.filter(
-        days=1, node__in=list(repaired), day__gte=min((at.date() for at in repaired.values()), default=now.date())
+        days=1, node__in=list(repaired), day__gte=min(repaired.values(), default=now.date())
     ).values_list("node", "day", "node_s"):
-        if day > repaired[node].astimezone(UTC).date():
+        if day > repaired[node]:
             found[node] += seconds
     return _with_open(found, uncounted(now), since, repaired)
 
@@ -115,10 +128,10 @@ def _with_open(
     found: defaultdict[str, float],
     allocations: Iterable[AttemptAllocation],
     since: date,
-    repaired: Mapping[str, datetime],
+    repaired: Mapping[str, date],
 ) -> dict[str, float]:
     for allocation in allocations:
         for node in allocation.nodes:
-            first = repaired[node].astimezone(UTC).date() if node in repaired else since
+            first = repaired[node] + timedelta(days=1) if node in repaired else since
             found[node] += allocation.seconds(first)
     return found

@@ -1,25 +1,28 @@
-"""Notify the owners of programs that fail in the same way wherever they run, with the evidence and what to do."""
+"""Notify the owners of programs that fail in the same way wherever they run, with the evidence and what to do.
+
+An error is one person's: nobody hears of what other people's programs did.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from django.urls import reverse
 
-from jobs.assessing.offenders import MOST_FAILURES, PROGRAM_WINDOW
-from jobs.models import Attempt, Failure, Job
+from jobs.assessing.offenders import MOST_FAILURES, errors_of_programs
+from jobs.failures.incidents import ERROR
+from jobs.models import Attempt, Job
 from nodes.models import HealthEntry
 from portal import notify
-from portal.models import Notice, User
+from portal.models import Notice
 from vigil_core import formatting
 
 KIND = "program.failing"
 RULE = "failing-program"
-MOST_PROGRAMS, MOST_OWNERS, SHOWN = 100, 20, 5
-_ITEM, _PRINT = "program ", "print "
+MOST_PROGRAMS, SHOWN = 100, 5
+_ITEM = "program "
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class ProgramFailure:
 
 
 def notify_owners(now: datetime) -> None:
-    """Raise a notice per program and owner while its finding is open; withdraw the others. Safe to run twice."""
+    """Raise a notice per program while its finding is open; withdraw the others. Safe to run twice."""
     keys = {key for entry in _findings() for key in _notify(entry, now)}
     if Notice.objects.standing().filter(kind=KIND).exists():
         notify.withdraw_missing(KIND, keys)
@@ -47,38 +50,35 @@ def _findings() -> Sequence[HealthEntry]:
 
 
 def _notify(entry: HealthEntry, now: datetime) -> Iterator[str]:
+    """Notify the program's owner; yield the notice's key."""
     program = entry.item.removeprefix(_ITEM)
     failures = _failures(program, now)
-    nodes = {node for failure in failures for node in failure.attempt.nodes}
-    by_owner: defaultdict[User, list[ProgramFailure]] = defaultdict(list)
-    for failure in failures:
-        if failure.job.owner.is_active:
-            by_owner[failure.job.owner].append(failure)
-    for owner, own in list(by_owner.items())[:MOST_OWNERS]:
-        newest = own[0]
-        key = f"{KIND}:{program}:{owner.pk}"[: notify.MOST_KEY]
-        times, places = formatting.plural(len(failures), "time"), formatting.plural(len(nodes), "node")
-        notify.raise_notice(
-            key, kind=KIND, to=owner, tone="warn", link=reverse("job_postmortem", args=[newest.job.pk]),
-            title=f"{newest.job.name} fails in the same way wherever it runs: {times} on {places}.",
-            detail=f"{newest.says} The nodes are not at fault, so no job avoids them: submitted again, it fails again."
-            " Correct the program first. The post-mortem has the log lines that show the error.",
-            facts=_facts(own, sorted(nodes)),
-        )  # fmt: skip
-        yield key
+    if not failures or not failures[0].job.owner.is_active:
+        return
+    key = f"{KIND}:{program}"[: notify.MOST_KEY]
+    newest, nodes = failures[0], sorted({node for failure in failures for node in failure.attempt.nodes})
+    times, places = formatting.plural(len(failures), "time"), formatting.plural(len(nodes), "node")
+    notify.raise_notice(
+        key, kind=KIND, to=newest.job.owner, tone="warn", link=reverse("job_postmortem", args=[newest.job.pk]),
+        title=f"{newest.job.name} fails in the same way wherever it runs: {times} on {places}.",
+        detail=f"{newest.says} The nodes are not at fault, so no job avoids them: submitted again, it fails again."
+        " Correct the program first. The post-mortem has the log lines that show the error.",
+        facts=_facts(failures, nodes),
+    )  # fmt: skip
+    yield key
 
 
 def _failures(program: str, now: datetime) -> list[ProgramFailure]:
-    since = (now - PROGRAM_WINDOW).astimezone(UTC).date()
-    rows = Failure.objects.filter(day__gte=since, program=f"{_PRINT}{program}").exclude(incident=None)
+    """Return the failures of one person's program with this error, newest first."""
+    rows = errors_of_programs(now).filter(program=f"{ERROR}{program}")
     newest = rows.select_related("incident__attempt__job__owner").order_by("-at")[:MOST_FAILURES]
     return [ProgramFailure(row.at, row.incident.attempt, row.incident.says) for row in newest if row.incident]
 
 
-def _facts(own: Sequence[ProgramFailure], nodes: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the person's own jobs, the nodes, and when it failed."""
-    jobs = list(dict.fromkeys(f"#{failure.job.pk} {failure.job.name}" for failure in own))
-    first, last = own[-1].at, own[0].at
+def _facts(failures: Sequence[ProgramFailure], nodes: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the person's jobs, the nodes, and when it failed."""
+    jobs = list(dict.fromkeys(f"#{failure.job.pk} {failure.job.name}" for failure in failures))
+    first, last = failures[-1].at, failures[0].at
     return [
         ("Your jobs", _shortened(jobs)),
         ("Nodes", _shortened(nodes)),

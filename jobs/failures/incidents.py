@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from typing import Any
 
 from jobs import lost_work
@@ -11,6 +12,8 @@ from jobs.models import Drill, Incident
 from jobs.reliability.allocations import partition_of, whole
 
 SETTLED_AFTER = timedelta(days=2)
+ERROR, CLAIMS = "error ", "claims of "
+"""How the keys of programs begin: an error of one person's programs; what only a person's jobs say."""
 
 
 def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict[str, Any] | None:
@@ -40,15 +43,17 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
 
 
 def _program(incident: Incident, cause: str) -> str:
-    """Return a key that is equal when the same program fails again: its fingerprint, unless a machine failed.
+    """Return a key that is equal when the same program fails again: owner and fingerprint, unless a machine failed.
 
+    Two people's programs may fail with the same text, so an error is always one person's. The key does not show whose.
     A GPU that falls off the bus produces the same text under every job, so each job or sweep counts as its own
-    program. If only the job's log or a person says that a machine is broken, it counts once per owner, so that nobody's
-    claim alone can blame a node.
+    program. If only the job's log or a person says that a machine is broken, or nothing says why it failed, it counts
+    once per owner, so that nobody's claim alone can blame a node.
     """
-    if cause in (*PROGRAMS, *UNDIAGNOSED) and incident.fingerprint:
-        return f"print {incident.fingerprint}"
     job = incident.attempt.job
-    if cause in MACHINES and not incident.is_confirmed:
-        return f"claims of {job.owner_id}"
+    if cause in (*PROGRAMS, *UNDIAGNOSED) and incident.fingerprint:
+        about = f"{job.owner_id} {incident.fingerprint}".encode()
+        return f"{ERROR}{blake2b(about, digest_size=8).hexdigest()}"
+    if cause in UNDIAGNOSED or (cause in MACHINES and not incident.is_confirmed):
+        return f"{CLAIMS}{job.owner_id}"
     return f"sweep {job.sweep_id}" if job.sweep_id else f"job {job.pk}"

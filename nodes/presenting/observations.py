@@ -14,6 +14,7 @@ _NUMBERS = {
     "failures": ("failure", "failures"),
     "expected": ("expected", "expected"),
     "programs": ("program", "programs"),
+    "owners": ("owner", "owners"),
     "slow_programs": ("of them slower", "of them slower"),
     "attempts": ("attempt", "attempts"),
     "nodes": ("node", "nodes"),

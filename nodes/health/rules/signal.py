@@ -156,9 +156,11 @@ _ALL = (
         "repeat_failures", "state", "node", "A node on which jobs fail more often than on the others (/reliability).",
         {
             "is_node": "whether different programs failed there, so that the node is to blame",
-            "failures": "failures on the node in 30 days, since its last repair, that no program is to blame for",
+            "failures": "failures on the node in 30 days, from the day after its last repair, that no program is to "
+            "blame for; those that only a person's jobs claim, or that nothing explains, once per person",
             "expected": "the number expected from the other nodes' rate",
             "programs": "different programs among them",
+            "owners": "people whose jobs they were",
             "chance": "probability of so many on any of the nodes by chance",
             "programs_chance": "the same, with each program counted once",
         },
@@ -188,7 +190,7 @@ _ALL = (
     Signal(
         "program_failures", "state", "cluster", "A program that fails in the same way wherever it runs.",
         {
-            "failures": "failures with the same error in 14 days",
+            "failures": "failures of one person's programs with the same error in 14 days",
             "nodes": "different nodes that they happened on",
             "share_of_one_node": "share of the failures that ran on the node with most of them, 0 to 1",
             "user": "owner of the newest failed job",

@@ -11,6 +11,7 @@ from nodes.models import HealthEntry
 from nodes.remediation import inbox
 from portal.models import Notice
 from tests.jobs.assessing.test_offenders import fail_on, judge
+from tests.jobs.reliability.lab import ran
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
@@ -46,6 +47,15 @@ def test_its_owner_gets_the_evidence_and_what_to_do(failing: Lab) -> None:
     assert facts["Your jobs"].count("#") == 5
     assess()
     assert len(standing()) == 1
+
+
+def test_nobody_hears_of_other_peoples_programs(failing: Lab) -> None:
+    for number, node in enumerate(failing.names):  # the same message, once or twice each
+        ran(2.0, nodes=[node], cause="program.exception", fingerprint="0123456789abcdef", project=f"p{number % 8}")
+    judge()
+    assess()
+    (notice,) = standing()
+    assert "6 times on 6 nodes" in notice.title.replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.mark.parametrize("decision", [inbox.clear, inbox.dismiss])

@@ -94,7 +94,7 @@ def test_a_node_that_kept_failing_returns_although_its_past_failures_are_still_c
     for name in bench.lab.names:
         ran(72.0, ago=300, nodes=[name])
     for number in range(6):
-        ran(2.0, ago=40 + number, nodes=["dgx-01"], cause="gpu.off_bus")
+        ran(2.0, ago=40 + number, nodes=["dgx-01"], cause="gpu.off_bus", project=("default", "vision")[number % 2])
     count()
     assess()
     bench.lab.step()
