@@ -113,7 +113,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
 
 def _drained_by(drain: dict[str, Any]) -> str:
     name = str(drain["holder_name"])
-    return f"rule {name}" if drain["holder"] == "rule" else name or str(drain["holder"])
+    approved = f", approved by {drain['approved_by']}" if drain.get("approved_by") else ""
+    return f"rule {name}{approved}" if drain["holder"] == "rule" else name or str(drain["holder"])
 
 
 def _cost(drain: dict[str, Any]) -> str:

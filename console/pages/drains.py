@@ -72,7 +72,7 @@ class DrainRow:
 
     @property
     def holder_text(self) -> str:
-        """Return " by ops", " by Vigil’s rule off-bus", ", set by Slurm" if it is down; "" if nothing says so."""
+        """Return " by ops", " by Vigil’s rule off-bus, approved by ops", ", set by Slurm" if it is down; "" if unknown."""
         holder, name = self.drained.holder, self.drained.holder_name
         if holder in (DrainHolder.MAINTENANCE, DrainHolder.SPARE, DrainHolder.BURN_IN):
             return f" {_HOLDER_TEXTS[holder]}"
@@ -81,7 +81,8 @@ class DrainRow:
         verb = "" if self.drained.node.is_drained else ", set"
         if holder == DrainHolder.UNKNOWN:
             return f"{verb} by {name} (a person or a script)"
-        return f"{verb} {_HOLDER_TEXTS.get(holder, 'by')} {name}"
+        approved = f", approved by {self.drained.approved_by}" if self.drained.approved_by else ""
+        return f"{verb} {_HOLDER_TEXTS.get(holder, 'by')} {name}{approved}"
 
     @property
     def standing(self) -> str:

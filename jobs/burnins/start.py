@@ -92,7 +92,7 @@ def _expected_gpus(nodes: Sequence[Node], *, all_gpus: bool) -> dict[str, int]:
 
 
 def is_drained_by_person(node: Node) -> bool:
-    """Return whether the node is drained, and not by one of Vigil's health rules: by a person, or a site's program.
+    """Return whether the node is drained by a person or a site's program: not by Vigil, nor for an approved finding.
 
     A burn-in that drains again what a person had drained before leaves it the person's drain.
     """
@@ -105,8 +105,11 @@ def is_drained_by_person(node: Node) -> bool:
 
 
 def is_drain_of_person(node: Node, last: NodeOrder | None) -> bool:
-    """Return whether a drained node was not drained by `last`, the last order carried out, or that is a person's."""
-    return last is None or last.asked_by is not None or not last.rule or not drain.is_reason_of(last, node)
+    """Return whether a drained node was not drained by `last`, the last order carried out, or that is a person's own.
+
+    One that follows a finding is not: whoever approved it agreed to what the rule proposed, and so to its end.
+    """
+    return last is None or not drain.is_reason_of(last, node) or not (last.rule or last.is_for_finding)
 
 
 def _nodes(names: Sequence[str]) -> list[Node]:

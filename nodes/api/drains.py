@@ -35,6 +35,7 @@ class DrainShape(Schema):
         description="Who took it out: person, rule, spare, maintenance, burn-in, nhc, health check, slurm or unknown."
     )
     holder_name: str = Field(description="The person's, the rule's or the program's name; empty: unknown.")
+    approved_by: str = Field(description="Who approved the drain that the rule proposed; empty: nobody had to.")
     cause: str = Field(description="What the reason's wording means, such as kill failed or not responding.")
     about: str = Field(description='"node" or "user": whose problem it is, if the reason begins with such a tag.')
     since: datetime | None
@@ -229,6 +230,7 @@ def _drain_shape(drained: DrainedNode) -> dict[str, Any]:
         "reason": drained.reason.text,
         "holder": drained.holder,
         "holder_name": drained.holder_name,
+        "approved_by": drained.approved_by,
         "cause": drained.reason.cause,
         "about": drained.reason.about,
         "since": node.reason_at,

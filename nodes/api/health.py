@@ -195,7 +195,7 @@ def dismiss(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dic
     openapi_extra=described(errors=NOT_DECIDED),
 )
 def clear(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
-    """End the entry: what was observed until now never opens it again. Vigil undrains what only it had drained."""
+    """End the entry: what was observed until now never opens it again. Vigil returns what was drained for it."""
     only_sysadmins(request, "decide about health entries")
     return _decide("clear", request, entry_id, decision)
 

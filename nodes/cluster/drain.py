@@ -77,7 +77,7 @@ def request_order(
         if locked is None:
             raise NodeGone(node.name)
         node = locked
-        if node.reason != replaces and _is_obstacle(node, action, user, rule):
+        if node.reason != replaces and is_obstacle(node, action, user, rule):
             raise DrainedByAnother(node)
         waiting = NodeOrder.objects.open().filter(node=node.name)
         same = waiting.filter(action=action, reason=reason, asked_by=user, rule=rule).first()
@@ -95,7 +95,7 @@ def request_order(
     return order
 
 
-def _is_obstacle(node: Node, action: str, user: User | None, rule: str) -> bool:
+def is_obstacle(node: Node, action: str, user: User | None, rule: str) -> bool:
     """Return whether the order would overwrite or end what somebody else decided.
 
     A drain overwrites nobody's decision if the scheduler took the node down by itself.
@@ -192,7 +192,7 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         return
     is_known = order.asked_by is not None or bool(order.rule)  # a deleted person's order has neither
     is_unconfirmed = is_known and node.reason != order.replaces and not _is_set_by_replaced_order(order, node)
-    if is_unconfirmed and _is_obstacle(node, order.action, order.asked_by, order.rule):
+    if is_unconfirmed and is_obstacle(node, order.action, order.asked_by, order.rule):
         again = f"{order.action.capitalize()} it again to override that."
         _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} {again}")
         return

@@ -12,7 +12,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from django.db.models import Max, QuerySet
+from django.conf import settings
+from django.db.models import Max, Prefetch, QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
@@ -63,10 +64,19 @@ class DrainedNode:
     @property
     def holder_name(self) -> str:
         """Return a person's or a rule's name, or who else drained it: "Slurm", "NHC"; "" if nobody knows."""
+        if self.holder == DrainHolder.RULE and self.reason.requester:
+            return self.reason.requester
         if self.order is not None:
             return self.order.requester
         names = {DrainHolder.SLURM: "Slurm", DrainHolder.NHC: "NHC", DrainHolder.HEALTH_CHECK: "HealthCheckProgram"}
         return names.get(self.holder) or self.reason.requester or self.node.reason_by
+
+    @property
+    def approved_by(self) -> str:
+        """Return the person who approved the drain that a rule proposed; "" if Vigil drained by itself."""
+        if self.holder != DrainHolder.RULE or self.order is None or self.order.asked_by is None:
+            return ""
+        return self.order.asked_by.username
 
     @property
     def idle_gpus(self) -> int:
@@ -93,7 +103,9 @@ class DrainedNode:
                 else "It returns when its maintenance ends."
             )  # fmt: skip
         if self.holder == DrainHolder.RULE:
-            return "See the finding. Vigil returns the node once it has cleared, if it may act."
+            if settings.VIGIL_HEALTH == "act":
+                return "See the finding. Vigil returns the node once it has cleared."
+            return "See the finding. Once it has cleared, return the node: Vigil does not, as it only proposes."
         if self.holder == DrainHolder.PERSON:
             name = self.holder_name
             return f"Ask {name}." if name else "Ask who drained it."
@@ -129,9 +141,11 @@ class _Records:
             order = None
         rules = self.rules | {order.rule} if order is not None and order.rule else self.rules
         reason = read_reason(node.reason, node.reason_by, rules)
+        findings = tuple(order.health_entries.all()) if order is not None else ()
         if order is not None and order.asked_by is not None:
-            reason = DrainReason(order.reason, DrainHolder.PERSON, reason.cause, order.requester, reason.about)
-        findings = self.findings.get(order.pk, ()) if order is not None else ()
+            holder = DrainHolder.RULE if order.is_for_finding else DrainHolder.PERSON
+            requester = findings[0].rule if order.is_for_finding else order.requester
+            reason = DrainReason(order.reason, holder, reason.cause, requester, reason.about)
         if reason.holder == DrainHolder.MAINTENANCE:
             findings = self.unrepaired.get(node.name, ())
         elif reason.holder == DrainHolder.RULE:  # another rule may have found something since
@@ -203,24 +217,16 @@ class _Records:
 
     @cached_property
     def orders(self) -> Mapping[str, NodeOrder]:
-        """Return the newest order of each node that was carried out."""
+        """Return the newest order of each node that was carried out, with the findings that it follows."""
         nodes = Node.objects.filter(name__in=self.names)
+        entries = HealthEntry.objects.order_by("pk").select_related("gpu").defer("evidence", "progress")
         rows = newest_orders(nodes, state=NodeOrder.State.DONE).select_related("asked_by")
-        return {row.node: row for row in rows}
+        return {row.node: row for row in rows.prefetch_related(Prefetch("health_entries", queryset=entries))}
 
     @cached_property
     def pending(self) -> Mapping[str, NodeOrder]:
         rows = NodeOrder.objects.open().filter(node__in=self.names).select_related("asked_by")
         return {row.node: row for row in rows}
-
-    @cached_property
-    def findings(self) -> Mapping[int, tuple[HealthEntry, ...]]:
-        found: defaultdict[int, list[HealthEntry]] = defaultdict(list)
-        orders = [order.pk for order in self.orders.values()]
-        rows = HealthEntry.objects.filter(order__in=orders)
-        for entry in rows.select_related("gpu").defer("evidence", "progress"):
-            found[entry.order_id or 0].append(entry)
-        return {pk: tuple(entries) for pk, entries in found.items()}
 
     @cached_property
     def unrepaired(self) -> Mapping[str, tuple[HealthEntry, ...]]:

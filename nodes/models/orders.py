@@ -6,7 +6,12 @@ from typing import Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
+
+
+NO_RULES = ("spare", "burn-in")
+MAINTENANCE = "maintenance-"
+"""Begins the name under which a window drains. These and `NO_RULES` are no health rules."""
 
 
 class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
@@ -14,9 +19,15 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
         return self.filter(state=NodeOrder.State.ASKED)
 
     def by_health_rules(self) -> Self:
-        """Select orders that follow a finding: not a person's, nor those of maintenance, hot spares or burn-ins."""
+        """Select what Vigil ordered for a finding: not a person's, nor orders of maintenance, hot spares or burn-ins."""
         # One condition each: the first is that of the indexes.
-        return self.exclude(rule="").exclude(rule__in=("spare", "burn-in")).exclude(rule__startswith="maintenance-")
+        return self.exclude(rule="").exclude(rule__in=NO_RULES).exclude(rule__startswith=MAINTENANCE)
+
+    def for_findings(self) -> Self:
+        """Select orders that follow a finding: ordered by Vigil itself, or by a person who approved what it proposed."""
+        approved = NodeOrder.objects.filter(pk=OuterRef("pk"), health_entries__isnull=False)
+        by_rules = ~Q(rule="") & ~Q(rule__in=NO_RULES) & ~Q(rule__startswith=MAINTENANCE)
+        return self.filter(by_rules | (Q(rule="") & Exists(approved)))
 
 
 class NodeOrder(models.Model):
@@ -66,6 +77,13 @@ class NodeOrder(models.Model):
     @property
     def is_open(self) -> bool:
         return self.state == self.State.ASKED
+
+    @property
+    def is_for_finding(self) -> bool:
+        """Return whether it follows a finding, as `for_findings` selects orders."""
+        if self.rule:
+            return self.rule not in NO_RULES and not self.rule.startswith(MAINTENANCE)
+        return self.health_entries.exists()
 
     @property
     def reason_with_requester(self) -> str:

@@ -18,7 +18,6 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
-from nodes.cluster.newest_orders import newest_order
 from nodes.health import limits
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
@@ -26,6 +25,7 @@ from nodes.monitoring import policies
 from nodes.monitoring.evaluate import LATE
 from nodes.remediation.limits_used import automatic_drains, service_state
 from nodes.remediation.reason import drain_reason
+from nodes.remediation.standing_drain import standing_drain
 from portal import bulk
 from portal.access import note
 from vigil_core import formatting
@@ -109,7 +109,7 @@ def _node_may_be_unread(entry: HealthEntry, now: datetime) -> bool:
 
 
 def _act(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
-    """Join the drain of another rule, or order one; return why Vigil does not act by itself, "" if it does."""
+    """Join the drain for another finding, or order one; return why Vigil does not act by itself, "" if it does."""
     if _join(entry, now):
         return ""
     held_back = _obstacle(entry, control, now) or _drain(entry)
@@ -119,15 +119,11 @@ def _act(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
 
 
 def _join(entry: HealthEntry, now: datetime) -> bool:
-    """Link the entry to the drain that a rule ordered before, if that stands or waits: nothing is drained twice."""
-    node, newest = Node.objects.filter(name=entry.node).first(), newest_order(entry.node, now)
-    if node is None or newest is None or newest.action != NodeOrder.Action.DRAIN:
-        return False
-    is_standing = newest.is_open or (newest.state == NodeOrder.State.DONE and drain.is_reason_of(newest, node))
-    if not is_standing or not NodeOrder.objects.by_health_rules().filter(pk=newest.pk).exists():
-        return False
-    entry.order = newest
-    return True
+    """Link the entry to the drain for another finding, if that stands or waits; return whether there is one."""
+    standing = standing_drain(entry.node, now)
+    if standing is not None:
+        entry.order = standing
+    return standing is not None
 
 
 def _returns(node: str) -> QuerySet[NodeOrder]:

@@ -104,7 +104,7 @@ class ActiveEntries:
         ]
         keys += [(rank, last_seen, pk, 1) for rank, last_seen, pk in _newest_keys(groups, most)]
         keys.sort(reverse=True)
-        rows = HealthEntry.objects.select_related("gpu", "order", "decided_by").defer("progress")
+        rows = HealthEntry.objects.select_related("gpu", "order__asked_by", "decided_by").defer("progress")
         entries = rows.in_bulk([pk for _, _, pk, _ in keys[:most]])
         return [ListedEntries(entries[pk], number) for _, _, pk, number in keys[:most] if pk in entries]
 
@@ -120,7 +120,7 @@ def active_of_node(node: str) -> QuerySet[HealthEntry]:
     """Select a node's active entries: what waits for a decision, what is open, what is watched; the worst first."""
     waits = Q(state=State.OPEN, decision=Decision.PROPOSED)
     place = Case(When(waits, then=0), When(Q(state=State.WATCHING) | Q(action="ignore"), then=2), default=1)
-    rows = HealthEntry.objects.active().filter(node=node).select_related("gpu", "order", "decided_by")
+    rows = HealthEntry.objects.active().filter(node=node).select_related("gpu", "order__asked_by", "decided_by")
     return rows.defer("progress").order_by(place, _RANK.desc(), "-last_seen")
 
 

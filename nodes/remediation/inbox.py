@@ -11,6 +11,7 @@ from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.monitoring.stored_progress import progress_of
 from nodes.remediation.reason import drain_reason
+from nodes.remediation.standing_drain import standing_drain
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
@@ -24,7 +25,11 @@ class NotPossible(Exception):
 
 
 def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) -> HealthEntry:
-    """Do what the rule proposes, in the person's name. Raises NotPossible, and DrainedByAnother as a drain does."""
+    """Do what the rule proposes, in the person's name. Raises NotPossible, and DrainedByAnother as a drain does.
+
+    The drain is one for a finding: nobody else has to agree to its end. Hence it does not replace even this person's
+    own drain unless `replaces` is its reason.
+    """
     with transaction.atomic():
         HealthControl.locked()
         entry = _entry(pk)
@@ -35,19 +40,26 @@ def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) ->
             return entry
         if entry.action not in OUT_OF_SERVICE:
             raise NotPossible(f"The rule {entry.rule} proposes no action on the node.")
-        if entry.decision in (Decision.APPROVED, Decision.AUTOMATIC) and entry.order is not None:
+        standing = standing_drain(entry.node, timezone.now())
+        is_done = entry.decision in (Decision.APPROVED, Decision.AUTOMATIC)
+        if is_done and standing is not None and entry.order == standing:
             return entry
-        node = Node.objects.reported().filter(name=entry.node).first()
-        if node is None:
-            raise NotPossible(f"The scheduler does not know {entry.node}.")
-        try:
-            entry.order = drain.request_order(
-                user, node, NodeOrder.Action.DRAIN, f"{drain_reason(entry)}: {entry.rule}", replaces=replaces
-            )
-        except drain.NodeGone as error:
-            raise NotPossible(str(error)) from None
+        entry.order = standing or _drain(user, entry, replaces)
         _decided(entry, user, Decision.APPROVED, State.OPEN, reason)
     return entry
+
+
+def _drain(user: User, entry: HealthEntry, replaces: str | None) -> NodeOrder:
+    node = Node.objects.reported().filter(name=entry.node).first()
+    if node is None:
+        raise NotPossible(f"The scheduler does not know {entry.node}.")
+    action, reason = NodeOrder.Action.DRAIN, f"{drain_reason(entry)}: {entry.rule}"
+    if node.reason != replaces and drain.is_obstacle(node, action, None, entry.rule):
+        raise drain.DrainedByAnother(node)
+    try:
+        return drain.request_order(user, node, action, reason, replaces=replaces)
+    except drain.NodeGone as error:
+        raise NotPossible(str(error)) from None
 
 
 def dismiss(user: User, pk: int, reason: str) -> HealthEntry:

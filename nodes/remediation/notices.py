@@ -117,9 +117,14 @@ def _follow_up(entries: Sequence[HealthEntry]) -> str:
         return "Vigil proposes to drain the node: choose Drain or Dismiss on its page."
     if waiting:
         return "Vigil proposes that new attempts avoid the node: choose Exclude or Dismiss on its page."
-    if any(entry.decision == Decision.AUTOMATIC for entry in entries):
+    if any(entry.decision == Decision.AUTOMATIC and not _is_approved(entry.order) for entry in entries):
         return "Vigil drains the node."
     return ""
+
+
+def _is_approved(order: NodeOrder | None) -> bool:
+    """Return whether a person ordered the drain, for another finding that this one joined."""
+    return order is not None and order.asked_by_id is not None
 
 
 def _waiting(entries: Sequence[HealthEntry]) -> list[HealthEntry]:

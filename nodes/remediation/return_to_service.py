@@ -1,7 +1,7 @@
-"""Undrain nodes that health rules drained, once everything that speaks against them is over.
+"""Undrain nodes that were drained for a finding, once everything that speaks against them is over.
 
-Vigil undrains only what its own order drained, and only while that order's reason stands: a person who drained the node
-as well, or changed the reason, keeps it. A rule that needs a burn-in stays open until one passed or a person cleared
+That is what Vigil drained by itself, and what a person approved. It undrains only while that order's reason stands: a
+person who drained the node for a reason of their own, or changed the reason, keeps it. A rule that needs a burn-in stays open until one passed or a person cleared
 it. A node in maintenance returns when that is over.
 """
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 def return_recovered() -> None:
-    """Order to undrain every node that a rule drained and that nothing speaks against; safe to run twice at once."""
+    """Order to undrain every node that was drained for a finding and that nothing speaks against; safe to run twice at once."""
     if settings.VIGIL_HEALTH != "act":
         return
     now = timezone.now()
     in_maintenance = MaintenanceWindow.ends_by_node(now)
-    for name in _drained_by_rules():
+    for name in _drained_for_findings():
         if name in in_maintenance:
             continue
         with transaction.atomic():
@@ -38,17 +38,17 @@ def return_recovered() -> None:
             _return(name, now)
 
 
-def _drained_by_rules() -> list[str]:
-    """Return the nodes that a rule's drain was the last order done for, and whose current reason is that order's."""
+def _drained_for_findings() -> list[str]:
+    """Return the nodes whose last order done was a drain for a finding, and whose current reason is that order's."""
     out = Node.objects.reported().exclude(reason="")
     nodes = {node.name: node for node in out}
-    orders = newest_orders(out, state=NodeOrder.State.DONE).by_health_rules().filter(action=NodeOrder.Action.DRAIN)
-    return sorted(o.node for o in orders if o.node in nodes and drain.is_reason_of(o, nodes[o.node]))
+    orders = newest_orders(out, state=NodeOrder.State.DONE).for_findings().filter(action=NodeOrder.Action.DRAIN)
+    return sorted(o.node for o in orders.select_related("asked_by") if o.node in nodes and drain.is_reason_of(o, nodes[o.node]))
 
 
 def _return(name: str, now: datetime) -> None:
     node, newest = Node.objects.filter(name=name).first(), newest_order(name, now - drain.GIVE_UP)
-    if node is None or newest is None or not newest.rule or newest.action != NodeOrder.Action.DRAIN:
+    if node is None or newest is None or newest.action != NodeOrder.Action.DRAIN or not newest.is_for_finding:
         return  # a person's order came since
     if node.has_jobs or not node_states.is_drained_without_jobs(node.state):
         return  # draining, completing or down: it returns once nothing runs there and the scheduler reaches it
@@ -56,9 +56,13 @@ def _return(name: str, now: datetime) -> None:
         return
     if HealthEntry.objects.open().filter(node=name, action__in=OUT_OF_SERVICE).exists():
         return
-    if not newest.health_entries.exists():  # its entry was deleted: a person decides
+    first = newest.health_entries.order_by("pk").first()
+    if first is None:  # it was deleted: a person decides
         return
     try:
-        drain.request_order(None, node, NodeOrder.Action.UNDRAIN, rule=newest.rule)
+        # Of an approved drain, which is in a person's name, that person's reason is replaced.
+        drain.request_order(
+            None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=newest.rule or first.rule
+        )
     except drain.NotOrdered as error:
         logger.info("%s is not returned to service: %s", name, error)

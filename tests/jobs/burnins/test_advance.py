@@ -177,6 +177,25 @@ def test_a_persons_drain_needs_agreement_again_after_a_burn_in_without_a_verdict
     assert "Whoever drained it agreed" in page
 
 
+def test_an_approved_drain_needs_no_agreement(bench: Bench, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    bench.lab.xid(79)
+    bench.lab.step()
+    inbox.approve(bench.user, bench.lab.entry().pk, "board ordered")
+    bench.lab.step()
+    assert bench.lab.scheduler.drained
+    bench.start()
+    bench.until_running()
+    cancel(bench.user, bench.burn_in)
+    bench.end_job("cancelled")
+    bench.until_ended()
+    assert "no result of burn-in" in bench.lab.scheduler.drained["dgx-01"]
+    bench.start()
+    pass_burn_in(bench)
+    assert not bench.lab.scheduler.drained
+    assert bench.lab.entry().state == "cleared"
+
+
 def test_a_reason_that_came_since_the_request_stands(bench: Bench) -> None:
     drain_by_rule(bench)
     bench.start()

@@ -108,6 +108,27 @@ def test_a_rules_reason_is_over_once_its_findings_are_cleared(lab: Lab, ops: Use
     assert item["advice"].startswith("See the finding")
 
 
+def test_an_approved_drain_is_the_rules(lab: Lab, ops: User, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(79)
+    lab.step()
+    entry = inbox.approve(ops, lab.entry().pk, "board ordered")
+    lab.step()
+    item = listed(ops)["dgx-01"]
+    assert [item[name] for name in ("holder", "holder_name", "approved_by", "standing", "entries")] == [
+        "rule", "off-bus", "ops", "stands", [entry.pk],
+    ]  # fmt: skip
+    assert item["reason"] == "[node] Xid 79 on GPU 0: off-bus"
+    assert "Once it has cleared, return the node" in item["advice"]
+    page = signed_in(ops).get("/drains").text
+    assert "by Vigil’s rule off-bus, approved by ops" in page
+    assert f"/health/entries?node=dgx-01#entry-{entry.pk}" in page
+    assert "agreed that it returns" not in page
+    inbox.clear(ops, entry.pk, "reseated")
+    assert listed(ops)["dgx-01"]["standing"] == "over"
+    assert "return it to service" in signed_in(ops).get("/drains").text
+
+
 def test_kill_task_failed_is_over_once_the_process_is_gone(lab: Lab, ops: User) -> None:
     by_hand(lab, "Kill task failed")
     assert listed(ops)["dgx-01"]["standing"] == "unknown", "no agent reports"

@@ -14,6 +14,7 @@ from nodes.cluster import drain, sync
 from nodes.drains import maintenance
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder, Reading, SiteRule
 from nodes.remediation import inbox
+from nodes.remediation.limits_used import automatic_drains
 from nodes.schedulers.base import SchedulerError
 from nodes.tasks import health
 from tests.lab import sysadmin
@@ -178,6 +179,76 @@ def test_a_finding_of_another_rule_stops_the_return(lab: Lab, *, is_limit_reache
     inbox.clear(ops, entry.pk, "replaced")
     lab.step()
     assert "dgx-01" not in lab.scheduler.drained
+
+
+def approved(lab: Lab, settings: Any) -> HealthEntry:
+    """Let ops approve what the rule proposes; from then on Vigil may act."""
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(79)
+    lab.step()
+    inbox.approve(sysadmin("ops"), lab.entry().pk, "board ordered")
+    lab.step()
+    assert lab.scheduler.drained == {"dgx-01": "[node] Xid 79 on GPU 0: off-bus (vigil: ops)"}
+    settings.VIGIL_HEALTH = "act"
+    return lab.entry()
+
+
+def test_returns_what_a_person_approved(lab: Lab, settings: Any) -> None:
+    entry = approved(lab, settings)
+    lab.step()
+    assert lab.scheduler.drained, "its finding is open"
+    inbox.clear(sysadmin("eva"), entry.pk, "reseated")
+    settings.VIGIL_HEALTH = "propose"
+    lab.step()
+    assert lab.scheduler.drained, "Vigil only proposes"
+    settings.VIGIL_HEALTH = "act"
+    lab.step()
+    assert not lab.scheduler.drained
+    assert NodeOrder.objects.latest("id").origin_text == "by the health rule off-bus"
+    lab.step()
+    assert NodeOrder.objects.count() == 2
+
+
+@pytest.mark.parametrize("change", ["reason", "order"])
+def test_a_person_who_changed_an_approved_drain_keeps_it(lab: Lab, settings: Any, change: str) -> None:
+    entry = approved(lab, settings)
+    if change == "reason":
+        lab.scheduler.drain("dgx-01", "chassis open")
+    else:
+        node = Node.objects.get(name="dgx-01")
+        drain.request_order(entry.decided_by, node, NodeOrder.Action.DRAIN, "chassis open")
+    lab.step()
+    inbox.clear(entry.decided_by, entry.pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained["dgx-01"].startswith("chassis open")
+
+
+def test_another_finding_joins_an_approved_drain_and_uses_no_limit(lab: Lab, settings: Any) -> None:
+    first = approved(lab, settings)
+    lab.xid(119)
+    lab.step()
+    second = HealthEntry.objects.open().exclude(pk=first.pk).get(node="dgx-01")
+    assert (second.decision, second.order) == ("automatic", first.order)
+    assert not automatic_drains(timezone.now())
+    inbox.clear(first.decided_by, first.pk, "reseated")
+    lab.step()
+    assert lab.scheduler.drained
+    inbox.clear(first.decided_by, second.pk, "reseated")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_an_approval_does_not_turn_a_persons_own_drain_into_a_findings(lab: Lab, settings: Any) -> None:
+    ops = sysadmin("ops")
+    drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.DRAIN, "chassis open")
+    lab.step()
+    lab.xid(79)
+    lab.step()
+    with pytest.raises(drain.DrainedByAnother, match="chassis open"):
+        inbox.approve(ops, lab.entry().pk, "seen")
+    inbox.approve(ops, lab.entry().pk, "seen", replaces=Node.objects.get(name="dgx-01").reason)
+    lab.step()
+    assert lab.scheduler.drained["dgx-01"].startswith("[node] Xid 79")
 
 
 def set_machine(lab: Lab, **changes: Any) -> None:
