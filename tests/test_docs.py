@@ -22,8 +22,11 @@ DOCUMENTS = [
     )
 ]
 FEDERATED = ("docs/reference/federated.md", "docs/how-to/federated-code.md")
-ELSEWHERE = re.compile(r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|\.ci/fully-tested|nodes\.(lost|joined)|portal\.health")
-"""What looks like ours and is not in the repository: files of a run directory or a site, an address, events, a notice."""
+ELSEWHERE = re.compile(
+    r"portal/\w+\.(toml|json|sh)|docker/secrets/|jobs/check|\.ci/fully-tested|nodes\.(lost|joined)|portal\.health"
+)
+"""What looks like ours and is not in the repository: files of a run directory or a site, an address, events, a kind of
+notice."""
 WITHOUT_REFERENCES = ("tests/test_docs.py", "tests/additions/failures.py", "tests/additions/site.py")
 """Files in which a document's path is no reference: they have documents that are added to a copy of the tree."""
 

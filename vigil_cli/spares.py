@@ -30,7 +30,7 @@ def list_spares(as_json: bool) -> None:
 
 @spares.command()
 @click.argument("node")
-@click.option("--partition", required=True, metavar="P", help="The partition whose nodes it replaces; NODE must be in it.")
+@click.option("--partition", required=True, metavar="P", help="The partition whose nodes NODE replaces. NODE is in it.")
 @as_json
 def add(node: str, partition: str, as_json: bool) -> None:
     """Keep NODE drained until another node fails (sysadmins).
