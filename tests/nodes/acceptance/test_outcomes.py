@@ -99,7 +99,7 @@ def test_burn_in() -> None:
     assert burn_in_clause([], "").outcome == NOT_TRIED
 
 
-def tests_verdict(*failures: tuple[str, bool, str], verdict: str = "failed") -> str:
+def verdict_with(*failures: tuple[str, bool, str], verdict: str = "failed") -> str:
     """Return the verdict of a node's tests, by its findings: text, whether it is a warning, and kind."""
     findings = tuple(BurnInFinding(*failure) for failure in failures)
     return NodeVerdictRow("dgx-01", verdict, findings).verdict_of_tests
@@ -107,13 +107,13 @@ def tests_verdict(*failures: tuple[str, bool, str], verdict: str = "failed") -> 
 
 def test_what_befell_a_node_is_left_to_the_clause_about_failures() -> None:
     xid = ("GPU fell off the bus during the burn-in (health rule off-bus).", False, EVENT)
-    assert tests_verdict(xid) == "passed"
-    assert tests_verdict(xid, ("Disk is slow.", True, TEST)) == "passed"
-    assert tests_verdict(xid, ("GPU 3, memory: 12 words differ.", False, TEST)) == "failed"
-    assert tests_verdict(xid, ("No test has a result.", False, GAP)) == "inconclusive"
-    assert tests_verdict(("The node failed during the burn-in.", False, GAP)) == "inconclusive"
-    assert tests_verdict(("GPU 3, memory: 12 words differ.", False, TEST)) == "failed"
-    assert tests_verdict(verdict="") == ""
+    assert verdict_with(xid) == "passed"
+    assert verdict_with(xid, ("Disk is slow.", True, TEST)) == "passed"
+    assert verdict_with(xid, ("GPU 3, memory: 12 words differ.", False, TEST)) == "failed"
+    assert verdict_with(xid, ("No test has a result.", False, GAP)) == "inconclusive"
+    assert verdict_with(("The node failed during the burn-in.", False, GAP)) == "inconclusive"
+    assert verdict_with(("GPU 3, memory: 12 words differ.", False, TEST)) == "failed"
+    assert verdict_with(verdict="") == ""
 
 
 CPUS = "Xeon, torch 2.13, 2 ranks"
