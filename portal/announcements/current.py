@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,9 @@ MOST = 5
 """Announcements that are shown at once: the most urgent, the newest of them first."""
 FRESH_S = 5.0
 HEADER = "Vigil-Announcements"
+MOST_HEADER = 2_000
+"""Bytes of the header. A proxy that has no room for all headers, in nginx 4 KiB by default, answers 502 instead."""
+CUT = quote("…")
 URGENCY = {Announcement.Level.CRITICAL: 0, Announcement.Level.WARNING: 1, Announcement.Level.INFO: 2}
 _cached: tuple[float, str, tuple[Announcement, ...]] | None = None
 
@@ -46,7 +50,27 @@ def add_header(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
         # An endpoint that anybody may ask sets no `auth`: announcements are for those who are signed in.
         is_command = request.headers.get("User-Agent", "").startswith("vigil-cli") and getattr(request, "auth", None)
         if is_command and response.status_code < 400 and (shown := current()):
-            response.headers[HEADER] = ",".join(f"{row.level};{quote(row.text, safe=' ')}" for row in shown)
+            response.headers[HEADER] = _header(shown)
         return response
 
     return answer
+
+
+def _header(shown: Sequence[Announcement]) -> str:
+    """Return `level;text` of each, quoted. Long texts are cut: each gets its share of what earlier ones left."""
+    parts: list[str] = []
+    room = MOST_HEADER
+    for number, row in enumerate(shown):
+        share = room // (len(shown) - number)
+        parts.append(f"{row.level};{_quoted(row.text, share - len(row.level) - 2)}")  # with `;` and `,`
+        room -= len(parts[-1]) + 1
+    return ",".join(parts)
+
+
+def _quoted(text: str, most: int) -> str:
+    """Return the text quoted, in at most so many bytes: letters outside ASCII take up to twelve."""
+    letters = [quote(letter, safe=" ") for letter in text]
+    if sum(map(len, letters)) <= most:
+        return "".join(letters)
+    ends = accumulate(map(len, letters))
+    return "".join(letter for letter, end in zip(letters, ends, strict=True) if end <= most - len(CUT)) + CUT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from django.utils import timezone
@@ -123,6 +124,23 @@ def test_the_command_is_told_in_a_header_and_nobody_else(ops: User, mira: User) 
     assert current.HEADER not in client.get("/api/v1/nodes").headers
     refused = client.get("/api/v1/nodes/nowhere", headers={"User-Agent": "vigil-cli"})
     assert current.HEADER not in refused.headers
+
+
+@pytest.mark.parametrize("text", ["x" * 400, "日" * 400, "Пятница " * 50, "🔥" * 400, "," * 400])
+def test_the_header_of_many_long_texts_fits_into_a_proxys_buffer(ops: User, text: str) -> None:
+    for number in range(6):
+        announce(ops, f"{number} {text}"[:400], level="critical")
+    header = bearer(ops, "read").get("/api/v1/nodes", headers={"User-Agent": "vigil-cli"}).headers[current.HEADER]
+    assert len(header) <= 2_000
+    parts = [unquote(part.removeprefix("critical;")) for part in header.split(",")]
+    assert [part[0] for part in parts] == ["5", "4", "3", "2", "1"]
+    assert all(part.endswith("…") and len(part) > 30 for part in parts)
+
+
+def test_the_header_has_one_long_text_as_a_whole(ops: User) -> None:
+    announce(ops, "Wartung für alle: " + "x" * 380)
+    header = bearer(ops, "read").get("/api/v1/nodes", headers={"User-Agent": "vigil-cli"}).headers[current.HEADER]
+    assert unquote(header) == "info;Wartung für alle: " + "x" * 380
 
 
 def test_reading_them_costs_one_query_in_five_seconds(ops: User, mira: User, django_assert_num_queries: Any) -> None:
