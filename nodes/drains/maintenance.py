@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
-from nodes.cluster import drain
+from nodes.cluster import drain, sync
 from nodes.drains import bulk
 from nodes.health.rules.rule import OUT_OF_SERVICE
-from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
+from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
 from portal.access import note
 from portal.audit import Change
 from portal.bulk import give_way
@@ -113,13 +113,14 @@ def _begin(window: MaintenanceWindow) -> None:
 def _drain_missing(window: MaintenanceWindow) -> None:
     """Begin the window, and order to drain its nodes that are in service.
 
-    Each node is ordered once: one that a person undrains stays in service. An order that was refused is repeated.
+    Each node is ordered once. One that a person undrains after the window has begun stays in service, whoever had
+    drained it. An order that was refused is repeated.
 
     A window may have a thousand nodes: each transaction orders for some of them, so that other writers get their turn.
     """
     _begin(window)
-    ordered = set(_ordered(window).values_list("node", flat=True))
-    missing = [name for name in _in_service(window.nodes) if name not in ordered]
+    settled = _settled(window, window.nodes)
+    missing = [name for name in _in_service(window.nodes) if name not in settled]
     for some in _parts(missing):
         with transaction.atomic():
             HealthControl.locked()
@@ -129,8 +130,11 @@ def _drain_missing(window: MaintenanceWindow) -> None:
 
 
 def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
-    done = set(_ordered(window).filter(node__in=names).values_list("node", flat=True))  # by another worker
-    orders = NodeOrder.objects.open().filter(node__in=names, action=NodeOrder.Action.DRAIN)
+    done = _settled(window, names)  # by another worker, or a person
+    # The row of a node that was drained after the last reading still says that it is in service.
+    read_at = sync.last_read_at(Reading.Part.NODES) or timezone.now()
+    is_unread = Q(state=NodeOrder.State.ASKED) | Q(state=NodeOrder.State.DONE, ended_at__gt=read_at)
+    orders = NodeOrder.objects.filter(is_unread, node__in=names, action=NodeOrder.Action.DRAIN)
     done |= set(orders.values_list("node", flat=True))
     for node in _by_name(Node.objects.reported().filter(name__in=names)):
         if node.name in done or not node.is_in_service:
@@ -141,10 +145,20 @@ def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
             logger.info("maintenance %d does not drain %s: %s", window.pk, node.name, error)
 
 
-def _ordered(window: MaintenanceWindow) -> QuerySet[NodeOrder]:
-    """Select the window's orders, without those that were refused long enough ago to be repeated."""
+def _settled(window: MaintenanceWindow, names: Sequence[str]) -> set[str]:
+    """Return the nodes that the window ordered to drain, or that a person undrained after it had begun.
+
+    Orders that were refused long enough ago are repeated.
+    """
     repeatable = {"state": NodeOrder.State.REFUSED, "ended_at__lt": timezone.now() - drain.GIVE_UP}
-    return NodeOrder.objects.filter(rule=window.requester).exclude(**repeatable)
+    ordered = NodeOrder.objects.filter(rule=window.requester).exclude(**repeatable)
+    by_persons = NodeOrder.objects.filter(
+        rule="", action=NodeOrder.Action.UNDRAIN, state=NodeOrder.State.DONE,
+        asked_at__gte=max(window.starts_at, window.planned_at),
+    )  # fmt: skip
+    return {
+        name for rows in (ordered, by_persons) for name in rows.filter(node__in=names).values_list("node", flat=True)
+    }
 
 
 def _by_name(nodes: Iterable[Node]) -> list[Node]:
@@ -153,7 +167,17 @@ def _by_name(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _end(window: MaintenanceWindow, now: datetime, state: State = State.ENDED) -> None:
+    """Return the window's nodes and record its end.
+
+    A node that was drained after the last reading still looks as if it was in service: then the window stands until
+    the nodes have been read, and a later tick ends it.
+    """
+    read_at = sync.last_read_at(Reading.Part.NODES)  # before the rows: a reading meanwhile must not count
     still_drained = _return_nodes(window, now)
+    drains = NodeOrder.objects.filter(rule=window.requester, action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE)
+    newest = drains.order_by("-ended_at").first()
+    if newest is not None and drain.is_newer_than_rows(newest, read_at):
+        return
     rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
     if rows.update(state=state, ended_at=now, problem=_still_drained_text(still_drained) or F("problem")):
         logger.info("maintenance %d ends on %s", window.pk, window.expression)

@@ -6,11 +6,11 @@ import logging
 import time
 from datetime import timedelta
 
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 from nodes.cluster import sync
-from nodes.models import MaintenanceWindow, Reading
+from nodes.models import MaintenanceWindow, Reading, Reservation
 from nodes.schedulers.base import Scheduler, SchedulerError
 
 logger = logging.getLogger(__name__)
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 AGAIN = timedelta(seconds=30)
 BUDGET_S = 2.0  # per tick
 MOST_AT_ONCE = 5
+AT_THE_END = timedelta(minutes=1)
+"""The scheduler drops a reservation at its end, by its own clock."""
 State = MaintenanceWindow.WindowState
 
 
@@ -27,8 +29,10 @@ def carry_out(scheduler: Scheduler) -> None:
     Each call is recorded; one that was killed in between is repeated harmlessly. A call that failed may have reached
     the scheduler nevertheless: the reservation of a window that is over is removed also if nothing confirmed it.
     """
+    _note_missing()
     until = time.monotonic() + BUDGET_S
-    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
+    is_over_since = Q(ended_at__gte=F("tried_at"))  # the last call reserved it
+    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN) | is_over_since
     wanted = Q(state__in=(State.PLANNED, State.ACTIVE), wants_reservation=True, reservation="")
     is_tried = ~Q(reservation="") | Q(wants_reservation=True, tried_at__isnull=False)
     unwanted = Q(state__in=(State.ENDED, State.CANCELLED)) & is_tried
@@ -40,6 +44,25 @@ def carry_out(scheduler: Scheduler) -> None:
             _reserve(window, scheduler)
         else:
             _remove(window, scheduler)
+
+
+def _note_missing() -> None:
+    """Record which reservations the scheduler no longer lists, though their windows stand: they are made again.
+
+    Somebody deleted them, or the scheduler lost its state. Meanwhile jobs would start there.
+    """
+    now = timezone.now()
+    rows = MaintenanceWindow.objects.standing().exclude(reservation="").filter(ends_at__gt=now + AT_THE_END)
+    reading = sync.readings()[Reading.Part.RESERVATIONS] if rows.exists() else None
+    if reading is None or reading.read_at is None or reading.error or reading.unreadable:
+        return
+    # A reading that had begun before the reservation was made does not list it.
+    before = Q(tried_at=None) | Q(tried_at__lt=reading.read_at - AGAIN)
+    listed = Reservation.objects.values_list("name", flat=True)
+    for window in rows.filter(before).exclude(reservation__in=listed):
+        problem = f"The reservation {window.reservation} was deleted in the scheduler. Vigil reserves the nodes again."
+        rows.filter(pk=window.pk).update(reservation="", tried_at=None, problem=problem)
+        logger.warning("maintenance %d: %s", window.pk, problem)
 
 
 def _name(window: MaintenanceWindow) -> str:
@@ -62,7 +85,7 @@ def _reserve(window: MaintenanceWindow, scheduler: Scheduler) -> None:
         rows.update(**changes)
         logger.warning("maintenance %d: %s", window.pk, error)
         return
-    rows.update(reservation=_name(window), tried_at=None, problem="")
+    rows.update(reservation=_name(window), tried_at=timezone.now(), problem="")
     sync.hurry(Reading.Part.RESERVATIONS)
 
 

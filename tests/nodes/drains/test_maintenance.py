@@ -89,6 +89,19 @@ def test_a_node_that_a_person_undrained_meanwhile_stays_so(lab: Lab, ops: User) 
     assert list(lab.scheduler.drained) == ["dgx-02"]
 
 
+def test_a_node_whose_earlier_drain_a_person_ends_meanwhile_stays_in_service(lab: Lab, ops: User) -> None:
+    for name in ("dgx-01", "dgx-02"):
+        lab.scheduler.drain(name, "broken fan")
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    before, after = Node.objects.order_by("name")[:2]
+    drain.request_order(ops, before, NodeOrder.Action.UNDRAIN, replaces="broken fan")
+    planned(ops)
+    drain.request_order(ops, after, NodeOrder.Action.UNDRAIN, replaces="broken fan")
+    for _ in range(3):
+        at(lab)
+    assert list(lab.scheduler.drained) == ["dgx-01"], "that one was undrained before there was a window"
+
+
 @pytest.mark.parametrize("call", ["drain", "undrain"])
 def test_what_the_scheduler_does_not_carry_out_is_ordered_again(lab: Lab, ops: User, call: str) -> None:
     planned(ops, ends=60)
@@ -156,6 +169,32 @@ def test_cancelled_while_the_scheduler_answered_drains_nothing_for_long(
     assert list(lab.scheduler.drained) == ["dgx-01"], "the others are not sent"
     at(lab)
     assert not lab.scheduler.drained
+
+
+def test_cancelled_before_the_nodes_were_read_again_returns_them(lab: Lab, ops: User) -> None:
+    window = planned(ops)
+    maintenance.advance()
+    drain.carry_out(lab.scheduler)
+    assert set(lab.scheduler.drained) == {"dgx-01", "dgx-02"}
+    assert maintenance.cancel(ops, window)
+    assert not maintenance.cancel(ops, window), "it is over already"
+    at(lab)
+    at(lab)
+    assert not lab.scheduler.drained
+    window.refresh_from_db()
+    assert window.state == "ended"
+
+
+def test_a_window_that_ended_before_the_nodes_were_read_passes_them_on(lab: Lab, ops: User) -> None:
+    first = planned(ops)
+    maintenance.advance()
+    drain.carry_out(lab.scheduler)
+    second = planned(ops, reason="new driver", ends=120)
+    maintenance.cancel(ops, first)
+    at(lab)
+    at(lab)
+    reason = f"[node] new driver (vigil: maintenance-{second.pk})"
+    assert lab.scheduler.drained == {"dgx-01": reason, "dgx-02": reason}
 
 
 def test_a_window_that_passed_while_nothing_ran_is_over(lab: Lab, ops: User) -> None:
@@ -240,6 +279,40 @@ def test_reserves_where_requested_and_removes_it(lab: Lab, ops: User) -> None:
     at(lab, 11)
     assert not lab.scheduler.drained, "the reservation does it"
     maintenance.cancel(ops, window)
+    reservations.carry_out(lab.scheduler)
+    assert not lab.scheduler.reserved
+
+
+def test_a_reservation_that_somebody_deleted_is_made_again(lab: Lab, ops: User) -> None:
+    window = planned(ops, wants_reservation=True)
+    reservations.carry_out(lab.scheduler)
+    lab.scheduler.reserved.clear()
+    sync.read(lab.scheduler, Reading.Part.RESERVATIONS)
+    reservations.carry_out(lab.scheduler)
+    assert not lab.scheduler.reserved, "the reading may have begun before it was made"
+    MaintenanceWindow.objects.update(tried_at=timezone.now() - HOUR)
+    lab.scheduler.broken_parts["reserve_window"] = SchedulerError("no answer")
+    reservations.carry_out(lab.scheduler)
+    window.refresh_from_db()
+    assert (window.reservation, window.problem) == ("", "no answer")
+    at(lab)
+    assert set(lab.scheduler.drained) == {"dgx-01", "dgx-02"}, "no job starts there meanwhile"
+    del lab.scheduler.broken_parts["reserve_window"]
+    MaintenanceWindow.objects.update(tried_at=timezone.now() - HOUR)
+    reservations.carry_out(lab.scheduler)
+    assert len(lab.scheduler.reserved) == 1
+    sync.read(lab.scheduler, Reading.Part.RESERVATIONS)
+    MaintenanceWindow.objects.update(tried_at=timezone.now() - HOUR)
+    reservations.carry_out(lab.scheduler)
+    assert lab.scheduler.asked.count("reserve_window") == 3, "it is listed again"
+
+
+def test_a_reservation_that_the_scheduler_drops_at_its_end_is_not_made_again(lab: Lab, ops: User) -> None:
+    planned(ops, ends=0.5, wants_reservation=True)
+    reservations.carry_out(lab.scheduler)
+    lab.scheduler.reserved.clear()
+    sync.read(lab.scheduler, Reading.Part.RESERVATIONS)
+    MaintenanceWindow.objects.update(tried_at=timezone.now() - HOUR)
     reservations.carry_out(lab.scheduler)
     assert not lab.scheduler.reserved
 
