@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
@@ -37,5 +38,8 @@ def add(request: HttpRequest) -> HttpResponse:
 @require_POST
 def remove(request: HttpRequest, name: str) -> HttpResponse:
     user = sysadmin_of(request, "name hot spares")
-    spares.remove(user, get_object_or_404(HotSpare, node=plain(name)))
+    try:
+        spares.remove(user, get_object_or_404(HotSpare, node=plain(name)))
+    except spares.NotSuitable as error:
+        messages.error(request, str(error))
     return redirect("drains")

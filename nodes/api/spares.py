@@ -71,7 +71,9 @@ def add_spare(request: ApiRequest, wanted: NewSpare) -> Status[dict[str, Any]]:
     "/{str:node}/remove",
     response={204: None},
     summary="Make a hot spare an ordinary node again (sysadmins)",
-    openapi_extra=described(errors=FORBIDDEN | {404: "No such spare."}),
+    openapi_extra=described(
+        errors=FORBIDDEN | {404: "No such spare.", 409: "It would return to service with an open finding."}
+    ),
 )
 def remove_spare(request: ApiRequest, node: str) -> Status[None]:
     """Undrain the node if only that kept it out of service."""
@@ -79,7 +81,10 @@ def remove_spare(request: ApiRequest, node: str) -> Status[None]:
     spare = None if "\0" in node else HotSpare.objects.filter(node=node).first()
     if spare is None:
         raise Problem(404, f"{node} is not a hot spare. GET /api/v1/spares lists them.")
-    spares.remove(request.auth, spare)
+    try:
+        spares.remove(request.auth, spare)
+    except spares.NotSuitable as error:
+        raise Problem(409, str(error)) from None
     return Status(204, None)
 
 

@@ -3,16 +3,19 @@
 Whoever names a spare orders its drain, so Vigil keeps it drained even where it only proposes. An exchange is Vigil's
 own act: it needs VIGIL_HEALTH=act, an untripped breaker, and is limited as drains are. A spare takes the place of a
 node of its partition that a health rule drained or that went down by itself. When that node is in service again, it is
-the spare, and the other one stays where its jobs are.
+the spare, and the other one stays where its jobs are. A spare that fails while it serves is the spare again, and
+another takes the place that it had.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
@@ -69,18 +72,29 @@ def add(user: User, node: Node, partition: str) -> HotSpare:
 
 
 def remove(user: User, spare: HotSpare) -> None:
-    """Make it an ordinary node again, and undrain it if only that kept it out of service."""
+    """Make it an ordinary node again, and undrain it if only that kept it out of service.
+
+    Raises NotSuitable if that would return a node with an open finding to service.
+    """
     with transaction.atomic():
         HealthControl.locked()
+        # Locks the node before its orders, as orders do.
+        node = Node.objects.reported().select_for_update().filter(name=spare.node).first()
+        is_unread = node is not None and _is_drain_unread(node)
+        is_drained = is_unread or (node is not None and _drained_as_spare(node))
+        finding = _open_findings([spare.node]).first()
+        if is_drained and finding is not None:
+            problem = f"{spare.node} would return to service with an open finding: {finding.title}."
+            raise NotSuitable(f"{problem} Approve or clear it first.")
         if not HotSpare.objects.filter(pk=spare.pk).delete()[0]:
             return
         note(user, "remove spare", spare.node, spare.partition)
-        # Locks the node before its orders, as orders do.
-        node = Node.objects.reported().select_for_update().filter(name=spare.node).first()
         NodeOrder.objects.open().filter(node=spare.node, rule=RULE).update(
             state=NodeOrder.State.REFUSED, outcome="It is no longer a hot spare.", ended_at=timezone.now()
         )
-        if node is not None and _drained_as_spare(node):
+        if node is not None and is_unread:
+            _order(node, NodeOrder.Action.UNDRAIN, "")  # Vigil's order: the row has no reason yet that a person's ends
+        elif node is not None and is_drained:
             drain.request_order(user, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
 
 
@@ -96,8 +110,8 @@ def keep(now: datetime | None = None) -> None:
             if spare.state == State.SERVING and spare.replaces and _was_not_undrained(spare, nodes.get(spare.node)):
                 note(None, "spare not in service", spare.node, f"It did not take the place of {spare.replaces}.")
                 _change(spare, State.STANDBY, "", now)
-            elif spare.state == State.SERVING:
-                _take_back(spare, nodes.get(spare.replaces), now)
+            elif spare.state == State.SERVING and spare.replaces:
+                _take_back(spare, nodes, now)
             elif spare.node in nodes and nodes[spare.node].is_in_service and ordered < MOST_ORDERS:
                 ordered += _keep_drained(spare, nodes[spare.node], now)
     with transaction.atomic():  # of its own: each locks nodes in the order of their names
@@ -129,12 +143,22 @@ def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
     return False
 
 
-def _take_back(spare: HotSpare, repaired: Node | None, now: datetime) -> None:
-    """Let the two change places once the node that failed is in service again."""
+def _take_back(spare: HotSpare, nodes: dict[str, Node], now: datetime) -> None:
+    """Let the two change places once the node that failed is in service again.
+
+    If the spare is out of service itself by then, it is the spare again, and the other one stays in service.
+    """
+    repaired, serving = nodes.get(spare.replaces), nodes.get(spare.node)
     if repaired is None or not repaired.is_in_service or repaired.reason:
         return
-    if HotSpare.objects.filter(node=repaired.name).exists():
+    if serving is None or not serving.is_in_service:
+        note(None, "spare not in service", spare.node, f"{repaired.name} is in service again.")
+        _change(spare, State.STANDBY, "", now)
         return
+    own = HotSpare.objects.filter(node=repaired.name)
+    if own.exclude(state=State.SERVING, replaces="").exists():
+        return
+    own.delete()  # a person had undrained it, then it failed
     note(None, "spare changed", repaired.name, f"It is in service again and stands by for {spare.node}.")
     spare.node = repaired.name
     _change(spare, State.STANDBY, "", now)
@@ -149,14 +173,15 @@ def _was_not_undrained(spare: HotSpare, node: Node | None) -> bool:
 
 
 def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> None:
-    replaced = {spare.replaces for spare in spares} - {""}
-    names = {spare.node for spare in spares}
+    # A spare that serves may fail as any other node does; then another takes the place that it had.
+    serving = {spare.node: spare for spare in spares if spare.state == State.SERVING}
+    placed = {spare.replaces for spare in spares} | {spare.node for spare in spares if spare.node not in serving}
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     recent = NodeOrder.objects.filter(
         rule=RULE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
     ).count()
     room = limits.hourly_limit(len(nodes)) - recent
-    failed = [name for name in sorted(_failed(nodes)) if not {name} & (replaced | names | in_maintenance.keys())]
+    failed = [name for name in sorted(_failed(nodes)) if name not in placed | in_maintenance.keys()]
     ready = [spare for spare in _ready(spares, nodes) if spare.node not in in_maintenance] if failed else []
     places: dict[str, str] = {}
     for name in failed:
@@ -167,8 +192,17 @@ def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> 
     for spare in spares:
         name = places.get(spare.node, "")
         if name and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
-            _change(spare, State.SERVING, name, now)
+            _change(spare, State.SERVING, _give_up_place(serving.get(name), now) or name, now)
             note(None, "spare in service", spare.node, f"In place of {name}.")
+
+
+def _give_up_place(failed: HotSpare | None, now: datetime) -> str:
+    """Make a spare that failed while it served a spare again; return the node whose place it had, "" if none."""
+    if failed is None or not failed.replaces:
+        return ""
+    replaced = failed.replaces
+    _change(failed, State.STANDBY, "", now)
+    return replaced
 
 
 def _failed(nodes: dict[str, Node]) -> set[str]:
@@ -193,9 +227,12 @@ def _stands(order: NodeOrder, nodes: dict[str, Node]) -> bool:
 def _ready(spares: list[HotSpare], nodes: dict[str, Node]) -> list[HotSpare]:
     """Return the spares that stand by: drained as spares, and with nothing found on them."""
     names = [spare.node for spare in spares if spare.state == State.STANDBY and _is_only_drained(nodes.get(spare.node))]
-    findings = HealthEntry.objects.open().filter(node__in=names, action__in=OUT_OF_SERVICE)
-    fit = set(names) - set(findings.values_list("node", flat=True))
+    fit = set(names) - set(_open_findings(names).values_list("node", flat=True))
     return [spare for spare in spares if spare.node in fit and _drained_as_spare(nodes[spare.node])]
+
+
+def _open_findings(names: Sequence[str]) -> QuerySet[HealthEntry]:
+    return HealthEntry.objects.open().filter(node__in=names, action__in=OUT_OF_SERVICE)
 
 
 def _is_only_drained(node: Node | None) -> bool:
@@ -205,6 +242,14 @@ def _is_only_drained(node: Node | None) -> bool:
 def _drained_as_spare(node: Node) -> bool:
     newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
     return newest is not None and newest.rule == RULE and drain.is_reason_of(newest, node)
+
+
+def _is_drain_unread(node: Node) -> bool:
+    """Return whether it was drained as a spare after the nodes were last read."""
+    newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
+    is_ours = newest is not None and (newest.rule, newest.action) == (RULE, NodeOrder.Action.DRAIN)
+    read_at = sync.last_read_at(Reading.Part.NODES)
+    return is_ours and newest is not None and drain.is_newer_than_rows(newest, read_at)
 
 
 def _order(node: Node, action: NodeOrder.Action, reason: str) -> bool:

@@ -136,6 +136,55 @@ def test_a_drain_that_the_rows_do_not_show_yet_is_not_taken_for_undone(lab: Lab,
     assert spare().state == "standby"
 
 
+def test_a_spare_that_fails_while_it_serves_gives_its_place_to_another(lab: Lab, ops: User) -> None:
+    lab.xid(79)
+    lab.step()
+    named(lab, ops, "dgx-11", "dgx-12")
+    lab.step()
+    assert HotSpare.objects.get(replaces="dgx-01").node == "dgx-11"
+    NodeOrder.objects.update(asked_at=timezone.now() - timedelta(hours=2))
+    set_machine(lab, "dgx-11", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert {row.node: (row.state, row.replaces) for row in HotSpare.objects.all()} == {
+        "dgx-11": ("standby", ""), "dgx-12": ("serving", "dgx-01"),
+    }  # fmt: skip
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+    set_machine(lab, "dgx-11", state="idle", reason="", reason_by="")
+    lab.step()
+    assert lab.scheduler.drained["dgx-11"] == STANDBY, "repaired, it stands by"
+
+
+def test_a_repaired_node_stays_in_service_if_its_spare_is_out(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    set_machine(lab, "dgx-02", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert (spare().node, spare().replaces) == ("dgx-12", "dgx-02")
+    lab.scheduler.drain("dgx-12", "broken fan")
+    set_machine(lab, "dgx-02", state="idle", reason="", reason_by="")
+    for _ in range(3):
+        lab.step()
+    assert (spare().node, spare().state, spare().replaces) == ("dgx-12", "standby", "")
+    assert lab.scheduler.drained == {"dgx-12": "broken fan"}
+
+
+def test_a_spare_that_a_person_undrained_is_replaced_as_any_other_node(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-11", "dgx-12")
+    node = Node.objects.get(name="dgx-11")
+    drain.request_order(ops, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
+    lab.step()
+    lab.step()
+    set_machine(lab, "dgx-11", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert (HotSpare.objects.get(replaces="dgx-11").node, lab.scheduler.drained) == ("dgx-12", {})
+    set_machine(lab, "dgx-11", state="idle", reason="", reason_by="")
+    for _ in range(3):
+        lab.step()
+    assert (spare().node, lab.scheduler.drained) == ("dgx-11", {"dgx-11": STANDBY})
+
+
 def test_exchanges_are_limited_an_hour(lab: Lab, ops: User) -> None:
     named(lab, ops, "dgx-11", "dgx-12")
     for name in ("dgx-01", "dgx-02", "dgx-03"):
@@ -174,6 +223,34 @@ def test_removing_undrains_it(lab: Lab, ops: User) -> None:
     lab.step()
     assert not lab.scheduler.drained
     assert not HotSpare.objects.exists()
+
+
+def test_removed_before_the_nodes_were_read_again_it_is_undrained(lab: Lab, ops: User) -> None:
+    spares.add(ops, Node.objects.get(name="dgx-12"), "gpu")
+    spares.keep()
+    drain.carry_out(lab.scheduler)
+    assert list(lab.scheduler.drained) == ["dgx-12"]
+    spares.remove(ops, spare())
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_one_with_an_open_finding_is_not_removed(lab: Lab, ops: User, settings: Any) -> None:
+    named(lab, ops, "dgx-12")
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(79, "dgx-12")
+    lab.step()
+    answer = post(ops, "/dgx-12/remove")
+    assert answer.status_code == 409
+    assert answer.json()["detail"].startswith("dgx-12 would return to service with an open finding: ")
+    page = signed_in(ops).post("/drains/spares/dgx-12/remove", follow=True).text
+    assert "would return to service with an open finding" in page
+    assert (spare().state, list(lab.scheduler.drained)) == ("standby", ["dgx-12"])
+    inbox.approve(ops, lab.entry(node="dgx-12").pk, "reseat", replaces=STANDBY)
+    lab.step()
+    spares.remove(ops, spare())
+    lab.step()
+    assert lab.scheduler.drained["dgx-12"].startswith("[node] Xid 79"), "its finding keeps it out"
 
 
 def post(user: User, address: str = "", **body: Any) -> Any:
