@@ -20,15 +20,23 @@ def drain_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_con
         echo(line.replace(formatting.NBSP, " "), err=True)
     many = formatting.plural(len(found["nodes"]), "node").replace(formatting.NBSP, " ")
     confirm("Drain them?", is_confirmed, f"Add --yes to drain {many}.")
-    answer = portal.post("drains", json={"nodes": nodes, "reason": reason, "replace": replace})
+    replaces = found["reasons"] if replace else {}
+    answer = portal.post("drains", json={"nodes": nodes, "reason": reason, "replaces": replaces})
     left = [item for item in answer["items"] if item["order"] is None]
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     for item in left:
-        echo(f"{item['problem']} Add --replace to drain it anyway.", err=True)
+        echo(problem_line(item, "drain it anyway", replace=replace), err=True)
     ordered = formatting.plural(len(answer["items"]) - len(left), "node").replace(formatting.NBSP, " ")
     echo(f"Ordered to drain {ordered}. `vigil drains` shows when the scheduler has done it.", err=True)
     raise click.exceptions.Exit(1 if left else 0)
+
+
+def problem_line(item: dict[str, Any], remedy: str, *, replace: bool) -> str:
+    """Return why nothing was ordered for a node, and how to replace somebody else's drain."""
+    if not item["is_drained_by_another"]:
+        return str(item["problem"])
+    return f"{item['problem']} {'That is new since the preview.' if replace else f'Add --replace to {remedy}.'}"
 
 
 def preview_lines(found: dict[str, Any]) -> list[str]:

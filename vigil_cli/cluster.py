@@ -50,8 +50,13 @@ def node(name: str, as_json: bool) -> None:
 def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> None:
     """Drain nodes: no new jobs start there (sysadmins).
 
-    Running jobs continue. Waits up to 30 s for the scheduler to confirm. NODES may be a host expression as Slurm writes
-    them, such as dgx[01-16,20]: what that hits is shown first.
+    Running jobs continue. Waits up to 30 s for the scheduler to confirm, and
+    exits with 1 if it has not.
+
+    NODES may be a host expression as Slurm writes them, such as dgx[01-16,20]:
+    what that hits is shown first. For several nodes the command ends as soon as
+    all are ordered, and exits with 1 if one was not: `vigil drains` shows when
+    the scheduler has done it.
     """
     if any(letter in name for letter in "[, "):
         from vigil_cli.bulk_drain import drain_many

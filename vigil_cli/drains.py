@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from vigil_cli.bulk_drain import problem_line
 from vigil_cli.cluster_tables import as_of
 from vigil_cli.params import as_json, confirm, out
 from vigil_cli.portal import Portal, find_portal
@@ -63,13 +64,14 @@ def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_co
     if affected:
         many = formatting.plural(affected, "node").replace(formatting.NBSP, " ")
         confirm("Return them to service?", is_confirmed, f"Add --yes to return {many} to service.")
-    answer = portal.post("drains/return", json={"nodes": nodes, "reason": reason, "replace": replace})
+    replaces = found["reasons"] if replace else {}
+    answer = portal.post("drains/return", json={"nodes": nodes, "reason": reason, "replaces": replaces})
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     in_service = set(found["in_service"])
     left = [item for item in answer["items"] if item["order"] is None and item["node"] not in in_service]
     for item in left:
-        echo(f"{item['problem']} Add --replace to end that.", err=True)
+        echo(problem_line(item, "end that", replace=replace), err=True)
     ordered = formatting.plural(sum(item["order"] is not None for item in answer["items"]), "node")
     ordered = ordered.replace(formatting.NBSP, " ")
     echo(f"Ordered to undrain {ordered}. `vigil drains` shows what is still out of service.", err=True)

@@ -29,7 +29,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def _drain(request: HttpRequest, user: User, form: BulkForm[DrainPreview]) -> HttpResponse:
-    outcomes = bulk.drain_all(user, form.expression, form.reason, replace=bool(request.POST.get("replace")))
+    outcomes = bulk.drain_all(user, form.expression, form.reason, replaces=form.replaces(request))
     show_outcomes(request, "drain", outcomes)
     return redirect("drains")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from django.contrib import messages
 from django.http import HttpRequest
@@ -17,7 +18,16 @@ from nodes.drains.host_expression import BadHostExpression
 from vigil_core import formatting
 from vigil_core.untrusted import plain
 
-Preview = TypeVar("Preview")
+
+class BulkPreview(Protocol):
+    """What an order for many nodes would do."""
+
+    @property
+    def reasons(self) -> dict[str, str]: ...
+
+
+MOST_PROBLEMS = 3
+Preview = TypeVar("Preview", bound=BulkPreview)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,16 @@ class BulkForm(Generic[Preview]):
         messages.error(request, f"Enter a reason of at most {orders.MOST_REASON} characters.")
         return False
 
+    def replaces(self, request: HttpRequest) -> dict[str, str]:
+        """Return the reasons of others, by node, that the person saw and means to replace."""
+        if not request.POST.get("replace"):
+            return {}
+        try:
+            seen = json.loads(request.POST.get("replaces", ""))
+        except (ValueError, RecursionError):
+            return {}
+        return {name: text for name, text in seen.items() if isinstance(text, str)} if isinstance(seen, dict) else {}
+
     def context(self) -> dict[str, Any]:
         """Return the values that the templates of these pages share."""
         return {
@@ -56,6 +76,7 @@ class BulkForm(Generic[Preview]):
             "expression": self.expression,
             "mistake": self.mistake,
             "found": self.found,
+            "reasons": json.dumps(self.found.reasons) if self.found is not None else "",
             "most_reason": orders.MOST_REASON,
             "most_characters": host_expression.MOST_CHARACTERS,
             "most_nodes": host_expression.MOST_NODES,
@@ -65,10 +86,15 @@ class BulkForm(Generic[Preview]):
 def show_outcomes(request: HttpRequest, action: str, outcomes: Sequence[BulkOutcome]) -> None:
     """Show how many nodes were ordered to drain or undrain, and which were left as they are."""
     ordered = sum(outcome.order is not None for outcome in outcomes)
-    left = [outcome.node for outcome in outcomes if outcome.order is None and not outcome.is_in_service]
     text = f"Ordered to {action} {formatting.plural(ordered, 'node')}."
-    if left:
-        names = formatting.listed(left, 5)
-        messages.warning(request, f"{text} Left as they are, because somebody else drained them: {names}.")
+    by_others = [outcome.node for outcome in outcomes if outcome.is_by_another]
+    others = [o.problem for o in outcomes if o.order is None and not o.is_in_service and not o.is_by_another]
+    if by_others:
+        text += f" Left as they are, because somebody else drained them: {formatting.listed(by_others, 5)}."
+    if len(others) > MOST_PROBLEMS:
+        others = [*others[:MOST_PROBLEMS], f"And {len(others) - MOST_PROBLEMS} more were left as they are."]
+    text = " ".join((text, *others))
+    if by_others or others:
+        messages.warning(request, text)
     else:
         messages.success(request, text)

@@ -33,7 +33,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 def _undrain(request: HttpRequest, user: User, form: BulkForm[ReturnPreview]) -> HttpResponse:
-    outcomes = bulk_return.return_all(user, form.expression, form.reason, replace=bool(request.POST.get("replace")))
+    outcomes = bulk_return.return_all(user, form.expression, form.reason, replaces=form.replaces(request))
     show_outcomes(request, "undrain", outcomes)
     return redirect("drains")
 

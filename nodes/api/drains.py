@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.conf import settings
 from ninja import Query, Router, Schema, Status
@@ -70,14 +70,29 @@ class WantedNodeNames(Schema):
     )  # fmt: skip
 
 
+Replaces = Annotated[
+    dict[str, str] | None,
+    Field(
+        description="The reasons of others that you have seen and mean to replace, by node, as `reasons` of the "
+        "preview has them. Nodes with another reason by now are left as they are.",
+    ),
+]
+
+
 class WantedBulkDrain(WantedNodeNames):
     reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
-    replace: bool = Field(False, description="Also replace somebody else's drains and their reasons.")
+    replaces: Replaces = None
+    replace: bool = Field(
+        False, description="Replace every drain of others, also those that came after the preview. Without `replaces`."
+    )
 
 
 class WantedBulkReturn(WantedNodeNames):
     reason: Why = Field(description="Why they return; it is kept with the orders and in the audit log.")
-    replace: bool = Field(False, description="Also end drains of other people, health rules and Slurm.")
+    replaces: Replaces = None
+    replace: bool = Field(
+        False, description="End every drain of others, also those that came after the preview. Without `replaces`."
+    )
 
 
 class PartitionShareShape(Schema):
@@ -92,6 +107,7 @@ class DrainPreviewShape(Schema):
 
     nodes: list[str]
     out_already: list[str] = Field(description="Those that are out of service already.")
+    reasons: dict[str, str] = Field(description="Their reasons by node: send them as `replaces` to replace them.")
     jobs: int = Field(description="Running jobs there; they continue.")
     users: list[str] = Field(description="Whose jobs these are.")
     gpus: int = Field(description="GPUs in service that would take no new jobs.")
@@ -103,7 +119,8 @@ class ReturnPreviewShape(Schema):
     """Which drains a return of these nodes would end."""
 
     yours: list[DrainShape] = Field(description="Your own drains, and nodes that are down without a reason.")
-    by_others: list[DrainShape] = Field(description="Drains of others: they stay unless `replace` is set.")
+    by_others: list[DrainShape] = Field(description="Drains of others: they stay unless you name them in `replaces`.")
+    reasons: dict[str, str] = Field(description="Their reasons by node: send them as `replaces` to end them, too.")
     in_service: list[str] = Field(description="Nodes that take jobs already.")
 
 
@@ -111,6 +128,7 @@ class BulkOutcomeShape(Schema):
     node: str
     order: OrderShape | None = Field(description="Null: nothing was ordered.")
     problem: str = Field(description="Why nothing was ordered: somebody else drained the node, or it is in service.")
+    is_drained_by_another: bool = Field(description="Somebody else took it out of service: see `replaces`.")
 
 
 class BulkOutcomes(Schema):
@@ -145,6 +163,7 @@ def preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
     return {
         "nodes": [node.name for node in found.nodes],
         "out_already": [node.name for node in found.out_already],
+        "reasons": found.reasons,
         "jobs": found.jobs,
         "users": list(found.users),
         "gpus": found.gpus,
@@ -164,11 +183,14 @@ def preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
 def drain_many(request: ApiRequest, wanted: WantedBulkDrain) -> Status[dict[str, Any]]:
     """Order to drain every node of the expression for one reason; running jobs continue.
 
-    Nodes that somebody else has drained are left as they are, with the reason in `problem`, unless `replace` is set.
+    Nodes that somebody else has drained are left as they are, with the reason in `problem`, unless `replaces` has that
+    reason.
     """
     only_sysadmins(request, "drain nodes")
     try:
-        outcomes = bulk.drain_all(request.auth, wanted.nodes, wanted.reason, replace=wanted.replace)
+        outcomes = bulk.drain_all(
+            request.auth, wanted.nodes, wanted.reason, replace=wanted.replace, replaces=wanted.replaces
+        )
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
     return Status(202, {"items": [_outcome_shape(outcome) for outcome in outcomes]})
@@ -190,6 +212,7 @@ def return_preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, An
     return {
         "yours": [_drain_shape(drained) for drained in found.yours],
         "by_others": [_drain_shape(drained) for drained in found.by_others],
+        "reasons": found.reasons,
         "in_service": [node.name for node in found.in_service],
     }
 
@@ -203,11 +226,13 @@ def return_preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, An
 def return_many(request: ApiRequest, wanted: WantedBulkReturn) -> Status[dict[str, Any]]:
     """Order to undrain every node of the expression.
 
-    Drains of others are left as they are, with the reason in `problem`, unless `replace` is set.
+    Drains of others are left as they are, with the reason in `problem`, unless `replaces` has that reason.
     """
     only_sysadmins(request, "return nodes to service")
     try:
-        outcomes = bulk_return.return_all(request.auth, wanted.nodes, wanted.reason, replace=wanted.replace)
+        outcomes = bulk_return.return_all(
+            request.auth, wanted.nodes, wanted.reason, replace=wanted.replace, replaces=wanted.replaces
+        )
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
     return Status(202, {"items": [_outcome_shape(outcome) for outcome in outcomes]})
@@ -215,7 +240,13 @@ def return_many(request: ApiRequest, wanted: WantedBulkReturn) -> Status[dict[st
 
 def _outcome_shape(outcome: BulkOutcome) -> dict[str, Any]:
     order = order_shape(outcome.order) if outcome.order else None
-    return {"node": outcome.node, "order": order, "problem": outcome.problem}
+    is_by_another = outcome.is_by_another
+    return {
+        "node": outcome.node,
+        "order": order,
+        "problem": outcome.problem,
+        "is_drained_by_another": is_by_another,
+    }
 
 
 def _bad_nodes(error: ValueError) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
@@ -16,6 +16,7 @@ from nodes.schedulers.cluster import ALLOCATED_STATES
 from portal.bulk import give_way
 from portal.models import User
 
+Action = NodeOrder.Action
 AT_ONCE = 20
 """Orders per transaction, so that other writers do not wait long."""
 
@@ -53,6 +54,11 @@ class DrainPreview:
     cluster_gpus: int
     partitions: tuple[PartitionShare, ...]
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Return by node the reasons that the drain could replace, as `drain_all` takes them."""
+        return {node.name: node.reason for node in self.out_already}
+
 
 @dataclass(frozen=True)
 class BulkOutcome:
@@ -63,6 +69,21 @@ class BulkOutcome:
     problem: str = ""
     is_in_service: bool = False
     """Nothing was to be returned."""
+    is_by_another: bool = False
+    """Somebody else took it out of service, for a reason that was not to be replaced."""
+
+
+@dataclass(frozen=True)
+class ReplacedReasons:
+    """Which reasons of other people an order replaces: those `by_node` that were seen, else every one or none."""
+
+    every: bool = False
+    by_node: Mapping[str, str] | None = None
+
+    def reason_of(self, node: Node) -> str | None:
+        if self.by_node is not None:
+            return self.by_node.get(node.name)
+        return node.reason if self.every else None
 
 
 def find_nodes(expression: str) -> list[Node]:
@@ -91,9 +112,16 @@ def preview(expression: str) -> DrainPreview:
     )
 
 
-def drain_all(user: User, expression: str, reason: str, *, replace: bool = False) -> list[BulkOutcome]:
-    """Order to drain every node of the expression. Raises BadHostExpression and UnknownNodes before any order."""
-    return for_each(find_nodes(expression), lambda node: _drain(user, node, reason, replace))
+def drain_all(
+    user: User, expression: str, reason: str, *, replace: bool = False, replaces: Mapping[str, str] | None = None
+) -> list[BulkOutcome]:
+    """Order to drain every node of the expression. Raises BadHostExpression and UnknownNodes before any order.
+
+    Drains of others stay, but for those whose reason `replaces` has by node, as a preview showed it. `replace` replaces
+    all of them, also reasons that nobody has seen.
+    """
+    chosen = ReplacedReasons(replace, replaces)
+    return for_each(find_nodes(expression), lambda node: request(user, node, Action.DRAIN, reason, chosen))
 
 
 def for_each(nodes: Sequence[Node], order: Callable[[Node], BulkOutcome]) -> list[BulkOutcome]:
@@ -112,13 +140,12 @@ def for_each(nodes: Sequence[Node], order: Callable[[Node], BulkOutcome]) -> lis
     return [outcomes[node.name] for node in nodes]
 
 
-def _drain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
+def request(user: User, node: Node, action: NodeOrder.Action, reason: str, replaced: ReplacedReasons) -> BulkOutcome:
+    """Order it for one node, and return what became of it."""
     try:
-        order = drain.request_order(
-            user, node, NodeOrder.Action.DRAIN, reason, replaces=node.reason if replace else None
-        )
+        order = drain.request_order(user, node, action, reason, replaces=replaced.reason_of(node))
     except drain.NotOrdered as error:
-        return BulkOutcome(node.name, None, str(error))
+        return BulkOutcome(node.name, None, str(error), is_by_another=isinstance(error, drain.DrainedByAnother))
     return BulkOutcome(node.name, order)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from nodes.cluster import drain, sync
 from nodes.drains import bulk, overview
-from nodes.drains.bulk import BulkOutcome
+from nodes.drains.bulk import BulkOutcome, ReplacedReasons
 from nodes.drains.overview import DrainedNode
 from nodes.models import Node, NodeOrder, Reading
 from portal.models import User
@@ -23,6 +24,11 @@ class ReturnPreview:
     """Drained by another person, a health rule, Slurm or anything else: left as they are unless requested."""
     in_service: tuple[Node, ...]
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Return by node the reasons of others that the return could end, as `return_all` takes them."""
+        return {item.node.name: item.node.reason for item in self.by_others}
+
 
 def preview(user: User, expression: str) -> ReturnPreview:
     """Return what would be ended. Raises BadHostExpression and UnknownNodes."""
@@ -36,24 +42,22 @@ def preview(user: User, expression: str) -> ReturnPreview:
     )
 
 
-def return_all(user: User, expression: str, reason: str, *, replace: bool = False) -> list[BulkOutcome]:
+def return_all(
+    user: User, expression: str, reason: str, *, replace: bool = False, replaces: Mapping[str, str] | None = None
+) -> list[BulkOutcome]:
     """Order to undrain every node of the expression that is out of service; `reason` is for the audit log.
 
-    Raises BadHostExpression and UnknownNodes before any order.
+    Drains of others stay, but for those whose reason `replaces` has by node, as a preview showed it. `replace` ends
+    all of them. Raises BadHostExpression and UnknownNodes before any order.
     """
-    return bulk.for_each(bulk.find_nodes(expression), lambda node: _undrain(user, node, reason, replace))
+    chosen = ReplacedReasons(replace, replaces)
+    return bulk.for_each(bulk.find_nodes(expression), lambda node: _undrain(user, node, reason, chosen))
 
 
-def _undrain(user: User, node: Node, reason: str, replace: bool) -> BulkOutcome:
+def _undrain(user: User, node: Node, reason: str, replaced: ReplacedReasons) -> BulkOutcome:
     if node.is_in_service:
         return BulkOutcome(node.name, None, f"{node.name} is in service.", is_in_service=True)
-    try:
-        order = drain.request_order(
-            user, node, NodeOrder.Action.UNDRAIN, reason, replaces=node.reason if replace else None
-        )
-    except drain.NotOrdered as error:
-        return BulkOutcome(node.name, None, str(error))
-    return BulkOutcome(node.name, order)
+    return bulk.request(user, node, NodeOrder.Action.UNDRAIN, reason, replaced)
 
 
 def _is_by_another(drained: DrainedNode, user: User, read_at: datetime | None) -> bool:

@@ -15,6 +15,8 @@ DRAIN = {
     "node": "dgx-01", "state": "drained", "reason": "broken fan", "holder": "person", "holder_name": "ann",
     "standing": "stands", "has_jobs": False,
 }  # fmt: skip
+BY_ANN = "dgx-01 is drained by ann: broken fan"
+LEFT = {"order": None, "is_drained_by_another": False}
 WINDOW = {
     "id": 3, "state": "planned", "starts_at": "2026-12-01T21:00:00Z", "ends_at": "2026-12-02T01:00:00Z",
     "expression": "dgx[01-02]", "reason": "new fans", "planned_by": "ops", "wants_reservation": True,
@@ -29,27 +31,44 @@ def body(portal, number: int = -1):
 @pytest.mark.parametrize("command", [("drains", "return", "dgx[01-02]", "dgx-9"), ("undrain", "dgx[01-02],dgx-9")])
 def test_returns_several_nodes_after_a_preview(portal, command):
     portal.answers["POST", "drains/return/preview"] = {
-        "yours": [{**DRAIN, "node": "dgx-02"}], "by_others": [DRAIN], "in_service": ["dgx-9"],
+        "yours": [{**DRAIN, "node": "dgx-02"}], "by_others": [DRAIN], "reasons": {"dgx-01": "broken fan"},
+        "in_service": ["dgx-9"],
     }  # fmt: skip
     portal.answers["POST", "drains/return"] = {
         "items": [
-            {"node": "dgx-01", "order": None, "problem": "dgx-01 is drained by ann: broken fan."},
-            {"node": "dgx-02", "order": {"id": 1}, "problem": ""},
-            {"node": "dgx-9", "order": None, "problem": "dgx-9 is in service."},
+            {"node": "dgx-01", "order": None, "problem": f"{BY_ANN}.", "is_drained_by_another": True},
+            {**LEFT, "node": "dgx-02", "order": {"id": 1}, "problem": ""},
+            {**LEFT, "node": "dgx-9", "problem": "dgx-9 is in service."},
+            {**LEFT, "node": "dgx-8", "problem": "The scheduler does not list dgx-8 any more."},
         ],
     }  # fmt: skip
     refused = vigil(*command, "--reason", "done", status=1)
     assert "Add --yes to return 1 node to service." in refused.stderr
     assert len(portal.asked) == 1, "a script orders nothing without --yes"
     result = vigil(*command, "--reason", "done", "--yes", status=1)
-    assert body(portal) == {"nodes": "dgx[01-02],dgx-9", "reason": "done", "replace": False}
+    assert body(portal) == {"nodes": "dgx[01-02],dgx-9", "reason": "done", "replaces": {}}
     lines = result.stderr.splitlines()
     assert "Drained by others: these stay without --replace:" in lines
     assert "  dgx-01: broken fan, by ann (still true)" in lines
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "dgx-01 is drained by ann: broken fan. Add --replace to end that.",
+        "The scheduler does not list dgx-8 any more.",
         "Ordered to undrain 1 node. `vigil drains` shows what is still out of service.",
     ]  # fmt: skip
+
+
+def test_drains_and_returns_replace_what_the_preview_showed(portal):
+    preview = {
+        "nodes": ["dgx-01"], "out_already": ["dgx-01"], "reasons": {"dgx-01": "broken fan"}, "jobs": 0, "users": [],
+        "gpus": 0, "cluster_gpus": 8, "partitions": [], "yours": [], "by_others": [DRAIN], "in_service": [],
+    }  # fmt: skip
+    left = {**LEFT, "node": "dgx-01", "problem": "dgx-01 is drained: water leak.", "is_drained_by_another": True}
+    for command, address in ((("drain",), "drains"), (("drains", "return"), "drains/return")):
+        portal.answers["POST", f"{address}/preview"] = preview
+        portal.answers["POST", address] = {"items": [left]}
+        result = vigil(*command, "dgx-[01]", "--reason", "switch", "--replace", "--yes", status=1)
+        assert body(portal) == {"nodes": "dgx-[01]", "reason": "switch", "replaces": {"dgx-01": "broken fan"}}
+        assert "dgx-01 is drained: water leak. That is new since the preview." in result.stderr.splitlines()
 
 
 def test_several_nodes_are_not_undrained_without_a_reason(portal):

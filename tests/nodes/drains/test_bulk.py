@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from nodes.models import NodeOrder, QueuedJob
+from nodes.drains import bulk
+from nodes.drains.bulk import BulkOutcome
+from nodes.models import Node, NodeOrder, QueuedJob
 from portal.models import AuditEntry, User
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.remediation.cluster import Lab
@@ -31,7 +34,8 @@ def test_preview_says_what_it_hits_and_changes_nothing(lab: Lab, ops: User) -> N
     lab.step()
     found = post(ops, "/preview", nodes="dgx-[01-04]").json()
     assert found == {
-        "nodes": ["dgx-01", "dgx-02", "dgx-03", "dgx-04"], "out_already": ["dgx-03"], "jobs": 1, "users": ["mira"],
+        "nodes": ["dgx-01", "dgx-02", "dgx-03", "dgx-04"], "out_already": ["dgx-03"],
+        "reasons": {"dgx-03": "broken fan"}, "jobs": 1, "users": ["mira"],
         "gpus": 6, "cluster_gpus": 22, "partitions": [{"name": "gpu", "nodes": 12, "hit": 4, "out": 4}],
     }  # fmt: skip
     assert not NodeOrder.objects.exists()
@@ -53,6 +57,53 @@ def test_drains_all_but_what_somebody_else_drained(lab: Lab, ops: User) -> None:
     assert AuditEntry.objects.filter(user=ops, action="drain").count() == 2
     again = post(ops, "", nodes="dgx-[01-03]", reason="new switch", replace=True)
     assert all(item["order"] for item in again.json()["items"])
+
+
+def test_replaces_only_the_reasons_that_the_preview_showed(lab: Lab, ops: User) -> None:
+    lab.scheduler.drain("dgx-01", "broken fan")
+    lab.scheduler.drain("dgx-02", "RMA 4711")
+    lab.step()
+    seen = post(ops, "/preview", nodes="dgx-[01-04]").json()["reasons"]
+    page = signed_in(ops).get("/drains/several", {"nodes": "dgx-[01-04]"})
+    lab.scheduler.drain("dgx-02", "water leak")
+    lab.scheduler.drain("dgx-03", "chassis open")
+    lab.step()
+    items = post(ops, "", nodes="dgx-[01-04]", reason="new switch", replaces=seen).json()["items"]
+    assert [(item["order"] is not None, item["is_drained_by_another"]) for item in items] == [
+        (True, False), (False, True), (False, True), (True, False),
+    ]  # fmt: skip
+    NodeOrder.objects.all().delete()
+    form = {"nodes": "dgx-[01-04]", "reason": "new switch", "replace": "yes", "replaces": page.context["reasons"]}
+    answer = signed_in(ops).post("/drains/several", form, follow=True).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert (
+        "Ordered to drain 2 nodes. Left as they are, because somebody else drained them: dgx-02 and dgx-03." in answer
+    )
+    lab.step()
+    assert (lab.scheduler.drained["dgx-02"], lab.scheduler.drained["dgx-03"]) == ("water leak", "chassis open")
+
+
+@pytest.mark.parametrize("replaces", ["", "{", "[]", '{"dgx-01": 1}', "[" * 100_000])
+def test_a_form_without_the_reasons_that_were_seen_replaces_none(lab: Lab, ops: User, replaces: str) -> None:
+    lab.scheduler.drain("dgx-01", "broken fan")
+    lab.step()
+    form = {"nodes": "dgx-01", "reason": "new switch", "replace": "yes", "replaces": replaces}
+    assert signed_in(ops).post("/drains/several", form).status_code == 302
+    assert not NodeOrder.objects.exists()
+
+
+def test_a_node_that_left_the_scheduler_is_not_said_to_be_drained(
+    lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for_each = bulk.for_each
+
+    def lose_one(nodes: Sequence[Node], order: Callable[[Node], BulkOutcome]) -> list[BulkOutcome]:
+        Node.objects.filter(name="dgx-02").delete()
+        return for_each(nodes, order)
+
+    monkeypatch.setattr(bulk, "for_each", lose_one)
+    form = {"nodes": "dgx-[01-02]", "reason": "new switch"}
+    answer = signed_in(ops).post("/drains/several", form, follow=True).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Ordered to drain 1 node. The scheduler does not list dgx-02 any more." in answer
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -102,8 +103,13 @@ def test_the_page_shows_whose_drains_end(lab: Lab, ops: User) -> None:
     answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done"}, follow=True)
     left = "Ordered to undrain 2 nodes. Left as they are, because somebody else drained them: dgx-03."
     assert left in answer.text.replace("\N{NO-BREAK SPACE}", " ")
-    answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done", "replace": "yes"})
+    seen = client.get("/drains/return", {"nodes": "dgx-[01-04]"}).context["reasons"]
+    assert json.loads(seen) == {"dgx-03": "broken fan"}
+    form = {"nodes": "dgx-[01-05]", "reason": "done", "replace": "yes", "replaces": seen}
+    lab.scheduler.drain("dgx-05", "chassis open")
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    answer = client.post("/drains/return", form)
     assert answer.status_code == 302
     lab.step()
     sync.read(lab.scheduler, Reading.Part.NODES)
-    assert not lab.scheduler.drained
+    assert lab.scheduler.drained == {"dgx-05": "chassis open"}, "nobody saw that"
