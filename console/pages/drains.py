@@ -72,7 +72,7 @@ class DrainRow:
 
     @property
     def holder_text(self) -> str:
-        """Return " by ops", " by Vigil’s rule off-bus, approved by ops", ", set by Slurm" if it is down; "" if unknown."""
+        """Return " by ops", " by Vigil’s rule off-bus, approved by ops" or, of one that is down, ", set by Slurm"."""
         holder, name = self.drained.holder, self.drained.holder_name
         if holder in (DrainHolder.MAINTENANCE, DrainHolder.SPARE, DrainHolder.BURN_IN):
             return f" {_HOLDER_TEXTS[holder]}"

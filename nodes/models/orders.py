@@ -8,7 +8,6 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
-
 NO_RULES = ("spare", "burn-in")
 MAINTENANCE = "maintenance-"
 """Begins the name under which a window drains. These and `NO_RULES` are no health rules."""
@@ -19,12 +18,12 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
         return self.filter(state=NodeOrder.State.ASKED)
 
     def by_health_rules(self) -> Self:
-        """Select what Vigil ordered for a finding: not a person's, nor orders of maintenance, hot spares or burn-ins."""
+        """Select what Vigil ordered for a finding: no orders of persons, maintenance, hot spares or burn-ins."""
         # One condition each: the first is that of the indexes.
         return self.exclude(rule="").exclude(rule__in=NO_RULES).exclude(rule__startswith=MAINTENANCE)
 
     def for_findings(self) -> Self:
-        """Select orders that follow a finding: ordered by Vigil itself, or by a person who approved what it proposed."""
+        """Select what Vigil ordered for a finding, or a person who approved what a rule proposed."""
         approved = NodeOrder.objects.filter(pk=OuterRef("pk"), health_entries__isnull=False)
         by_rules = ~Q(rule="") & ~Q(rule__in=NO_RULES) & ~Q(rule__startswith=MAINTENANCE)
         return self.filter(by_rules | (Q(rule="") & Exists(approved)))

@@ -1,8 +1,8 @@
 """Undrain nodes that were drained for a finding, once everything that speaks against them is over.
 
 That is what Vigil drained by itself, and what a person approved. It undrains only while that order's reason stands: a
-person who drained the node for a reason of their own, or changed the reason, keeps it. A rule that needs a burn-in stays open until one passed or a person cleared
-it. A node in maintenance returns when that is over.
+person who drained the node for a reason of their own, or changed the reason, keeps it. A rule that needs a burn-in
+stays open until one passed or a person cleared it. A node in maintenance returns when that is over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def return_recovered() -> None:
-    """Order to undrain every node that was drained for a finding and that nothing speaks against; safe to run twice at once."""
+    """Order to undrain the nodes that were drained for a finding and are sound again; safe to run twice at once."""
     if settings.VIGIL_HEALTH != "act":
         return
     now = timezone.now()
@@ -43,7 +43,8 @@ def _drained_for_findings() -> list[str]:
     out = Node.objects.reported().exclude(reason="")
     nodes = {node.name: node for node in out}
     orders = newest_orders(out, state=NodeOrder.State.DONE).for_findings().filter(action=NodeOrder.Action.DRAIN)
-    return sorted(o.node for o in orders.select_related("asked_by") if o.node in nodes and drain.is_reason_of(o, nodes[o.node]))
+    orders = orders.select_related("asked_by")
+    return sorted(o.node for o in orders if o.node in nodes and drain.is_reason_of(o, nodes[o.node]))
 
 
 def _return(name: str, now: datetime) -> None:
@@ -61,8 +62,6 @@ def _return(name: str, now: datetime) -> None:
         return
     try:
         # Of an approved drain, which is in a person's name, that person's reason is replaced.
-        drain.request_order(
-            None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=newest.rule or first.rule
-        )
+        drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=newest.rule or first.rule)
     except drain.NotOrdered as error:
         logger.info("%s is not returned to service: %s", name, error)
