@@ -1,9 +1,9 @@
 """Limit how much Vigil takes out of service by itself, and stop it when something else is wrong. No Django.
 
-Limits: at most 5 % of all nodes in an hour, but at least one; and no node of a partition of which 20 % are out of
-service already, for any reason: none at all of a partition with fewer than five nodes. Beyond that findings are only
-proposed. The breaker: if one rule fires on three nodes and a tenth of the cluster within two minutes, something else is
-wrong (a switch, a driver, the rule itself). Then nothing is done automatically until a person resets it.
+Limits: at most 5 % of all nodes in an hour, but at least one; and a node only if at most 20 % of each of its partitions
+are then out of service, for any reason: no node at all of a partition with fewer than five. Beyond that findings are
+only proposed. The breaker: if one rule fires on three nodes and a tenth of the cluster within two minutes, something
+else is wrong (a switch, a driver, the rule itself). Then nothing is done automatically until a person resets it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ An *event* happens at a moment and is counted. A *state* holds for a time, and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -199,3 +200,19 @@ _ALL = (
     ),
 )  # fmt: skip
 SIGNALS: Mapping[str, Signal] = {signal.name: signal for signal in _ALL}
+
+_SUBJECTS: Mapping[Subject, str] = {"gpu": "a GPU", "node": "a node", "rack": "a rack", "cluster": "the cluster"}
+
+
+def markdown_list() -> Iterator[str]:
+    """Yield the lines of docs/reference/health-rules.md that list the signals and the fields of each."""
+    for signal in _ALL:
+        yield from _list_item(f"**`{signal.name}`**, {signal.kind} of {_SUBJECTS[signal.subject]}. {signal.description}")
+        for name, meaning in signal.fields.items():
+            yield from _list_item(f"`{name}`: {meaning}", indent="  ")
+
+
+def _list_item(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, 120, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ", break_on_hyphens=False
+    )
