@@ -207,7 +207,8 @@ _SUBJECTS: Mapping[Subject, str] = {"gpu": "a GPU", "node": "a node", "rack": "a
 def markdown_list() -> Iterator[str]:
     """Yield the lines of docs/reference/health-rules.md that list the signals and the fields of each."""
     for signal in _ALL:
-        yield from _list_item(f"**`{signal.name}`**, {signal.kind} of {_SUBJECTS[signal.subject]}. {signal.description}")
+        subject = _SUBJECTS[signal.subject]
+        yield from _list_item(f"**`{signal.name}`**, {signal.kind} of {subject}. {signal.description}")
         for name, meaning in signal.fields.items():
             yield from _list_item(f"`{name}`: {meaning}", indent="  ")
 
