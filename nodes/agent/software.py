@@ -1,14 +1,13 @@
 """Read which versions of software and firmware the node has, as far as that costs next to nothing.
 
-Files that name their version are read; programs that print it run once an hour and are never waited for. What jobs
-bring along, such as the NCCL inside torch, is not looked at.
+Files that name their version are read, and programs that print it run, once an hour; they are never waited for. What
+jobs bring along, such as the NCCL inside torch, is not looked at.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,8 @@ MOST_ADAPTERS = 32
 # Local folders only: a network file system that hangs would stop the agent.
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 FURTHER_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
+_FROM_PATH = ("/bin/sh", "-c", 'exec "$0" "$@"')
+"""The shell looks the program up each time: an upgrade may have moved it, and folders of PATH may hang."""
 _NCCL = re.compile(r"libnccl\.so\.([0-9]+(?:\.[0-9]+){1,3})")
 
 
@@ -52,27 +53,34 @@ class SoftwareProbe:
         libraries: Sequence[str] = LIBRARY_FOLDERS,
         sys: Path = Path("/sys"),
     ) -> None:
-        self._sys = sys
-        path = f"{os.environ.get('PATH', '')}:{FURTHER_PATH}"
+        self._sys, self._libraries, self._every = sys, libraries, every
+        path = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{FURTHER_PATH}"}
         self._commands = [
-            (item, PolledCommand((program, *item.command[1:]), every=every, timeout=TIMEOUT_S))
+            (item, PolledCommand((*_FROM_PATH, *item.command), every=every, timeout=TIMEOUT_S, environment=path))
             for item in commands
-            if (program := shutil.which(item.command[0], path=path))
         ]
         self._versions: dict[str, str] = {}
         self._unread = {item.software for item, _ in self._commands}
-        if nccl := nccl_version(libraries):
-            self._versions["nccl"] = nccl
+        self._nccl_read_at = -every
 
     def poll(self) -> None:
-        """Start the programs that are due, and read the output of those that have ended."""
+        """Read what is due, start the programs that are, and read the output of those that have ended."""
+        if time.monotonic() - self._nccl_read_at >= self._every:
+            self._nccl_read_at = time.monotonic()
+            self._note("nccl", nccl_version(self._libraries))
         for item, command in self._commands:
             output = command.poll()
             if output is None:
                 continue
             self._unread.discard(item.software)
-            if found := re.search(item.pattern, output, re.IGNORECASE):
-                self._versions[item.software] = clean(found[1], 64)
+            found = re.search(item.pattern, output, re.IGNORECASE)
+            self._note(item.software, clean(found[1], 64) if found else "")
+
+    def _note(self, software: str, version: str) -> None:
+        """Remember the version; nothing is known of software that names none any more."""
+        self._versions[software] = version
+        if not version:
+            del self._versions[software]
 
     def wait(self, seconds: float) -> None:
         """Poll until every program has answered once, at most this long; for a command that prints once."""

@@ -42,7 +42,7 @@ def site_minimums() -> tuple[MinimumVersions, str]:
     path = Path(settings.VIGIL_MINIMUM_VERSIONS)
     try:
         found = path.stat()
-        site, problem = _read(path, found.st_mtime_ns, found.st_size)
+        site, problem = _read(path, found.st_ctime_ns, found.st_size)
     except OSError as error:
         site, problem = (), f"{path}: {error.strerror}."
     return _in_force(site), problem
@@ -55,10 +55,10 @@ def _in_force(site: tuple[MinimumVersion, ...]) -> MinimumVersions:
 
 @lru_cache(maxsize=2)
 def _read(path: Path, changed_ns: int, size: int) -> tuple[tuple[MinimumVersion, ...], str]:
-    """Read the site's file once per change of it."""
+    """Read the site's file once per change of it. Raises OSError, which is not cached."""
     try:
         return minimums.read_site_file(path), ""
-    except (BadMinimum, OSError) as error:
+    except BadMinimum as error:
         problem = f"{path}: {error}."
         logger.warning("minimum versions of the site are ignored: %s", problem)
         return (), problem

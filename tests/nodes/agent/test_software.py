@@ -52,6 +52,25 @@ def test_a_program_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     until(lambda: probe._commands[0][1].poll() is not None)
 
 
+def test_upgrades_count_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, version in ((first, "24.11.5"), (second, "25.05.2")):
+        folder.mkdir()
+        install(folder, "slurmd", f"slurm {version}")
+    monkeypatch.setenv("PATH", f"{first}:{second}:/usr/bin:/bin")
+    (tmp_path / "libnccl.so.2").symlink_to("libnccl.so.2.26.2")
+    probe = SoftwareProbe(every=0.01, commands=COMMANDS[:1], libraries=[str(tmp_path)], sys=tmp_path)
+    probe.wait(20)
+    assert probe.facts() == {"slurm": "24.11.5", "nccl": "2.26.2", "adapters": []}
+    (first / "slurmd").unlink()
+    (tmp_path / "libnccl.so.2").unlink()
+    (tmp_path / "libnccl.so.2").symlink_to("libnccl.so.2.27.3")
+    until(lambda: probe.poll() or probe.facts() == {"slurm": "25.05.2", "nccl": "2.27.3", "adapters": []})
+    (second / "slurmd").unlink()
+    (tmp_path / "libnccl.so.2").unlink()
+    until(lambda: probe.poll() or probe.facts() == {"adapters": []})
+
+
 def test_the_file_of_nccl_names_its_version(tmp_path: Path) -> None:
     (tmp_path / "libnccl.so.2.26.2").write_bytes(b"")
     assert nccl_version([str(tmp_path)]) == ""

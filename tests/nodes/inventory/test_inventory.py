@@ -180,6 +180,24 @@ def test_a_site_adds_its_own_minimums(cluster: None, client: Client, mira: User,
     assert not [node for node, name, _, minimum in findings() if name == "nccl"]
 
 
+def test_a_file_that_becomes_readable_counts_at_once(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "minimums.toml"
+    path.write_text('[[minimum]]\nsoftware = "nccl"\nversion = "2.27"\nwhy = "hangs"\nsource = "ours"\n')
+    settings.VIGIL_MINIMUM_VERSIONS = str(path)
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as unreadable:  # mode 000 does not stop root
+        unreadable.setattr(Path, "open", refuse)
+        assert software.site_minimums()[1] == f"{path}: Permission denied."
+    found, problem = software.site_minimums()
+    assert problem == ""
+    assert [minimum.version for minimum in found.items if minimum.is_site] == ["2.27"]
+
+
 def test_rest_groups_and_lists(cluster: None, client: Client, mira: User) -> None:
     client.force_login(mira)
     found = client.get("/api/v1/inventory").json()
