@@ -2,10 +2,11 @@
 
     python -m nodes.health.alerting docs/monitoring    write alerts.yml and grafana.json into that folder
 
-A rule of severity critical or fatal becomes an alert with its title and advice. Further alerts watch Vigil itself. A
-site that has rules of its own runs it again with their TOML files after the folder. The site's rules are in the
-database: docs/reference/metrics.md (Alerts) reads them over REST into one file for each rule, since a rule's text may
-begin with values that would otherwise belong to the rule before it.
+A rule of severity critical or fatal becomes an alert with its title and advice; one that only escalates to such a
+severity becomes an alert on findings that have. Further alerts watch Vigil itself. A site that has rules of its own
+runs it again with their TOML files after the folder. The site's rules are in the database:
+docs/reference/metrics.md (Alerts) reads them over REST into one file for each rule, since a rule's text may begin with
+values that would otherwise belong to the rule before it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from nodes.health.rules.catalogue import active_rules
 from nodes.health.rules.rule import Rule, parse_rules
 
 ALERTING = ("critical", "fatal")
-RULE_METRIC = "vigil_health_rule_open"
+RULE_METRIC, ESCALATED_METRIC = "vigil_health_rule_open", "vigil_health_rule_escalated"
 _PORTAL_ALERTS = (
     ("VigilDecisionWaits", "vigil_health_waiting > 0", "30m", "warning", "Findings wait for a decision on /health",
      "Drain or exclude the nodes, or dismiss or clear the findings: until then the nodes keep accepting jobs."),
     ("VigilBreakerTripped", "vigil_health_breaker_tripped == 1", "", "critical", "Vigil stopped acting by itself",
      "One rule fired on many nodes at once. Find out why, then reset the breaker on /health."),
-    ("VigilAgentsDown", "count(vigil_agent_up == 0) / count(vigil_agent_up) > 0.2", "5m", "critical",
-     "A fifth of the agents does not report", "The portal, the network or an upgrade of the agents is at fault."),
+    ("VigilMetricsMissing", "absent(vigil_health_waiting)", "5m", "critical", "Prometheus gets no metrics from Vigil",
+     "The portal is down, or its token for /metrics is wrong: meanwhile no other alert can fire."),
+    ("VigilAgentsDown",
+     "count(vigil_agent_up == 0) >= 3 and count(vigil_agent_up == 0) / count(vigil_agent_up) > 0.2", "5m", "critical",
+     "Three agents or more, and a fifth of all, do not report",
+     "The portal, the network or an upgrade of the agents is at fault."),
     ("VigilCheckFailing", "vigil_check_ok == 0", "5m", "warning", "A check of the portal fails: {{ $labels.check }}",
      "Open /readyz or run `vigil check portal` on the portal's machine."),
     ("VigilRedisDown", "vigil_redis_up == 0", "2m", "critical", "Redis does not answer",
@@ -43,15 +48,25 @@ def alerts(rules: Iterable[Rule]) -> str:
     lines = ["# Made from the health rules by `python -m nodes.health.alerting`; edit those instead.", "groups:"]
     lines += ["  - name: vigil-health", "    rules:"]
     for rule in rules:
-        if rule.severity in ALERTING and rule.action != "ignore":
-            lines += _alert(
-                _alert_name(rule.name), f'{RULE_METRIC}{{rule="{rule.name}"}} > 0', "", rule.severity,
-                _literal(rule.title), _literal(rule.advice) or "See /health.", action=rule.action,
-            )  # fmt: skip
+        lines += _rule_alert(rule)
     lines += ["  - name: vigil-portal", "    rules:"]
     for name, expression, wait, severity, summary, description in _PORTAL_ALERTS:
         lines += _alert(name, expression, wait, severity, summary, description)
     return "\n".join(lines) + "\n"
+
+
+def _rule_alert(rule: Rule) -> Iterator[str]:
+    """Yield the alert of a rule that is critical or fatal, or may become so; nothing for others."""
+    title, advice = _literal(rule.title), _literal(rule.advice) or "See /health."
+    escalation = rule.escalation
+    if rule.severity in ALERTING:
+        if rule.action != "ignore":
+            expression = f'{RULE_METRIC}{{rule="{rule.name}"}} > 0'
+            yield from _alert(_alert_name(rule.name), expression, "", rule.severity, title, advice, action=rule.action)
+    elif escalation is not None and escalation.severity in ALERTING and escalation.action != "ignore":
+        expression = f'{ESCALATED_METRIC}{{rule="{rule.name}"}} > 0'
+        name, summary = f"{_alert_name(rule.name)}Escalated", f"{title}, again and again"
+        yield from _alert(name, expression, "", escalation.severity, summary, advice, action=escalation.action)
 
 
 def _alert(

@@ -6,6 +6,7 @@ agent). Neither refers to a job.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from datetime import datetime, timedelta
 from typing import Self
 
@@ -18,6 +19,7 @@ from django.utils import timezone
 from vigil_core import untrusted
 
 SILENT = timedelta(seconds=45)  # three batches and some slack
+RETIRED_AFTER = timedelta(days=7)
 PLANTED_GRACE = timedelta(seconds=60)  # until the end of a planted fault is noticed and reported
 
 
@@ -74,6 +76,10 @@ class Agent(models.Model):
 
     def is_silent(self, now: datetime | None = None) -> bool:
         return self.heard_at is None or self.heard_at < (now or timezone.now()) - SILENT
+
+    def is_retired(self, now: datetime, nodes: Container[str]) -> bool:
+        """Return whether its node was taken away: silent for long, and unknown to the scheduler, which has `nodes`."""
+        return self.heard_at is not None and self.heard_at < now - RETIRED_AFTER and self.node not in nodes
 
 
 class AgentStream(models.Model):

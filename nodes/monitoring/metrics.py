@@ -30,12 +30,28 @@ def families() -> Iterator[Family]:
         ("severity", "action"), sorted(number.items()),
     )  # fmt: skip
     yield Family("vigil_health_waiting", "gauge", "Open entries that wait for a decision.", (), [((), waiting)])
-    open_rules = HealthEntry.objects.of_real_nodes().open().order_by().values_list("rule").annotate(Count("pk"))
-    by_rule: dict[str, int] = {**dict.fromkeys(rules_in_force(), 0), **dict(open_rules)}
-    yield Family(
-        "vigil_health_rule_open", "gauge", "Open health entries by rule.", ("rule",),
-        [((name,), count) for name, count in sorted(by_rule.items())],
-    )  # fmt: skip
+    yield from _by_rule()
     tripped = HealthControl.objects.filter(pk=HealthControl.ID, tripped_at__isnull=False).exists()
     description = "1: one rule opened on many nodes at once, and Vigil does nothing automatically."
     yield Family("vigil_health_breaker_tripped", "gauge", description, (), [((), int(tripped))])
+
+
+def _by_rule() -> Iterator[Family]:
+    """Yield the open entries by rule, and those of them whose severity is that of the rule's escalation."""
+    rules = rules_in_force()
+    raised = {
+        name: rule.escalation.severity
+        for name, rule in rules.items()
+        if rule.escalation is not None and rule.escalation.severity != rule.severity
+    }
+    by_rule, escalated = dict.fromkeys(rules, 0), dict.fromkeys(raised, 0)
+    rows = HealthEntry.objects.of_real_nodes().open().order_by().values_list("rule", "severity")
+    for name, severity, count in rows.annotate(Count("pk")):
+        by_rule[name] = by_rule.get(name, 0) + count
+        if severity == raised.get(name):
+            escalated[name] += count
+    for metric, text, numbers in (
+        ("vigil_health_rule_open", "Open health entries by rule.", by_rule),
+        ("vigil_health_rule_escalated", "Open entries by rule whose severity rose: the rule opened again.", escalated),
+    ):
+        yield Family(metric, "gauge", text, ("rule",), [((name,), count) for name, count in sorted(numbers.items())])

@@ -27,7 +27,6 @@ from nodes.scheduling import node_states
 from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)
-RETIRED_AFTER = timedelta(days=7)
 _UNREAD = ("facts", "first_seen_at", "counted_at", "fault")
 LEAST_SILENT = 3
 """Silent agents from which on their share matters."""
@@ -132,15 +131,10 @@ class States:
 
     @cached_property
     def _retired(self) -> frozenset[int]:
-        """Return the agents of nodes that were taken away: silent for long, and unknown to the scheduler."""
+        """Return the agents of nodes that were taken away; none while the scheduler is not read."""
         if not self.nodes_are_fresh:
             return frozenset()
-        since = self.now - RETIRED_AFTER
-        return frozenset(
-            agent.pk
-            for agent in self.agents.values()
-            if agent.heard_at is not None and agent.heard_at < since and agent.node not in self.nodes
-        )
+        return frozenset(agent.pk for agent in self.agents.values() if agent.is_retired(self.now, self.nodes))
 
     @property
     def _silent_share(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from django.db.models import Sum
@@ -28,11 +28,11 @@ Samples = list[tuple[tuple[str, ...], Value]]
 def families(now: datetime | None = None) -> Iterator[Family]:
     """Yield every metric family, also without samples. GPUs of machines whose agent is silent have no gauges."""
     now = now or timezone.now()
-    agents = list(Agent.objects.exclude(heard_at=None).only("node", "heard_at", "newest", "is_made_up"))
+    nodes: Samples = [(row, 1) for row in Node.objects.order_by("name").values_list("name", "state")]
+    agents = list(_agents({name for (name, _), _ in nodes}, now))
     up = {agent.pk: agent for agent in agents if agent.is_made_up or not agent.is_silent(now)}
     agent_samples: Samples = [((agent.node,), int(agent.pk in up)) for agent in agents]
     yield Family("vigil_agent_up", "gauge", "1: the node's agent reports; 0: it is silent.", ("node",), agent_samples)
-    nodes: Samples = [(row, 1) for row in Node.objects.order_by("name").values_list("name", "state")]
     yield Family(
         "vigil_node_state", "gauge", "1 for the node's state according to the scheduler.", ("node", "state"), nodes
     )
@@ -50,6 +50,13 @@ def families(now: datetime | None = None) -> Iterator[Family]:
         "vigil_queue_jobs", "gauge", "Jobs in the scheduler's queue; each waiting task of an array is one.",
         ("partition", "state"), jobs,
     )  # fmt: skip
+
+
+def _agents(nodes: Collection[str], now: datetime) -> Iterator[Agent]:
+    """Yield the agents that have reported, without those of nodes that were taken away."""
+    for agent in Agent.objects.exclude(heard_at=None).only("node", "heard_at", "newest", "is_made_up"):
+        if agent.is_made_up or not (nodes and agent.is_retired(now, nodes)):
+            yield agent
 
 
 def _gpu_gauges(up: dict[int, Agent]) -> Iterator[Family]:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jobs import lease, tasks
 from jobs.following import idle
 from jobs.following.tick_metrics import KEY
-from nodes.models import Agent, Node, NodeEvent, QueuedJob
+from nodes.models import Agent, HealthEntry, Node, NodeEvent, QueuedJob
 from portal import process_counters, publish
 from portal.http.counting import RequestCounter
 from tests.jobs.reporting import Spooled, attempt_of, frame, send
@@ -123,6 +123,28 @@ class TestCluster:
         assert of(found, "vigil_agent_up", node="dgx-01") == 0
         assert not [name for name, _ in found if name.startswith("vigil_gpu_") and "xid" not in name]
         assert of(found, "vigil_gpu_xid_total", node="dgx-01", gpu="0", uuid=item.gpus[0], xid="79") == 3
+
+    def test_the_agent_of_a_node_that_was_taken_away_disappears_after_a_week(self) -> None:
+        machine(1)
+        Agent.objects.update(heard_at=timezone.now() - timedelta(days=8))
+        assert of(scrape(), "vigil_agent_up", node="dgx-01") == 0, "without nodes the scheduler was not read"
+        Node.objects.update_or_create(name="dgx-02", defaults={"state": "idle"})
+        Node.objects.filter(name="dgx-01").delete()
+        assert of(scrape(), "vigil_agent_up", node="dgx-01") is None
+        Agent.objects.update(heard_at=timezone.now() - timedelta(days=6))
+        assert of(scrape(), "vigil_agent_up", node="dgx-01") == 0
+
+    def test_findings_that_escalated_are_counted_by_rule(self) -> None:
+        name = "vigil_health_rule_escalated"
+        for node, severity in (("dgx-01", "warning"), ("dgx-02", "critical"), ("dgx-03", "critical")):
+            now = timezone.now()
+            HealthEntry.objects.create(
+                node=node, rule="thermal-slowdown", title="Hot", state="open", severity=severity, action="drain",
+                first_seen=now, last_seen=now, opened_at=now,
+            )  # fmt: skip
+        assert of(scrape(), name, rule="thermal-slowdown") == 2
+        assert of(scrape(), name, rule="unknown-xid") == 0
+        assert of(scrape(), name, rule="row-remap-failed") is None, "critical from the start"
 
     def test_xids_are_counted_by_gpu_and_number(self) -> None:
         item = machine(2)

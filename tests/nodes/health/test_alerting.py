@@ -55,6 +55,47 @@ def test_prometheus_accepts_them_with_a_site_rule(tmp_path: Path) -> None:
     assert "VigilMyXid" in (tmp_path / "alerts.yml").read_text()
 
 
+def test_the_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    """Four agents of which one is silent are no outage, a portal without metrics is one, and so is an escalation."""
+
+    def agents(up: int, silent: int) -> list[dict[str, str]]:
+        return [
+            {"series": f'vigil_agent_up{{node="n{number}"}}', "values": f"{int(number < up)}x20"}
+            for number in range(up + silent)
+        ]
+
+    waiting = {"series": "vigil_health_waiting", "values": "0x20"}
+    escalated = {"series": 'vigil_health_rule_escalated{rule="thermal-slowdown"}', "values": "1x20"}
+    outage, missing, slowdown = "VigilAgentsDown", "VigilMetricsMissing", "VigilThermalSlowdownEscalated"
+    cases: list[tuple[list[dict[str, str]], set[str]]] = [
+        ([waiting, *agents(3, 1)], set()),
+        ([waiting, *agents(8, 3)], {outage}),
+        ([waiting, *agents(97, 3)], set()),
+        (agents(4, 0), {missing}),
+        ([waiting, escalated], {slowdown}),
+    ]
+    (tmp_path / "alerts.yml").write_text(alerts(shipped_and()))
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": series,
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                    "eval_time": "15m",
+                    "exp_samples": [{"labels": "{}", "value": int(name in firing)}],
+                }
+                for name in (outage, missing, slowdown)
+            ],
+        }
+        for series, firing in cases
+    ]  # fmt: skip
+    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": tests}))
+    command = ["promtool", "test", "rules", "test.yml"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 @pytest.mark.django_db
 def test_rules_that_the_site_saved_become_alerts(tmp_path: Path) -> None:
     """By the steps of docs/reference/metrics.md: the list of rules, then the text of each, in a file of its own."""
