@@ -17,6 +17,7 @@ from jobs.errors import JobError
 from jobs.gameday import on_nodes
 from jobs.gameday.faults import FAULTS
 from jobs.gameday.judge import judge
+from jobs.gameday.leftovers import clear_leftovers
 from jobs.gameday.results import store
 from jobs.gameday.submission import submit_drill
 from jobs.models import Drill, GameDay, Job
@@ -31,12 +32,13 @@ State = Drill.DrillState
 
 
 def advance() -> None:
-    """Advance every game day that is not over by one step."""
+    """Advance every game day that is not over by one step, and clear what earlier ones left."""
     for game_day in GameDay.objects.active().select_related("started_by", "project").order_by("pk")[:20]:
         try:
             _advance(game_day)
         except Exception:
             logger.exception("%s failed in this tick", game_day)
+    clear_leftovers()
 
 
 def _advance(game_day: GameDay) -> None:

@@ -1,7 +1,8 @@
 """Plant the faults of nodes: ask an agent, follow what health rules make of it, clean up, judge.
 
-The node is idle and sound, and its operator lets it take part (VIGIL_AGENT_GAMEDAY=yes): nobody's job is
-touched. The fault ends by itself, on the node. Then the entries whose evidence was planted, all of it, are cleared; a
+The node is idle and sound, and its operator lets it take part (VIGIL_AGENT_GAMEDAY=yes): nobody's job is touched. A
+request is withdrawn if a job starts first, and the agent refuses it beside jobs. The fault ends by itself, on the node.
+Then the entries whose evidence was planted, all of it, are cleared (what comes later, by jobs.gameday.leftovers); a
 drain that followed from one is undone like any drain by a health rule (nodes.remediation.return_to_service), and a
 person's never is.
 """
@@ -63,11 +64,13 @@ def begin(game_day: GameDay, drill: Drill) -> None:
     describe_node(drill, node)
     with transaction.atomic():
         agent = Agent.objects.select_for_update(no_key=True).get(node=node)
-        if not planting.request_fault(agent, drill.pk, drill.fault, FAULTS[drill.fault].seconds):
-            return  # another game day was faster
         facts = {"node": drill.node, "driver": drill.driver, "slurm": drill.slurm}
-        if waiting.update(state=State.RUNNING, submitted_at=now, detail="", **facts):
-            note(game_day.started_by, "gameday.fault", node, f"{FAULTS[drill.fault].title}, planted by {game_day}")
+        if not waiting.update(state=State.RUNNING, submitted_at=now, detail="", **facts):
+            return  # another worker was faster, maybe on another node
+        if not planting.request_fault(agent, drill.pk, drill.fault, FAULTS[drill.fault].seconds):
+            transaction.set_rollback(True)  # another game day was faster on this node
+            return
+        note(game_day.started_by, "gameday.fault", node, f"{FAULTS[drill.fault].title}, planted by {game_day}")
 
 
 def follow(game_day: GameDay, drill: Drill) -> None:
@@ -75,22 +78,14 @@ def follow(game_day: GameDay, drill: Drill) -> None:
     now, fault = timezone.now(), FAULTS[drill.fault]
     is_cancelled = game_day.cancel_requested_at is not None
     assert drill.submitted_at is not None
-    report = planting.report_of(drill.node, drill.pk, drill.submitted_at)
-    if report is None or report.until is None:
-        waited = now - drill.submitted_at
-        if report is not None:
-            planting.withdraw(drill.node, drill.pk)
-            store(drill, State.NOT_TRIED, f"Not tried: the agent of {drill.node} refused. {report.text}")
-        elif is_cancelled or waited > planting.OFFERED_FOR:
-            planting.withdraw(drill.node, drill.pk)
-            taken_back_at = min(game_day.cancel_requested_at or now, drill.submitted_at + planting.OFFERED_FOR)
-            if now < taken_back_at + LATE_REPORT:
-                return
-            seconds = formatting.duration(waited.total_seconds())
-            missing = f"The agent of {drill.node} has not planted it after {seconds}."
-            store(drill, State.NOT_TRIED if is_cancelled else State.FAILED, "Cancelled." if is_cancelled else missing)
+    report = planting.report_of(drill.node, drill.pk, drill.submitted_at, fault.seconds)
+    if report is None:
+        _wait_for_agent(game_day, drill, now)
         return
     planting.withdraw(drill.node, drill.pk)
+    if report.until is None:
+        store(drill, State.NOT_TRIED, f"Not tried: the agent of {drill.node} refused. {report.text}")
+        return
     drill.planted_at = report.at
     _measure(drill, fault, now)
     is_expected = not _is_settled(drill) and now < report.until + SLACK  # also if cancelled: the node has it by now
@@ -102,6 +97,32 @@ def follow(game_day: GameDay, drill: Drill) -> None:
         problems = _problems(drill, fault)
         state = State.NOT_TRIED if is_cancelled else State.FAILED if problems else State.PASSED
         store(drill, state, "Cancelled." if is_cancelled else " ".join(problems))
+
+
+def _wait_for_agent(game_day: GameDay, drill: Drill, now: datetime) -> None:
+    """Withdraw the request if its time is over, or a job has started on the node; then end the drill.
+
+    While a drill runs, and its fault is not planted, its detail says why the request was withdrawn early.
+    """
+    assert drill.submitted_at is not None
+    is_cancelled = game_day.cancel_requested_at is not None
+    withdrawn_at = min(game_day.cancel_requested_at or now, drill.submitted_at + planting.OFFERED_FOR)
+    node = Node.objects.filter(name=drill.node).first()
+    if not drill.detail and node is not None and node.has_jobs:
+        drill.detail = f"A job started on {drill.node} before the fault was planted."
+        store(drill, State.RUNNING, drill.detail)
+    if not (drill.detail or is_cancelled or now > withdrawn_at):
+        return
+    planting.withdraw(drill.node, drill.pk)
+    if now < withdrawn_at + LATE_REPORT:
+        return
+    if is_cancelled:
+        store(drill, State.NOT_TRIED, "Cancelled.")
+    elif drill.detail:
+        store(drill, State.NOT_TRIED, drill.detail)
+    else:
+        waited = formatting.duration((now - drill.submitted_at).total_seconds())
+        store(drill, State.FAILED, f"The agent of {drill.node} has not planted it after {waited}.")
 
 
 def _idle_node(partition: str, fault: Fault, now: datetime) -> str:

@@ -97,7 +97,7 @@ class AgentLoop:
             silent_since=self._conditions.since_by_subject("gpu.silent").get(""),
         )
         self._kernel = self._kernel_watch()
-        self._faults = PlantedFaults(settings.takes_faults)
+        self._faults = PlantedFaults(settings.takes_faults, proc_root)
         self._host, self._mounts = (
             HostSampler(proc_root, sys),
             MountProbes(self._faults.probe, self._conditions.since_by_subject("mount.slow")),

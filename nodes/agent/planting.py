@@ -1,6 +1,7 @@
 """Plant faults for a game day of the portal, below the code that must notice them (docs/how-to/game-day.md).
 
-Only where the node's operator set VIGIL_AGENT_GAMEDAY=yes, one at a time, for at most MAX_SECONDS. Nothing breaks:
+Only where the node's operator set VIGIL_AGENT_GAMEDAY=yes and nobody uses the node, one at a time, for at most
+MAX_SECONDS. Nothing breaks:
 
     xid     a line in the kernel log, which the agent reads back and which says that it is planted
     nvml    the process that reads NVML is stopped, as one whose driver call does not return
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from nodes.agent.disks import label
@@ -27,6 +29,7 @@ from nodes.agent.kernel_log import KernelLog
 from nodes.agent.log import log
 from nodes.agent.mounts import read_path
 from nodes.agent.posting import PlantRequest
+from nodes.agent.processes import is_running_jobs
 
 SETTING = "VIGIL_AGENT_GAMEDAY"
 MAX_SECONDS = 300.0
@@ -65,6 +68,7 @@ class PlantedFaults:
     """Begins and ends planted faults. `requests` is filled by the sending thread; all else is the main thread's."""
 
     is_allowed: bool
+    proc: Path = Path("/proc")
     requests: queue.SimpleQueue[PlantRequest] = field(default_factory=queue.SimpleQueue)
     _newest: PlantedFault | None = None
     _is_lasting: bool = False
@@ -124,6 +128,8 @@ class PlantedFaults:
             raise CannotPlant(f"{SETTING} is not yes on this node.")
         if self._is_lasting:
             raise CannotPlant("Another planted fault has not ended yet.")
+        if _is_in_use(self.proc, gpus):
+            raise CannotPlant("A job or another program uses this node.")
         seconds = min(request.seconds, MAX_SECONDS)
         fault = PlantedFault(request, time.time() + seconds, time.monotonic() + seconds)
         if request.fault == "xid":
@@ -163,6 +169,12 @@ class PlantedFaults:
     def _begin(self, fault: PlantedFault, *, mark: str = "", mount: str = "") -> None:
         self._newest = replace(fault, mark=mark, mount=mount)
         self._is_lasting = not mark  # a line in the log is written, and that is all
+
+
+def _is_in_use(proc: Path, gpus: GpuWatch) -> bool:
+    """Return whether a job runs here: the portal knows of its start only after the scheduler's next poll."""
+    counters = gpus.newest_counters
+    return (counters is not None and any(counters.processes or ())) or is_running_jobs(proc)
 
 
 def _send_signal(gpus: GpuWatch, number: signal.Signals) -> None:

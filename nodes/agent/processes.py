@@ -30,6 +30,17 @@ def job_of_cgroup(text: str) -> str:
     return match[1] if match else ""
 
 
+def is_running_jobs(proc_root: Path) -> bool:
+    """Return whether a process is in a job's control group, or is the manager of a job's step."""
+    for name in proc.names(proc_root):
+        if not name.isdigit():
+            continue
+        folder = proc_root / name
+        if job_of_cgroup(proc.read(folder / "cgroup", 16_384)) or "slurmstepd: [" in proc.read(folder / "cmdline", 64):
+            return True
+    return False
+
+
 def job_of_environment(text: bytes) -> str:
     """Return the job id from an environment: from the local scheduler's job folder, else Slurm's id."""
     for marker in (LOCAL_JOB, SLURM_JOB):

@@ -60,11 +60,16 @@ def wanted_of(agent: Agent) -> dict[str, Any] | None:
     return {name: plant.get(name) for name in ("id", "fault", "seconds")}
 
 
-def report_of(node: str, number: int, since: datetime) -> PlantReport | None:
-    """Return what the agent answered to this request; None: nothing yet."""
+def report_of(node: str, number: int, since: datetime, seconds: float) -> PlantReport | None:
+    """Return what the agent answered to a request of this moment for so many seconds; None: nothing yet.
+
+    Its times are not believed beyond what the request allows: a drill that waits for their end must end.
+    """
     rows = NodeEvent.objects.filter(agent__node=node, kind__in=PLANTINGS, code=number, at__gte=since - CLOCK)
     row = rows.order_by("at").first()
     if row is None:
         return None
+    latest = since + OFFERED_FOR + CLOCK
     until = untrusted.moment(row.data.get("planted_until")) if row.kind == "fault.planted" else None
-    return PlantReport(row.at, until, row.text)
+    longest = latest + timedelta(seconds=seconds)
+    return PlantReport(min(row.at, latest), until and min(until, longest), row.text)

@@ -12,6 +12,7 @@ from django.utils import timezone
 from jobs.burnins import start as burn_ins
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
+from jobs.gameday.leftovers import AFTER
 from jobs.gameday.on_nodes import FOR_A_NODE, FOR_RETURN, HOW_TO, LATE_REPORT, begin
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
@@ -293,6 +294,73 @@ def test_a_cancelled_request_that_no_agent_read_ends(xid: Fault, ops: User) -> N
     assert (xid.drill.detail, xid.game_day.is_active) == ("Cancelled.", False)
 
 
+class TestAfterTheDrill:
+    """What a drill no longer follows is cleared, and the node returns."""
+
+    @pytest.fixture
+    def late(self, xid: Fault) -> Fault:
+        """Return a fault whose agent plants it, and whose health rule has not noticed it by the end of the drill."""
+        mark = xid.plant(lasts_s=-31)
+        xid.advance()
+        assert xid.drill.state == "failed"
+        xid.xid(**mark | {"planted_until": time.time() + 60})
+        return xid
+
+    def returns(self, fault: Fault) -> None:
+        fault.lab.step()
+        assert NODE in fault.lab.scheduler.drained
+        fault.advance()
+        assert fault.lab.entry().state == "open", "it may still be noticed by a drill that runs"
+        HealthEntry.objects.update(last_seen=timezone.now() - AFTER)
+        fault.advance(2)
+        assert (fault.lab.entry().state, fault.lab.scheduler.drained) == ("cleared", {})
+
+    def test_a_rule_that_notices_it_late(self, late: Fault) -> None:
+        self.returns(late)
+
+    def test_an_agent_that_reports_it_late(self, xid: Fault) -> None:
+        Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
+        number = xid.drill.pk
+        xid.advance()
+        assert xid.drill.state == "failed"
+        mark = {"planted": number, "planted_until": time.time() + 60}
+        xid.lab.happens("fault.planted", NODE, fault="xid", text="Planted.", **mark)
+        xid.xid(**mark)
+        self.returns(xid)
+
+    def test_a_game_day_that_was_deleted(self, xid: Fault) -> None:
+        xid.xid(**xid.plant())
+        GameDay.objects.all().delete()
+        self.returns(xid)
+
+    def test_real_evidence_stays(self, late: Fault) -> None:
+        late.lab.xid(79, NODE, text="GPU has fallen off the bus, really.")
+        late.lab.step()
+        HealthEntry.objects.update(last_seen=timezone.now() - AFTER)
+        late.advance(2)
+        assert late.lab.entry().state == "open"
+        assert NODE in late.lab.scheduler.drained
+
+
+def test_a_drill_ends_though_an_agent_reports_that_its_fault_never_will(xid: Fault) -> None:
+    xid.plant(lasts_s=10**9)
+    Drill.objects.update(submitted_at=timezone.now() - timedelta(minutes=5))
+    NodeEvent.objects.filter(kind="fault.planted").update(at=timezone.now() - timedelta(minutes=5))
+    xid.advance()
+    assert (xid.drill.state, xid.drill.detail) == ("failed", "No health rule noticed it.")
+
+
+def test_a_job_that_starts_first_withdraws_the_request(xid: Fault) -> None:
+    Node.objects.filter(name=NODE).update(state="mixed", cpus_used=4)
+    advance()
+    assert (xid.drill.state, xid.request) == ("running", None), "its agent may have read the request just before"
+    Node.objects.filter(name=NODE).update(state="idle", cpus_used=0)
+    Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
+    advance()
+    assert xid.drill.state == "not tried"
+    assert xid.drill.detail == f"A job started on {NODE} before the fault was planted."
+
+
 class TestWhereItIsPlanted:
     def test_nowhere_without_the_setting(self, lab: Lab, ops: User) -> None:
         lab.machine(NODE).post(lab.machine(NODE).facts(time.time()))
@@ -352,6 +420,15 @@ class TestWhereItIsPlanted:
         begin(xid.game_day, drill)
         assert xid.request == {"id": drill.pk, "fault": "xid", "seconds": 60}
         assert AuditEntry.objects.filter(action="gameday.fault").count() == 1
+
+    def test_two_workers_ask_one_node(self, lab: Lab, xid: Fault) -> None:
+        other = lab.machine("dgx-02")
+        other.post(other.facts(time.time(), game_day=True))
+        drill = xid.drill
+        drill.state = Drill.DrillState.WAITING  # as another worker has read it
+        begin(xid.game_day, drill)
+        assert "plant" not in other.post().json()
+        assert xid.request is not None
 
 
 def test_upgrades_since_are_named(xid: Fault, ops: User) -> None:
