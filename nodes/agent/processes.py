@@ -31,14 +31,9 @@ def job_of_cgroup(text: str) -> str:
 
 
 def is_running_jobs(proc_root: Path) -> bool:
-    """Return whether a process is in a job's control group, or is the manager of a job's step."""
-    for name in proc.names(proc_root):
-        if not name.isdigit():
-            continue
-        folder = proc_root / name
-        if job_of_cgroup(proc.read(folder / "cgroup", 16_384)) or "slurmstepd: [" in proc.read(folder / "cmdline", 64):
-            return True
-    return False
+    """Return whether a process is in a job's control group."""
+    pids = (name for name in proc.names(proc_root) if name.isdigit())
+    return any(job_of_cgroup(proc.read(proc_root / pid / "cgroup", 16_384)) for pid in pids)
 
 
 def job_of_environment(text: bytes) -> str:
