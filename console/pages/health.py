@@ -127,7 +127,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
     """Approve, dismiss or clear an entry; return to the page of its node if the form was there."""
-    user = sysadmin_of(request, "decide about health entries")
+    user = sysadmin_of(request, "decide about findings")
     reason = " ".join(plain(request.POST.get("reason", "")).split())
     came_from = _page_of_form(request, entry_id)
     if not reason or len(reason) > orders.MOST_REASON:

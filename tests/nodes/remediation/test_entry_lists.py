@@ -42,7 +42,7 @@ def test_counts_are_true_beyond_what_is_listed(mira: User) -> None:
     page = signed_in(mira).get("/health").content.decode()
     assert "120\xa0findings wait for a decision." in page
     assert page.count('class="card finding"') == 50
-    assert '<a href="/health/entries?state=waiting">70\xa0more entries</a>' in page
+    assert '<a href="/health/entries?state=waiting">70\xa0more findings</a>' in page
     assert "n000" in page
     assert "n119" not in page, "the newest are shown"
 
@@ -65,7 +65,7 @@ def test_all_entries_can_be_searched_page_by_page(mira: User) -> None:
     assert client.get("/health/entries?state=cleared").content.decode().count("<tr id=") == 5
     assert client.get("/health/entries?node=n007&state=waiting").content.decode().count("<tr id=") == 1
     assert client.get("/health/entries?node=n007&state=open").content.decode().count("<tr id=") == 1
-    assert "No matching entries" in client.get("/health/entries?node=n007&state=cleared").content.decode()
+    assert "No matching findings" in client.get("/health/entries?node=n007&state=cleared").content.decode()
     assert client.get("/health/entries?after=nonsense&state=%00").status_code == 200
 
 
