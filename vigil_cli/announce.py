@@ -10,11 +10,13 @@ import click
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
-from vigil_cli.times import MomentParam
+from vigil_cli.times import UNTIL, MomentParam
 
 
 @click.group(invoke_without_command=True)
-@click.option("--all", "everything", is_flag=True, help="Also planned, past and withdrawn ones.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also past ones; for sysadmins also planned and withdrawn ones."
+)
 @as_json
 @click.pass_context
 def announcements(context: click.Context, everything: bool, as_json: bool) -> None:
@@ -24,7 +26,9 @@ def announcements(context: click.Context, everything: bool, as_json: bool) -> No
 
 
 @announcements.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also planned, past and withdrawn ones.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also past ones; for sysadmins also planned and withdrawn ones."
+)
 @as_json
 def list_announcements(everything: bool, as_json: bool) -> None:
     """List what is announced now."""
@@ -34,8 +38,10 @@ def list_announcements(everything: bool, as_json: bool) -> None:
 @announcements.command()
 @click.argument("text")
 @click.option("--level", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True)
-@click.option("--from", "starts_at", type=MomentParam(), metavar="T", help="When it appears; by default now.")
-@click.option("--until", "ends_at", type=MomentParam(), metavar="T", help="When it ends; else until withdrawn.")
+@click.option(
+    "--from", "starts_at", type=MomentParam(), is_eager=True, metavar="T", help="When it appears; by default now."
+)
+@click.option("--until", "ends_at", type=UNTIL, metavar="T", help="When it ends; else until withdrawn.")
 @as_json
 def add(text: str, level: str, starts_at: datetime | None, ends_at: datetime | None, as_json: bool) -> None:
     """Announce TEXT to everybody (sysadmins).

@@ -10,7 +10,7 @@ import click
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
-from vigil_cli.times import Duration, MomentParam
+from vigil_cli.times import UNTIL, Duration, MomentParam
 
 
 @click.group(invoke_without_command=True)
@@ -33,8 +33,10 @@ def list_windows(everything: bool, as_json: bool) -> None:
 
 @maintenance.command()
 @click.argument("nodes", metavar="NODES…", nargs=-1, required=True)
-@click.option("--from", "starts_at", type=MomentParam(), default="now", metavar="T", help="When; by default now.")
-@click.option("--until", "ends_at", type=MomentParam(), metavar="T", help="When it ends; or give --for.")
+@click.option(
+    "--from", "starts_at", type=MomentParam(), default="now", is_eager=True, metavar="T", help="When; by default now."
+)
+@click.option("--until", "ends_at", type=UNTIL, metavar="T", help="When it ends; or give --for.")
 @click.option("--for", "seconds", type=Duration(), metavar="D", help="How long: 90m, 4h or 2d.")
 @click.option("--reason", required=True, metavar="R", help="What is done; everybody sees it.")
 @click.option("--reserve", is_flag=True, help="Reserve the nodes in Slurm instead of draining them.")

@@ -36,8 +36,9 @@ def index(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, "Announced.")
             return redirect("announcements")
-    standing = [*Announcement.objects.pending().select_related("written_by").order_by("starts_at")]
-    past = Announcement.objects.exclude(pk__in=[row.pk for row in standing]).select_related("written_by")
+    visible = Announcement.objects.visible_to(user_of(request))
+    standing = [*visible.pending().select_related("written_by").order_by("starts_at")]
+    past = visible.exclude(pk__in=[row.pk for row in standing]).select_related("written_by")
     context = {
         "section": "home",
         "standing": [(row, GLYPHS[row.level]) for row in standing],
@@ -49,7 +50,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "sent": request.POST,
         "zone": timezone.get_current_timezone_name(),
     }
-    return render(request, "portal/announcements.html", context, status=400 if mistake else 200)
+    return render(request, "portal/announcements.html", context, status=422 if mistake else 200)
 
 
 @login_required

@@ -25,7 +25,7 @@ def page(request: HttpRequest) -> HttpResponse:
     context = form.context() | {
         "headline": headline(form.found) if form.found is not None else None,
     }
-    return render(request, "nodes/bulk_drain.html", context, status=400 if request.method == "POST" else 200)
+    return render(request, "nodes/bulk_drain.html", context, status=422 if request.method == "POST" else 200)
 
 
 def _drain(request: HttpRequest, user: User, form: BulkForm[DrainPreview]) -> HttpResponse:

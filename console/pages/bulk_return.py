@@ -29,7 +29,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "groups": [("Your drains", found.yours), ("Drained by others", found.by_others)] if found else [],
         "headline": headline(found) if found is not None else None,
     }
-    return render(request, "nodes/bulk_return.html", context, status=400 if request.method == "POST" else 200)
+    return render(request, "nodes/bulk_return.html", context, status=422 if request.method == "POST" else 200)
 
 
 def _undrain(request: HttpRequest, user: User, form: BulkForm[ReturnPreview]) -> HttpResponse:

@@ -54,7 +54,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "sent": request.POST,
         "zone": timezone.get_current_timezone_name(),
     }
-    return render(request, "nodes/maintenance.html", context, status=400 if mistake else 200)
+    return render(request, "nodes/maintenance.html", context, status=422 if mistake else 200)
 
 
 def _plan(request: HttpRequest, user: User) -> MaintenanceWindow:

@@ -95,7 +95,7 @@ def plan(request: ApiRequest, wanted: NewWindow) -> Status[dict[str, Any]]:
     "/{int:window_id}/cancel",
     response=MaintenanceShape,
     summary="Cancel or end maintenance (sysadmins)",
-    openapi_extra=described(errors=FORBIDDEN | {404: "No such window."}),
+    openapi_extra=described(errors=FORBIDDEN | {404: "No such window.", 409: "It is over already."}),
 )
 def cancel(request: ApiRequest, window_id: int) -> dict[str, Any]:
     """End a window now: its reservation is removed, and what it drained is undrained."""
@@ -104,7 +104,8 @@ def cancel(request: ApiRequest, window_id: int) -> dict[str, Any]:
     window = rows.filter(pk=window_id).first() if window_id < 2**63 else None
     if window is None:
         raise Problem(404, f"There is no maintenance window {window_id}.")
-    maintenance.cancel(request.auth, window)
+    if not maintenance.cancel(request.auth, window):
+        raise Problem(409, f"Maintenance window {window_id} is over already.")
     window.refresh_from_db()
     return _shape(window)
 

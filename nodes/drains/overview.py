@@ -99,7 +99,7 @@ class DrainedNode:
         if self.holder == DrainHolder.MAINTENANCE:
             is_broken = any(entry.is_active for entry in self.findings)
             return (
-                "It stays drained after its maintenance until its findings are cleared." if is_broken
+                "It stays drained after its maintenance: repair it, then return it to service." if is_broken
                 else "It returns when its maintenance ends."
             )  # fmt: skip
         if self.holder == DrainHolder.RULE:

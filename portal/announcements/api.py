@@ -39,7 +39,7 @@ class Announcements(Schema):
 
 
 class WantedAnnouncements(WantedPage):
-    all: bool = Field(False, description="Also those that are planned, over or withdrawn.")
+    all: bool = Field(False, description="Also those that are over; for sysadmins also planned and withdrawn ones.")
 
 
 class NewAnnouncement(Schema):
@@ -52,8 +52,8 @@ class NewAnnouncement(Schema):
 
 @router.get("", response=Announcements, summary="Announcements, newest first")
 def announcements(request: ApiRequest, wanted: Query[WantedAnnouncements]) -> dict[str, Any]:
-    """List current announcements, or with `all` also planned, past and withdrawn ones."""
-    rows = Announcement.objects.all() if wanted.all else Announcement.objects.shown()
+    """List current announcements, or with `all` also past ones and, for sysadmins, planned and withdrawn ones."""
+    rows = Announcement.objects.visible_to(request.auth) if wanted.all else Announcement.objects.shown()
     found = page(
         rows.select_related("written_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
     )
@@ -80,16 +80,17 @@ def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, A
     "/{int:announcement_id}/withdraw",
     response=AnnouncementShape,
     summary="Withdraw an announcement (sysadmins)",
-    openapi_extra=described(errors=ONLY | {404: "No such announcement."}),
+    openapi_extra=described(errors=ONLY | {404: "No such announcement.", 409: "It is over already."}),
 )
 def withdraw(request: ApiRequest, announcement_id: int) -> dict[str, Any]:
-    """Withdraw an announcement before its end. One that has ended stays as it is."""
+    """Withdraw an announcement before its end."""
     _only_sysadmins(request)
     rows = Announcement.objects.select_related("written_by")
     row = rows.filter(pk=announcement_id).first() if announcement_id < 2**63 else None
     if row is None:
         raise Problem(404, f"There is no announcement {announcement_id}.")
-    write.withdraw(request.auth, row)
+    if not write.withdraw(request.auth, row):
+        raise Problem(409, f"Announcement {announcement_id} is over already.")
     row.refresh_from_db()
     return _shape(row)
 

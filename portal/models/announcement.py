@@ -10,6 +10,8 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from portal.models.ground import User
+
 
 class AnnouncementQuerySet(models.QuerySet["Announcement"]):
     def shown(self, now: datetime | None = None) -> Self:
@@ -21,6 +23,10 @@ class AnnouncementQuerySet(models.QuerySet["Announcement"]):
         """Select what is shown now or will be."""
         now = now or timezone.now()
         return self.filter(Q(ends_at=None) | Q(ends_at__gt=now), withdrawn_at=None)
+
+    def visible_to(self, user: User) -> Self:
+        """Select what is shown or was; sysadmins also see what is planned or withdrawn."""
+        return self if user.is_sysadmin else self.filter(starts_at__lte=timezone.now(), withdrawn_at=None)
 
 
 class Announcement(models.Model):

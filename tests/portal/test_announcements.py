@@ -54,7 +54,25 @@ def test_everybody_sees_it_at_home_on_submit_and_by_rest(ops: User, mira: User) 
     assert withdrawn["withdrawn_at"]
     assert "Maintenance on Saturday" not in signed_in(mira).get("/").text
     assert bearer(mira, "read").get(ADDRESS).json()["items"] == []
-    assert len(bearer(mira, "read").get(ADDRESS, {"all": True}).json()["items"]) == 1
+    assert bearer(ops, "admin").post(f"{ADDRESS}/{item['id']}/withdraw").status_code == 409, "it is over already"
+
+
+def test_only_sysadmins_see_what_is_planned_or_withdrawn(ops: User, mira: User) -> None:
+    now = timezone.now()
+    announce(ops, "shown")
+    announce(ops, "planned", starts_at=(now + timedelta(hours=1)).isoformat())
+    Announcement.objects.create(text="withdrawn", starts_at=now - timedelta(hours=2), withdrawn_at=now)
+    Announcement.objects.create(text="past", starts_at=now - timedelta(hours=2), ends_at=now - timedelta(hours=1))
+    for user, expected in ((ops, {"shown", "planned", "withdrawn", "past"}), (mira, {"shown", "past"})):
+        items = bearer(user, "read").get(ADDRESS, {"all": True}).json()["items"]
+        assert {item["text"] for item in items} == expected
+        page = signed_in(user).get("/announcements").text
+        found = {
+            text
+            for text in ("shown", "planned", "withdrawn", "past")
+            if f"<b>{text}</b>" in page or f"<span>{text}</span>" in page
+        }
+        assert found == expected
 
 
 def test_only_between_its_times(ops: User, mira: User) -> None:
@@ -105,8 +123,8 @@ def test_only_sysadmins_write(ops: User, mira: User) -> None:
 
 def test_sysadmins_write_on_the_page(ops: User) -> None:
     client = signed_in(ops)
-    assert client.post("/announcements", {"text": "", "level": "info"}).status_code == 400
-    assert client.post("/announcements", {"text": "x", "level": "info", "ends_at": "soon"}).status_code == 400
+    assert client.post("/announcements", {"text": "", "level": "info"}).status_code == 422
+    assert client.post("/announcements", {"text": "x", "level": "info", "ends_at": "soon"}).status_code == 422
     sent = {"text": "<b>bold</b>", "level": "critical", "ends_at": "2999-01-01T00:00"}
     assert "more than a year" in client.post("/announcements", sent).text
     assert client.post("/announcements", {**sent, "ends_at": ""}).status_code == 302
@@ -155,7 +173,7 @@ def test_times_that_no_calendar_needs_are_refused(ops: User, settings: Any, star
     settings.TIME_ZONE = "America/New_York"
     assert announce(ops, starts_at=f"{starts_at}Z").status_code == 422
     form = {"text": "hello", "level": "info", "starts_at": starts_at}
-    assert signed_in(ops).post("/announcements", form).status_code == 400
+    assert signed_in(ops).post("/announcements", form).status_code == 422
     assert not Announcement.objects.exists()
 
 

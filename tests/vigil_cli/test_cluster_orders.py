@@ -150,6 +150,18 @@ def test_a_time_of_day_is_the_next_one() -> None:
     assert times.parse_moment(f"{earlier:%H:%M}", now) == earlier + timedelta(days=1)
 
 
+def test_the_end_of_a_window_is_the_next_such_time_after_its_beginning(portal):
+    portal.answers["POST", "maintenance"] = WINDOW
+    now = datetime.now().astimezone()
+    starts = (now + timedelta(hours=9)).replace(second=0, microsecond=0)
+    for hours in (1, 8, 15):
+        ends = starts + timedelta(hours=hours)
+        times = ("--until", f"{ends:%H:%M}", "--from", f"{starts:%H:%M}")
+        vigil("maintenance", "plan", "dgx01", *times, "--reason", "new fans")
+        assert datetime.fromisoformat(body(portal)["starts_at"]) == starts
+        assert datetime.fromisoformat(body(portal)["ends_at"]) == ends
+
+
 @pytest.mark.parametrize("text", ["", "+", "+4", "+4y", "25:00", "9999999", "+9999999d", "tomorrow", "+²h"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises((ValueError, OverflowError)):

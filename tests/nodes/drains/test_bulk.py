@@ -139,7 +139,7 @@ def test_the_page_previews_and_drains(lab: Lab, ops: User) -> None:
     page = client.get("/drains/several", {"nodes": "dgx-[01-03]"}).text.replace("\N{NO-BREAK SPACE}", " ")
     assert "This drains 3 nodes, 25 % of the GPUs in service." in page
     assert "No job runs there." in page
-    assert client.post("/drains/several", {"nodes": "dgx-[01-03]", "reason": " "}).status_code == 400
+    assert client.post("/drains/several", {"nodes": "dgx-[01-03]", "reason": " "}).status_code == 422
     assert not NodeOrder.objects.exists()
     answer = client.post("/drains/several", {"nodes": "dgx-[01-03]", "reason": "new  switch"})
     assert answer.status_code == 302

@@ -99,7 +99,7 @@ def test_the_page_shows_whose_drains_end(lab: Lab, ops: User) -> None:
     assert "This returns 2 nodes to service." in page
     assert "1 node that somebody else drained stays as it is." in page
     assert "broken fan" in page
-    assert client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": " "}).status_code == 400
+    assert client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": " "}).status_code == 422
     answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done"}, follow=True)
     left = "Ordered to undrain 2 nodes. Left as they are, because somebody else drained them: dgx-03."
     assert left in answer.text.replace("\N{NO-BREAK SPACE}", " ")

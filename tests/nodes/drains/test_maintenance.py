@@ -237,6 +237,7 @@ def test_a_node_with_an_open_finding_stays_drained(lab: Lab, ops: User) -> None:
     assert window.problem == "dgx-01 stayed drained: a finding of health rules is open."
     (drained,) = bearer(ops, "read").get("/api/v1/drains").json()["items"]
     assert (drained["holder"], drained["standing"]) == ("maintenance", "stands"), "it must not be returned"
+    assert drained["advice"] == "It stays drained after its maintenance: repair it, then return it to service."
     inbox.clear(ops, HealthEntry.objects.get().pk, "reseated")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"], "a person returns it: no rule had drained it"
@@ -391,6 +392,8 @@ def test_rest_plans_lists_and_cancels(lab: Lab, ops: User) -> None:
     assert post(ada, **wanted()).status_code == 403
     assert post(ada, f"/{window['id']}/cancel").status_code == 403
     assert post(ops, f"/{window['id']}/cancel").json()["state"] == "cancelled"
+    again = post(ops, f"/{window['id']}/cancel")
+    assert (again.status_code, again.json()["detail"]) == (409, f"Maintenance window {window['id']} is over already.")
     assert post(ops, "/999/cancel").status_code == 404
     assert bearer(ada, "read").get("/api/v1/maintenance").json()["items"] == []
     assert len(bearer(ada, "read").get("/api/v1/maintenance", {"all": True}).json()["items"]) == 1
@@ -419,7 +422,7 @@ def test_the_page_plans_and_cancels(lab: Lab, ops: User) -> None:
     client = signed_in(ops)
     starts, ends = ((now() + hours * HOUR).strftime("%Y-%m-%dT%H:%M") for hours in (24, 26))
     sent = {"nodes": "dgx-[01-02]", "reason": "<b>switch</b>", "starts_at": starts, "ends_at": ends}
-    assert client.post("/maintenance", {**sent, "ends_at": "soon"}).status_code == 400
+    assert client.post("/maintenance", {**sent, "ends_at": "soon"}).status_code == 422
     assert client.post("/maintenance", sent).status_code == 302
     for page in ("/maintenance", "/drains", "/nodes/dgx-01"):
         assert "&lt;b&gt;switch&lt;/b&gt;" in client.get(page).text
@@ -462,7 +465,7 @@ def test_times_that_no_calendar_needs_are_refused(lab: Lab, ops: User, settings:
     settings.TIME_ZONE = "America/New_York"
     form = {"nodes": "dgx-01", "reason": "fans", "starts_at": starts_at, "ends_at": "9999-12-31T23:59"}
     for ends_at in (form["ends_at"], f"{now() + HOUR:%Y-%m-%dT%H:%M}"):
-        assert signed_in(ops).post("/maintenance", form | {"ends_at": ends_at}).status_code == 400
+        assert signed_in(ops).post("/maintenance", form | {"ends_at": ends_at}).status_code == 422
     body = {"nodes": "dgx-01", "reason": "fans", "starts_at": f"{starts_at}Z", "ends_at": (now() + HOUR).isoformat()}
     answer = bearer(ops, "admin").post("/api/v1/maintenance", body, content_type="application/json")
     assert answer.status_code == 422
