@@ -14,6 +14,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
+from console.pages import forms
 from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
 from console.pages.vigil_itself import status_lines
 from nodes.cluster import drain as orders
@@ -172,9 +173,10 @@ _DECISIONS: dict[str, Callable[[User, int, str], Any]] = {
 @require_POST
 def reset_breaker(request: HttpRequest) -> HttpResponse:
     user = sysadmin_of(request, "reset the breaker")
-    reason = " ".join(plain(request.POST.get("reason", "")).split())[: orders.MOST_REASON]
-    if not reason:
-        messages.error(request, "Enter why the rule fired on so many nodes.")
+    reason = forms.line(request, "reason")
+    if not reason or len(reason) > orders.MOST_REASON:
+        most = orders.MOST_REASON
+        messages.error(request, f"Enter why the rule fired on so many nodes, in at most {most} characters.")
         return redirect("health")
     try:
         inbox.reset_breaker(user, reason)
