@@ -19,7 +19,7 @@ POLL_S = 0.5
 
 def carry_out(portal: Portal, node: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the order once it has ended, or its state after 30 s; progress goes to stderr."""
-    order = _place(portal, f"{node}/{action}", action, body)
+    order = _place(portal, node, action, body)
     name = order["node"]
     echo(f"Requested to {action} {name}; waiting for the scheduler.", err=True)
     until = time.monotonic() + WAIT_S
@@ -40,8 +40,9 @@ def carry_out(portal: Portal, node: str, action: str, body: dict[str, Any]) -> d
     return order
 
 
-def _place(portal: Portal, address: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+def _place(portal: Portal, node: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
     """Place the order. If somebody else drained the node, ask first; a script has to pass --replace."""
+    address = f"{node}/{action}"
     try:
         order: dict[str, Any] = portal.post(address, json=body)
     except CliError as error:
@@ -50,10 +51,11 @@ def _place(portal: Portal, address: str, action: str, body: dict[str, Any]) -> d
         standing = str(error).partition(" Send ")[0]
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise CliError(f"{standing} Add --replace to {action} it anyway.", status=409) from None
+        reason = portal.get(node)["reason"]  # before the question: another one may come while the person thinks
         echo(standing, err=True)
         if not click.confirm(f"{action.capitalize()} it anyway?", err=True):
             raise click.exceptions.Exit(1) from None
-        order = portal.post(address, json={**body, "replace": True})
+        order = portal.post(address, json={**body, "replaces": reason})
     return order
 
 

@@ -242,15 +242,21 @@ class WantedNodes(Schema):
     )
 
 
-class Drain(Schema):
-    model_config = {"extra": "forbid"}
-    reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
-    replace: bool = Field(False, description="Replace somebody else's drain and its reason.")
-
-
 class Undrain(Schema):
     model_config = {"extra": "forbid"}
-    replace: bool = Field(False, description="End somebody else's drain, too.")
+    replaces: str | None = Field(
+        None,
+        description="The node's reason that you have seen: somebody else's drain is replaced if it still has that.",
+    )
+    replace: bool = Field(False, description="Replace somebody else's drain whatever its reason is by now.")
+
+    def replaced_reason(self, node: Node) -> str | None:
+        """Return the reason that the order replaces, though it is somebody else's."""
+        return self.replaces if self.replaces is not None or not self.replace else node.reason
+
+
+class Drain(Undrain):
+    reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
 
 
 @router.get("", response=Nodes, summary="All nodes")
@@ -301,9 +307,9 @@ def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> di
 def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[str, Any]]:
     """Keep new jobs off a node; running jobs continue. The response is an order, which is carried out within seconds.
 
-    409 if somebody else has drained it already, with who and why, unless `replace` is set.
+    409 if somebody else has drained it already, with who and why, unless `replaces` is that reason.
     """
-    return _place_order(request, name, NodeOrder.Action.DRAIN, order_request.reason, replace=order_request.replace)
+    return _place_order(request, name, NodeOrder.Action.DRAIN, order_request, order_request.reason)
 
 
 @router.post(
@@ -315,11 +321,9 @@ def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[s
 def undrain(request: ApiRequest, name: str, order_request: Undrain | None = None) -> Status[dict[str, Any]]:
     """Let jobs start on a node again. The response is an order, which is carried out within seconds.
 
-    409 if somebody else has drained it, with who and why, unless `replace` is set.
+    409 if somebody else has drained it, with who and why, unless `replaces` is that reason.
     """
-    return _place_order(
-        request, name, NodeOrder.Action.UNDRAIN, replace=order_request is not None and order_request.replace
-    )
+    return _place_order(request, name, NodeOrder.Action.UNDRAIN, order_request)
 
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
@@ -371,14 +375,15 @@ def _node(name: str) -> Node:
 
 
 def _place_order(
-    request: ApiRequest, name: str, action: NodeOrder.Action, reason: str = "", *, replace: bool
+    request: ApiRequest, name: str, action: NodeOrder.Action, wanted: Undrain | None, reason: str = ""
 ) -> Status[dict[str, Any]]:
     only_sysadmins(request, f"{action} nodes")
     node = _node(name)
     if node.is_made_up:
         raise Problem(409, f"{name} is a demonstration node (`vigil up --demo`): the scheduler does not know it.")
     try:
-        order = orders.request_order(request.auth, node, action, reason, replaces=node.reason if replace else None)
+        replaces = wanted.replaced_reason(node) if wanted is not None else None
+        order = orders.request_order(request.auth, node, action, reason, replaces=replaces)
     except orders.DrainedByAnother as error:
         raise Problem(409, f"{error} Send `replace`: true to {action} it anyway.", kind="drained") from None
     except orders.NodeGone as error:

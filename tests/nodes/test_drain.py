@@ -77,8 +77,10 @@ def test_somebody_elses_drain_is_shown_and_not_replaced_unasked(
     answer = post(ops, f"dgx-01/{action}", **body)
     assert answer.status_code == 409
     assert answer.json()["detail"].startswith(f"dgx-01 is {words} root: ECC on gpu3, RMA 4711. Send `replace`")
+    assert post(ops, f"dgx-01/{action}", **body, replaces="fan 3").status_code == 409, "that is not its reason"
     assert not NodeOrder.objects.exists()
-    assert post(ops, f"dgx-01/{action}", **body, replace=True).status_code == 202
+    seen = {"replaces": HAND["reason"]} if action == "drain" else {"replace": True}
+    assert post(ops, f"dgx-01/{action}", **body, **seen).status_code == 202
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "done"
 

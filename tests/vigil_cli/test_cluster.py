@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -84,6 +85,18 @@ def test_a_script_replaces_somebody_elses_drain_only_when_it_says_so(portal):  #
     portal.answers["GET", "nodes/dgx-01/orders"] = {"items": [{**ORDER, "action": "undrain", "state": "done"}]}
     vigil("undrain", "dgx-01", "--replace")
     assert json.loads(portal.asked[1].content) == {"replace": True}
+
+
+def test_a_person_replaces_the_drain_that_was_shown(portal, monkeypatch):  # noqa: F811
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(drain, "sys", SimpleNamespace(stdin=terminal, stderr=terminal))
+    monkeypatch.setattr(drain.click, "confirm", lambda *_, **__: True)
+    taken = problem(409, "dgx-01 is drained by root: RMA 4711. Send `replaces` …")
+    body = {**json.loads(taken.content), "type": drain.DRAINED}
+    portal.answers["POST", "nodes/dgx-01/undrain"] = [httpx.Response(409, json=body), {**ORDER, "state": "done"}]
+    portal.answers["GET", "nodes/dgx-01"] = {**NODE, "reason": "RMA 4711"}
+    assert "dgx-01 is drained by root: RMA 4711." in vigil("undrain", "dgx-01").stderr
+    assert json.loads(portal.asked[-1].content) == {"replace": False, "replaces": "RMA 4711"}
 
 
 def test_undrain_that_is_refused(portal):  # noqa: F811

@@ -237,6 +237,20 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
     assert "The 100 with the most idle GPUs are shown" in page
 
 
+def test_a_long_list_says_that_only_the_nodes_shown_are_judged(lab: Lab, ops: User) -> None:
+    now = datetime.now(UTC)
+    drained = {"state": "drained", "reason": "Kill task failed", "reason_at": now - timedelta(hours=1)}
+    Node.objects.bulk_create(
+        Node(name=f"n{number:03}", gpus=8 - number // 100, booted_at=now if number in (7, 110) else None, **drained)
+        for number in range(120)
+    )
+    page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Among the 100 shown, the reason no longer holds for n007." in page
+    Node.objects.filter(name__gte="n090", name__lt="n110").delete()
+    page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "The reason no longer holds for 2 nodes." in page
+
+
 def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops: User) -> None:
     by_hand(lab, "fan", by="mira")
     client = signed_in(ops)
