@@ -55,6 +55,7 @@ class RackHourShape(Schema):
 
     at: datetime
     inlet_c: float
+    is_estimate: bool = Field(description="Not measured by BMCs all the time.")
 
 
 class RackInletShape(Schema):
@@ -119,7 +120,10 @@ def temperatures(request: ApiRequest) -> dict[str, Any]:
                 "above_neighbours_c": fields.get("above_neighbours_c"),
                 "is_estimate": fields.get("is_estimate", True),
                 "nodes": fields.get("nodes", 0),
-                "hours": [{"at": row.hour, "inlet_c": round(row.mean_c, 2)} for row in hours.get(rack, [])],
+                "hours": [
+                    {"at": hour.hour, "inlet_c": round(hour.celsius, 2), "is_estimate": hour.is_estimate}
+                    for hour in hours.get(rack, [])
+                ],
             }
         )
     return {"items": items}

@@ -37,7 +37,3 @@ class RackTemperature(models.Model):
 
     def __str__(self) -> str:
         return f"{self.rack} at {self.hour}"
-
-    @property
-    def mean_c(self) -> float:
-        return self.sum_c / self.count if self.count else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.utils import timezone
@@ -19,7 +19,7 @@ from portal import bulk
 from vigil_core import untrusted
 
 COLDEST_C, WARMEST_C = -10.0, 80.0
-"""What a BMC reports outside of this is no inlet temperature."""
+"""What a BMC reports or GPUs suggest outside of this is no inlet temperature."""
 MOST_ROWS = 200
 """Per transaction."""
 UNKNOWN = {"inlet_c": None, "above_neighbours_c": None, "nodes": 0}
@@ -83,7 +83,9 @@ def _reading(agent: Agent, values: Mapping[str, Any]) -> ThermalReading | None:
 def _inlet(
     agent: Agent, models: Mapping[str, str], gpus: Mapping[str, GpuThermals], resistance: Mapping[str, float]
 ) -> NodeInlet:
-    estimated = node_inlet([(models[uuid], gpu) for uuid, gpu in gpus.items()], resistance)
+    estimated = untrusted.within(
+        node_inlet([(models[uuid], gpu) for uuid, gpu in gpus.items()], resistance), COLDEST_C, WARMEST_C
+    )
     host = agent.newest.get("host") if isinstance(agent.newest, dict) else None
     measured = untrusted.within(host.get("inlet_c"), COLDEST_C, WARMEST_C) if isinstance(host, dict) else None
     return NodeInlet(agent.node, measured, estimated, _usual(models))
@@ -122,10 +124,11 @@ def _store_racks(found: Sequence[RackInlet], nodes: Mapping[str, Sequence[str]],
         for inlet in found:
             row = rows.get(inlet.rack)
             if row is None:
-                row = RackTemperature(rack=inlet.rack, hour=hour, max_c=inlet.inlet_c)
+                row = RackTemperature(rack=inlet.rack, hour=hour, max_c=inlet.inlet_c, is_estimate=False)
                 new.append(row)
             row.sum_c, row.count = row.sum_c + inlet.inlet_c, row.count + 1
-            row.max_c, row.is_estimate = max(row.max_c, inlet.inlet_c), inlet.is_estimate
+            row.max_c = max(row.max_c, inlet.inlet_c)
+            row.is_estimate = row.is_estimate or inlet.is_estimate
             row.nodes = len(nodes[inlet.rack])
         RackTemperature.objects.bulk_create(new, ignore_conflicts=True)
         bulk.update_rows(list(rows.values()), ("sum_c", "count", "max_c", "is_estimate", "nodes"))
@@ -141,11 +144,20 @@ def _store_racks(found: Sequence[RackInlet], nodes: Mapping[str, Sequence[str]],
     assessments.replace("rack_inlet", fields, UNKNOWN, now)
 
 
-def hourly(rack_hours: timedelta, now: datetime) -> dict[str, list[RackTemperature]]:
+class RackHour(NamedTuple):
+    """The mean inlet temperature of a rack in one hour; `is_estimate`: it was not measured all the time."""
+
+    hour: datetime
+    celsius: float
+    is_estimate: bool
+
+
+def hourly(span: timedelta, now: datetime) -> dict[str, list[RackHour]]:
     """Return the hours of the last time span by rack, oldest first."""
-    found: defaultdict[str, list[RackTemperature]] = defaultdict(list)
-    for row in RackTemperature.objects.filter(hour__gt=now - rack_hours).order_by("hour"):
-        found[row.rack].append(row)
+    found: defaultdict[str, list[RackHour]] = defaultdict(list)
+    rows = RackTemperature.objects.filter(hour__gt=now - span, count__gt=0).order_by("hour")
+    for rack, hour, total, count, is_estimate in rows.values_list("rack", "hour", "sum_c", "count", "is_estimate"):
+        found[rack].append(RackHour(hour, total / count, is_estimate))
     return dict(found)
 
 

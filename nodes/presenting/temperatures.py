@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean
 
 WIDTH, HEIGHT = 84.0, 20.0
 LEAST_SPAN_C = 4.0
 """So that a tenth of a degree does not look like a heat wave."""
-LEAST_HOURS = 6
+HOURS_A_DAY, LEAST_DAYS = 24, 3
+LEAST_APART_C = 0.5
+"""Hours of the day that differ by less are alike."""
 Hours = Sequence[tuple[datetime, float]]
 
 
@@ -37,16 +40,38 @@ def polyline(hours: Hours, start: datetime, end: datetime, low: float, high: flo
     return " ".join(points)
 
 
-def daily_pattern(hours: Hours) -> tuple[tuple[int, float], tuple[int, float]] | None:
-    """Return the coolest and the warmest hour of the day with their mean temperatures; None if too few are known.
+@dataclass(frozen=True)
+class DailyPattern:
+    """The hours of the day in which racks are coolest and warmest, how far they are apart, and of how many days."""
 
-    `hours` are in the time zone of the reader.
+    coolest: int
+    warmest: int
+    apart_c: float
+    days: int
+
+
+def daily_pattern(racks: Mapping[str, Hours]) -> DailyPattern | None:
+    """Return the pattern over the racks of which every hour of the day is known on LEAST_DAYS days; None without one.
+
+    Each rack counts by how its hours differ from its own mean: a warm rack shifts no hour. `racks` are in the time zone
+    of the reader.
     """
-    by_hour: defaultdict[int, list[float]] = defaultdict(list)
-    for at, celsius in hours:
-        by_hour[at.hour].append(celsius)
-    if len(by_hour) < LEAST_HOURS:
+    differences: defaultdict[int, list[float]] = defaultdict(list)
+    days = 0
+    for hours in racks.values():
+        by_hour: defaultdict[int, list[float]] = defaultdict(list)
+        for at, celsius in hours:
+            by_hour[at.hour].append(celsius)
+        if len(by_hour) < HOURS_A_DAY or min(map(len, by_hour.values())) < LEAST_DAYS:
+            continue
+        days = max(days, len(hours) // HOURS_A_DAY)
+        means = {hour: mean(values) for hour, values in by_hour.items()}
+        middle = mean(means.values())
+        for hour, celsius in means.items():
+            differences[hour].append(celsius - middle)
+    if not differences:
         return None
-    means = {hour: mean(values) for hour, values in by_hour.items()}
-    coolest, warmest = min(means, key=lambda hour: means[hour]), max(means, key=lambda hour: means[hour])
-    return (coolest, means[coolest]), (warmest, means[warmest])
+    typical = {hour: mean(values) for hour, values in differences.items()}
+    coolest, warmest = min(typical, key=lambda hour: typical[hour]), max(typical, key=lambda hour: typical[hour])
+    apart_c = typical[warmest] - typical[coolest]
+    return DailyPattern(coolest, warmest, apart_c, days) if apart_c >= LEAST_APART_C else None
