@@ -140,8 +140,11 @@ def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
             writer.write(b"x")
             await asyncio.sleep(WAIT_S / 8)
             if closed.done():
-                assert closed.result().startswith(b"HTTP/1.1 408 ")
+                # A byte sent after the server closed makes the kernel reset the connection, maybe before the answer is
+                # read.
+                assert closed.result()[:13] in (b"HTTP/1.1 408 ", b"")
                 return
+        raise AssertionError("The server still waits for the body.")
 
     play(App(), scene)
 

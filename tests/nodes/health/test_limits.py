@@ -49,6 +49,7 @@ def test_the_hour_and_the_partition_are_limits() -> None:
     assert refusal(cluster(*NODES[:4]), [], "dgx-03", 0) == "", "it is out already: that takes nothing away"
 
 
+@pytest.mark.timeout(900)  # ten thousand histories take half a minute on a quiet machine
 @settings(max_examples=10_000 if os.environ.get("EXHAUSTIVE") == "yes" else 300)
 @given(st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 600), st.booleans()), max_size=120))
 def test_no_history_exceeds_the_limits(history: list[tuple[str, int, bool]]) -> None:
