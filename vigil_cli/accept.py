@@ -16,7 +16,8 @@ from vigil_cli.times import Duration
 
 POLL_S = 5.0
 WIDTH = 100
-EXIT_CODES = {"": 0, "accepted": 0}
+EXIT_CODES = {"": 0, "accepted": 0, "rejected": 1, "inconclusive": 3}
+"""2 is a mistake in the command line."""
 
 
 @click.command()
@@ -29,7 +30,8 @@ def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
     """Accept or reject nodes, clause by clause (sysadmins).
 
     NODE may be an expression such as 'dgx[01-08]'. Checks the configuration, runs a burn-in with every pair of nodes,
-    and compares failures with published rates. Exits with 0 if the nodes are accepted. Ctrl-C stops following only.
+    and compares failures with published rates. Exits with 0 if the nodes are accepted, 1 if they are rejected, and 3
+    if the result is inconclusive. Ctrl-C stops following only.
     """
     portal = find_portal()
     acceptance = start_tests(
@@ -50,10 +52,12 @@ def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
 @click.option("--cancel", "cancels", is_flag=True, help="End its tests.")
 @as_json
 def acceptance(acceptance_id: int, cancels: bool, as_json: bool) -> None:
-    """Show an acceptance, or cancel it (sysadmins)."""
+    """Show an acceptance, or cancel it (sysadmins). Exits as `vigil accept` does; with 0 while it is not over."""
     portal = find_portal()
     path = f"acceptances/{acceptance_id}"
-    out(portal.post(f"{path}/cancel") if cancels else portal.get(path), _lines, as_json)
+    found = portal.post(f"{path}/cancel") if cancels else portal.get(path)
+    out(found, _lines, as_json)
+    raise click.exceptions.Exit(EXIT_CODES.get(found["result"], 1))
 
 
 @click.command()

@@ -21,16 +21,17 @@ from jobs.acceptances import start as acceptances
 from jobs.burnins import report
 from jobs.burnins.start import CannotBurnIn
 from jobs.errors import Conflict
-from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_TRIED, PASSED, REJECTED
+from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, REJECTED
 from nodes.burnin import plan
 from nodes.drains.host_expression import MOST_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
 from portal.http.paging import BadCursor, SortOrder, page
+from vigil_core import formatting
 from vigil_core.untrusted import plain
 
 PER_PAGE = 50
 RESULT_GLYPHS = {ACCEPTED: "completed", REJECTED: "failed"}
-CLAUSE_GLYPHS = {PASSED: "completed", FAILED: "failed", NOT_TRIED: "warn"}
+CLAUSE_GLYPHS = {PASSED: "completed", FAILED: "failed", NOT_TRIED: "warn", NOT_APPLICABLE: "cancelled"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,15 @@ class AcceptanceRow:
         if not self.acceptance.is_active:
             return RESULT_GLYPHS.get(self.acceptance.result, "warn")
         return "running" if self.acceptance.burn_in.state == BurnIn.BurnInState.RUNNING else "pending"
+
+    @property
+    def title(self) -> str:
+        """Return the result, with how many clauses an accepted one leaves open. Reads the clauses."""
+        title = str(self.acceptance.get_result_display())
+        open_clauses = sum(clause["outcome"] == NOT_TRIED for clause in self.acceptance.clauses)
+        if self.acceptance.result != ACCEPTED or not open_clauses:
+            return title
+        return f"{title}, {formatting.plural(open_clauses, 'clause')} not tried"
 
     @property
     def status(self) -> str:

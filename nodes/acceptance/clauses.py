@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 PASSED, FAILED, NOT_TRIED, PENDING = "passed", "failed", "not tried", "pending"
+NOT_APPLICABLE = "not applicable"
+"""To nodes without GPUs, or to a single node. What could not be measured is not tried."""
+OTHERS = (PASSED, NOT_TRIED, NOT_APPLICABLE, PENDING)
 ACCEPTED, REJECTED, INCONCLUSIVE = "accepted", "rejected", "inconclusive"
-REQUIRED = "burn_in"
-"""Without this clause nothing is accepted: a configuration alone shows no working cluster."""
+BURN_IN = "burn_in"
 MOST_DETAILS = 20
 MOST_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """States what one clause requires, and its source."""
+    """States what one clause requires, and its source. `is_essential`: nothing is accepted without its result."""
 
     key: str
     group: str
     title: str
     requirement: str
     source: str
+    is_essential: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,13 @@ def requirements() -> tuple[Requirement, ...]:
 
 
 def verdict_of(outcomes: Iterable[ClauseOutcome]) -> str:
-    """Return what follows: one failed clause rejects; without a passed burn-in nothing can be accepted."""
+    """Return what follows: one failed clause rejects; without a result of all essential ones nothing is accepted."""
     by_key = {outcome.key: outcome.outcome for outcome in outcomes}
     if FAILED in by_key.values():
         return REJECTED
-    return ACCEPTED if by_key.get(REQUIRED) == PASSED else INCONCLUSIVE
+    essential = [by_key.get(clause.key) for clause in requirements() if clause.is_essential]
+    is_complete = by_key.get(BURN_IN) == PASSED and all(found in (PASSED, NOT_APPLICABLE) for found in essential)
+    return ACCEPTED if is_complete else INCONCLUSIVE
 
 
 def stored(outcomes: Sequence[ClauseOutcome]) -> list[dict[str, Any]]:
@@ -62,9 +67,9 @@ def stored(outcomes: Sequence[ClauseOutcome]) -> list[dict[str, Any]]:
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the outcome of stored clauses in a sentence, failed ones first."""
     failed = [row["title"] for row in rows if row["outcome"] == FAILED]
-    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in (PASSED, NOT_TRIED, PENDING)}
+    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OTHERS}
     parts = [f"{len(failed)} failed ({', '.join(failed)})"] if failed else []
-    parts += [f"{count[outcome]} {outcome}" for outcome in (PASSED, NOT_TRIED, PENDING) if count[outcome]]
+    parts += [f"{count[outcome]} {outcome}" for outcome in OTHERS if count[outcome]]
     return f"Of {len(rows)} clauses {', '.join(parts)}."
 
 

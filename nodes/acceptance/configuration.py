@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
+from urllib.parse import urlsplit
 
-from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome
+from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, ClauseOutcome
 from nodes.acceptance.facts import GpuConfiguration, NodeConfiguration
 from vigil_core import formatting
 
@@ -54,7 +55,7 @@ def _agents(nodes: Nodes) -> ClauseOutcome:
 
 def _gpus(nodes: Nodes) -> ClauseOutcome:
     if not _gpus_of(nodes) and not any(node.expected_gpus for node in nodes):
-        return ClauseOutcome("gpus", NOT_TRIED, NO_GPUS)
+        return ClauseOutcome("gpus", NOT_APPLICABLE, NO_GPUS)
     reporting = [node for node in nodes if node.is_reporting]
     details = []
     for node in reporting:
@@ -74,7 +75,7 @@ def _gpus(nodes: Nodes) -> ClauseOutcome:
 def _pcie(nodes: Nodes) -> ClauseOutcome:
     gpus = _gpus_of(nodes)
     if not gpus:
-        return ClauseOutcome("pcie", NOT_TRIED, NO_GPUS)
+        return ClauseOutcome("pcie", NOT_APPLICABLE, NO_GPUS)
     details, missing = [], []
     for node, gpu in gpus:
         if gpu.pcie_width and gpu.pcie_width_most and gpu.pcie_width < gpu.pcie_width_most:
@@ -95,7 +96,7 @@ def _pcie(nodes: Nodes) -> ClauseOutcome:
 def _nvlinks(nodes: Nodes) -> ClauseOutcome:
     gpus = _gpus_of(nodes)
     if not gpus:
-        return ClauseOutcome("nvlinks", NOT_TRIED, NO_GPUS)
+        return ClauseOutcome("nvlinks", NOT_APPLICABLE, NO_GPUS)
     linked = [(node, gpu) for node, gpu in gpus if gpu.nvlinks]
     if not linked:
         return ClauseOutcome("nvlinks", NOT_TRIED, "No GPU reports NVLinks.")
@@ -115,7 +116,7 @@ def _nvlinks(nodes: Nodes) -> ClauseOutcome:
 def _ecc(nodes: Nodes) -> ClauseOutcome:
     gpus = _gpus_of(nodes)
     if not gpus:
-        return ClauseOutcome("ecc", NOT_TRIED, NO_GPUS)
+        return ClauseOutcome("ecc", NOT_APPLICABLE, NO_GPUS)
     without = [(node, gpu) for node, gpu in gpus if not gpu.has_ecc]
     if len(without) == len(gpus):
         return ClauseOutcome("ecc", NOT_TRIED, "No GPU reports memory errors: ECC is off, or its model has none.")
@@ -126,7 +127,7 @@ def _ecc(nodes: Nodes) -> ClauseOutcome:
 def _heat(nodes: Nodes) -> ClauseOutcome:
     gpus = _gpus_of(nodes)
     if not gpus:
-        return ClauseOutcome("heat", NOT_TRIED, NO_GPUS)
+        return ClauseOutcome("heat", NOT_APPLICABLE, NO_GPUS)
     details = [f"{_place(node, gpu)}: slowed down by heat or power brake." for node, gpu in gpus if gpu.is_slowed]
     missing = [_place(node, gpu) for node, gpu in gpus if not gpu.is_working]
     measured = f"{formatting.plural(len(gpus) - len(missing), 'GPU')} observed at work, {len(details)} slowed down."
@@ -166,7 +167,7 @@ def _limits(nodes: Nodes) -> Iterable[ClauseOutcome]:
     if with_gpus:
         yield _at_least("memlock", with_gpus, lambda node: node.memlock_bytes, UNLIMITED, formatting.memory)
     else:
-        yield ClauseOutcome("memlock", NOT_TRIED, NO_GPUS)
+        yield ClauseOutcome("memlock", NOT_APPLICABLE, NO_GPUS)
     yield _at_least("open_files", nodes, lambda node: node.open_files, LEAST_OPEN_FILES, lambda value: f"{value:,.0f}")
     yield _at_least("shm", nodes, lambda node: node.shm_bytes, LEAST_SHM_BYTES, formatting.memory)
 
@@ -194,10 +195,10 @@ def _at_least(
 
 
 def _encrypted(portal_url: str) -> ClauseOutcome:
-    scheme, _, rest = portal_url.partition("://")
-    host = rest.partition("/")[0].rpartition(":")[0] or rest.partition("/")[0]
-    is_here = host in ("localhost", "[::1]") or (host.startswith("127.") and host.replace(".", "").isdigit())
-    return ClauseOutcome("encrypted", PASSED if scheme == "https" or is_here else FAILED, f"{portal_url}")
+    address = urlsplit(portal_url)
+    host = address.hostname or ""
+    is_here = host in ("localhost", "::1") or (host.startswith("127.") and host.replace(".", "").isdigit())
+    return ClauseOutcome("encrypted", PASSED if address.scheme == "https" or is_here else FAILED, portal_url)
 
 
 def _tokens(nodes: Nodes) -> ClauseOutcome:
@@ -215,7 +216,7 @@ def _same_on_nodes(
 ) -> ClauseOutcome:
     """Require the same text on all nodes that have a value."""
     if needs_gpus and not _gpus_of(nodes):
-        return ClauseOutcome(key, NOT_TRIED, NO_GPUS)
+        return ClauseOutcome(key, NOT_APPLICABLE, NO_GPUS)
     groups = _groups((text, node.node) for node in nodes if (text := text_of(node)))
     if not groups:
         return ClauseOutcome(key, NOT_TRIED, "No agent reports it.")
@@ -230,7 +231,7 @@ def _same_by_model(
     """Require the same value on all GPUs of a model."""
     gpus = _gpus_of(nodes)
     if not gpus:
-        return ClauseOutcome(key, NOT_TRIED, NO_GPUS)
+        return ClauseOutcome(key, NOT_APPLICABLE, NO_GPUS)
     texts = sorted({text_of(value) for _, gpu in gpus if (value := value_of(gpu))})
     if not texts:
         return ClauseOutcome(key, NOT_TRIED, "No GPU reports it.")

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import combinations
 from statistics import median
 
-from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome
+from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, ClauseOutcome
 from nodes.burnin import judge
 from nodes.burnin.evidence import GAP, ON_GPU, TEST, BurnInFinding, NodeResults
 from nodes.burnin.pairs import Pair, pair_tests, slow_pairs
@@ -86,7 +86,7 @@ def pairs_clause(nodes: Sequence[NodeResults]) -> ClauseOutcome:
     """
     expected = list(combinations(sorted(results.node for results in nodes), 2))
     if not expected:
-        return ClauseOutcome("pairs", NOT_TRIED, "There is only one node.")
+        return ClauseOutcome("pairs", NOT_APPLICABLE, "There is only one node.")
     lost = {results.node for results in nodes if results.is_node_lost}
     with_gpus = {results.node for results in nodes if results.has_gpus}
     tested: defaultdict[Pair, list[ItemSummary]] = defaultdict(list)
@@ -131,9 +131,11 @@ def failures_clause(count: FailureCount) -> ClauseOutcome:
     """Compare the count with the required published rate; the others are for information."""
     failures = formatting.plural(len(count.texts), "failure")
     required = next((expected for expected in count.expected if expected.is_required), None)
-    if not count.hours or not count.gpus or required is None:
-        why = "The tests did not run." if not count.hours else "Published rates are about nodes with GPUs."
-        return ClauseOutcome("failures", NOT_TRIED, f"{failures}. {why}", count.texts)
+    if not count.gpus:
+        text = f"{failures}. Published rates are about nodes with GPUs."
+        return ClauseOutcome("failures", NOT_APPLICABLE, text, count.texts)
+    if not count.hours or required is None:
+        return ClauseOutcome("failures", NOT_TRIED, f"{failures}. The tests did not run.", count.texts)
     measured = (
         f"{failures} in {count.hours:.3g} h × {formatting.plural(count.gpus, 'GPU')}; "
         f"the published rate expects {formatting.measure(required.failures)}; p = {_p(required.p)}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome
 from nodes.inventory.comparison import node_findings
@@ -12,6 +12,8 @@ from nodes.inventory.software import NodeSoftware
 from vigil_core import formatting
 
 MOST_NAMES = 5
+OF_GPUS = frozenset({"driver", "cuda", "vbios"})
+"""Software that every node with GPUs must report."""
 
 
 def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: MinimumVersions) -> ClauseOutcome:
@@ -36,4 +38,29 @@ def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: Mini
         return ClauseOutcome("versions", FAILED, measured, details)
     if len(reported) < expected:
         return ClauseOutcome("versions", NOT_TRIED, f"Reported by {len(reported)} of {expected} nodes.")
+    if unreported := tuple(_unreported(reported, minimums)):
+        return ClauseOutcome("versions", NOT_TRIED, measured, unreported)
     return ClauseOutcome("versions", PASSED, measured)
+
+
+def _unreported(nodes: Sequence[NodeSoftware], minimums: MinimumVersions) -> Iterable[str]:
+    """Yield which nodes do not report software that has a minimum: it may be below that.
+
+    Every node with GPUs has a driver and a VBIOS. Other software may not be installed, unless another node reports it.
+    """
+    names = {node.node: {software.name for software in node.versions} for node in nodes}
+    on_some = set().union(*names.values())
+    missing: defaultdict[str, list[str]] = defaultdict(list)
+    for minimum in minimums.items:
+        for node in nodes:
+            is_expected = _concerns(minimum, node.model) if minimum.software in OF_GPUS else minimum.software in on_some
+            if is_expected and minimum.software not in names[node.node] and node.node not in missing[minimum.title]:
+                missing[minimum.title].append(node.node)
+    for title, found in missing.items():
+        if found:
+            yield f"{title}: not reported by {formatting.listed(found, MOST_NAMES)}."
+
+
+def _concerns(minimum: MinimumVersion, model: str) -> bool:
+    """Return whether the minimum is about software of a node with GPUs of this model, "" without any."""
+    return bool(model) and (not minimum.models or any(name.casefold() in model.casefold() for name in minimum.models))

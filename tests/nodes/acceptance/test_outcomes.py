@@ -13,6 +13,7 @@ from nodes.acceptance.clauses import (
     ACCEPTED,
     FAILED,
     INCONCLUSIVE,
+    NOT_APPLICABLE,
     NOT_TRIED,
     PASSED,
     REJECTED,
@@ -65,7 +66,7 @@ def test_one_failure_is_chance() -> None:
 
 def test_failures_are_not_judged_without_time_or_gpus() -> None:
     assert failures_clause(count(1, hours=0)).outcome == NOT_TRIED
-    assert failures_clause(count(1, gpus=0)).outcome == NOT_TRIED
+    assert failures_clause(count(1, gpus=0)).outcome == NOT_APPLICABLE
 
 
 @given(failures=st.integers(0, 30), days=st.floats(0.01, 5_000))
@@ -133,7 +134,7 @@ def test_all_pairs() -> None:
     assert pairs_clause([met("a", "b", "c"), met("b", "c"), met("c")]).outcome == PASSED
     missing = pairs_clause([met("a", "b"), met("b", "c"), met("c")])
     assert (missing.outcome, missing.details) == (NOT_TRIED, ("No result on their GPUs: a and c.",))
-    assert pairs_clause([met("a")]).outcome == NOT_TRIED
+    assert pairs_clause([met("a")]).outcome == NOT_APPLICABLE
     wrong = pairs_clause([met("a", "b", "c"), met("b", "c", detail="sums are wrong"), met("c", "b")])
     assert (wrong.outcome, wrong.details) == (FAILED, ("b and c: sums are wrong.",))
     slow = pairs_clause([met("a", "b", "c"), met("b", "c", speed=12.0), met("c")])
@@ -170,12 +171,25 @@ OUTCOMES = st.lists(
 )
 
 
+ESSENTIAL = ("agents", "gpus", "burn_in", "pairs", "failures")
+
+
+def test_nothing_is_accepted_before_all_pairs_were_tested() -> None:
+    passed = [ClauseOutcome(key, PASSED, "measured.") for key in ESSENTIAL if key != "pairs"]
+    assert verdict_of(passed) == INCONCLUSIVE
+    assert verdict_of([*passed, ClauseOutcome("pairs", NOT_TRIED, "27 of 28 pairs tested.")]) == INCONCLUSIVE
+    assert verdict_of([*passed, ClauseOutcome("pairs", PASSED, "28 of 28 pairs tested.")]) == ACCEPTED
+    alone = ClauseOutcome("pairs", NOT_APPLICABLE, "There is only one node.")
+    assert verdict_of([*passed, alone, ClauseOutcome("vbios", NOT_TRIED, "No GPU reports it.")]) == ACCEPTED
+
+
 @given(OUTCOMES)
 def test_nothing_is_accepted_with_a_failed_clause_or_without_a_burn_in(rows: list[tuple[str, str]]) -> None:
     outcomes = [ClauseOutcome(key, outcome, "measured.") for key, outcome in dict(rows).items()]
     verdict = verdict_of(outcomes)
     assert (verdict == REJECTED) == (FAILED in dict(rows).values())
     assert (verdict == ACCEPTED) <= (dict(rows).get("burn_in") == PASSED)
+    assert (verdict == ACCEPTED) <= all(dict(rows).get(key) == PASSED for key in ESSENTIAL)
     assert verdict in (ACCEPTED, REJECTED, INCONCLUSIVE)
     assert len(stored(outcomes)) == len(requirements())
 

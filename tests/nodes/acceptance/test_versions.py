@@ -29,3 +29,18 @@ def test_all_nodes_must_report() -> None:
     assert versions_clause([node("dgx-01", "570.86")], 1, MINIMUMS).outcome == "passed"
     assert versions_clause([node("dgx-01", "570.86"), node("dgx-02", "")], 2, MINIMUMS).outcome == "not tried"
     assert versions_clause([node("dgx-01", "")], 1, MINIMUMS).outcome == "not tried"
+
+
+def test_software_with_a_minimum_must_be_reported() -> None:
+    gpus = {"gpus": [{"name": "NVIDIA H100", "vbios": "96.00"}], "kernel": "Linux 6.8.0"}
+    minimums = MinimumVersions(
+        tuple(MinimumVersion(software=name, version="1.2", why="", source="") for name in ("driver", "slurm", "nccl"))
+    )
+    nodes = [
+        read_facts("dgx-01", "", gpus | {"driver": "570.86", "slurm": "24.11.5"}),
+        read_facts("dgx-02", "", gpus),
+        read_facts("cpu-01", "", {"kernel": "Linux 6.8.0", "slurm": "24.11.5"}),
+    ]
+    found = versions_clause(nodes, 3, minimums)
+    assert found.outcome == "not tried"
+    assert found.details == ("NVIDIA driver: not reported by dgx-02.", "Slurm: not reported by dgx-02.")
