@@ -85,7 +85,7 @@ def _reserve(window: MaintenanceWindow, scheduler: Scheduler) -> None:
         rows.update(**changes)
         logger.warning("maintenance %d: %s", window.pk, error)
         return
-    rows.update(reservation=_name(window), tried_at=timezone.now(), problem="")
+    rows.update(reservation=_name(window), problem="")
     sync.hurry(Reading.Part.RESERVATIONS)
 
 

@@ -284,6 +284,23 @@ def test_reserves_where_requested_and_removes_it(lab: Lab, ops: User) -> None:
     assert not lab.scheduler.reserved
 
 
+def test_a_window_cancelled_while_it_was_reserved_is_removed_at_once(
+    lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = planned(ops, starts=10, wants_reservation=True)
+    reserve = lab.scheduler.reserve_window
+
+    def reserve_slowly(*args: Any, **more: Any) -> None:
+        maintenance.cancel(ops, window)
+        reserve(*args, **more)
+
+    monkeypatch.setattr(lab.scheduler, "reserve_window", reserve_slowly)
+    reservations.carry_out(lab.scheduler)
+    assert lab.scheduler.reserved
+    reservations.carry_out(lab.scheduler)
+    assert not lab.scheduler.reserved
+
+
 def test_a_reservation_that_somebody_deleted_is_made_again(lab: Lab, ops: User) -> None:
     window = planned(ops, wants_reservation=True)
     reservations.carry_out(lab.scheduler)
