@@ -68,7 +68,7 @@ def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> No
 
 @click.command()
 @click.argument("name", metavar="NODES")
-@click.option("--reason", metavar="R", help="Why; required for a host expression, kept in the audit log.")
+@click.option("--reason", metavar="R", help="Why; kept in the audit log. Required for a host expression.")
 @click.option("--replace", is_flag=True, help=REPLACE)
 @click.option("--yes", is_flag=True, help="Return several nodes without a question.")
 @as_json
@@ -85,7 +85,7 @@ def undrain(name: str, reason: str | None, replace: bool, yes: bool, as_json: bo
             raise click.UsageError("Give a --reason for several nodes.")
         return_many(find_portal(), name, reason, replace=replace, is_confirmed=yes, as_json=as_json)
         return
-    _order(name, "undrain", {"replace": replace}, as_json)
+    _order(name, "undrain", {"replace": replace} | ({"reason": reason} if reason else {}), as_json)
 
 
 @click.command()

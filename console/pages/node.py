@@ -232,6 +232,9 @@ def _place_order(request: HttpRequest, name: str, action: NodeOrder.Action, reas
         replace = f"To replace its reason: vigil drain {name} --reason R --replace"
         again = replace if action == NodeOrder.Action.DRAIN else "Read the reason before you undrain the node."
         messages.error(request, f"{error} Nothing was changed. {again}")
+    except orders.OrderedByPerson as error:
+        why = " --reason R" if action == NodeOrder.Action.DRAIN else ""
+        messages.error(request, f"{error} Nothing was changed. To replace that: vigil {action} {name}{why} --replace")
     except orders.NodeGone as error:
         raise Http404(str(error)) from None
     return redirect("drains") if request.POST.get("next") == "drains" else redirect("node", name)

@@ -24,7 +24,7 @@ Part = Reading.Part
 NO_NODE = {404: "No such node."}
 NOT_ORDERED = NO_NODE | {
     403: "Only for sysadmins, with a token of scope admin.",
-    409: "This is a demonstration node (`vigil up --demo`).",
+    409: "This is a demonstration node (`vigil up --demo`), somebody else drained it or has just ordered something.",
 }
 
 
@@ -242,7 +242,7 @@ class WantedNodes(Schema):
     )
 
 
-class Undrain(Schema):
+class WantedOrder(Schema):
     model_config = {"extra": "forbid"}
     replaces: str | None = Field(
         None,
@@ -255,8 +255,12 @@ class Undrain(Schema):
         return self.replaces if self.replaces is not None or not self.replace else node.reason
 
 
-class Drain(Undrain):
+class Drain(WantedOrder):
     reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
+
+
+class Undrain(WantedOrder):
+    reason: Why | None = Field(None, description="Why; it is kept with the order and in the audit log.")
 
 
 @router.get("", response=Nodes, summary="All nodes")
@@ -307,7 +311,8 @@ def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> di
 def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[str, Any]]:
     """Keep new jobs off a node; running jobs continue. The response is an order, which is carried out within seconds.
 
-    409 if somebody else has drained it already, with who and why, unless `replaces` is that reason.
+    409 if somebody else has drained it already, with who and why, unless `replaces` is that reason. Also while another
+    sysadmin's order waits, unless `replaces` or `replace` is set.
     """
     return _place_order(request, name, NodeOrder.Action.DRAIN, order_request, order_request.reason)
 
@@ -321,9 +326,11 @@ def drain(request: ApiRequest, name: str, order_request: Drain) -> Status[dict[s
 def undrain(request: ApiRequest, name: str, order_request: Undrain | None = None) -> Status[dict[str, Any]]:
     """Let jobs start on a node again. The response is an order, which is carried out within seconds.
 
-    409 if somebody else has drained it, with who and why, unless `replaces` is that reason.
+    409 if somebody else has drained it, with who and why, unless `replaces` is that reason. Also while another
+    sysadmin's order waits, unless `replaces` or `replace` is set.
     """
-    return _place_order(request, name, NodeOrder.Action.UNDRAIN, order_request)
+    reason = (order_request.reason if order_request is not None else None) or ""
+    return _place_order(request, name, NodeOrder.Action.UNDRAIN, order_request, reason)
 
 
 @cluster.get("/partitions", response=Partitions, summary="Partitions, the default one first")
@@ -375,7 +382,7 @@ def _node(name: str) -> Node:
 
 
 def _place_order(
-    request: ApiRequest, name: str, action: NodeOrder.Action, wanted: Undrain | None, reason: str = ""
+    request: ApiRequest, name: str, action: NodeOrder.Action, wanted: WantedOrder | None, reason: str = ""
 ) -> Status[dict[str, Any]]:
     only_sysadmins(request, f"{action} nodes")
     node = _node(name)
@@ -384,7 +391,7 @@ def _place_order(
     try:
         replaces = wanted.replaced_reason(node) if wanted is not None else None
         order = orders.request_order(request.auth, node, action, reason, replaces=replaces)
-    except orders.DrainedByAnother as error:
+    except orders.NeedsConfirmation as error:
         raise Problem(409, f"{error} Send `replace`: true to {action} it anyway.", kind="drained") from None
     except orders.NodeGone as error:
         raise Problem(404, str(error)) from None

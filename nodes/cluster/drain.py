@@ -7,14 +7,14 @@ import time
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from nodes.cluster import sync
-from nodes.models import Node, NodeOrder, Reading
+from nodes.models import HealthEntry, Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
 from nodes.scheduling import node_states
-from portal.access import note
+from portal.access import CLUSTER, can, note
 from portal.audit import Change
 from portal.models import User
 from portal.wakes import FOLLOWER
@@ -24,8 +24,13 @@ logger = logging.getLogger(__name__)
 
 AGAIN = timedelta(seconds=10)  # before a retry, if the scheduler did not respond
 GIVE_UP = timedelta(minutes=10)  # an order that has waited so long may no longer be wanted
+NOT_REACHED = "Vigil did not get to it within 10 min. Order it again if it is still wanted."
 BUDGET_S = 2.0  # per tick
 MOST_REASON = 200
+
+
+_IS_URGENT = Exists(HealthEntry.objects.filter(order=OuterRef("pk"), severity__in=("critical", "fatal")))
+"""A node that corrupts results or loses jobs does not wait for a drain of a thousand others."""
 
 
 class NotOrdered(Exception):
@@ -39,7 +44,11 @@ class NodeGone(NotOrdered):
         super().__init__(f"The scheduler does not list {name} any more.")
 
 
-class DrainedByAnother(NotOrdered):
+class NeedsConfirmation(NotOrdered):
+    """Raised if the order would end or replace what somebody else decided, and does not say that it may."""
+
+
+class DrainedByAnother(NeedsConfirmation):
     """Raised if somebody else took the node out of service, for a reason that the order would overwrite or end."""
 
     def __init__(self, node: Node) -> None:
@@ -49,8 +58,8 @@ class DrainedByAnother(NotOrdered):
         super().__init__(f"{node.name} is {state}{by}{since}: {node.reason.rstrip('.')}.")
 
 
-class OrderedByPerson(NotOrdered):
-    """Raised if Vigil would replace an order that a person gave and that is not carried out yet."""
+class OrderedByPerson(NeedsConfirmation):
+    """Raised if the order would replace one of another person that is not carried out yet."""
 
     def __init__(self, order: NodeOrder) -> None:
         super().__init__(f"{order.requester} has just ordered to {order.action} {order.node}.")
@@ -69,7 +78,8 @@ def request_order(
 
     `user` is None where Vigil follows a health `rule` by itself. In Slurm a drain overwrites another's reason, and an
     undrain ends it. `replaces` is the reason that the sysadmin has seen and means to replace. Raises NotOrdered:
-    DrainedByAnother if the node has a different reason by somebody else, OrderedByPerson, or NodeGone.
+    DrainedByAnother if the node has a different reason by somebody else; OrderedByPerson if another person's order
+    waits, and this one is Vigil's or without `replaces`; or NodeGone.
     """
     with transaction.atomic():
         # The row lock serialises orders for a node: the second request finds the first one's order.
@@ -83,7 +93,8 @@ def request_order(
         same = waiting.filter(action=action, reason=reason, asked_by=user, rule=rule).first()
         if same is not None:
             return same
-        if user is None and (other := waiting.exclude(asked_by=None).first()) is not None:
+        other = waiting.exclude(asked_by=None).exclude(asked_by=user).select_related("asked_by").first()
+        if other is not None and (user is None or replaces is None):
             raise OrderedByPerson(other)
         waiting.update(state=NodeOrder.State.REPLACED, ended_at=timezone.now())
         order = NodeOrder.objects.create(
@@ -144,15 +155,14 @@ def is_reason_of(order: NodeOrder, node: Node) -> bool:
 
 
 def carry_out(scheduler: Scheduler) -> None:
-    """Carry out open orders that are due, oldest first, within a tick's budget.
+    """Carry out open orders that are due within a tick's budget: drains for grave findings first, then the oldest.
 
-    An order that waited too long because no worker ran is refused: what it was for may be over.
+    An order that waited too long, as no worker ran or others went first, is refused: what it was for may be over.
     """
     due = []
     for order in _due():
         if timezone.now() - order.asked_at > GIVE_UP:
-            minutes = GIVE_UP.total_seconds() / 60
-            _end(order, NodeOrder.State.REFUSED, _give_up_text(order, f"No worker ran for {minutes:.0f} min."))
+            _end(order, NodeOrder.State.REFUSED, _given_up(order.outcome) if order.outcome else NOT_REACHED)
         else:
             due.append(order)
     if not due:
@@ -176,8 +186,10 @@ def note_outage(error: SchedulerError) -> None:
 
 
 def _due() -> QuerySet[NodeOrder]:
-    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN)
-    return NodeOrder.objects.open().filter(due).select_related("asked_by").order_by("id")[:50]
+    # Without an outcome although it was tried: the worker died during the call.
+    due = Q(tried_at=None) | Q(outcome="") | Q(tried_at__lt=timezone.now() - AGAIN)
+    rows = NodeOrder.objects.open().filter(due).annotate(is_urgent=_IS_URGENT)
+    return rows.select_related("asked_by").order_by("-is_urgent", "id")[:50]
 
 
 def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
@@ -190,11 +202,19 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     if _is_done_already(order, node):
         _end(order, NodeOrder.State.DONE, "")
         return
-    is_known = order.asked_by is not None or bool(order.rule)  # a deleted person's order has neither
-    is_unconfirmed = is_known and node.reason != order.replaces and not _is_set_by_replaced_order(order, node)
+    if (person := order.asked_by) is None and not order.rule:
+        _end(order, NodeOrder.State.REFUSED, "Whoever ordered it was deleted.")
+        return
+    if person is not None and not can(person, "change", CLUSTER):
+        _end(order, NodeOrder.State.REFUSED, f"{person.username} is no longer a sysadmin.")
+        return
+    is_unconfirmed = node.reason != order.replaces and not _is_set_by_replaced_order(order, node)
     if is_unconfirmed and is_obstacle(node, order.action, order.asked_by, order.rule):
         again = f"{order.action.capitalize()} it again to override that."
         _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} {again}")
+        return
+    # Before the call: whoever withdraws the order while it is under way must not take it for one never sent.
+    if not NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now()):
         return
     try:
         if order.action == NodeOrder.Action.DRAIN:
@@ -247,17 +267,13 @@ def _note_failure(order: NodeOrder, error: SchedulerError) -> None:
     if error.permanent:
         _end(order, NodeOrder.State.REFUSED, str(error))
     elif timezone.now() - order.asked_at > GIVE_UP:
-        _end(order, NodeOrder.State.REFUSED, _give_up_text(order, str(error)))
+        _end(order, NodeOrder.State.REFUSED, _given_up(str(error)))
     else:
         NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now(), outcome=str(error))
 
 
-def _give_up_text(order: NodeOrder, otherwise: str) -> str:
-    """Return why an order is given up: the scheduler's last answer, else what kept it from being sent."""
-    minutes = GIVE_UP.total_seconds() / 60
-    if order.outcome or order.tried_at is not None:
-        return f"Given up after {minutes:.0f} min. The scheduler's last answer: {order.outcome or otherwise}"
-    return f"{otherwise} Order it again if it is still wanted."
+def _given_up(answer: str) -> str:
+    return f"Given up after {GIVE_UP.total_seconds() / 60:.0f} min. The scheduler's last answer: {answer}"
 
 
 def _end(order: NodeOrder, state: NodeOrder.State, outcome: str) -> bool:

@@ -20,6 +20,9 @@ def newest_orders(nodes: QuerySet[Node], **conditions: object) -> NodeOrderQuery
 
 
 def newest_order(node: str, refused_before: datetime) -> NodeOrder | None:
-    """Return the node's newest order, but none that was replaced, nor one of Vigil refused before this time."""
-    is_refused = Q(state=NodeOrder.State.REFUSED, asked_by=None, ended_at__lt=refused_before) & ~Q(rule="")
+    """Return the node's newest order that stands: none that was replaced or refused.
+
+    One of Vigil's counts until some time after it was refused, `refused_before`: it is not repeated at once.
+    """
+    is_refused = Q(state=NodeOrder.State.REFUSED) & (Q(rule="") | Q(ended_at__lt=refused_before))
     return NodeOrder.objects.filter(node=node).exclude(state=NodeOrder.State.REPLACED).exclude(is_refused).first()

@@ -18,6 +18,7 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
+from nodes.cluster.newest_orders import newest_order
 from nodes.drains import bulk
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
@@ -230,7 +231,7 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
 def _is_drained_by(window: MaintenanceWindow, node: Node) -> bool:
     """Return whether the window's drain stands: nobody changed its reason, or ordered anything for the node since."""
     orders = NodeOrder.objects.filter(node=node.name)
-    newest, done = orders.first(), orders.filter(state=NodeOrder.State.DONE).first()
+    newest, done = newest_order(node.name, timezone.now()), orders.filter(state=NodeOrder.State.DONE).first()
     if newest is None or newest.is_open or done is None or done.action != NodeOrder.Action.DRAIN:
         return False
     return newest.rule == done.rule == window.requester and drain.is_reason_of(done, node)

@@ -127,7 +127,8 @@ def _by_node() -> list[HotSpare]:
 
 def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
     """Drain a spare that is in service, unless a person wants it there; return whether that was ordered."""
-    newest = NodeOrder.objects.filter(node=node.name).first()
+    # A person's order that was refused changed nothing.
+    newest = NodeOrder.objects.filter(node=node.name).exclude(state=NodeOrder.State.REFUSED, rule="").first()
     read_at = sync.last_read_at(Reading.Part.NODES)
     if newest is not None and (newest.is_open or drain.is_newer_than_rows(newest, read_at)):
         return False

@@ -164,6 +164,47 @@ def test_asking_twice_is_one_order_and_another_wish_replaces_it(ops: User, sched
     assert scheduler.asked.count("drain") == 0
 
 
+def test_another_persons_order_that_waits_is_replaced_only_if_confirmed(
+    ops: User, scheduler: ScriptedScheduler
+) -> None:
+    post(ops, "dgx-01/drain", reason="water leak")
+    eva = sysadmin("eva")
+    for action, body in (("drain", {"reason": "new driver"}), ("undrain", {})):
+        answer = post(eva, f"dgx-01/{action}", **body)
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:vigil:problem:drained")
+        assert answer.json()["detail"].startswith("ops has just ordered to drain dgx-01. Send `replace`")
+    page = signed_in(eva).post("/nodes/dgx-01/drain", {"reason": "new driver"}, follow=True)
+    assert "ops has just ordered to drain dgx-01. Nothing was changed." in page.text
+    assert post(eva, "dgx-01/drain", reason="new driver", replace=True).status_code == 202
+    drain.carry_out(scheduler)
+    assert scheduler.drained == {"dgx-01": "new driver (vigil: eva)"}
+
+
+@pytest.mark.parametrize("change", ["deleted", "demoted", "deactivated"])
+def test_an_order_of_somebody_who_may_not_order_any_more_is_refused(
+    ops: User, scheduler: ScriptedScheduler, change: str
+) -> None:
+    post(ops, "dgx-01/drain", reason="fan")
+    if change == "deleted":
+        ops.delete()
+    else:
+        User.objects.filter(pk=ops.pk).update(**{"is_superuser" if change == "demoted" else "is_active": False})
+    drain.carry_out(scheduler)
+    order = NodeOrder.objects.get()
+    assert (order.state, scheduler.drained) == ("refused", {})
+    outcomes = {"deleted": "Whoever ordered it was deleted."}
+    assert order.outcome == outcomes.get(change, "ops is no longer a sysadmin.")
+
+
+def test_an_undrain_keeps_its_reason(ops: User, scheduler: ScriptedScheduler) -> None:
+    post(ops, "dgx-01/drain", reason="fan")
+    drain.carry_out(scheduler)
+    sync.read(scheduler, Reading.Part.NODES)
+    assert post(ops, "dgx-01/undrain", reason="new fan").json()["reason"] == "new fan"
+    assert AuditEntry.objects.latest("id").detail == "new fan"
+    assert post(ops, "dgx-01/undrain", reason="a\nb").status_code == 422
+
+
 def test_what_the_scheduler_refuses_is_told_in_its_words(ops: User, scheduler: ScriptedScheduler) -> None:
     scheduler.broken_parts["drain"] = SchedulerError("Invalid node name specified", permanent=True)
     post(ops, "dgx-01/drain", reason="fan")
@@ -299,7 +340,7 @@ def test_an_order_from_before_a_long_pause_is_not_carried_out(ops: User, schedul
     _age(drain.GIVE_UP)
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "refused"
-    assert order_of(ops)["outcome"] == "No worker ran for 10 min. Order it again if it is still wanted."
+    assert order_of(ops)["outcome"] == drain.NOT_REACHED
     assert not scheduler.drained
 
 

@@ -85,6 +85,8 @@ def test_a_script_replaces_somebody_elses_drain_only_when_it_says_so(portal):  #
     portal.answers["GET", "nodes/dgx-01/orders"] = {"items": [{**ORDER, "action": "undrain", "state": "done"}]}
     vigil("undrain", "dgx-01", "--replace")
     assert json.loads(portal.asked[1].content) == {"replace": True}
+    vigil("undrain", "dgx-01", "--reason", "new fan")
+    assert json.loads(portal.asked[3].content) == {"replace": False, "reason": "new fan"}
 
 
 def test_a_person_replaces_the_drain_that_was_shown(portal, monkeypatch):  # noqa: F811

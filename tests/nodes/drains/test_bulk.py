@@ -147,11 +147,15 @@ def test_the_page_previews_and_drains(lab: Lab, ops: User) -> None:
     assert NodeOrder.objects.open().count() == 3
 
 
-def test_two_sysadmins_at_once_give_one_order_a_node(lab: Lab, ops: User) -> None:
+@pytest.mark.parametrize("replace", [False, True])
+def test_two_sysadmins_at_once_give_one_order_a_node(lab: Lab, ops: User, replace: bool) -> None:
     post(ops, "", nodes="dgx-[01-02]", reason="switch")
-    post(sysadmin("eva"), "", nodes="dgx-[02-03]", reason="cable")
+    answer = post(sysadmin("eva"), "", nodes="dgx-[02-03]", reason="cable", replace=replace)
+    problems = ["", ""] if replace else ["ops has just ordered to drain dgx-02.", ""]
+    assert [item["problem"] for item in answer.json()["items"]] == problems
     lab.step()
     assert lab.scheduler.drained == {
-        "dgx-01": "switch (vigil: ops)", "dgx-02": "cable (vigil: eva)", "dgx-03": "cable (vigil: eva)",
+        "dgx-01": "switch (vigil: ops)", "dgx-02": "cable (vigil: eva)" if replace else "switch (vigil: ops)",
+        "dgx-03": "cable (vigil: eva)",
     }  # fmt: skip
     assert lab.scheduler.asked.count("drain") == 3
