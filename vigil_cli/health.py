@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, confirm, out
 from vigil_cli.portal import CliError, find_portal
 from vigil_cli.tables import local, table
 from vigil_core import formatting
@@ -19,9 +19,8 @@ entry_id = click.argument("entry", metavar="ID", type=click.IntRange(min=1))
 reason = click.option(
     "--reason", required=True, metavar="R", help="Why; it is kept with the entry and in the audit log."
 )
-
-
 alike = click.option("--alike", is_flag=True, help="Also all other entries of the rule that found the same.")
+yes = click.option("--yes", is_flag=True, help="Decide about several entries without a question.")
 
 
 @click.group(invoke_without_command=True)
@@ -49,11 +48,14 @@ def health(context: click.Context, everything: bool, node: str | None, as_json: 
 @reason
 @click.option("--replace", is_flag=True, help="Replace somebody else's drain.")
 @alike
+@yes
 @as_json
-def approve(entry: int, reason: str, replace: bool, alike: bool, as_json: bool) -> None:
+def approve(entry: int, reason: str, replace: bool, alike: bool, yes: bool, as_json: bool) -> None:
     """Do what the rule proposes: drain the node (sysadmins)."""
     if alike and replace:
         raise click.UsageError("--replace is for one node: give either --alike or --replace.")
+    if alike:
+        _confirm_alike(entry, "approve", yes)
     _decide(entry, "approve", {"reason": reason, "replace": replace} | _alike(alike), as_json)
 
 
@@ -61,9 +63,12 @@ def approve(entry: int, reason: str, replace: bool, alike: bool, as_json: bool) 
 @entry_id
 @reason
 @alike
+@yes
 @as_json
-def dismiss(entry: int, reason: str, alike: bool, as_json: bool) -> None:
+def dismiss(entry: int, reason: str, alike: bool, yes: bool, as_json: bool) -> None:
     """Decide that nothing is to be done while it lasts (sysadmins)."""
+    if alike:
+        _confirm_alike(entry, "dismiss", yes)
     _decide(entry, "dismiss", {"reason": reason} | _alike(alike), as_json)
 
 
@@ -71,9 +76,12 @@ def dismiss(entry: int, reason: str, alike: bool, as_json: bool) -> None:
 @entry_id
 @reason
 @alike
+@yes
 @as_json
-def clear(entry: int, reason: str, alike: bool, as_json: bool) -> None:
+def clear(entry: int, reason: str, alike: bool, yes: bool, as_json: bool) -> None:
     """End the entry: the cause was repaired (sysadmins)."""
+    if alike:
+        _confirm_alike(entry, "clear", yes)
     _decide(entry, "clear", {"reason": reason} | _alike(alike), as_json)
 
 
@@ -102,6 +110,19 @@ def try_rule(file: Path, days: int, as_json: bool) -> None:
 
 def _alike(wanted: bool) -> dict[str, bool]:
     return {"alike": True} if wanted else {}  # an older portal does not know it
+
+
+def _confirm_alike(entry: int, action: str, is_confirmed: bool) -> None:
+    """Ask before a decision about all entries like this one, with their number."""
+    if is_confirmed:
+        return
+    first = find_portal().get(f"health/{entry}")
+    found, has_more = _read_newest(rule=first["rule"], state=first["state"])
+    number = sum(_group_key(other) == _group_key(first) for other in found)
+    entries = formatting.plural(number, "entry", "entries").replace(formatting.NBSP, " ")
+    entries = f"{entries} or more" if has_more else entries
+    question = f"{action.capitalize()} {entries} ({first['rule']}: {_title(first)})?"
+    confirm(question, is_confirmed, f"Add --yes to {action} {entries}.")
 
 
 def _decide(entry: int, action: str, body: dict[str, Any], as_json: bool) -> None:
@@ -146,14 +167,20 @@ def _lines(answer: dict[str, Any]) -> list[str]:
         lines.append(f"There are more: only the newest {MOST:,} are shown. Choose a node with --node, or see /health.")
     breaker = answer.get("breaker")
     if breaker and breaker["tripped_at"]:
-        lines.append(f"Automatic actions are stopped since {local(breaker['tripped_at'])[:16]}: {breaker['detail']}")
+        since = local(breaker["tripped_at"])[:16]
+        lines.append(f"Automatic actions are stopped since {since}: {breaker['detail']}")
+        lines.append("A sysadmin resets that on /health, once it is clear why the rule fired on so many nodes.")
     return lines
 
 
 def _alike_key(entry: dict[str, Any]) -> object:
     """Return what entries on one line share; only those with a detail, such as an old version, are one line."""
-    names = ("state", "decision", "severity", "action", "rule", "detail")
-    return tuple(entry.get(name) for name in names) if entry.get("detail") else entry["id"]
+    return _group_key(entry) if entry.get("detail") else entry["id"]
+
+
+def _group_key(entry: dict[str, Any]) -> tuple[object, ...]:
+    """Return what entries have in common about which one decision may be."""
+    return tuple(entry.get(name) for name in ("state", "decision", "severity", "action", "rule", "detail"))
 
 
 def _places(group: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str, str]]:

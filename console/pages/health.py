@@ -138,7 +138,7 @@ def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
         _decide(request, user, action, entry_id, reason)
     except HealthEntry.DoesNotExist as error:
         raise Http404(str(error)) from None
-    except orders.DrainedByAnother as error:
+    except orders.NeedsConfirmation as error:
         messages.error(request, f"{error} Nothing was changed.")
     except inbox.NotPossible as error:
         messages.error(request, str(error))

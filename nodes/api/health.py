@@ -26,7 +26,7 @@ router = Router(tags=["health"])
 NO_ENTRY = {404: "No such health entry."}
 NOT_DECIDED = NO_ENTRY | {
     403: "Only for sysadmins, with a token of scope admin.",
-    409: "The decision does not fit the entry's state, or somebody else has drained the node.",
+    409: "The decision does not fit the entry's state, or another drain or order would be replaced.",
 }
 
 
@@ -100,7 +100,8 @@ class WantedDecision(Schema):
     alike: bool = Field(
         False,
         description="Also decide about the other entries of this rule with the same `detail`, state and decision: at "
-        f"most {alike.MOST:,}, of drains {alike.MOST_DRAINS}.",
+        f"most {alike.MOST:,}, of drains {alike.MOST_DRAINS}. 409 where each node may have another cause: what is "
+        "to be decided or takes nodes out of service, without a `detail`.",
     )
 
 
@@ -169,7 +170,7 @@ def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dic
             inbox.approve(
                 request.auth, entry.pk, decision.reason, replaces=_reason(entry.node) if decision.replace else None
             )
-    except orders.DrainedByAnother as error:
+    except orders.NeedsConfirmation as error:
         raise Problem(409, f"{error} Send `replace`: true to drain it anyway.", kind="drained") from None
     except inbox.NotPossible as error:
         raise Problem(409, str(error)) from None

@@ -12,6 +12,7 @@ from django.utils import timezone
 from nodes.cluster import drain
 from nodes.models import HealthControl, HealthEntry
 from nodes.remediation import inbox
+from nodes.remediation.entry_lists import is_shared
 from portal.access import note
 from portal.audit import Change
 from portal.bulk import give_way
@@ -49,6 +50,11 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
     first = HealthEntry.objects.filter(pk=pk).first()
     if first is None:
         raise HealthEntry.DoesNotExist(f"There is no health entry {pk}.")
+    is_waiting = first.state == State.OPEN and first.decision == Decision.PROPOSED
+    if not is_shared(first.detail, first.action, is_waiting=is_waiting):
+        raise inbox.NotPossible(
+            f"Decide about each entry by itself: what {first.rule} finds may have another cause on each node."
+        )
     others = alike(first).order_by("node", "pk")  # nodes are locked by name, as bulk drains do
     if action == "dismiss":
         inbox.dismiss(user, pk, reason)

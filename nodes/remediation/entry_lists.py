@@ -31,6 +31,11 @@ def _rank(severity: str) -> int:
 _RANK = Case(*(When(severity=name, then=_rank(name)) for name in SEVERITIES), default=-1)
 
 
+def is_shared(detail: str, action: str, *, is_waiting: bool) -> bool:
+    """Return whether one decision may be about all entries of a rule that are alike: `detail` says what they share."""
+    return bool(detail) or not (is_waiting or action in OUT_OF_SERVICE)
+
+
 class EntryList(StrEnum):
     """The page's lists: what waits for a decision, what is open, and what is watched or only counted."""
 
@@ -63,8 +68,8 @@ class EntryGroup:
     @property
     def is_one_line(self) -> bool:
         """Return whether it is listed as one: not where each node needs a decision of its own, or was drained."""
-        is_shared = bool(self.detail) or (self.belongs_to != EntryList.WAITING and self.action not in OUT_OF_SERVICE)
-        return is_shared and self.number > MOST_SINGLE
+        is_waiting = self.belongs_to == EntryList.WAITING
+        return self.number > MOST_SINGLE and is_shared(self.detail, self.action, is_waiting=is_waiting)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) ->
         entry = _entry(pk)
         if entry.state not in (State.OPEN, State.DISMISSED):
             raise NotPossible(f"Entry {pk} is {entry.state}: there is nothing to approve.")
-        if entry.action == "exclude" and entry.decision == Decision.PROPOSED:
+        if entry.action == "exclude" and entry.decision in (Decision.PROPOSED, Decision.DISMISSED):
             _decided(entry, user, Decision.APPROVED, State.OPEN, reason)
             return entry
         if entry.action not in OUT_OF_SERVICE:

@@ -29,6 +29,15 @@ def test_what_waits_for_a_sysadmin_comes_first(portal):
     assert "Fatal" in second
 
 
+def test_a_tripped_breaker_comes_with_what_to_do(portal):
+    portal.answers["GET", "health"] = {"items": [], "next": None}
+    tripped = {"tripped_at": "2026-12-01T12:00:00Z", "rule": "off-bus", "detail": "off-bus was found on 4 nodes."}
+    portal.answers["GET", "health/breaker"] = tripped
+    since, remedy = vigil("health").stdout.splitlines()[-2:]
+    assert "off-bus was found on 4 nodes." in since
+    assert "/health" in remedy
+
+
 def test_many_equal_findings_are_one_line(portal):
     items = [entry(number) for number in range(1, 8)] + [entry(9, detail="another"), entry(10, detail="", title="Hot")]
     portal.answers["GET", "health"] = {"items": items, "next": None}
@@ -49,7 +58,13 @@ def test_more_entries_than_it_shows_are_mentioned(portal):
 
 def test_one_decision_is_about_all_that_are_alike(portal):
     portal.answers["POST", "health/7/dismiss"] = entry(7, state="dismissed", alike_decided=6, alike_left=1)
-    lines = vigil("health", "dismiss", "7", "--alike", "--reason", "later").stdout.splitlines()
+    portal.answers["GET", "health/7"] = entry(7)
+    items = [entry(number) for number in range(1, 8)] + [entry(9, detail="another")]
+    portal.answers["GET", "health"] = {"items": items, "next": None}
+    refused = vigil("health", "dismiss", "7", "--alike", "--reason", "later", status=1).stderr
+    assert "Add --yes to dismiss 7 entries." in refused
+    assert portal.asked[-1].method == "GET", "nothing was decided"
+    lines = vigil("health", "dismiss", "7", "--alike", "--yes", "--reason", "later").stdout.splitlines()
     assert json.loads(portal.asked[-1].content) == {"reason": "later", "alike": True}
     assert lines[-2:] == ["The same for 6 other entries.", "Unchanged: 1 entry."]
     vigil("health", "dismiss", "7", "--reason", "later")

@@ -59,6 +59,15 @@ def test_nodes_to_drain_are_decided_one_by_one(ops: User) -> None:
     assert plain(signed_in(ops).get("/health")).count('class="card finding"') == 8
 
 
+@pytest.mark.parametrize("action", ["approve", "dismiss", "clear"])
+def test_nothing_is_decided_for_all_where_each_node_may_differ(ops: User, action: str) -> None:
+    entries(8)
+    answer = decide(ops, HealthEntry.objects.all()[0], action, reason="all", alike=True)
+    assert answer.status_code == 409
+    assert "each entry by itself" in answer.json()["detail"]
+    assert HealthEntry.objects.waiting().count() == 8
+
+
 def test_one_decision_dismisses_all_that_are_alike(ops: User, django_assert_max_num_queries: Any) -> None:
     entries(30, **OLD)
     entries(2, "m", **OLD | {"detail": "another"})

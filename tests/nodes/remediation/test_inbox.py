@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from nodes.models import HealthEntry, NodeOrder, SiteRule
+from nodes.cluster import drain
+from nodes.models import HealthEntry, Node, NodeOrder, SiteRule
 from nodes.monitoring.evaluate import evaluate
 from portal.models import User
 from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import NAMES, Lab
+from tests.nodes.remediation.test_entry_lists import entries
 
 pytestmark = pytest.mark.django_db
 TRIED = """
@@ -177,6 +179,28 @@ def test_approving_over_another_persons_drain_needs_replace(lab: Lab, ops: User)
     assert decide(ops, entry, "approve", reason="x", replace=True).status_code == 200
     lab.step()
     assert lab.scheduler.drained == {"dgx-01": "[node] Xid 79 on GPU 0: off-bus (vigil: ops)"}
+
+
+def test_approving_again_what_a_person_undrained_drains_again(lab: Lab, ops: User, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "act"
+    entry = found(lab)
+    assert decide(ops, entry, "approve", reason="seen").json()["decision"] == "automatic", "it is drained already"
+    node = Node.objects.get(name="dgx-01")
+    drain.request_order(ops, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
+    lab.step()
+    assert not lab.scheduler.drained
+    answer = decide(ops, entry, "approve", reason="it is broken after all").json()
+    assert (answer["decision"], answer["order"]["state"]) == ("approved", "asked")
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+
+
+def test_a_dismissed_proposal_to_exclude_can_be_approved(ops: User) -> None:
+    entries(1, action="exclude", severity="warning")
+    entry = HealthEntry.objects.get()
+    assert decide(ops, entry, "dismiss", reason="known").json()["state"] == "dismissed"
+    assert decide(ops, entry, "approve", reason="slow after all").json()["decision"] == "approved"
+    assert list(HealthEntry.objects.excluding()) == [entry]
 
 
 def test_rules_are_listed_with_where_they_come_from(ops: User) -> None:
