@@ -71,6 +71,15 @@ class MaintenanceWindow(models.Model):
         return self.state in (self.WindowState.PLANNED, self.WindowState.ACTIVE)
 
     @staticmethod
+    def spans_by_node(since: datetime, now: datetime) -> dict[str, list[tuple[datetime, datetime]]]:
+        """Return when each node was in maintenance between these moments: beginning and end, also of ended windows."""
+        found: dict[str, list[tuple[datetime, datetime]]] = {}
+        for window in MaintenanceWindow.objects.filter(starts_at__lte=now, ends_at__gt=since):
+            for name in window.nodes:
+                found.setdefault(name, []).append((window.starts_at, window.ended_at or window.ends_at))
+        return found
+
+    @staticmethod
     def ends_by_node(now: datetime) -> dict[str, datetime]:
         """Return until when each node is in maintenance now."""
         found: dict[str, datetime] = {}

@@ -16,7 +16,7 @@ _NUMBERS = {
     "programs": ("program", "programs"),
     "owners": ("owner", "owners"),
     "slow_programs": ("of them slower", "of them slower"),
-    "jobs": ("job", "jobs"),
+    "attempts": ("attempt", "attempts"),
     "nodes": ("node", "nodes"),
     "other_nodes": ("other node", "other nodes"),
     "agents": ("agent", "agents"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -36,6 +37,7 @@ Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
 NODES_ARE_READ = timedelta(minutes=2)
 """How long after a start the nodes may still be unread."""
+AT_ONCE = 500
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
 _UNKNOWN = "The scheduler does not know this node."
 _BY_POLICY = "The policy for {} is to propose it."
@@ -50,14 +52,18 @@ def decide(now: datetime | None = None) -> None:
         return
     trip_if_widespread(now)
     in_maintenance = MaintenanceWindow.ends_by_node(now)
-    for pk, node in _undecided().values_list("pk", "node"):
+    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    for pk, node, held_back in _undecided().values_list("pk", "node", "held_back"):
         if node not in in_maintenance:
             began = time.monotonic()
             _decide(pk, now)
             bulk.give_way(began)
-        else:  # it stays undecided, and is decided when the window is over
-            text = f"In maintenance until {formatting.clock(in_maintenance[node])}."
-            _undecided().filter(pk=pk).exclude(held_back=text).update(held_back=text)
+        # Else it stays undecided, and is decided when the window is over.
+        elif held_back != (text := f"In maintenance until {formatting.clock(in_maintenance[node])}."):
+            waiting[text].append(pk)
+    for text, pks in waiting.items():
+        for start in range(0, len(pks), AT_ONCE):
+            _undecided().filter(pk__in=pks[start : start + AT_ONCE]).update(held_back=text)
 
 
 def _propose_refused() -> None:
@@ -133,9 +139,12 @@ def _returns(node: str) -> QuerySet[NodeOrder]:
 
 def _withdraw_return(entry: HealthEntry, now: datetime) -> bool:
     """Withdraw the order to return the node; return whether there was one, and the scheduler never received it."""
-    untried = _returns(entry.node).filter(tried_at=None).exists()
-    outcome = f"Withdrawn: {entry.title} ({entry.rule})."
-    return bool(_returns(entry.node).update(state=NodeOrder.State.REPLACED, ended_at=now, outcome=outcome)) and untried
+    withdrawn = {"state": NodeOrder.State.REPLACED, "ended_at": now}
+    withdrawn["outcome"] = f"Withdrawn: {entry.title} ({entry.rule})."
+    if _returns(entry.node).filter(tried_at=None).update(**withdrawn):
+        return True
+    _returns(entry.node).update(**withdrawn)
+    return False
 
 
 def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
@@ -175,6 +184,18 @@ def _drain(entry: HealthEntry) -> str:
     return ""
 
 
+def _openings(since: datetime, now: datetime) -> list[limits.Opening]:
+    """Return what opened since, without what opened in maintenance: work on a rack unplugs many things at once."""
+    spans = MaintenanceWindow.spans_by_node(since, now)
+    opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE, is_planted=False)
+    return [
+        limits.Opening(rule, node, at.timestamp())
+        # In no order: in that of ids, all entries would be read.
+        for rule, node, at in opened.order_by().values_list("rule", "node", "opened_at")
+        if at is not None and not any(start <= at < end for start, end in spans.get(node, ()))
+    ]
+
+
 def trip_if_widespread(now: datetime) -> bool:
     """Trip the breaker if one rule opened on many nodes at once; return whether it is tripped.
 
@@ -185,16 +206,7 @@ def trip_if_widespread(now: datetime) -> bool:
         if control.tripped_at is not None:
             return True
         since = max(now - LATE - _BREAKER, control.reset_at or now - LATE - _BREAKER)
-        opened = HealthEntry.objects.filter(opened_at__gt=since, action__in=OUT_OF_SERVICE, is_planted=False).exclude(
-            node__in=MaintenanceWindow.ends_by_node(now)  # whoever works on a rack unplugs many things at once
-        )
-        openings = [
-            limits.Opening(rule, node, at.timestamp())
-            # In no order: in that of ids, all entries would be read.
-            for rule, node, at in opened.order_by().values_list("rule", "node", "opened_at")
-            if at is not None
-        ]
-        found = limits.tripping_rule(openings, Node.objects.reported().count())
+        found = limits.tripping_rule(_openings(since, now), Node.objects.reported().count())
         if found is None:
             return False
         rule, number = found

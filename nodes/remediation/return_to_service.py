@@ -12,6 +12,7 @@ from datetime import datetime
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from nodes.cluster import drain
@@ -55,7 +56,9 @@ def _return(name: str, now: datetime) -> None:
         return  # draining, completing or down: it returns once nothing runs there and the scheduler reaches it
     if newest.state != NodeOrder.State.DONE or not drain.is_reason_of(newest, node):
         return
-    if HealthEntry.objects.open().filter(node=name, action__in=OUT_OF_SERVICE).exists():
+    # What was dismissed after the node was drained for it lasts: nobody repaired the node.
+    lasts = Q(state=HealthEntry.EntryState.OPEN) | Q(state=HealthEntry.EntryState.DISMISSED, order=newest)
+    if HealthEntry.objects.active().filter(lasts, node=name, action__in=OUT_OF_SERVICE).exists():
         return
     first = newest.health_entries.order_by("pk").first()
     if first is None:  # it was deleted: a person decides

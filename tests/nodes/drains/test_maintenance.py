@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from nodes.cluster import drain, sync
 from nodes.drains import maintenance, reservations
-from nodes.models import HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
+from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
@@ -224,6 +224,31 @@ def test_work_on_a_rack_does_not_trip_the_breaker(lab: Lab, ops: User) -> None:
     lab.xid(79, "dgx-09")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-09"]
+
+
+def test_a_persons_order_that_was_refused_does_not_stop_the_return(lab: Lab, ops: User) -> None:
+    window = planned(ops)
+    at(lab)
+    node = Node.objects.get(name="dgx-01")
+    assert node.is_drained
+    lab.scheduler.broken_parts["undrain"] = SchedulerError("Slurm is being upgraded", permanent=True)
+    drain.request_order(ops, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
+    lab.step()
+    del lab.scheduler.broken_parts["undrain"]
+    maintenance.cancel(ops, window)
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_the_end_of_work_on_a_rack_does_not_trip_the_breaker(lab: Lab, ops: User) -> None:
+    window = planned(ops, "dgx-[01-06]", wants_reservation=True)
+    for number in range(1, 6):
+        lab.xid(79, f"dgx-{number:02}")
+    lab.step()
+    maintenance.cancel(ops, window)
+    lab.step()
+    assert HealthControl.objects.get().tripped_at is None
+    assert len(lab.scheduler.drained) == 1, "as many as the limit lets it drain in an hour"
 
 
 def test_a_node_with_an_open_finding_stays_drained(lab: Lab, ops: User) -> None:

@@ -12,7 +12,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
-from nodes.drains import maintenance
+from nodes.drains import bulk, maintenance
 from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder, Partition, Reading
 from nodes.monitoring import events
 from nodes.remediation import inbox
@@ -276,7 +276,7 @@ def test_an_order_that_no_worker_carried_out_waits_for_a_person(lab: Lab) -> Non
     lab.step()
     entry = lab.entry()
     assert entry.decision == "proposed"
-    assert entry.held_back.startswith("Its order was refused: No worker ran for 10 min.")
+    assert entry.held_back.startswith("Its order was refused: Vigil did not get to it within 10 min.")
     inbox.approve(sysadmin("ops"), entry.pk, "still broken")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
@@ -310,3 +310,17 @@ def test_proposes_for_a_node_that_the_scheduler_does_not_name(lab: Lab) -> None:
     lab.xid(79, ago=180)
     health()
     assert (lab.entry().decision, lab.entry().held_back) == ("proposed", "The scheduler does not know this node.")
+
+
+def test_a_drain_for_a_grave_finding_goes_before_those_of_many_nodes(
+    lab: Lab, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(79)
+    lab.step()
+    ops = sysadmin("ops")
+    bulk.drain_all(ops, "dgx-[02-09]", "new switch")
+    inbox.approve(ops, lab.entry().pk, "board ordered")
+    monkeypatch.setattr(drain, "BUDGET_S", -1)  # time for one order
+    drain.carry_out(lab.scheduler)
+    assert list(lab.scheduler.drained) == ["dgx-01"]

@@ -69,6 +69,31 @@ clears = "person"
     assert not lab.scheduler.drained
 
 
+def test_stays_out_while_what_it_was_drained_for_is_only_dismissed(lab: Lab) -> None:
+    drained_by_rule(lab)
+    ops = sysadmin("ops")
+    inbox.dismiss(ops, lab.entry().pk, "board ordered")
+    lab.step()
+    assert lab.scheduler.drained
+    inbox.clear(ops, lab.entry().pk, "new board")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
+def test_what_was_dismissed_instead_of_drained_for_does_not_keep_it_out(lab: Lab, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab.xid(119)
+    lab.step()
+    harmless = HealthEntry.objects.waiting().get()
+    ops = sysadmin("ops")
+    inbox.dismiss(ops, harmless.pk, "known, harmless here")
+    settings.VIGIL_HEALTH = "act"
+    drained_by_rule(lab)
+    inbox.clear(ops, lab.entry().pk, "reseated")
+    lab.step()
+    assert not lab.scheduler.drained
+
+
 def test_a_person_who_drained_it_meanwhile_keeps_it(lab: Lab) -> None:
     drained_by_rule(lab)
     ops = sysadmin("ops")
@@ -179,6 +204,45 @@ def test_a_finding_of_another_rule_stops_the_return(lab: Lab, *, is_limit_reache
     inbox.clear(ops, entry.pk, "replaced")
     lab.step()
     assert "dgx-01" not in lab.scheduler.drained
+
+
+def test_a_finding_while_the_return_is_under_way_is_not_taken_for_drained(
+    lab: Lab, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained_by_rule(lab)
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    health()
+    undrain = lab.scheduler.undrain
+
+    def undrain_slowly(node: str) -> None:
+        settings.VIGIL_HEALTH = "propose"
+        lab.xid(119)
+        health()
+        undrain(node)
+
+    monkeypatch.setattr(lab.scheduler, "undrain", undrain_slowly)
+    drain.carry_out(lab.scheduler)
+    assert not lab.scheduler.drained
+    entry = HealthEntry.objects.open().get(node="dgx-01")
+    assert (entry.decision, entry.order) == ("proposed", None)
+
+
+def test_a_persons_order_that_was_refused_does_not_stop_the_return(lab: Lab) -> None:
+    drained_by_rule(lab)
+    ops, node = sysadmin("ops"), Node.objects.get(name="dgx-01")
+    drain.request_order(ops, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
+    lab.scheduler.broken_parts["undrain"] = SchedulerError("Slurm is being upgraded", permanent=True)
+    lab.step()
+    assert NodeOrder.objects.latest("id").state == "refused"
+    del lab.scheduler.broken_parts["undrain"]
+    lab.xid(119)
+    lab.step()
+    entry = HealthEntry.objects.open().exclude(rule="off-bus").get(node="dgx-01")
+    assert entry.decision == "automatic", "it joins the drain that stands"
+    for open_entry in HealthEntry.objects.open().filter(node="dgx-01"):
+        inbox.clear(ops, open_entry.pk, "reseated")
+    lab.step()
+    assert not lab.scheduler.drained
 
 
 def approved(lab: Lab, settings: Any) -> HealthEntry:
