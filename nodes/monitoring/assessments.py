@@ -59,7 +59,7 @@ def replace(
 
 
 def observations(now: datetime) -> Iterator[Observation]:
-    """Yield the fresh assessments as states that hold now."""
+    """Yield the fresh assessments as states that hold now, until the next one is overdue."""
     for row in Assessment.objects.fresh(now):
         if not _is_readable(row.fields):
             logger.error("the assessment %s cannot be read and is left out", row)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from nodes.cluster import drain, sync
-from nodes.models import Agent, HealthEntry, Reading
+from nodes.models import Agent, Assessment, HealthEntry, Reading
 from nodes.monitoring.evaluate import evaluate
 from nodes.remediation.act import decide
 from nodes.remediation.return_to_service import return_recovered
@@ -30,13 +30,17 @@ def gpus_of(node: str) -> tuple[str, ...]:
 
 
 def evaluate_until(moment: datetime, since: datetime | None = None, *, silent: Collection[str] = ()) -> None:
-    """Evaluate until this moment, as the worker does, while all agents but the silent ones report."""
+    """Evaluate until this moment, as the worker does, while all agents but the silent ones report.
+
+    What is assessed stays as it was.
+    """
     moments = [moment]
     while moments[0] - PACE > (since or datetime.now(UTC)):
         moments.insert(0, moments[0] - PACE)
     for now in moments:
         Agent.objects.exclude(node__in=silent).update(heard_at=now)
         Reading.objects.update(read_at=now)
+        Assessment.objects.update(assessed_at=now)
         evaluate(now)
 
 
