@@ -117,7 +117,12 @@ def _estimate(racks: list[list[SimulatedNode]]) -> dict[int, RackInlet]:
         (
             str(place),
             [
-                NodeInlet(f"n{number}", None, node_inlet([(gpu.model, gpu.thermals) for gpu in node.gpus], resistance))
+                NodeInlet(
+                    f"n{number}",
+                    None,
+                    node_inlet([(gpu.model, gpu.thermals) for gpu in node.gpus], resistance),
+                    node.gpus[0].model,
+                )
                 for number, node in enumerate(nodes)
             ],
         )

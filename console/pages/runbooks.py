@@ -7,9 +7,9 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from console.pages import docs
 from diagnosis import runbook
 from diagnosis.causes import CAUSES, Cause
 from jobs.gathering import runbooks
@@ -105,5 +105,4 @@ def _sysadmin(request: HttpRequest) -> User:
 
 
 def _address(href: str) -> str:
-    code = runbook.linked_cause(href)
-    return reverse("runbook", args=[code]) if code else href
+    return docs.address(href, "runbooks") or href

@@ -26,7 +26,6 @@ from nodes.health.rules.condition import FieldValue
 
 WINDOW = timedelta(days=30)
 PROGRAM_WINDOW = timedelta(days=14)
-RULES = ("repeat-offender", "failing-for-one-person")
 TIME_LIMIT = "scheduler.time_limit"
 LEAST_FAILURES = 3
 MOST_PROGRAMS = 200
@@ -38,7 +37,7 @@ Fields = dict[str, FieldValue]
 def failing_nodes(now: datetime) -> dict[Subject, Fields]:
     """Return the fields of `repeat_failures` of each node that fails more often than the others let expect."""
     since = (now - WINDOW).astimezone(UTC).date()
-    repaired = {node: at.astimezone(UTC).date() for node, at in repaired_at(RULES, now - WINDOW).items()}
+    repaired = {node: at.astimezone(UTC).date() for node, at in repaired_at("repeat_failures", now - WINDOW).items()}
     counted = _failures(since, repaired)
     seconds = _node_seconds(since, repaired, now)
     rows = [

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from django.db.models import Max, Q
+from django.db.models import F, Q
 
+from jobs.assessing.repairs import repaired_at, rules_on
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, AttemptPace
 from jobs.reliability.slow_nodes import StepTime, slow_nodes
+from jobs.submitting.clone import source_of
 from nodes.health.progress import Subject
 from nodes.health.rules.condition import FieldValue
 from nodes.models import HealthEntry, Node
+from portal import database
 from portal.series import read
 
+logger = logging.getLogger(__name__)
+
 SERIES = "step_seconds"
-RULE = "slow-for-its-kind"
+FIELDS = ("ratio", "programs", "slow_programs", "slow_share", "owners", "jobs", "other_nodes")
+"""Those of the signal, named as in NodePace."""
 WINDOW = timedelta(days=7)
+REPAIRS = timedelta(days=90)
+"""How far back repairs count: an attempt may have run for weeks when its node was repaired."""
 REMEASURE_AFTER = timedelta(minutes=30)
 """How often an attempt that runs is measured."""
 MOST_MEASURED = 200
+BUDGET_S = 8.0
+"""For measurements, per run: the lease is renewed before and after."""
 MOST_TIMES = 20_000
 LEAST_STEPS = 50
 POINTS = 400
@@ -38,25 +50,18 @@ _OTHER_RESOURCES = frozenset(
 
 
 def measure(now: datetime) -> int:
-    """Measure attempts that ended or ran on since they were last measured; return how many."""
-    rows = Attempt.objects.filter(started_at__gt=now - 2 * WINDOW).exclude(nodes=[])
-    due = rows.filter(
+    """Measure attempts that ended or ran on since they were last measured, for a few seconds; return how many."""
+    rows = Attempt.objects.filter(Q(ended_at=None) | Q(ended_at__gt=now - 2 * WINDOW)).exclude(started_at=None)
+    due = rows.exclude(nodes=[]).filter(
         Q(measured_pace=None) | Q(measured_pace__is_final=False, measured_pace__measured_at__lt=now - REMEASURE_AFTER)
     )
     types = dict(Node.objects.values_list("name", "gpu_type"))
-    measured = []
-    for attempt in due.select_related("job").order_by("measured_pace__measured_at", "pk")[:MOST_MEASURED]:
-        step_s, steps = _median_step(attempt)
-        measured.append(
-            AttemptPace(
-                attempt=attempt,
-                program=_program(attempt, types),
-                step_s=step_s,
-                steps=steps,
-                measured_at=now,
-                is_final=attempt.closed_at is not None,
-            )
-        )
+    first = F("measured_pace__measured_at").asc(nulls_first=True)
+    until, measured = time.monotonic() + BUDGET_S, []
+    for attempt in due.select_related("job").order_by(first, "pk")[:MOST_MEASURED]:
+        measured.append(_measured(attempt, types, now))
+        if time.monotonic() > until:
+            break  # the next run measures the rest
     AttemptPace.objects.bulk_create(
         measured,
         update_conflicts=True,
@@ -66,29 +71,40 @@ def measure(now: datetime) -> int:
     return len(measured)
 
 
+def _measured(attempt: Attempt, gpu_types: Mapping[str, str], now: datetime) -> AttemptPace:
+    """Return the attempt's pace; without a step time if what is stored of it cannot be read."""
+    found = AttemptPace(attempt=attempt, measured_at=now, is_final=attempt.closed_at is not None)
+    try:
+        found.step_s, found.steps = _median_step(attempt)
+        found.program = _program(attempt, gpu_types)
+    except database.ERRORS:
+        raise
+    except Exception:  # it would be the first one of the next run, too
+        logger.exception("the step times of attempt %s cannot be read and are left out", attempt)
+        found.step_s = None
+    return found
+
+
 def paces(now: datetime) -> dict[Subject, dict[str, FieldValue]]:
-    """Return the fields of `step_time` of each node that is slower than others, by attempts of the last days."""
-    cleared = HealthEntry.objects.filter(rule=RULE, state="cleared", cleared_at__gt=now - WINDOW).exclude(
-        decided_by=None
-    )  # a finding that ended by itself may come back by the same steps; what a person repaired may not
-    repaired = dict(cleared.order_by().values_list("node").annotate(Max("cleared_at")))
-    rows = AttemptPace.objects.filter(measured_at__gt=now - WINDOW, step_s__gt=0).exclude(program="")
-    values = rows.order_by("-measured_at").values_list("program", "attempt__nodes", "step_s", "attempt__started_at")
+    """Return the fields of `step_time` of nodes, by the attempts of the last days.
+
+    These are the nodes that are slower than others, and those with an open finding that can be compared.
+    """
+    repaired = repaired_at("step_time", now - REPAIRS)
+    recent = Q(attempt__ended_at=None) | Q(attempt__ended_at__gt=now - WINDOW)
+    rows = AttemptPace.objects.filter(recent, step_s__gt=0).exclude(program="").order_by("-attempt")
+    values = rows.values_list(
+        "program", "attempt__job__owner", "attempt__job", "attempt__nodes", "step_s", "attempt__started_at"
+    )
     times = []
-    for program, nodes, step_s, started_at in values[:MOST_TIMES]:
-        is_before = any(node in repaired and started_at < repaired[node] for node in nodes)
-        if step_s is not None and not is_before:
-            times.append(StepTime(program, frozenset(nodes), step_s))
+    for program, owner, job, nodes, step_s, started_at in values[:MOST_TIMES]:
+        if step_s is None or started_at is None:
+            continue
+        if not any(node in repaired and started_at < repaired[node] for node in nodes):
+            times.append(StepTime(program, owner, job, frozenset(nodes), step_s))
+    judged = HealthEntry.objects.active().filter(rule__in=rules_on("step_time")).values_list("node", flat=True)
     return {
-        Subject(pace.node): {
-            "ratio": pace.ratio,
-            "programs": pace.programs,
-            "slow_programs": pace.slow_programs,
-            "slow_share": pace.slow_share,
-            "attempts": pace.attempts,
-            "other_nodes": pace.other_nodes,
-        }
-        for pace in slow_nodes(times)
+        Subject(pace.node): {name: getattr(pace, name) for name in FIELDS} for pace in slow_nodes(times, set(judged))
     }
 
 
@@ -104,7 +120,11 @@ def _median_step(attempt: Attempt) -> tuple[float | None, int]:
 
 
 def _program(attempt: Attempt, gpu_types: Mapping[str, str]) -> str:
-    """Return a key that is equal for attempts whose steps should take equally long; "" if nodes are of two kinds."""
+    """Return a key that is equal for attempts whose steps should take equally long; "" if nodes are of two kinds.
+
+    They are one person's and ran the same code, as far as Vigil sent or fetched it: another person's numbers are no
+    measure of theirs.
+    """
     types = {gpu_types.get(node, "") for node in attempt.nodes}
     if len(types) > 1:
         return ""
@@ -112,7 +132,9 @@ def _program(attempt: Attempt, gpu_types: Mapping[str, str]) -> str:
     resources = spec.get("resources") if isinstance(spec, dict) else None
     if isinstance(resources, dict):
         spec["resources"] = {name: value for name, value in resources.items() if name not in _OTHER_RESOURCES}
-    shape = [spec, len(attempt.nodes), sorted(types)]
+    source = source_of(attempt.job)
+    code = [source.commit, source.digest] if source else []
+    shape = [attempt.job.owner_id, code, spec, len(attempt.nodes), sorted(types)]
     return blake2b(json.dumps(shape, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 

@@ -4,13 +4,16 @@ In a steady state a GPU is warmer than its inlet by its power times a thermal re
 R in °C per watt (the usual one-resistor model of a heat sink). R is learnt from each GPU by pairs of steady levels just
 before and after a change of load, while its inlet hardly changes: R = ΔT / ΔP. The median over a GPU's pairs, and over
 all GPUs of its model, ignores disturbed ones. The inlet of a node is the median over its GPUs of T_gpu − R · P, that of
-a rack the median over its nodes. Where nodes of a rack measure their inlet, estimates are shifted by the median
-difference, which takes out what stands between a node's front and its GPUs.
+a rack the median over its nodes.
+
+What stands between a node's front and its GPUs, such as the chassis or air that others have heated, adds an offset that
+depends on the model. Where three nodes of a model or more also measure their inlet, the median difference takes it out.
+Elsewhere estimates are compared only with those of the same model, of which the offset is the same.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -29,8 +32,14 @@ MOST_PAIRS = 15
 LEAST_PAIRS = 5
 """Pairs of all GPUs of a model before its resistance is known."""
 PLAUSIBLE = (0.005, 0.3)  # °C per W
-NEIGHBOURS = 2
-"""Racks on either side with which a rack is compared."""
+LEAST_GPUS = 2
+"""Steady GPUs of a node, if it has so many, before its inlet is estimated."""
+LEAST_MEASURING = 3
+"""Nodes of a model that measure their inlet before its estimates are corrected: one BMC may be broken."""
+LEAST_SHARE = 0.5
+"""Of a rack's nodes, before the rack is compared with others."""
+NEIGHBOURS, LEAST_NEIGHBOURS = 2, 2
+"""Racks on either side with which a rack is compared, and how many of them must be known."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +133,8 @@ def resistances(gpus: Iterable[tuple[str, GpuThermals]]) -> dict[str, float]:
     return {model: median(values) for model, values in by_model.items() if counts[model] >= LEAST_PAIRS}
 
 
-def node_inlet(gpus: Iterable[tuple[str, GpuThermals]], resistance: Mapping[str, float]) -> float | None:
-    """Return the estimated inlet of a node in °C: the median over its steady GPUs; None if there are none.
+def node_inlet(gpus: Sequence[tuple[str, GpuThermals]], resistance: Mapping[str, float]) -> float | None:
+    """Return the estimated inlet of a node in °C: the median over its steady GPUs; None if there are too few.
 
     A GPU with enough pairs has a resistance of its own: heat sinks of one model differ by some percent.
     """
@@ -136,21 +145,26 @@ def node_inlet(gpus: Iterable[tuple[str, GpuThermals]], resistance: Mapping[str,
             continue
         gpu_resistance = median(thermals.pairs) if len(thermals.pairs) >= LEAST_PAIRS else resistance[model]
         found.append(level.celsius - gpu_resistance * level.watts)
-    return median(found) if found else None
+    return median(found) if found and len(found) >= min(LEAST_GPUS, len(gpus)) else None
 
 
 @dataclass(frozen=True)
 class NodeInlet:
-    """A node's inlet in °C: measured by its BMC, estimated from its GPUs, or both."""
+    """A node's inlet in °C: measured by its BMC, estimated from its GPUs, or both. `model`: of most of its GPUs."""
 
     node: str
     measured_c: float | None = None
     estimated_c: float | None = None
+    model: str = ""
+
+    @property
+    def may_be_known(self) -> bool:
+        return self.model != "" or self.measured_c is not None
 
 
 @dataclass(frozen=True)
 class RackInlet:
-    """A rack's inlet in °C. `above_neighbours_c`: how much warmer than the racks next to it; None: unknown."""
+    """A rack's inlet in °C, by so many nodes. `above_neighbours_c`: how much warmer it is than them; None: unknown."""
 
     rack: str
     inlet_c: float
@@ -159,33 +173,71 @@ class RackInlet:
     above_neighbours_c: float | None = None
 
 
+MEASURED = ""
+"""The scale of measurements and corrected estimates. A model's estimates have another one, by its name, until then."""
+Scales = Mapping[str, Sequence[float]]
+
+
 def rack_inlets(racks: Sequence[tuple[str, Sequence[NodeInlet]]]) -> list[RackInlet]:
     """Return the inlets of racks that stand next to each other in this order; racks without any value are left out."""
-    offset = _offset([node for _, nodes in racks for node in nodes])
-    found = [inlet for rack, nodes in racks if (inlet := _rack(rack, nodes, offset)) is not None]
-    compared = []
-    for place, inlet in enumerate(found):
-        neighbours = found[max(0, place - NEIGHBOURS) : place] + found[place + 1 : place + 1 + NEIGHBOURS]
-        # An estimate and a measurement may differ by an offset that is no heat.
-        same = [other.inlet_c for other in neighbours if other.is_estimate == inlet.is_estimate or offset is not None]
-        above = round(inlet.inlet_c - median(same), 2) if len(same) >= 2 else None
-        compared.append(RackInlet(inlet.rack, inlet.inlet_c, inlet.is_estimate, inlet.nodes, above))
-    return compared
+    offsets = _offsets([node for _, nodes in racks for node in nodes])
+    scales = [_scales(nodes, offsets) for _, nodes in racks]
+    comparable = [_comparable(nodes, found) for (_, nodes), found in zip(racks, scales, strict=True)]
+    inlets = []
+    for place, (rack, nodes) in enumerate(racks):
+        values = _shown(comparable[place]) or _shown(scales[place])
+        if not values:
+            continue
+        neighbours = comparable[max(0, place - NEIGHBOURS) : place] + comparable[place + 1 : place + 1 + NEIGHBOURS]
+        above = _above(comparable[place], neighbours)
+        measured = sum(node.measured_c is not None for node in nodes)
+        inlets.append(RackInlet(rack, round(median(values), 2), 2 * measured < len(values), len(values), above))
+    return inlets
 
 
-def _offset(nodes: Iterable[NodeInlet]) -> float | None:
-    """Return by how much estimates exceed measurements, where a node has both."""
-    both = [
-        node.estimated_c - node.measured_c
-        for node in nodes
-        if node.estimated_c is not None and node.measured_c is not None
-    ]
-    return median(both) if both else None
+def _offsets(nodes: Iterable[NodeInlet]) -> dict[str, float]:
+    """Return by model how much estimates exceed measurements, where enough nodes have both."""
+    both: defaultdict[str, list[float]] = defaultdict(list)
+    for node in nodes:
+        if node.estimated_c is not None and node.measured_c is not None:
+            both[node.model].append(node.estimated_c - node.measured_c)
+    return {model: median(values) for model, values in both.items() if len(values) >= LEAST_MEASURING}
 
 
-def _rack(rack: str, nodes: Sequence[NodeInlet], offset: float | None) -> RackInlet | None:
-    measured = [node.measured_c for node in nodes if node.measured_c is not None]
-    if measured:
-        return RackInlet(rack, round(median(measured), 2), False, len(measured))
-    estimated = [node.estimated_c - (offset or 0.0) for node in nodes if node.estimated_c is not None]
-    return RackInlet(rack, round(median(estimated), 2), True, len(estimated)) if estimated else None
+def _scales(nodes: Iterable[NodeInlet], offsets: Mapping[str, float]) -> Scales:
+    """Return the temperatures of a rack's nodes by the scale that they are on."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for node in nodes:
+        if node.measured_c is not None:
+            found[MEASURED].append(node.measured_c)
+        elif node.estimated_c is not None and node.model in offsets:
+            found[MEASURED].append(node.estimated_c - offsets[node.model])
+        elif node.estimated_c is not None:
+            found[node.model].append(node.estimated_c)
+    return found
+
+
+def _comparable(nodes: Sequence[NodeInlet], scales: Scales) -> Scales:
+    """Return the scales on which enough nodes of the rack are: one node is no rack."""
+    total = sum(node.may_be_known for node in nodes)
+    models = Counter(node.model for node in nodes)
+    return {
+        scale: values
+        for scale, values in scales.items()
+        if len(values) >= LEAST_SHARE * (total if scale == MEASURED else models[scale])
+    }
+
+
+def _shown(scales: Scales) -> Sequence[float]:
+    """Return the measured and corrected temperatures; all estimates without any."""
+    return scales.get(MEASURED) or [celsius for values in scales.values() for celsius in values]
+
+
+def _above(rack: Scales, neighbours: Sequence[Scales]) -> float | None:
+    """Return the median over the rack's nodes of how much warmer its nodes on that scale are than the neighbours'."""
+    above: list[float] = []
+    for scale, values in rack.items():
+        others = [median(other[scale]) for other in neighbours if scale in other]
+        if len(others) >= LEAST_NEIGHBOURS:
+            above += [median(values) - median(others)] * len(values)
+    return round(median(above), 2) if above else None

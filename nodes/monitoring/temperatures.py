@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -28,7 +28,10 @@ UNKNOWN = {"inlet_c": None, "above_neighbours_c": None, "nodes": 0}
 def measure(now: datetime | None = None) -> list[RackInlet]:
     """Learn from the newest readings of all GPUs, and store the inlets of nodes and racks. Returns those of racks."""
     now = now or timezone.now()
-    agents = [agent for agent in Agent.objects.filter(is_made_up=False) if not agent.is_silent(now)]
+    silent: list[Agent] = []
+    agents: list[Agent] = []
+    for agent in Agent.objects.filter(is_made_up=False):
+        (silent if agent.is_silent(now) else agents).append(agent)
     models: defaultdict[int, dict[str, str]] = defaultdict(dict)
     for agent_id, uuid, model in Gpu.objects.filter(gone_at=None, lost_at=None).values_list("agent", "uuid", "model"):
         models[agent_id][uuid] = model
@@ -37,7 +40,8 @@ def measure(now: datetime | None = None) -> list[RackInlet]:
     resistance = resistances(
         (models[pk].get(uuid, ""), gpu) for pk, gpus in thermals.items() for uuid, gpu in gpus.items()
     )
-    inlets = {agent.node: _inlet(agent, models[agent.pk], thermals[agent.pk], resistance) for agent in agents}
+    inlets = {agent.node: NodeInlet(agent.node, model=_usual(models[agent.pk])) for agent in silent}
+    inlets |= {agent.node: _inlet(agent, models[agent.pk], thermals[agent.pk], resistance) for agent in agents}
     _store_nodes(agents, rows, thermals, inlets, now)
     racks = racks_in_order()
     found = rack_inlets([(rack, [inlets[node] for node in nodes if node in inlets]) for rack, nodes in racks])
@@ -84,7 +88,12 @@ def _inlet(
     )
     host = agent.newest.get("host") if isinstance(agent.newest, dict) else None
     measured = untrusted.within(host.get("inlet_c"), COLDEST_C, WARMEST_C) if isinstance(host, dict) else None
-    return NodeInlet(agent.node, measured, estimated)
+    return NodeInlet(agent.node, measured, estimated, _usual(models))
+
+
+def _usual(models: Mapping[str, str]) -> str:
+    """Return the model of most of a node's GPUs; "" without any."""
+    return Counter(models.values()).most_common(1)[0][0] if models else ""
 
 
 def _store_nodes(

@@ -16,7 +16,7 @@ _NUMBERS = {
     "programs": ("program", "programs"),
     "owners": ("owner", "owners"),
     "slow_programs": ("of them slower", "of them slower"),
-    "attempts": ("attempt", "attempts"),
+    "jobs": ("job", "jobs"),
     "nodes": ("node", "nodes"),
     "other_nodes": ("other node", "other nodes"),
     "agents": ("agent", "agents"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.utils.html import escape
 
+from console.pages import docs
 from diagnosis import runbook
 from diagnosis.causes import CAUSES
 from portal.models import AuditEntry, SiteRunbook
@@ -28,7 +29,8 @@ def test_it_begins_with_its_code_and_its_links_lead_somewhere(code: str) -> None
     message = runbook.shipped_runbook(code)
     assert message.startswith(f"# {code}: {CAUSES[code].title}\n")
     for target in re.findall(r"\]\(([^)]+)\)", message):
-        assert runbook.linked_cause(target) or target.startswith("https://"), target
+        is_guide = target.startswith("../") and docs.address(target, "runbooks")
+        assert runbook.linked_cause(target) or is_guide or target.startswith("https://"), target
     assert runbook.linked_cause(f"{code}.md") == code
 
 
@@ -57,6 +59,10 @@ class TestPages:
         assert '.md"' not in html, "links lead to pages, not to files"
         assert "<h1>" not in html.partition('class="prose"')[2], "the page has its own"
         assert "Write a site" not in html
+
+    def test_links_lead_to_guides(self) -> None:
+        html = text(signed_in(person("mira")).get("/runbooks/gpu.off_bus"))
+        assert '<a href="/docs/how-to/repair-a-node">repair a node</a>' in html
 
     def test_what_is_none(self) -> None:
         assert signed_in(person("mira")).get("/runbooks/gpu.tired").status_code == 404

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from itertools import count
 
 from bench.slow_nodes import BAR, score
 from jobs.reliability.slow_nodes import StepTime, slow_nodes
@@ -11,8 +13,15 @@ NODES = [f"n{number}" for number in range(8)]
 
 
 def alone(program: str, seconds: float, nodes: Iterable[str] = NODES, **slower: float) -> list[StepTime]:
-    """Return one attempt of a program on each node, some of which are slower by a factor."""
-    return [StepTime(program, frozenset({node}), seconds * slower.get(node, 1.0)) for node in nodes]
+    """Return one job of a program on each node, some of which are slower by a factor."""
+    return [time_of(program, {node}, seconds * slower.get(node, 1.0)) for node in nodes]
+
+
+JOBS = count(1)
+
+
+def time_of(program: str, nodes: Iterable[str], seconds: float, *, owner: int = 1, job: int = 0) -> StepTime:
+    return StepTime(program, owner, job or next(JOBS), frozenset(nodes), seconds)
 
 
 def test_nearly_every_simulated_cluster_is_judged_right() -> None:
@@ -36,12 +45,41 @@ def test_one_slow_program_is_no_slow_node() -> None:
 
 def test_who_only_ran_beside_a_slow_node_is_not_blamed() -> None:
     times = [time for number in range(3) for time in alone(f"p{number}", 1.0, n0=1.3)]
-    times += [StepTime("pairs", frozenset({"n0", "n1"}), 2.6)]
-    times += [StepTime("pairs", frozenset({a, b}), 2.0) for a, b in (("n2", "n3"), ("n4", "n5"), ("n6", "n7"))]
+    times += [time_of("pairs", ("n0", "n1"), 2.6)]
+    times += [time_of("pairs", pair, 2.0) for pair in (("n2", "n3"), ("n4", "n5"), ("n6", "n7"))]
     assert [pace.node for pace in slow_nodes(times)] == ["n0"]
 
 
 def test_too_few_others_say_nothing() -> None:
     assert slow_nodes(alone("p", 1.0, ["n0", "n1"], n0=2.0)) == []
     assert slow_nodes([]) == []
-    assert slow_nodes([StepTime("p", frozenset({"n0"}), 0.0)]) == []
+    assert slow_nodes([time_of("p", ("n0",), 0.0)]) == []
+
+
+def test_restarts_of_a_job_count_once() -> None:
+    times = [*alone("p", 1.0, NODES[1:]), *(time_of("p", ("n0",), 1.3, job=900) for _ in range(5))]
+    (found,) = slow_nodes(times)
+    assert (found.node, found.jobs, found.programs, found.owners) == ("n0", 1, 1, 1)
+
+
+def test_the_owners_are_those_whose_programs_are_slower_there() -> None:
+    times = [time_of(f"{owner}", (node,), 1.3 if node == "n0" and owner else 1.0, owner=owner)
+             for owner in range(4) for node in NODES]  # fmt: skip
+    (found,) = slow_nodes(times)
+    assert (found.programs, found.slow_programs, found.owners) == (4, 3, 3)
+
+
+def test_asked_for_it_also_returns_the_pace_of_nodes_that_are_not_slow() -> None:
+    (found,) = slow_nodes(alone("p", 1.0), {"n2", "n99"})
+    assert (found.node, found.ratio, found.slow_programs, found.owners) == ("n2", 1.0, 0, 0)
+    assert slow_nodes(alone("p", 1.0, ["n0"]), {"n0"}) == [], "nothing to compare it with"
+
+
+def test_a_sweep_of_twenty_thousand_jobs_on_a_thousand_nodes_takes_seconds() -> None:
+    names = [f"n{number}" for number in range(1000)]
+    slow = set(names[:3])
+    times = [time_of("sweep", (name,), (1.3 if name in slow else 1.0) + place * 1e-4)
+             for place in range(20) for name in names]  # fmt: skip
+    began = time.process_time()
+    assert {pace.node for pace in slow_nodes(times)} == slow
+    assert time.process_time() - began < 5, "13 s if each node is compared with all other jobs of the sweep"

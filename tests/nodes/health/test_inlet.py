@@ -63,19 +63,62 @@ def test_what_is_learnt_survives_storage_and_damage() -> None:
         assert GpuThermals.from_payload(damaged).pairs == []
 
 
-def rack(name: str, *inlets: float) -> tuple[str, list[NodeInlet]]:
-    return name, [NodeInlet(f"{name}-{place}", None, celsius) for place, celsius in enumerate(inlets)]
+def rack(name: str, *inlets: float, model: str = "H100") -> tuple[str, list[NodeInlet]]:
+    return name, [NodeInlet(f"{name}-{place}", None, celsius, model) for place, celsius in enumerate(inlets)]
+
+
+def above(*racks: tuple[str, list[NodeInlet]]) -> dict[str, float | None]:
+    return {inlet.rack: inlet.above_neighbours_c for inlet in rack_inlets(racks)}
 
 
 def test_a_rack_is_compared_with_those_beside_it() -> None:
-    found = rack_inlets([rack("A", 20, 21, 22), rack("B", 24), rack("C", 20), rack("D", 21), rack("E")])
-    assert {inlet.rack: inlet.above_neighbours_c for inlet in found} == {"A": -1, "B": 3, "C": -1, "D": -1}
-    (alone,) = rack_inlets([rack("A", 20)])
-    assert alone.above_neighbours_c is None
+    found = above(rack("A", 20, 21, 22), rack("B", 24), rack("C", 20), rack("D", 21), rack("E"))
+    assert found == {"A": -1, "B": 3, "C": -1, "D": -1}
+    assert above(rack("A", 20)) == {"A": None}
+
+
+def test_racks_without_values_keep_their_places() -> None:
+    found = above(rack("A", 20), rack("B"), rack("C"), rack("D", 24), rack("E"), rack("F"), rack("G", 20))
+    assert found == {"A": None, "D": None, "G": None}, "the next rack with a value is three places away"
+
+
+def test_estimates_are_compared_with_those_of_the_same_model() -> None:
+    """What stands between a node's front and its GPUs depends on the model: here 4 °C, which is no heat."""
+    row = [rack("A", 20, 20), rack("B", 20, 20), rack("C", 24, 24, model="B200"), rack("D", 20, 20), rack("E", 20, 20)]
+    assert above(*row) == {"A": None, "B": 0, "C": None, "D": 0, "E": None}, "A and E have one such neighbour"
+    mixed = ("C", [*rack("C", 23, 23)[1], *rack("c", 24, model="B200")[1]])
+    assert above(*row[:2], mixed, *row[3:])["C"] == 3
+
+
+def measured(name: str, *inlets: float, offset: float = 3.0, model: str = "H100") -> tuple[str, list[NodeInlet]]:
+    return name, [NodeInlet(f"{name}-{n}", celsius, celsius + offset, model) for n, celsius in enumerate(inlets)]
 
 
 def test_measurements_count_more_than_estimates_and_correct_them() -> None:
-    measured = ("M", [NodeInlet("m0", 20.0, 23.0), NodeInlet("m1", 21.0, 24.0)])
-    first, second = rack_inlets([measured, rack("E", 25.0)])
-    assert (first.inlet_c, first.is_estimate) == (20.5, False)
+    first, second, other = rack_inlets([measured("M", 20, 21, 22), rack("E", 25.0), rack("O", 27.0, model="B200")])
+    assert (first.inlet_c, first.is_estimate) == (21.0, False)
     assert (second.inlet_c, second.is_estimate) == (22.0, True)
+    assert other.inlet_c == 27.0, "no node of its model measures"
+
+
+def test_one_broken_bmc_corrects_nothing() -> None:
+    racks = [rack("A", 24), measured("B", 0, offset=24), rack("C", 24), rack("D", 24)]
+    assert {inlet.rack: inlet.inlet_c for inlet in rack_inlets(racks)} == {"A": 24, "B": 0, "C": 24, "D": 24}
+    assert above(*racks) == {"A": None, "B": None, "C": 0, "D": None}
+    many = ("B", [*measured("b", 0, offset=24)[1], *rack("B", 24, 24, 24)[1]])
+    assert above(*[many if item[0] == "B" else item for item in racks])["B"] == 0
+
+
+def test_a_rack_of_which_few_nodes_are_known_is_not_compared() -> None:
+    silent = [NodeInlet(f"silent-{number}", model="H100") for number in range(3)]
+    warm = ("B", [*rack("B", 30)[1], *silent])
+    assert above(rack("A", 20), warm, rack("C", 20), rack("D", 20))["B"] is None
+    without_gpus = ("B", [*rack("B", 30)[1], *(NodeInlet(f"login-{number}") for number in range(9))])
+    assert above(rack("A", 20), without_gpus, rack("C", 20))["B"] == 10
+
+
+def test_one_steady_gpu_is_not_enough_for_a_node_with_more() -> None:
+    steady, changing = gpu((300, 40)), gpu((300, 40), minutes=2)
+    assert node_inlet([("H100", steady)], {"H100": 0.05}) == 25
+    assert node_inlet([("H100", steady), ("H100", changing)], {"H100": 0.05}) is None
+    assert node_inlet([("H100", steady), ("H100", changing), ("H100", steady)], {"H100": 0.05}) == 25

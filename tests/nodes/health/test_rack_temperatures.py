@@ -88,6 +88,12 @@ def test_measured_temperatures_need_no_learning(lab: Lab) -> None:
     assert (found["B"].inlet_c, found["B"].is_estimate, found["B"].above_neighbours_c) == (24.5, False, 3.5)
 
 
+def test_temperatures_below_zero_are_measured(lab: Lab) -> None:
+    now = timezone.now()
+    report(lab, now, {**USUAL, "B": -4.0}, measured=True)
+    assert {inlet.rack: inlet.inlet_c for inlet in measure(now)}["B"] == -4.0
+
+
 def test_a_bmc_that_lies_is_not_believed(lab: Lab) -> None:
     now = timezone.now()
     report(lab, now, dict.fromkeys(RACKS, 900.0), measured=True)

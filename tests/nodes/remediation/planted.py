@@ -140,12 +140,12 @@ def crashes(*users: str, code: int = 13) -> Plant:
 
 
 def steps(ratio: float) -> Plant:
-    """Run three programs on four nodes, of which one takes longer for a step by this factor."""
+    """Run programs of three people on four nodes, of which one takes longer for a step by this factor."""
 
     def plant(fleet: AgentFleet) -> None:
         for gpus in (1, 2, 4):
             for node in fleet.names[:4]:
-                attempt = ran(2.0, nodes=[node], gpus=gpus, ago=48.0)
+                attempt = ran(2.0, nodes=[node], gpus=gpus, ago=48.0, project=f"team-{gpus}")
                 seconds = ratio if node == fleet.node else 1.0
                 write("step_seconds", (0, [(step, seconds) for step in range(120)]), owner=("attempt", attempt.pk))
         assess()
