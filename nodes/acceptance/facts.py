@@ -13,6 +13,8 @@ MOST_GPUS, MOST_MOUNTS, MOST_LINKS = 64, 64, 64
 POWER_BRAKE = 0x80
 """NVML's HwPowerBrakeSlowdown: the machine's power supply asks the GPU to slow down."""
 WORKING_PERCENT = 50
+LASTING_LOW = 15
+"""Observations at work, one every 20 s, after which a low PCIe generation is no chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class GpuConfiguration:
     def with_peaks(self, peaks: GpuPeaks) -> GpuConfiguration:
         return replace(
             self,
-            pcie_generation=peaks.pcie_generation,
+            pcie_generation=peaks.low_generation or peaks.pcie_generation,
             is_slowed=peaks.is_slowed,
             is_working=peaks.is_working,
         )
@@ -47,20 +49,30 @@ class GpuConfiguration:
 
 @dataclass(frozen=True)
 class GpuPeaks:
-    """What was observed of a GPU over the tests: a GPU lowers its PCIe generation while it idles."""
+    """What was observed of a GPU over the tests: a GPU lowers its PCIe generation while it idles.
+
+    `low_observations`: how many in a row, while it worked, found less than the full generation. A few may be those of a
+    moment in which it idled; `low_generation` is the lowest that lasted.
+    """
 
     pcie_generation: int | None = None
     is_slowed: bool = False
     is_working: bool = False
+    low_observations: int = 0
+    low_generation: int | None = None
 
     def merged(self, gpu: GpuConfiguration) -> GpuPeaks:
         """Return the peaks with one more observation."""
-        generation = gpu.pcie_generation if gpu.is_working else None
-        return GpuPeaks(
-            max(filter(None, (self.pcie_generation, generation)), default=None),
-            self.is_slowed or gpu.is_slowed,
-            self.is_working or gpu.is_working,
-        )
+        found = replace(
+            self, is_slowed=self.is_slowed or gpu.is_slowed, is_working=self.is_working or gpu.is_working
+        )  # fmt: skip
+        generation = gpu.pcie_generation
+        if not gpu.is_working or generation is None:
+            return found
+        low = self.low_observations + 1 if generation < (gpu.pcie_generation_most or 0) else 0
+        lowest = min(self.low_generation or generation, generation) if low >= LASTING_LOW else self.low_generation
+        highest = max(self.pcie_generation or generation, generation)
+        return replace(found, pcie_generation=highest, low_observations=low, low_generation=lowest)
 
 
 @dataclass(frozen=True, kw_only=True)

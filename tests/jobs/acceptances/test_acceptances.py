@@ -10,9 +10,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.acceptances.advance import FOR_AGENTS, advance, advance_all
+from jobs.acceptances.advance import FOR_AGENTS, FOR_RULES, advance, advance_all
 from jobs.burnins.start import cancel as cancel_burn_in
 from jobs.tasks import advance_acceptances
+from nodes.acceptance.history import LASTING_S
 from nodes.models import Acceptance, Agent, BurnIn
 from portal.models import AuditEntry
 from tests.jobs.burnins.bench import Bench, good_lines, line
@@ -138,6 +139,48 @@ def test_agents_may_report_again_after_an_outage_of_the_portal(bench: Bench, cli
     advance_acceptances()
     acceptance.refresh_from_db()
     assert "rejected" not in (acceptance.result or "rejected"), acceptance.summary
+
+
+def test_it_waits_for_what_agents_still_have_to_report_of_the_tests(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    write_results(bench)
+    bench.end_job()
+    bench.until_ended()
+    BurnIn.objects.update(job_ended_at=timezone.now())
+    Agent.objects.update(heard_at=timezone.now())
+    advance_acceptances()
+    assert Acceptance.objects.get().is_active, "the agents post, but their newest samples are those of the tests"
+    newer = int(time.time() + FOR_RULES.total_seconds())
+    for name in NODES:
+        bench.lab.machine(name).post(bench.lab.machine(name).batch(newer, gpu_percent=0))
+    bench.lab.xid(79, "dgx-02")
+    BurnIn.objects.update(job_ended_at=timezone.now())  # so that it happened during the tests
+    advance_acceptances()
+    assert Acceptance.objects.get().is_active, "an Xid is not judged yet"
+    bench.lab.step()
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    assert acceptance.result == "rejected"
+
+
+def test_what_fails_for_long_during_the_tests_rejects(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    Agent.objects.filter(node="dgx-01").update(clock_offset_s=30.0)
+    advance_acceptances()
+    acceptance.refresh_from_db()
+    (clock,) = (clause for clause in acceptance.clauses if clause["key"] == "clock")
+    clock["history"]["since"] -= LASTING_S
+    acceptance.save()
+    advance_acceptances()
+    report_configuration(bench)
+    write_results(bench)
+    found = finish(bench, acceptance)
+    assert (found["clock"]["outcome"], acceptance.result) == ("failed", "rejected")
+    assert "dgx-01: +30.0 s." in found["clock"]["details"]
 
 
 def test_each_fault_is_a_failed_clause_with_its_reason(bench: Bench, client: Client) -> None:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, ClauseOutcome, requirements, stored
 from nodes.acceptance.configuration import configuration_clauses
-from nodes.acceptance.facts import GpuPeaks, NodeConfiguration, merge_peaks, read_gpu, read_mounts, read_topology
+from nodes.acceptance.facts import (
+    LASTING_LOW,
+    GpuPeaks,
+    NodeConfiguration,
+    merge_peaks,
+    read_gpu,
+    read_mounts,
+    read_topology,
+)
+from nodes.acceptance.history import ClauseHistory
 from tests.nodes.acceptance.nodes import URL, gpu, node
 
 
@@ -107,6 +116,36 @@ def test_a_gpu_is_judged_by_its_best_generation_while_it_worked() -> None:
     peaks = merge_peaks(merge_peaks(peaks, [gpu(0)]), [idle])
     assert peaks["GPU-0"] == GpuPeaks(5, is_slowed=False, is_working=True)
     assert idle.with_peaks(peaks["GPU-0"]).pcie_generation == 5
+
+
+def test_a_link_that_trains_down_under_load_is_not_forgotten() -> None:
+    low, peaks = gpu(0, pcie_generation=1), merge_peaks({}, [gpu(0)])
+    for _ in range(LASTING_LOW - 1):
+        peaks = merge_peaks(merge_peaks(peaks, [low]), [gpu(0, pcie_generation=1, is_working=False)])
+    assert low.with_peaks(peaks["GPU-0"]).pcie_generation == 5
+    assert merge_peaks(merge_peaks(peaks, [gpu(0)]), [low])["GPU-0"].low_generation is None, "it recovered at once"
+    peaks = merge_peaks(peaks, [low])
+    assert gpu(0).with_peaks(merge_peaks(peaks, [gpu(0)])["GPU-0"]).pcie_generation == 1
+
+
+def observe(*times: tuple[float, str]) -> ClauseHistory:
+    """Return the history of a clause with these outcomes, each at so many seconds."""
+    history, previous = ClauseHistory(), 0.0
+    for at, outcome in times:
+        history = history.observed(ClauseOutcome("mounts", outcome, "1 mount.", (f"slow at {at:g}.",)), at, previous)
+        previous = at
+    return history
+
+
+def test_what_failed_for_five_minutes_of_the_tests_fails_in_the_end() -> None:
+    every_minute = [(minute * 60.0, FAILED) for minute in range(1, 7)]
+    well = ClauseOutcome("mounts", PASSED, "1 mount.")
+    assert observe(*every_minute[:-1], (400.0, PASSED)).applied(well) == well
+    found = observe(*every_minute, (400.0, PASSED), (420.0, FAILED)).applied(well)
+    assert found.outcome == FAILED
+    assert found.details[0].startswith("It failed during the tests, for 5\N{NO-BREAK SPACE}min")
+    assert found.details[1] == "slow at 360."
+    assert observe((60.0, FAILED), (9_000.0, FAILED)).applied(well) == well, "nobody observed it in between"
 
 
 def test_counters_without_nvlinks_mean_none_and_no_counters_mean_not_reported() -> None:
