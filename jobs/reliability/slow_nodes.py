@@ -71,7 +71,7 @@ def slow_nodes(times: Iterable[StepTime], also: Collection[str] = ()) -> list[No
 
     The nodes of `also` follow, if they are not slow and can be compared.
     """
-    programs = _Programs(_by_job(time for time in times if time.seconds > 0))
+    programs = _ComparedPrograms(_by_job(time for time in times if time.seconds > 0))
     candidates: Collection[str] = programs.nodes()
     found: list[NodePace] = []
     while candidates and len(found) < MOST_NODES:
@@ -98,7 +98,7 @@ def _by_job(times: Iterable[StepTime]) -> list[StepTime]:
 
 
 @dataclass(frozen=True)
-class _Program:
+class _ComparedProgram:
     """A program's jobs: all of them, the first ones by their step times, and those on each node."""
 
     key: str
@@ -117,7 +117,7 @@ class _Program:
     def elsewhere(self, node: str) -> list[StepTime]:
         return [time for time in self.compared if node not in time.nodes]
 
-    def vote(self, node: str) -> _Vote | None:
+    def vote(self, node: str) -> _ProgramVote | None:
         """Return how its steps on the node compare; None if too few ran elsewhere."""
         elsewhere = self.elsewhere(node)
         if len(elsewhere) < LEAST_OTHER_NODES or not _are_on_several(elsewhere):
@@ -128,34 +128,34 @@ class _Program:
         if is_slow:
             spread = MAD_TO_SIGMA * median(abs(time.seconds / middle - 1) for time in elsewhere)
             is_slow = ratio >= 1 + SPREADS * max(spread, LEAST_SPREAD)
-        return _Vote(self, ratio, is_slow)
+        return _ProgramVote(self, ratio, is_slow)
 
 
 @dataclass(frozen=True)
-class _Vote:
-    program: _Program
+class _ProgramVote:
+    program: _ComparedProgram
     ratio: float
     is_slow: bool
 
 
-class _Programs:
+class _ComparedPrograms:
     """All programs, by key and by the nodes that they ran on."""
 
     def __init__(self, times: Iterable[StepTime]) -> None:
-        self._by_key: dict[str, _Program] = {}
+        self._by_key: dict[str, _ComparedProgram] = {}
         self._of_node: defaultdict[str, set[str]] = defaultdict(set)
         by_key: defaultdict[str, list[StepTime]] = defaultdict(list)
         for time in times:
             by_key[time.program].append(time)
         for key, several in by_key.items():
-            self._by_key[key] = _Program.of(key, several)
+            self._by_key[key] = _ComparedProgram.of(key, several)
             for node in self._by_key[key].by_node:
                 self._of_node[node].add(key)
 
     def nodes(self) -> Collection[str]:
         return self._of_node.keys()
 
-    def votes(self, node: str) -> list[_Vote]:
+    def votes(self, node: str) -> list[_ProgramVote]:
         programs = (self._by_key[key] for key in self._of_node.get(node, ()))
         return [vote for program in programs if (vote := program.vote(node)) is not None]
 
@@ -163,7 +163,7 @@ class _Programs:
         """Take a node out with all jobs that ran there."""
         for key in self._of_node.pop(node, ()):
             old = self._by_key[key]
-            new = self._by_key[key] = _Program.of(key, [time for time in old.times if node not in time.nodes])
+            new = self._by_key[key] = _ComparedProgram.of(key, [time for time in old.times if node not in time.nodes])
             for other in old.by_node.keys() - new.by_node.keys() - {node}:
                 self._of_node[other].discard(key)
 
@@ -177,15 +177,15 @@ def _are_on_several(times: Iterable[StepTime]) -> bool:
     return False
 
 
-def _ratio(votes: Iterable[_Vote]) -> float:
+def _ratio(votes: Iterable[_ProgramVote]) -> float:
     return median(vote.ratio for vote in votes)
 
 
-def _slow(votes: Iterable[_Vote]) -> list[_Vote]:
+def _slow(votes: Iterable[_ProgramVote]) -> list[_ProgramVote]:
     return [vote for vote in votes if vote.is_slow]
 
 
-def _pace(node: str, votes: Sequence[_Vote]) -> NodePace:
+def _pace(node: str, votes: Sequence[_ProgramVote]) -> NodePace:
     slow = _slow(votes)
     return NodePace(
         node,
