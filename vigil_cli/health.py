@@ -14,17 +14,17 @@ from vigil_core import formatting
 
 MOST = 1_000
 MOST_SINGLE = 5
-"""More equal entries than this are one line, as on the page."""
+"""More equal findings than this are one line, as on the page. REST calls a finding an entry."""
 entry_id = click.argument("entry", metavar="ID", type=click.IntRange(min=1))
 reason = click.option(
-    "--reason", required=True, metavar="R", help="Why; it is kept with the entry and in the audit log."
+    "--reason", required=True, metavar="R", help="Why; it is kept with the finding and in the audit log."
 )
-alike = click.option("--alike", is_flag=True, help="Also all other entries of the rule that found the same.")
-yes = click.option("--yes", is_flag=True, help="Decide about several entries without a question.")
+alike = click.option("--alike", is_flag=True, help="Also all other findings of the rule that found the same.")
+yes = click.option("--yes", is_flag=True, help="Decide about several findings without a question.")
 
 
 @click.group(invoke_without_command=True)
-@click.option("--all", "everything", is_flag=True, help="Also entries that were cleared.")
+@click.option("--all", "everything", is_flag=True, help="Also findings that were cleared.")
 @click.option("--node", help="Only this node.")
 @as_json
 @click.pass_context
@@ -51,7 +51,7 @@ def health(context: click.Context, everything: bool, node: str | None, as_json: 
 @yes
 @as_json
 def approve(entry: int, reason: str, replace: bool, alike: bool, yes: bool, as_json: bool) -> None:
-    """Do what the rule proposes: drain the node (sysadmins)."""
+    """Drain the node or keep jobs off it, as proposed (sysadmins)."""
     if alike and replace:
         raise click.UsageError("--replace is for one node: give either --alike or --replace.")
     if alike:
@@ -66,7 +66,7 @@ def approve(entry: int, reason: str, replace: bool, alike: bool, yes: bool, as_j
 @yes
 @as_json
 def dismiss(entry: int, reason: str, alike: bool, yes: bool, as_json: bool) -> None:
-    """Decide that nothing is to be done while it lasts (sysadmins)."""
+    """Do nothing about a finding while it lasts (sysadmins)."""
     if alike:
         _confirm_alike(entry, "dismiss", yes)
     _decide(entry, "dismiss", {"reason": reason} | _alike(alike), as_json)
@@ -79,7 +79,10 @@ def dismiss(entry: int, reason: str, alike: bool, yes: bool, as_json: bool) -> N
 @yes
 @as_json
 def clear(entry: int, reason: str, alike: bool, yes: bool, as_json: bool) -> None:
-    """End the entry: the cause was repaired (sysadmins)."""
+    """Clear a finding whose cause was repaired (sysadmins).
+
+    With VIGIL_HEALTH=act that may return the node to service.
+    """
     if alike:
         _confirm_alike(entry, "clear", yes)
     _decide(entry, "clear", {"reason": reason} | _alike(alike), as_json)
@@ -119,7 +122,7 @@ def _confirm_alike(entry: int, action: str, is_confirmed: bool) -> None:
     first = find_portal().get(f"health/{entry}")
     found, has_more = _read_newest(rule=first["rule"], state=first["state"])
     number = sum(_group_key(other) == _group_key(first) for other in found)
-    entries = formatting.plural(number, "entry", "entries").replace(formatting.NBSP, " ")
+    entries = formatting.plural(number, "finding").replace(formatting.NBSP, " ")
     entries = f"{entries} or more" if has_more else entries
     question = f"{action.capitalize()} {entries} ({first['rule']}: {_title(first)})?"
     confirm(question, is_confirmed, f"Add --yes to {action} {entries}.")
@@ -132,9 +135,9 @@ def _decide(entry: int, action: str, body: dict[str, Any], as_json: bool) -> Non
 def _decision_lines(answer: dict[str, Any]) -> list[str]:
     lines = _lines({"items": [answer]})
     if answer.get("alike_decided"):
-        lines.append(f"The same for {formatting.plural(answer['alike_decided'], 'other entry', 'other entries')}.")
+        lines.append(f"The same for {formatting.plural(answer['alike_decided'], 'other finding')}.")
     if answer.get("alike_left"):
-        lines.append(f"Unchanged: {formatting.plural(answer['alike_left'], 'entry', 'entries')}.")
+        lines.append(f"Unchanged: {formatting.plural(answer['alike_left'], 'finding')}.")
     return lines
 
 

@@ -62,11 +62,11 @@ def test_one_decision_is_about_all_that_are_alike(portal):
     items = [entry(number) for number in range(1, 8)] + [entry(9, detail="another")]
     portal.answers["GET", "health"] = {"items": items, "next": None}
     refused = vigil("health", "dismiss", "7", "--alike", "--reason", "later", status=1).stderr
-    assert "Add --yes to dismiss 7 entries." in refused
+    assert "Add --yes to dismiss 7 findings." in refused
     assert portal.asked[-1].method == "GET", "nothing was decided"
     lines = vigil("health", "dismiss", "7", "--alike", "--yes", "--reason", "later").stdout.splitlines()
     assert json.loads(portal.asked[-1].content) == {"reason": "later", "alike": True}
-    assert lines[-2:] == ["The same for 6 other entries.", "Unchanged: 1 entry."]
+    assert lines[-2:] == ["The same for 6 other findings.", "Unchanged: 1 finding."]
     vigil("health", "dismiss", "7", "--reason", "later")
     assert json.loads(portal.asked[-1].content) == {"reason": "later"}
     assert "--alike" in vigil("health", "approve", "7", "--reason", "x", "--alike", "--replace", status=2).stderr
