@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import count
 
@@ -73,13 +72,3 @@ def test_asked_for_it_also_returns_the_pace_of_nodes_that_are_not_slow() -> None
     (found,) = slow_nodes(alone("p", 1.0), {"n2", "n99"})
     assert (found.node, found.ratio, found.slow_programs, found.owners) == ("n2", 1.0, 0, 0)
     assert slow_nodes(alone("p", 1.0, ["n0"]), {"n0"}) == [], "nothing to compare it with"
-
-
-def test_a_sweep_of_twenty_thousand_jobs_on_a_thousand_nodes_takes_seconds() -> None:
-    names = [f"n{number}" for number in range(1000)]
-    slow = set(names[:3])
-    times = [time_of("sweep", (name,), (1.3 if name in slow else 1.0) + place * 1e-4)
-             for place in range(20) for name in names]  # fmt: skip
-    began = time.process_time()
-    assert {pace.node for pace in slow_nodes(times)} == slow
-    assert time.process_time() - began < 5, "13 s if each node is compared with all other jobs of the sweep"
