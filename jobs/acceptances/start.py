@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from django.db import transaction
 
 from jobs.acceptances.advance import advance
@@ -13,6 +15,8 @@ from nodes.models import Acceptance
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
+
+logger = logging.getLogger(__name__)
 
 
 def start(user: User, expression: str, seconds: int, *, may_undrain: bool = False) -> Acceptance:
@@ -28,7 +32,10 @@ def start(user: User, expression: str, seconds: int, *, may_undrain: bool = Fals
             burn_in=burn_in, expression=expression.strip(), node_count=len(names), gpu_count=gpus, started_by=user
         )
         note(user, "acceptance.started", acceptance, change=Change(after={"nodes": expression, "seconds": seconds}))
-    advance(acceptance)
+    try:
+        advance(acceptance)
+    except Exception:  # it has started, and the worker observes it in 20 s
+        logger.exception("%s could not be observed yet", acceptance)
     return acceptance
 
 

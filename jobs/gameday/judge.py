@@ -93,7 +93,7 @@ def _recorded(job: Job | None, attempt: Attempt, name: str) -> float | None:
 
 
 def _seconds(since: float, until: datetime) -> float:
-    return round(until.timestamp() - since, 3)
+    return round(max(0.0, until.timestamp() - since), 3)  # the node's clock may be ahead
 
 
 def _losses(job: Job) -> Losses:

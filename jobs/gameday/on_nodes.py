@@ -160,6 +160,8 @@ def _problem_of(agent: Agent, fault: Fault, now: datetime) -> str:
         return f"has a finding of its own: {finding.title}"
     if NodeOrder.objects.open().filter(node=agent.node).exists() or planting.wanted_of(agent) is not None:
         return "has an open order or another planted fault"
+    if Drill.objects.filter(node=agent.node, state=State.RUNNING).exists():
+        return "has another planted fault"
     return ""
 
 
@@ -225,7 +227,7 @@ def _clean_up(game_day: GameDay, drill: Drill, now: datetime) -> str:
         return ""
     newest = NodeOrder.objects.filter(node=drill.node).first()
     if not node.is_in_service or newest is None or newest.action != NodeOrder.Action.UNDRAIN or newest.is_open:
-        return f"{drill.node} is not back in service."
+        return f"{drill.node} is not back in service. /drains says why; undrain it there."
     if drill.in_service_s is None:
         drill.in_service_s = round(((newest.ended_at or now) - drill.planted_at).total_seconds(), 3)
     return ""
@@ -235,6 +237,8 @@ def _problems(drill: Drill, fault: Fault) -> list[str]:
     if drill.entry is None:
         return ["No health rule noticed it."]
     problems = []
+    if _lasts(drill):
+        problems.append(f"The fault has not ended on {drill.node}: what lasts is real. /health says what to do.")
     if not drill.is_cause_right:
         problems.append(f"The rule {drill.cause} noticed it, not {' or '.join(sorted(fault.rules))}.")
     if not drill.is_action_right:

@@ -19,6 +19,7 @@ from vigil_core import formatting
 TOGETHER = timedelta(minutes=10)
 """Findings on one node within this time are one failure: a GPU off the bus has an Xid, a lost GPU and more."""
 LEAST_P = 0.05
+MOST_FAILURES = 10  # to list: the published rates follow them
 MOST_PAIRS = 10  # to name of those without a result
 GPUS_OF_A_NODE = 8  # in published rates
 
@@ -145,7 +146,10 @@ def failures_clause(count: FailureCount) -> ClauseOutcome:
         for expected in count.expected
         if not expected.is_required
     ]
-    return ClauseOutcome("failures", FAILED if required.p < LEAST_P else PASSED, measured, (*count.texts, *others))
+    details = [*count.texts[:MOST_FAILURES], *others]
+    if len(count.texts) > MOST_FAILURES:
+        details.insert(MOST_FAILURES, f"And {len(count.texts) - MOST_FAILURES:,} more failures.")
+    return ClauseOutcome("failures", FAILED if required.p < LEAST_P else PASSED, measured, tuple(details))
 
 
 def _p(value: float) -> str:

@@ -16,7 +16,7 @@ from jobs.gameday.leftovers import AFTER
 from jobs.gameday.on_nodes import FOR_A_NODE, FOR_RETURN, HOW_TO, LATE_REPORT, begin
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
-from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, SiteRule
+from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, Partition, SiteRule
 from nodes.remediation.limits_used import automatic_drains
 from nodes.telemetry import planting
 from portal.models import AuditEntry, Membership, User
@@ -171,7 +171,8 @@ def test_a_persons_drain_stays(xid: Fault) -> None:
         data={"planted": xid.drill.pk, "planted_until": (timezone.now() - FOR_RETURN).timestamp() - 1}
     )
     xid.advance()
-    assert (xid.drill.state, xid.drill.detail) == ("failed", f"{NODE} is not back in service.")
+    assert xid.drill.state == "failed"
+    assert xid.drill.detail.startswith(f"{NODE} is not back in service. ")
     assert xid.lab.scheduler.drained == {NODE: "fan 3"}
 
 
@@ -189,6 +190,23 @@ def test_a_hung_driver_must_end_before_it_is_cleared(lab: Lab, ops: User) -> Non
     fault.advance(4)
     assert (fault.drill.state, fault.drill.detail) == ("passed", "")
     assert lab.scheduler.drained == {}
+
+
+def test_a_driver_that_stays_silent_fails(lab: Lab, ops: User) -> None:
+    fault = Fault(lab, ops, "nvml")
+    advance()
+    mark = fault.plant(lasts_s=100)
+    lab.happens("gpu.silent", NODE, since=time.time() - 61, **mark)
+    fault.advance()
+    fault.advance()
+    over = {"planted_until": (timezone.now() - FOR_RETURN).timestamp() - 1}
+    for row in NodeEvent.objects.filter(kind__in=("fault.planted", "gpu.silent")):
+        row.data |= over
+        row.save()
+    HealthEntry.objects.update(is_planted=False)  # as the next refresh of a state that lasts does
+    advance()
+    assert fault.drill.state == "failed"
+    assert "has not ended on dgx-01" in fault.drill.detail
 
 
 def test_a_slow_mount_takes_no_node_out_of_service(lab: Lab, ops: User) -> None:
@@ -362,6 +380,13 @@ def test_a_job_that_starts_first_withdraws_the_request(xid: Fault) -> None:
 
 
 class TestWhereItIsPlanted:
+    def test_not_where_another_drill_runs(self, xid: Fault, ops: User) -> None:
+        planting.withdraw(NODE, xid.drill.pk)
+        Partition.objects.create(name="other", nodes=[NODE])
+        other = game_days.start(ops, "canaries", "other", ["mount"])
+        advance()
+        assert other.drills.get().detail == f"Waits for a node: {NODE} has another planted fault."
+
     def test_nowhere_without_the_setting(self, lab: Lab, ops: User) -> None:
         lab.machine(NODE).post(lab.machine(NODE).facts(time.time()))
         fault = Fault(lab, ops, "xid")
