@@ -90,24 +90,27 @@ def errors_of_programs(now: datetime) -> QuerySet[Failure]:
 class _NodeCounts:
     failures: int = 0
     programs: set[str] = field(default_factory=set)
-    owners: set[int] = field(default_factory=set)
+    owners: set[str] = field(default_factory=set)
 
-    def add(self, program: str, owner: int | None) -> None:
+    def add(self, program: str, owner: str) -> None:
         is_new = program not in self.programs
         self.failures += is_new or not program.startswith(CLAIMS)
         self.programs.add(program)
-        if owner is not None:  # else its job was deleted
-            self.owners.add(owner)
+        self.owners.add(owner)
 
 
 def _failures(since: date, repaired: Mapping[str, date]) -> dict[str, _NodeCounts]:
-    """Return what failed by node; on one that was repaired, from the day after, as its node-days are counted."""
+    """Return what failed by node; on one that was repaired, from the day after, as its node-days are counted.
+
+    Of a job that was deleted only the project is still known: it stands for the owner.
+    """
     found: defaultdict[str, _NodeCounts] = defaultdict(_NodeCounts)
     rows = Failure.objects.filter(day__gte=since).exclude(node="").exclude(cause__in=PROGRAMS).order_by()
-    values = rows.values_list("node", "day", "cause", "program", "incident__attempt__job__owner")
-    for node, day, cause, program, owner in values.iterator():
+    values = rows.values_list("node", "day", "cause", "program", "project", "incident__attempt__job__owner")
+    for node, day, cause, program, project, owner_id in values.iterator():
         if node not in repaired or day > repaired[node]:
-            found[node].add(f"{CLAIMS}{owner or ''}" if cause in UNDIAGNOSED else program, owner)
+            owner = f"project {project}" if owner_id is None else str(owner_id)
+            found[node].add(f"{CLAIMS}{owner}" if cause in UNDIAGNOSED else program, owner)
     return found
 
 

@@ -161,7 +161,7 @@ _ALL = (
             "blame for; those that only a person's jobs claim, or that nothing explains, once per person",
             "expected": "the number expected from the other nodes' rate",
             "programs": "different programs among them",
-            "owners": "people whose jobs they were",
+            "owners": "people whose jobs they were; of deleted jobs, projects",
             "chance": "probability of so many on any of the nodes by chance",
             "programs_chance": "the same, with each program counted once",
         },

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from jobs.assessing.assess import assess as assess_at
 from jobs.assessing.offenders import failing_nodes
+from jobs.models import Job
 from jobs.tasks import assess
 from nodes.models import Assessment, HealthEntry
 from nodes.monitoring.evaluate import evaluate
@@ -103,6 +104,14 @@ def test_what_one_persons_jobs_show_is_watched_and_drains_nothing(lab: Lab) -> N
     lab.step()
     assert findings() == [("repeat-offender", "dgx-03")]
     assert list(lab.scheduler.drained) == ["dgx-03"]
+
+
+def test_failures_of_jobs_that_were_deleted_still_speak_for_different_people(lab: Lab) -> None:
+    fail_on("dgx-03", 5, people=2)
+    count()
+    Job.objects.filter(attempts__incidents__isnull=False).delete()
+    judge()
+    assert findings() == [("repeat-offender", "dgx-03")]
 
 
 def test_a_program_that_fails_everywhere_is_its_owners_and_no_nodes(lab: Lab) -> None:
