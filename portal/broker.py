@@ -1,4 +1,4 @@
-"""Reconnect workers to a broker that went away.
+"""Connect workers to a broker that may go away, and reconnect them.
 
 Celery waits 2, 4, 6 … 30 s between attempts, and no setting changes that: after five minutes without Redis its workers
 are away for up to half a minute longer than Redis is. An attempt costs one `connect`, so this module retries at least
@@ -39,6 +39,14 @@ class Connection(kombu.Connection):
             **options,
         }
         return super().ensure_connection(once, *args, **options)
+
+    def get_transport_cls(self) -> type[Any]:
+        from kombu.transport import redis  # only where something connects
+
+        from portal.redis_transport import Transport
+
+        found: type[Any] = super().get_transport_cls()
+        return Transport if found is redis.Transport else found
 
 
 class Broker(AMQP):

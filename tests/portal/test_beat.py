@@ -39,25 +39,30 @@ def tick(scheduler: Scheduler, times: int = 1) -> None:
         scheduler.apply_entry(scheduler.schedule["tick"], producer=scheduler.producer)
 
 
+def sent(scheduler: Scheduler) -> int:
+    with scheduler.app.connection_for_write() as connection:
+        return int(connection.default_channel.client.llen("celery"))
+
+
 def test_an_outage_of_redis_is_two_lines(
     scheduler: Scheduler, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.start()
     tick(scheduler, 2)
     assert caplog.messages == []
-    for sent in (5, 8):
+    for _ in range(2):
         caplog.clear()
         server.kill()
         tick(scheduler, 5)
         assert len(caplog.messages) == 1
         assert caplog.messages[0].startswith("Redis does not answer (")
         server.start()
+        waiting = sent(scheduler)  # a server that is killed may forget what came last
         tick(scheduler, 3)
         assert len(caplog.messages) == 2
         assert caplog.messages[1].endswith("Ticks not sent: 5.")
         assert not any(record.exc_info for record in caplog.records)
-        with scheduler.app.connection_for_write() as connection:
-            assert connection.default_channel.client.llen("celery") == sent
+        assert sent(scheduler) == waiting + 3
 
 
 def test_what_is_no_outage_has_its_traceback(
