@@ -21,7 +21,7 @@ from portal.models import Project, User
 from tests.jobs.asking import spec_of
 from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.lab import a_job
+from tests.lab import a_job, sysadmin
 
 pytestmark = pytest.mark.django_db
 
@@ -163,7 +163,7 @@ def test_ten_minutes_away(
     other, _ = submit(oskar, spec_of(name="other"), spec_toml="")
     Attempt.objects.filter(pk=newest().pk).update(cancel_asked_at=timezone.now())
     node = Node.objects.get()
-    order = NodeOrder.objects.create(node=node.name, action="drain", reason="fan", asked_by=oskar)
+    order = NodeOrder.objects.create(node=node.name, action="drain", reason="fan", asked_by=sysadmin("ops"))
     Reading.objects.update(asked_at=timezone.now() - timedelta(minutes=1))
     scheduler.broken, scheduler.calls = SILENT, 0
     before = list(Attempt.objects.order_by("id").values("state", "reason", "ended_at", "unknown_since", "version"))

@@ -17,6 +17,12 @@ def install(folder: Path, name: str, output: str, code: int = 0) -> None:
     path.chmod(0o755)
 
 
+def end(probe: SoftwareProbe) -> None:
+    """Leave no process of its first program behind."""
+    probe.close()
+    until(lambda: probe._commands[0][1].poll() is not None)
+
+
 @pytest.mark.parametrize(
     ("program", "output", "software", "version"),
     [
@@ -48,8 +54,7 @@ def test_a_program_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
         probe.poll()
     assert time.monotonic() - began < 5
     assert probe.facts() == {"adapters": []}
-    probe.close()
-    until(lambda: probe._commands[0][1].poll() is not None)
+    end(probe)
 
 
 def test_upgrades_count_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +74,7 @@ def test_upgrades_count_without_a_restart(tmp_path: Path, monkeypatch: pytest.Mo
     (second / "slurmd").unlink()
     (tmp_path / "libnccl.so.2").unlink()
     until(lambda: probe.poll() or probe.facts() == {"adapters": []})
+    end(probe)
 
 
 def test_the_file_of_nccl_names_its_version(tmp_path: Path) -> None:
