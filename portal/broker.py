@@ -43,10 +43,10 @@ class Connection(kombu.Connection):
     def get_transport_cls(self) -> type[Any]:
         from kombu.transport import redis  # only where something connects
 
-        from portal.redis_transport import Transport
+        from portal.redis_transport import RedisTransport
 
         found: type[Any] = super().get_transport_cls()
-        return Transport if found is redis.Transport else found
+        return RedisTransport if found is redis.Transport else found
 
 
 class Broker(AMQP):

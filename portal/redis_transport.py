@@ -11,7 +11,7 @@ from __future__ import annotations
 from kombu.transport import redis, virtual
 
 
-class QoS(redis.QoS):
+class RedisQoS(redis.QoS):
     """Messages that a channel has taken and not settled yet."""
 
     def ack(self, delivery_tag: str) -> None:
@@ -29,13 +29,13 @@ class QoS(redis.QoS):
             raise
 
 
-class Channel(redis.Channel):
+class RedisChannel(redis.Channel):
     """A channel that counts its messages as above."""
 
-    QoS = QoS
+    QoS = RedisQoS
 
 
-class Transport(redis.Transport):
+class RedisTransport(redis.Transport):
     """Redis, with channels that count as above."""
 
-    Channel = Channel
+    Channel = RedisChannel
