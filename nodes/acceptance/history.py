@@ -24,10 +24,12 @@ MOST_DETAILS = 5
 
 @dataclass(frozen=True)
 class ClauseHistory:
-    """How long one clause failed. `since`: it fails at each observation from then on; the rest: its longest failure."""
+    """Remembers the longest failure of one clause during the tests; times are Unix seconds."""
 
     since: float | None = None
+    """When the present failure began; None if the clause holds."""
     began_at: float = 0.0
+    """When the longest failure began; `seconds` and `details` are its own, too."""
     seconds: float = 0.0
     details: Sequence[str] = ()
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
-from jobs.burnins.start import CannotBurnIn, NeedsAgreement, cancel, start
+from jobs.burnins.start import NeedsAgreement, cancel
 from jobs.errors import Conflict
 from jobs.tasks import assess
-from nodes.models import BurnIn, GoldenRecord, Gpu, Node, NodeOrder
+from nodes.models import BurnIn, GoldenRecord, Node, NodeOrder
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry
@@ -205,42 +204,6 @@ def test_a_reason_that_came_since_the_request_stands(bench: Bench) -> None:
     assert bench.lab.scheduler.drained == {"dgx-01": "waits for a part"}
     assert "waits for a part" in bench.burn_in.problem
     assert not bench.lab.scheduler.submissions
-
-
-def test_the_second_burn_in_of_a_node_is_refused(bench: Bench) -> None:
-    bench.start("dgx-01", "dgx-02")
-    with pytest.raises(Conflict, match="dgx-02 is being tested by burn-in"):
-        start(bench.user, ["dgx-02", "dgx-03"], 60)
-    assert BurnIn.objects.count() == 1
-    pass_or_cancel(bench)
-    start(bench.user, ["dgx-02"], 60)
-
-
-def pass_or_cancel(bench: Bench) -> None:
-    cancel(bench.user, bench.burn_in)
-    bench.until_ended()
-
-
-@pytest.mark.parametrize("seconds", [0, 59, 48 * 3600 + 1, -1])
-def test_refuses_a_duration(bench: Bench, seconds: int) -> None:
-    with pytest.raises(CannotBurnIn):
-        bench.start(seconds=seconds)
-
-
-def test_refuses_unknown_nodes(bench: Bench) -> None:
-    with pytest.raises(CannotBurnIn, match="dgx-99"):
-        bench.start("dgx-99")
-    with pytest.raises(CannotBurnIn):
-        start(bench.user, [], 60)
-
-
-def test_refuses_gpus_in_mig_mode(bench: Bench) -> None:
-    bench.lab.machine()
-    Gpu.objects.filter(index=1).update(facts={"mig": True})
-    with pytest.raises(CannotBurnIn, match="The GPUs of dgx-01 are cut into MIG slices"):
-        bench.start("dgx-01", "dgx-02")
-    Gpu.objects.filter(index=1).update(gone_at=timezone.now())
-    bench.start("dgx-01", "dgx-02")
 
 
 def test_a_worker_killed_between_submission_and_its_record_submits_once(bench: Bench) -> None:
