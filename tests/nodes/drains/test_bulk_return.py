@@ -18,11 +18,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
-
-
-@pytest.fixture
 def lab(ops: User) -> Lab:
     """dgx-01 and dgx-02 are drained by ops, dgx-03 by somebody else."""
     lab = Lab()

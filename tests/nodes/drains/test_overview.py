@@ -15,21 +15,10 @@ from nodes.drains import maintenance
 from nodes.models import BurnInNode, HotSpare, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from portal.models import User
-from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    return Lab()
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
 
 
 def by_hand(lab: Lab, reason: str, *, by: str = "root", ago: float = 3600, node: str = "dgx-01", **more: Any) -> None:

@@ -13,7 +13,6 @@ from django.db import connection
 from nodes.drains import bulk, maintenance, spares
 from nodes.models import HotSpare, NodeOrder
 from portal.models import User
-from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
@@ -46,11 +45,6 @@ def longest_transaction() -> Iterator[list[int]]:
 @pytest.fixture
 def lab() -> Lab:
     return Lab(names=NAMES)
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
 
 
 def test_a_drain_of_many_nodes(lab: Lab, ops: User) -> None:
