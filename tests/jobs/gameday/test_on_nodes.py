@@ -9,22 +9,20 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.burnins import start as burn_ins
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
-from jobs.gameday.leftovers import AFTER
-from jobs.gameday.on_nodes import FOR_A_NODE, FOR_RETURN, HOW_TO, LATE_REPORT, begin
+from jobs.gameday.on_nodes import FOR_RETURN, LATE_REPORT
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
-from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, Partition, SiteRule
+from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, SiteRule
 from nodes.remediation.limits_used import automatic_drains
 from nodes.telemetry import planting
-from portal.models import AuditEntry, Membership, User
-from tests.lab import a_project, signed_in, sysadmin
+from portal.models import AuditEntry, User
+from tests.jobs.gameday.faults import NODE, Fault
+from tests.lab import signed_in
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
-NODE = "dgx-01"
 LONG = f"""
 [[rule]]
 name = "long"
@@ -36,65 +34,6 @@ signal = "xid"
 where = {{ code = 79 }}
 clears = "person"
 """
-
-
-@pytest.fixture
-def ops() -> User:
-    user = sysadmin("ops")
-    Membership.objects.create(user=user, project=a_project("canaries"), role="researcher")
-    return user
-
-
-@pytest.fixture
-def lab(settings: Any) -> Lab:
-    settings.VIGIL_HEALTH = "act"
-    lab = Lab()
-    machine = lab.machine(NODE)
-    machine.post(machine.facts(time.time(), game_day=True, slurm="24.11.5"))
-    return lab
-
-
-class Fault:
-    """A game day of one fault, and the agent that plants it."""
-
-    def __init__(self, lab: Lab, ops: User, fault: str) -> None:
-        self.lab, self.game_day = lab, game_days.start(ops, "canaries", "gpu", [fault])
-
-    @property
-    def drill(self) -> Drill:
-        return self.game_day.drills.get()
-
-    @property
-    def request(self) -> dict[str, Any] | None:
-        """Return what the answer to the agent's next post asks for."""
-        answer = self.lab.machine(NODE).post()
-        return dict(answer.json()).get("plant")  # type: ignore[no-any-return]
-
-    def plant(self, *, lasts_s: float = 60) -> dict[str, Any]:
-        """Do what the agent does; return the fields that mark what follows from it."""
-        request = self.request
-        assert request is not None
-        mark = {"planted": request["id"], "planted_until": time.time() + lasts_s}
-        self.lab.happens("fault.planted", NODE, fault=request["fault"], text="Planted.", **mark)
-        return mark
-
-    def xid(self, **mark: Any) -> None:
-        self.lab.seq += 1
-        gpu, seq = self.lab.machine(NODE).gpus[0], self.lab.seq
-        about = {"xid": 79, "seq": seq, "text": f"GPU has fallen off the bus. {'x' * seq}", "gpu": gpu}
-        self.lab.happens("xid", NODE, **about, **mark)
-
-    def advance(self, times: int = 1) -> None:
-        for _ in range(times):
-            advance()
-            self.lab.step()
-
-
-@pytest.fixture
-def xid(lab: Lab, ops: User) -> Fault:
-    found = Fault(lab, ops, "xid")
-    advance()
-    return found
 
 
 def test_a_long_title_leaves_room_for_the_game_day(xid: Fault) -> None:
@@ -312,54 +251,6 @@ def test_a_cancelled_request_that_no_agent_read_ends(xid: Fault, ops: User) -> N
     assert (xid.drill.detail, xid.game_day.is_active) == ("Cancelled.", False)
 
 
-class TestAfterTheDrill:
-    """What a drill no longer follows is cleared, and the node returns."""
-
-    @pytest.fixture
-    def late(self, xid: Fault) -> Fault:
-        """Return a fault whose agent plants it, and whose health rule has not noticed it by the end of the drill."""
-        mark = xid.plant(lasts_s=-31)
-        xid.advance()
-        assert xid.drill.state == "failed"
-        xid.xid(**mark | {"planted_until": time.time() + 60})
-        return xid
-
-    def returns(self, fault: Fault) -> None:
-        fault.lab.step()
-        assert NODE in fault.lab.scheduler.drained
-        fault.advance()
-        assert fault.lab.entry().state == "open", "it may still be noticed by a drill that runs"
-        HealthEntry.objects.update(last_seen=timezone.now() - AFTER)
-        fault.advance(2)
-        assert (fault.lab.entry().state, fault.lab.scheduler.drained) == ("cleared", {})
-
-    def test_a_rule_that_notices_it_late(self, late: Fault) -> None:
-        self.returns(late)
-
-    def test_an_agent_that_reports_it_late(self, xid: Fault) -> None:
-        Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
-        number = xid.drill.pk
-        xid.advance()
-        assert xid.drill.state == "failed"
-        mark = {"planted": number, "planted_until": time.time() + 60}
-        xid.lab.happens("fault.planted", NODE, fault="xid", text="Planted.", **mark)
-        xid.xid(**mark)
-        self.returns(xid)
-
-    def test_a_game_day_that_was_deleted(self, xid: Fault) -> None:
-        xid.xid(**xid.plant())
-        GameDay.objects.all().delete()
-        self.returns(xid)
-
-    def test_real_evidence_stays(self, late: Fault) -> None:
-        late.lab.xid(79, NODE, text="GPU has fallen off the bus, really.")
-        late.lab.step()
-        HealthEntry.objects.update(last_seen=timezone.now() - AFTER)
-        late.advance(2)
-        assert late.lab.entry().state == "open"
-        assert NODE in late.lab.scheduler.drained
-
-
 def test_a_drill_ends_though_an_agent_reports_that_its_fault_never_will(xid: Fault) -> None:
     xid.plant(lasts_s=10**9)
     Drill.objects.update(submitted_at=timezone.now() - timedelta(minutes=5))
@@ -377,83 +268,6 @@ def test_a_job_that_starts_first_withdraws_the_request(xid: Fault) -> None:
     advance()
     assert xid.drill.state == "not tried"
     assert xid.drill.detail == f"A job started on {NODE} before the fault was planted."
-
-
-class TestWhereItIsPlanted:
-    def test_not_where_another_drill_runs(self, xid: Fault, ops: User) -> None:
-        planting.withdraw(NODE, xid.drill.pk)
-        Partition.objects.create(name="other", nodes=[NODE])
-        other = game_days.start(ops, "canaries", "other", ["mount"])
-        advance()
-        assert other.drills.get().detail == f"Waits for a node: {NODE} has another planted fault."
-
-    def test_nowhere_without_the_setting(self, lab: Lab, ops: User) -> None:
-        lab.machine(NODE).post(lab.machine(NODE).facts(time.time()))
-        fault = Fault(lab, ops, "xid")
-        advance()
-        assert fault.drill.state == "not tried"
-        assert fault.drill.detail == f"Not tried: no agent on gpu lets game days plant faults. {HOW_TO}"
-        assert HOW_TO in signed_in(ops).get("/gameday").content.decode()
-
-    @pytest.mark.parametrize(
-        ("change", "problem"),
-        [
-            ({"state": "allocated"}, "runs jobs"),
-            ({"state": "mixed", "cpus_used": 4}, "runs jobs"),
-            ({"state": "drained", "reason": "fan"}, "is out of service"),
-        ],
-    )
-    def test_never_beside_somebodys_job(self, lab: Lab, ops: User, change: dict[str, Any], problem: str) -> None:
-        Node.objects.filter(name=NODE).update(**change)
-        fault = Fault(lab, ops, "xid")
-        advance()
-        assert fault.drill.state == "waiting"
-        assert fault.request is None
-        Drill.objects.update(submitted_at=timezone.now() - FOR_A_NODE - timedelta(seconds=1))
-        advance()
-        assert (fault.drill.state, fault.drill.detail) == ("not tried", f"Not tried: {NODE} {problem}.")
-
-    def test_not_on_a_node_in_a_burn_in(self, lab: Lab, ops: User) -> None:
-        burn_ins.start(ops, [NODE], 60)
-        fault = Fault(lab, ops, "xid")
-        advance()
-        assert (fault.request, fault.drill.detail) == (None, f"Waits for a node: {NODE} is in a burn-in.")
-
-    def test_not_where_something_is_found_already(self, lab: Lab, ops: User) -> None:
-        lab.xid(48, NODE)
-        lab.step()
-        Node.objects.filter(name=NODE).update(state="idle", reason="")
-        fault = Fault(lab, ops, "xid")
-        advance()
-        assert (fault.drill.state, fault.request) == ("waiting", None)
-        assert fault.drill.detail.startswith(f"Waits for a node: {NODE} has a finding of its own: ")
-
-    def test_but_beside_findings_that_take_no_node_out_of_service(self, lab: Lab, ops: User) -> None:
-        lab.happens("mount.slow", NODE, mount="/data", since=time.time() - 100)
-        lab.machine(NODE).post(
-            lab.machine(NODE).facts(time.time(), game_day=True, mounts=[{"mount": "/data", "source": "nfs"}])
-        )
-        lab.step()
-        assert HealthEntry.objects.active().filter(node=NODE).exists()
-        fault = Fault(lab, ops, "xid")
-        advance()
-        assert fault.drill.state == "running"
-
-    def test_two_workers_ask_once(self, xid: Fault) -> None:
-        drill = xid.drill
-        drill.state = Drill.DrillState.WAITING  # as another worker has read it
-        begin(xid.game_day, drill)
-        assert xid.request == {"id": drill.pk, "fault": "xid", "seconds": 60}
-        assert AuditEntry.objects.filter(action="gameday.fault").count() == 1
-
-    def test_two_workers_ask_one_node(self, lab: Lab, xid: Fault) -> None:
-        other = lab.machine("dgx-02")
-        other.post(other.facts(time.time(), game_day=True))
-        drill = xid.drill
-        drill.state = Drill.DrillState.WAITING  # as another worker has read it
-        begin(xid.game_day, drill)
-        assert "plant" not in other.post().json()
-        assert xid.request is not None
 
 
 def test_upgrades_since_are_named(xid: Fault, ops: User) -> None:
