@@ -18,18 +18,11 @@ from jobs.gameday.faults import FAULTS
 from jobs.models import Attempt, Diagnosis, Drill, Failure, GameDay, Incident, Job
 from nodes.models import Partition
 from portal.models import AuditEntry, Membership, User
-from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.lab import a_project, bearer, person, signed_in
 from tests.portal.series import write
 
 pytestmark = pytest.mark.django_db
 LOSSES = [(step, 1 / step) for step in range(1, 61)]
-
-
-@pytest.fixture
-def ops() -> User:
-    user = sysadmin("ops")
-    Membership.objects.create(user=user, project=a_project("canaries"), role="researcher")
-    return user
 
 
 @pytest.fixture
