@@ -29,7 +29,8 @@ class Doubt:
     """Whether a candidate without a doubt is preferred."""
 
 
-# The first lowers the confidence below `SURE_ENOUGH`, so the cause is not named; the others do not.
+# A factor of 0.5 lowers any confidence below `MIN_CONFIDENCE` (0.96 × 0.5), so the cause is not named; the others only
+# weaken it.
 _HAD_NO_GPU = Doubt("no GPU was allocated to the job", 0.5)
 _NEEDS_NO_DRIVER = Doubt("no GPU was allocated to the job", 0.7)
 _NOT_SEEN_BY_AGENTS = Doubt("the agents on its nodes saw no such event", 0.6)

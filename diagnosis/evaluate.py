@@ -89,7 +89,7 @@ class Score:
     """The results over all cases. `without_framework` maps a framework to (right, of its cases)."""
 
     judged: list[JudgedCase]
-    without_framework: dict[str, tuple[int, int]] = field(default_factory=dict)  # framework: right, of its cases
+    without_framework: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def right(self) -> int:
@@ -208,7 +208,7 @@ def _code(where: object, code: object) -> str:
 def evaluate(cases: Sequence[LabelledCase], catalogue: Catalogue, *, without_frameworks: bool = False) -> Score:
     """Score a catalogue on cases.
 
-    With `without`, also score each framework's own cases with that framework's entries removed.
+    With `without_frameworks`, also score each framework's own cases with that framework's entries removed.
     """
     score = Score([JudgedCase(case, case.verdict(catalogue)) for case in cases])
     for name in catalogue.frameworks() if without_frameworks else ():

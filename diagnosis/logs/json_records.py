@@ -4,7 +4,7 @@ Reads Docker's json-file, `journalctl -o json`, and records of structlog, loguru
 Elastic Common Schema and similar: time, level and message, then the traceback on lines of its own. Records may be
 nested, as an application's in Docker's. Records without an error, such as metrics, stay as they are.
 
-One line may become several; `Expansions` leads from a line of the text back to the line of the log.
+One line may become several; `LineExpansions` maps a line of the text back to the line of the log.
 """
 
 from __future__ import annotations

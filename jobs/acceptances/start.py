@@ -40,7 +40,10 @@ def start(user: User, expression: str, seconds: int, *, may_undrain: bool = Fals
 
 
 def cancel(user: User, acceptance: Acceptance) -> None:
-    """Cancel its burn-in; the acceptance then ends without an acceptance. Raises Conflict if it is over."""
+    """Cancel its burn-in. Raises Conflict if it is over.
+
+    The acceptance then ends as inconclusive, or as rejected for what was found by then.
+    """
     if not acceptance.is_active:
         raise Conflict(f"Not cancelled. Acceptance {acceptance.pk} has ended.")
     with transaction.atomic():

@@ -98,7 +98,10 @@ class NewGameDay(Schema):
     openapi_extra=described(errors=FORBIDDEN | {409: "One runs on this partition.", 422: "The request is invalid."}),
 )
 def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
-    """Plant faults on small jobs of your own in this partition, one after the other."""
+    """Start drills one after the other: faults in small jobs of yours, and faults on idle nodes whose agents allow it.
+
+    A fault on a node may drain that node until the drill ends.
+    """
     only_sysadmins(request, "start game days")
     try:
         game_day = game_days.start(request.auth, wanted.project, wanted.partition, wanted.faults)

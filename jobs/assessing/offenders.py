@@ -35,7 +35,10 @@ Fields = dict[str, FieldValue]
 
 
 def failing_nodes(now: datetime) -> dict[Subject, Fields]:
-    """Return the fields of `repeat_failures` of each node that fails more often than the others let expect."""
+    """Return the fields of `repeat_failures` by node.
+
+    It has the nodes that fail more often than expected from their node-days.
+    """
     since = (now - WINDOW).astimezone(UTC).date()
     repaired = {node: at.astimezone(UTC).date() for node, at in repaired_at("repeat_failures", now - WINDOW).items()}
     counted = _failures(since, repaired)

@@ -78,7 +78,7 @@ class Tick(TickContext):
 
     def run(self) -> None:
         if is_idle():
-            self.run_isolated(self.sync_cluster, "look_at_cluster")
+            self.run_isolated(self.sync_cluster, "sync_cluster")
             return
         scheduler_parts = (self.poll, self.find_folders, self.cancel, self.give_back)
         for part in (
@@ -182,7 +182,7 @@ class Tick(TickContext):
             drain.carry_out(self.scheduler)
         is_new = sync.sync(self.scheduler)
         if is_new:
-            self.run_isolated(allocations.update, "allocations.hold")
+            self.run_isolated(allocations.update, "allocations.update")
             self.run_isolated(partial(reservations.carry_out, self.scheduler), "reservations for maintenance")
         return is_new
 

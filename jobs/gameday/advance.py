@@ -26,8 +26,8 @@ from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
 
-LONGEST = timedelta(minutes=30)
-"""Of one drill, waiting for nodes included."""
+MAX_JOB_DRILL_DURATION = timedelta(minutes=30)
+"""Limit of a drill that runs a job, time in the queue included. Drills on nodes have limits of their own (on_nodes)."""
 State = Drill.DrillState
 
 
@@ -81,9 +81,10 @@ def _follow(game_day: GameDay, drill: Drill) -> None:
     elif game_day.cancel_requested_at is not None:
         _cancel(game_day, job)
         store(drill, State.NOT_TRIED, "Cancelled.")
-    elif drill.submitted_at is not None and timezone.now() - drill.submitted_at > LONGEST:
+    elif drill.submitted_at is not None and timezone.now() - drill.submitted_at > MAX_JOB_DRILL_DURATION:
         _cancel(game_day, job)
-        store(drill, State.FAILED, f"It had not ended after {formatting.duration(LONGEST.total_seconds())}.")
+        limit = formatting.duration(MAX_JOB_DRILL_DURATION.total_seconds())
+        store(drill, State.FAILED, f"It had not ended after {limit}.")
 
 
 def _has_ended(job: Job) -> bool:

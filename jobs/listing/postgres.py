@@ -80,7 +80,7 @@ def index_names(cursor: Any) -> None:
 
 
 def name_pattern(word: str) -> str:
-    """Return the pattern for NAMES: the word anywhere in a name."""
+    """Return the pattern for `MATCHING_NAMES`: the word anywhere in a name."""
     escaped = word.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_")
     return f"%{escaped}%"
 

@@ -69,7 +69,7 @@ def index_names(cursor: Any) -> None:
 
 
 def name_pattern(word: str) -> str:
-    """Return the pattern for NAMES: the word as one phrase of trigrams."""
+    """Return the pattern for `MATCHING_NAMES`: the word as one phrase of trigrams."""
     return '"' + word.replace('"', '""') + '"'
 
 

@@ -1,4 +1,4 @@
-"""Store game days: faults planted on small jobs of their own, and how Vigil handled each."""
+"""Store game days: faults planted in small jobs and on nodes, and how Vigil handled each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GameDayQuerySet(models.QuerySet["GameDay"]):
 
 
 class GameDay(models.Model):
-    """A sequence of drills on one partition: one job after the other, each with another fault."""
+    """A sequence of drills on one partition, one after the other: each plants one fault, in a job or on a node."""
 
     project = models.ForeignKey(Project, models.CASCADE, related_name="+", help_text="Its jobs belong to it.")
     partition = models.CharField(max_length=255, blank=True, help_text="Empty: the scheduler's default.")

@@ -1,4 +1,4 @@
-"""A game day plants faults on jobs of its own, one after the other, and judges what Vigil made of each."""
+"""A game day plants faults in small jobs, one after the other, and judges what Vigil made of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.utils import timezone
 from console.pages import gameday
 from jobs.failures import counting
 from jobs.gameday import start as game_days
-from jobs.gameday.advance import LONGEST, advance
+from jobs.gameday.advance import MAX_JOB_DRILL_DURATION, advance
 from jobs.gameday.faults import FAULTS
 from jobs.models import Attempt, Diagnosis, Drill, Failure, GameDay, Incident, Job
 from nodes.models import Partition
@@ -130,7 +130,9 @@ def test_planted_failures_do_not_count_against_nodes(game_day: GameDay) -> None:
 
 def test_a_job_that_never_ends_is_cancelled_and_the_rest_goes_on(game_day: GameDay) -> None:
     advance()
-    Drill.objects.filter(fault="none").update(submitted_at=timezone.now() - LONGEST - timedelta(seconds=1))
+    Drill.objects.filter(fault="none").update(
+        submitted_at=timezone.now() - MAX_JOB_DRILL_DURATION - timedelta(seconds=1)
+    )
     advance()
     assert drill(game_day, "none").state == "failed"
     assert Attempt.objects.get().cancel_asked_at is not None
@@ -152,7 +154,9 @@ def test_a_cancelled_game_day_cancels_its_job_and_ends(game_day: GameDay, ops: U
 def test_it_ends_though_the_person_who_started_it_was_deactivated(game_day: GameDay, ops: User) -> None:
     advance()
     User.objects.filter(pk=ops.pk).update(is_active=False)
-    Drill.objects.filter(fault="none").update(submitted_at=timezone.now() - LONGEST - timedelta(seconds=1))
+    Drill.objects.filter(fault="none").update(
+        submitted_at=timezone.now() - MAX_JOB_DRILL_DURATION - timedelta(seconds=1)
+    )
     for _ in range(3):
         advance()
     game_day.refresh_from_db()
