@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from training.burnin.devices import basis, synchronize
-from training.burnin.meeting import Meeting
+from training.burnin.rendezvous import FileRendezvous
 from training.burnin.results import emit, outcome_of, result
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
 TIMEOUT_S = 150
-"""For ranks that meet, as importing torch may take one of them minutes, and for a reduction that hangs. Less than
-child.SILENT_S, so that the rank itself says what it waited for."""
+"""For ranks to find each other, as importing torch may take one of them minutes, and for a reduction that hangs. Less
+than child.SILENT_S, so that the rank itself says what it waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ def test_all_reduce(options: RankOptions) -> None:
 def _join(options: RankOptions, device: torch.device) -> None:
     """Meet the other ranks at the store of rank 0, on a port that nobody has chosen beforehand."""
     tcp_store = dist.TCPStore  # type: ignore[attr-defined]  # public, but not in its list of exports
-    meeting, timeout = Meeting(Path(options.folder)), timedelta(seconds=TIMEOUT_S)
+    rendezvous, timeout = FileRendezvous(Path(options.folder)), timedelta(seconds=TIMEOUT_S)
     if options.rank == 0:
         store = tcp_store(options.host, 0, options.size, is_master=True, timeout=timeout, wait_for_workers=False)
-        meeting.publish(options.name, json.dumps([options.host, store.port]))
+        rendezvous.publish(options.name, json.dumps([options.host, store.port]))
     else:
-        address = meeting.wait(options.name, until=time.monotonic() + TIMEOUT_S)
+        address = rendezvous.wait(options.name, until=time.monotonic() + TIMEOUT_S)
         if address is None:
             raise RuntimeError(f"rank 0 was not there within {TIMEOUT_S} s")
         host, port = json.loads(address)

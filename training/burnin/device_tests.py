@@ -20,10 +20,10 @@ CHUNK_BYTES = 1 << 28
 PATTERNS = (0x5555555555555555, -0x5555555555555556, 0, -1)
 MEMORY_SHARE = 0.9
 CPU_MEMORY_BYTES = 1 << 28
-MEMORY_PART = 0.4  # of a device's seconds; the rest is for the products
+MEMORY_TIME_SHARE = 0.4  # of a device's seconds; the rest is for the products
 SIZES = {"cuda": (8192, torch.bfloat16), "cpu": (512, torch.float32)}
 SEED = 27
-LARGEST = 127  # bfloat16 holds it exactly, too
+MAX_INPUT = 127  # bfloat16 holds it exactly, too
 
 
 def test_device(gpu: int | None, item: str, *, seconds: float) -> None:
@@ -34,9 +34,9 @@ def test_device(gpu: int | None, item: str, *, seconds: float) -> None:
     else:
         device = torch.device("cuda", gpu)
         torch.cuda.set_device(device)
-    test_memory(device, item, until=time.monotonic() + seconds * MEMORY_PART)
+    test_memory(device, item, until=time.monotonic() + seconds * MEMORY_TIME_SHARE)
     emit({"begin": "matrix", "item": item})
-    test_products(device, item, until=time.monotonic() + seconds * (1 - MEMORY_PART))
+    test_products(device, item, until=time.monotonic() + seconds * (1 - MEMORY_TIME_SHARE))
 
 
 def test_memory(device: torch.device, item: str, *, until: float) -> None:
@@ -84,7 +84,7 @@ def test_products(device: torch.device, item: str, *, until: float) -> None:
         torch.set_num_threads(1)  # the rate must not depend on how many CPUs the job got
     generator = torch.Generator().manual_seed(SEED)
     left, right = (
-        torch.randint(-LARGEST, LARGEST + 1, (size, size), generator=generator, dtype=torch.int8).to(device, dtype)
+        torch.randint(-MAX_INPUT, MAX_INPUT + 1, (size, size), generator=generator, dtype=torch.int8).to(device, dtype)
         for _ in range(2)
     )
     first = left @ right

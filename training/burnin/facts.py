@@ -12,7 +12,7 @@ import torch
 from training.burnin.devices import cpu_model
 from training.burnin.results import emit, result
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 DRIVER_FILE = "/proc/driver/nvidia/version"
 
 
@@ -20,7 +20,7 @@ def emit_facts() -> None:
     """Print the facts. Raises whatever torch raises where the driver cannot be used."""
     emit({"begin": "facts", "item": "this node"})
     gpus: list[dict[str, Any]] = []
-    for index in range(min(torch.cuda.device_count(), MOST_GPUS)) if torch.cuda.is_available() else ():
+    for index in range(min(torch.cuda.device_count(), MAX_GPUS)) if torch.cuda.is_available() else ():
         gpus.append({"index": index, "model": torch.cuda.get_device_properties(index).name})
     emit(
         result("facts", "this node")

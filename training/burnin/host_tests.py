@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from training.burnin.results import FAILED, MAX_TEXT, emit, outcome_of, result
 
 BLOCK = 1 << 22
-MOST_DISK_BYTES = 1 << 30
-MOST_MEMORY_BYTES = 1 << 32
-MEMORY_PART = 4  # a quarter of the available memory: jobs that start next must find it free
+MAX_DISK_BYTES = 1 << 30
+MAX_MEMORY_BYTES = 1 << 32
+MEMORY_SHARE = 0.25  # of the available memory: jobs that start next must find it free
 MOUNT_TIMEOUT_S = 20.0
 # Runs in a process of its own: a call to a server that hangs cannot be interrupted. A folder that is closed to the
 # tests' user is no fault of the node: the file system has answered. It prints which mount holds the folder.
@@ -30,7 +30,7 @@ try:
 except PermissionError:
     pass
 """
-MOST_TYPE = 40
+MAX_TYPE_CHARS = 40
 
 
 def test_host(mounts: Sequence[str], scratch: str, *, seconds: float) -> None:
@@ -89,13 +89,13 @@ def mount_of(number: str, mountinfo: Iterable[str]) -> tuple[str, str]:
         if about.split(" ")[0] == number and what.count(" ") >= 1:
             fstype, source = what.split(" ")[:2]
             source = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), source)
-            return fstype[:MOST_TYPE], source[:MAX_TEXT]
+            return fstype[:MAX_TYPE_CHARS], source[:MAX_TEXT]
     return "", ""
 
 
 def test_host_memory(*, until: float) -> None:
     """Write patterns to a part of the host's memory and read them back; a pass takes no longer than the time left."""
-    most = max(1, min(MOST_MEMORY_BYTES, _available_memory() // MEMORY_PART) // BLOCK)
+    most = max(1, min(MAX_MEMORY_BYTES, int(_available_memory() * MEMORY_SHARE)) // BLOCK)
     began, passed, wrong = time.monotonic(), 0, 0
     while not passed or time.monotonic() < until:
         pattern = os.urandom(64) * (BLOCK // 64)
@@ -126,7 +126,7 @@ def _write_and_read(scratch: str, until: float) -> tuple[float, float, bool]:
     """Return GB/s written and read, and whether the data were the same."""
     with tempfile.TemporaryFile(dir=scratch, buffering=0) as file:  # without a name: it goes with a killed process
         room = os.statvfs(scratch)
-        most = min(MOST_DISK_BYTES, room.f_bavail * room.f_frsize // 4) // BLOCK * BLOCK
+        most = min(MAX_DISK_BYTES, room.f_bavail * room.f_frsize // 4) // BLOCK * BLOCK
         written, began, checksum = 0, time.monotonic(), hashlib.blake2b()
         half = began + (until - began) / 2
         for block in _blocks():
@@ -158,4 +158,4 @@ def _available_memory() -> int:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
-        return BLOCK * MEMORY_PART
+        return int(BLOCK / MEMORY_SHARE)

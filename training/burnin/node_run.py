@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from training.burnin.child import START_S, Line, TestProcess, run_children
-from training.burnin.meeting import Meeting
 from training.burnin.partners import Partners
 from training.burnin.plan import BurnInPlan
+from training.burnin.rendezvous import FileRendezvous
 from training.burnin.results import ABSENT, ResultFile, result
 
 CYCLE_S = 600.0
@@ -53,8 +53,8 @@ class NodeRun:
 
     def __init__(self, run: Path, plan: BurnInPlan, node: str) -> None:
         self.plan, self.node = plan, node
-        self.meeting = Meeting(run / "job" / "meeting")
-        self.partners = Partners(self.meeting.folder, node)
+        self.rendezvous = FileRendezvous(run / "job" / "meeting")
+        self.partners = Partners(self.rendezvous.folder, node)
         self.results = ResultFile(run, node)
         self.deadline = time.monotonic() + plan.seconds
         self.gpus: list[int] = []
@@ -93,8 +93,8 @@ class NodeRun:
         options = {"mounts": self.plan.mounts, "scratch": self.plan.scratch, "seconds": parts["host"]}
         self._run([self._child("host", options, "this node")], parts["host"])
         if self.has_torch and self.has_leader:
-            for turn in range(self.plan.turns):
-                self._reduce_with_partner(number, turn, max(1.0, parts["pairs"] / self.plan.turns))
+            for round_ in range(self.plan.rounds):
+                self._reduce_with_partner(number, round_, max(1.0, parts["pairs"] / self.plan.rounds))
 
     def _devices(self) -> list[int | None]:
         return [*self.gpus] or [None]
@@ -120,14 +120,14 @@ class NodeRun:
                 seconds,
             )  # fmt: skip
 
-    def _reduce_with_partner(self, number: int, turn: int, seconds: float) -> None:
-        partner = self.plan.partner_of(self.node, turn)
+    def _reduce_with_partner(self, cycle: int, round_: int, seconds: float) -> None:
+        partner = self.plan.partner_of(self.node, round_)
         if partner is None:
             return
-        meeting = self.partners.turn(number, turn)
-        count = self.partners.meet(partner, meeting, str(len(self.gpus)))
+        rendezvous = self.partners.enter_round(cycle, round_)
+        count = self.partners.exchange(partner, rendezvous, str(len(self.gpus)))
         if count is None:
-            detail = f"{partner} did not come to the test"
+            detail = f"{partner} did not join the test"
             self.results.write(result("pair", partner, outcome=ABSENT, detail=detail))
             return
         gpus = min(len(self.gpus), int(count) if count.isdecimal() else 0)
@@ -137,7 +137,7 @@ class NodeRun:
             [
                 self._child("rank", {
                     "test": "pair", "item": partner, "rank": rank if self.node == first else ranks + rank,
-                    "size": 2 * ranks, "folder": str(meeting.folder), "name": f"{first}.store",
+                    "size": 2 * ranks, "folder": str(rendezvous.folder), "name": f"{first}.store",
                     "host": address_of(first), "gpu": self.gpus[rank] if gpus else None, "seconds": seconds,
                     "reports": rank == 0,
                 }, partner)
@@ -152,10 +152,10 @@ class NodeRun:
         if len(self.plan.nodes) == 1:
             return goes_on
         if self.node == self.plan.nodes[0]:
-            self.meeting.publish(f"cycle.{number}", "go" if goes_on else "stop")
+            self.rendezvous.publish(f"cycle.{number}", "go" if goes_on else "stop")
             return goes_on
         if self.has_leader:
-            decision = self.meeting.wait(f"cycle.{number}", until=time.monotonic() + LEADER_WAIT_S)
+            decision = self.rendezvous.wait(f"cycle.{number}", until=time.monotonic() + LEADER_WAIT_S)
             if decision is not None:
                 return decision == "go"
             self.has_leader = False

@@ -28,20 +28,20 @@ class BurnInPlan:
     scratch: str
 
     @property
-    def turns(self) -> int:
-        """Return after how many turns every node has met every other: n - 1, or n if n is odd, the least possible."""
+    def rounds(self) -> int:
+        """Return after how many rounds every node has met every other: n - 1, or n if n is odd, the least possible."""
         count = len(self.nodes)
         return (count - 1) | 1 if count > 1 else 0
 
-    def partner_of(self, node: str, turn: int) -> str | None:
-        """Return the node's partner in a turn; None if it has none in this one.
+    def partner_of(self, node: str, round_: int) -> str | None:
+        """Return the node's partner in a round; None if it has none in this one.
 
-        The circle method (Kirkman 1847): of an odd number of places, two meet in turn t if their numbers add up to t
+        The circle method (Kirkman 1847): of an odd number of places, two meet in round r if their numbers add up to r
         modulo that number. One place is left over; it meets the node beyond the circle, which exists if n is even. No
-        two pairs of a turn share a node, so they do not disturb each other.
+        two pairs of a round share a node, so they do not disturb each other.
         """
-        circle, place = self.turns, self.nodes.index(node)
-        other = (turn - place) % circle if place < circle else turn * (circle + 1) // 2 % circle
+        circle, place = self.rounds, self.nodes.index(node)
+        other = (round_ - place) % circle if place < circle else round_ * (circle + 1) // 2 % circle
         other = circle if other == place else other
         return self.nodes[other] if other < len(self.nodes) else None
 

@@ -12,7 +12,7 @@ from typing import Any
 MAX_TEXT = 300
 PASSED, FAILED = "passed", "failed"
 ABSENT = "absent"
-"""The other node did not come; this says nothing about the node that reports it."""
+"""The other node did not join; this says nothing about the node that reports it."""
 MAX_LINE = 8_192
 _output = 1  # where `emit` prints: stdout, or the copy that only `emit` knows
 

@@ -13,17 +13,17 @@ from training.burnin.plan import BurnInPlan, read_plan
 
 
 @given(st.integers(1, 60))
-def test_turns_are_disjoint_and_complete(count: int) -> None:
+def test_rounds_are_disjoint_and_complete(count: int) -> None:
     nodes = tuple(f"dgx-{number:02}" for number in range(count))
     plan = BurnInPlan(nodes, 60, (), "/tmp")
     met = []
-    for turn in range(plan.turns):
-        partners = {node: plan.partner_of(node, turn) for node in nodes}
+    for round_ in range(plan.rounds):
+        partners = {node: plan.partner_of(node, round_) for node in nodes}
         pairs = {frozenset((node, partner)) for node, partner in partners.items() if partner is not None}
         assert len(pairs) * 2 == sum(partner is not None for partner in partners.values()), "both know of their pair"
         met += map(sorted, pairs)
     assert sorted(met) == sorted(map(sorted, combinations(nodes, 2)))
-    assert plan.turns == (count - 1 + count % 2 if count > 1 else 0)
+    assert plan.rounds == (count - 1 + count % 2 if count > 1 else 0)
 
 
 def test_reads_the_largest_plan(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Let nodes meet through files in the run directory: which cycle comes next, and where two nodes find each other.
+"""Exchange texts between nodes through files in the run directory: which cycle comes next, and where a partner is.
 
 Nodes list folders instead of opening a file that is not there yet: NFS caches that a name does not exist for up to a
 minute, but a listing sees new names within seconds.
@@ -15,7 +15,7 @@ from pathlib import Path
 POLL_S, SLOWEST_POLL_S = 0.1, 1.0
 
 
-class Meeting:
+class FileRendezvous:
     """Files in one folder, each made by one process and read by others."""
 
     def __init__(self, folder: Path) -> None:
@@ -48,28 +48,28 @@ class Meeting:
         with suppress(OSError):
             self.folder.rmdir()
 
-    def wait(self, name: str, *, until: float, is_given_up: Callable[[], bool] = lambda: False) -> str | None:
-        """Return another process's text, or None if it has not come by `until` (monotonic), or is given up."""
+    def wait(self, name: str, *, until: float, should_give_up: Callable[[], bool] = lambda: False) -> str | None:
+        """Return another process's text, or None if there is none by `until` (monotonic), or the wait is given up."""
         began = time.monotonic()
         while True:
             with suppress(OSError):  # the folder or the file may be removed meanwhile, and a server may be away
                 if name in os.listdir(self.folder):
                     return (self.folder / name).read_text(encoding="utf-8")
             now = time.monotonic()
-            if now > until or is_given_up():
+            if now > until or should_give_up():
                 return None
             time.sleep(min(max(POLL_S, (now - began) / 10), SLOWEST_POLL_S))
 
-    def meet(
-        self, other: str, *, me: str, text: str, until: float, is_given_up: Callable[[], bool] = lambda: False
+    def exchange(
+        self, other: str, *, me: str, text: str, until: float, should_give_up: Callable[[], bool] = lambda: False
     ) -> str | None:
-        """Publish this node's text and return the other node's, or None if that one does not come; see `wait`.
+        """Publish this node's text and return the other node's, or None if that one does not arrive; see `wait`.
 
-        Either both meet, or neither does: a node that stops waiting removes its file, so that the other one, should it
-        still come, finds nobody. If that one came just before the removal, it has been here in time.
+        Either both succeed, or neither does: a node that stops waiting removes its file, so that the other one, should
+        it still arrive, finds nothing. If that one arrived just before the removal, it was in time.
         """
         self.publish(me, text)
-        found = self.wait(other, until=until, is_given_up=is_given_up)
+        found = self.wait(other, until=until, should_give_up=should_give_up)
         if found is None:
             self.withdraw(me)
             found = self.wait(other, until=0)
