@@ -19,6 +19,7 @@ from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.config import run_config
 from training.config.base import ConfigError, Problem
+from training.config.exit_codes import STOPPED
 from training.reporting.reporter import Reporter
 from training.runtime import data_roots
 from training.runtime.imports import garbage_collection_paused
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from training.contracts import TrainingLoop
     from training.federated.custom.program import Program
     from training.runtime.distributed import World
-
-STOPPED = 75
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

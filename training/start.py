@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 def main() -> int:
     version = "%d.%d" % sys.version_info[:2]  # noqa: UP031
     if sys.version_info[:2] < MIN_VERSION:
-        return _report_problem("is Python %s; at least %d.%d is needed." % (version, *MIN_VERSION))  # noqa: UP031
+        return _report_problem("is Python %s; Vigil needs %d.%d or later. Install it," % (version, *MIN_VERSION))  # noqa: UP031
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # adopt processes that a launcher leaves behind
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
     for _ in range(MAX_STARTS):
@@ -58,7 +58,7 @@ def launch() -> int:
         runpy.run_module("training.launch", run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         name = (error.name or str(error)).partition(".")[0]
-        return _report_problem(f"has no {name}. Install {NEEDS} there.")
+        return _report_problem(f"has no {name}. Install {NEEDS} there,")
     return 0
 
 
@@ -106,7 +106,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _report_problem(what: str) -> int:
-    sentence = f"The job's Python, {sys.executable}, {what} Or name another under [environment].\n"
+    sentence = f"The job's Python, {sys.executable}, {what} or name another interpreter under [environment].\n"
     sys.stderr.write(sentence)
     job = os.environ.get("VIGIL_SCHEDULER_ID") or os.environ.get("SLURM_JOB_ID", "")
     name = "{}.{}".format(job, os.environ.get("SLURM_RESTART_COUNT") or "0")

@@ -188,7 +188,7 @@ def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypat
     command = RankCommand((str(tmp_path / "python"),), folder)
     beside = EnvironmentCapture(_plan(tmp_path), Attempt(folder, 1), command)
     beside.begin()
-    beside.tend()
+    beside.poll()
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     assert beside.pid
     assert psutil.Process(beside.pid).nice() == capturing.LOWEST_PRIORITY

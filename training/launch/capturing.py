@@ -43,7 +43,7 @@ class EnvironmentCapture:
         if not self._due and self._plan.is_first and not os.path.exists(self._attempt.folder / FILE):
             self._due = time.monotonic() + AFTER_SECONDS
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Start the capture when it is due, and kill it at its time limit."""
         if self._due and not self._deadline and time.monotonic() > self._due:
             self._deadline = time.monotonic() + TIMEOUT_SECONDS

@@ -35,15 +35,15 @@ def read() -> Memory | None:
 
     Tests set VIGIL_CGROUPS to a tree of their own.
     """
-    root, path, is_second = _hierarchy()
-    count = "memory.events" if is_second else "memory.oom_control"
+    root, path, is_v2 = _hierarchy()
+    count = "memory.events" if is_v2 else "memory.oom_control"
     group = next((level for level in _upwards(root, path) if (level / count).exists()), None)
     if group is None:
         return None
-    limits = ("memory.max", "memory.peak") if is_second else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
+    limits = ("memory.max", "memory.peak") if is_v2 else ("memory.limit_in_bytes", "memory.max_usage_in_bytes")
     limit_mib, peak_mib = _tightest(root, group, *limits)
     return Memory(
-        version=2 if is_second else 1,
+        version=2 if is_v2 else 1,
         path=f"/{group.relative_to(root)}".removesuffix("."),
         oom_kills=_fields(group / count).get("oom_kill"),
         peak_mib=peak_mib,

@@ -26,7 +26,7 @@ def gpu_names(count: int, visible: str) -> list[str]:
 
 
 class GpuMonitor:
-    """`tend` often, `sample` when a sample is due; neither blocks."""
+    """`poll` often, `sample` when a sample is due; neither blocks."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GpuMonitor:
         """PCI bus ids of the job's GPUs, as far as they are known."""
         return [gpu.bus for gpu in self.inventory.gpus if gpu.bus] if self.inventory else []
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Process the reader's messages, notice silence, start a reader where none runs."""
         for message in self._reader.poll():
             self._handle(message)

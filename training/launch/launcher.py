@@ -35,7 +35,7 @@ from training.launch.watchdog import Watchdog
 from training.manifest import newest_save_seconds
 from training.reporting.reporter import Reporter
 
-SETTLE_SECONDS = 2.0  # for the rank that really failed to end, when a peer noticed first
+CAUSE_WAIT_SECONDS = 2.0  # for the rank that really failed to end, when a peer noticed first
 POLL_SECONDS = 0.25  # between two readings of the heartbeats
 FOLLOWER_POLL_SECONDS = 1.0  # the same for launchers that do not lead; lifelines notify them sooner
 DUMP_SECONDS = 2.0
@@ -93,7 +93,7 @@ class Launcher:
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
-            self._log(f"the launcher cannot go on: {error}")
+            self._log(f"the launcher cannot continue: {error}")
             code = 1
         finally:
             self._gpus.close()
@@ -158,14 +158,14 @@ class Launcher:
         except CannotStart as error:
             kill_all([], spare=self._helper_pids)  # ranks that were started before the one that could not be
             rank = node_index * self._plan.ranks_per_node
-            self._break_off(incarnation.number, reason="failed", ranks=[rank])
+            self._abort(incarnation.number, reason="failed", ranks=[rank])
             return [RankFailure(rank, "exception", BAD_PLAN, error=str(error))]
         try:
             self._watch(ranks, incarnation)
         finally:
             failures = self._failures(ranks, incarnation)  # before the kill: a rank that we end has not failed
-            broken = self._members.break_off_request(incarnation.number)
-            if not self._stop.reason and (failures or (broken and broken["reason"] != "fenced")):
+            abort = self._members.abort_request(incarnation.number)
+            if not self._stop.reason and (failures or (abort and abort["reason"] != "fenced")):
                 self._inspection.measure()
             kill_all(ranks, spare=self._helper_pids)
             self._reporter.event("ranks.ended", **self._ends.write(incarnation, ranks))
@@ -214,62 +214,62 @@ class Launcher:
         return ranks
 
     def _watch(self, ranks: list[Rank], incarnation: Incarnation) -> None:
-        """Return when every rank has succeeded, or when the incarnation is broken off."""
-        number, settle_until = incarnation.number, None
+        """Return when every rank has succeeded, or when the incarnation is aborted."""
+        number, cause_wait_until = incarnation.number, None
         several = len(incarnation.members) > 1
         for member in incarnation.members[:DEPUTIES]:
             self._members.is_live(member)  # opens their lifelines: from now on their end is noticed at once
         while True:
             # The end of a rank here wakes us; a message of another launcher is a file that must be polled.
-            self._wait(ranks, 0.1 if several or settle_until else POLL_SECONDS)
+            self._wait(ranks, 0.1 if several or cause_wait_until else POLL_SECONDS)
             self._tick(ranks)
             failures = self._failures(ranks, incarnation)
             if not failures and all(rank.poll() for rank in ranks):
                 return
-            broken = self._members.break_off_request(number) if failures or several else None
-            if failures and not broken:
-                self._break_off(number, reason="failed", ranks=[failure.rank for failure in failures])
-            elif not broken and not (broken := self._find_fault(incarnation)):
+            abort = self._members.abort_request(number) if failures or several else None
+            if failures and not abort:
+                self._abort(number, reason="failed", ranks=[failure.rank for failure in failures])
+            elif not abort and not (abort := self._find_fault(incarnation)):
                 continue
-            if broken and broken["reason"] in {"hang", "grace"}:
+            if abort and abort["reason"] in {"hang", "grace"}:
                 # Each launcher dumps its own ranks before it kills them: where a rank is stuck is lost with it.
                 self._dump(ranks, number)
                 return
             # Losing a peer is only a consequence: give the lost rank a moment to be noticed, here or on its node.
-            settle_until = settle_until or time.monotonic() + SETTLE_SECONDS
+            cause_wait_until = cause_wait_until or time.monotonic() + CAUSE_WAIT_SECONDS
             # Stop waiting once the cause is known: a failure that is no lost peer, another reason, a dead launcher.
             roots = [failure for failure in failures if failure.kind != "lost_peer"]
-            is_explained = (broken and broken["reason"] != "failed") or any(
+            is_explained = (abort and abort["reason"] != "failed") or any(
                 map(self._members.is_proven_dead, incarnation.members)
             )
-            if roots or is_explained or time.monotonic() > settle_until:
+            if roots or is_explained or time.monotonic() > cause_wait_until:
                 return
 
     def _find_fault(self, incarnation: Incarnation) -> dict[str, object] | None:
-        """Check for problems while every rank here runs; break the incarnation off, and return why, if there is one."""
+        """Check for problems while every rank here runs; abort the incarnation, and return why, if there is one."""
         number = incarnation.number
         if self._stop.reason and self._stop.seconds > self._grace:
-            self._break_off(number, reason="grace")
+            self._abort(number, reason="grace")
         elif time.monotonic() >= self._next_poll or any(map(self._members.is_proven_dead, incarnation.members)):
             leads = self._members.leads(incarnation)
             self._next_poll = time.monotonic() + (POLL_SECONDS if leads else FOLLOWER_POLL_SECONDS)
             if self._is_fenced(incarnation):
-                self._break_off(number, reason="fenced")
+                self._abort(number, reason="fenced")
             elif not leads:
                 return None
             elif absent := [member for member in incarnation.members if not self._members.is_live(member)]:
                 lost = [incarnation.node_index(member) * self._plan.ranks_per_node for member in absent]
-                self._break_off(number, reason="node", ranks=lost)
+                self._abort(number, reason="node", ranks=lost)
             elif self._watchdog and (hang := self._watchdog.poll()):
                 self._log(str(hang))
-                self._break_off(number, reason="hang", **hang.as_payload())
+                self._abort(number, reason="hang", **hang.as_payload())
             else:
                 self._check_for_joiners(incarnation)
                 return None
         else:
             return None
         # Read back, as only the first reason counts: another launcher may have given another one before us.
-        return self._members.break_off_request(number)
+        return self._members.abort_request(number)
 
     def _check_for_joiners(self, incarnation: Incarnation) -> None:
         """Ask the ranks to end at the next step boundary if standby nodes are worth a restart."""
@@ -282,8 +282,8 @@ class Launcher:
             self._log("more nodes stand by: the ranks save, and start again with them")
             self._regroup.request(incarnation.number)
 
-    def _break_off(self, number: int, *, reason: str, **more: Any) -> None:
-        self._retry_while_full(self._members.break_off, number, reason=reason, **more)
+    def _abort(self, number: int, *, reason: str, **more: Any) -> None:
+        self._retry_while_full(self._members.abort, number, reason=reason, **more)
 
     def _failures(self, ranks: list[Rank], incarnation: Incarnation) -> list[RankFailure]:
         """Return the failures of ranks here that ended by themselves and without success."""
@@ -340,9 +340,9 @@ class Launcher:
 
     def _tick(self, ranks: list[Rank] | None = None) -> None:
         self._members.refresh()
-        if message := self._shipping.tend():
+        if message := self._shipping.poll():
             self._log(message)
-        self._capturing.tend()
+        self._capturing.poll()
         if self._stop.poll(self._signals.received):
             # Twice the last measured write plus the plan's own grace time (30 s).
             needed = self._plan.grace_seconds + 2 * newest_save_seconds(self._plan.checkpoints)
@@ -352,7 +352,7 @@ class Launcher:
                 self._reporter.event("stop.requested", reason=self._stop.reason, grace_seconds=self._grace)
             self._pass_on_term(ranks or [])
         if ranks:
-            self._gpus.tend()
+            self._gpus.poll()
         if ranks and time.monotonic() >= self._next_sample:
             self._next_sample = time.monotonic() + self._plan.sample_seconds
             self._sample(ranks)

@@ -25,10 +25,10 @@ from training.launch.attempt import Attempt
 from training.launch.failures import RankFailure, first_failure
 from training.launch.incarnation import Decision, Ending, Incarnation, Member
 from training.launch.members import Members, free_port
+from training.launch.node_counts import max_usable_nodes
 from training.launch.outcome import EndedIncarnation, Outcome, RestartBudget, judge
 from training.launch.plan import LaunchPlan
 from training.launch.script_progress import ScriptProgress, read_progress
-from training.launch.sizes import most_nodes
 from training.launch.stop import AttemptStop, Regroup
 from training.launch.watchdog import Hang, behind_in_collectives
 from training.manifest import DAMAGED
@@ -99,7 +99,7 @@ class Leader:
     def _decide_first(self) -> Decision | None:
         plan, seconds, live = self._plan, time.monotonic() - self._began_at, self._members.live()
         is_late = seconds > plan.gather_seconds and len(live) >= plan.min_nodes
-        are_enough = len(live) >= plan.nodes or (is_late and most_nodes(plan, len(live)) >= plan.min_nodes)
+        are_enough = len(live) >= plan.nodes or (is_late and max_usable_nodes(plan, len(live)) >= plan.min_nodes)
         if are_enough and not self._stop.reason:
             budget = RestartBudget(plan.in_place, newest_on_lineage(plan.job_dir))
             return self._form_incarnation(None, live, budget, resume=self._attempt.resume)
@@ -139,7 +139,7 @@ class Leader:
         # A standby counts only once it is proven live: an old file of a dead launcher may still be there.
         is_proven = self._members.is_proven_live
         live = [member for member in self._members.live() if last.node_index(member) >= 0 or is_proven(member)]
-        if most_nodes(self._plan, len(live)) >= self._plan.min_nodes:
+        if max_usable_nodes(self._plan, len(live)) >= self._plan.min_nodes:
             return self._form_incarnation(last, live, verdict.budget, blamed=verdict.blamed)
         if time.monotonic() - verdict.judged_at > self._plan.return_seconds:
             return _ending(self._too_few_nodes(last, len(live), verdict.failures))
@@ -174,21 +174,21 @@ class Leader:
         return failures
 
     def _judge(self, last: Incarnation, failures: list[RankFailure]) -> _Verdict:
-        broken = self._members.break_off_request(last.number)
+        abort = self._members.abort_request(last.number)
         if read_generation(self._plan.job_dir) > last.generation:  # a rank may notice before the launcher does
-            broken = {"reason": "fenced"}
-        if broken and broken["reason"] == "hang":
-            failures = self._hang_failures(last.number, broken)
-        elif broken and not failures:  # the ranks were ended though none had failed: a launcher was slow, not lost
+            abort = {"reason": "fenced"}
+        if abort and abort["reason"] == "hang":
+            failures = self._hang_failures(last.number, abort)
+        elif abort and not failures:  # the ranks were ended though none had failed: a launcher was slow, not lost
             failures = [
-                RankFailure(rank, "node", signal=9, error="its launcher was thought lost") for rank in _ranks(broken)
+                RankFailure(rank, "node", signal=9, error="its launcher was thought lost") for rank in _ranks(abort)
             ]
         budget = RestartBudget(self._plan.in_place, **last.spent)
         regroups = self._regroup.is_requested(last.number)
         ended = EndedIncarnation(
             number=last.number,
             failures=failures,
-            broken=broken,
+            abort=abort,
             newest=newest_on_lineage(self._plan.job_dir),
             started_from=last.resume,
             start_is_damaged=self._is_start_damaged(last),
@@ -238,10 +238,10 @@ class Leader:
         start = self._plan.checkpoints / last.resume
         return bool(last.resume) and not is_chosen and os.path.exists(start / DAMAGED)
 
-    def _hang_failures(self, number: int, broken: dict[str, Any]) -> list[RankFailure]:
+    def _hang_failures(self, number: int, abort: dict[str, Any]) -> list[RankFailure]:
         """Return a failure per rank to blame for a hang, now that all ranks have left their evidence."""
-        ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=broken["ranks"])
-        hang = Hang(ranks, broken["of"], broken["phase"], broken["step"], broken["seconds"], self._plan.unit)
+        ranks = behind_in_collectives(self._attempt.folder / "flight", incarnation=number, ranks=abort["ranks"])
+        hang = Hang(ranks, abort["of"], abort["phase"], abort["step"], abort["seconds"], self._plan.unit)
         return [RankFailure(rank, "hang", signal=9, error=str(hang)) for rank in ranks]
 
     def _form_incarnation(
@@ -266,7 +266,7 @@ class Leader:
             key=lambda member: (blame_order.get(member.node, -1), member.id != self._members.me.id)
         )  # the others keep their order
         # Where no number of nodes fits at the start, the ranks report what is wrong.
-        chosen = order[: most_nodes(self._plan, len(order)) or None]
+        chosen = order[: max_usable_nodes(self._plan, len(order)) or None]
         resume = resume or newest_on_lineage(self._plan.job_dir)
         generation = claim_generation(self._plan.job_dir, previous=last.generation if last else None, resume=resume)
         return Incarnation(
@@ -318,7 +318,7 @@ class Leader:
             return False
         waiting = [member for member in standby if self._members.is_proven_live(member)]
         count = len(incarnation.members)
-        more = most_nodes(plan, count + len(waiting)) - count if waiting else 0
+        more = max_usable_nodes(plan, count + len(waiting)) - count if waiting else 0
         if more <= 0:
             self._waiting = ([], now)
             return False
@@ -365,8 +365,8 @@ def lost_node(rank: int, member: Member) -> RankFailure:
     return RankFailure(rank, "node", signal=9, error=f"the launcher on {member.name or member.node} was lost", order=-1)
 
 
-def _ranks(broken: dict[str, Any]) -> list[int]:
-    return list(broken.get("ranks") or [0])
+def _ranks(abort: dict[str, Any]) -> list[int]:
+    return list(abort.get("ranks") or [0])
 
 
 def _ending(outcome: Outcome) -> Ending:

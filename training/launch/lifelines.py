@@ -41,7 +41,7 @@ class Lifelines:
         self.port = int(self._listener.getsockname()[1])
         self._peers: dict[str, _Peer] = {}
         self._dead: set[str] = set()
-        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._accepted = 0
         threading.Thread(target=self._run, name="lifelines", daemon=True).start()
 
@@ -50,7 +50,7 @@ class Lifelines:
         if peer not in self._peers and port:
             self._peers[peer] = _Peer(peer, ("127.0.0.1" if is_here else host, port), is_here)
             with suppress(BlockingIOError):
-                os.write(self._woken, b"x")
+                os.write(self._wake_writer, b"x")
 
     def is_proven_dead(self, peer: str) -> bool:
         return peer in self._dead
@@ -61,13 +61,13 @@ class Lifelines:
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select(self._next_due()):
                     if key.fileobj is self._listener:
                         self._accept(selector)
-                    elif key.fileobj == self._wake:
-                        os.read(self._wake, 4096)
+                    elif key.fileobj == self._wake_reader:
+                        os.read(self._wake_reader, 4096)
                     else:
                         self._read(selector, key)
                 for peer in self._disconnected():

@@ -218,12 +218,12 @@ class Members:
     def store_file(self, number: int) -> Path:
         return self._folder / f"store-{number}.json"
 
-    def break_off(self, number: int, *, reason: str, ranks: list[int] | None = None, **more: object) -> None:
+    def abort(self, number: int, *, reason: str, ranks: list[int] | None = None, **more: object) -> None:
         """Request the end of all ranks of this incarnation. Only the first request counts."""
         self._create_once(f"broken-{number}.json", {"reason": reason, "ranks": ranks or [], **more})
 
-    def break_off_request(self, number: int) -> dict[str, Any] | None:
-        """Return why this incarnation is to be broken off, or None if nobody requested it."""
+    def abort_request(self, number: int) -> dict[str, Any] | None:
+        """Return why this incarnation is to be aborted, or None if nobody requested it."""
         return read_json(self._folder / f"broken-{number}.json")
 
     def report_ended(self, number: int, failures: list[RankFailure]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from training.launch.plan import LaunchPlan
 
 
-def most_nodes(plan: LaunchPlan, available: int) -> int:
+def max_usable_nodes(plan: LaunchPlan, available: int) -> int:
     """Return the largest number of nodes, at most `available`, on which the run can continue; 0: on none of them.
 
     With a layout that needs a multiple of some number, the remaining nodes stand by.

@@ -25,10 +25,10 @@ from training.launch.disk_reserve import DiskReserve
 from training.launch.incarnation import Incarnation
 from training.launch.node_report import FOLDER, SECONDS
 from training.launch.plan import LaunchPlan
+from training.units import MIB
 
 SHM = "/dev/shm"
 RESERVE = f"{FOLDER}/.reserve"
-MIB = 1 << 20
 
 
 class NodeInspection:

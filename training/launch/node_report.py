@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from training.attempt.files import DISK_FULL, write_json
 from training.launch.disk_reserve import DiskReserve
+from training.units import MIB
 
 FOLDER = "looks"
 VERSION = 1
@@ -35,7 +36,6 @@ SMI_BYTES = 128 * 1024
 RECORD_BYTES = 16 * 1024  # /dev/kmsg refuses reads into a buffer smaller than the record
 RECORDS = 50_000  # limit, as the ring buffer may be overwritten while it is read
 PROBE_BYTES = 65_536
-MIB = 1 << 20
 UNANSWERED = "it had not answered"
 Report = dict[str, Any]
 

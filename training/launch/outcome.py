@@ -74,7 +74,7 @@ class EndedIncarnation:
 
     number: int
     failures: list[RankFailure]
-    broken: dict[str, Any] | None
+    abort: dict[str, Any] | None
     """Why the launchers ended it, if they did: its `reason` is grace, hang or fenced."""
     newest: str
     """The name of the newest checkpoint now."""
@@ -93,7 +93,7 @@ class EndedIncarnation:
 def judge(ended: EndedIncarnation, *, stop: AttemptStop, budget: RestartBudget) -> Outcome | None:
     """Return the attempt's outcome, or None if the ranks are to be restarted."""
     failures, progress, regroups = ended.failures, ended.progress, ended.regroups
-    reason = ended.broken["reason"] if ended.broken else ""
+    reason = ended.abort["reason"] if ended.abort else ""
     if reason == "fenced":
         return Outcome(1, "fenced", error="a newer launch of this job has taken over")
     if stop.reason and stop.is_saved and not (progress and progress.is_done and not failures):

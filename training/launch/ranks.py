@@ -65,11 +65,6 @@ class RankExit:
     def ok(self) -> bool:
         return self.exit_code == 0
 
-    @property
-    def code(self) -> int:
-        """The exit code as a shell reports it."""
-        return 128 + self.signal if self.signal else (self.exit_code if self.exit_code is not None else 1)
-
 
 @dataclass
 class Rank:

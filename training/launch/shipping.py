@@ -16,7 +16,7 @@ RESTART_SECONDS = (0.2, 10.0)  # first and longest wait before the next start
 
 
 class ShipperProcess:
-    """`tend` often; `drain` once. The shipper ends when stdin closes: signals to the whole job must not end it."""
+    """`poll` often; `drain` once. The shipper ends when stdin closes: signals to the whole job must not end it."""
 
     def __init__(self, plan: LaunchPlan, attempt: Attempt) -> None:
         self._plan, self._attempt = plan, attempt
@@ -27,7 +27,7 @@ class ShipperProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def tend(self) -> str | None:
+    def poll(self) -> str | None:
         """Start the shipper if it is not running; return a message for the log, if any."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
@@ -47,7 +47,7 @@ class ShipperProcess:
 
     def drain(self) -> None:
         """Let it post what is left, for a limited time as the nodes wait. The portal reads the rest from disk."""
-        self.tend()
+        self.poll()
         if self._process is None:
             return
         with suppress(OSError):

@@ -220,7 +220,7 @@ def test_a_save_for_more_nodes_that_failed_costs_a_restart_and_not_the_attempt(
     log = run_dir / "0.0.log"
     log.write_text("CheckpointError: step 30 could not be saved: rank 0: [Errno 28] No space left on device\n")
     full = classify_exit(0, 1, None, log, order=0.0)
-    ended = EndedIncarnation(number=0, failures=[full], broken=None, newest="", started_from="", regroups=regroups)
+    ended = EndedIncarnation(number=0, failures=[full], abort=None, newest="", started_from="", regroups=regroups)
     stop = AttemptStop(run_dir, run_dir, run_dir)
     verdicts = [judge(ended, stop=stop, budget=RestartBudget(in_place, "")) for in_place in (1, 0)]
     assert [verdict is None for verdict in verdicts] == [is_restarted, False]

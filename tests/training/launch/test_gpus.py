@@ -53,7 +53,7 @@ class Watched:
 
     def look(self) -> dict[str, float]:
         began = time.monotonic()
-        self.gpus.tend()
+        self.gpus.poll()
         report = self.gpus.sample()
         assert time.monotonic() - began < 30.0, "no look waits for a driver"
         return report

@@ -18,8 +18,8 @@ from training.attempt.lineage import Fenced, claim_generation, publish_generatio
 from training.launch.failures import RankFailure
 from training.launch.incarnation import Ending, Incarnation
 from training.launch.members import Members
+from training.launch.node_counts import max_usable_nodes
 from training.launch.plan import LaunchPlan, read_plan
-from training.launch.sizes import most_nodes
 from training.launch.stop import AttemptStop, Regroup
 
 
@@ -178,4 +178,4 @@ def test_a_run_takes_as_many_nodes_as_it_can_share_its_work_over(
     (tmp_path / "portal" / "run.toml").write_text(text)
     plan = read_plan(tmp_path, {})
     assert (plan.nodes, plan.min_nodes, plan.max_nodes, plan.return_seconds) == (4, 1, 4, 120.0)
-    assert [most_nodes(plan, there) for there in range(6)] == sizes
+    assert [max_usable_nodes(plan, there) for there in range(6)] == sizes

@@ -18,12 +18,12 @@ def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: 
     shipping = ShipperProcess(plan, Attempt(tmp_path, 1))
     python = sys.executable
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    text = shipping.tend()
+    text = shipping.poll()
     assert text is not None
     assert text.startswith("the shipper cannot be started: ")
-    assert shipping.tend() is None, "not at every look"
+    assert shipping.poll() is None, "not at every look"
     monkeypatch.setattr(sys, "executable", python)
     shipping._next_start = 0.0
-    assert shipping.tend() is None
+    assert shipping.poll() is None
     assert shipping.pid
     shipping.drain()
