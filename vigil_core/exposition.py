@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_LINES, MOST_LINE, MOST_LABELS = 100_000, 8_192, 64
+MAX_LINES, MAX_LINE_CHARS, MAX_LABELS = 100_000, 8_192, 64
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 # Possessive quantifiers: a line of 8 KiB that is not a sample would otherwise be matched in millions of ways.
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+(?:\{(.*)\})?[ \t]*+([^ \t{}]++)(?:[ \t]+-?\d+)?[ \t]*+")
@@ -79,9 +79,11 @@ def _number(value: Value) -> str:
 def samples(text: str) -> Iterator[Sample]:
     """Yield the samples in an exporter's response, in order."""
     for count, line in enumerate(text.split("\n")):
-        if count >= MOST_LINES:
+        if count >= MAX_LINES:
             return
-        if line and line[0] != "#" and len(line) <= MOST_LINE and (found := _sample(line.rstrip("\r"))) is not None:
+        if not line or line[0] == "#" or len(line) > MAX_LINE_CHARS:
+            continue
+        if (found := _sample(line.rstrip("\r"))) is not None:
             yield found
 
 
@@ -101,7 +103,7 @@ def _labels(text: str) -> dict[str, str] | None:
     at = 0
     while at < len(text):
         match = _LABEL.match(text, at)
-        if match is None or len(found) >= MOST_LABELS:
+        if match is None or len(found) >= MAX_LABELS:
             return {} if not text.strip() else None
         found[match[1]] = _BACKSLASHED.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], match[2])
         at = match.end()

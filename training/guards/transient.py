@@ -16,7 +16,7 @@ from training.guards.corruption import Corruption
 from training.guards.nonfinite import RankDiagnosis
 from training.guards.numerics import Trouble
 
-LARGEST_SQUARED = 1e18
+MAX_SQUARABLE_NORM = 1e18
 """A gradient above this is finite, but its square is not."""
 
 
@@ -30,7 +30,7 @@ def is_conclusive(config: RunConfig, *, has_independent_replicas: bool) -> bool:
 
 def did_not_recur(diagnoses: Sequence[RankDiagnosis]) -> bool:
     norms = [parameter["gradient_norm"] for diagnosis in diagnoses for parameter in diagnosis.parameters]
-    return all(found.is_clean for found in diagnoses) and max(norms, default=0.0) < LARGEST_SQUARED
+    return all(found.is_clean for found in diagnoses) and max(norms, default=0.0) < MAX_SQUARABLE_NORM
 
 
 def judge(troubles: Sequence[Trouble], *, shares: Sequence[int]) -> Corruption:

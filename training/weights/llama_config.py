@@ -17,7 +17,7 @@ from training.weights.weight_files import CONFIG, Weights, weights_error
 CONTEXT = 2048
 """Default tokens per sample, if neither the run nor the weights' own run sets it: limited by a GPU's memory rather than
 by the model."""
-LARGEST = 1e300
+MAX_VALUE = 1e300
 """Upper limit of numbers: JSON can express some that no float can represent."""
 LLAMA3 = "llama3"
 HUGGING_FACE_SCALING = {
@@ -111,7 +111,7 @@ class _ConfigReader:
     def number(self, name: str, default: float | None = None) -> float:
         value = self.content.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_VALUE:
             what = f"has no {name}" if value is None else f"has a {name} that is not a number"
             raise weights_error(f"{self.weights.path / CONFIG} {what}.")
         return float(value)
