@@ -56,8 +56,8 @@ def build(
         model=Digits(channels, hidden, dropout, batch_norm=batch_norm),
         samples={split: len(rows) for split, rows in splits.items()},
         batch=batch,
-        loss=_loss,
-        score=_score,
+        loss=lambda model, batch: _scores_per_sample(model, batch)["loss"].mean(),
+        score=lambda model, batch: {name: values.mean() for name, values in _scores_per_sample(model, batch).items()},
         score_samples=_scores_per_sample,
         head="head",
     )
@@ -83,24 +83,6 @@ def _scores_per_sample(model: Callable[..., Tensor], batch: Batch) -> dict[str, 
     logits = logits.float() if logits.dtype != images.dtype else logits  # autocast's half precision
     loss = functional.cross_entropy(logits, labels, reduction="none")
     return {"loss": loss, "accuracy": (logits.argmax(dim=1) == labels).to(loss.dtype)}
-
-
-def _loss(model: Callable[..., Tensor], batch: Batch) -> Tensor:
-    from torch.nn import functional
-
-    images, labels = batch
-    return functional.cross_entropy(model(images).float(), labels)  # autocast does this by itself on a CPU only
-
-
-def _score(model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
-    from torch.nn import functional
-
-    images, labels = batch
-    logits = model(images).float()
-    return {
-        "loss": functional.cross_entropy(logits, labels),
-        "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
-    }
 
 
 def _load(path: Path) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,14 @@ def test_losses_of_samples_have_the_mean_that_it_trains_by(batch_norm: bool) -> 
     torch.testing.assert_close({name: value.mean() for name, value in each.items()}, score)
 
 
+def test_losses_have_the_dtype_of_the_model() -> None:
+    created = task(dropout=0.0)
+    images, labels = created.batch("train", np.arange(4))
+    model, batch = created.model.double(), (images.double(), labels)
+    assert created.loss(model, batch).dtype == torch.float64
+    assert created.score(model, batch)["loss"].dtype == torch.float64
+
+
 def test_what_normalises_is_known_by_name() -> None:
     model = task(batch_norm=True).model
     assert {name for name in parameters(model) if name in batch_norm_tensors(model)} == {
