@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.federated import custom_files
 from tests.training.federated.in_process import CONVEX, ready, train
+from training.federated.controller import QuorumLost
 from training.federated.rounds import Rounds
 
 QUADRATIC: dict[str, Any] = {
@@ -88,6 +91,43 @@ def test_safeguarded_the_loss_never_rises_from_a_small_sketch(tmp_path: Path) ->
         train(loop)
         losses.append(loss(loop))
     assert all(after <= before + 1e-12 for before, after in zip(losses, losses[1:], strict=False))
+
+
+LIMITED = """
+import torch
+from torch import nn
+
+ONLY = None
+
+
+class Limited(nn.Linear):
+    def forward(self, x):
+        outputs = super().forward(x)
+        return outputs if ONLY is None else torch.where((self.weight == ONLY).all(), outputs, torch.nan)
+
+
+def model():
+    return Limited(4, 3)
+
+
+def data(client):
+    draw = torch.Generator().manual_seed(client)
+    x = torch.randn(30, 4, generator=draw, dtype=torch.float64)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+"""
+"""A model whose loss is a number at the weights ONLY and nowhere else: each line search along it is lost."""
+
+
+def test_a_round_that_is_lost_in_its_line_search_changes_no_state(tmp_path: Path) -> None:
+    """Else the next attempt would start without momentum."""
+    loop = custom_files.ready(tmp_path, LIMITED, algorithm="flens", flens={"momentum": False}, dtype="fp64", ridge=0.01)
+    train(loop)
+    previous = loop.server.memory["previous"].clone()
+    assert not torch.equal(previous, loop.server.weights)
+    sys.modules["client"].ONLY = loop.server.weights[:12].view(3, 4).clone()  # type: ignore[attr-defined]
+    with pytest.raises(QuorumLost, match="no client answered 'line'"):
+        train(loop)
+    assert torch.equal(loop.server.memory["previous"], previous)
 
 
 def test_a_client_sends_its_sketch_its_gradient_and_a_loss(tmp_path: Path) -> None:

@@ -59,9 +59,10 @@ def run_round(
         ahead = here + (controller.round - 1) / (controller.round + 2) * (here - server.memory["previous"])
         start = ahead if _is_lower(controller, ahead, here) else here
     answer = controller.train(model=start)
-    server.memory["previous"] = here
     matrix = answer.mean["root"].view(len(start), len(start))
-    return newton_step(controller, start, answer, matrix, line_search=line_search)
+    model = newton_step(controller, start, answer, matrix, line_search=line_search)
+    server.memory["previous"] = here  # last: a lost line search must leave the state as it was
+    return model
 
 
 def _is_lower(controller: Controller, ahead: Tensor, here: Tensor) -> bool:
