@@ -196,14 +196,15 @@ class Rounds(Loop):
             try:
                 model = self._run_algorithm(controller)
             except QuorumLost as error:
-                why, model = str(error), None
-            self.server.client_state.release()
-            if model is not None:
+                why = str(error)
+            else:
                 self.server.shared.copy_(model)
                 self.server.clock = plan.ends_at if plan.ends_at is not None else self.server.clock
                 self._record_outcomes(round_, controller.outcomes)
                 controller.costs.traffic += wasted
                 return report_of(controller)
+            finally:
+                self.server.client_state.release()
             wasted = wasted + controller.costs.traffic
             failed_attempts.append(controller.outcomes)
             if self.world.leads:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.training.federated.custom_files import LINEAR, ready, started
+from tests.training.federated.custom_files import ALGORITHM, LINEAR, ready, started
 from training.config.base import ConfigError
 
 
@@ -48,9 +49,9 @@ def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "error"),
     [
-        ("return 3.0", r"aggregate\(\) of algorithm\.py gives a float, not the next model: 15 numbers"),
-        ("pass", r"aggregate\(\) of algorithm\.py gives a NoneType"),
-        ("return server.model.mean().reshape(1)", r"gives \(1,\) numbers, not the next model: 15"),
+        ("return 3.0", r"aggregate\(\) of algorithm\.py returns a float, not the next model: 15 parameters"),
+        ("pass", r"aggregate\(\) of algorithm\.py returns a NoneType"),
+        ("return server.model.mean().reshape(1)", r"returns a tensor of shape \(1,\), not the next model: 15"),
         ("server.memory['n'] = torch.ones(2)\n    return server.model", r"left server\.memory\['n'\] as .*2.* was .*1"),
         ("server.memory['n'] = 1.0\n    return server.model", r"left server\.memory\['n'\] as float"),
         ("server.memory['more'] = torch.ones(1)\n    return server.model", r"left server\.memory\['more'\] as"),
@@ -60,6 +61,49 @@ def test_what_an_algorithm_makes_is_looked_at(tmp_path: Path, algorithm: str, er
     file = "import torch\n\n\ndef memory(model):\n    return {'n': torch.ones(1)}\n\n\ndef aggregate(server):\n    "
     with pytest.raises(TypeError, match=error):
         started(tmp_path, LINEAR, file + algorithm, recipe="client", algorithm="own").run()
+
+
+ROUND = """
+import torch
+
+CALLS = []
+
+
+def memory(model):
+    return {"n": torch.ones(1)}
+
+
+def run_round(controller):
+    CALLS.append(controller.round)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        ("controller.train()", r"run_round\(\) of algorithm\.py returns a NoneType, not the next model: 15 parameters"),
+        ("return controller.server.shared[:3]", r"run_round\(\) of algorithm\.py returns a tensor of shape \(3,\)"),
+        (
+            "controller.server.memory['n'] = torch.ones(2)\n    return controller.server.shared",
+            r"run_round\(\) of algorithm\.py left server\.memory\['n'\] as .*2.* was .*1",
+        ),
+    ],
+)
+def test_the_result_of_run_round_is_checked(tmp_path: Path, end: str, error: str) -> None:
+    """A run_round() without a return is no lost round: it is not tried again."""
+    loop = started(tmp_path, LINEAR, f"{ROUND}    {end}\n", recipe="client", algorithm="own")
+    with pytest.raises(TypeError, match=error):
+        loop.run()
+    assert sys.modules["algorithm"].CALLS == [1]  # type: ignore[attr-defined]
+
+
+def test_run_round_needs_no_aggregate(tmp_path: Path) -> None:
+    end = "    return controller.server.shared.double() + controller.train().mean['delta']\n"
+    files = {"run_round": ROUND + end, "aggregate": ALGORITHM}
+    loops = [ready(tmp_path / name, LINEAR, file, recipe="client", algorithm="own") for name, file in files.items()]
+    for loop in loops:
+        loop._round(1)
+    assert torch.equal(loops[0].server.weights, loops[1].server.weights)
 
 
 @pytest.mark.parametrize("sent", ["'delta'", "{'delta': 'banana'}"])

@@ -172,7 +172,7 @@ def _with(data: str) -> str:
         (LINEAR + MOMENTUM, {"client": {"momntum": 0.1}}, r'has no such option\. Did you mean "momentum"'),
         (LINEAR + MOMENTUM, {"algorithm": "fedprox"}, r'run\.algorithm: is "fedprox", which .* steps'),
         (LINEAR + MOMENTUM, {"algorithm": "fednewton"}, r"run\.algorithm: "),
-        (LINEAR, {"algorithm": "own"}, r"client\.algorithm: algorithm\.py has no function aggregate\(\)"),
+        (LINEAR, {"algorithm": "own"}, r"algorithm\.py defines neither aggregate\(\) nor run_round\(\)"),
         (_with("    return x"), {}, r"data\(0\) gives a Tensor, not a tuple of tensors"),
         (_with("    return x,"), {}, r"data\(\) gives inputs alone"),
         (_with("    return x, 'label'"), {}, r"data\(0\) gives something that is not a tensor"),

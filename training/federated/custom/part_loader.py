@@ -54,10 +54,11 @@ def load_algorithm(config: FederationConfig, program: Program | None) -> Algorit
         return defaults
     names = [*(field.name for field in fields(Algorithm)), *DEPRECATED]
     options = config.options_of(custom.ALGORITHM.choice)
-    functions = UserFunctions(
-        _required_program(program), "algorithm", names=names, required=("aggregate",), options=options
-    )
+    functions = UserFunctions(_required_program(program), "algorithm", names=names, required=(), options=options)
     functions_by_name = {_current(name): _with_options(functions, name) for name in names if name in functions}
+    if not functions_by_name.keys() & {"aggregate", "run_round"}:
+        text = f"{functions.file} defines neither aggregate() nor run_round(). Write one."
+        raise ConfigError([Problem("client.algorithm", text)])
     constants = {_current(name): getattr(functions.module, name) for name in names if hasattr(functions.module, name)}
     sent = constants.get("SENT", defaults.SENT)
     if not isinstance(sent, Mapping) or not set(sent.values()) <= {"samples", "clients"}:
@@ -120,37 +121,44 @@ def _with_options(functions: UserFunctions, name: str) -> Any:
             check(f"{name}() of {functions.file}", found, *given)
         return found
 
-    def aggregated(server: ServerRound, **options: object) -> Tensor:
-        before = {what: value.shape for what, value in server.memory.items()}
-        found: Tensor = called(server)
-        _check_memory(functions.file, server.memory, before)
+    def next_model(given: Any, memory: dict[str, Tensor], model: Tensor) -> Tensor:
+        before = {what: value.shape for what, value in memory.items()}
+        found = called(given)
+        _check_model(f"{name}() of {functions.file}", found, model)
+        _check_memory(f"{name}() of {functions.file}", memory, before)
         # A tensor from expand() has one place for several numbers, and cannot be written to.
-        server.memory.update({what: value.contiguous() for what, value in server.memory.items()})
-        return found.to(server.model)
+        memory.update({what: value.contiguous() for what, value in memory.items()})
+        return found.to(model)
 
-    return aggregated if name == "aggregate" else called
+    def aggregate(server: ServerRound, **options: object) -> Tensor:
+        return next_model(server, server.memory, server.model)
+
+    def run_round(controller: Any, **options: object) -> Tensor:
+        return next_model(controller, controller.server.memory, controller.server.shared)
+
+    return {"aggregate": aggregate, "run_round": run_round}.get(_current(name), called)
 
 
-def _check_model(what: str, found: Any, server: ServerRound) -> None:
-    if not isinstance(found, Tensor) or found.shape != server.model.shape:
-        gives = f"{tuple(found.shape)} numbers" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise TypeError(f"{what} gives {gives}, not the next model: {len(server.model):,} numbers, as server.model is")
+def _check_model(what: str, found: Any, model: Tensor) -> None:
+    if not isinstance(found, Tensor) or found.shape != model.shape:
+        returned = f"tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise TypeError(f"{what} returns a {returned}, not the next model: {len(model):,} parameters in a vector")
 
 
 def _check_tensors(what: str, found: Any, *given: Any) -> None:
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise TypeError(f"{what} gives a {type(found).__name__}, not a dict of tensors by name")
+        raise TypeError(f"{what} returns a {type(found).__name__}, not a dict of tensors by name")
 
 
-_RESULT_CHECKS = {"aggregate": _check_model, "train": _check_tensors, "begin": _check_tensors, "memory": _check_tensors}
+_RESULT_CHECKS = {"train": _check_tensors, "begin": _check_tensors, "memory": _check_tensors}
 
 
-def _check_memory(file: str, memory: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Raise TypeError if aggregate() adds, removes or reshapes an entry: checkpoints have room for the first ones."""
-    after = {what: value.shape if isinstance(value, Tensor) else type(value).__name__ for what, value in memory.items()}
-    if wrong := [what for what in {**before, **after} if before.get(what) != after.get(what)]:
+def _check_memory(what: str, memory: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Raise TypeError if a function adds, removes or reshapes an entry: checkpoints have room for the first ones."""
+    after = {name: value.shape if isinstance(value, Tensor) else type(value).__name__ for name, value in memory.items()}
+    if wrong := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         was, is_ = before.get(wrong[0], "not there"), after.get(wrong[0], "not there")
-        raise TypeError(f"aggregate() of {file} left server.memory[{wrong[0]!r}] as {is_}, and it was {was}")
+        raise TypeError(f"{what} left server.memory[{wrong[0]!r}] as {is_}, and it was {was}")
 
 
 def _required_program(program: Program | None) -> Program:
