@@ -9,16 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from training.config.shape import Misfit, Shape
 from training.data import Labels, Prepared, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from training.config.base import BaseRunConfig
     from training.federated.custom.client import CustomClient
 
 KIND = "federated"
 OPEN = True
 TAKES_CLIENT_CODE = True
+
+
+def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
+    """Yield options that cannot work."""
+    if config.recipe_options().get("held_out") == 1:
+        yield Misfit("client.held_out", "is 1, which leaves no sample for training. Write 0, or at least 2.")
 
 
 def has_owners(**options: object) -> bool:

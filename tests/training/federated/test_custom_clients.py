@@ -22,6 +22,7 @@ from training.federated.client_failures import ClientsFailed
 from training.federated.custom import part_loader
 from training.federated.custom.client import RESERVED_SERIES
 from training.federated.custom.program import Program
+from training.federation import config_checks
 from training.federation.config import parse
 
 
@@ -196,6 +197,13 @@ def test_what_cannot_be_run_is_refused_with_what_to_do(
     with pytest.raises((ConfigError, DataError)) as refused:
         ready(tmp_path, client, **({"recipe": "client"} | run))
     assert re.search(message, str(refused.value)), refused.value
+
+
+def test_a_holdout_that_leaves_no_sample_is_refused_before_the_run() -> None:
+    (problem,) = config_checks.problems(parse({"recipe": "client", "client": {"held_out": 1}}), 1)
+    assert (problem.field, problem.message) == (
+        "client.held_out", "is 1, which leaves no sample for training. Write 0, or at least 2."
+    )  # fmt: skip
 
 
 NORMALISED = (
