@@ -123,7 +123,7 @@ def _with_options(functions: UserFunctions, name: str) -> Any:
 
     def next_model(given: Any, memory: dict[str, Tensor], model: Tensor) -> Tensor:
         before = {what: value.shape for what, value in memory.items()}
-        found = called(given)
+        found: Tensor = called(given)
         _check_model(f"{name}() of {functions.file}", found, model)
         _check_memory(f"{name}() of {functions.file}", memory, before)
         # A tensor from expand() has one place for several numbers, and cannot be written to.
@@ -136,7 +136,8 @@ def _with_options(functions: UserFunctions, name: str) -> Any:
     def run_round(controller: Any, **options: object) -> Tensor:
         return next_model(controller, controller.server.memory, controller.server.shared)
 
-    return {"aggregate": aggregate, "run_round": run_round}.get(_current(name), called)
+    replacements: dict[str, Any] = {"aggregate": aggregate, "run_round": run_round}
+    return replacements.get(_current(name), called)
 
 
 def _check_model(what: str, found: Any, model: Tensor) -> None:
