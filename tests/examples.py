@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
-WHOLE = os.environ.get("WHOLE") == "yes"
+EXHAUSTIVE = os.environ.get("EXHAUSTIVE") == "yes"
 
 
-def examples(whole: int) -> int:
-    return whole if WHOLE else max(whole // 4, 5)
+def examples(count: int) -> int:
+    """Return how many of `count` examples to try in this run."""
+    return count if EXHAUSTIVE else max(count // 4, 5)

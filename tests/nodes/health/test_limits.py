@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +17,7 @@ from nodes.health.limits import (
     refusal,
     tripping_rule,
 )
+from tests.examples import EXHAUSTIVE
 
 NODES = [f"dgx-{number:02}" for number in range(40)]
 
@@ -50,7 +49,7 @@ def test_the_hour_and_the_partition_are_limits() -> None:
 
 
 @pytest.mark.timeout(900)  # ten thousand histories take half a minute on a quiet machine
-@settings(max_examples=10_000 if os.environ.get("EXHAUSTIVE") == "yes" else 300)
+@settings(max_examples=10_000 if EXHAUSTIVE else 300)
 @given(st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 600), st.booleans()), max_size=120))
 def test_no_history_exceeds_the_limits(history: list[tuple[str, int, bool]]) -> None:
     """Findings and people's drains come in any order; automatic drains stay within both limits at every moment."""

@@ -32,13 +32,14 @@ from nodes.monitoring.evaluate import evaluate
 from nodes.remediation import act, inbox
 from nodes.remediation.return_to_service import return_recovered
 from nodes.schedulers.cluster import PartitionInfo
+from tests.examples import EXHAUSTIVE
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
 ENOUGH = 20
 """Histories in which everything that must be tried has happened."""
-HISTORIES = int(os.environ.get("TEST_HISTORIES") or (ENOUGH if os.environ.get("EXHAUSTIVE") == "yes" else 3))
+HISTORIES = int(os.environ.get("TEST_HISTORIES") or (ENOUGH if EXHAUSTIVE else 3))
 EVENTS = 16
 NAMES = tuple(f"dgx-{number:02}" for number in range(1, 41))
 PARTITIONS = {"gpu": NAMES, "debug": NAMES[:10], "long": NAMES[5:25]}

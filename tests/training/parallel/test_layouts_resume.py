@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples import WHOLE
+from tests.examples import EXHAUSTIVE
 from tests.training.digesting import digests
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
@@ -20,7 +20,7 @@ from tests.training.ranks import TINY, Run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # all runs of a class are in one fixture
 
 IS_SOAK = "TEST_COMBINATIONS" in os.environ
-EVERY = 4 if WHOLE else 2  # steps from one checkpoint to the next
+EVERY = 4 if EXHAUSTIVE else 2  # steps from one checkpoint to the next
 STEPS, SAVED = 3 * EVERY, 2 * EVERY
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
 CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "steps": STEPS, "checkpoint_every": EVERY, "language": MODEL}

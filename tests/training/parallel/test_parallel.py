@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.examples import WHOLE
+from tests.examples import EXHAUSTIVE
 from tests.training.parallel import pool
 from tests.training.ranks import TINY, Run
 from training.config import combinations, layout_checks
 from training.config.combinations import COMBINATIONS, SCHEDULES, Combination
 from training.config.run_config import parse
 
-STEPS = 10 if WHOLE else 4
+STEPS = 10 if EXHAUSTIVE else 4
 MODEL = {"layers": 4, "heads": 4, "kv_heads": 2, "head_width": 8, "context": 16}
 CONFIG: dict[str, Any] = {**TINY, "global_batch": 16, "steps": STEPS, "checkpoint_every": 0, "language": MODEL}
 
