@@ -96,7 +96,7 @@ format: dev ## format code and templates
 	@$(VENV)/bin/ruff format .
 	@git ls-files -z -- 'templates/*.html' | xargs -0r $(VENV)/bin/djade --target-version 5.2
 
-bench: dev ## every benchmark; each prints a ratio measured in one run
+bench: dev ## every benchmark, each against its limits
 	@$(PYTHON_OF_VENV) -m bench
 
 lock: dev ## update the lock files from requirements*.in

@@ -56,9 +56,9 @@ def main() -> int:
     p95 = stage.percentile(late, 0.95)
     print(f"  an Xid: median {stage.percentile(late, 0.5):.2f} s, most {max(late):.2f} s")
     bars = {
-        "core": stage.bar("agent and child, of a core", core * 100, 0.5, at_least=False, unit=" %"),
+        "core": stage.bar("agent and child", core * 100, 0.5, at_least=False, unit=" % of a core"),
         "memory": stage.bar("their memory (PSS)", memory, 40, at_least=False, unit=" MB"),
-        "xid": stage.bar("an Xid to the page, p95", p95, 2, at_least=False, unit=" s"),
+        "xid": stage.bar("an Xid to the page, p95", p95, 2, at_least=False, unit=" s", has_timers=True),
     }
     return stage.result("agent", bars=bars, core_percent=core * 100, memory_mb=memory, xid_p95_s=p95)
 

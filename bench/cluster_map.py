@@ -81,10 +81,10 @@ def _measure(options: argparse.Namespace) -> int:
     with stage.site(options.databases[0]) as place:
         stage.django(place)
         import console.asgi  # noqa: F401  (as the web process: everything loaded)
-        from bench import many_machines
+        from bench import simulated_fleet
         from tests.lab import sysadmin
 
-        user, made = sysadmin(), many_machines.make(options.nodes, cpu_nodes=6, a_rack=20)
+        user, made = sysadmin(), simulated_fleet.make(options.nodes, cpu_nodes=6, nodes_per_rack=20)
         _store_temperatures()
         # Rows tell of this moment: while the pages are timed, agents are to be heard.
         pages = {address: _page(user, address, options.times) for address in ADDRESSES}
@@ -101,11 +101,11 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _page(user: Any, address: str, times: int, *, is_cached: bool = True) -> tuple[float, float, int]:
-    """The 95th percentile in milliseconds, CPU time in milliseconds, and bytes."""
+    """Return a page's 95th percentile and CPU time in milliseconds, and its bytes."""
     from django.core.cache import cache
     from django.test import Client
 
-    from bench.beside import spent
+    from bench.empty_site import spent
 
     client = Client(headers={"host": "127.0.0.1"})
     client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")
@@ -157,11 +157,11 @@ def _with_slow_mount(user: Any, times: int) -> tuple[float, float, int]:
 
     from django.utils import timezone
 
-    from bench import many_machines
+    from bench import simulated_fleet
     from nodes.telemetry import mounts
 
     now = timezone.now()
-    many = many_machines.slow_mount("nfs01:/export/home", at=now - timedelta(hours=1), minutes=11)
+    many = simulated_fleet.slow_mount("nfs01:/export/home", at=now - timedelta(hours=1), minutes=11)
     (event,) = mounts.between(now - timedelta(days=1), now)
     assert len(event.nodes) == many, (len(event.nodes), many)
     return _page(user, "/cluster", times)

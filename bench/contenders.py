@@ -30,11 +30,11 @@ class ContenderTurn:
 
     seconds: list[float]
     cpu_seconds: float
-    """Of all its processes together, a round."""
+    """CPU seconds of all its processes, per round."""
     loss: float
     accuracy: float
     lost: Sequence[str]
-    """Of answers that clients did not give, so far, why."""
+    """Why clients gave no answer, so far."""
 
 
 class Contender:

@@ -24,6 +24,7 @@ from bench import stage
 from diagnosis.signatures.catalogue import shipped_catalogue
 
 BAR_GREP, BAR_MIB, BAR_HALF_S, BAR_SMALL_S = 2.0, 300.0, 20.0, 0.5
+CAUSE = "memory.gpu_oom"
 LINES = (
     "[rank{r}]:[I1121 03:01:31.123456789 ProcessGroupNCCL.cpp:1234] [PG ID 1 PG GUID 1 Rank {r}] using GPU {r}",
     "dgx-03:{p}:{q} [{r}] NCCL INFO Channel {c:02d}/0 : {r}[{r}] -> {c}[{c}] via P2P/CUMEM/read",
@@ -165,11 +166,13 @@ def main() -> int:
         small.write_bytes(b"".join(_lines(0, 20_000, half=False)))
         small_s = sorted(_vigil([small])[0] for _ in range(7))[3]
         print(f"a small log: {small_s:.2f} s")
+    if not verdict["cause"] == half_verdict["cause"] == CAUSE:
+        raise SystemExit(f"the verdicts are {verdict['cause']} and {half_verdict['cause']}, not {CAUSE}")
     bars = {
-        f"{ratio:.2f}× of grep's time": ratio <= BAR_GREP,
-        f"{max(mib, half_mib):.0f} MiB": max(mib, half_mib) <= BAR_MIB,
-        f"half of all lines match: {half_s:.1f} s": half_s <= BAR_HALF_S,
-        f"a small log: {small_s:.2f} s": small_s <= BAR_SMALL_S,
+        "grep": stage.bar("of grep's time", ratio, BAR_GREP, at_least=False, unit="×"),
+        "memory": stage.bar("peak memory", max(mib, half_mib), BAR_MIB, at_least=False, unit=" MiB"),
+        "half": stage.bar("half of all lines match", half_s, BAR_HALF_S, at_least=False, unit=" s"),
+        "small": stage.bar("a small log", small_s, BAR_SMALL_S, at_least=False, unit=" s"),
     }
     return stage.result(
         "diagnose", bars=bars, ratio=ratio, seconds=seconds, grep_s=grep_s, mib=mib, half_s=half_s, small_s=small_s

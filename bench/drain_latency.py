@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench import stage
+from bench import NOT_MEASURED, stage
 
 BAR_S = 5.0
 NODES = 10
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=24)
     options = parser.parse_args()
     if not stage.has_slurm(options.release):
-        return 0
+        return NOT_MEASURED
     print(stage.machine())
     with _lab(options.release) as lab:
         drains = [lab.drain(number) for number in range(options.repeat)]
@@ -76,7 +76,8 @@ def main() -> int:
         )
     late = [drain.drained for drain in drains]
     p50, p95 = statistics.median(late), stage.percentile(late, 0.95)
-    bars = {"p95": stage.bar(f"Slurm {options.release}, Xid to drained, p95", p95, BAR_S, at_least=False, unit=" s")}
+    what = f"Slurm {options.release}, Xid to drained, p95"
+    bars = {"p95": stage.bar(what, p95, BAR_S, at_least=False, unit=" s", has_timers=True)}
     return stage.result("drain_latency", bars=bars, release=options.release, repeat=len(late), p95_s=p95, p50_s=p50)
 
 

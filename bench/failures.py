@@ -83,8 +83,10 @@ def _measure(place: stage.Site, database: str, count: int) -> int:
         print(f"  {what} of {len(ticks)} ticks: median {statistics.median(each):.2f} s, most {max(each):.2f} s")
     longest = max(cpu for cpu, _ in ticks)
     bars = {
-        "verdicts": stage.bar("all verdicts after the first end", all_s, BAR_ALL_S, at_least=False, unit=" s"),
-        "decisions": stage.bar("slowest decision", late, BAR_DECISION_S, at_least=False, unit=" s"),
+        "verdicts": stage.bar(
+            "all verdicts after the first end", all_s, BAR_ALL_S, at_least=False, unit=" s", has_timers=True
+        ),
+        "decisions": stage.bar("slowest decision", late, BAR_DECISION_S, at_least=False, unit=" s", has_timers=True),
         "by_verdict": stage.bar("decisions by verdict", by_verdict, count),
         "right": stage.bar("verdicts that are right", right, count),
         "tick": stage.bar("worker time of a tick", longest, TICK_S, at_least=False, unit=" s"),

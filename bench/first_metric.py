@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from bench import stage
 from tests.stack import Stack, wait_for
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "language.toml"
@@ -76,8 +77,8 @@ def _print_result(runs: list[tuple[float, float]], floors: list[float]) -> int:
     print("  first loss at the API, s:       " + " ".join(f"{run[1]:.2f}" for run in runs))
     print("  ratios:                         " + " ".join(f"{ratio:.2f}" for ratio in ratios))
     ratio = statistics.median(ratios)
-    print(f"  bar: median {ratio:.2f}× the floor ≤ {BAR}×: {'met' if ratio <= BAR else 'MISSED'}")
-    return 0 if ratio <= BAR else 1
+    bars = {"floor": stage.bar("median, times the floor", ratio, BAR, at_least=False, unit="×")}
+    return stage.result("first_metric", bars=bars, ratio=ratio, first_loss_s=statistics.median(run[1] for run in runs))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from bench import stage
+from bench import NOT_MEASURED, stage
 
 JOBS = 5_000
 CHANGED = 20
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=JOBS)
     options = parser.parse_args()
     if not all(map(stage.has_slurm, [options.release] if options.release else _releases())):
-        return 0
+        return NOT_MEASURED
     if options.release is None:
         found = [stage.in_child("bench.follow", "--release", name, "--jobs", str(options.jobs)) for name in _releases()]
         return stage.result(
@@ -117,14 +117,14 @@ def _measure(slurm: Any, release: str, count: int) -> int:
 
 
 def _tick(http: Any, tick: Any) -> tuple[float, float, int]:
-    """Seconds of our CPU, seconds that passed, calls to slurmrestd."""
+    """Return the seconds of our CPU, the seconds that passed, and the calls to slurmrestd."""
     calls, cpu, began = http.calls, time.process_time(), time.perf_counter()
     tick()
     return time.process_time() - cpu, time.perf_counter() - began, http.calls - calls
 
 
 def _attempts(count: int) -> list[str]:
-    """Makes so many attempts that Slurm is to have, of as many jobs; answers their keys."""
+    """Create so many attempts that Slurm is to have, of as many jobs; return their keys."""
     from jobs.models import Attempt, Job
     from jobs.spec import JobSpec
     from portal.models import Project, User

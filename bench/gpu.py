@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.__main__ import NOT_MEASURED
+from bench import NOT_MEASURED
 
 NAMES = ("mfu", "fp8", "stall", "telemetry", "determinism", "parts")
 PAIRS = 5

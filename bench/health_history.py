@@ -18,11 +18,11 @@ OF_PEOPLE = 5_000
 
 def make(nodes: int, active: int, cleared: int, orders: int, burn_ins: int) -> Any:
     """Store all of it; return a sysadmin."""
-    from bench import many_machines
+    from bench import simulated_fleet
     from portal.models import User
 
     now, chance = timezone.now(), random.Random(7)
-    names = many_machines.make(nodes, now=now).nodes
+    names = simulated_fleet.make(nodes, now=now).nodes
     _store_software(chance)
     user = User.objects.create(username="sam", is_superuser=True)
     _store_orders(names, orders, user, now)

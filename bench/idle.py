@@ -41,10 +41,12 @@ def main() -> int:
     shares = {pid: 100 * (spent - before.get(pid, (name, 0.0))[1]) / took for pid, (name, spent) in after.items()}
     for pid, (name, _) in after.items():
         print(f"  {name:10} {shares[pid]:5.2f} % of a core, {memory[pid]:6.1f} MB")
+    if missing := {"web", "follow", "beat"} - {name for name, _ in after.values()}:
+        raise SystemExit(f"not running: {', '.join(sorted(missing))}")
     follower = sum(shares[pid] for pid, (name, _) in after.items() if name == "follow")
     bars = {
-        "follower": stage.bar("the follower, of a core", follower, BAR_FOLLOWER, at_least=False, unit=" %"),
-        "all": stage.bar("all of `vigil up`, of a core", sum(shares.values()), BAR_ALL, at_least=False, unit=" %"),
+        "follower": stage.bar("the follower", follower, BAR_FOLLOWER, at_least=False, unit=" % of a core"),
+        "all": stage.bar("all of `vigil up`", sum(shares.values()), BAR_ALL, at_least=False, unit=" % of a core"),
         "memory": stage.bar("memory", sum(memory.values()), BAR_MB, at_least=False, unit=" MB"),
     }
     figures = {"follower_percent": follower, "all_percent": sum(shares.values()), "mb": sum(memory.values())}

@@ -4,7 +4,7 @@
 
 Bar: with 1,000,000 jobs p95 ≤ 150 ms each, for a sysadmin, a lead of the project that has half of all jobs, and one of
 a project with 300; the rows made within five minutes; and the follower's tick, taking in reports and compaction at most
-1.2 times what they take on an empty site (bench/beside.py). Beside it what 10,000 jobs cost, for what a page costs
+1.2 times what they take on an empty site (bench/empty_site.py). Also what 10,000 jobs cost, for what a page costs
 shall not grow with history. In process, so what is timed is the server's own work: every middleware, the queries, the
 template or the JSON. CPU time is our process's and that of PostgreSQL's that answers it: where others load the machine
 it says more than time does.
@@ -63,18 +63,18 @@ def _print_figures(database: str, jobs: int, small: dict[str, Any], large: dict[
             before = small["cpu_ms"][who].get(address, cpu)
             print(f"{who:9}{address:76} {p95:7.1f}ms {p95 / BAR_MS:7.2f} {cpu:6.1f}ms {cpu / BAR_MS:7.2f} "
                   f"{cpu / max(before, 0.1):9.1f}×")  # fmt: skip
-    print("of CPU time, the least of many   beside it      alone  median ratio")
-    for what, found in large["beside"].items():
-        print(f"  {what:32} {found['beside']:7.2f}ms {found['alone']:8.2f}ms {found['ratio']:12.2f}×")
+    print("of CPU time, the least of many      history      empty  median ratio")
+    for what, found in large["history"].items():
+        print(f"  {what:32} {found['with_history']:7.2f}ms {found['empty']:8.2f}ms {found['ratio']:12.2f}×")
     most = _most(large)
     made = sum(large["made_s"].values())
     print(f"  most CPU time of one: {most['most_cpu_ms']:.1f} ms; made in {large['made_s']}")
     return {
         f"{database}_p95": stage.bar(f"{database}, worst p95", most["worst_p95_ms"], BAR_MS, at_least=False, unit="ms"),
         f"{database}_made": stage.bar(f"{database}, rows made", made, BAR_MADE_S, at_least=False, unit=" s"),
-        f"{database}_beside": stage.bar(
-            f"{database}, beside the history",
-            max(large["beside"][what]["ratio"] for what in BARRED),
+        f"{database}_history": stage.bar(
+            f"{database}, with the history",
+            max(large["history"][what]["ratio"] for what in BARRED),
             BAR_RATIO,
             at_least=False,
             unit="×",
@@ -94,24 +94,24 @@ def _measure(database: str, jobs: int, times: int) -> int:
     with stage.site(database) as place:
         os.environ.update(place.environment)
         import console.asgi  # noqa: F401  (as the web process: everything loaded, and out of the collector's way)
-        from bench import beside, history
+        from bench import empty_site, history
 
         lab, made = history.make(jobs)
         p95, cpu = timed({"sysadmin": lab.sysadmin, "large": lab.large, "tiny": lab.tiny}, times)
         found = {"p95_ms": p95, "cpu_ms": cpu, "made_s": made}
         if jobs > SMALL:
-            beside.end_all()
+            empty_site.end_all()
             with stage.site(database) as empty:
-                found["beside"] = beside.compare(place, empty)
+                found["history"] = empty_site.compare(place, empty)
         print(json.dumps(found))
         return 0
 
 
 def _take_turns() -> int:
     import console.asgi  # noqa: F401
-    from bench import beside
+    from bench import empty_site
 
-    beside.take_turns()
+    empty_site.take_turns()
     return 0
 
 
@@ -140,7 +140,7 @@ class _NotVisible(Exception):
 def _time(user: Any, route: str, query: str, times: int) -> tuple[float, float]:
     from django.test import Client
 
-    from bench.beside import spent
+    from bench.empty_site import spent
 
     client = Client(headers={"host": "127.0.0.1"})
     client.force_login(user, backend="allauth.account.auth_backends.AuthenticationBackend")

@@ -233,7 +233,9 @@ def _print_result(
             print(f"  {label:20} median {p50:7.1f}, p95 {p95:7.1f}, most {max(seconds) * 1e3:7.1f}")
             figures[f"{kind}_{label.replace(' ', '_')}_p95_ms"] = p95
     p95_s = figures["step_in_all_p95_ms"] / 1e3
-    bars = {"point_p95": stage.bar("a point at the socket, p95", p95_s, limit, at_least=False, unit=" s")}
+    bars = {
+        "point_p95": stage.bar("a point at the socket, p95", p95_s, limit, at_least=False, unit=" s", has_timers=True)
+    }
     return stage.result(name, bars=bars, **figures)
 
 

@@ -55,7 +55,7 @@ def main() -> int:
     print(f"{POINTS:,} points of {OUTAGE_S // 60} minutes, {RANKS} ranks × {len(SERIES)} series")
     print(f"  there {seconds:.1f} s after the portal was, {there / seconds:,.0f} points a second")
     bars = {
-        "caught_up": stage.bar("caught up", seconds, CATCH_UP_S, at_least=False, unit=" s"),
+        "caught_up": stage.bar("caught up", seconds, CATCH_UP_S, at_least=False, unit=" s", has_timers=True),
         "shipper": stage.bar("memory of the shipper", largest, SHIPPER_MIB, at_least=False, unit=" MiB"),
     }
     return stage.result("outage", bars=bars, seconds=seconds, points_per_second=there / seconds, shipper_mib=largest)

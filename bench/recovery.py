@@ -55,7 +55,7 @@ def main() -> int:
         print(f"  {label:12}" + "".join(f"{times:8.3f}" for times in seconds))
     found_s, ratio = statistics.median(detection), statistics.median(ratios)
     bars = {
-        "detection": stage.bar("detection", found_s, DETECTION_S, at_least=False, unit=" s"),
+        "detection": stage.bar("detection", found_s, DETECTION_S, at_least=False, unit=" s", has_timers=True),
         "recovery": stage.bar("recovery, in cold starts", ratio, RECOVERY, at_least=False, unit="×"),
     }
     return stage.result("recovery", bars=bars, cold_s=statistics.median(cold), detection_s=found_s, ratio=ratio)

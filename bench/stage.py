@@ -66,22 +66,26 @@ def result(name: str, *, bars: dict[str, bool], **figures: Any) -> int:
 
 @cache
 def _slowness() -> float:
-    """Return how slow this machine is compared to the one on which bars were set.
-
-    The factor is at least 1, and printed once.
-    """
-    factor = max(1.0, reference.slowness())
-    print(f"  this machine takes {factor:.2f} times the reference's CPU time; limits in seconds are multiplied by that")
+    """Return how slow this machine is compared to the one on which bars were set; print it once."""
+    factor = reference.slowness()
+    print(f"  this machine takes {factor:.2f} times the reference's CPU time; limits of time are multiplied by that")
     return factor
 
 
-def bar(what: str, figure: float, limit: float, *, at_least: bool = True, unit: str = "") -> bool:
-    """Print one bar and return whether it is met. A limit in ms or s grows with how slow this machine is."""
-    if unit.strip() in {"ms", "s"} and not at_least:
-        limit *= _slowness()
+def bar(
+    what: str, figure: float, limit: float, *, at_least: bool = True, unit: str = "", has_timers: bool = False
+) -> bool:
+    """Print one bar and return whether it is met.
+
+    Limits of time and of shares of a core are multiplied by how slow this machine is, rates are divided by it.
+    `has_timers`: most of the time passes in periods and time-outs, which are no shorter on a faster machine.
+    """
+    if unit.strip() in {"ms", "s", "% of a core", "values/s"}:
+        slowness = max(1.0, _slowness()) if has_timers else _slowness()
+        limit = limit / slowness if at_least else limit * slowness
     met = figure >= limit if at_least else figure <= limit
     sign = "≥" if at_least else "≤"
-    print(f"  bar: {what}: {figure:.2f}{unit} {sign} {limit:g}{unit}: {'met' if met else 'MISSED'}")
+    print(f"  bar: {what}: {figure:.2f}{unit} {sign} {limit:.6g}{unit}: {'met' if met else 'MISSED'}")
     return met
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import stage
+from bench import NOT_MEASURED, stage
 
 TIMES = 60
 WARM = 5
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--release", default="24.11", choices=["22.05", "24.11"])
     options = parser.parse_args()
     if not stage.has_slurm(options.release):
-        return 0
+        return NOT_MEASURED
     print(stage.machine())
     with stage.site() as place, ExitStack() as stack:
         from tests.slurm.cluster import cluster

@@ -38,14 +38,14 @@ def main(databases: Sequence[str]) -> int:
     for database in databases:
         print(f"{database}:")
         found = figures[database] = {}
-        for part in ("--taken", "--kept"):  # a process is of one site only
+        for part in ("--posts", "--storage"):  # a process is of one site only
             found |= stage.in_child("bench.telemetry", part, database)
         least, most = {"at_least": True}, {"at_least": False}
         for name, what, limit, unit, sense in (
             ("live_p99_ms", "a live post, p99", 250, " ms", most),
-            ("pushed", "values a second, pushed", 300_000, "", least),
+            ("pushed", "pushed", 300_000, " values/s", least),
             ("backlog_s", "an hour of 100 nodes beside live", 120, " s", most),
-            ("merging_percent", "merging 1,000 nodes, of a core", 10, " %", most),
+            ("merging_percent", "merging 1,000 nodes", 10, " % of a core", most),
             ("bytes_a_value", "bytes a value, merged", 1.3, "", most),
             ("two_days_mb", "a node's 48 h at 1 Hz", 25, " MB", most),
             ("minutes_mb", "a node's 90 days of minutes", 60, " MB", most),
@@ -187,10 +187,10 @@ def _check(senders: Sequence[Sender]) -> None:
     from nodes.models import AgentStream, Frame
 
     sent = sum(sender.seq for sender in senders)
-    measure_posts = sum(AgentStream.objects.values_list("next_seq", flat=True))
+    counted = sum(AgentStream.objects.values_list("next_seq", flat=True))
     stored = Frame.objects.count()
-    if not sent == measure_posts == stored:
-        raise SystemExit(f"{sent} batches were sent, {measure_posts} are counted, {stored} are stored")
+    if not sent == counted == stored:
+        raise SystemExit(f"{sent} batches were sent, {counted} are counted, {stored} are stored")
 
 
 def _storage_costs(place: stage.Site) -> dict[str, float]:
@@ -343,6 +343,6 @@ def _thinned(thin: Any) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["--taken"], ["--kept"]):
-        sys.exit({"--taken": measure_posts, "--kept": measure_storage}[sys.argv[1]](sys.argv[2]))
+    if sys.argv[1:2] in (["--posts"], ["--storage"]):
+        sys.exit({"--posts": measure_posts, "--storage": measure_storage}[sys.argv[1]](sys.argv[2]))
     sys.exit(main(sys.argv[1:] or ["sqlite", "postgres"]))

@@ -79,6 +79,8 @@ def measure(database: str, only: Sequence[str], times: int) -> int:
                     began = time.perf_counter()
                     answer = send()
                     took = (time.perf_counter() - began) * 1e3
+                if not 200 <= answer < 300:
+                    raise SystemExit(f"{name} was refused: {answer}")
                 held_ms[name] = min(watcher.longest_ms, held_ms.get(name, math.inf))
                 waited_ms[name] = min(watcher.waited_ms, waited_ms.get(name, math.inf))
                 figures = f"{watcher.longest_ms:8.0f} ms held, {used.longest_ms:6.0f} ms of processor, {took:8.0f} ms"

@@ -25,9 +25,9 @@ NODES = 300
 FILL = f"""
 import django
 django.setup()
-from bench import many_machines
+from bench import simulated_fleet
 from nodes.telemetry.enrolment import enroll_here
-made = many_machines.make({NODES}, made_up=True, cpu_nodes=2)
+made = simulated_fleet.make({NODES}, made_up=True, cpu_nodes=2)
 print(enroll_here("dgx-001"))
 print(" ".join(made.uuids["dgx-001"]))
 """

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench import gpu, gpu_rows
-from bench.__main__ import NOT_MEASURED
+from bench import NOT_MEASURED, gpu, gpu_rows
 from bench.gpu_rows import Row
 from training.runtime.distributed import World
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.conf import LazySettings
 
-from bench import many_machines
+from bench import simulated_fleet
 from nodes.models import Agent, Gpu, Holding
 from portal.models import User
 from tests.lab import a_project, bearer, person
@@ -32,7 +32,7 @@ def all_of(user: User, **wanted: int) -> list[dict[str, Any]]:
 
 
 def test_each_gpu_once_by_machine(mira: User, django_assert_max_num_queries: Any) -> None:
-    many_machines.make(12)
+    simulated_fleet.make(12)
     Gpu.objects.filter(agent__node="dgx-02", index=7).update(gone_at=datetime.now(UTC))
     Agent.objects.create(node="login-1")
     with django_assert_max_num_queries(12):
@@ -50,7 +50,7 @@ def test_each_gpu_once_by_machine(mira: User, django_assert_max_num_queries: Any
 
 def test_what_others_hold_is_theirs(mira: User, settings: LazySettings) -> None:
     settings.VIGIL_QUEUE_VISIBLE = "own"
-    many_machines.make(12)
+    simulated_fleet.make(12)
     Holding.objects.filter(agent__node="dgx-01").update(user="mira")
     Holding.objects.filter(agent__node="dgx-02").update(user="noor")
     found = all_of(mira, limit=200)

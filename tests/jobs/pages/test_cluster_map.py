@@ -14,7 +14,7 @@ from django.conf import LazySettings
 from django.utils import timezone
 from msgspec import structs
 
-from bench import many_machines
+from bench import simulated_fleet
 from console.pages import rack_map
 from console.pages.map_rows import MapGpu, MapHolder, MapNode
 from console.pages.map_words import PendingDemand, facts, headline
@@ -365,7 +365,7 @@ def test_only_what_changes_is_sent_again(mira: User) -> None:
 
 
 def test_a_thousand_nodes_are_a_small_page_of_few_queries(mira: User, django_assert_max_num_queries: Any) -> None:
-    many_machines.make(300, a_rack=20)
+    simulated_fleet.make(300, nodes_per_rack=20)
     client = signed_in(mira)
     with django_assert_max_num_queries(25):
         html = client.get("/cluster").text

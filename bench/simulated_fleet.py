@@ -11,7 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 GPUS = 8
-A_RACK = 8
+NODES_PER_RACK = 8
 PEOPLE = ("mira", "noor", "oskar", "tomas.varga", "yuki", "ada.lindqvist", "jonas.weber", "kofi.mensah", "lena", "hugo")
 
 
@@ -30,12 +30,12 @@ def make(
     racks: bool = True,
     cpu_nodes: int = 0,
     seed: int = 7,
-    a_rack: int = A_RACK,
+    nodes_per_rack: int = NODES_PER_RACK,
     made_up: bool = False,
 ) -> SimulatedFleet:
-    """Nodes with eight GPUs each; some drained, lost, hot, silent, idle and held, as in any lab.
+    """Create nodes with eight GPUs each; some drained, lost, hot, silent, idle and held, as in any lab.
 
-    `made_up`: beside a portal that runs, whose scheduler knows none of them.
+    `made_up`: for a portal that is running, whose scheduler knows none of them.
     """
     from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace
 
@@ -76,14 +76,17 @@ def make(
     Holding.objects.bulk_create(holdings, batch_size=500)
     if racks:
         RackPlace.objects.bulk_create(
-            [RackPlace(node=name, rack=f"R{i // a_rack + 1:02d}", slot=i % a_rack + 1) for i, name in enumerate(names)],
+            [
+                RackPlace(node=name, rack=f"R{i // nodes_per_rack + 1:02d}", slot=i % nodes_per_rack + 1)
+                for i, name in enumerate(names)
+            ],
             batch_size=500,
         )
     return SimulatedFleet(names, uuids)
 
 
 def slow_mount(source: str, *, at: datetime, minutes: float, mount: str = "/home") -> int:
-    """A mount that every machine found slow, each a moment later than the one before; how many events that are."""
+    """Let every machine find a mount slow, each a moment after the one before; return how many events that makes."""
     from nodes.models import Agent, NodeEvent
 
     events = [
@@ -133,7 +136,7 @@ def _agent(
 
     at = int(now.timestamp()) - 1
     is_silent = place % 61 == 7
-    warm = 6 if place // A_RACK % 7 == 4 else 0
+    warm = 6 if place // NODES_PER_RACK % 7 == 4 else 0
     gpus, processes = {}, []
     for i, uuid in enumerate(uuids):
         is_idle = taken[i] is None or (place % 11 == 5 and i % 4 == 2)

@@ -41,7 +41,7 @@ def compare(history: stage.Site, empty: stage.Site) -> dict[str, dict[str, float
     for what in turns[0][0]:
         with_history, empty_site = ([turn[site][what] for turn in turns] for site in (0, 1))
         ratios = [max(slower, 1.0) / max(other, 1.0) for slower, other in zip(with_history, empty_site, strict=True)]
-        found[what] = {"beside": min(with_history), "alone": min(empty_site), "ratio": statistics.median(ratios)}
+        found[what] = {"with_history": min(with_history), "empty": min(empty_site), "ratio": statistics.median(ratios)}
     return found
 
 
