@@ -53,7 +53,7 @@ def _pair_results(burn_in: BurnIn, rows: list[BurnInNode]) -> list[NodeResults]:
         tests[test.burn_in_node_id].append(test.summary())
     return [
         NodeResults(
-            row.node, row.tested_machine, tests[row.pk], row.has_ended, is_node_lost=_is_lost(row),
+            row.node, row.tested_machine, tests[row.pk], row.has_ended, is_node_lost=row.is_lost,
             expected_gpus=row.gpus,
         )
         for row in rows
@@ -69,7 +69,7 @@ def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
     judged_at = max(end, burn_in.ended_at or end)
     found = distinct_failures(_findings(burn_in.tests_began_at, judged_at, {row.node for row in rows}))
     counted = {node for node, *_ in found}
-    lost = [row.node for row in rows if row.node not in counted and _is_lost(row)]
+    lost = [row.node for row in rows if row.node not in counted and row.is_lost]
     texts = [f"{node}, {formatting.exact(at)}: {text}" for node, at, text in found]
     texts += [f"{node}: {LOST_NODE}" for node in lost]
     hours = max(0.0, (end - burn_in.started_at).total_seconds() / 3600)
@@ -87,7 +87,3 @@ def _findings(start: datetime, end: datetime, names: set[str]) -> Iterable[tuple
     for entry in entries.order_by("pk")[:MOST_ENTRIES]:
         if entry.opened_at is not None:
             yield entry.node, entry.opened_at, f"{entry.title} (health rule {entry.rule})."
-
-
-def _is_lost(row: BurnInNode) -> bool:
-    return any(finding["text"] == LOST_NODE for finding in row.findings)

@@ -272,7 +272,7 @@ class _Step:
     def _stop(self, status: JobStatus, problem: str) -> None:
         """Cancel the job: a person wants it, Slurm requeued it because a node failed, or it cannot start any more."""
         lost = status.previous_nodes if status.restart_count and len(status.previous_nodes) == 1 else ()
-        self.burn_in.nodes.filter(node__in=lost).update(outcome=verdicts.LOST_NODE)
+        verdicts.mark_lost(self.burn_in.nodes.filter(node__in=lost))
         if self.burn_in.problem != problem:
             self._set(problem=problem)
         if self.burn_in.tried_at is None or timezone.now() - self.burn_in.tried_at > AGAIN:
@@ -282,7 +282,7 @@ class _Step:
     def _note_end(self, status: JobStatus) -> None:
         problem = self.burn_in.problem or ("" if status.state == "completed" else verdicts.end_text(status))
         if status.state in LOST and self.burn_in.nodes.count() == 1:
-            self.burn_in.nodes.update(outcome=verdicts.LOST_NODE)
+            verdicts.mark_lost(self.burn_in.nodes.all())
         started = self.burn_in.started_at or (
             datetime.fromtimestamp(status.started_at, UTC) if status.started_at else None
         )

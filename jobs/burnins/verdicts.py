@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from jobs.burnins import golden
@@ -17,6 +19,11 @@ from nodes.scheduling import node_states
 
 DOWN = frozenset({"down", "no_respond", "not_responding", "fail", "failing"})
 LOST_NODE = "The node failed during the burn-in."
+
+
+def mark_lost(rows: QuerySet[BurnInNode]) -> None:
+    """Store that these nodes failed; their verdicts follow when the tests have ended."""
+    rows.update(is_lost=True, outcome=LOST_NODE)
 
 
 def end_text(status: JobStatus) -> str:
@@ -39,12 +46,12 @@ def store(burn_in: BurnIn, verdicts: Mapping[str, NodeVerdict]) -> None:
             {"text": finding.text[:400], "is_warning": finding.is_warning, "kind": finding.kind}
             for finding in verdict.findings[:200]
         ]
-        burn_in.nodes.filter(node=name).update(verdict=verdict.verdict, findings=findings)
+        burn_in.nodes.filter(node=name).update(verdict=verdict.verdict, findings=findings, is_lost=verdict.is_node_lost)
 
 
 def results_of(row: BurnInNode, burn_in: BurnIn) -> NodeResults:
     """Return what the judge needs to know of a node."""
-    is_lost = row.outcome == LOST_NODE or (not row.has_ended and _failed_since(row.node, burn_in.tests_began_at))
+    is_lost = row.is_lost or (not row.has_ended and _failed_since(row.node, burn_in.tests_began_at))
     return NodeResults(
         row.node,
         row.tested_machine,
@@ -76,4 +83,5 @@ def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdic
     texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
     if not texts:
         return verdict
-    return NodeVerdict(FAILED, [*(BurnInFinding(text, kind=EVENT) for text in texts), *verdict.findings])
+    findings = [*(BurnInFinding(text, kind=EVENT) for text in texts), *verdict.findings]
+    return replace(verdict, verdict=FAILED, findings=findings)

@@ -31,6 +31,7 @@ class NodeVerdict:
 
     verdict: str
     findings: list[BurnInFinding]
+    is_node_lost: bool = False
 
 
 def judge(nodes: Sequence[NodeResults], golden: Mapping[GoldenKey, GoldenValue]) -> dict[str, NodeVerdict]:
@@ -58,7 +59,7 @@ def _verdict(results: NodeResults, findings: list[BurnInFinding]) -> NodeVerdict
     if results.is_node_lost:
         findings.insert(0, BurnInFinding(results.problem, kind=GAP))
     if any(not finding.is_warning for finding in findings):
-        return NodeVerdict(FAILED, findings)
+        return NodeVerdict(FAILED, findings, is_node_lost=results.is_node_lost)
     unknown = _untested(results) if results.ended else results.problem or "The tests did not run to their end."
     if unknown:
         return NodeVerdict(INCONCLUSIVE, [BurnInFinding(unknown, kind=GAP), *findings])

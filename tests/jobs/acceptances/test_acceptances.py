@@ -232,6 +232,22 @@ def test_a_node_that_dies_rejects(bench: Bench, client: Client) -> None:
     assert found["agents"]["details"] == ["dgx-02: no agent reports."]
 
 
+def test_a_node_that_died_before_an_upgrade_that_rewords_it_rejects(bench: Bench, client: Client) -> None:
+    acceptance = begin(bench, client)
+    bench.until_running()
+    report_configuration(bench)
+    advance_acceptances()
+    bench.write(good_lines(), "dgx-01")
+    bench.set_node("dgx-02", state="down")
+    bench.end_job("node_fail")
+    bench.until_ended()
+    row = bench.row("dgx-02")
+    row.findings = [finding | {"text": "An older version wrote this."} for finding in row.findings]
+    row.save(update_fields=["findings"])
+    found = finish(bench, acceptance)
+    assert "dgx-02: The node failed during the burn-in." in found["failures"]["details"]
+
+
 def test_cancelled(bench: Bench, client: Client) -> None:
     acceptance = begin(bench, client)
     assert post(client, f"/{acceptance.pk}/cancel").status_code == 200

@@ -295,6 +295,18 @@ def test_a_node_that_dies_in_it_is_drained(bench: Bench, requeued: bool) -> None
     assert bench.lab.scheduler.drained == {"dgx-01": "[node] The node failed during the burn-in (vigil: burn-in)"}
 
 
+def test_a_node_that_died_before_an_upgrade_that_rewords_it_is_drained(bench: Bench) -> None:
+    bench.start()
+    bench.until_running()
+    again: dict[str, Any] = {"state": "pending", "restart_count": 1, "previous_nodes": ("dgx-01",)}
+    bench.lab.scheduler.update_job(bench.burn_in.scheduler_id, **again)
+    bench.tick()
+    bench.burn_in.nodes.update(outcome="An older version wrote this.")
+    bench.end_job("cancelled")
+    bench.until_ended()
+    assert bench.row().verdict == "failed"
+
+
 def test_a_node_that_died_and_is_up_again_is_drained(bench: Bench) -> None:
     bench.start("dgx-01", "dgx-02")
     bench.until_running()
