@@ -17,7 +17,8 @@ from diagnosis.trial.checks import CPU_SECONDS, EntryTrial, TrialFinding, check_
 SECONDS = 30.0  # of waiting; CPU time is limited further
 MOST_AT_ONCE = 2  # per process
 WAIT_S = 10.0  # for a free place
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder from which the packages are imported."""
 _slots = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
@@ -48,7 +49,7 @@ def _run(request: dict[str, Any]) -> EntryTrial:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "diagnosis.trial.checks"],
+            [sys.executable, "-P", "-m", "diagnosis.trial.checks"],
             input=json.dumps(request),
             capture_output=True,
             text=True,
