@@ -26,6 +26,11 @@ import sys, vigil_report
 vigil_report.log(1, loss=0.5)
 print(*sys.path, sep="\n")
 """
+LOG = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    loss.backward()
+RuntimeError: CUDA error: an illegal memory access was encountered
+"""
 WITHOUT_SITE = """
 import sys
 
@@ -99,6 +104,12 @@ def site(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.fixture(scope="module")
+def client(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("client")
+    return Installed(build(source, "packaging/client", folder), folder)
+
+
+@pytest.fixture(scope="module")
 def running(site: Installed) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -148,23 +159,39 @@ def test_its_jobs_run_without_its_packages(site: Installed, running: str) -> Non
     assert str(site.packages) not in printed.splitlines(), "packages of the site"
 
 
-def test_the_client_works_without_the_site(source: Path, tmp_path: Path, running: str, site: Installed) -> None:
-    client = Installed(build(source, "packaging/client", tmp_path), tmp_path)
-    assert not (client.packages / "console").exists()
-    assert not (client.packages / "jobs").exists()
+def test_the_client_asks_a_portal(client: Installed, running: str, site: Installed) -> None:
     config = site.folder / ".local" / "share" / "vigil" / "cli.toml"
     assert client.run("jobs", "--json", VIGIL_HOME=str(config.parent)).returncode == 0
-    (tmp_path / "log.txt").write_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
-    assert client.run("diagnose", "log.txt", "--json").stdout
+
+
+def test_the_client_works_without_the_site(client: Installed, tmp_path: Path) -> None:
+    assert not (client.packages / "console").exists()
+    assert not (client.packages / "jobs").exists()
+    (client.folder / "log.txt").write_text(LOG)
+    assert "CUDA error" in client.run("diagnose", "log.txt", "--json").stdout
     # This environment has the checkout, too; without it the command says where it can run.
     libraries = [path for path in sys.path if path.endswith("site-packages")]
-    command = [sys.executable, "-P", "-S", "-c", WITHOUT_SITE, str(client.packages), *libraries]
+    command = [sys.executable, "-I", "-S", "-c", WITHOUT_SITE, str(client.packages), *libraries]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "install the vigil wheel" in refused.stdout
 
 
-def test_the_site_has_every_data_file_of_its_packages(source: Path, site: Installed) -> None:
-    packages = [path.name for path in site.packages.iterdir() if (source / path.name / "__init__.py").is_file()]
-    files = [path for name in packages for path in (source / name).rglob("*") if path.suffix in {".toml", ".md", ".gz"}]
+@pytest.mark.parametrize("wheel", ["site", "client"])
+def test_a_wheel_has_every_data_file_of_its_packages(source: Path, wheel: str, request: pytest.FixtureRequest) -> None:
+    installed: Installed = request.getfixturevalue(wheel)
+    folders = [path.parent.relative_to(installed.packages) for path in installed.packages.rglob("__init__.py")]
+    packages = [folder for folder in folders if (source / folder / "__init__.py").is_file()]
+    files = [path for folder in packages for path in data_files(source / folder)]
     assert len(files) > 20
-    assert [str(path) for path in files if not (site.packages / path.relative_to(source)).is_file()] == []
+    assert [str(path) for path in files if not (installed.packages / path.relative_to(source)).is_file()] == []
+
+
+def data_files(package: Path) -> list[Path]:
+    """Return the data files of a package and of its folders that are not packages themselves."""
+    found = []
+    for path in package.iterdir():
+        if path.is_dir() and not (path / "__init__.py").is_file():
+            found += data_files(path)
+        elif path.suffix in {".toml", ".md", ".gz"}:
+            found.append(path)
+    return found
