@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from vigil_core import installation
-from vigil_core.environment import amount, env, flag
+from vigil_core.environment import amount, choice, env, flag, share, whole
 
 BASE_DIR = installation.ROOT
 
@@ -21,26 +21,20 @@ VIGIL_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
 # Where jobs import our trainer from. The wheel's folder also has packages of the site's Python, which jobs must not
 # import: they get a folder with links to ours alone (console.site.job_code).
 JOB_CODE = BASE_DIR if installation.IS_CHECKOUT else VIGIL_HOME / "job-code"
-VIGIL_PORT = int(env("VIGIL_PORT", "8000"))
+VIGIL_PORT = whole("VIGIL_PORT", 8000, 1, 65_535)
 VIGIL_RUNS = Path(env("VIGIL_RUNS", str(VIGIL_HOME / "runs"))).resolve()
 VIGIL_PUBLIC_URL = env("VIGIL_PUBLIC_URL", f"http://127.0.0.1:{VIGIL_PORT}").rstrip("/")
 # Where the shippers of jobs post: nodes may know the portal by another name than browsers do.
 VIGIL_REPORT_URL = env("VIGIL_REPORT_URL", VIGIL_PUBLIC_URL).rstrip("/")
 # How reports travel: "post" to that address; or "tail" if nodes cannot reach it: the worker reads the spools.
-VIGIL_REPORTS = env("VIGIL_REPORTS", "post")
-if VIGIL_REPORTS not in {"post", "tail"}:
-    raise SystemExit(f"VIGIL_REPORTS={VIGIL_REPORTS} is not valid: use post or tail.")
+VIGIL_REPORTS = choice("VIGIL_REPORTS", "post", "tail")
 # The longest grace period for a cancelled job to save and stop, whatever its reported checkpoint times suggest. Slurm's
 # own warning before a time limit (--signal) takes at most 65,535 s.
-VIGIL_MAX_GRACE_SECONDS = int(env("VIGIL_MAX_GRACE_SECONDS", "900"))
-if not 30 <= VIGIL_MAX_GRACE_SECONDS <= 65_535:
-    raise SystemExit(f"VIGIL_MAX_GRACE_SECONDS={VIGIL_MAX_GRACE_SECONDS} is out of range: use 30 to 65535.")
-VIGIL_SPOOL_DAYS = int(env("VIGIL_SPOOL_DAYS", "14"))  # retention after an attempt has closed
+VIGIL_MAX_GRACE_SECONDS = whole("VIGIL_MAX_GRACE_SECONDS", 900, 30, 65_535)
+VIGIL_SPOOL_DAYS = whole("VIGIL_SPOOL_DAYS", 14, 0, 36_500)  # retention after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
-VIGIL_QUEUE_VISIBLE = env("VIGIL_QUEUE_VISIBLE", "everyone")  # or own: for sites where Slurm has PrivateData=jobs
-VIGIL_HEALTH = env("VIGIL_HEALTH", "propose")  # or act: health rules drain nodes by themselves, within limits
-if VIGIL_HEALTH not in ("propose", "act"):
-    raise SystemExit(f"VIGIL_HEALTH is propose or act, not {VIGIL_HEALTH}.")
+VIGIL_QUEUE_VISIBLE = choice("VIGIL_QUEUE_VISIBLE", "everyone", "own")  # own: as Slurm with PrivateData=jobs
+VIGIL_HEALTH = choice("VIGIL_HEALTH", "propose", "act")  # act: health rules drain nodes by themselves, within limits
 VIGIL_MINIMUM_VERSIONS = env("VIGIL_MINIMUM_VERSIONS", "")  # a TOML file with the site's own minimum versions
 VIGIL_HEALTH_STRICT = flag("VIGIL_HEALTH_STRICT")  # Xid 13 and 31 take a node out of service, whatever ran there
 VIGIL_SLURM_URL = env("VIGIL_SLURM_URL")  # http(s)://host:6820 or unix:/path of slurmrestd
@@ -56,7 +50,7 @@ if 0 < len(VIGIL_METRICS_TOKEN) < 16:
     raise SystemExit("VIGIL_METRICS_TOKEN is too short: use 16 characters or more (openssl rand -hex 32).")
 VIGIL_METRICS_PROCESS = env("VIGIL_METRICS_PROCESS", "web")  # with several web processes, each needs its own name
 VIGIL_LOCAL_USER = env("VIGIL_LOCAL_USER")
-VIGIL_LOCAL_TRUST = env("VIGIL_LOCAL_TRUST", "sysadmins")
+VIGIL_LOCAL_TRUST = choice("VIGIL_LOCAL_TRUST", "sysadmins", "everyone")
 # Folders that jobs may read if they run as the portal's Unix user and their owner is not a sysadmin
 # (docs/explanations/security.md).
 VIGIL_DATA_ROOTS = tuple(Path(root.strip()).resolve() for root in env("VIGIL_DATA_ROOTS").split(",") if root.strip())
@@ -96,9 +90,7 @@ VIGIL_WEBHOOK_PROXY = env("VIGIL_WEBHOOK_PROXY") or None  # http://proxy:3128; t
 # Price of a GPU-hour, to show what failures cost; empty: only hours are shown.
 VIGIL_GPU_HOUR_PRICE = amount("VIGIL_GPU_HOUR_PRICE")
 VIGIL_CURRENCY = env("VIGIL_CURRENCY", "€").strip()[:8]  # a sign before the amount, or a word after it
-VIGIL_TOKEN_MAX_DAYS = int(env("VIGIL_TOKEN_MAX_DAYS", "365"))  # the maximum lifetime of a person's API token
-if not 1 <= VIGIL_TOKEN_MAX_DAYS <= 3650:
-    raise SystemExit(f"VIGIL_TOKEN_MAX_DAYS={VIGIL_TOKEN_MAX_DAYS} is out of range: use 1 to 3650.")
+VIGIL_TOKEN_MAX_DAYS = whole("VIGIL_TOKEN_MAX_DAYS", 365, 1, 3650)  # the maximum lifetime of a person's API token
 # A process of the portal that does not respond for this long is killed and restarted.
 VIGIL_UNRESPONSIVE_SECONDS = amount("VIGIL_UNRESPONSIVE_SECONDS") or 60.0
 if VIGIL_UNRESPONSIVE_SECONDS < 5:
@@ -107,11 +99,10 @@ if VIGIL_UNRESPONSIVE_SECONDS < 5:
     )
 # Maximum age of the newest `vigil backup`; empty: backups are made in another way and not monitored.
 VIGIL_BACKUP_HOURS = amount("VIGIL_BACKUP_HOURS")
-VIGIL_FEDERATED_LEAST_SHARE = float(env("VIGIL_FEDERATED_LEAST_SHARE", "0"))  # of samples that must be included
-if not 0 <= VIGIL_FEDERATED_LEAST_SHARE <= 1:
-    raise SystemExit(f"VIGIL_FEDERATED_LEAST_SHARE={VIGIL_FEDERATED_LEAST_SHARE} is out of range: use 0 to 1.")
-VIGIL_API_RATE = int(env("VIGIL_API_RATE", "3000"))  # requests a minute, per person and web process
-VIGIL_SOCKETS = int(env("VIGIL_SOCKETS", "200"))  # open at once, per person and web process; a token: half of it
+VIGIL_FEDERATED_LEAST_SHARE = share("VIGIL_FEDERATED_LEAST_SHARE")  # of samples that must be included
+VIGIL_API_RATE = whole("VIGIL_API_RATE", 3000, 1, 1_000_000)  # requests a minute, per person and web process
+# Open at once, per person and web process; a token may have half of them.
+VIGIL_SOCKETS = whole("VIGIL_SOCKETS", 200, 2, 1_000_000)
 
 
 def _secret_key() -> str:

@@ -16,6 +16,7 @@ from portal.backup.make import give_home_to_owner
 from portal.backup.restore import restore as take
 from portal.run import preflight
 from vigil_cli.portal import CliError
+from vigil_core.environment import whole
 
 
 def backup(path: Path, *, force: bool) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def _settings() -> Iterator[ModuleType]:
     """Yield the portal's settings; on exit hand new files to the owner of VIGIL_HOME. Refusals become CliError."""
     os.umask(0o027)  # as `vigil up` does
     try:
-        settings = preflight.load_settings(int(os.environ.get("VIGIL_PORT") or "8000"))
+        settings = preflight.load_settings(whole("VIGIL_PORT", 8000, 1, 65_535))
         try:
             yield settings
         finally:
