@@ -31,7 +31,7 @@ def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
 
     NODE may be an expression such as 'dgx[01-08]'. Checks the configuration, runs a burn-in with every pair of nodes,
     and compares failures with published rates. Exits with 0 if the nodes are accepted, 1 if they are rejected, and 3
-    if the result is inconclusive. Ctrl-C stops following only.
+    if the result is inconclusive. Ctrl-C only stops following; the acceptance continues.
     """
     portal = find_portal()
     acceptance = start_tests(
@@ -40,8 +40,8 @@ def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
     echo(f"Acceptance {acceptance['id']}: {acceptance['url']}", err=True)
     if not no_wait:
         acceptance = follow_tests(
-            portal, "acceptances", acceptance, is_over=lambda found: bool(found["result"]), progress=_progress,
-            poll_s=POLL_S,
+            portal, "acceptances", acceptance, title="Acceptance", is_over=lambda found: bool(found["result"]),
+            progress=_progress, poll_s=POLL_S,
         )  # fmt: skip
     out(acceptance, _lines, as_json)
     raise click.exceptions.Exit(EXIT_CODES.get(acceptance["result"], 1))
@@ -71,7 +71,7 @@ def _progress(acceptance: dict[str, Any]) -> str:
     if acceptance["progress"] is None:
         waits_for = acceptance["detail"] or f"Burn-in: {acceptance['state']}."
         return f"{waits_for} {acceptance['summary']}".strip()
-    return f"Tests run, {int(acceptance['progress'] * 20) * 5} %. {acceptance['summary']}"
+    return f"Running tests, {int(acceptance['progress'] * 20) * 5} %. {acceptance['summary']}"
 
 
 def _lines(acceptance: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import Commands, as_json, out
 from vigil_cli.portal import CliError, find_portal
 from vigil_cli.site import needs_site
 
@@ -16,7 +16,7 @@ FOLDER = "/etc/vigil-agent"
 FILE = "vigil-agent.pyz"
 
 
-@click.group()
+@click.group(cls=Commands)
 def agent() -> None:
     """Enrol node agents; build the agent as one file."""
 

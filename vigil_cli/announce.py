@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import Commands, as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.times import UNTIL, MomentParam
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @click.option(
     "--all", "everything", is_flag=True, help="Also past ones; for sysadmins also planned and withdrawn ones."
 )
@@ -83,7 +83,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
 def _until(row: dict[str, Any]) -> str:
     if row["withdrawn_at"]:
         return f"withdrawn {local(row['withdrawn_at'])[:16]}"
-    return local(row["ends_at"])[:16] if row["ends_at"] else "withdrawn by hand"
+    return local(row["ends_at"])[:16] if row["ends_at"] else "until withdrawn"
 
 
 ALL = (announcements,)

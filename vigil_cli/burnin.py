@@ -28,15 +28,15 @@ def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: boo
 
     NODE is a name or a host expression such as dgx[01-08]. A node is reserved,
     undrained inside the reservation, and tested once no job runs there. One
-    that fails is drained. Ctrl-C stops following; the burn-in goes on.
+    that fails is drained. Ctrl-C only stops following; the burn-in continues.
     """
     portal = find_portal()
     burn_in = start_tests(portal, "burnins", {"nodes": list(nodes), "seconds": seconds, "may_undrain": may_undrain})
     echo(f"Burn-in {burn_in['id']}: {burn_in['url']}", err=True)
     if not no_wait:
         burn_in = follow_tests(
-            portal, "burnins", burn_in, is_over=lambda found: found["state"] == "ended", progress=_progress,
-            poll_s=POLL_S,
+            portal, "burnins", burn_in, title="Burn-in", is_over=lambda found: bool(found["state"] == "ended"),
+            progress=_progress, poll_s=POLL_S,
         )  # fmt: skip
     out(burn_in, _lines, as_json)
     if not no_wait and any(node["verdict"] != "passed" for node in burn_in["nodes"]):
@@ -49,7 +49,7 @@ def _progress(burn_in: dict[str, Any]) -> str:
     done = int(burn_in["progress"] * 20) * 5  # in steps of 5 %, so that a log has few lines
     failed = sum(node["failures"] for node in burn_in["nodes"])
     failures = f", {formatting.plural(failed, 'test')} failed" if failed else ""
-    return f"Running, {done} %{failures}."
+    return f"Running tests, {done} %{failures}."
 
 
 def _lines(burn_in: dict[str, Any]) -> list[str]:
@@ -57,7 +57,7 @@ def _lines(burn_in: dict[str, Any]) -> list[str]:
         [node["node"], node["verdict"] or "not judged", node["outcome"] or "–", _first(node)]
         for node in burn_in["nodes"]
     ]
-    lines = table(["NODE", "VERDICT", "NOW", "WHY"], rows, "No nodes.")
+    lines = table(["NODE", "VERDICT", "OUTCOME", "WHY"], rows, "No nodes.")
     more = [f"{node['node']}: {finding['text']}" for node in burn_in["nodes"] for finding in node["findings"][1:]]
     problem = [burn_in["problem"]] if burn_in["problem"] else []
     return [*lines, *more, *problem]

@@ -8,18 +8,19 @@ import sys
 
 import click
 
+from vigil_cli.params import Commands, as_json
 from vigil_cli.portal import CliError
 from vigil_cli.site import needs_site
 from vigil_core import installation
 
 
-@click.group()
+@click.group(cls=Commands)
 def check() -> None:
     """Check what Vigil depends on. Run it on the portal's own machine."""
 
 
 @check.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@as_json
 def portal(as_json: bool) -> None:
     """Check the portal itself: processes, Redis, database, disks, clocks and backups.
 
@@ -31,7 +32,7 @@ def portal(as_json: bool) -> None:
 
 
 @check.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@as_json
 @click.option("--partition", multiple=True, metavar="P", help="Test only this partition; may be repeated.")
 @click.option("--user", metavar="NAME", help="Run the jobs as this person or Slurm user.")
 @click.option(

@@ -14,6 +14,9 @@ from vigil_cli.tables import local
 from vigil_cli.terminal import echo
 
 REPLACE = "Replace somebody else's drain. Required in scripts; at a terminal you are asked."
+END_OTHERS = (
+    "Also end a drain of somebody else, a health rule or Slurm. Required in scripts; at a terminal you are asked."
+)
 
 
 @click.command()
@@ -69,7 +72,7 @@ def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> No
 @click.command()
 @click.argument("name", metavar="NODES")
 @click.option("--reason", metavar="R", help="Why; kept in the audit log. Required for a host expression.")
-@click.option("--replace", is_flag=True, help=REPLACE)
+@click.option("--replace", is_flag=True, help=END_OTHERS)
 @click.option("--yes", is_flag=True, help="Return several nodes without a question.")
 @as_json
 def undrain(name: str, reason: str | None, replace: bool, yes: bool, as_json: bool) -> None:

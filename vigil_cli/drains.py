@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.bulk_drain import problem_line
 from vigil_cli.cluster_tables import as_of
-from vigil_cli.params import as_json, confirm, out
+from vigil_cli.params import Commands, as_json, confirm, out
 from vigil_cli.portal import Portal, find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.terminal import echo
@@ -19,7 +19,7 @@ MOST_NAMED = 10
 STANDING = {"over": "no longer true", "stands": "still true", "unknown": "not checked"}
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @as_json
 @click.pass_context
 def drains(context: click.Context, as_json: bool) -> None:

@@ -1,17 +1,17 @@
-"""Hold a game day from the command line: `vigil gameday [--partition canary]`. No Django."""
+"""Run a game day from the command line: `vigil gameday [--partition canary]`. No Django."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
-from vigil_cli.node_tests import poll
+from vigil_cli.node_tests import continues_on_interrupt
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import Portal, find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
+from vigil_cli.watch import Record, poll_until
 from vigil_core import formatting
 
 POLL_S = 2.0
@@ -27,9 +27,9 @@ FAULTS = "kill, stop, exception, disk, network, xid, nvml or mount"
 def gameday(partition: str, project: str, faults: tuple[str, ...], no_wait: bool, as_json: bool) -> None:
     """Break test jobs and check how Vigil reacts (sysadmins).
 
-    Jobs of two ranks run one after the other; each but the first breaks in another way. Then a node's agent plants
-    xid, nvml and mount, if it allows that (VIGIL_AGENT_GAMEDAY=yes). Nobody else's jobs are touched.
-    Exits with 1 if a fault was handled wrongly. Ctrl-C stops following; the game day goes on.
+    Runs jobs of two ranks one after another: the first undisturbed, each other with one injected fault. If a node's
+    agent allows it (VIGIL_AGENT_GAMEDAY=yes), it then injects xid, nvml and mount. Other people's jobs are not touched.
+    Exits with 1 if a fault was handled wrongly. Ctrl-C only stops following; the game day continues.
     """
     portal = find_portal()
     body = {"partition": partition, "project": project, "faults": list(faults)}
@@ -42,18 +42,21 @@ def gameday(partition: str, project: str, faults: tuple[str, ...], no_wait: bool
         raise click.exceptions.Exit(1)
 
 
-def _follow(portal: Portal, found: dict[str, Any]) -> dict[str, Any]:
+def _follow(portal: Portal, game_day: Record) -> Record:
     """Return the game day once it has ended; each result goes to stderr as it comes."""
-    shown: set[str] = {drill["fault"] for drill in found["drills"] if drill["state"] == "not tried"}
-    while True:
-        for drill in found["drills"]:
+    shown = {drill["fault"] for drill in game_day["drills"] if drill["state"] == "not tried"}
+
+    def show_results(game_day: Record) -> None:
+        for drill in game_day["drills"]:
             if drill["state"] in {"passed", "failed"} and drill["fault"] not in shown:
                 shown.add(drill["fault"])
                 echo(f"{drill['title']}: {drill['state']}. {drill['detail']}".strip(), err=True)
-        if found["ended_at"]:
-            return found
-        time.sleep(POLL_S)
-        found = poll(portal, f"gamedays/{found['id']}", POLL_S)
+
+    with continues_on_interrupt("Game day", game_day):
+        return poll_until(
+            portal, f"gamedays/{game_day['id']}", is_over=lambda found: bool(found["ended_at"]),
+            key=lambda found: [drill["state"] for drill in found["drills"]], changed=show_results, every_s=POLL_S,
+        )  # fmt: skip
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -66,7 +69,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         for drill in found["drills"]
     ]  # fmt: skip
     head = [
-        "FAULT", "RESULT", "NOTICED", "VERDICT RIGHT", "TRAINING AGAIN", "IN SERVICE", "LOSSES IDENTICAL", "ACTION"
+        "FAULT", "RESULT", "NOTICED", "CAUSE CORRECT", "TRAINING RESUMED", "IN SERVICE", "LOSSES IDENTICAL", "ACTION"
     ]  # fmt: skip
     details = [f"{drill['title']}: {drill['detail']}" for drill in found["drills"] if drill["detail"]]
     problem = [found["problem"]] if found["problem"] else []

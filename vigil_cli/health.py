@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, confirm, out
+from vigil_cli.params import Commands, as_json, confirm, out
 from vigil_cli.portal import CliError, find_portal
 from vigil_cli.tables import local, table
 from vigil_core import formatting
@@ -23,7 +23,7 @@ alike = click.option("--alike", is_flag=True, help="Also all other findings of t
 yes = click.option("--yes", is_flag=True, help="Decide about several findings without a question.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @click.option("--all", "everything", is_flag=True, help="Also findings that were cleared.")
 @click.option("--node", help="Only this node.")
 @as_json

@@ -62,7 +62,7 @@ class _Vigil(Commands):
             raise click.exceptions.Exit(1) from None
 
 
-@click.group(cls=_Vigil, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group("vigil", cls=_Vigil, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version, help="Print the version."
 )

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import Commands, as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.times import UNTIL, Duration, MomentParam
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @click.option("--all", "everything", is_flag=True, help="Also windows that are over.")
 @as_json
 @click.pass_context

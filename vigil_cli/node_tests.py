@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
 
 from vigil_cli.drain import DRAINED
 from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import echo
-
-OUTAGE_S = 900.0
-NO_RESPONSE = frozenset({0, 502, 503, 504})  # none, or a proxy's while the portal is away
-Record = dict[str, Any]
+from vigil_cli.watch import Record, poll_until
 
 
 def start_tests(portal: Portal, path: str, body: Record) -> Record:
@@ -28,30 +26,24 @@ def start_tests(portal: Portal, path: str, body: Record) -> Record:
 
 
 def follow_tests(
-    portal: Portal, path: str, record: Record, *, is_over: Callable[[Record], bool], progress: Callable[[Record], str],
-    poll_s: float,
+    portal: Portal, path: str, record: Record, *, title: str, is_over: Callable[[Record], bool],
+    progress: Callable[[Record], str], poll_s: float,
 ) -> Record:  # fmt: skip
     """Return the record once it is over; each change of its progress goes to stderr."""
-    last = ""
-    while not is_over(record):
-        text = progress(record)
-        if text != last:
-            echo(text, err=True)
-            last = text
-        time.sleep(poll_s)
-        record = poll(portal, f"{path}/{record['id']}", poll_s)
-    return record
+
+    def show(record: Record) -> None:
+        if not is_over(record):
+            echo(progress(record), err=True)
+
+    with continues_on_interrupt(title, record):
+        return poll_until(portal, f"{path}/{record['id']}", is_over=is_over, key=progress, changed=show, every_s=poll_s)
 
 
-def poll(portal: Portal, path: str, poll_s: float) -> Record:
-    """Return a record; try again for some minutes while the portal does not respond, as while it is upgraded."""
-    until = time.monotonic() + OUTAGE_S
-    while True:
-        try:
-            found: Record = portal.get(path)
-        except CliError as error:
-            if error.status not in NO_RESPONSE or time.monotonic() > until:
-                raise
-            time.sleep(poll_s)
-        else:
-            return found
+@contextmanager
+def continues_on_interrupt(title: str, record: Record) -> Iterator[None]:
+    """Say on Ctrl-C that the tests continue, and exit with code 1."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo(f"{title} {record['id']} continues: {record['url']}", err=True)
+        raise click.exceptions.Exit(1) from None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from vigil_cli.portal import CliError
 from vigil_cli.terminal import echo
@@ -82,9 +83,22 @@ class Commands(click.Group):
 
             habit = [FOREIGN_COMMANDS[args[0]]] if FOREIGN_COMMANDS.get(args[0]) in commands else []
             close = habit or difflib.get_close_matches(args[0], commands, n=1)
-            remedy = f"Did you mean `vigil {close[0]}`?" if close else "`vigil --help` lists them."
+            path = ctx.command_path
+            remedy = f"Did you mean `{path} {close[0]}`?" if close else f"`{path} --help` lists them."
             ctx.fail(f"No such command: {args[0]}. {remedy}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        self._refuse_own_options(ctx, name, command)
+        return name, command, rest
+
+    def _refuse_own_options(self, ctx: click.Context, name: str | None, command: click.Command | None) -> None:
+        """Refuse options of the group before a subcommand, which would have no effect there."""
+        for option in self.params:
+            if ctx.get_parameter_source(option.name or "") is not ParameterSource.COMMANDLINE:
+                continue
+            flag = option.opts[0]
+            has_it = command is not None and any(flag in other.opts for other in command.params)
+            there = f"{ctx.command_path} {name}"
+            ctx.fail(f"Put {flag} after `{there}`." if has_it else f"`{there}` has no option {flag}.")
 
 
 def print_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:

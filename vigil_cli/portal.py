@@ -144,7 +144,7 @@ class Portal:
                 self._check_redirect(answer)
                 if answer.status_code >= 400:
                     answer.read()
-                    raise _error_of(answer)
+                    raise self._unauthorized() if answer.status_code == 401 else _error_of(answer)
                 yield from answer.iter_text()
         except httpx.TransportError as error:
             raise self._no_response(error) from error

@@ -7,12 +7,12 @@ from urllib.parse import quote
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import Commands, as_json, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @as_json
 @click.pass_context
 def spares(context: click.Context, as_json: bool) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from vigil_cli import sweep_tables, tables, watch
 from vigil_cli.params import SweepId, as_json, out
-from vigil_cli.portal import CliError, Portal, find_portal
-
-Changed = Callable[[dict[str, Any]], None]
+from vigil_cli.portal import Portal, find_portal
 
 
 @click.command()
@@ -24,9 +20,13 @@ Changed = Callable[[dict[str, Any]], None]
 def sweep(sweep_id: int, cancel: bool, watched: bool, as_json: bool) -> None:
     """Show a sweep and its jobs."""
     portal = find_portal()
+    message = f"Cancelling the jobs of sweep {sweep_id}."
     if cancel:
         found = portal.post(f"sweeps/{sweep_id}/cancel")
-        out(found, lambda found: [f"Cancelling the jobs of sweep {sweep_id}."], as_json)
+        if watched:
+            follow(portal, found, as_json, lead=message)
+        else:
+            out(found, lambda found: [message], as_json)
     elif watched:
         follow(portal, portal.get(f"sweeps/{sweep_id}"), as_json)
     else:
@@ -61,35 +61,16 @@ def follow(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = 
             click.echo(json.dumps({"type": "progress", "sweep": now["id"], "counts": now["counts"]}))
 
     try:
-        last = _until_over(portal, found["id"], changed)
+        last = watch.poll_until(
+            portal, f"sweeps/{found['id']}", is_over=lambda found: bool(found["over"]),
+            key=lambda found: found["counts"], changed=changed, every_s=1.0,
+        )  # fmt: skip
     except KeyboardInterrupt:
         screen.print_line(f"Sweep {found['id']} continues. Cancel it with `vigil sweep {found['id']} --cancel`.")
         raise click.exceptions.Exit(1) from None
     if as_json:
         click.echo(json.dumps(last))
     raise click.exceptions.Exit(0 if set(last["counts"]) <= {"completed"} else 1)
-
-
-def _until_over(portal: Portal, sweep_id: int, changed: Changed, *, every_s: float = 1.0) -> dict[str, Any]:
-    """Poll the sweep until it is over. A portal that restarts is waited for."""
-    silent_since: float | None = None
-    last: dict[str, int] | None = None
-    while True:
-        try:
-            found: dict[str, Any] = portal.get(f"sweeps/{sweep_id}")
-        except CliError as error:
-            silent_since = silent_since or time.monotonic()
-            if 0 < error.status < 500 or time.monotonic() - silent_since > watch.PATIENCE_S:
-                raise
-            time.sleep(every_s)
-            continue
-        silent_since = None
-        if found["counts"] != last:
-            changed(found)
-            last = found["counts"]
-        if found["over"]:
-            return found
-        time.sleep(every_s)
 
 
 ALL = (sweep, sweeps)

@@ -1,4 +1,4 @@
-"""Watch one job from a terminal: a redrawn bar on a tty, occasional lines elsewhere. No Django here."""
+"""Follow jobs, sweeps and tests to their end; show a job as a redrawn bar on a tty, else as lines. No Django here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import plain
 from vigil_core import formatting, kinds
 
+Record = dict[str, Any]
+
 LINE_EVERY_S = 10.0
-PATIENCE_S = 300.0  # how long a restarting portal is waited for
+PATIENCE_S = 900.0  # how long a portal is waited for that does not respond, as while it is upgraded
 NUMBERS = {"loss": "loss", "validation_loss": "val", "accuracy": "accuracy", "tokens_per_second": "tok/s"}
 
 
@@ -80,28 +82,40 @@ class Screen:
         self.out.flush()
 
 
-def follow(
-    portal: Portal, job_id: int, *, changed: Callable[[dict[str, Any]], None], every_s: float = 0.7
-) -> dict[str, Any]:
-    """Poll the job until it is over and return it; calls `changed` on changes. Waits for a portal that restarts."""
+def follow(portal: Portal, job_id: int, *, changed: Callable[[Record], None]) -> Record:
+    """Poll the job until it is over and return it; call `changed` when what a terminal shows has changed."""
+
+    def key(job: Record) -> object:
+        return job["state"], job["reason"], job["progress"]["step"], job["latest"], job["attempt"]["number"]
+
+    job = poll_until(portal, f"jobs/{job_id}", is_over=lambda job: bool(job["over"]), key=key, changed=changed)
+    for heavy in ("spec", "spec_toml"):
+        job.pop(heavy, None)
+    return job
+
+
+def poll_until(
+    portal: Portal, path: str, *, is_over: Callable[[Record], bool], key: Callable[[Record], object],
+    changed: Callable[[Record], None], every_s: float = 0.7,
+) -> Record:  # fmt: skip
+    """Poll a resource until it is over and return it; call `changed` whenever its `key` differs from the last one.
+
+    Waits up to PATIENCE_S for a portal that does not respond. Raises CliError then, and if it rejects the request.
+    """
     silent_since: float | None = None
-    last: tuple[Any, ...] = ()
+    last: object = None
     while True:
         try:
-            job: dict[str, Any] = portal.get(f"jobs/{job_id}")
+            found: Record = portal.get(path)
         except CliError as error:
             silent_since = silent_since or time.monotonic()
             if 0 < error.status < 500 or time.monotonic() - silent_since > PATIENCE_S:
                 raise
-            time.sleep(every_s)
-            continue
-        silent_since = None
-        for heavy in ("spec", "spec_toml"):
-            job.pop(heavy, None)
-        now = (job["state"], job["reason"], job["progress"]["step"], job["latest"], job["attempt"]["number"])
-        if now != last:
-            changed(job)
-            last = now
-        if job["over"]:
-            return job
+        else:
+            silent_since = None
+            if (now := key(found)) != last:
+                changed(found)
+                last = now
+            if is_over(found):
+                return found
         time.sleep(every_s)

@@ -39,7 +39,7 @@ def portal(monkeypatch):
         state.asked.append(request)
         found = state.answers[request.method, request.url.path.removeprefix("/api/v1/")]
         found = found.pop(0) if isinstance(found, list) else found
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found if isinstance(found, httpx.Response) else httpx.Response(200, json=found)
 

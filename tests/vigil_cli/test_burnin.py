@@ -42,7 +42,7 @@ def test_follows_it_to_the_verdict(portal: Any, monkeypatch: pytest.MonkeyPatch)
     result = vigil("burnin", "dgx-03", "--for", "10m", status=1)
     assert json.loads(portal.asked[0].content) == {"nodes": ["dgx-03"], "seconds": 600, "may_undrain": False}
     assert result.stderr.replace("\N{NO-BREAK SPACE}", " ").splitlines() == [
-        "Burn-in 7: http://portal/burnins/7", "Waits for jobs on dgx-03 to end.", "Running, 50 %, 1 test failed.",
+        "Burn-in 7: http://portal/burnins/7", "Waits for jobs on dgx-03 to end.", "Running tests, 50 %, 1 test failed.",
     ]  # fmt: skip
     assert "GPU 3: matrix products differ from those of 7 other GPUs." in result.stdout
     assert "dgx-03: Copy host to GPU 2: 12.1 GB/s, peers 24.8." in result.stdout

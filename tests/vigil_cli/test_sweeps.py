@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.vigil_cli.commands import JOB, nowhere, portal, vigil  # noqa: F401
-from vigil_cli import sweeps
+from vigil_cli import watch
 
 SWEEP = {
     "id": 3, "name": "rates", "project": "default", "owner": "mira", "values": {"run.seed": [1, 2]}, "at_once": 1,
@@ -30,7 +30,7 @@ def answers(nowhere, portal, monkeypatch):  # noqa: F811
     portal.answers["GET", "sweeps"] = {"items": [SWEEP], "next": None}
     portal.answers["GET", "jobs"] = {"items": JOBS, "next": None}
     portal.answers["POST", "sweeps/3/cancel"] = SWEEP
-    monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
 
 
 def test_submit_prints_its_jobs(portal, spec):  # noqa: F811
@@ -54,3 +54,9 @@ def test_sweep_sweeps_and_cancel(portal):  # noqa: F811
     assert "rates" in vigil("sweeps").stdout
     assert "Cancelling the jobs" in vigil("sweep", "3", "--cancel").stdout
     assert "not a sweep number" in vigil("sweep", "x", status=2).stderr
+
+
+def test_cancel_and_watch_waits_for_the_last_job(portal):  # noqa: F811
+    portal.answers["GET", "sweeps/3"] = [SWEEP, {**DONE, "counts": {"cancelled": 2}}]
+    lines = vigil("sweep", "3", "--cancel", "--watch", status=1).stderr.splitlines()
+    assert lines == ["Cancelling the jobs of sweep 3.", "sweep 3 1 pending, 1 running", "sweep 3 2 cancelled"]

@@ -24,8 +24,9 @@ def error_of(*arguments: str, status: int) -> str:
     return result.output
 
 
-def test_a_token_that_is_not_known():
-    report = error_of("nodes", status=1)
+@pytest.mark.parametrize("command", [("nodes",), ("telemetry", "dgx-01", "--csv"), ("catalogue", "examples")])
+def test_a_token_that_is_not_known(command):
+    report = error_of(*command, status=1)
     assert report.startswith("vigil: http://portal rejected the token: it is wrong, expired or revoked.")
     assert report.endswith("Create one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
 
@@ -46,6 +47,10 @@ def test_a_job_by_its_number():
 def test_a_command_that_there_is_not():
     assert "No such command: metric. Did you mean `vigil metrics`?" in error_of("metric", "7", status=2)
     assert "No such command: fly. `vigil --help` lists them." in error_of("fly", status=2)
+    assert "Did you mean `vigil catalogue list`?" in error_of("catalogue", "lst", status=2)
+    assert "No such command: fly. `vigil catalogue --help` lists them." in error_of("catalogue", "fly", status=2)
+    for group, typed, meant in (("health", "rule", "rules"), ("drains", "retrn", "return")):
+        assert f"Did you mean `vigil {group} {meant}`?" in error_of(group, typed, status=2)
     assert "No such option" in error_of("--fly", status=2)
 
 
@@ -53,6 +58,12 @@ def test_a_command_as_other_tools_call_it():
     assert "No such command: ls. Did you mean `vigil jobs`?" in error_of("ls", status=2)
     assert set(FOREIGN_COMMANDS.values()) <= set(main.commands)
     assert not set(FOREIGN_COMMANDS) & set(main.commands)
+
+
+def test_an_option_of_a_group_before_its_command():
+    assert "Put --json after `vigil drains return`." in error_of("drains", "--json", "return", "a", status=2)
+    assert "Put --all after `vigil announcements list`." in error_of("announcements", "--all", "list", status=2)
+    assert "`vigil health rules` has no option --node." in error_of("health", "--node", "a", "rules", status=2)
 
 
 def test_help_and_version():
