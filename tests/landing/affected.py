@@ -52,7 +52,13 @@ OTHER = {
 }
 """Packages that read files other than Python, by the beginnings of their paths."""
 PORTAL = ("console.up", "console.web", "console.worker", "console.asgi", "console.site", "portal.run", "nodes.agent")
-TRAINER = ("training.__main__", "training.trainer", "training.server_trainer", "training.loop", "training.launch")
+TRAINER = (
+    "training.__main__",
+    "training.trainer",
+    "training.parameter_server_trainer",
+    "training.loop",
+    "training.launch",
+)
 STARTED = {
     "tests/stack.py": PORTAL,
     "tests/slurm/portal.py": PORTAL,

@@ -35,6 +35,6 @@ def exchange(
 
 def trainer() -> type[Trainer]:
     """Return its own training loop."""
-    from training.server_trainer import ServerTrainer
+    from training.parameter_server_trainer import ParameterServerTrainer
 
-    return ServerTrainer
+    return ParameterServerTrainer

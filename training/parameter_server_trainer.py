@@ -1,7 +1,8 @@
 """The training loop of the parameter server, over torch.distributed.rpc. Experimental.
 
-Steps run in stretches. Within one, workers and server only exchange models and gradients; at its end all have finished
-the same step and have the same model, so validation, checkpoints and stops are the trainer's own. Tensors are sent
+Steps run in intervals. Within one, workers and server only exchange models and gradients; at its end all ranks are
+synchronised: they have finished the same step and have the same model, so validation, checkpoints and stops are the
+trainer's own. Tensors are sent
 through main memory.
 """
 
@@ -34,15 +35,15 @@ from training.step.norms import GradientNorm
 from training.trainer import Trainer
 from training.units import MIB
 
-STRETCH = 64
-"""Maximum number of steps between two boundaries at which all ranks meet."""
+SYNC_INTERVAL = 64
+"""Maximum number of steps between two synchronisations of all ranks."""
 POLL_SECONDS = 1.0
 """How often the server checks for a stop request while no gradients arrive."""
 _server: ParameterServer | None = None
 """The server of this process, for remote calls."""
 
 
-class ServerTrainer(Trainer):
+class ParameterServerTrainer(Trainer):
     """Rank 0 is the server; the others train, each on its part of every global batch."""
 
     def _prepare(self, start: Manifest | None) -> None:
@@ -58,11 +59,11 @@ class ServerTrainer(Trainer):
         if self.world.leads:
             global _server
             _server = ParameterServer(self.world.size - 1, exchange.staleness, model=self._model, apply=self._apply)
-        _meet(self.world.rank, self.world.size)
+        _init_rpc(self.world.rank, self.world.size)
 
     def _run_step(self) -> StepFlags:
-        """Run a whole stretch of steps."""
-        end = self._end_of_stretch()
+        """Run all steps until the next synchronisation."""
+        end = self._next_sync_step()
         due = self.world.leads and any(self.cadence.is_due(step) for step in range(self.step + 1, end + 1))
         batch = self.config.global_batch
         first = self.step
@@ -79,9 +80,9 @@ class ServerTrainer(Trainer):
         self.agreement.begin(stop=self.stop.is_requested, saving=self.checkpoints.is_saving, due=due)
         return self.agreement.end()
 
-    def _end_of_stretch(self) -> int:
-        """Return the end of the stretch: everything that is due at certain steps must be due at a stretch's end."""
-        intervals = [self.config.validate_every, self.config.checkpoint_every, self.config.keep_every, STRETCH]
+    def _next_sync_step(self) -> int:
+        """Return the step of the next synchronisation: all that is due at certain steps must be due at one."""
+        intervals = [self.config.validate_every, self.config.checkpoint_every, self.config.keep_every, SYNC_INTERVAL]
         ends = [(self.step // steps + 1) * steps for steps in intervals if isinstance(steps, int) and steps]
         return min(*ends, self.config.steps)
 
@@ -103,7 +104,7 @@ class ServerTrainer(Trainer):
         self._log(f"step {self.step}  {self.step - first} steps in {time.perf_counter() - began:.1f} s")
 
     def _report(self, losses: dict[int, float], seconds: float) -> None:
-        """Report losses. `seconds`: mean step time in this stretch so far."""
+        """Report losses. `seconds`: mean step time in this interval so far."""
         assert _server is not None
         sent, _server.sent_bytes = _server.sent_bytes, 0
         for step, loss in losses.items():
@@ -177,14 +178,14 @@ def _push(worker: int, step: int, gradients: list[Tensor], loss: float) -> None:
     _server.push(worker, step, gradients, loss)
 
 
-def _meet(rank: int, size: int) -> None:
-    """Connect to the other ranks for rpc through the store at which they have met already."""
+def _init_rpc(rank: int, size: int) -> None:
+    """Connect to the other ranks for rpc through the store of the process group."""
     store: Any = dist.distributed_c10d._get_default_store()
 
-    def at_the_store(_url: str, **_options: object) -> Iterator[tuple[Any, int, int]]:
+    def rendezvous_at_store(_url: str, **_options: object) -> Iterator[tuple[Any, int, int]]:
         yield PrefixStore("rpc", store), rank, size
 
-    register_rendezvous_handler("vigil", at_the_store)  # type: ignore[no-untyped-call]
+    register_rendezvous_handler("vigil", rendezvous_at_store)  # type: ignore[no-untyped-call]
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size:
         os.environ.setdefault("TP_SOCKET_IFNAME", "lo")  # as with gloo, see training.runtime.distributed
     options = rpc.TensorPipeRpcBackendOptions(
