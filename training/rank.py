@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from training import manifest, run_file
-from training.attempt import hang, workspace
+from training.attempt import hang
+from training.attempt import workspace as workspaces
 from training.attempt.files import DISK_FULL
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
@@ -41,20 +42,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--run-dir", type=Path, help="where everything is stored; default: runs/<name> next to the file"
     )
-    parser.add_argument("--resume", default=workspace.NEWEST, help="newest (default), none, or a checkpoint's name")
+    parser.add_argument("--resume", default=workspaces.NEWEST, help="newest (default), none, or a checkpoint's name")
     return parser.parse_args(arguments)
 
 
 def train(run: run_file.RunFile, options: argparse.Namespace, *, heartbeat_type: type[Heartbeat] = Heartbeat) -> int:
     stop = StopRequest()
-    place = workspace.from_launcher()
-    stop.listen(launched=place is not None)
+    workspace = workspaces.from_launcher()
+    stop.listen(launched=workspace is not None)
     rank = int(os.environ.get("RANK", "0"))
     heartbeat = None
     sys.stdout, sys.stderr = cast(TextIO, _LossyStream(sys.stdout)), cast(TextIO, _LossyStream(sys.stderr))
-    if place is not None:
-        hang.install(place.attempt_dir, rank=rank, incarnation=place.incarnation)
-        heartbeat = heartbeat_type.open(place.attempt_dir, rank=rank, incarnation=place.incarnation)
+    if workspace is not None:
+        hang.install(workspace.attempt_dir, rank=rank, incarnation=workspace.incarnation)
+        heartbeat = heartbeat_type.open(workspace.attempt_dir, rank=rank, incarnation=workspace.incarnation)
     # cuBLAS chooses its workspace, which determines the order of sums, when it is first loaded.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Imported late, as torch takes a second, which configuration errors need not wait for; but before "init": that
@@ -68,17 +69,17 @@ def train(run: run_file.RunFile, options: argparse.Namespace, *, heartbeat_type:
     if heartbeat is not None:
         heartbeat.beat("init")
     world = distributed.join(on_cpu=run.on_cpu)
-    if place is None:
-        place = _standalone_workspace(world, run, options)
-        hang.install(place.attempt_dir, rank=rank, incarnation=place.incarnation)
-        heartbeat = heartbeat_type.open(place.attempt_dir, rank=rank, incarnation=place.incarnation)
+    if workspace is None:
+        workspace = _standalone_workspace(world, run, options)
+        hang.install(workspace.attempt_dir, rank=rank, incarnation=workspace.incarnation)
+        heartbeat = heartbeat_type.open(workspace.attempt_dir, rank=rank, incarnation=workspace.incarnation)
     assert heartbeat is not None
-    stop.watch(place.attempt_dir, place.incarnation)
-    return _train(run, place, world, heartbeat, stop)
+    stop.watch(workspace.attempt_dir, workspace.incarnation)
+    return _train(run, workspace, world, heartbeat, stop)
 
 
 def _train(
-    run: run_file.RunFile, where: workspace.Workspace, world: World, heartbeat: Heartbeat, stop: StopRequest
+    run: run_file.RunFile, workspace: workspaces.Workspace, world: World, heartbeat: Heartbeat, stop: StopRequest
 ) -> int:
     settings = run.config
     from training.runtime import distributed
@@ -86,9 +87,9 @@ def _train(
     from training.step.determinism import set_determinism
 
     reporter = Reporter.open(
-        where.attempt_dir,
+        workspace.attempt_dir,
         rank=world.rank,
-        incarnation=where.incarnation,
+        incarnation=workspace.incarnation,
         node=os.environ.get("VIGIL_NODE", ""),
         restart_count=int(os.environ.get("VIGIL_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or 0),
         flush_seconds=settings.flush_seconds,
@@ -98,54 +99,56 @@ def _train(
     if isinstance(settings, run_config.RunConfig) and settings.compile:
         compiled_code.use_private_cache()
     if run.data_roots is not None:
-        _confine(run.data_roots, where)
+        _confine(run.data_roots, workspace)
     try:
         if not run.on_cpu:
             distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
         options = {"reporter": reporter, "heartbeat": heartbeat, "stop": stop, "mtbf_hours": run.mtbf_hours}
-        completed = _loop(run, where, world, options).run()
+        completed = _loop(run, workspace, world, options).run()
     except BaseException as error:
         _fail(reporter, error)
     reporter.close()
     distributed.leave()
-    return 0 if completed or where.launched else STOPPED
+    return 0 if completed or workspace.launched else STOPPED
 
 
-def _confine(roots: Sequence[str], where: workspace.Workspace) -> None:
+def _confine(roots: Sequence[str], workspace: workspaces.Workspace) -> None:
     """Restrict reading to the site's folders, what this and other runs have made, and Python's standard library."""
     from training.corpus.cache import cache_dir
     from training.corpus.documents import library_folder
 
-    data_roots.confine(roots, trusted=[cache_dir(where.run_dir), where.job_dir, library_folder()])
+    data_roots.confine(roots, trusted=[cache_dir(workspace.run_dir), workspace.job_dir, library_folder()])
 
 
-def _loop(run: run_file.RunFile, where: workspace.Workspace, world: World, options: dict[str, Any]) -> TrainingLoop:
+def _loop(
+    run: run_file.RunFile, workspace: workspaces.Workspace, world: World, options: dict[str, Any]
+) -> TrainingLoop:
     """Return the loop of the run: a federation's, the trainer's, or one that its communication provides."""
     settings = run.config
     if not isinstance(settings, run_config.RunConfig):
         from training.federated.rounds import Rounds
 
         return Rounds(
-            settings, where, world, program=_program(run.client, where), least_share=run.least_share, **options
+            settings, workspace, world, program=_program(run.client, workspace), least_share=run.least_share, **options
         )
     from training import contracts
     from training.trainer import Trainer
 
     trainer = contracts.communication(settings.communication).trainer
-    return (trainer() if trainer else Trainer)(settings, where, world, **options)
+    return (trainer() if trainer else Trainer)(settings, workspace, world, **options)
 
 
-def _program(files: run_file.ClientFiles | None, where: workspace.Workspace) -> Program | None:
+def _program(files: run_file.ClientFiles | None, workspace: workspaces.Workspace) -> Program | None:
     """Return the user's own files: where the launcher has put them, or where the run's file says they are."""
     from training.federated.custom.program import Program
 
     if files is None:
         return None
-    folder = where.job_dir / "code" if where.launched else files.directory
+    folder = workspace.job_dir / "code" if workspace.launched else files.directory
     if folder is None:
         message = 'names no directory. Without a launcher nothing is fetched: write directory = ".", in a clone.'
         raise ConfigError([Problem("client", message)])
-    return Program(folder, where.job_dir, **files.names)
+    return Program(folder, workspace.job_dir, **files.names)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:
@@ -174,16 +177,16 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _standalone_workspace(world: World, run: run_file.RunFile, options: argparse.Namespace) -> workspace.Workspace:
+def _standalone_workspace(world: World, run: run_file.RunFile, options: argparse.Namespace) -> workspaces.Workspace:
     from training.runtime import distributed
 
     created = None
     if world.leads:
         run_dir: Path = options.run_dir or options.run.parent / "runs" / run.name
-        created = workspace.create_standalone(run_dir.absolute(), resume=options.resume)
+        created = workspaces.create_standalone(run_dir.absolute(), resume=options.resume)
         print(f"run directory: {created.run_dir}", flush=True)
-    workspace_: workspace.Workspace = distributed.broadcast(world, created)
-    return workspace_
+    workspace: workspaces.Workspace = distributed.broadcast(world, created)
+    return workspace
 
 
 class _LossyStream:

@@ -66,7 +66,7 @@ class Federation:
 
 def assemble(
     config: FederationConfig,
-    place: Workspace,
+    workspace: Workspace,
     world: World,
     start: Manifest | None,
     program: Program | None = None,
@@ -81,7 +81,7 @@ def assemble(
     config = origin.as_trained(config, start)
     if start is not None:
         config = _with_split_of_checkpoint(config, start)
-        _check_same(config, start, "Clone the job to change it." if place.launched else MANUAL_REMEDY)
+        _check_same(config, start, "Clone the job to change it." if workspace.launched else MANUAL_REMEDY)
     recipe, algorithm = part_loader.load_recipe(config, program), part_loader.load_algorithm(config, program)
     aggregation, selection = (
         part_loader.load_aggregation(config, program),
@@ -92,14 +92,16 @@ def assemble(
         recipe,
         config,
         world,
-        cache=cache_dir(place.run_dir),
+        cache=cache_dir(workspace.run_dir),
         identity=start.data if start else None,
         heartbeat=heartbeat,
         reporter=reporter,
     )
     adapters = parts.adapters(config.adapters)
     progress = supply.LeaderWork(world, heartbeat, reporter)
-    config, source = origin.settle(recipe, config, place, world, start, progress, has_adapters=adapters.KEEPS_BASE)
+    config, source = origin.resolve_weights(
+        recipe, config, workspace, world, start, progress, has_adapters=adapters.KEEPS_BASE
+    )
     dtype = DTYPES[config.dtype]
     torch.manual_seed(derive_seed(config.seed))
     with _default_dtype(dtype):
