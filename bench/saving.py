@@ -137,8 +137,8 @@ class Trial:
         write = flight.committed.seconds
         assert self.cadence.note_written(stall=stall, write=write) is not None
         flight.waited = True  # it is told already
-        self.checkpoints.settle()
-        cost = self.cadence.remember()["costs"][-1]
+        self.checkpoints.process_ended_save()
+        cost = self.cadence.state_dict()["costs"][-1]
         return seconds, {"stall": stall, "write": write, "cost": cost, "steps": float(done)}
 
 

@@ -144,12 +144,12 @@ def plan(options: argparse.Namespace) -> int:
         config = run.trainer_config(what="plan")
         weights = configured.weights_path(config)
         is_here = weights is None or os.path.exists(weights)
-        settled = configured.with_sizes(contracts.recipe(config.recipe), config) if is_here else config
+        resolved = configured.with_sizes(contracts.recipe(config.recipe), config) if is_here else config
         per_node = options.ranks_per_node or run.ranks_per_node
         world_size = options.ranks or run.nodes * per_node
         memory, where = _rank_memory(options.gpu_memory, per_node, on_cpu=run.on_cpu)
         ranks = Ranks(world_size, min(per_node, world_size), int(memory * units.GIB), on_cpu=run.on_cpu)
-        found = planning.plan(settled, ranks)
+        found = planning.plan(resolved, ranks)
     except DataError as error:
         print(error, file=sys.stderr)
         return 2

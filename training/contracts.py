@@ -95,14 +95,14 @@ def _true(**options: object) -> bool:
 
 
 def _no_weights(*arguments: object, **options: object) -> Any:
-    raise ChoiceError("a recipe with an option from_weights needs functions `settle` and `weights`, too")
+    raise ChoiceError("a recipe with an option from_weights needs functions `resolve_options` and `weights`, too")
 
 
 def _no_context(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _no_surrounding(**options: object) -> AbstractContextManager[object]:
+def _no_step_context(**options: object) -> AbstractContextManager[object]:
     return nullcontext()
 
 
@@ -143,7 +143,7 @@ class Recipe:
     """(**options): return whether the options determine `dims`; if not, the weights that it starts from do."""
     check: Callable[[BaseRunConfig, Shape], Iterable[Misfit]] = _no_misfit
     """(options, shape): yield the options that do not work together or on this shape, without opening a file."""
-    settle: Callable[..., dict[str, Value]] = _no_weights
+    resolve_options: Callable[..., dict[str, Value]] = _no_weights
     """(path, **options): return the options that the weights at `path` imply. Raises DataError if they contradict."""
     weights: Callable[[Path, Path], Callable[[str], Tensor | None]] = _no_weights
     """(weights, data): return a function from a parameter's name to its whole, memory-mapped tensor, or to None for a
@@ -192,9 +192,9 @@ class Parallelism:
     `dtype` defaults to the run's."""
     check: Callable[..., None] = _accept_anything
     """(shape, **options): raise shape.Misfit with the nearest value that works, without torch."""
-    accumulating: Callable[[nn.Module], AbstractContextManager[None]] = _no_context
+    no_sync: Callable[[nn.Module], AbstractContextManager[None]] = _no_context
     """(model): a context for all micro-batches of a step but the last, in which gradients accumulate locally."""
-    surrounding: Callable[..., AbstractContextManager[object]] = _no_surrounding
+    step_context: Callable[..., AbstractContextManager[object]] = _no_step_context
     """(**options): a context for forward pass, loss and backward pass."""
     divide: Callable[[Batch, DeviceMesh], Batch] = _whole_batch
     """(batch, mesh): return the part of the batch that this rank computes."""
@@ -204,7 +204,7 @@ class Parallelism:
     micro_batches: Callable[..., int] = _single_micro_batch
     """(share, shape, **options): return the default number of micro-batches for a rank's share of the batch."""
     forward_backward: Callable[..., Tensor] | None = None
-    """(task, model, micro_batches, accumulating): replaces step.arithmetic's function of this name; see there."""
+    """(task, model, micro_batches, no_sync): replaces step.arithmetic's function of this name; see there."""
     score: Callable[..., dict[str, Tensor]] | None = None
     """(task, model, batch): replaces the task's `score` where one rank cannot evaluate the model alone."""
     optimizer: Callable[..., Optimizer] | None = None

@@ -20,7 +20,7 @@ from training.attempt.workspace import Workspace
 from training.checkpoint.cadence import Cadence, mtbf, node_count
 from training.checkpoint.events import report_committed
 from training.checkpoint.pruning import Retention
-from training.checkpoint.saved_state import SavesState, recall, remember
+from training.checkpoint.saved_state import Stateful, collect_state, restore_state
 from training.checkpoint.saving import Checkpoints, load_start
 from training.checkpoint.staging import State
 from training.checkpoint.writing import ManifestFields
@@ -57,7 +57,7 @@ class Loop:
             mtbf(config.mtbf_hours, mtbf_hours, node_count()),
             keep_every=config.keep_every,
         )
-        self.stateful_parts: dict[str, SavesState] = {"cadence": self.cadence}
+        self.stateful_parts: dict[str, Stateful] = {"cadence": self.cadence}
         """Parts that continue from plain values in a checkpoint, by the name under which these are stored."""
         self.checkpoints = Checkpoints(
             workspace.job_dir,
@@ -67,7 +67,7 @@ class Loop:
             retention=Retention(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
             cadence=self.cadence,
             reporter=reporter,
-            is_hurried=lambda: stop.is_requested,
+            is_stop_requested=lambda: stop.is_requested,
             unit=config.unit,
             forget=self._forget,
         )
@@ -166,7 +166,7 @@ class Loop:
             config_hash=self._config_hash,
             config=self._numerics,
             data=self._data_identity(),
-            state={"validation_loss": self._validation_loss(), **remember(self.stateful_parts)},
+            state={"validation_loss": self._validation_loss(), **collect_state(self.stateful_parts)},
             versions=versions(),
         )
         self.checkpoints.save(self._state(), fields)
@@ -192,7 +192,7 @@ class Loop:
 
     def _recall(self, start: Manifest) -> None:
         self.step, self.consumed = start.step, start.consumed_samples
-        recall(self.stateful_parts, start)
+        restore_state(self.stateful_parts, start)
 
     def _finish_save(self) -> None:
         """Wait for a save that is being written, which may take longer than a step is allowed to."""

@@ -224,7 +224,7 @@ class Trainer(Loop):
         if self._is_saving:
             self._is_saving = False
             self.meter.flush()
-        self.checkpoints.settle()
+        self.checkpoints.process_ended_save()
 
     def _validate(self) -> bool:
         """Validate; return True if a stop cut it short."""

@@ -74,8 +74,8 @@ def test_what_the_least_of_recipes_is_taken_to_mean(tmp_path: Path, monkeypatch:
     assert (least.dims(), least.knows_sizes()) == (None, True)
     assert list(least.check(run, shape_of(run, 2))) == []
     assert list(layout_checks.check(run, 2)) == []
-    with pytest.raises(ChoiceError, match="needs functions `settle` and `weights`"):
-        least.settle(tmp_path)
+    with pytest.raises(ChoiceError, match="needs functions `resolve_options` and `weights`"):
+        least.resolve_options(tmp_path)
 
 
 def test_each_function_is_given_the_options_that_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ def test_what_the_least_of_parallelisms_is_taken_to_mean(tmp_path: Path, monkeyp
     assert least.check(None, option=1) is None
     assert least.divide(batch, None) is batch
     assert least.micro_batches(8, None, option=1) == 1
-    assert isinstance(least.accumulating(None), nullcontext)
-    assert isinstance(least.surrounding(option=1), nullcontext)
+    assert isinstance(least.no_sync(None), nullcontext)
+    assert isinstance(least.step_context(option=1), nullcontext)
     assert (least.forward_backward, least.score, least.optimizer, least.WITHOUT_WEIGHTS) == (None, None, None, False)
 
 

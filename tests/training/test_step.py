@@ -75,7 +75,7 @@ def test_accumulation_is_the_whole_batch() -> None:
         parts = [
             MicroBatch((part,), weight=len(part) / 8, share=len(part) / 8, seed=0) for part in samples.split(sizes)
         ]
-        loss = forward_backward(task, model, parts, ddp.accumulating)
+        loss = forward_backward(task, model, parts, ddp.no_sync)
         norm = GradientNorm(list(model.parameters()), Shape({}))()
         results.append((float(loss), float(norm), [p.grad for p in model.parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], rel=1e-6)

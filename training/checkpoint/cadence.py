@@ -163,10 +163,10 @@ class Cadence:
             "best_overhead_fraction": overhead(best, cost, self.mtbf.seconds),
         }
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"costs": list(self._costs), "interval": self.interval}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint; invalid values are ignored."""
         costs, interval = state.get("costs"), state.get("interval")
         if isinstance(costs, list):

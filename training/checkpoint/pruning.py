@@ -23,8 +23,8 @@ from training.attempt.files import read_json, write_json
 from training.manifest import CheckpointError, Manifest, UnreadableManifest
 
 PREFIX = ".pruned-"
-_BYTES = 1 << 20
-_NONE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_MAX_PIN_FILE_BYTES = 1 << 20
+_MISSING_FILE_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Retention:
     """Number of checkpoints to keep with the lowest validation loss at their own step."""
 
     def select(self, branch: Sequence[Manifest]) -> set[tuple[int, int]]:
-        """Return (step, generation) of the checkpoints to keep; `line` lists those of the branch, oldest first."""
+        """Return (step, generation) of the checkpoints to keep. `branch`: those of the run's branch, oldest first."""
         selected = list(branch[-self.last :])
         if self.every:
             selected += [found for found in branch if found.step // self.every > _parent_step(found) // self.every]
@@ -63,15 +63,15 @@ def pinned(job_dir: Path) -> frozenset[tuple[int, int]]:
     """
     try:
         with open(job_dir.parent / "portal" / "pinned.json", "rb") as file:
-            content = json.loads(file.read(_BYTES))
-    except _NONE:
+            content = json.loads(file.read(_MAX_PIN_FILE_BYTES))
+    except _MISSING_FILE_ERRORS:
         return frozenset()
     except (ValueError, RecursionError):
         return frozenset()
     return frozenset(_identities(content.get("pinned") if isinstance(content, dict) else None))
 
 
-def starts(attempt_dir: Path, start: Manifest | None) -> frozenset[tuple[int, int]]:
+def start_identities(attempt_dir: Path, start: Manifest | None) -> frozenset[tuple[int, int]]:
     """Return (step, generation) of the checkpoints that the attempt and this incarnation began from: never pruned.
 
     The first incarnation records the attempt's in start.json.

@@ -8,27 +8,29 @@ from typing import Any, Protocol
 from training.manifest import Manifest
 
 
-class SavesState(Protocol):
+class Stateful(Protocol):
     """A part of the trainer that continues from plain values after a resume: guards, the loss scale, the cadence.
+
+    The methods are named as in torch's Stateful, which stores tensors.
 
     The values of rank 0 are restored on all ranks, on any layout. A rank's own tensors (factors, residuals) belong
     into the state instead, under "comm", with the rank in their names; where they do not fit, they start from
     scratch.
     """
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the values: numbers, text, lists and dicts."""
 
-    def recall(self, state: Mapping[str, Any]) -> None:
-        """Restore what `remember` returned before the save; {} if nothing was saved, or by an older version of it."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned before the save; {} if nothing was saved, or by an older version of it."""
 
 
-def remember(parts: Mapping[str, SavesState]) -> dict[str, Any]:
+def collect_state(parts: Mapping[str, Stateful]) -> dict[str, Any]:
     """Return the content of ManifestFields.state: the values of each part by its name."""
-    return {name: part.remember() for name, part in parts.items()}
+    return {name: part.state_dict() for name, part in parts.items()}
 
 
-def recall(parts: Mapping[str, SavesState], start: Manifest) -> None:
+def restore_state(parts: Mapping[str, Stateful], start: Manifest) -> None:
     for name, part in parts.items():
         values = start.state.get(name)
-        part.recall(values if isinstance(values, dict) else {})
+        part.load_state_dict(values if isinstance(values, dict) else {})

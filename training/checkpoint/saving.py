@@ -27,7 +27,7 @@ from training.attempt.lineage import Fenced
 from training.checkpoint import events
 from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import mark_damaged, mark_verified
-from training.checkpoint.pruning import Retention, delete, finish, starts
+from training.checkpoint.pruning import Retention, delete, finish, start_identities
 from training.checkpoint.staging import Staging, State, release
 from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestFields
 from training.manifest import CheckpointError, Manifest, UnreadableManifest
@@ -67,11 +67,11 @@ class Checkpoints:
         retention: Retention,
         cadence: Cadence,
         reporter: AnyReporter,
-        is_hurried: Callable[[], bool] = lambda: False,
+        is_stop_requested: Callable[[], bool] = lambda: False,
         forget: Callable[[Mapping[str, Any]], None] = lambda state: None,
         unit: str = "step",
     ) -> None:
-        """`is_hurried` returns whether this rank was asked to stop and so has little time; called on any thread.
+        """`is_stop_requested` returns whether this rank was asked to stop and so has little time; called on any thread.
 
         `forget` gets the state of a save that failed or is damaged. `unit`: the run's unit of progress.
         """
@@ -89,7 +89,7 @@ class Checkpoints:
             generation=generation,
             retention=retention,
             reporter=reporter,
-            is_hurried=is_hurried,
+            is_stop_requested=is_stop_requested,
         )
         self.staging = Staging(self._group, warn=lambda why: events.report_unpinned(reporter, why))
         self._preparing: threading.Thread | None = None
@@ -106,7 +106,7 @@ class Checkpoints:
         self._lineage.identities = [*start.ancestors, start.identity] if start else []
         if self._world.leads:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lineage.starts = starts(self._attempt_dir, start)
+            self._lineage.starts = start_identities(self._attempt_dir, start)
             self._clear()
             events.report_ignored(self._reporter, manifests.broken(self.folder))
 
@@ -166,7 +166,7 @@ class Checkpoints:
 
     def save(self, state: State, fields: ManifestFields) -> None:
         """Begin a save; call on all ranks at the same step boundary, with none of them saving."""
-        self.settle()
+        self.process_ended_save()
         began = time.monotonic()
         if self._preparing is not None:
             self._preparing.join()  # it zeroes the buffers, which would overwrite the copy
@@ -196,9 +196,9 @@ class Checkpoints:
         if self._in_flight is not None and self._in_flight.thread is not None:
             self._in_flight.waited = self.is_saving
             self._in_flight.thread.join()
-        self.settle()
+        self.process_ended_save()
 
-    def settle(self) -> None:
+    def process_ended_save(self) -> None:
         """Process a save that has ended. A failure is reported and training continues, but Fenced is raised."""
         save = self._in_flight
         if save is None or self.is_saving:

@@ -19,7 +19,8 @@ from training.checkpoint.rows import FrozenRows, Rows
 
 State = dict[str, Any]
 """A tree of dicts whose leaves are tensors: plain ones, or DTensors with a part each. A save also takes Rows."""
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
+"""The keys that lead from the root of a tree to a leaf."""
 Piece = tuple[str, tuple[int, ...], int]
 """A tensor's dotted name, the offset of a rank's part, and that part's size in bytes."""
 
@@ -31,9 +32,9 @@ class Staging:
         """`warn` is called once, from any thread, if memory cannot be pinned."""
         self._group, self._warn = group, warn
         self._can_pin = True
-        self._buffers: dict[Path, Tensor] = {}
-        self._touched: set[Path] = set()
-        self._from_gpu: set[Path] = set()
+        self._buffers: dict[KeyPath, Tensor] = {}
+        self._touched: set[KeyPath] = set()
+        self._from_gpu: set[KeyPath] = set()
         self._shape: list[object] = []
         self._owned_names: frozenset[str] = frozenset()
 
@@ -73,12 +74,12 @@ class Staging:
             pinning.wait_for_copies()
         return tree(copied)
 
-    def _owned(self, state: State) -> dict[Path, Tensor | Rows]:
+    def _owned(self, state: State) -> dict[KeyPath, Tensor | Rows]:
         leaves = {path: leaf if isinstance(leaf, Rows) else leaf.detach() for path, leaf in walk(state)}
         self._assign(leaves)
         return {path: leaf for path, leaf in leaves.items() if ".".join(path) in self._owned_names}
 
-    def _assign(self, leaves: Mapping[Path, Tensor | Rows]) -> None:
+    def _assign(self, leaves: Mapping[KeyPath, Tensor | Rows]) -> None:
         """Decide who writes what; the ranks communicate only if some rank's state has a different shape than before."""
         shape: list[object] = [_shape(path, leaf) for path, leaf in leaves.items()]
         if not _any(shape != self._shape, self._group):
@@ -96,11 +97,11 @@ class Staging:
         self._touched.clear()
         self._from_gpu.clear()
 
-    def _stage_rows(self, path: Path, rows: Rows) -> FrozenRows:
+    def _stage_rows(self, path: KeyPath, rows: Rows) -> FrozenRows:
         """Copy rows on a GPU, as host memory is plentiful there and reads from a thread would queue; freeze others."""
         return rows.frozen_copy(self._stage(path, rows.tensor)) if pinning.is_on_gpu(rows.tensor) else rows.freeze()
 
-    def _stage(self, path: Path, tensor: Tensor) -> Tensor:
+    def _stage(self, path: KeyPath, tensor: Tensor) -> Tensor:
         if not _has_parts(tensor):
             buffer = self._buffer(path, tensor)
             if path not in self._touched:
@@ -116,7 +117,7 @@ class Staging:
         )
         return rebuilt
 
-    def _buffer(self, path: Path, tensor: Tensor) -> Tensor:
+    def _buffer(self, path: KeyPath, tensor: Tensor) -> Tensor:
         if path not in self._buffers:
             if pinning.is_on_gpu(tensor):
                 self._buffers[path] = pinning.allocate_for(tensor)
@@ -142,7 +143,7 @@ def _has_parts(tensor: Tensor) -> bool:
     return hasattr(type(tensor), "__tensor_flatten__")
 
 
-def _parts(path: Path, tensor: Tensor, *, deeper: bool = True) -> Iterator[tuple[Path, Tensor]]:
+def _parts(path: KeyPath, tensor: Tensor, *, deeper: bool = True) -> Iterator[tuple[KeyPath, Tensor]]:
     """Yield the plain tensors that a tensor consists of, itself if it is plain. Not `deeper`: only the direct parts."""
     if not _has_parts(tensor):
         yield path, tensor
@@ -160,7 +161,7 @@ def release(copied: State) -> None:
             leaf.release()
 
 
-def walk(state: Mapping[str, Any], parent: Path = ()) -> Iterator[tuple[Path, Any]]:
+def walk(state: Mapping[str, Any], parent: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield every leaf of a tree with its path."""
     for name, value in state.items():
         if isinstance(value, Mapping):
@@ -187,7 +188,7 @@ def assign_writers(pieces_by_rank: Sequence[Iterable[Piece]]) -> list[list[str]]
     return names
 
 
-def _shape(path: Path, leaf: Tensor | Rows) -> object:
+def _shape(path: KeyPath, leaf: Tensor | Rows) -> object:
     """Return everything that determines who writes a leaf, and into which memory it is copied."""
     if isinstance(leaf, Rows):
         return path, leaf.shape, leaf.tensor.dtype, leaf.first
@@ -195,7 +196,7 @@ def _shape(path: Path, leaf: Tensor | Rows) -> object:
     return path, leaf.shape, leaf.dtype, placements, id(mesh)
 
 
-def _piece(path: Path, tensor: Tensor | Rows) -> Piece:
+def _piece(path: KeyPath, tensor: Tensor | Rows) -> Piece:
     name = ".".join(path)
     if isinstance(tensor, Rows):
         return name, (tensor.first, *[0] * (len(tensor.shape) - 1)), tensor.nbytes
@@ -219,7 +220,7 @@ def _any(flag_here: bool, group: dist.ProcessGroup | None) -> bool:
     return bool(flag)
 
 
-def tree(leaves: Mapping[Path, Any]) -> State:
+def tree(leaves: Mapping[KeyPath, Any]) -> State:
     """Return the tree for which `walk` yields these leaves."""
     root: State = {}
     for path, tensor in leaves.items():

@@ -34,8 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from training.checkpoint.contents import read_metadata
 from training.checkpoint.rows import FrozenRows
-from training.checkpoint.staging import Path as Parts
-from training.checkpoint.staging import State, tree, walk
+from training.checkpoint.staging import KeyPath, State, tree, walk
 from training.manifest import CheckpointError, CheckpointFile
 
 OPTIONAL = "comm."
@@ -75,7 +74,7 @@ def match_stored(state: State, folder: Path) -> State:
     Raises CheckpointError if a required tensor is missing or has another shape.
     """
     stored = stored_tensors(folder)
-    matched: dict[Parts, torch.Tensor] = {}
+    matched: dict[KeyPath, torch.Tensor] = {}
     for path, tensor in walk(state):
         name = ".".join(path)
         entry = stored.get(name)

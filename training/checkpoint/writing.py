@@ -70,13 +70,13 @@ class CheckpointWriter:
         generation: int,
         retention: Retention,
         reporter: AnyReporter,
-        is_hurried: Callable[[], bool],
+        is_stop_requested: Callable[[], bool],
     ) -> None:
         """`group`: a process group of all ranks for this thread alone."""
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._world, self._group, self._lineage = job_dir, world, group, lineage
         self._generation, self._retention, self._reporter = generation, retention, reporter
-        self._is_hurried = is_hurried
+        self._is_stop_requested = is_stop_requested
 
     def write(self, state: State, fields: ManifestFields, *, began: float, stall: float) -> Manifest:
         """Write and commit durably; `began`: on the monotonic clock. Raises whatever prevented any rank from it."""
@@ -169,7 +169,7 @@ class CheckpointWriter:
         manifests.verify(self.folder / manifest.name, files=share, between=self._check_stop_request)
 
     def _check_stop_request(self) -> None:
-        if self._is_hurried():
+        if self._is_stop_requested():
             raise _StopRequested
 
     def _prune(self) -> None:
@@ -181,7 +181,7 @@ class CheckpointWriter:
         verified = [found for found in branch if (self.folder / found.name / manifests.VERIFIED).exists()]
         needed = self._retention.select(branch) | {found.identity for found in verified[-2:]} | self._lineage.starts
         for manifest in branch:
-            if self._is_hurried():
+            if self._is_stop_requested():
                 return
             if manifest.identity in needed or manifest.identity in pinned(self._job_dir):
                 continue

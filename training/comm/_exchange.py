@@ -80,7 +80,7 @@ class Exchange:
         """Return the tensors themselves, to save or to read into; those of one rank under a name with its index."""
         return {}
 
-    def recall(self) -> None:
+    def on_restored(self) -> None:
         """Handle that a checkpoint has been read into `state`."""
 
     def saved(self, model: State, optimizer: State) -> State:
@@ -90,7 +90,7 @@ class Exchange:
     def restore(self, read: Callable[[State], None], model: State, optimizer: State) -> None:
         """Read what `saved` returned, perhaps with another number of replicas or another exchange."""
         read({"model": model, "optimizer": optimizer, "comm": self.state()})
-        self.recall()
+        self.on_restored()
 
 
 class HookExchange(Exchange):

@@ -92,7 +92,7 @@ class LowRank(HookExchange):
         errors = {str(self.peers.index): dict(current.errors)}
         return {"steps": self._steps, "ranks": self._ranks, "factors": dict(current.factors), "errors": errors}
 
-    def recall(self) -> None:
+    def on_restored(self) -> None:
         """Handle a restored checkpoint: forget unsent errors if there are fewer ranks.
 
         An error is a rank's gradient minus the mean of all, step after step. The sum over all ranks is what has not

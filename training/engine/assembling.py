@@ -102,7 +102,9 @@ def assemble(
     reporting = supply.LeaderWork(world, heartbeat, reporter)
     config = origin.as_trained(config, start)
     has_adapters = bool(config.recipe_options().get("lora_rank"))
-    config, initial = origin.settle(recipe, config, workspace, world, start, reporting, has_adapters=has_adapters)
+    config, initial = origin.resolve_weights(
+        recipe, config, workspace, world, start, reporting, has_adapters=has_adapters
+    )
     torch.manual_seed(derive_seed(config.seed))
     task = supply.build(recipe, config, prepared, initial.path)
     config = _planned(config, task, world, reporter, allow_uneven=_has_other_ranks(workspace, world, start))

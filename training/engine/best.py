@@ -27,10 +27,10 @@ class BestLosses:
         if loss in self._losses:
             self._losses.remove(loss)
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"losses": list(self._losses)}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         losses = state.get("losses")
         saved = losses if isinstance(losses, list) else []
         self._keep_lowest([float(loss) for loss in saved if isinstance(loss, int | float)])

@@ -82,7 +82,7 @@ class ComposedModel:
         whole: Any = self._whole
         unreduced = whole.no_sync() if alone and hasattr(whole, "no_sync") else contextlib.nullcontext()
         with self._contexts(), unreduced:
-            loss = self._forward_backward(self._timed, self._whole, micro_batches, self._data.accumulating)
+            loss = self._forward_backward(self._timed, self._whole, micro_batches, self._data.no_sync)
         for parameter in self._distributed_parameters:
             _lay_out_gradient(parameter)
         if not alone:
@@ -256,7 +256,7 @@ class ComposedModel:
         if self._autocast is not None:
             stack.enter_context(torch.autocast(self.mesh.device_type, self._autocast))
         for name, parallelism in self._parallelisms.items():
-            stack.enter_context(parallelism.surrounding(**self._options[name]))
+            stack.enter_context(parallelism.step_context(**self._options[name]))
         return stack
 
 

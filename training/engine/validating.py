@@ -57,12 +57,12 @@ class ValidationSchedule:
         self._step, self._loss = step, means["loss"]
         return means
 
-    def remember(self) -> dict[str, Any]:
-        return {"step": self._step, "loss": self._loss, "best": self._best.remember()}
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._step, "loss": self._loss, "best": self._best.state_dict()}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._step, self._loss = state.get("step"), state.get("loss")
-        self._best.recall(state.get("best") or {})
+        self._best.load_state_dict(state.get("best") or {})
 
 
 class Validation(ValidationSchedule):

@@ -54,10 +54,10 @@ class CoverageLog:
                 f"{found.text} This site requires {100 * least_share:g} % of all samples to have counted."
             )
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {name: np.packbits(flags).tobytes().hex() for name, flags in self._flags().items() if self._is_whole}
 
-    def recall(self, stored: Mapping[str, Any]) -> None:
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         self._is_whole = set(stored) >= set(self._flags())
         for name, flags in self._flags().items():
             if self._is_whole:

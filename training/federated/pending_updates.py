@@ -109,7 +109,7 @@ class PendingUpdates:
 
     # Plain values that a checkpoint stores as JSON (training.checkpoint.saved_state). The rows are among its tensors.
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "clients": self.clients.tolist(),
             "started": self.started.tolist(),
@@ -117,7 +117,7 @@ class PendingUpdates:
             "losses": self.losses.tolist(),
         }
 
-    def recall(self, stored: Mapping[str, Any]) -> None:
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Restore the plain values, and allocate the rows, which are read afterwards."""
         self.clients = np.array(stored.get("clients") or [], dtype=np.int64)
         self.started = np.array(stored.get("started") or [], dtype=np.int64)

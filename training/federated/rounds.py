@@ -288,7 +288,7 @@ class Rounds(Loop):
 
     def _between_steps(self, agreed: StepFlags) -> bool:
         if not self.checkpoints.is_saving:
-            self.checkpoints.settle()
+            self.checkpoints.process_ended_save()
         if self.step == self._prepare_save_at and not agreed.saving:
             self.checkpoints.prepare(self._state())
         evaluation: Evaluation | None = None

@@ -135,7 +135,7 @@ class Server:
 
     # Plain values that a checkpoint stores as JSON (training.checkpoint.saved_state).
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         has_loss = np.flatnonzero(~np.isnan(self.losses))
         broken = np.flatnonzero(self.broken_updates)
         return {
@@ -143,10 +143,10 @@ class Server:
             "broken": dict(zip(map(str, broken.tolist()), self.broken_updates[broken].tolist(), strict=True)),
             "last_rounds": self.last_rounds.tolist(),
             "clock": self.clock,
-            "pending": self.pending.remember(),
+            "pending": self.pending.state_dict(),
         }
 
-    def recall(self, stored: Mapping[str, Any]) -> None:
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         for client, loss in (stored.get("losses") or {}).items():
             self.losses[int(client)] = loss
         for client, count in (stored.get("broken") or {}).items():
@@ -154,4 +154,4 @@ class Server:
         if last_rounds := stored.get("last_rounds"):  # older checkpoints have none
             self.last_rounds[:] = last_rounds
         self.clock = float(stored.get("clock") or 0.0)
-        self.pending.recall(stored.get("pending") or {})
+        self.pending.load_state_dict(stored.get("pending") or {})

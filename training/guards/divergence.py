@@ -74,7 +74,7 @@ class Divergence:
         self._mean += weight * difference
         self._variance = (1 - weight) * (self._variance + weight * difference * difference)
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "seen": self._count,
             "mean": self._mean,
@@ -86,7 +86,7 @@ class Divergence:
             "above": self._above,
         }
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         numbers = {name: state.get(name) for name in ("seen", "mean", "variance", "missing", "deviation", "above")}
         if not all(_number(value) for value in numbers.values()):
             return

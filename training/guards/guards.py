@@ -339,26 +339,26 @@ class Guards:
 
     # State that checkpoints save.
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         state = {
-            "gradient": self.gradient.remember(),
-            "divergence": self.divergence.remember(),
+            "gradient": self.gradient.state_dict(),
+            "divergence": self.divergence.state_dict(),
             "skips": list(self._skips),
             "level_step": self._level_at,
             "clean_step": self._clean,
         }
-        return state if self.scale is None else {**state, "loss_scale": self.scale.remember()}
+        return state if self.scale is None else {**state, "loss_scale": self.scale.state_dict()}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
-        self.gradient.recall(_table(state, "gradient"))
-        self.divergence.recall(_table(state, "divergence"))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.gradient.load_state_dict(_table(state, "gradient"))
+        self.divergence.load_state_dict(_table(state, "divergence"))
         skips, clean, level = state.get("skips"), state.get("clean_step"), state.get("level_step")
         if isinstance(skips, list):
             self._skips.extend(step for step in skips if type(step) is int)
         self._clean = clean if type(clean) is int else 0
         self._level_at = level if type(level) is int else 0
         if self.scale is not None:
-            self.scale.recall(_table(state, "loss_scale"))
+            self.scale.load_state_dict(_table(state, "loss_scale"))
 
 
 def _decisions(guarded: GuardDecision) -> tuple[Tensor, ...]:

@@ -31,7 +31,7 @@ def apply(
     return replicate(model, group, bucket_mib=bucket_mib)
 
 
-def accumulating(model: nn.Module) -> AbstractContextManager[None]:
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context for every micro-batch of a step but the last: gradients accumulate without being reduced."""
-    no_sync = getattr(model, "no_sync", None)
-    return no_sync() if no_sync else contextlib.nullcontext()
+    context = getattr(model, "no_sync", None)
+    return context() if context else contextlib.nullcontext()

@@ -61,7 +61,7 @@ def apply(
     return model
 
 
-def accumulating(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+def no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Return a context for every micro-batch of a step but the last: gradients accumulate without being reduced."""
     return _unreduced(model)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from training.data import Batch, Task
     from training.parallel._stages import Pipeline
-    from training.step.arithmetic import Accumulating, MicroBatch
+    from training.step.arithmetic import MicroBatch, NoSync
 
 AXES = ("pp",)
 SINGLE = ("GPipe", "1F1B")
@@ -78,9 +78,7 @@ def apply(
     )
 
 
-def forward_backward(
-    task: Task, model: Pipeline, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
-) -> Tensor:
+def forward_backward(task: Task, model: Pipeline, micro_batches: Sequence[MicroBatch], no_sync: NoSync) -> Tensor:
     """Leave the gradient of the global batch's mean loss, as step.arithmetic's does.
 
     Return this pipeline's mean loss.

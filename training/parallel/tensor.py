@@ -55,7 +55,7 @@ def apply(
     return parallelize_module(model, mesh["tp"], plan)
 
 
-def surrounding(*, loss_parallel: bool = True, **options: object) -> AbstractContextManager[Any]:
+def step_context(*, loss_parallel: bool = True, **options: object) -> AbstractContextManager[Any]:
     """Return a context for forward pass, loss and backward pass."""
     if not loss_parallel:
         return nullcontext()

@@ -28,7 +28,7 @@ def apply(
     return ddp.apply(model, mesh, bucket_mib=bucket_mib)
 
 
-accumulating = ddp.accumulating
+no_sync = ddp.no_sync
 
 
 def optimizer(parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh, *, weight_decay: float) -> Optimizer:

@@ -123,7 +123,7 @@ def check(config: BaseRunConfig, shape: Shape) -> Iterator[Misfit]:
             yield Misfit(field, message)
 
 
-def settle(path: Path, **options: Any) -> dict[str, Any]:
+def resolve_options(path: Path, **options: Any) -> dict[str, Any]:
     """Return the options as determined by the weights at `path`.
 
     Raises DataError, naming the option, if they contradict.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from training.config.run_config import RunConfig
 from training.data import Batch, Task
 
-Accumulating = Callable[[nn.Module], AbstractContextManager[None]]
+NoSync = Callable[[nn.Module], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class MicroBatch:
     coordinates along axes that divide a sample's tokens."""
 
 
-def forward_backward(
-    task: Task, model: nn.Module, micro_batches: Sequence[MicroBatch], accumulating: Accumulating
-) -> Tensor:
+def forward_backward(task: Task, model: nn.Module, micro_batches: Sequence[MicroBatch], no_sync: NoSync) -> Tensor:
     """Leave the gradient of the global batch's mean loss in the parameters; return this rank's own mean loss, a scalar.
 
     A parallelism that runs the model differently (a pipeline) provides its own function of this name.
@@ -43,7 +41,7 @@ def forward_backward(
     for index, micro in enumerate(micro_batches):
         last = index == len(micro_batches) - 1
         seed_model(micro.seed, micro.batch[0].device)
-        with nullcontext() if last else accumulating(model):
+        with nullcontext() if last else no_sync(model):
             loss = task.loss(model, micro.batch)
             # Avoid multiplying by one, a kernel each way. A tensor's value is not inspected, which would synchronise.
             weighs = isinstance(micro.weight, Tensor) or micro.weight != 1

@@ -154,13 +154,13 @@ class GradientGuard:
         self._variance = torch.addcmul(spread, spread, weight, value=-1)
         self._missing = torch.addcmul(self._missing, self._missing, counts, value=DECAY - 1)
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         values = torch.stack((self._mean, self._variance, self._missing, self._level_first, self._level_count)).tolist()
         mean, variance, missing, first, alike = values  # float32 as float64: nothing is rounded
         state = {"mean": mean, "variance": variance, "missing": missing}
         return {**state, "first": first if math.isfinite(first) else None, "alike": alike}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint; one of an older version has no sequence, so none has begun."""
         numbers = [state.get("mean"), state.get("variance"), state.get("missing"), state.get("alike", 0.0)]
         first = state.get("first")

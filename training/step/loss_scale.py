@@ -40,10 +40,10 @@ class LossScale:
         torch._amp_update_scale_(self.value, self._finite, overflow, GROWTH, BACKOFF, GROWTH_STEPS)
         self.value.clamp_(min=FLOOR)
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"value": self.value.item(), "finite_steps": int(self._finite.item())}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         value, finite = state.get("value"), state.get("finite_steps")
         if isinstance(value, int | float) and FLOOR <= value < math.inf:
             self.value.fill_(float(value))

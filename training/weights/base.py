@@ -81,10 +81,10 @@ class BaseWeights:
         entries = sorted((str(entry["file"]), str(entry["sha256"])) for entry in self._entries())
         return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"sha256": self.digest()}
 
-    def recall(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("sha256") != self.digest():
             raise CheckpointError(f"its adapters belong to other weights than those in {self.path}")
 

@@ -33,7 +33,7 @@ def with_sizes(recipe: Recipe, config: C, copy: Path | None = None) -> C:
     if weights is None:
         return config
     try:
-        return with_options(config, recipe.settle(copy or weights, **config.recipe_options()))
+        return with_options(config, recipe.resolve_options(copy or weights, **config.recipe_options()))
     except DataError as error:
         raise error.within(f"run.{config.recipe}") from None
 

@@ -70,7 +70,7 @@ class MergedModel:
         assert lora is not None
         base = BaseWeights(checkpoint.resolve().parent.parent)
         state = manifest.state.get("base")
-        base.recall(state if isinstance(state, dict) else {})
+        base.load_state_dict(state if isinstance(state, dict) else {})
         base.verify()
         weights = open_weights(base.path)
         self._lora, self._manifest = lora, manifest

@@ -48,7 +48,7 @@ def as_trained(config: C, start: Manifest | None) -> C:
     return configured.with_options(config, {**options, **determined})
 
 
-def settle(
+def resolve_weights(
     recipe: Recipe,
     config: C,
     workspace: Workspace,
@@ -66,13 +66,15 @@ def settle(
     if weights is None:
         return config, WeightsOrigin()
     base = BaseWeights(workspace.job_dir) if has_adapters else None
-    settled: C = leader_task.run(lambda on_progress: _settle_here(recipe, config, weights, base, start, on_progress))
+    resolved: C = leader_task.run(
+        lambda on_progress: _resolve_on_rank_0(recipe, config, weights, base, start, on_progress)
+    )
     if base is not None:
-        return settled, WeightsOrigin(base.path, base)
-    return settled, WeightsOrigin(weights if start is None else None)
+        return resolved, WeightsOrigin(base.path, base)
+    return resolved, WeightsOrigin(weights if start is None else None)
 
 
-def _settle_here(
+def _resolve_on_rank_0(
     recipe: Recipe,
     config: C,
     weights: Path,
@@ -80,7 +82,7 @@ def _settle_here(
     start: Manifest | None,
     on_progress: Callable[[], None],
 ) -> C:
-    """Settle the configuration on rank 0."""
+    """Return the configuration, resolved by rank 0."""
     if start is not None:
         if base is not None:
             try:

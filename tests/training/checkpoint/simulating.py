@@ -37,13 +37,13 @@ def lost(cost: float, tau: float, *, failures: int, seed: int = 0) -> float:
     memory: Mapping[str, Any] = {}
     for gap in gaps:  # one incarnation, which begins where the one before had last saved
         decides = Cadence("auto", Mtbf(tau, "config"), clock=lambda: 0.0)
-        decides.recall(memory)
+        decides.load_state_dict(memory)
         for _ in range(cadence.MIN_OUTSIDE_STEPS):
             decides.note_step(STEP, saving=False)
         now = 0.0
         while now + (every := max(STEP, decides.interval)) + cost < gap:
             now, done = now + every + cost, done + every
-            memory = decides.remember()
+            memory = decides.state_dict()
             noise = 1 + 0.2 * (numbers.random() - 0.5)
             decides.note_begun()
             decides.note_step(STEP + cost / 2 * noise, saving=True)

@@ -140,13 +140,13 @@ def test_a_resumed_run_goes_on_with_what_it_knew() -> None:
     _steps(found, clock, 1, 0.5, saving=True)
     found.note_written(stall=0.125, write=0.5)
     again = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
-    again.recall(found.remember())
+    again.load_state_dict(found.state_dict())
     assert again.interval == found.interval == 30
-    assert again.remember() == found.remember()
+    assert again.state_dict() == found.state_dict()
     for nonsense in ({}, {"costs": 3, "interval": -1}, {"costs": ["x", float("nan"), -1], "interval": float("inf")}):
         fresh = Cadence("auto", Mtbf(HOUR, "portal"))
-        fresh.recall(nonsense)
-        assert fresh.remember() == {"costs": [], "interval": cadence.FIRST_SECONDS}
+        fresh.load_state_dict(nonsense)
+        assert fresh.state_dict() == {"costs": [], "interval": cadence.FIRST_SECONDS}
 
 
 def test_who_says_how_often_it_fails() -> None:

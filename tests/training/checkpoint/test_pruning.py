@@ -171,9 +171,9 @@ def test_a_loss_enters_the_lowest_or_not() -> None:
         True,
     ]
     again = BestLosses(2)
-    again.recall(best.remember())
+    again.load_state_dict(best.state_dict())
     assert [again.add(loss) for loss in (3.5, 2.0)] == [False, True]
-    again.recall({"losses": "x"})
+    again.load_state_dict({"losses": "x"})
     assert not BestLosses(0).add(1.0)
 
 

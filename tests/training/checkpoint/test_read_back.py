@@ -118,11 +118,11 @@ def test_who_is_asked_to_stop_reads_back_no_further(
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
     requests: list[bool] = []
 
-    def hurried() -> bool:
+    def is_requested() -> bool:
         requests.append(len(requests) >= 3)
         return requests[-1]
 
-    created = checkpoints(job, reporter, is_hurried=hurried)
+    created = checkpoints(job, reporter, is_stop_requested=is_requested)
     save(created, 1)
     found = created.wait()
     assert sum(requests) == 1, "of some sixty pieces"

@@ -168,10 +168,10 @@ def apply(model, mesh, *, scale: float = 1.0):
     model.scale = scale
     return model
 
-accumulating = lambda model: contextlib.nullcontext()
+no_sync = lambda model: contextlib.nullcontext()
 
-def forward_backward(task, model, micro_batches, accumulating):
-    loss = arithmetic.forward_backward(task, model, micro_batches, accumulating)
+def forward_backward(task, model, micro_batches, no_sync):
+    loss = arithmetic.forward_backward(task, model, micro_batches, no_sync)
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()

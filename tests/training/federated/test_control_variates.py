@@ -68,7 +68,7 @@ def resumed(folder: Path, run: dict[str, Any], before: Rounds | None) -> Rounds:
     rounds = ready(folder, run)
     if before is not None:
         rounds.step = before.step
-        rounds.server.recall(before.server.remember())
+        rounds.server.load_state_dict(before.server.state_dict())
         state = before.server.state()
         for part, tensors in rounds.server.state().items():
             for name, tensor in tensors.items():

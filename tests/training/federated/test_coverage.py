@@ -91,11 +91,11 @@ def test_it_goes_on_over_a_resume(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_says_nothing_of_is_not_guessed() -> None:
     log = CoverageLog(np.array([5, 6, 7]))
-    log.recall({})
+    log.load_state_dict({})
     log.record(np.array([1]), np.array([1]))
     assert log.coverage is None
     log.check(1.0)
-    assert log.remember() == {}
+    assert log.state_dict() == {}
 
 
 def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:

@@ -112,5 +112,5 @@ def test_goes_on_from_what_it_remembers() -> None:
         first = Divergence(WARMUP)
         assert not any(first.note(loss) for loss in curve[:cut])
         second = Divergence(WARMUP)
-        second.recall(json.loads(json.dumps(first.remember())))
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert next(step for step, loss in enumerate(curve[cut:], cut) if second.note(loss)) == whole

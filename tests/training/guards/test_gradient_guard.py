@@ -66,7 +66,7 @@ def test_a_skipped_norm_moves_nothing() -> None:
     _feed(other, [1.0] * 60)
     _feed(guard, [1e30, 1.1, 40.0, 1.0])
     _feed(other, [1.1, 1.0])
-    known, without = guard.remember(), other.remember()
+    known, without = guard.state_dict(), other.state_dict()
     assert all(known[name] == without[name] for name in ("mean", "variance", "missing"))
 
 
@@ -74,10 +74,10 @@ def test_huge_norms_before_it_is_armed_leave_no_trace() -> None:
     for spikes in ([1e30], [100.0, 2000.0, 40_000.0]):
         guard = GradientGuard(CPU, clip=1.0)
         _feed(guard, [1.0] * 5 + spikes + [1.0] * 60)
-        assert guard.remember()["mean"] == pytest.approx(1.0)
+        assert guard.state_dict()["mean"] == pytest.approx(1.0)
     first = GradientGuard(CPU, clip=1.0)
     _feed(first, [1e6] + [1.0] * 60)
-    assert first.remember()["mean"] == pytest.approx(1.0)
+    assert first.state_dict()["mean"] == pytest.approx(1.0)
 
 
 # Planted spikes, and levels that have changed, compared with the rule in plain Python.
@@ -155,7 +155,7 @@ def test_a_level_that_has_changed_is_learned_with_its_eighth_step(factor: float)
     found = _feed(guard, [factor * norm for norm in _norms(60, mean=1.0, spread=0.1, seed=1)])
     assert [bool(step.skipped.item()) for step in found] == [factor > 1] * 7 + [False] * 53
     assert [step for step, item in enumerate(found, 1) if item.learned.item()] == [8]
-    assert guard.remember()["mean"] == pytest.approx(factor, rel=0.5)
+    assert guard.state_dict()["mean"] == pytest.approx(factor, rel=0.5)
     assert guard(torch.tensor(30.0 * factor)).skipped.item(), "and spikes are seen from there"
 
 
@@ -164,7 +164,7 @@ def test_a_smaller_change_is_learned_by_the_mean(factor: float) -> None:
     guard = GradientGuard(CPU, clip=0.0)
     _feed(guard, [1.0] * 200)
     assert not any(found.skipped.item() for found in _feed(guard, [factor] * 115))
-    assert guard.remember()["mean"] == pytest.approx(factor + 0.1 * (1 - factor), rel=0.02)
+    assert guard.state_dict()["mean"] == pytest.approx(factor + 0.1 * (1 - factor), rel=0.02)
 
 
 def test_what_was_no_number_ends_a_row() -> None:
@@ -182,7 +182,7 @@ def test_what_was_no_number_ends_a_row() -> None:
 def test_what_is_not_finite_freezes_the_parameters(bad: float, before: int) -> None:
     guard = GradientGuard(CPU, clip=1.0)
     _feed(guard, [1.0] * before)
-    known = guard.remember()
+    known = guard.state_dict()
     parameter = torch.nn.Parameter(torch.ones(3, 3))
     optimizer = AdamW([("p", parameter)], weight_decay=0.1)
     for norm in (bad, 1.0, 1.0):
@@ -230,9 +230,9 @@ def test_goes_on_from_what_it_remembers_bit_for_bit() -> None:
     whole = _feed(GradientGuard(CPU, clip=0.5), norms)
     first = GradientGuard(CPU, clip=0.5)
     _feed(first, norms[:77])
-    payload = json.loads(json.dumps(first.remember()))
+    payload = json.loads(json.dumps(first.state_dict()))
     second = GradientGuard(CPU, clip=0.5)
-    second.recall(payload)
+    second.load_state_dict(payload)
     assert [bool(step.learned) for step in whole[80:83]] == [False, True, False]
     for ours, theirs in zip(_feed(second, norms[77:]), whole[77:], strict=True):
         assert [float(value).hex() for value in ours] == [float(value).hex() for value in theirs]
@@ -240,7 +240,7 @@ def test_goes_on_from_what_it_remembers_bit_for_bit() -> None:
 
 def test_goes_on_from_what_an_older_version_remembered() -> None:
     guard = GradientGuard(CPU, clip=0.0)
-    guard.recall({"mean": 2.0, "variance": 0.25, "missing": 0.1})
+    guard.load_state_dict({"mean": 2.0, "variance": 0.25, "missing": 0.1})
     assert not guard(torch.tensor(39.0)).skipped.item()
     assert [bool(found.skipped.item()) for found in _feed(guard, [100.0] * 9)] == [True] * 7 + [False] * 2
 
@@ -248,8 +248,8 @@ def test_goes_on_from_what_an_older_version_remembered() -> None:
 @pytest.mark.parametrize("told", [{}, {"mean": math.nan, "variance": 0, "missing": 1}, {"mean": "x"}])
 def test_what_makes_no_sense_is_not_recalled(told: dict[str, object]) -> None:
     guard = GradientGuard(CPU, clip=1.0)
-    guard.recall(told)
-    assert guard.remember() == GradientGuard(CPU, clip=1.0).remember()
+    guard.load_state_dict(told)
+    assert guard.state_dict() == GradientGuard(CPU, clip=1.0).state_dict()
 
 
 def test_an_overflow_halves_the_scale_and_skips_but_freezes_nothing() -> None:
@@ -298,9 +298,9 @@ def test_the_scale_follows_grad_scaler() -> None:
         optimizer.zero_grad()
         ours.update(torch.tensor(float(overflow)))
         if step == 500:
-            payload = json.loads(json.dumps(ours.remember()))
+            payload = json.loads(json.dumps(ours.state_dict()))
             ours = LossScale(CPU)
-            ours.recall(payload)
+            ours.load_state_dict(payload)
         assert ours.value.item() == theirs.get_scale()
 
 

@@ -167,7 +167,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(
     folder = origins.write(tmp_path / "llama")
     spoil(folder)
     with pytest.raises(DataError) as caught:
-        language.settle(folder, **OPTIONS)
+        language.resolve_options(folder, **OPTIONS)
     assert caught.value.option == "from_weights"
     assert words in caught.value.message
     assert "\n" not in caught.value.message
@@ -189,34 +189,34 @@ def test_what_else_was_asked_for_is_refused_by_name(
 ) -> None:
     folder = origins.write(tmp_path / "llama")
     with pytest.raises(DataError) as caught:
-        language.settle(folder, **{**OPTIONS, **asked})
+        language.resolve_options(folder, **{**OPTIONS, **asked})
     assert caught.value.option == option
     assert words in caught.value.message
 
 
 def test_what_agrees_is_let_through(tmp_path: Path) -> None:
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
-    settled = language.settle(folder, **{**OPTIONS, "layers": 2, "context": 32})
-    assert (settled["layers"], settled["context"], settled["tied"]) == (2, 32, True)
+    resolved = language.resolve_options(folder, **{**OPTIONS, "layers": 2, "context": 32})
+    assert (resolved["layers"], resolved["context"], resolved["tied"]) == (2, 32, True)
 
 
 def test_what_may_not_be_looked_at_is_told_as_that() -> None:
     with pytest.raises(
         DataError, match=r"nn can't be read \(File name too long\). Name a safetensors file or a folder"
     ):
-        language.settle(Path("n" * 300), **OPTIONS)
+        language.resolve_options(Path("n" * 300), **OPTIONS)
 
 
 def test_the_ending_of_weights_means_the_same_in_any_case(tmp_path: Path) -> None:
     folder = origins.write(tmp_path / "llama")
     _file(folder).rename(folder / "Model.SafeTensors")
-    assert language.settle(folder, **OPTIONS)["layers"] == 2
+    assert language.resolve_options(folder, **OPTIONS)["layers"] == 2
 
 
 def test_what_a_copy_left_beside_the_weights_is_none_of_them(tmp_path: Path) -> None:
     folder = origins.write(tmp_path / "llama")
     (folder / "._model.safetensors").write_bytes(b"Mac OS X")
-    assert language.settle(folder, **OPTIONS)["layers"] == 2
+    assert language.resolve_options(folder, **OPTIONS)["layers"] == 2
 
 
 @pytest.mark.parametrize("others", [True, False], ids=["an index and its files", "an index alone"])
@@ -228,15 +228,15 @@ def test_a_single_file_counts_whatever_lies_beside_it(others: bool, tmp_path: Pa
             part.unlink()
     saved = {name: 2 * tensor for name, tensor in origins.tensors().items()}
     origins.write_file(_file(folder), saved)
-    assert language.settle(folder, **OPTIONS)["layers"] == 2
+    assert language.resolve_options(folder, **OPTIONS)["layers"] == 2
     found = open_weights(folder)
     assert all(torch.equal(found.read(name), tensor) for name, tensor in saved.items())
 
 
 def test_what_a_config_leaves_open_is_as_hugging_face_has_it(tmp_path: Path) -> None:
     left_open: dict[str, Any] = {"rms_norm_eps": None, "rope_theta": None, "rope_parameters": {"rope_theta": None}}
-    settled = language.settle(origins.write(tmp_path / "llama", config=left_open), **OPTIONS)
-    assert (settled["norm_epsilon"], settled["rope_base"]) == (1e-6, 10_000.0)
+    resolved = language.resolve_options(origins.write(tmp_path / "llama", config=left_open), **OPTIONS)
+    assert (resolved["norm_epsilon"], resolved["rope_base"]) == (1e-6, 10_000.0)
 
 
 def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:

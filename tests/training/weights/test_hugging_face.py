@@ -147,7 +147,7 @@ def test_the_folder_is_the_same_model(options: dict[str, Any], tmp_path: Path) -
     assert expected.abs().max() > 0.1
     assert report.shape == (1, 13)
     assert theirs.config.max_position_embeddings == options.get("max_context", 512 if "rope_factor" in options else 32)
-    again = language.settle(target, **parse({"recipe": "language"}).recipe_options())
+    again = language.resolve_options(target, **parse({"recipe": "language"}).recipe_options())
     assert sizes_of(open_weights(target)) == {name: again[name] for name in sizes_of(open_weights(target))}
 
 

@@ -57,10 +57,10 @@ class DivisionRecord:
         """`owners`: the client of each training sample."""
         self._file, self._digest = file, hashlib.sha256(owners.astype("<i8").tobytes()).hexdigest()[:16]
 
-    def remember(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"digest": self._digest}
 
-    def recall(self, stored: Mapping[str, Any]) -> None:
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         if stored.get("digest", self._digest) != self._digest:
             text = f"{self._file} divides the samples differently than for the checkpoint. Restore the earlier file"
             raise ConfigError([Problem(f"client.{custom.SPLIT.key}", f"{text}, or start over with --resume none.")])
