@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from filecmp import cmp
 from fnmatch import fnmatch
 from functools import cache
@@ -113,7 +114,7 @@ def _is_same(path: str, copy: Path) -> bool:
 
 
 def _copy_tree(copy: Path) -> None:
-    """Copy by hard links where the file system allows, compiled modules too: a check would compile for seconds."""
+    """Copy compiled modules too: a check would compile for seconds."""
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         inside = Path(folder).relative_to(REPOSITORY)
@@ -122,17 +123,18 @@ def _copy_tree(copy: Path) -> None:
     for name in COPIED:
         source = REPOSITORY / name
         if source.is_dir():
-            shutil.copytree(source, copy / name, symlinks=True, copy_function=_link, ignore=ignore)
+            shutil.copytree(source, copy / name, symlinks=True, copy_function=_copy_file, ignore=ignore)
         else:
-            _link(str(source), str(copy / name))
+            _copy_file(str(source), str(copy / name))
 
 
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
+def _copy_file(source: str, target: str) -> str:
+    """Link compiled modules, which nothing writes in place; copy the others, or a check could change the original."""
+    if source.endswith(".pyc"):
+        with suppress(OSError):
+            os.link(source, target, follow_symlinks=False)
+            return target
+    return str(shutil.copy2(source, target))
 
 
 def _add(addition: Addition, copy: Path) -> None:
@@ -148,7 +150,6 @@ def _add(addition: Addition, copy: Path) -> None:
                 continue
             assert text.count(edit.old) == 1, f"{path} has {edit.old!r} {text.count(edit.old)} times"
             text = text.replace(edit.old, edit.new)
-        (copy / path).unlink()  # otherwise the original would change, too
         (copy / path).write_text(text)
 
 

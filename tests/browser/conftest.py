@@ -32,6 +32,10 @@ new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
 }).observe({ type: "layout-shift", buffered: true });
 """
+IS_SETTLED = """() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => resolve(
+  document.readyState === "complete" && !document.querySelector(".htmx-request") &&
+  [...document.querySelectorAll(".chart[data-chart] > .plot")].every((plot) => plot.childElementCount)
+))))"""
 
 
 @dataclass
@@ -47,6 +51,11 @@ class Watched:
         response = self.page.goto(self.url + path)
         assert response
         return response.status
+
+    def settle(self) -> None:
+        """Wait until nothing is being loaded and every chart has its drawing, or a sentence in place of it."""
+        self.page.wait_for_load_state("load")
+        self.page.wait_for_function(IS_SETTLED)
 
 
 def drag(figure: Locator, start: float, end: float) -> None:

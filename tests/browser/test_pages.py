@@ -74,7 +74,7 @@ def test_nobody_trips(lab_up: Stack, jobs: dict[str, int], browse: Browse, width
     paths += [f"/jobs/{number}{tab}" for number in set(jobs.values()) for tab in TABS]
     for path in paths:
         assert watched.open(path) == 200, path
-        watched.page.wait_for_load_state("networkidle") if "/jobs/" not in path else watched.page.wait_for_timeout(150)
+        watched.settle()
         assert watched.page.evaluate(TRIPS) == [], path
         assert not watched.complaints, path
 
@@ -83,8 +83,7 @@ def test_nothing_jumps_while_a_job_loads(lab_up: Stack, jobs: dict[str, int], br
     watched = browse(lab_up, height=1400)
     for state in ("completed", "failed"):
         watched.open(f"/jobs/{jobs[state]}")
-        watched.page.wait_for_selector("[data-chart=loss] canvas, [data-chart=loss] .nothing, [data-chart=loss] p")
-        watched.page.wait_for_timeout(500)
+        watched.settle()
         assert watched.page.evaluate("window.shifted") < 0.02, state
 
 
@@ -136,12 +135,13 @@ def test_the_theme_is_kept_and_does_not_flash(lab_up: Stack, browse: Browse) -> 
 def test_a_first_visit_is_light(lab_up: Stack, jobs: dict[str, int], browse: Browse) -> None:
     """Styles, scripts and fonts of the heaviest page, as they go over the wire."""
     watched = browse(lab_up)
-    sizes: dict[str, int] = {}
-    watched.page.on("requestfinished", lambda r: sizes.update({r.url: r.sizes()["responseBodySize"]}))
     watched.open(f"/jobs/{jobs['completed']}")
     watched.page.wait_for_selector("[data-chart=loss] canvas")
-    watched.page.wait_for_timeout(300)
-    static = {url: size for url, size in sizes.items() if "/static/" in url}
+    watched.settle()
+    sizes = watched.page.evaluate(
+        "() => performance.getEntriesByType('resource').map((entry) => [entry.name, entry.encodedBodySize])"
+    )
+    static = {url: size for url, size in sizes if "/static/" in url}
     scripts = sum(size for url, size in static.items() if "/static/js/" in url)
-    assert sum(static.values()) < 200_000, static
-    assert scripts < 25_000, scripts
+    assert 10_000 < sum(static.values()) < 200_000, static
+    assert 1_000 < scripts < 25_000, scripts

@@ -98,7 +98,9 @@ def test_no_page_carries_inline_styles_or_scripts() -> None:
         *(f"/jobs/{job.pk}{tab}" for tab in ("", "/logs", "/checkpoints", "/attempts", "/spec")),
     ]
     for path in paths:
-        html = client.get(path).text
+        response = client.get(path)
+        assert response.status_code == 200, path
+        html = response.text
         assert " style=" not in html, path
         assert "<style" not in html, path
         assert " onclick=" not in html, path

@@ -189,7 +189,8 @@ def test_nobody_attaches_another_s(login_node: LoginNode, bob: Person) -> None:
         assert done.returncode == 1
         assert f"Slurm has no job {number} of yours." in done.stderr
     assert login_node.slurm.state(slurm_id) in {"RUNNING", "PENDING"}
-    assert all(job["state"] == "failed" for job in bob.client.get("/jobs", params={"owner": "bob"}).json()["items"])
+    items = bob.client.get("/jobs", params={"owner": "bob"}).json()["items"]
+    assert {job["state"] for job in items} == {"failed"}
     assert login_node.slurm.run("squeue", "--noheader", f"--user={BOB}").strip() == ""
 
 

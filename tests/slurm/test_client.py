@@ -145,11 +145,9 @@ def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) ->
     until(lambda: followed.status(job).reason == "BeginTime", seconds=PATIENCE_S)
     for command, text in (("hold", "JobHeldAdmin"), ("release", "BeginTime"), ("uhold", "JobHeldUser")):
         followed.control(command, job)
-        reasons = []
-        for _ in range(2):
-            time.sleep(2)  # as the follower's ticks are apart
-            reasons.append(followed.status(job).reason)
-        assert text in reasons, reasons
+        until(
+            lambda text=text: followed.status(job).reason == text, seconds=10
+        )  # the whole queue is read again after 15 s
 
 
 def test_a_failed_prolog_is_no_persons_hold(followed: Followed) -> None:
@@ -300,13 +298,16 @@ def test_nothing_wrong_is_told_while_daemons_are_away(followed: Followed, daemon
     followed.wait(short, "running")
     with followed.cluster.without(daemon):
         deadline = time.monotonic() + 6
+        answers = []
         while time.monotonic() < deadline:
             with suppress(SchedulerError):
-                statuses = followed.slurm.status([running, short])
-                assert set(statuses) == {running, short}
-                assert statuses[running].state in {"running", UNKNOWN}
-                assert statuses[short].state in {"running", "completing", "failed", UNKNOWN}
+                answers.append(followed.slurm.status([running, short]))
             time.sleep(0.3)
+    assert answers or daemon == "slurmctld", "no answer, though slurmctld needs no accounts to describe jobs"
+    for statuses in answers:
+        assert set(statuses) == {running, short}
+        assert statuses[running].state in {"running", UNKNOWN}
+        assert statuses[short].state in {"running", "completing", "failed", UNKNOWN}
     assert followed.wait(short, *ENDED).exit_code == 3
     assert followed.status(running).state == "running"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from pathlib import Path
 
@@ -163,7 +162,6 @@ def test_cancelling_the_one_with_the_arrays_own_number_leaves_the_others(
     leader = int(rows[array])
     alice.cancel(jobs[leader])
     assert alice.wait(jobs[leader], timeout_s=90)["state"] == "cancelled"
-    time.sleep(2)
     for number, job_id in enumerate(jobs):
         assert number == leader or alice.job(job_id)["state"] == "running"
         (root_of(portal, job_id) / "job" / "go").touch(mode=0o666)

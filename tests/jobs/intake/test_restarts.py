@@ -105,4 +105,5 @@ def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
     )
     reports.ingest(attempt.pk, post(launcher))
     now = timezone.now()
+    assert Incident.objects.count() == 2
     assert all(attempt.created_at <= incident.at <= now for incident in Incident.objects.all())

@@ -262,7 +262,7 @@ def test_a_bmc_that_is_away_is_a_problem_not_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output", ["", "Traceback", "[1]", '{"celsius": true}', '{"celsius": "24"}', "9" * 70_000])
 def test_what_is_not_the_programs_output_is_a_problem(output: str) -> None:
-    assert isinstance(redfish_celsius(output), str)
+    assert redfish_celsius(output) == "The BMC's Redfish service could not be read."
 
 
 SETTINGS = {

@@ -316,6 +316,10 @@ def test_a_folder_that_is_not_mounted_fails() -> None:
     assert failed(found) == []
     found = mounts("xfs /dev/sda2", "nfs4 filer:/data")
     assert all(finding.is_warning for verdict in found.values() for finding in verdict.findings)
+    assert {name: texts(verdict) for name, verdict in found.items()} == {
+        "n0": ["/data is xfs from /dev/sda2 here, and of other types on other nodes."],
+        "n1": ["/data is nfs4 from filer:/data here, and of other types on other nodes."],
+    }
     assert failed(found) == []
     assert not any(verdict.findings for verdict in mounts("xfs /dev/sda2", "xfs /dev/sdb1").values())
 
