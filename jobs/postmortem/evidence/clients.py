@@ -24,7 +24,7 @@ _ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum",
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(?::|\Z)")
 
 
-def clients_of_federation(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_federation_clients(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add the clients that dropped out last, each with the end of its traceback, and those that are excluded."""
     if incident.attempt.job.spec.get("kind") != FEDERATED:
         return

@@ -13,41 +13,45 @@ from diagnosis.signatures.catalogue import Catalogue
 from diagnosis.signs import flight_recorder, stacks
 from diagnosis.signs.sign import Sign
 from jobs.models import Incident
-from jobs.postmortem.evidence.clients import clients_of_federation
+from jobs.postmortem.evidence.clients import collect_federation_clients
 from jobs.postmortem.evidence.collected import IncidentEvidence, Source
-from jobs.postmortem.evidence.history import changes_of_environment, lineage_of_checkpoints, others_that_failed
-from jobs.postmortem.evidence.launchers import exits_of_ranks, report_of_launcher, snapshots_of_nodes
-from jobs.postmortem.evidence.machines import curves_of_machines, events_of_machines
-from jobs.postmortem.evidence.ranks import guards_of_trainer, logs_of_ranks, stacks_of_ranks, steps_of_ranks
-from jobs.postmortem.evidence.scheduler import report_of_scheduler, states_of_nodes
-from jobs.postmortem.evidence.series import reported_series
+from jobs.postmortem.evidence.history import collect_checkpoints, collect_environment_changes, collect_other_failures
+from jobs.postmortem.evidence.launchers import collect_launcher_report, collect_node_snapshots, collect_rank_exits
+from jobs.postmortem.evidence.machines import collect_machine_curves, collect_machine_events
+from jobs.postmortem.evidence.ranks import (
+    collect_guard_events,
+    collect_rank_logs,
+    collect_rank_stacks,
+    collect_rank_steps,
+)
+from jobs.postmortem.evidence.scheduler import collect_node_states, collect_scheduler_report
+from jobs.postmortem.evidence.series import collect_reported_series
 
 # In this order: logs tell which incarnation failed, the launchers' files where each rank ran.
-SOURCES: tuple[Source, ...] = (
-    logs_of_ranks,
-    exits_of_ranks,
-    report_of_scheduler,
-    report_of_launcher,
-    snapshots_of_nodes,
-    events_of_machines,
-    curves_of_machines,
-    stacks_of_ranks,
-    steps_of_ranks,
-    guards_of_trainer,
-    reported_series,
-    clients_of_federation,
-    lineage_of_checkpoints,
-    states_of_nodes,
-    others_that_failed,
-    changes_of_environment,
+SOURCES: tuple[tuple[str, Source], ...] = (
+    ("ranks' logs", collect_rank_logs),
+    ("exits of ranks", collect_rank_exits),
+    ("the scheduler's report", collect_scheduler_report),
+    ("the launcher's report", collect_launcher_report),
+    ("snapshots of nodes", collect_node_snapshots),
+    ("machine events", collect_machine_events),
+    ("memory and temperatures of machines", collect_machine_curves),
+    ("stacks of ranks", collect_rank_stacks),
+    ("steps of ranks", collect_rank_steps),
+    ("the trainer's guards", collect_guard_events),
+    ("reported series", collect_reported_series),
+    ("clients of the federation", collect_federation_clients),
+    ("checkpoints", collect_checkpoints),
+    ("states of nodes", collect_node_states),
+    ("other failures at that time", collect_other_failures),
+    ("changes since the previous attempt", collect_environment_changes),
 )
 
 
 def gather(incident: Incident, catalogue: Catalogue) -> IncidentEvidence:
     """Query every source; one that fails is listed as unavailable."""
     found = IncidentEvidence(incarnation=incident.incarnation or 0, available={ATTEMPT})
-    for source in SOURCES:
-        name = source.__name__.replace("_", " ")
+    for name, source in SOURCES:
         if time.monotonic() > found.until:
             found.unavailable.append(f"{name}: no time was left")
             continue

@@ -29,7 +29,7 @@ _SHARED = frozenset({"storage.io", "storage.full", "network.fabric", "scheduler.
 _ALONE = 1  # with so few other failures nothing follows
 
 
-def lineage_of_checkpoints(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_checkpoints(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add the checkpoint that the attempt started from, damaged ones, and those that were left to resume from."""
     attempt = incident.attempt
     events = Event.objects.filter(attempt=attempt, kind="checkpoint.damaged", incarnation=found.incarnation)
@@ -65,7 +65,7 @@ def _started_from(attempt: Attempt, incarnation: int) -> str:
     return untrusted.name(next(names, ""), 64)
 
 
-def changes_of_environment(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_environment_changes(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add packages, driver and code that changed since the previous attempt; never a cause by themselves."""
     ran = provenance.compare_with_earlier(incident.attempt)
     if ran is None:
@@ -82,7 +82,7 @@ def changes_of_environment(incident: Incident, catalogue: Catalogue, found: Inci
     found.signs.append(context(ENVIRONMENT, text, cause="environment.package"))
 
 
-def others_that_failed(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_other_failures(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add how many other jobs failed within two minutes, or within ten on a node of this one; never which."""
     attempt, at = incident.attempt, incident.at
     near = Incident.objects.filter(at__gte=at - NEAR_IN_TIME, at__lte=at + NEAR_IN_TIME)

@@ -24,7 +24,7 @@ MOST_SNAPSHOTS = 256
 MOST_KERNEL_BYTES = 16 << 20  # of all nodes
 
 
-def exits_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_rank_exits(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add exit code, signal and time of every rank, recorded by the launcher of its node."""
     folder = job_folder(incident)
     if folder is None:
@@ -36,7 +36,7 @@ def exits_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvid
         found.signs += rank_exits.signs_of_exits(found.exits, named=_blamed_rank(incident, found))
 
 
-def report_of_launcher(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_launcher_report(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add the rank that failed first: a hang, a lost node, or its exit if no file has it."""
     failure = failure_of(incident)
     if not failure:
@@ -85,7 +85,7 @@ def _blamed_rank(incident: Incident, found: IncidentEvidence) -> int | None:
     return failure.get("rank") if failure.get("kind") != "lost_peer" else None
 
 
-def snapshots_of_nodes(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_node_snapshots(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add what was full or killed for memory on each node, and what its kernel and its driver logged."""
     folder, attempt = job_folder(incident), incident.attempt
     if folder is None:

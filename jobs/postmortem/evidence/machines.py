@@ -26,7 +26,7 @@ LAST_S = 120  # before the end, in which full memory counts
 NEARLY_FULL = 0.98
 
 
-def events_of_machines(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_machine_events(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add Xids, lost GPUs and slow mounts of the attempt's nodes within ten minutes of the end."""
     attempt = incident.attempt
     since, until = incident.at - NEAR_END, incident.at + NEAR_END
@@ -107,7 +107,7 @@ def _signs_of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:
 # Curves of memory and temperature.
 
 
-def curves_of_machines(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_machine_curves(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add memory that was nearly full at the end, and GPUs at the temperature where they slow down."""
     attempt = incident.attempt
     if not attempt.nodes:

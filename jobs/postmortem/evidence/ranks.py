@@ -35,7 +35,7 @@ _GUARDS = {
 }
 
 
-def logs_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_rank_logs(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Read all logs of the incarnation that failed, of the launchers, and of the batch script."""
     attempt = incident.attempt
     if attempt.job.is_attached:
@@ -96,7 +96,7 @@ def _open_each(incident: Incident, named: Iterable[str], found: IncidentEvidence
             found.unavailable.append(f"{name}: {error.strerror or error}")
 
 
-def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_rank_stacks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add the stacks of ranks that their launcher gave up on."""
     folder = job_folder(incident)
     if folder is None:
@@ -109,7 +109,7 @@ def stacks_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvi
                 found.read.stacks.append(stack)
 
 
-def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_rank_steps(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add how far each rank was by its last heartbeat: the ranks behind are those that the others waited for."""
     folder = job_folder(incident)
     if folder is None:
@@ -139,7 +139,7 @@ def steps_of_ranks(incident: Incident, catalogue: Catalogue, found: IncidentEvid
     found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, source_kind="trainer"))
 
 
-def guards_of_trainer(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_guard_events(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add what the trainer's guards found before they ended the run, and what they recorded about the step."""
     events = Event.objects.filter(attempt=incident.attempt, kind__in=_GUARDS, incarnation=found.incarnation)
     for event in events.order_by("-id")[:4]:

@@ -31,7 +31,7 @@ _ENDS = {
 }
 
 
-def report_of_scheduler(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_scheduler_report(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add the job's state, exit code, signal and cancellation, and steps that were killed for memory."""
     attempt = incident.attempt
     if incident.incarnation is not None:
@@ -84,7 +84,7 @@ def _changed_nodes(incident: Incident) -> list[Node]:
     return list(Node.objects.filter(near, name__in=incident.attempt.nodes).order_by("name")[:MOST_NODES])
 
 
-def states_of_nodes(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_node_states(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Add nodes that went down or were drained within ten minutes, with the reason."""
     nodes = incident.attempt.nodes
     if not nodes:

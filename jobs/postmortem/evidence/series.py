@@ -81,7 +81,7 @@ class ReportedCurve:
         return means[np.isfinite(means)]
 
 
-def reported_series(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
+def collect_reported_series(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
     """Read the series that say how training went; what they show is a cause only if the program ended by itself."""
     reader = _SeriesReader(incident, found)
     if not reader.names:

@@ -104,7 +104,7 @@ def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pyte
     monkeypatch.setattr(collected, "MOST_S", -1.0)
     incident, report = left.diagnosed()
     assert (incident.cause, incident.version) == ("unknown", 1)
-    assert {"logs of ranks: no time was left", "states of nodes: no time was left"} <= {*report["not_seen"]}
+    assert {"ranks' logs: no time was left", "other failures at that time: no time was left"} <= {*report["not_seen"]}
 
 
 @pytest.mark.parametrize(
