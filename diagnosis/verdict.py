@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from diagnosis.causes import CAUSES
@@ -20,6 +20,7 @@ class EvidenceLine:
     file: str
     line: int
     text: str
+    _: KW_ONLY
     role: str
     cause: str
     rank: int | None = None

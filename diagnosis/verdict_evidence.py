@@ -39,13 +39,13 @@ def evidence_of(root: Sign | None, case: Case) -> list[EvidenceLine]:
                     sign.file,
                     sign.line,
                     masked(sign.text.strip())[:MOST_TEXT],
-                    role,
-                    sign.cause,
-                    sign.rank,
-                    sign.node,
-                    sign.at,
-                    sign.count,
-                    sign.entry.name if sign.entry else "",
+                    role=role,
+                    cause=sign.cause,
+                    rank=sign.rank,
+                    node=sign.node,
+                    at=sign.at,
+                    count=sign.count,
+                    entry=sign.entry.name if sign.entry else "",
                 )  # fmt: skip
             )
     return found

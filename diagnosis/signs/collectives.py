@@ -58,7 +58,15 @@ def _sign_of_group(name: str, works: list[PendingCollective]) -> Sign | None:
             return None
         outlier = odd[0]
         text = f"at sequence number {lowest} rank {outlier.rank} is in {outlier.what}, the others in {usual}"
-        return Sign(name, outlier.line, text, "collective.mismatch", "root", outlier.prefix, source_kind="collectives")
+        return Sign(
+            name,
+            outlier.line,
+            text,
+            cause="collective.mismatch",
+            role="root",
+            prefix=outlier.prefix,
+            source_kind="collectives",
+        )
     behind = [work for work in works if work.seq == lowest]
     if len(behind) * 2 > len(works):
         return None
@@ -66,5 +74,11 @@ def _sign_of_group(name: str, works: list[PendingCollective]) -> Sign | None:
     highest = max(work.seq for work in works)
     text = f"rank {outlier.rank} is behind: at sequence number {lowest}, the others up to {highest}"
     return Sign(
-        name, outlier.line, text, "collective.timeout", "confirmation", outlier.prefix, source_kind="collectives"
+        name,
+        outlier.line,
+        text,
+        cause="collective.timeout",
+        role="confirmation",
+        prefix=outlier.prefix,
+        source_kind="collectives",
     )

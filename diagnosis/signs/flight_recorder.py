@@ -84,7 +84,17 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
             rank = min(odd)
             text = f"rank {rank} called {called[rank]}, the others {usual} (collective {place[1]} of group {place[0]})"
             name = next(flight.name for flight in flights if flight.rank == rank)
-            found.append(Sign(name, 1, text, "collective.mismatch", "root", Prefix(rank=rank), source_kind="flight"))
+            found.append(
+                Sign(
+                    name,
+                    1,
+                    text,
+                    cause="collective.mismatch",
+                    role="root",
+                    prefix=Prefix(rank=rank),
+                    source_kind="flight",
+                )
+            )
             break
     if found:
         return found
@@ -101,6 +111,14 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
         name = next(flight.name for flight in flights if flight.rank == behind[0])
         text = f"rank {behind[0]} is {worst} collectives behind the others"
         found.append(
-            Sign(name, 1, text, "collective.timeout", "confirmation", Prefix(rank=behind[0]), source_kind="flight")
+            Sign(
+                name,
+                1,
+                text,
+                cause="collective.timeout",
+                role="confirmation",
+                prefix=Prefix(rank=behind[0]),
+                source_kind="flight",
+            )
         )
     return found

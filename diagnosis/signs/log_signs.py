@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from diagnosis.causes import UNKNOWN
 from diagnosis.logs import progress
@@ -72,7 +72,17 @@ def signs_of_log(scanned: ScannedLog, catalogue: Catalogue) -> list[Sign]:
     if (sign := _sign_of_loss(scanned)) is not None:
         found.append(sign)
     for summary in scanned.summaries:
-        found.append(Sign(scanned.name, summary.line, summary.text, UNKNOWN, "exit", Prefix(), groups=summary.groups))
+        found.append(
+            Sign(
+                scanned.name,
+                summary.line,
+                summary.text,
+                cause=UNKNOWN,
+                role="exit",
+                prefix=Prefix(),
+                groups=summary.groups,
+            )
+        )
     for sign in found:
         sign.at = sign.prefix.stamp if sign.prefix.stamp is not None else clock.at(sign.line)
     mark_survived(scanned, found)
@@ -87,9 +97,18 @@ def _sign_of_hit(scanned: ScannedLog, hit: Hit, count: int) -> Sign:
     elif scanned.kind in {"kernel", "nvidia-smi"} and entry.role in {"root", "confirmation"}:
         of = "kernel"
     return Sign(
-        scanned.name, hit.line, hit.text[hit.prefix.length :], entry.cause, entry.role, hit.prefix, entry, count=count,
-        groups=hit.groups, source_kind=of, is_from_job_folder=scanned.is_from_job_folder,
-    )  # fmt: skip
+        scanned.name,
+        hit.line,
+        hit.text[hit.prefix.length :],
+        cause=entry.cause,
+        role=entry.role,
+        prefix=hit.prefix,
+        entry=entry,
+        count=count,
+        groups=hit.groups,
+        source_kind=of,
+        is_from_job_folder=scanned.is_from_job_folder,
+    )
 
 
 def _sign_of_loss(scanned: ScannedLog) -> Sign | None:
@@ -100,7 +119,7 @@ def _sign_of_loss(scanned: ScannedLog) -> Sign | None:
     cause = "numerics.nan" if outcome.kind == "nan" else "numerics.divergence"
     prefix = next((prefix for mark, prefix in scanned.marks if mark.line == outcome.line), Prefix())
     prefix = replace(prefix, level="")  # the level with which a logger reports a loss says nothing about the loss
-    return Sign(scanned.name, outcome.line, outcome.text, cause, "root", prefix, source_kind="course")
+    return Sign(scanned.name, outcome.line, outcome.text, cause=cause, role="root", prefix=prefix, source_kind="course")
 
 
 def _is_advice(sign: Sign, catalogue: Catalogue) -> bool:
@@ -117,62 +136,74 @@ def _is_advice(sign: Sign, catalogue: Catalogue) -> bool:
 # Tracebacks.
 
 
+@dataclass(frozen=True, slots=True)
+class ClassifiedException:
+    """One exception of a chain, with the entry that matches it best and what follows from that entry."""
+
+    traceback: Traceback
+    entry: Entry | None
+    cause: str
+    role: str
+    operations: tuple[str, ...]
+
+    @property
+    def has_own_entry(self) -> bool:
+        """Return whether an entry matches that is made for such failures, and not for any of its class."""
+        return self.entry is not None and not self.entry.is_generic
+
+    @property
+    def is_common(self) -> bool:
+        return self.traceback.name in _COMMON_EXCEPTIONS
+
+
 def sign_of_traceback(name: str, traceback: Traceback, prefix: Prefix, catalogue: Catalogue) -> Sign:
     """Return the sign of a traceback: of its chain, the link that shows where the failure began."""
     chain = traceback.chain
-    judged = [
-        (link, *classify_exception(link, catalogue, outer=chain[index + 1 :])) for index, link in enumerate(chain)
-    ]
-    root = _root_of_chain(judged)
-    link, entry, cause, role, doing = root
-    line = link.line or link.first
+    links = [classify_exception(link, catalogue, outer=chain[index + 1 :]) for index, link in enumerate(chain)]
+    root = _root_of_chain(links)
+    link = root.traceback
     text = link.text if link.wraps is None else f"{link.text} {link.wraps.text}"
-    return Sign(name, line, text[:1000], cause, role, prefix, entry, link, doing)
+    return Sign(
+        file=name,
+        line=link.line or link.first,
+        text=text[:1000],
+        cause=root.cause,
+        role=root.role,
+        prefix=prefix,
+        entry=root.entry,
+        traceback=link,
+        operations=root.operations,
+    )
 
 
-def _root_of_chain(
-    judged: list[tuple[Traceback, Entry | None, str, str, tuple[str, ...]]],
-) -> tuple[Traceback, Entry | None, str, str, tuple[str, ...]]:
+def _root_of_chain(links: Sequence[ClassifiedException]) -> ClassifiedException:
     """Return the first link of a chain that has a cause of its own; for a wrapper, the wrapped one, if it is named."""
-    if judged[0][3] == "echo" and judged[-1][0].wraps is None:  # raised while a peer's loss was dealt with
-        return judged[0]
-    specific = [
-        candidate
-        for candidate in judged
-        if candidate[1] is not None and not candidate[1].is_generic and candidate[3] == "root"
-    ]
-    for candidate in specific:
-        is_last = candidate is judged[-1]
-        if (
-            is_last
-            or candidate[0].name not in _COMMON_EXCEPTIONS
-            or candidate[0] is judged[-1][0].wraps
-            or all(other[1] is None or other[1].is_generic for other in judged if other is not candidate)
-        ):
-            return candidate
+    first, last = links[0], links[-1]
+    if first.role == "echo" and last.traceback.wraps is None:  # raised while a peer's loss was dealt with
+        return first
+    specific = [link for link in links if link.has_own_entry and link.role == "root"]
+    for link in specific:
+        is_only = not any(other.has_own_entry for other in links if other is not link)
+        if is_only or link is last or not link.is_common or link.traceback is last.traceback.wraps:
+            return link
     if specific:
         return specific[-1]
-    roots = [candidate for candidate in judged if candidate[3] == "root"]
-    specific_roots = (
-        [candidate for candidate in roots if candidate[0].name not in _COMMON_EXCEPTIONS] or roots or judged
-    )
-    last = judged[-1]
-    if last in specific_roots or last[0].wraps is None:
-        # Raised while another was handled: the handler's own is the program's word, unless it only passes on.
-        return (
-            specific_roots[0]
-            if specific_roots[0][0].name not in _COMMON_EXCEPTIONS
-            else last
-            if last[3] == "root"
-            else specific_roots[0]
-        )
-    return specific_roots[0]
+    return _root_without_entry(links)
 
 
-def classify_exception(
-    link: Traceback, catalogue: Catalogue, outer: Iterable[Traceback] = ()
-) -> tuple[Entry | None, str, str, tuple[str, ...]]:
-    """Return (entry, cause, role, operations) of one exception: by its message, then by its class and operations.
+def _root_without_entry(links: Sequence[ClassifiedException]) -> ClassifiedException:
+    """Return the root of a chain in which no entry of its own matches a root: its first uncommon exception."""
+    last = links[-1]
+    roots = [link for link in links if link.role == "root"]
+    if uncommon := [link for link in roots if not link.is_common]:
+        return uncommon[0]
+    # Raised while another exception was handled: the handler's own exception explains the failure, unless it only
+    # follows from another process's.
+    return last if last.role == "root" else (roots or links)[0]
+
+
+def classify_exception(link: Traceback, catalogue: Catalogue, outer: Iterable[Traceback] = ()) -> ClassifiedException:
+    """Classify one exception: by its message, then by its class and operations.
 
     Without a matching entry the cause is program.exception. `outer`: the later links of the chain.
     """
@@ -188,9 +219,9 @@ def classify_exception(
         if _matches_details(entry, link, doing, catalogue):
             candidates.append((_specificity(entry), 0, entry))
     if not candidates:
-        return None, "program.exception", "root", doing
+        return ClassifiedException(link, None, "program.exception", "root", doing)
     _, _, best = max(candidates, key=lambda item: (*item[:2], item[2].is_site))
-    return best, best.cause, best.role, doing
+    return ClassifiedException(link, best, best.cause, best.role, doing)
 
 
 def _lines(link: Traceback) -> list[str]:

@@ -184,7 +184,9 @@ def _sign(
     first = exits[0] if exits else None
     at = first.at if first and first.at is not None else snapshot.at
     prefix = Prefix(rank=first.rank if first else None, node=snapshot.node, stamp=at, is_dated=True)
-    return Sign(_source_name(snapshot), 0, text, cause, role, prefix, source_kind=of, is_from_job_folder=True)
+    return Sign(
+        _source_name(snapshot), 0, text, cause=cause, role=role, prefix=prefix, source_kind=of, is_from_job_folder=True
+    )
 
 
 def _source_name(snapshot: NodeSnapshot) -> str:

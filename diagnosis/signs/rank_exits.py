@@ -114,12 +114,27 @@ def signs_of_exits(exits: Sequence[RankExit], *, named: int | None = None) -> li
         if end.rank == first:
             groups["first"] = "yes"
         prefix = Prefix(rank=end.rank, node=end.node, stamp=end.at, is_dated=True)
-        found.append(Sign(LAUNCHER, 0, str(end), "unknown", "exit", prefix, groups=groups, source_kind="trainer"))
+        found.append(
+            Sign(
+                LAUNCHER, 0, str(end), cause="unknown", role="exit", prefix=prefix, groups=groups, source_kind="trainer"
+            )
+        )
     stuck = [end for end in exits if end.is_stuck]
     if stuck:
         text = f"rank {stuck[0].rank} could not be killed, not even by SIGKILL: it hangs in the kernel"
         prefix = Prefix(rank=stuck[0].rank, node=stuck[0].node)
-        found.append(Sign(LAUNCHER, 0, text, "storage.io", "context", prefix, count=len(stuck), source_kind="trainer"))
+        found.append(
+            Sign(
+                LAUNCHER,
+                0,
+                text,
+                cause="storage.io",
+                role="context",
+                prefix=prefix,
+                count=len(stuck),
+                source_kind="trainer",
+            )
+        )
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -47,6 +47,7 @@ class Sign:
     file: str
     line: int
     text: str
+    _: KW_ONLY
     cause: str
     role: str
     prefix: Prefix

@@ -114,9 +114,9 @@ def _sign_of_state(name: str, number: int, line: str, state: str, exit_code: str
         name,
         number,
         line,
-        cause,
-        role,
-        Prefix(stamp=_unix_time(end), is_dated=True),
+        cause=cause,
+        role=role,
+        prefix=Prefix(stamp=_unix_time(end), is_dated=True),
         groups=groups,
         source_kind="slurm",
     )

@@ -136,6 +136,13 @@ def _sign(stack: ProcessStack, *, while_others_wait: bool) -> Sign:
     text = text.replace("\0", "")[:1000]
     prefix, doing = Prefix(rank=stack.rank), operations_of(stack.frames)
     return Sign(
-        stack.name, stack.line, text, "collective.timeout", "confirmation", prefix, operations=doing, groups=groups,
+        stack.name,
+        stack.line,
+        text,
+        cause="collective.timeout",
+        role="confirmation",
+        prefix=prefix,
+        operations=doing,
+        groups=groups,
         source_kind="stacks",
-    )  # fmt: skip
+    )

@@ -223,32 +223,36 @@ class Poll:
     def _select_changed(self, tracked: Sequence[TrackedAttempt], statuses: Mapping[str, JobStatus]) -> list[int]:
         """Return the attempts to read whole: ends first, for their follow-ups; last what costs a call or a file."""
         jobs = _jobs_of_keys(tracked, statuses)
-        found: tuple[list[int], ...] = ([], [], [], [])  # ended, changed, missing, long in an unknown state
-        newly_unknown = []
+        ended: list[int] = []
+        changed: list[int] = []
+        missing: list[int] = []
+        newly_unknown: list[int] = []
+        long_unknown: list[int] = []
         now = timezone.now()
         for attempt in tracked:
             status = statuses.get(attempt.scheduler_id)
             if status is None:
                 wait = attached.UNCONFIRMED_FOR if attempt.is_attached and attempt.submitted_at is None else MISSING_FOR
                 if attempt.unknown_since is None or now - attempt.unknown_since > wait:
-                    found[2].append(attempt.pk)
+                    missing.append(attempt.pk)
             elif attempt.belongs_to_other_job(status, jobs):
-                found[1].append(attempt.pk)
+                changed.append(attempt.pk)
             elif status.state == UNKNOWN:
                 if attempt.untold_since is None:
                     newly_unknown.append(attempt.pk)
                 if attempt.unknown_since is not None:
-                    found[1].append(attempt.pk)
+                    changed.append(attempt.pk)
                 elif attempt.untold_since is not None and now - attempt.untold_since > UNKNOWN_STATE_FOR:
-                    found[3].append(attempt.pk)
+                    long_unknown.append(attempt.pk)
             elif not attempt.is_unchanged(status):
-                found[0 if status.state in ENDED else 1].append(attempt.pk)
+                (ended if status.state in ENDED else changed).append(attempt.pk)
         # While slurmdbd is unreachable these may be thousands at once. No page shows them yet, so none is announced.
         for part in _parts(newly_unknown, AT_ONCE):
             with self.lease.writing():
                 Attempt.objects.alive().filter(pk__in=part).update(untold_since=now)
-        start = int(time.monotonic()) % max(1, len(found[3]))  # others in each tick
-        return [*found[0], *found[1], *found[2], *(found[3][start:] + found[3][:start])[:UNKNOWN_STATE_AT_ONCE]]
+        start = int(time.monotonic()) % max(1, len(long_unknown))  # others in each tick
+        rotated = long_unknown[start:] + long_unknown[:start]
+        return [*ended, *changed, *missing, *rotated[:UNKNOWN_STATE_AT_ONCE]]
 
     def _load(self, ids: Sequence[int]) -> Iterator[Attempt]:
         """Read these rows as they are now, in this order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -52,6 +52,7 @@ class WasteEntry:
     name: str
     hours: AllocatedHours
     link: str = ""
+    _: KW_ONLY
     project: str = ""
     person: str = ""
     job: int | None = None
@@ -256,10 +257,10 @@ def _job_rows(user: User, found: Sequence[JobHours]) -> list[WasteEntry]:
                 (job.name if job else name) or f"job {hours.scheduler_id}",
                 _hours(hours.held_s, hours.used_s, hours.idle_s),
                 link,
-                projects.get(hours.project_id or 0, ""),
-                owners.name(hours.person_id, hours.user),
-                job.pk if job else None,
-                hours.scheduler_id,
+                project=projects.get(hours.project_id or 0, ""),
+                person=owners.name(hours.person_id, hours.user),
+                job=job.pk if job else None,
+                scheduler_id=hours.scheduler_id,
             )
         )
     return rows

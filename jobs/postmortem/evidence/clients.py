@@ -46,7 +46,9 @@ def _run_end(incident: Incident, found: IncidentEvidence) -> None:
             cause = "numerics.nan"
         prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
         role = "confirmation" if found.logs else "root"
-        found.signs.append(Sign(EVENTS, 0, _shortened(text), cause, role, prefix, source_kind="trainer"))
+        found.signs.append(
+            Sign(EVENTS, 0, _shortened(text), cause=cause, role=role, prefix=prefix, source_kind="trainer")
+        )
         return
 
 

@@ -94,7 +94,7 @@ def job_folder(incident: Incident) -> JobFolder | None:
 def context(file: str, text: str, *, cause: str = "unknown", node: str = "", at: float | None = None) -> Sign:
     """Return a sign that is worth knowing and never a cause."""
     prefix = Prefix(node=node, stamp=at, is_dated=at is not None)
-    return Sign(file, 0, text[:1000], cause, "context", prefix, source_kind="context")
+    return Sign(file, 0, text[:1000], cause=cause, role="context", prefix=prefix, source_kind="context")
 
 
 def first_few(names: Iterable[str], most: int = 8) -> str:

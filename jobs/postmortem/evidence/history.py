@@ -39,14 +39,24 @@ def collect_checkpoints(incident: Incident, catalogue: Catalogue, found: Inciden
         damaged.add(name)
         prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
         text = f"{name} was found damaged: {why}"
-        found.signs.append(Sign(EVENTS, 0, text, "checkpoint.corrupt", "confirmation", prefix, source_kind="trainer"))
+        found.signs.append(
+            Sign(EVENTS, 0, text, cause="checkpoint.corrupt", role="confirmation", prefix=prefix, source_kind="trainer")
+        )
     started = _started_from(attempt, found.incarnation)
     rows = Checkpoint.objects.filter(job=attempt.job_id)
     checkpoint = rows.by_name(started).first() if started else None
     if checkpoint is not None and checkpoint.state == Checkpoint.State.CORRUPT and checkpoint.name not in damaged:
         text = f"{checkpoint.name}, which it started from, is corrupt: {checkpoint.problem}"
         found.signs.append(
-            Sign(CHECKPOINTS, 0, text, "checkpoint.corrupt", "confirmation", Prefix(), source_kind="trainer")
+            Sign(
+                CHECKPOINTS,
+                0,
+                text,
+                cause="checkpoint.corrupt",
+                role="confirmation",
+                prefix=Prefix(),
+                source_kind="trainer",
+            )
         )
     if damaged or (checkpoint is not None and checkpoint.state == Checkpoint.State.CORRUPT):
         whole = rows.resumable().exclude(name__in=damaged).order_by("-generation", "-step")
@@ -117,5 +127,5 @@ def _sign_of_others(others: dict[int, tuple[str, str]]) -> Sign:
     if most > _ALONE:
         text += f", {most:,} of them for the same cause: {CAUSES[cause].title}"
         if cause in _SHARED:
-            return Sign(OTHERS, 0, text, cause, "confirmation", Prefix(), source_kind="others")
+            return Sign(OTHERS, 0, text, cause=cause, role="confirmation", prefix=Prefix(), source_kind="others")
     return context(OTHERS, text)

@@ -46,9 +46,13 @@ def collect_launcher_report(incident: Incident, catalogue: Catalogue, found: Inc
     prefix = Prefix(rank=rank, node=found.node_of(rank))
     text = f"{failure.get('kind', '')}: {failure.get('error', '')}".strip(": ")
     if failure.get("kind") == "hang":
-        found.signs.append(Sign(LAUNCHER, 0, text, "collective.timeout", "echo", prefix, source_kind="trainer"))
+        found.signs.append(
+            Sign(LAUNCHER, 0, text, cause="collective.timeout", role="echo", prefix=prefix, source_kind="trainer")
+        )
     elif failure.get("kind") == "node":
-        found.signs.append(Sign(LAUNCHER, 0, text, "scheduler.node_fail", "root", prefix, source_kind="trainer"))
+        found.signs.append(
+            Sign(LAUNCHER, 0, text, cause="scheduler.node_fail", role="root", prefix=prefix, source_kind="trainer")
+        )
     if lines := failure.get("last_lines"):
         last_lines = f"the log of rank {rank} names no error and ends with: {' / '.join(lines)}"
         found.signs.append(context(LAUNCHER, last_lines, node=prefix.node))
@@ -58,7 +62,9 @@ def collect_launcher_report(incident: Incident, catalogue: Catalogue, found: Inc
     for key, name in (("exit_code", "code"), ("signal", "signal")):
         if failure.get(key) is not None:
             groups[name] = str(failure[key])
-    found.signs.append(Sign(LAUNCHER, 0, text, "unknown", "exit", prefix, groups=groups, source_kind="trainer"))
+    found.signs.append(
+        Sign(LAUNCHER, 0, text, cause="unknown", role="exit", prefix=prefix, groups=groups, source_kind="trainer")
+    )
 
 
 def failure_of(incident: Incident) -> dict[str, Any]:

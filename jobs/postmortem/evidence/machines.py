@@ -88,17 +88,30 @@ def _signs_of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:
     name, at = f"kernel of {event.agent.node}", event.at.timestamp()
     if event.kind == "gpu.lost":
         text = f"GPU {event.gpu.index if event.gpu else '?'} was lost"
-        return [Sign(name, 0, text, "gpu.off_bus", "root", prefix, at=at, source_kind="kernel")]
+        return [Sign(name, 0, text, cause="gpu.off_bus", role="root", prefix=prefix, at=at, source_kind="kernel")]
     if event.kind == "mount.slow":
         text = f"{event.text or 'a mount'} was slow"
-        return [Sign(name, 0, text, "storage.io", "confirmation", prefix, at=at, source_kind="kernel")]
+        return [
+            Sign(name, 0, text, cause="storage.io", role="confirmation", prefix=prefix, at=at, source_kind="kernel")
+        ]
     if event.kind not in {"xid", "sxid"}:
         return []
     bus = event.gpu.bus if event.gpu else "0000:00:00"
     what = "Xid" if event.kind == "xid" else "SXid"
     line = f"NVRM: {what} (PCI:{bus}): {event.code}, {event.text}"
     return [
-        Sign(name, 0, line, entry.cause, entry.role, prefix, entry, count=event.count, at=at, source_kind="kernel")
+        Sign(
+            name,
+            0,
+            line,
+            cause=entry.cause,
+            role=entry.role,
+            prefix=prefix,
+            entry=entry,
+            count=event.count,
+            at=at,
+            source_kind="kernel",
+        )
         for entry in catalogue.entries_matching(line.encode())
         if entry.scope == "kernel"
     ]
@@ -150,4 +163,6 @@ def _highest(curve: TelemetryCurve, since: int) -> float | None:
 
 def _sign_of_curve(agent: Agent, text: str, cause: str, end: int) -> Sign:
     prefix = Prefix(node=agent.node, stamp=float(end), is_dated=True)
-    return Sign(f"telemetry of {agent.node}", 0, text, cause, "confirmation", prefix, source_kind="telemetry")
+    return Sign(
+        f"telemetry of {agent.node}", 0, text, cause=cause, role="confirmation", prefix=prefix, source_kind="telemetry"
+    )

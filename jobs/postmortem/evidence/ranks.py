@@ -136,7 +136,11 @@ def collect_rank_steps(incident: Incident, catalogue: Catalogue, found: Incident
     who = f"rank {behind[0]} was" if len(behind) == 1 else f"ranks {first_few(map(str, behind))} were"
     text = f"{who} at {unit} {least:,}{f' ({phase})' if phase else ''}, others up to {most:,}"
     prefix = Prefix(rank=behind[0], node=found.node_of(behind[0]))
-    found.signs.append(Sign("heartbeats", 0, text, "collective.timeout", "confirmation", prefix, source_kind="trainer"))
+    found.signs.append(
+        Sign(
+            "heartbeats", 0, text, cause="collective.timeout", role="confirmation", prefix=prefix, source_kind="trainer"
+        )
+    )
 
 
 def collect_guard_events(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
@@ -164,7 +168,7 @@ def _sign_of_guard(event: Event, found: IncidentEvidence) -> Sign:
     text = f"{event.kind}{f' at step {step:,}' if step is not None else ''}: {what}"
     text += f", first in {where}" if where else f", by the check {check}" if check else ""
     prefix = Prefix(rank=rank, node=found.node_of(rank), stamp=event.time.timestamp(), is_dated=True)
-    return Sign(EVENTS, 0, text, _GUARDS[event.kind], "root", prefix, source_kind="trainer")
+    return Sign(EVENTS, 0, text, cause=_GUARDS[event.kind], role="root", prefix=prefix, source_kind="trainer")
 
 
 def _sign_of_numerics(name: str, report: dict[str, Any]) -> Sign:
@@ -185,4 +189,6 @@ def _sign_of_numerics(name: str, report: dict[str, Any]) -> Sign:
     text += f", when repeated: {odd:,} of {len(losses):,} ranks had a loss that is not finite"
     text += f", first in {where}" if where else ""
     rank = untrusted.count(first.get("rank"), 1_000_000)
-    return Sign(name, 0, text, "numerics.nan", "confirmation", Prefix(rank=rank), source_kind="trainer")
+    return Sign(
+        name, 0, text, cause="numerics.nan", role="confirmation", prefix=Prefix(rank=rank), source_kind="trainer"
+    )

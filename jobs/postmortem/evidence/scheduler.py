@@ -44,7 +44,9 @@ def collect_scheduler_report(incident: Incident, catalogue: Catalogue, found: In
     prefix = Prefix(stamp=at, is_dated=True, node=node)
     text = f"{attempt.state} {attempt.reason}".strip()
     if cause := _cause_of(attempt):
-        found.signs.append(Sign(SCHEDULER, 0, text, cause, "root", prefix, at=at, source_kind="slurm"))
+        found.signs.append(
+            Sign(SCHEDULER, 0, text, cause=cause, role="root", prefix=prefix, at=at, source_kind="slurm")
+        )
     elif (attempt.exit_code or attempt.signal) and attempt.failure.get("kind") != "hang":  # then it is its launcher's
         groups = {"signal": str(attempt.signal)} if attempt.signal else {"code": str(attempt.exit_code)}
         # Not attempt.reason, which quotes the program where the scheduler gives none.
@@ -54,13 +56,32 @@ def collect_scheduler_report(incident: Incident, catalogue: Catalogue, found: In
             else f"{attempt.state}, exit code {attempt.exit_code}"
         )
         found.signs.append(
-            Sign(SCHEDULER, 0, how, "unknown", "exit", prefix, groups=groups, at=at, source_kind="slurm")
+            Sign(
+                SCHEDULER,
+                0,
+                how,
+                cause="unknown",
+                role="exit",
+                prefix=prefix,
+                groups=groups,
+                at=at,
+                source_kind="slurm",
+            )
         )
     for step in attempt.slurm_steps:
         if isinstance(step, dict) and step.get("state") == "out_of_memory" and step.get("name") != "extern":
             step_text = f"step {step.get('number')} out_of_memory"
             found.signs.append(
-                Sign(SCHEDULER, 0, step_text, "memory.host_oom", "root", prefix, at=at, source_kind="slurm")
+                Sign(
+                    SCHEDULER,
+                    0,
+                    step_text,
+                    cause="memory.host_oom",
+                    role="root",
+                    prefix=prefix,
+                    at=at,
+                    source_kind="slurm",
+                )
             )
 
 

@@ -158,7 +158,7 @@ def _sign(curve: ReportedCurve, text: str, cause: str, role: str, at: float | No
     prefix = Prefix(rank=curve.rank if curve.rank > 0 else None, stamp=at, is_dated=at is not None)
     if role == "context":
         return context(FILE, text, cause=cause, at=at)
-    return Sign(FILE, 0, text, cause, role, prefix, source_kind=REPORTED_SERIES)
+    return Sign(FILE, 0, text, cause=cause, role=role, prefix=prefix, source_kind=REPORTED_SERIES)
 
 
 # The loss.
@@ -263,5 +263,7 @@ def _memory_signs(incident: Incident, reader: _SeriesReader) -> list[Sign]:
             at = float(curve.outline.time[-1])
             text = f"memory grew from {before:.1f} to {last:.1f} of {limit:g} GiB, as the launcher measured it"
             prefix = Prefix(node=node, stamp=at, is_dated=True)
-            return [Sign(FILE, 0, text, "memory.host_oom", "confirmation", prefix, source_kind="trainer")]
+            return [
+                Sign(FILE, 0, text, cause="memory.host_oom", role="confirmation", prefix=prefix, source_kind="trainer")
+            ]
     return []
