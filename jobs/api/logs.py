@@ -1,5 +1,6 @@
 """REST: the output of ranks, launchers and batch scripts."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from django.http import StreamingHttpResponse
@@ -8,6 +9,7 @@ from pydantic import Field
 
 from jobs.api.request import job_of
 from jobs.disk import logs
+from jobs.disk.logs import LogSelection
 from jobs.models import Attempt, Job
 from portal.http.api import ApiRequest, Text, stream
 from portal.http.openapi import described
@@ -78,24 +80,14 @@ class LogFiles(Schema):
 def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[str, Any]:
     """Return the last lines, or those after or before an offset. To follow a log, send `end` as the next `after`."""
     job = job_of(request, job_id)
-    attempt = _attempt(job, wanted.attempt)
-    rank = _rank(wanted.rank)
-    page = logs.read(
-        job,
-        attempt,
-        rank,
-        wanted.incarnation,
-        after=wanted.after,
-        before=wanted.before,
-        limit=wanted.limit,
-        search=wanted.search,
-    )
+    selection = replace(_selection(job, wanted), search=wanted.search)
+    page = logs.read(job, selection, after=wanted.after, before=wanted.before, limit=wanted.limit)
     return {
         "items": [{"offset": line.offset, "text": line.text} for line in page.lines],
         "start": page.start,
         "end": page.end,
         "size": page.size,
-        "attempt": attempt.number,
+        "attempt": selection.attempt.number,
         "next": str(page.end) if page.more_after else None,
     }
 
@@ -127,10 +119,14 @@ def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dic
 def file(request: ApiRequest, job_id: int, wanted: Query[WantedFile]) -> StreamingHttpResponse:
     """Download the log as it is now, terminal colours included."""
     job = job_of(request, job_id)
-    download = logs.download(job, _attempt(job, wanted.attempt), _rank(wanted.rank), wanted.incarnation)
+    download = logs.download(job, _selection(job, wanted))
     response = stream(request, download.pieces, "text/plain; charset=utf-8")
     response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
     return response
+
+
+def _selection(job: Job, wanted: WantedFile) -> LogSelection:
+    return LogSelection(_attempt(job, wanted.attempt), _rank(wanted.rank), wanted.incarnation)
 
 
 def _attempt(job: Job, number: int | None) -> Attempt:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.disk import rundir
@@ -23,6 +23,8 @@ PAGE_BYTES = 1 << 20  # of one answer
 SEARCH_BYTES = 16 << 20  # searched for one response
 PIECE_BYTES = 256 << 10  # of a download
 LINE_BYTES = 16 << 10  # of one line; the rest of a longer one is left out
+BATCH = "batch"
+"""Name of the batch script's output, in place of a rank."""
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log\Z")
 _LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log\Z")
 
@@ -34,6 +36,21 @@ class LogFile:
     rank: int | None
     incarnation: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class LogSelection:
+    """Selects a log of an attempt, and the lines of it that contain `search`. Ranks are those of `LogFile`."""
+
+    attempt: Attempt
+    rank: int | None = 0
+    incarnation: int | None = None
+    """None selects the newest that exists."""
+    search: str = ""
+
+    @property
+    def name(self) -> str:
+        return BATCH if self.rank is None else str(self.rank)
 
 
 @dataclass(frozen=True)
@@ -81,28 +98,19 @@ def available(attempt: Attempt) -> list[LogFile]:
 
 
 def read(
-    job: Job,
-    attempt: Attempt,
-    rank: int | None = 0,
-    incarnation: int | None = None,
-    *,
-    after: int | None = None,
-    before: int | None = None,
-    limit: int = 500,
-    search: str = "",
+    job: Job, selection: LogSelection, *, after: int | None = None, before: int | None = None, limit: int = 500
 ) -> LogPage:
-    """Return a page of a log: the last lines, lines `after` or `before` a cursor, or lines that contain `search`.
+    """Return a page of a log: the last lines, lines `after` or `before` a cursor, or lines that match the search.
 
-    `incarnation` None: the newest that exists. Raises LogError if there is no such log.
+    Raises LogError if there is no such log.
     """
-    if attempt.job_id != job.pk:
-        raise LogError(f"#{job.pk} has no attempt with that id.")
+    _check_job(job, selection)
     limit = max(1, min(limit, MAX_LINES))
-    with _opened(attempt, rank, incarnation) as (descriptor, size):
-        if search:
-            return _search(descriptor, size, after or 0, limit, search.casefold())
+    with _opened(selection) as (descriptor, size):
+        if selection.search:
+            return _search(descriptor, size, after or 0, limit, selection.search.casefold())
         if after is not None:
-            return _forwards(descriptor, size, after, limit, whole=not attempt.is_alive)
+            return _forwards(descriptor, size, after, limit, whole=not selection.attempt.is_alive)
         return _backwards(descriptor, size, size if before is None else min(before, size), limit)
 
 
@@ -114,22 +122,28 @@ class LogDownload:
     pieces: Iterator[bytes]
 
 
-def download(job: Job, attempt: Attempt, rank: int | None = 0, incarnation: int | None = None) -> LogDownload:
+def download(job: Job, selection: LogSelection) -> LogDownload:
     """Return all of a log, terminal colours included. Raises LogError if there is no such log."""
-    if attempt.job_id != job.pk:
-        raise LogError(f"#{job.pk} has no attempt with that id.")
+    _check_job(job, selection)
+    attempt, rank, incarnation = selection.attempt, selection.rank, selection.incarnation
     if rank is not None and rank >= 0 and incarnation is None:
         incarnation = _newest(attempt, rank)
-    with _opened(attempt, rank, incarnation):
+        selection = replace(selection, incarnation=incarnation)
+    with _opened(selection):
         pass  # a missing log is reported now, before the response has begun
-    what = "batch" if rank is None else f"rank-{rank}" if rank >= 0 else f"launcher-{-1 - rank}"
+    what = BATCH if rank is None else f"rank-{rank}" if rank >= 0 else f"launcher-{-1 - rank}"
     start = f"-start-{incarnation + 1}" if incarnation and rank is not None and rank >= 0 else ""
-    return LogDownload(f"job-{job.pk}.{attempt.number}-{what}{start}.log", _pieces(attempt, rank, incarnation))
+    return LogDownload(f"job-{job.pk}.{attempt.number}-{what}{start}.log", _pieces(selection))
 
 
-def _pieces(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[bytes]:
+def _check_job(job: Job, selection: LogSelection) -> None:
+    if selection.attempt.job_id != job.pk:
+        raise LogError(f"#{job.pk} has no attempt with that id.")
+
+
+def _pieces(selection: LogSelection) -> Iterator[bytes]:
     """Yield the log up to its size at the first read; a log that keeps growing would never end."""
-    with _opened(attempt, rank, incarnation) as (descriptor, size):
+    with _opened(selection) as (descriptor, size):
         at = 0
         while at < size and (piece := os.pread(descriptor, min(PIECE_BYTES, size - at), at)):
             at += len(piece)
@@ -137,23 +151,25 @@ def _pieces(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iter
 
 
 @contextmanager
-def _opened(attempt: Attempt, rank: int | None, incarnation: int | None) -> Iterator[tuple[int, int]]:
+def _opened(selection: LogSelection) -> Iterator[tuple[int, int]]:
     """Open the log. Yield its descriptor and its present size."""
-    root, relative = _locate(attempt, rank, incarnation)
+    root, relative = _locate(selection)
+    writer = writer_of(selection.rank)
     try:
         descriptor = rundir.open_under(root, relative)
     except FileNotFoundError:
-        raise LogError(f"{writer_of(rank)} has not written a log in attempt {attempt.number} yet.") from None
+        raise LogError(f"{writer} has not written a log in attempt {selection.attempt.number} yet.") from None
     except OSError as error:
-        raise LogError(f"The log of {writer_of(rank)} cannot be read: {error}.") from None
+        raise LogError(f"The log of {writer} cannot be read: {error}.") from None
     try:
         yield descriptor, os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
 
 
-def _locate(attempt: Attempt, rank: int | None, incarnation: int | None) -> tuple[Path, str]:
+def _locate(selection: LogSelection) -> tuple[Path, str]:
     """Return the run directory and the path of a log. Only numbers go into the name, so no request leads elsewhere."""
+    attempt, rank, incarnation = selection.attempt, selection.rank, selection.incarnation
     root, folder = root_of(attempt), find_folder(attempt)
     if attempt.job.is_attached:
         raise LogError(

@@ -12,8 +12,9 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
 
 from jobs.disk import logs
+from jobs.disk.logs import BATCH, LogSelection
 from jobs.errors import LogError
-from jobs.models import Attempt, Job
+from jobs.models import Job
 from jobs.presenting import ansi
 from jobs.views.job import page_of
 from portal.access import user_of
@@ -22,21 +23,6 @@ from vigil_core.untrusted import plain, whole
 
 PAGE = 400
 MOST = 1_000
-BATCH = "batch"
-
-
-@dataclass(frozen=True)
-class LogSelection:
-    """The log that the address selects."""
-
-    attempt: Attempt
-    rank: int | None  # None: the batch script's own output
-    incarnation: int | None
-    search: str
-
-    @property
-    def name(self) -> str:
-        return BATCH if self.rank is None else str(self.rank)
 
 
 @dataclass(frozen=True)
@@ -61,26 +47,26 @@ class LogChoice:
 @require_safe
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
     found = page_of(request, job_id)
-    wanted = _wanted(request, found.job)
-    files = logs.available(wanted.attempt)
+    selection = _selection(request, found.job)
+    files = logs.available(selection.attempt)
     before = _number(request, "before")
     try:
-        part = _read(found.job, wanted, after=_number(request, "after"), before=before, limit=PAGE)
+        part = logs.read(found.job, selection, after=_number(request, "after"), before=before, limit=PAGE)
         problem = ""
     except LogError as error:
         part, problem = None, str(error)
     context = found.context(
         "logs",
-        wanted=wanted,
+        selection=selection,
         part=part,
-        lines=_shown(part, wanted) if part else [],
+        lines=_shown(part, selection) if part else [],
         problem=problem,
-        choices=_choices(files, wanted),
-        incarnations=sorted({log.incarnation for log in files if log.rank == wanted.rank}),
-        log_title=_log_title(wanted),
+        choices=_choices(files, selection),
+        incarnations=sorted({log.incarnation for log in files if log.rank == selection.rank}),
+        log_title=_log_title(selection),
         further=bool(_number(request, "after")),
-        address=_address(wanted),
-        older=part is not None and part.more_before and not wanted.search,
+        address=_address(selection),
+        older=part is not None and part.more_before and not selection.search,
     )
     return render(request, "jobs/logs.html", context)
 
@@ -91,17 +77,17 @@ def lines(request: HttpRequest, job_id: int) -> HttpResponse:
     """Return more lines as list items, with the cursors in headers; or with `tail` the last few as a whole list."""
     jobs = Job.objects.visible_to(user_of(request)).select_related("latest")
     job = get_object_or_404(jobs, pk=job_id)
-    wanted = _wanted(request, job)
+    selection = _selection(request, job)
     tail = _number(request, "tail")
     limit = min(tail or _number(request, "limit") or PAGE, MOST)
     after, before = _number(request, "after"), _number(request, "before")
     try:
-        part = _read(job, wanted, after=after, before=before, limit=limit)
+        part = logs.read(job, selection, after=after, before=before, limit=limit)
     except LogError as error:
         if tail is not None:
             return render(request, "jobs/_log_tail.html", {"problem": str(error), "job": job})
         return HttpResponse(status=204)
-    context = {"lines": _shown(part, wanted), "job": job, "wanted": wanted}
+    context = {"lines": _shown(part, selection), "job": job, "selection": selection}
     response = render(request, "jobs/_log_tail.html" if tail is not None else "jobs/_log_lines.html", context)
     response.headers["X-Log-Start"], response.headers["X-Log-End"] = str(part.start), str(part.end)
     response.headers["X-Log-More"] = "1" if part.more_after else "0"
@@ -113,9 +99,9 @@ def lines(request: HttpRequest, job_id: int) -> HttpResponse:
 def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     """Download the whole log as a file."""
     job = get_object_or_404(Job.objects.visible_to(user_of(request)).select_related("latest"), pk=job_id)
-    wanted = _wanted(request, job)
+    selection = _selection(request, job)
     try:
-        file = logs.download(job, wanted.attempt, wanted.rank, wanted.incarnation)
+        file = logs.download(job, selection)
     except LogError as error:
         raise Http404(str(error)) from None
     response = stream(request, file.pieces, "text/plain; charset=utf-8")
@@ -123,26 +109,13 @@ def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     return response
 
 
-def _read(
-    job: Job, wanted: LogSelection, *, after: int | None = None, before: int | None = None, limit: int
-) -> logs.LogPage:
-    return logs.read(
-        job,
-        wanted.attempt,
-        wanted.rank,
-        wanted.incarnation,
-        after=after,
-        before=before,
-        limit=limit,
-        search=wanted.search,
-    )
+def _shown(part: logs.LogPage, selection: LogSelection) -> list[DrawnLine]:
+    return [
+        DrawnLine(line.offset, ansi.spans(line.text, selection.search), ansi.level(line.text)) for line in part.lines
+    ]
 
 
-def _shown(part: logs.LogPage, wanted: LogSelection) -> list[DrawnLine]:
-    return [DrawnLine(line.offset, ansi.spans(line.text, wanted.search), ansi.level(line.text)) for line in part.lines]
-
-
-def _wanted(request: HttpRequest, job: Job) -> LogSelection:
+def _selection(request: HttpRequest, job: Job) -> LogSelection:
     """Return the log that the address selects; 404 for an unknown attempt or rank."""
     number = _number(request, "attempt")
     attempt = job.attempts.filter(number=number).first() if number is not None else job.latest
@@ -158,18 +131,18 @@ def _wanted(request: HttpRequest, job: Job) -> LogSelection:
     return LogSelection(attempt, rank, _number(request, "incarnation"), plain(request.GET.get("q", ""))[:200])
 
 
-def _log_title(wanted: LogSelection) -> str:
-    name = logs.writer_of(wanted.rank)
+def _log_title(selection: LogSelection) -> str:
+    name = logs.writer_of(selection.rank)
     return name[:1].lower() + name[1:]
 
 
-def _address(wanted: LogSelection) -> str:
+def _address(selection: LogSelection) -> str:
     """Return URL parameters that select this log even after newer ones exist."""
-    named = {"attempt": wanted.attempt.number, "rank": wanted.name, "incarnation": wanted.incarnation}
+    named = {"attempt": selection.attempt.number, "rank": selection.name, "incarnation": selection.incarnation}
     return urlencode({name: value for name, value in named.items() if value is not None})
 
 
-def _choices(files: list[logs.LogFile], wanted: LogSelection) -> list[LogChoice]:
+def _choices(files: list[logs.LogFile], selection: LogSelection) -> list[LogChoice]:
     """Return every rank once, then launchers, then the batch script; the selected one even if it has no file yet."""
     found: dict[str, str] = {}
     for log in files:
@@ -179,8 +152,8 @@ def _choices(files: list[logs.LogFile], wanted: LogSelection) -> list[LogChoice]
             found[str(log.rank)] = f"Launcher of node {-1 - log.rank}"
         else:
             found[str(log.rank)] = f"Rank {log.rank}"
-    found.setdefault(wanted.name, f"Rank {wanted.name}")
-    return [LogChoice(value, title, value == wanted.name) for value, title in found.items()]
+    found.setdefault(selection.name, f"Rank {selection.name}")
+    return [LogChoice(value, title, value == selection.name) for value, title in found.items()]
 
 
 def _number(request: HttpRequest, name: str) -> int | None:

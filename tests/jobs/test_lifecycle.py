@@ -149,7 +149,9 @@ def follow_until(scheduler: LocalScheduler, look: Callable[[], Any], *, seconds:
 
 
 def said(attempt: Attempt, rank: int = 0) -> list[str]:
-    return [line.text for line in logs.read(attempt.job, attempt, rank).lines] if logs.available(attempt) else []
+    if not logs.available(attempt):
+        return []
+    return [line.text for line in logs.read(attempt.job, logs.LogSelection(attempt, rank)).lines]
 
 
 def printed(attempt: Attempt, text: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.disk import logs, rundir
-from jobs.disk.logs import LogPage, available, read
+from jobs.disk.logs import LogPage, LogSelection, available, read
 from jobs.errors import LogError
 from jobs.models import Attempt, Job
 from tests.lab import a_job, a_project, on_disk, person
@@ -53,13 +53,13 @@ def test_lists_what_there_is(job: Job, attempt: Attempt) -> None:
 
 def test_the_last_lines_and_those_before(job: Job, attempt: Attempt) -> None:
     log(job).write_text("".join(f"line {n}\n" for n in range(100)))
-    page = read(job, attempt, limit=10)
+    page = read(job, LogSelection(attempt), limit=10)
     assert texts(page) == [f"line {n}" for n in range(90, 100)]
     assert page.more_before
     assert not page.more_after
-    page = read(job, attempt, before=page.start, limit=85)
+    page = read(job, LogSelection(attempt), before=page.start, limit=85)
     assert texts(page)[0] == "line 5"
-    page = read(job, attempt, before=page.start, limit=85)
+    page = read(job, LogSelection(attempt), before=page.start, limit=85)
     assert texts(page) == [f"line {n}" for n in range(5)]
     assert not page.more_before
 
@@ -69,7 +69,7 @@ def test_pages_forwards_meet_without_gap(job: Job, attempt: Attempt) -> None:
     log(job).write_text("\n".join(lines) + "\n")
     found, cursor = [], 0
     while True:
-        page = read(job, attempt, after=cursor, limit=7)
+        page = read(job, LogSelection(attempt), after=cursor, limit=7)
         if not page.lines:
             break
         found += texts(page)
@@ -79,15 +79,15 @@ def test_pages_forwards_meet_without_gap(job: Job, attempt: Attempt) -> None:
 
 def test_following_waits_for_the_end_of_a_line(job: Job, attempt: Attempt) -> None:
     log(job).write_text("one\ntw")
-    page = read(job, attempt, after=0)
+    page = read(job, LogSelection(attempt), after=0)
     assert texts(page) == ["one"]
     with log(job).open("a") as file:
         file.write("o\n")
-    assert texts(read(job, attempt, after=page.end)) == ["two"]
+    assert texts(read(job, LogSelection(attempt), after=page.end)) == ["two"]
     with log(job).open("a") as file:
         file.write("torn")
     attempt.state = "failed"
-    assert texts(read(job, attempt, after=page.end)) == ["two", "torn"]
+    assert texts(read(job, LogSelection(attempt), after=page.end)) == ["two", "torn"]
 
 
 def test_search_goes_on_where_it_stopped(job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_search_goes_on_where_it_stopped(job: Job, attempt: Attempt, monkeypatch
     log(job).write_text("".join(f"step {n} {'LOSS' if n % 10 == 0 else 'x'}\n" for n in range(100)))
     found, cursor = [], 0
     while True:
-        page = read(job, attempt, after=cursor, search="loss", limit=2)
+        page = read(job, LogSelection(attempt, search="loss"), after=cursor, limit=2)
         found += texts(page)
         if not page.more_after:
             break
@@ -108,13 +108,13 @@ def test_search_goes_on_where_it_stopped(job: Job, attempt: Attempt, monkeypatch
 def test_the_newest_incarnation_unless_said_otherwise(job: Job, attempt: Attempt) -> None:
     log(job, "0.0.log").write_text("old\n")
     log(job, "2.0.log").write_text("new\n")
-    assert texts(read(job, attempt)) == ["new"]
-    assert texts(read(job, attempt, 0, 0)) == ["old"]
+    assert texts(read(job, LogSelection(attempt))) == ["new"]
+    assert texts(read(job, LogSelection(attempt, 0, 0))) == ["old"]
 
 
 def test_bytes_that_are_no_text(job: Job, attempt: Attempt) -> None:
     log(job).write_bytes(b"\xff\xfe\x00 \x1b[31mred\x1b[0m\r\n" + b"y" * 100_000 + b"\nend\n")
-    lines = texts(read(job, attempt))
+    lines = texts(read(job, LogSelection(attempt)))
     assert lines[0].endswith("\x1b[31mred\x1b[0m")
     assert len(lines[1]) == logs.LINE_BYTES
     assert lines[2] == "end"
@@ -126,9 +126,9 @@ def test_a_huge_log_costs_little(job: Job, attempt: Attempt) -> None:
     with log(job).open("r+b") as file:
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\n")
-    assert texts(read(job, attempt, limit=1)) == ["last"]
-    assert texts(read(job, attempt, after=0, limit=1)) == ["first"]
-    page = read(job, attempt, search="last")
+    assert texts(read(job, LogSelection(attempt), limit=1)) == ["last"]
+    assert texts(read(job, LogSelection(attempt), after=0, limit=1)) == ["first"]
+    page = read(job, LogSelection(attempt, search="last"))
     assert page.more_after
     assert page.end <= 2 * logs.SEARCH_BYTES
 
@@ -142,16 +142,16 @@ def test_planted_things_are_errors(job: Job, attempt: Attempt, plant: str) -> No
     else:
         log(job).mkdir()
     with pytest.raises(LogError, match="cannot be read"):
-        read(job, attempt, 0, 0)
+        read(job, LogSelection(attempt, 0, 0))
 
 
 def test_what_is_not_there(job: Job, attempt: Attempt) -> None:
     with pytest.raises(LogError, match="Rank 5 has not written a log in attempt 1 yet"):
-        read(job, attempt, 5)
+        read(job, LogSelection(attempt, 5))
     with pytest.raises(LogError, match="launcher of node 3"):
-        read(job, attempt, -4)
+        read(job, LogSelection(attempt, -4))
     with pytest.raises(LogError, match="batch script"):
-        read(job, attempt, None)
+        read(job, LogSelection(attempt, None))
     other = a_job(job.owner, job.project)
     with pytest.raises(LogError, match="no attempt"):
         read(other, attempt)
