@@ -13,10 +13,10 @@ from jobs.models.attempt import AttemptQuerySet
 from nodes.models import Holding
 from nodes.telemetry import allocations
 from nodes.telemetry.claims import MAX_REPORTED_GPUS, LauncherReport
+from portal.bulk import chunks
 from vigil_core import untrusted
 
 GPUS_EVENT = "gpus"  # the launcher's event
-AT_ONCE = 500
 _EventKey = tuple[int, datetime]  # the number of an event, and its time
 _gpus_by_event: dict[_EventKey, list[str]] = {}
 """Cache of values read from events, which never change."""
@@ -43,10 +43,10 @@ def _claims() -> Iterator[LauncherReport]:
 
 
 def _read(keys: Sequence[_EventKey]) -> None:
-    for start in range(0, len(keys), AT_ONCE):
-        batch = dict(keys[start : start + AT_ONCE])
-        rows = Event.objects.filter(pk__in=batch).order_by().values_list("pk", "data")
-        _gpus_by_event.update(((pk, batch[pk]), _uuids(data)) for pk, data in rows)
+    for chunk in chunks(keys):
+        times = dict(chunk)
+        rows = Event.objects.filter(pk__in=times).order_by().values_list("pk", "data")
+        _gpus_by_event.update(((pk, times[pk]), _uuids(data)) for pk, data in rows)
 
 
 def _uuids(data: dict[str, object]) -> list[str]:

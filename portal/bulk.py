@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connection
 from django.db.models import Model
@@ -16,6 +16,8 @@ ARRAY_ROWS = 10_000  # per statement on PostgreSQL, which gets an array per colu
 POST_S = 2.0  # for storing one post of trainers or agents: what is left by then is sent again
 REST_S = 0.1  # at most, between two transactions of one request
 PARAMETERS = 30_000  # per statement on SQLite, whose default build takes 32,766
+KEYS_PER_QUERY = 500  # in `IN (…)`, so that statements stay short
+T = TypeVar("T")
 
 
 def give_way(since: float) -> None:
@@ -149,8 +151,12 @@ def _column_of(field: Any, values: Sequence[Any]) -> tuple[str, Any]:
 
 def batches(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
     """Yield the rows in slices that fit one statement with `width` parameters a row."""
-    step = ARRAY_ROWS if connection.vendor == "postgresql" else max(1, min(ROWS, PARAMETERS // width))
-    return (rows[at : at + step] for at in range(0, len(rows), step))
+    return chunks(rows, ARRAY_ROWS if connection.vendor == "postgresql" else max(1, min(ROWS, PARAMETERS // width)))
+
+
+def chunks(items: Sequence[T], size: int = KEYS_PER_QUERY) -> Iterator[Sequence[T]]:
+    """Yield the items in slices of at most `size`."""
+    return (items[at : at + size] for at in range(0, len(items), size))
 
 
 def _prepared(field: Any, value: Any) -> Any:

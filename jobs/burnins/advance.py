@@ -134,7 +134,7 @@ class _Step:
             self.scheduler.reserve(self.burn_in.reservation, names, seconds=seconds)
             self._set(reserved_at=timezone.now(), detail="Waits for the scheduler to report its nodes.", tried_at=None)
             sync.hurry(Reading.Part.NODES)
-        elif _is_read_since(self.burn_in.reserved_at):
+        elif sync.nodes_read_since(self.burn_in.reserved_at):
             busy = [node.name for node in nodes if node.has_jobs]
             if busy:
                 self._set_detail(f"Waits for jobs on {formatting.listed(busy[:8])} to end.")
@@ -199,7 +199,7 @@ class _Step:
                 _end_early(self.burn_in, f"{row.node} was not undrained: {order.outcome or order.get_state_display()}")
                 return False
             node = Node.objects.get(name=row.node)
-            if not _is_read_since(order.ended_at):
+            if not sync.nodes_read_since(order.ended_at):
                 self._set_detail(f"Waits for the scheduler to report {row.node}.")
                 return False
             if node.is_drained:
@@ -331,12 +331,6 @@ class _Step:
         self.burn_in.state = state
         logger.info("%s: %s", self.burn_in, state)
         return True
-
-
-def _is_read_since(moment: datetime | None) -> bool:
-    """Return whether nodes were read from the scheduler after this moment."""
-    read_at = sync.last_read_at(Reading.Part.NODES)
-    return read_at is not None and (moment is None or read_at > moment)
 
 
 def _end_of_log(burn_in: BurnIn) -> str:

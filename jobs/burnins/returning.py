@@ -23,7 +23,7 @@ from jobs.errors import Conflict
 from jobs.queueing import queue
 from nodes.burnin.judge import FAILED, PASSED
 from nodes.cluster import drain, sync
-from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder, Reading
+from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
 from nodes.remediation.reason import NODE
@@ -98,8 +98,7 @@ def _is_read_since_undrain(row: BurnInNode) -> bool:
     order = row.undrain_order
     if order is None or order.state != NodeState.DONE or order.ended_at is None:
         return True
-    read_at = sync.last_read_at(Reading.Part.NODES)
-    return read_at is not None and read_at > order.ended_at
+    return sync.nodes_read_since(order.ended_at)
 
 
 def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:

@@ -26,6 +26,7 @@ from jobs.reliability.offenders import NodeFailures, Offender, offenders
 from jobs.reliability.rate import Rate
 from nodes.models import RackPlace
 from portal.access import sees_all
+from portal.bulk import chunks
 from portal.models import Project, User
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
@@ -228,9 +229,9 @@ class _FailureQuery:
 
     def _programs(self, nodes: list[str]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for at in range(0, len(nodes), 500):
+        for chunk in chunks(nodes):
             # Repeats the condition of the partial index, otherwise SQLite reads all failures of the window.
-            rows = self.failures.filter(node__in=nodes[at : at + 500]).exclude(node="").order_by().values_list("node")
+            rows = self.failures.filter(node__in=chunk).exclude(node="").order_by().values_list("node")
             found |= dict(rows.annotate(Count("program", distinct=True)))
         return found
 

@@ -6,7 +6,7 @@ or was deleted, the jobs that wait for it end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from django.db.models import Q, QuerySet
 
@@ -62,12 +62,12 @@ def advance() -> None:
     # ever completed, or every job whose predecessors have ever failed.
     unmet = Predecessor.objects.filter(met=False)
     opened = list(Attempt.objects.open().only("job", "state", "ended_at", "scheduler_id", "cancel_asked_at"))
-    for batch in _batches([attempt.job_id for attempt in opened if attempt.state == Attempt.State.COMPLETED]):
+    for batch in bulk.chunks([attempt.job_id for attempt in opened if attempt.state == Attempt.State.COMPLETED], BATCH):
         unmet.filter(before__in=batch).update(met=True)  # also for what was cancelled and may be resumed
     waiting = [
         attempt for attempt in opened if not (attempt.ended_at or attempt.scheduler_id or attempt.cancel_asked_at)
     ]
-    for batch in _batches([attempt.job_id for attempt in waiting]):
+    for batch in bulk.chunks([attempt.job_id for attempt in waiting], BATCH):
         _advance(unmet.filter(job__in=batch))
 
 
@@ -76,8 +76,8 @@ def _advance(unmet: QuerySet[Predecessor]) -> None:
     before = list(unmet.exclude(before=None).values_list("before", flat=True).distinct())
     if not before and not unmet.exists():
         return
-    for some in _batches(before):
-        states = Job.objects.filter(pk__in=some).values_list("pk", "latest__state")
+    for batch in bulk.chunks(before, BATCH):
+        states = Job.objects.filter(pk__in=batch).values_list("pk", "latest__state")
         completed = [pk for pk, state in states if state == Attempt.State.COMPLETED]
         if completed:
             unmet.filter(before__in=completed).update(met=True)
@@ -91,11 +91,6 @@ def _advance(unmet: QuerySet[Predecessor]) -> None:
         reason = reason_to_wait(numbers)
         if Attempt.objects.filter(pk=attempt_id, ended_at=None).exclude(reason=reason).update(reason=reason):
             live.announce(attempt_id)
-
-
-def _batches(numbers: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(numbers), BATCH):
-        yield numbers[start : start + BATCH]
 
 
 def _end(row: Predecessor) -> None:

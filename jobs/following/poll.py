@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django.db.models import F
 from django.utils import timezone
@@ -27,17 +27,16 @@ from jobs.following.tick import TickContext
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 from nodes.schedulers.launch import is_launch_failed, nodes_of
+from portal.bulk import chunks
 from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
 UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before the launcher's result counts instead of the scheduler's state
 UNKNOWN_STATE_AT_ONCE = 20  # each costs an access to the shared file system
 APPLY_S = 3.0  # per tick; attempts that are left still differ in the next one
 _REQUESTS = ("cancel_asked_at", "cancel_asked_by", "kill_requested_at", "kill_requested_by")
-AT_ONCE = 500  # rows per query: SQLite limits its variables
 
 
 class TrackedAttempt(NamedTuple):
@@ -247,7 +246,7 @@ class Poll:
             elif not attempt.is_unchanged(status):
                 (ended if status.state in ENDED else changed).append(attempt.pk)
         # While slurmdbd is unreachable these may be thousands at once. No page shows them yet, so none is announced.
-        for part in _parts(newly_unknown, AT_ONCE):
+        for part in chunks(newly_unknown):
             with self.lease.writing():
                 Attempt.objects.alive().filter(pk__in=part).update(untold_since=now)
         start = int(time.monotonic()) % max(1, len(long_unknown))  # others in each tick
@@ -257,7 +256,7 @@ class Poll:
     def _load(self, ids: Sequence[int]) -> Iterator[Attempt]:
         """Read these rows as they are now, in this order."""
         rows = Attempt.objects.alive().with_job().select_related("cancel_asked_by", "kill_requested_by")
-        for part in _parts(ids, 50):
+        for part in chunks(ids, 50):
             found = rows.in_bulk(part)
             yield from (found[pk] for pk in part if pk in found)
 
@@ -308,14 +307,9 @@ def _jobs_of_keys(tracked: Sequence[TrackedAttempt], statuses: Mapping[str, JobS
         if status is not None and not attempt.matches_key(status):
             foreign |= status.keys
     found: dict[str, int] = {}
-    for part in _parts(sorted(foreign), AT_ONCE):
+    for part in chunks(sorted(foreign)):
         found |= dict(Attempt.objects.filter(key__in=part).values_list("key", "job_id"))
     return found
-
-
-def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def _time(seconds: float | None) -> datetime | None:

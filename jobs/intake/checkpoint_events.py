@@ -23,7 +23,6 @@ Key = tuple[int, int]  # step and generation
 
 _REPORTED = ("parent_step", "parent_generation", "bytes", "seconds", "consumed_samples", "world_size", "created_at")
 _CHANGED = (*_REPORTED, "name", "state", "problem", "pinned", "verify_tries", "verify_after")
-_KEYS = 500  # of a statement
 State = Checkpoint.State
 
 
@@ -151,12 +150,11 @@ class _Changes:
 def _ids_of(job_id: int, keys: Sequence[Key]) -> list[int]:
     """Return the ids of the rows of exactly these steps and generations, by the unique index."""
     found = []
-    for at in range(0, len(keys), _KEYS):
-        batch = keys[at : at + _KEYS]
-        pairs = ", ".join(["(%s, %s)"] * len(batch))
+    for chunk in bulk.chunks(keys):
+        pairs = ", ".join(["(%s, %s)"] * len(chunk))
         statement = f"SELECT id FROM jobs_checkpoint WHERE job_id = %s AND (step, generation) IN (VALUES {pairs})"
         with connection.cursor() as cursor:
-            cursor.execute(statement, [job_id, *(number for key in batch for number in key)])
+            cursor.execute(statement, [job_id, *(number for key in chunk for number in key)])
             found += [pk for (pk,) in cursor.fetchall()]
     return found
 

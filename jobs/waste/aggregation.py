@@ -19,6 +19,7 @@ from jobs import lease
 from jobs.lease import ActiveLease
 from jobs.models import Attempt, GpuHours, JobHours
 from nodes.models import GpuUse, Holding
+from portal.bulk import chunks
 from portal.models import User
 
 BUDGET_S = 10.0
@@ -81,12 +82,11 @@ def _add(lock: ActiveLease, deadline: float) -> int:
 def _add_day(lock: ActiveLease, day: date) -> None:
     waiting = GpuUse.objects.filter(day=day, is_added=False).order_by("pk")
     rows = list(waiting.only("scheduler_id", "user", "job", "project", "person"))
-    for at in range(0, len(rows), ROWS):
-        some = rows[at : at + ROWS]
-        owners = _owners(day, some)
+    for chunk in chunks(rows, ROWS):
+        owners = _owners(day, chunk)
         with lock.writing():
-            _assign(some, owners)
-            _add_jobs(some, owners)
+            _assign(chunk, owners)
+            _add_jobs(chunk, owners)
     with lock.writing():
         # Rows counted since the check are marked again, and are in these sums or the next.
         waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)

@@ -17,6 +17,7 @@ from jobs.models import Attempt, GpuHours, Job, JobHours
 from jobs.waste.notices import IdleJob, idle_jobs
 from nodes.models import GpuUse
 from portal.access import sees_all
+from portal.bulk import chunks
 from portal.models import Project, User
 
 HOUR_S = 3600
@@ -231,8 +232,8 @@ def _older(user: User, since: date) -> list[JobHours]:
 def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tuple[float, float, float]]:
     """Return (held, used, idle) seconds by Vigil's job number, else by the scheduler's id."""
     found: dict[tuple[int | None, str], tuple[float, float, float]] = {}
-    for at in range(0, len(ids), 500):
-        days = GpuUse.objects.filter(scheduler_id__in=ids[at : at + 500], day__gte=since).order_by()
+    for chunk in chunks(ids):
+        days = GpuUse.objects.filter(scheduler_id__in=chunk, day__gte=since).order_by()
         sums = days.values_list("scheduler_id", "job").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
         for scheduler_id, job, allocated, used, idle in sums:
             key = (job, "" if job else scheduler_id)

@@ -130,6 +130,12 @@ def last_read_at(part: Part) -> datetime | None:
     return Reading.objects.filter(part=part).values_list("read_at", flat=True).first()
 
 
+def nodes_read_since(moment: datetime | None) -> bool:
+    """Return whether the nodes were read from the scheduler after this moment; with None, whether they ever were."""
+    read_at = last_read_at(Reading.Part.NODES)
+    return read_at is not None and (moment is None or read_at > moment)
+
+
 def _due(now: datetime, stored: Mapping[str, Reading]) -> list[Part]:
     since: dict[Part, datetime] = {}
     for part, every in EVERY.items():
