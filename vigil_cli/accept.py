@@ -1,4 +1,4 @@
-"""Accept a rented or new cluster: `vigil accept NODE… --for 48h`, `vigil acceptance ID`, `vigil acceptances`."""
+"""Accept a rented or new cluster: `vigil accept NODES… --for 48h`, `vigil acceptance ID`, `vigil acceptances`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vigil_cli.node_tests import follow_tests, start_tests
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, node_names, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
@@ -21,7 +21,7 @@ EXIT_CODES = {"": 0, "accepted": 0, "rejected": 1, "inconclusive": 3}
 
 
 @click.command()
-@click.argument("nodes", metavar="NODE…", nargs=-1, required=True)
+@node_names
 @click.option("--for", "seconds", type=Duration(), default="48h", help="How long to test: 1m to 48h; 48h by default.")
 @click.option("--may-undrain", is_flag=True, help="Also return nodes that a person, Slurm or a health check drained.")
 @click.option("--no-wait", is_flag=True, help="Print the address of its page and do not follow it.")
@@ -29,9 +29,9 @@ EXIT_CODES = {"": 0, "accepted": 0, "rejected": 1, "inconclusive": 3}
 def accept(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
     """Accept or reject nodes, clause by clause (sysadmins).
 
-    NODE may be an expression such as 'dgx[01-08]'. Checks the configuration, runs a burn-in with every pair of nodes,
-    and compares failures with published rates. Exits with 0 if the nodes are accepted, 1 if they are rejected, and 3
-    if the result is inconclusive. Ctrl-C only stops following; the acceptance continues.
+    NODES are names and host expressions such as dgx[01-08]. Checks the configuration, runs a burn-in with every pair
+    of nodes, and compares failures with published rates. Exits with 0 if the nodes are accepted, 1 if they are
+    rejected, and 3 if the result is inconclusive. Ctrl-C only stops following; the acceptance continues.
     """
     portal = find_portal()
     acceptance = start_tests(
@@ -88,7 +88,7 @@ def _list_lines(found: dict[str, Any]) -> list[str]:
     rows = [
         [str(row["id"]), row["nodes"], row["result"] or row["state"], row["summary"] or "–"] for row in found["items"]
     ]
-    return table(["ID", "NODES", "RESULT", "SUMMARY"], rows, "No acceptances yet. Start one: vigil accept NODE…")
+    return table(["ID", "NODES", "RESULT", "SUMMARY"], rows, "No acceptances yet. Start one: vigil accept NODES…")
 
 
 ALL = (accept, acceptance, acceptances)

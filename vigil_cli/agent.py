@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vigil_cli.params import Commands, as_json, out
-from vigil_cli.portal import CliError, find_portal
+from vigil_cli.portal import CliError, find_portal, node_path
 from vigil_cli.site import needs_site
 
 FOLDER = "/etc/vigil-agent"
@@ -38,7 +38,7 @@ def enroll(node: str | None, many: bool, as_json: bool) -> None:
         made = portal.post("agents/secret")
         out({**made, "url": portal.url}, _lines_of_secret, as_json)
         return
-    made = portal.post(f"{_node_path(node or '')}/token")
+    made = portal.post(f"{node_path(node or '')}/token")
     out({**made, "url": portal.url}, _lines_of_token, as_json)
 
 
@@ -94,9 +94,3 @@ def _lines_of_bundle(made: dict[str, Any]) -> list[str]:
         f"{made['file']}: the agent {made['version']}, {kib:.0f} KiB.",
         f"Copy it to each node, for example to /opt/{FILE}. The unit is docs/agent/vigil-agent.service.",
     ]
-
-
-def _node_path(name: str) -> str:
-    from urllib.parse import quote
-
-    return f"nodes/{quote(name, safe='')}"

@@ -12,11 +12,13 @@ from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.times import UNTIL, MomentParam
 
-
-@click.group(cls=Commands, invoke_without_command=True)
-@click.option(
+with_all = click.option(
     "--all", "everything", is_flag=True, help="Also past ones; for sysadmins also planned and withdrawn ones."
 )
+
+
+@click.group(cls=Commands, invoke_without_command=True)
+@with_all
 @as_json
 @click.pass_context
 def announcements(context: click.Context, everything: bool, as_json: bool) -> None:
@@ -26,9 +28,7 @@ def announcements(context: click.Context, everything: bool, as_json: bool) -> No
 
 
 @announcements.command("list")
-@click.option(
-    "--all", "everything", is_flag=True, help="Also past ones; for sysadmins also planned and withdrawn ones."
-)
+@with_all
 @as_json
 def list_announcements(everything: bool, as_json: bool) -> None:
     """List what is announced now."""
@@ -37,7 +37,10 @@ def list_announcements(everything: bool, as_json: bool) -> None:
 
 @announcements.command()
 @click.argument("text")
-@click.option("--level", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True)
+@click.option(
+    "--level", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True,
+    help="How urgent it is.",
+)  # fmt: skip
 @click.option(
     "--from", "starts_at", type=MomentParam(), is_eager=True, metavar="T", help="When it appears; by default now."
 )

@@ -27,8 +27,8 @@ def drain_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_con
         click.echo(json.dumps(answer, indent=2))
     for item in left:
         echo(problem_line(item, "drain it anyway", replace=replace), err=True)
-    ordered = formatting.plural(len(answer["items"]) - len(left), "node").replace(formatting.NBSP, " ")
-    echo(f"Ordered to drain {ordered}. `vigil drains` shows when the scheduler has done it.", err=True)
+    requested = formatting.plural(len(answer["items"]) - len(left), "node").replace(formatting.NBSP, " ")
+    echo(f"Requested the drain of {requested}. `vigil drains` shows when the scheduler has done it.", err=True)
     raise click.exceptions.Exit(1 if left else 0)
 
 

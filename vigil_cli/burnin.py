@@ -1,4 +1,4 @@
-"""Test nodes from the command line: `vigil burnin NODE… [--for 10m]`. No Django."""
+"""Test nodes from the command line: `vigil burnin NODES… [--for 10m]`. No Django."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from vigil_cli.node_tests import follow_tests, start_tests
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, node_names, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo
@@ -18,7 +18,7 @@ POLL_S = 2.0
 
 
 @click.command()
-@click.argument("nodes", metavar="NODE…", nargs=-1, required=True)
+@node_names
 @click.option("--for", "seconds", type=Duration(), default="10m", help="How long, from 1m to 48h; 10m by default.")
 @click.option("--may-undrain", is_flag=True, help="Also return nodes that a person, Slurm or a health check drained.")
 @click.option("--no-wait", is_flag=True, help="Print the address of its page and do not follow it.")
@@ -26,7 +26,7 @@ POLL_S = 2.0
 def burnin(nodes: tuple[str, ...], seconds: int, may_undrain: bool, no_wait: bool, as_json: bool) -> None:
     """Test nodes before they return to service (sysadmins).
 
-    NODE is a name or a host expression such as dgx[01-08]. A node is reserved,
+    NODES are names and host expressions such as dgx[01-08]. A node is reserved,
     undrained inside the reservation, and tested once no job runs there. One
     that fails is drained. Ctrl-C only stops following; the burn-in continues.
     """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from vigil_cli.params import JobId, as_json, out
+from vigil_cli.params import as_json, job_id, out
 from vigil_cli.portal import find_portal
 
 NO_CHECKPOINT = "No last checkpoint is saved; existing checkpoints are kept."
-job_id = click.argument("job_id", metavar="ID", type=JobId())
 
 
 @click.command()

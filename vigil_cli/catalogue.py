@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 MARKS = {"error": "✗", "warn": "!", "notice": "·"}
-entry_file = click.argument("file", metavar="FILE.toml")
+entry_file = click.argument("file", metavar="FILE.toml", type=click.Path(exists=True, dir_okay=False))
 
 
 @click.group(cls=Commands)
@@ -39,6 +39,8 @@ def catalogue() -> None:
 @as_json
 def list_entries(as_toml: bool, are_all: bool, as_json: bool) -> None:
     """List the site's entries."""
+    if as_toml and as_json:
+        raise click.UsageError("Choose one of --toml and --json.")
     found = find_portal().get("catalogue/entries")
     if not as_toml:
         out(found, _table, as_json)
@@ -129,26 +131,27 @@ def replay(file: str, name: str | None, limit: int, as_json: bool) -> None:
 
 @catalogue.command()
 @click.argument("name")
-def remove(name: str) -> None:
+@as_json
+def remove(name: str, as_json: bool) -> None:
     """Remove one of the site's entries."""
     find_portal().request("DELETE", _path(name))
-    echo(f"Removed: {name}")
+    out({"name": name, "removed": True}, lambda _: [f"Removed: {name}"], as_json)
 
 
 @catalogue.command()
 @click.argument("name")
-def enable(name: str) -> None:
+@as_json
+def enable(name: str, as_json: bool) -> None:
     """Enable an entry again."""
-    find_portal().patch(_path(name), json={"is_enabled": True})
-    echo(f"Enabled: {name}")
+    out(find_portal().patch(_path(name), json={"is_enabled": True}), lambda _: [f"Enabled: {name}"], as_json)
 
 
 @catalogue.command()
 @click.argument("name")
-def disable(name: str) -> None:
+@as_json
+def disable(name: str, as_json: bool) -> None:
     """Disable an entry without deleting it."""
-    find_portal().patch(_path(name), json={"is_enabled": False})
-    echo(f"Disabled: {name}")
+    out(find_portal().patch(_path(name), json={"is_enabled": False}), lambda _: [f"Disabled: {name}"], as_json)
 
 
 @catalogue.command()

@@ -7,10 +7,9 @@ from urllib.parse import quote
 import click
 
 from vigil_cli import tables
-from vigil_cli.params import JobId, as_json, out
+from vigil_cli.params import as_json, job_id, out
 from vigil_cli.portal import find_portal, kind_of
 
-job_id = click.argument("job_id", metavar="ID", type=JobId())
 checkpoint_name = click.argument(
     "name", metavar="CHECKPOINT", callback=lambda context, option, name: _checkpoint_name(name)
 )

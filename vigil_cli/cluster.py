@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from vigil_cli import cluster_tables
-from vigil_cli.params import as_json, out
-from vigil_cli.portal import find_portal
+from vigil_cli.params import as_json, limit_option, node_names, out, single_node
+from vigil_cli.portal import find_portal, node_path
 from vigil_cli.tables import local
 from vigil_cli.terminal import echo
 
@@ -39,56 +39,56 @@ def nodes(partition: str | None, state: str | None, as_json: bool) -> None:
 @as_json
 def node(name: str, as_json: bool) -> None:
     """Show one node."""
-    found = find_portal().get(_node_path(name))
+    found = find_portal().get(node_path(name))
     _note_silence(found["reading"])
     out(found, cluster_tables.node, as_json)
 
 
 @click.command()
-@click.argument("name", metavar="NODES")
+@node_names
 @click.option("--reason", required=True, metavar="R", help="The reason that the scheduler shows; your name is added.")
 @click.option("--replace", is_flag=True, help=REPLACE)
 @click.option("--yes", is_flag=True, help="Drain several nodes without a question.")
 @as_json
-def drain(name: str, reason: str, replace: bool, yes: bool, as_json: bool) -> None:
+def drain(nodes: tuple[str, ...], reason: str, replace: bool, yes: bool, as_json: bool) -> None:
     """Drain nodes: no new jobs start there (sysadmins).
 
     Running jobs continue. Waits up to 30 s for the scheduler to confirm, and
     exits with 1 if it has not.
 
-    NODES may be a host expression as Slurm writes them, such as dgx[01-16,20]:
-    what that hits is shown first. For several nodes the command ends as soon as
-    all are ordered, and exits with 1 if one was not: `vigil drains` shows when
+    NODES are names and host expressions such as dgx[01-16,20]. For several
+    nodes, what that hits is shown first; the command ends as soon as all are
+    requested, and exits with 1 if one was refused. `vigil drains` shows when
     the scheduler has done it.
     """
-    if any(letter in name for letter in "[, "):
+    if (node := single_node(nodes)) is None:
         from vigil_cli.bulk_drain import drain_many
 
-        drain_many(find_portal(), name, reason, replace=replace, is_confirmed=yes, as_json=as_json)
+        drain_many(find_portal(), ",".join(nodes), reason, replace=replace, is_confirmed=yes, as_json=as_json)
         return
-    _order(name, "drain", {"reason": reason, "replace": replace}, as_json)
+    _order(node, "drain", {"reason": reason, "replace": replace}, as_json)
 
 
 @click.command()
-@click.argument("name", metavar="NODES")
-@click.option("--reason", metavar="R", help="Why; kept in the audit log. Required for a host expression.")
+@node_names
+@click.option("--reason", metavar="R", help="Why; kept in the audit log. Required for several nodes.")
 @click.option("--replace", is_flag=True, help=END_OTHERS)
 @click.option("--yes", is_flag=True, help="Return several nodes without a question.")
 @as_json
-def undrain(name: str, reason: str | None, replace: bool, yes: bool, as_json: bool) -> None:
+def undrain(nodes: tuple[str, ...], reason: str | None, replace: bool, yes: bool, as_json: bool) -> None:
     """Return drained nodes to service (sysadmins).
 
-    NODES may be a host expression such as dgx[01-16,20]: the same as
-    `vigil drains return`.
+    NODES are names and host expressions such as dgx[01-16,20]. For several, the
+    same as `vigil drains return`.
     """
-    if any(letter in name for letter in "[, "):
+    if (node := single_node(nodes)) is None:
         from vigil_cli.drains import return_many
 
         if not reason:
             raise click.UsageError("Give a --reason for several nodes.")
-        return_many(find_portal(), name, reason, replace=replace, is_confirmed=yes, as_json=as_json)
+        return_many(find_portal(), ",".join(nodes), reason, replace=replace, is_confirmed=yes, as_json=as_json)
         return
-    _order(name, "undrain", {"replace": replace} | ({"reason": reason} if reason else {}), as_json)
+    _order(node, "undrain", {"replace": replace} | ({"reason": reason} if reason else {}), as_json)
 
 
 @click.command()
@@ -97,7 +97,7 @@ def undrain(name: str, reason: str | None, replace: bool, yes: bool, as_json: bo
 @click.option("--user", help="A Unix user.")
 @click.option("--mine", is_flag=True, help="Only your own jobs.")
 @click.option("-q", "--search", "q", help="Search names, scheduler job ids, people and accounts.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@limit_option(50)
 @as_json
 def queue(limit: int, mine: bool, as_json: bool, **filters: Any) -> None:
     """Show the scheduler's queue with everybody's jobs.
@@ -140,16 +140,10 @@ def _order(name: str, action: str, body: dict[str, Any], as_json: bool) -> None:
     """Place the order and wait for the scheduler; exit with code 1 if it refused or has not answered yet."""
     from vigil_cli import drain as ordering
 
-    order = ordering.carry_out(find_portal(), _node_path(name), action, body)
+    order = ordering.carry_out(find_portal(), node_path(name), action, body)
     if as_json:
         click.echo(json.dumps(order, indent=2))
     raise click.exceptions.Exit(0 if order["state"] == "done" else 1)
-
-
-def _node_path(name: str) -> str:
-    from urllib.parse import quote
-
-    return f"nodes/{quote(name, safe='')}"
 
 
 def _note_silence(reading: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vigil_cli import tables
-from vigil_cli.params import JobId, as_json, out
+from vigil_cli.params import as_json, job_id, limit_option, out
 from vigil_cli.portal import CliError, find_portal, kind_of
 from vigil_cli.tables import current
 from vigil_cli.terminal import echo, echo_whole
@@ -54,7 +54,7 @@ def diagnose(files: tuple[str, ...], evaluates: bool, each: bool, more: tuple[st
 
 
 @click.command()
-@click.argument("job_id", metavar="ID", type=JobId())
+@job_id
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt number; default: the newest that ended badly.")
 @click.option("--markdown", is_flag=True, help="Print the whole document as Markdown.")
 @as_json
@@ -76,7 +76,7 @@ def postmortem(job_id: int, attempt: int | None, markdown: bool, as_json: bool) 
 @click.option("--owner", type=click.Choice(["researcher", "sysadmin", "both", "nobody"]), help="Who must act.")
 @click.option("--node", help="Its name.")
 @click.option("--published/--draft", default=None, help="Only published post-mortems, or only drafts.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@limit_option(20)
 @as_json
 def postmortems(limit: int, as_json: bool, **filters: Any) -> None:
     """List incidents, newest first."""

@@ -21,7 +21,7 @@ def carry_out(portal: Portal, node: str, action: str, body: dict[str, Any]) -> d
     """Return the order once it has ended, or its state after 30 s; progress goes to stderr."""
     order = _place(portal, node, action, body)
     name = order["node"]
-    echo(f"Requested to {action} {name}; waiting for the scheduler.", err=True)
+    echo(f"{action.capitalize()}ing {name}; waiting for the scheduler.", err=True)
     until = time.monotonic() + WAIT_S
     last_outcome = ""
     while order["state"] == "asked" and time.monotonic() < until:

@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.bulk_drain import problem_line
 from vigil_cli.cluster_tables import as_of
-from vigil_cli.params import Commands, as_json, confirm, out
+from vigil_cli.params import Commands, as_json, confirm, node_names, out
 from vigil_cli.portal import Portal, find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.terminal import echo
@@ -17,6 +17,7 @@ from vigil_core import formatting
 
 MOST_NAMED = 10
 STANDING = {"over": "no longer true", "stands": "still true", "unknown": "not checked"}
+STILL_TRUE = {"over": "no", "stands": "yes", "unknown": "not checked"}
 
 
 @click.group(cls=Commands, invoke_without_command=True)
@@ -27,8 +28,18 @@ def drains(context: click.Context, as_json: bool) -> None:
 
     Those whose reason no longer holds come first, then those that cost most.
     """
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _print_drains(as_json)
+
+
+@drains.command("list")
+@as_json
+def list_drains(as_json: bool) -> None:
+    """List nodes out of service, as `vigil drains` does."""
+    _print_drains(as_json)
+
+
+def _print_drains(as_json: bool) -> None:
     portal = find_portal()
     found = portal.get("drains", limit=200)
     items = list(found["items"])
@@ -40,7 +51,7 @@ def drains(context: click.Context, as_json: bool) -> None:
 
 
 @drains.command("return")
-@click.argument("nodes", metavar="NODES…", nargs=-1, required=True)
+@node_names
 @click.option("--reason", required=True, metavar="R", help="Why they return; it is kept in the audit log.")
 @click.option("--replace", is_flag=True, help="Also end drains of other people, health rules and Slurm.")
 @click.option("--yes", is_flag=True, help="Return them without a question.")
@@ -72,9 +83,9 @@ def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_co
     left = [item for item in answer["items"] if item["order"] is None and item["node"] not in in_service]
     for item in left:
         echo(problem_line(item, "end that", replace=replace), err=True)
-    ordered = formatting.plural(sum(item["order"] is not None for item in answer["items"]), "node")
-    ordered = ordered.replace(formatting.NBSP, " ")
-    echo(f"Ordered to undrain {ordered}. `vigil drains` shows what is still out of service.", err=True)
+    requested = formatting.plural(sum(item["order"] is not None for item in answer["items"]), "node")
+    requested = requested.replace(formatting.NBSP, " ")
+    echo(f"Requested the return of {requested}. `vigil drains` shows what is still out of service.", err=True)
     raise click.exceptions.Exit(1 if left else 0)
 
 
@@ -101,11 +112,11 @@ def _preview_group(head: str, drained: list[dict[str, Any]]) -> list[str]:
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
-    head = ["NODE", "STATE", "BY", "SINCE", "REASON", "STANDING", "IDLE GPUS>", "COST/H>", "SINCE THEN"]
+    head = ["NODE", "STATE", "BY", "SINCE", "REASON", "STILL TRUE", "IDLE GPUS>", "COST/H>", "NOTES"]
     rows = [
         [
             *(drain["node"], formatting.word(drain["state"]), _drained_by(drain), local(drain["since"])[:16]),
-            *(drain["reason"], STANDING.get(drain["standing"], drain["standing"]), str(drain["idle_gpus"])),
+            *(drain["reason"], STILL_TRUE.get(drain["standing"], drain["standing"]), str(drain["idle_gpus"])),
             *(_cost(drain), "; ".join(drain["facts"])),
         ]
         for drain in answer["items"]

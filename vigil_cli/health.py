@@ -23,9 +23,13 @@ alike = click.option("--alike", is_flag=True, help="Also all other findings of t
 yes = click.option("--yes", is_flag=True, help="Decide about several findings without a question.")
 
 
+with_all = click.option("--all", "everything", is_flag=True, help="Also findings that were cleared.")
+with_node = click.option("--node", help="Only this node.")
+
+
 @click.group(cls=Commands, invoke_without_command=True)
-@click.option("--all", "everything", is_flag=True, help="Also findings that were cleared.")
-@click.option("--node", help="Only this node.")
+@with_all
+@with_node
 @as_json
 @click.pass_context
 def health(context: click.Context, everything: bool, node: str | None, as_json: bool) -> None:
@@ -33,8 +37,20 @@ def health(context: click.Context, everything: bool, node: str | None, as_json: 
 
     What waits for a sysadmin comes first.
     """
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _print_findings(everything, node, as_json)
+
+
+@health.command("list")
+@with_all
+@with_node
+@as_json
+def list_findings(everything: bool, node: str | None, as_json: bool) -> None:
+    """List findings, as `vigil health` does."""
+    _print_findings(everything, node, as_json)
+
+
+def _print_findings(everything: bool, node: str | None, as_json: bool) -> None:
     portal = find_portal()
     found, has_more = _read_newest(node=node)
     if everything:
@@ -171,8 +187,8 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     breaker = answer.get("breaker")
     if breaker and breaker["tripped_at"]:
         since = local(breaker["tripped_at"])[:16]
-        lines.append(f"Automatic actions are stopped since {since}: {breaker['detail']}")
-        lines.append("A sysadmin resets that on /health, once it is clear why the rule fired on so many nodes.")
+        lines.append(f"Automatic actions have been stopped since {since}: {breaker['detail']}")
+        lines.append("A sysadmin can resume them on /health once the reason is known.")
     return lines
 
 

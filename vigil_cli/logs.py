@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from vigil_cli.portal import CliError, Portal
@@ -13,31 +14,39 @@ FOLLOW_S = 0.7
 PAGE = 2000
 
 
-def show(
-    portal: Portal,
-    job_id: int,
-    *,
-    follow: bool,
-    rank: int,
-    attempt: int | None,
-    incarnation: int | None,
-    lines: int,
-    search: str | None,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class LogQuery:
+    """A log of a job, and what to print of it."""
+
+    rank: int
+    """Negative: the launcher of node −rank−1."""
+    attempt: int | None
+    """The latest if None, as of `incarnation`."""
+    incarnation: int | None
+    lines: int
+    """How many of the last lines."""
+    search: str | None
+    """Only lines that contain this text."""
+
+    @property
+    def which(self) -> dict[str, Any]:
+        """Return the parameters that choose the log."""
+        return {"rank": self.rank, "attempt": self.attempt, "incarnation": self.incarnation}
+
+
+def show(portal: Portal, job_id: int, query: LogQuery, *, follow: bool, as_json: bool) -> None:
     """Print the end of a log, and with `follow` everything written after it until the job is over."""
-    which = {"rank": rank, "attempt": attempt, "incarnation": incarnation}
-    if search:
-        _print_matches(portal, job_id, which, search, as_json)
+    if query.search:
+        _print_matches(portal, job_id, query.which, query.search, as_json)
         return
-    page = _last_lines(portal, job_id, which, lines, follow)
+    page = _last_lines(portal, job_id, query.which, query.lines, follow)
     _print(page, as_json)
     while follow:
-        over, number = _progress(portal, job_id, attempt)
+        over, number = _progress(portal, job_id, query.attempt)
         if page is not None and number != page["attempt"]:  # restarted: continue with the next attempt's log
             page = None
         try:
-            page = _print_rest(portal, job_id, {**which, "attempt": number}, page, as_json)
+            page = _print_rest(portal, job_id, {**query.which, "attempt": number}, page, as_json)
         except CliError as error:
             if error.status != 404:
                 raise

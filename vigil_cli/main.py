@@ -7,9 +7,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -41,14 +40,11 @@ from vigil_cli import (
     waste,
 )
 from vigil_cli import check as check_commands
-from vigil_cli.params import Commands, JobId, as_json, out, print_version
+from vigil_cli.params import Commands, as_json, job_id, limit_option, out, print_version
 from vigil_cli.portal import CliError, Portal, find_portal
 from vigil_cli.site import needs_site
 from vigil_cli.terminal import echo, echo_whole
 from vigil_core import installation, kinds
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-job_id = click.argument("job_id", metavar="ID", type=JobId())
 
 
 class _Vigil(Commands):
@@ -70,7 +66,8 @@ def main() -> None:
     """Vigil: submit training jobs, watch them, and find out why they failed.
 
     The portal's address and your token are read from VIGIL_URL and VIGIL_TOKEN, or else from cli.toml in VIGIL_HOME or
-    ~/.config/vigil. Exit codes: 0 success, 1 failure, 2 wrong usage.
+    ~/.config/vigil. Exit codes: 0 success, 1 failure, 2 wrong usage; `accept` and
+    `acceptance`: 3 if the result is inconclusive; `attach`: the command's own.
     """
 
 
@@ -136,13 +133,13 @@ def submit(
 @click.option("--state", multiple=True, help="A state, or alive, ended, bad; may be repeated.")
 @click.option("--project", multiple=True, help="Its short name; may be repeated.")
 @click.option("--owner", help="A user name.")
-@click.option("--kind", type=click.Choice([kind.name for kind in kinds.ALL]))
+@click.option("--kind", type=click.Choice([kind.name for kind in kinds.ALL]), help="What sort of job.")
 @click.option("--tag", multiple=True, help="A tag that the job has; may be repeated.")
 @click.option("-q", "--search", "q", help="Search names, numbers, tags, projects and people.")
 @click.option(
     "--sort", default="-created", show_default=True, help="created, name, state, started, ended …; - reverses."
 )
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@limit_option(20)
 @as_json
 def jobs(limit: int, as_json: bool, **filters: Any) -> None:
     """List jobs, newest first."""
@@ -182,17 +179,17 @@ def why(job_id: int, as_json: bool) -> None:
 @click.option("-n", "--lines", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of lines.")
 @click.option("-q", "--search", help="Only lines that contain this text.")
 @as_json
-def logs(job_id: int, as_json: bool, **options: Any) -> None:
+def logs(job_id: int, follow: bool, as_json: bool, **options: Any) -> None:
     """Print a rank's log."""
-    from vigil_cli.logs import show
+    from vigil_cli.logs import LogQuery, show
 
-    show(find_portal(), job_id, as_json=as_json, **options)
+    show(find_portal(), job_id, LogQuery(**options), follow=follow, as_json=as_json)
 
 
 @main.command()
 @job_id
 @click.option("--series", "names", multiple=True, metavar="NAME", help="Default: all; may be repeated.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True, help="Whose metrics.")
 @click.option("--all", "superseded", is_flag=True, help="Include superseded values of steps that were run twice.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="Print every point as CSV: attempt,incarnation,rank,step,time,value."

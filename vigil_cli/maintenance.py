@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import Commands, as_json, out
+from vigil_cli.params import Commands, as_json, node_names, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.times import UNTIL, Duration, MomentParam
@@ -32,7 +32,7 @@ def list_windows(everything: bool, as_json: bool) -> None:
 
 
 @maintenance.command()
-@click.argument("nodes", metavar="NODES…", nargs=-1, required=True)
+@node_names
 @click.option(
     "--from", "starts_at", type=MomentParam(), default="now", is_eager=True, metavar="T", help="When; by default now."
 )

@@ -7,14 +7,14 @@ import json
 import click
 
 from vigil_cli import tables
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import find_portal
 from vigil_cli.terminal import echo
 
 
 @click.command()
 @click.option("--unread", is_flag=True, help="Only unread notifications.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@limit_option(50)
 @click.option(
     "--read", "read", multiple=True, type=click.IntRange(min=1), metavar="ID", help="Mark as read; may be repeated."
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -13,6 +13,8 @@ from click.core import ParameterSource
 from vigil_cli.portal import CliError
 from vigil_cli.terminal import echo
 from vigil_core import formatting, installation
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -57,6 +59,22 @@ class SweepId(click.IntRange):
             return super().convert(value, param, ctx)
         except click.BadParameter:
             self.fail(f"{value!r} is not a sweep number. `vigil sweeps` lists them.", param, ctx)
+
+
+job_id = click.argument("job_id", metavar="ID", type=JobId())
+node_names = click.argument("nodes", metavar="NODES…", nargs=-1, required=True)
+
+
+def limit_option(default: int, most: int | None = None) -> Callable[[Command], Command]:
+    """Return the option -n of a list, with the default number of rows and the highest that the portal answers."""
+    return click.option(
+        "-n", "--limit", type=click.IntRange(1, most), default=default, show_default=True, help="At most this many."
+    )
+
+
+def single_node(nodes: tuple[str, ...]) -> str | None:
+    """Return the node if exactly one is named; None for several names or a host expression."""
+    return nodes[0] if len(nodes) == 1 and not any(letter in nodes[0] for letter in "[, ") else None
 
 
 FOREIGN_COMMANDS = {

@@ -190,6 +190,13 @@ class Portal:
                 return
 
 
+def node_path(name: str) -> str:
+    """Return the path of a node, whatever its name contains."""
+    from urllib.parse import quote
+
+    return f"nodes/{quote(name, safe='')}"
+
+
 def kind_of(portal: Portal, job_id: int) -> kinds.JobKind:
     """Return the job's kind, which says what it counts."""
     return kinds.by_name(portal.get(f"jobs/{job_id}")["kind"])

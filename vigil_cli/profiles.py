@@ -10,12 +10,11 @@ from urllib.parse import quote
 import click
 
 from vigil_cli import tables
-from vigil_cli.params import JobId, as_json, out
+from vigil_cli.params import as_json, job_id, out
 from vigil_cli.portal import CliError, Portal, find_portal
 from vigil_cli.tables import current
 
 POLL_S = 1.0
-job_id = click.argument("job_id", metavar="ID", type=JobId())
 
 
 @click.command()

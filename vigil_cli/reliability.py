@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_core import formatting
@@ -16,10 +16,13 @@ BY = ["cause", "node", "rack", "partition", "project", "week"]
 
 @click.command()
 @click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="UTC days, including today.")
-@click.option("--by", type=click.Choice(BY), default="cause", show_default=True)
-@click.option("--kind", type=click.Choice(["all", "machines", "programs"]), default="all", show_default=True)
+@click.option("--by", type=click.Choice(BY), default="cause", show_default=True, help="Group rows by this.")
+@click.option(
+    "--kind", type=click.Choice(["all", "machines", "programs"]), default="all", show_default=True,
+    help="Failures of what.",
+)  # fmt: skip
 @click.option("--project", default="", help="Short name of a project.")
-@click.option("-n", "--limit", type=click.IntRange(1, 200), default=50, show_default=True)
+@limit_option(50, 200)
 @as_json
 def reliability(days: int, by: str, kind: str, project: str, limit: int, as_json: bool) -> None:
     """Show failure rates and what failures cost.
@@ -30,10 +33,18 @@ def reliability(days: int, by: str, kind: str, project: str, limit: int, as_json
 
 
 @click.command()
-@click.option("--nodes", type=click.IntRange(1, 100_000), required=True)
-@click.option("--days", type=click.FloatRange(0, 366, min_open=True), required=True)
-@click.option("--save-seconds", type=click.FloatRange(0, 86_400, min_open=True), default=30.0, show_default=True)
-@click.option("--restart-seconds", type=click.FloatRange(0, 86_400), help="Default: as measured on this cluster.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), required=True, metavar="N", help="How many nodes.")
+@click.option(
+    "--days", type=click.FloatRange(0, 366, min_open=True), required=True, metavar="T", help="Days of training."
+)
+@click.option(
+    "--save-seconds", type=click.FloatRange(0, 86_400, min_open=True), default=30.0, show_default=True,
+    help="Seconds that one checkpoint takes to save.",
+)  # fmt: skip
+@click.option(
+    "--restart-seconds", type=click.FloatRange(0, 86_400),
+    help="Seconds that a restart takes; default: as measured on this cluster.",
+)  # fmt: skip
 @as_json
 def forecast(nodes: int, days: float, save_seconds: float, restart_seconds: float | None, as_json: bool) -> None:
     """Forecast failures for N nodes over T days."""

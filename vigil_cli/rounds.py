@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import JobId, as_json, out
+from vigil_cli.params import as_json, job_id, limit_option, out
 from vigil_cli.portal import CliError, Portal, find_portal, kind_of
 from vigil_cli.tables import table
 from vigil_cli.terminal import echo_whole
@@ -26,9 +26,8 @@ CLIENT_COLUMNS = (
     "number", "name", "samples", "trained", "late", "dropped", "rejected", "broken", "seconds", "loss", "accuracy",
     "last_round", "evaluation_samples",
 )  # fmt: skip
-job_id = click.argument("job_id", metavar="ID", type=JobId())
 as_csv = click.option("--csv", "as_csv", is_flag=True, help="Print all of them as CSV.")
-limit = click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+limit = limit_option(20)
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import CliError, find_portal
 from vigil_cli.tables import local, table
 from vigil_cli.terminal import echo, echo_whole
@@ -41,7 +41,7 @@ def runbook(code: str | None, built_in: bool, as_json: bool) -> None:
         try:
             answer = find_portal().get(f"runbooks/{code}")
         except CliError as error:
-            echo(f"vigil: showing the built-in runbook, as the portal could not be reached: {error}", err=True)
+            echo(f"vigil: showing the built-in runbook instead of the site's. {error}", err=True)
     if as_json:
         echo(json.dumps(answer, indent=2))
     else:
@@ -49,8 +49,11 @@ def runbook(code: str | None, built_in: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--state", type=click.Choice(["held", "waiting", "sent", "gathered", "dropped", "given_up"]))
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option(
+    "--state", type=click.Choice(["held", "waiting", "sent", "gathered", "dropped", "given_up"]),
+    help="Only messages in this state.",
+)  # fmt: skip
+@limit_option(50)
 @click.option("--resend", type=click.IntRange(min=1), metavar="ID", help="Send a message again.")
 @click.option("--give-up", "give_up", type=click.IntRange(min=1), metavar="ID", help="Stop trying to send a message.")
 @as_json

@@ -60,7 +60,7 @@ def _print_spares(as_json: bool) -> None:
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
-    head = ["NODE", "PARTITION", "STATE", "SINCE", "NAMED BY"]
+    head = ["NODE", "PARTITION", "STATE", "SINCE", "BY"]
     rows = [
         [spare["node"], spare["partition"], _state(spare), local(spare["since"])[:16], spare["added_by"] or ""]
         for spare in answer["items"]

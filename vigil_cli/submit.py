@@ -23,9 +23,9 @@ def read(path: Path, changes: list[str]) -> str:
         with path.open() as file:
             text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{path} cannot be read: {error}.") from error
+        raise CliError(f"{path} cannot be read: {error}.") from error
     if len(text) > MAX_CHARACTERS:
-        raise click.UsageError(f"{path} is far too long for a specification.")
+        raise CliError(f"{path} is far too long for a specification.")
     if not changes:
         return text
     from vigil_core import toml_edit

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vigil_cli import sweep_tables, tables, watch
-from vigil_cli.params import SweepId, as_json, out
+from vigil_cli.params import SweepId, as_json, limit_option, out
 from vigil_cli.portal import Portal, find_portal
 
 
@@ -36,7 +36,7 @@ def sweep(sweep_id: int, cancel: bool, watched: bool, as_json: bool) -> None:
 @click.command()
 @click.option("--project", multiple=True, help="Its short name; may be repeated.")
 @click.option("--owner", help="A user name.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, show_default=True)
+@limit_option(20)
 @as_json
 def sweeps(limit: int, as_json: bool, **filters: Any) -> None:
     """List sweeps, newest first."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from vigil_cli.params import as_json, out
-from vigil_cli.portal import find_portal
+from vigil_cli.portal import CliError, find_portal, node_path
 from vigil_cli.tables import TableRow, current, table
-from vigil_cli.terminal import echo_whole, plain
+from vigil_cli.terminal import echo_whole
 from vigil_core import formatting
 
 HOUR_S = 3600
@@ -35,7 +34,7 @@ def gpus(name: str | None, as_json: bool) -> None:
     For one node, or for all nodes with an agent.
     """
     portal = find_portal()
-    path = f"nodes/{quote(name, safe='')}/gpus" if name else "gpus"
+    path = f"{node_path(name)}/gpus" if name else "gpus"
     items = [{"node": name, **gpu} for gpu in portal.items(path, **({} if name else {"limit": 50}))]
     out({"items": items}, _gpus, as_json)
 
@@ -58,7 +57,7 @@ def telemetry(
     """
     if as_csv and as_json:
         raise click.UsageError("Choose one of --csv and --json.")
-    path, portal = f"nodes/{quote(name, safe='')}", find_portal()
+    path, portal = node_path(name), find_portal()
     if as_csv:
         start = int(time.time() - hours * HOUR_S)
         wanted = {"name": list(fields) or None, "gpu": list(gpu) or None, "from": start}
@@ -69,7 +68,7 @@ def telemetry(
     chosen = [item for item in found["gpus"] if not gpu or str(item["index"]) in gpu or item["uuid"] in gpu]
     if gpu and not chosen:
         there = ", ".join(str(item["index"]) for item in found["gpus"]) or "none"
-        raise click.UsageError(plain(f"{name} has no such GPU. It has {there}."))
+        raise CliError(f"{name} has no such GPU. It has {there}.")
     out(_select_fields({**found, "gpus": chosen}, fields), _telemetry, as_json)
 
 

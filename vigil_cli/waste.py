@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from vigil_cli.params import as_json, out
+from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import find_portal
 from vigil_cli.tables import current, table
 from vigil_core import formatting
@@ -15,8 +15,11 @@ from vigil_core import formatting
 
 @click.command()
 @click.option("--days", type=click.IntRange(1, 90), default=7, show_default=True, help="UTC days, including today.")
-@click.option("--by", type=click.Choice(["project", "person", "job"]), default="person", show_default=True)
-@click.option("-n", "--limit", type=click.IntRange(1, 200), default=20, show_default=True)
+@click.option(
+    "--by", type=click.Choice(["project", "person", "job"]), default="person", show_default=True,
+    help="Group rows by this.",
+)  # fmt: skip
+@limit_option(20, 200)
 @as_json
 def waste(days: int, by: str, limit: int, as_json: bool) -> None:
     """Show GPU-hours allocated, used and idle, most idle first.

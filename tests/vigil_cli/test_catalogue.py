@@ -103,6 +103,10 @@ def test_switched_and_removed(portal):  # noqa: F811
     assert vigil("catalogue", "enable", "x.y").stdout == "Enabled: x.y\n"
     assert [json.loads(item.content) for item in portal.asked] == [{"is_enabled": False}, {"is_enabled": True}]
     assert vigil("catalogue", "remove", "x.y").stdout == "Removed: x.y\n"
+    assert json.loads(vigil("catalogue", "disable", "x.y", "--json").stdout)["name"] == SHOWN["name"]
+    assert json.loads(vigil("catalogue", "enable", "x.y", "--json").stdout)["name"] == SHOWN["name"]
+    assert json.loads(vigil("catalogue", "remove", "x.y", "--json").stdout) == {"name": "x.y", "removed": True}
+    assert "Choose one of --toml and --json." in vigil("catalogue", "list", "--toml", "--json", status=2).stderr
 
 
 def test_examples_as_lines_and_as_a_folder(portal, tmp_path):  # noqa: F811
@@ -134,5 +138,5 @@ def test_what_is_no_file_of_entries(portal, tmp_path):  # noqa: F811
     for content in (b"", b"\xff", b"[[entry]]\nname = 'x'"):
         path.write_bytes(content)
         assert "x.toml" in vigil("catalogue", "add", str(path), status=1).stderr
-    assert "No such file" in vigil("catalogue", "add", str(tmp_path / "none"), status=1).stderr
+    assert "does not exist" in vigil("catalogue", "add", str(tmp_path / "none"), status=2).stderr
     assert not portal.asked

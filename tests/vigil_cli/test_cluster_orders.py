@@ -28,7 +28,10 @@ def body(portal, number: int = -1):
     return json.loads(portal.asked[number].content)
 
 
-@pytest.mark.parametrize("command", [("drains", "return", "dgx[01-02]", "dgx-9"), ("undrain", "dgx[01-02],dgx-9")])
+@pytest.mark.parametrize(
+    "command",
+    [("drains", "return", "dgx[01-02]", "dgx-9"), ("undrain", "dgx[01-02],dgx-9"), ("undrain", "dgx[01-02]", "dgx-9")],
+)
 def test_returns_several_nodes_after_a_preview(portal, command):
     portal.answers["POST", "drains/return/preview"] = {
         "yours": [{**DRAIN, "node": "dgx-02"}], "by_others": [DRAIN], "reasons": {"dgx-01": "broken fan"},
@@ -53,7 +56,7 @@ def test_returns_several_nodes_after_a_preview(portal, command):
     assert lines[-3:] == [
         "dgx-01 is drained by ann: broken fan. Add --replace to end that.",
         "The scheduler does not list dgx-8 any more.",
-        "Ordered to undrain 1 node. `vigil drains` shows what is still out of service.",
+        "Requested the return of 1 node. `vigil drains` shows what is still out of service.",
     ]  # fmt: skip
 
 
@@ -69,6 +72,32 @@ def test_drains_and_returns_replace_what_the_preview_showed(portal):
         result = vigil(*command, "dgx-[01]", "--reason", "switch", "--replace", "--yes", status=1)
         assert body(portal) == {"nodes": "dgx-[01]", "reason": "switch", "replaces": {"dgx-01": "broken fan"}}
         assert "dgx-01 is drained: water leak. That is new since the preview." in result.stderr.splitlines()
+
+
+def test_drains_several_names(portal):
+    preview = {
+        "nodes": ["dgx-01", "dgx-02"], "out_already": [], "reasons": {}, "jobs": 0, "users": [], "gpus": 0,
+        "cluster_gpus": 8, "partitions": [],
+    }  # fmt: skip
+    portal.answers["POST", "drains/preview"] = preview
+    portal.answers["POST", "drains"] = {"items": [{**LEFT, "node": name, "order": {}} for name in preview["nodes"]]}
+    result = vigil("drain", "dgx-01", "dgx-02", "--reason", "switch", "--yes")
+    assert body(portal)["nodes"] == "dgx-01,dgx-02"
+    assert "Requested the drain of 2 nodes." in result.stderr
+
+
+def test_lists_what_is_still_true(portal):
+    row = {
+        **DRAIN, "since": "2026-12-01T12:00:00Z", "idle_gpus": 8, "cost_per_hour": None, "currency": "€",
+        "facts": ["Fan 3 turns again."],
+    }  # fmt: skip
+    reading = {"read_at": "2026-01-31T12:00:00Z", "error": "", "failing_since": None}
+    portal.answers["GET", "drains"] = {"items": [row, {**row, "standing": "over"}], "reading": reading, "next": None}
+    head, over, stands, *_ = vigil("drains", "list").stdout.splitlines()
+    assert head.split("  ")[-1] == "NOTES"
+    assert "  no  " in over
+    assert "  yes  " in stands
+    assert vigil("drains").stdout == vigil("drains", "list").stdout
 
 
 def test_several_nodes_are_not_undrained_without_a_reason(portal):

@@ -42,7 +42,7 @@ def test_what_machines_tell_does_nothing_to_a_terminal(portal):  # noqa: F811
     payload = {**TELEMETRY, "host": {f"load_1{DOING}": 1.0}, "gpus": [{**GPU, "index": DOING}]}
     portal.answers["GET", "nodes/dgx-01/telemetry"] = payload
     assert vigil("telemetry", "dgx-01").stdout.count(SHOWN) == 2
-    assert SHOWN in vigil("telemetry", "dgx-01", "--gpu", "9", status=2).stderr.replace("\n", "")
+    assert SHOWN in vigil("telemetry", "dgx-01", "--gpu", "9", status=1).stderr.replace("\n", "")
 
 
 def test_a_spec_arrives_whole_in_a_file_and_plain_on_a_terminal(portal, monkeypatch):  # noqa: F811
@@ -107,4 +107,4 @@ def test_a_refusal_of_another_form_is_told_all_the_same(portal, errors):  # noqa
 
 
 def test_a_spec_without_end_is_not_read():
-    assert "far too long" in vigil("submit", "/dev/zero", status=2).stderr
+    assert "far too long" in vigil("submit", "/dev/zero", status=1).stderr

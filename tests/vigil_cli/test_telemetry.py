@@ -72,7 +72,7 @@ def test_what_a_node_does_now(portal):  # noqa: F811
     assert "cpu_percent" not in "".join(rows)
     found = json.loads(vigil("telemetry", "dgx-01", "--gpu", "GPU-1", "--json").stdout)
     assert [gpu["uuid"] for gpu in found["gpus"]] == ["GPU-1"]
-    wrong = vigil("telemetry", "dgx-01", "--gpu", "9", status=2)
+    wrong = vigil("telemetry", "dgx-01", "--gpu", "9", status=1)
     assert "dgx-01 has no such GPU. It has 0, 1." in wrong.stderr
     portal.answers["GET", "nodes/dgx-01/telemetry"] = {
         **TELEMETRY,

@@ -1,5 +1,8 @@
 """Test typing errors on the command line, and invalid tokens."""
 
+from collections.abc import Iterator
+
+import click
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -72,3 +75,31 @@ def test_help_and_version():
     assert "metrics " in commands
     assert "..." not in commands, "each is told in one whole line"
     assert "[distributed|federated|script|attached]" in error_of("jobs", "--help", status=0)
+
+
+def _commands(group: click.Group, path: str = "vigil") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        yield f"{path} {name}", command
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}")
+
+
+def test_every_option_has_a_description():
+    options = [(path, option) for path, command in _commands(main) for option in command.params]
+    assert [
+        f"{path} {option.opts[0]}" for path, option in options if isinstance(option, click.Option) and not option.help
+    ] == []
+
+
+def test_every_group_that_lists_has_the_command_list():
+    groups = [group for _, group in _commands(main) if isinstance(group, click.Group) and group.invoke_without_command]
+    assert len(groups) == 5
+    assert all("list" in group.commands for group in groups)
+
+
+def test_an_unreadable_file_is_a_failure_and_a_missing_one_wrong_usage(tmp_path):
+    (tmp_path / "job.toml").write_bytes(b"\xff")
+    error_of("submit", str(tmp_path / "job.toml"), status=1)
+    error_of("catalogue", "add", str(tmp_path / "job.toml"), status=1)
+    for command in (("submit",), ("catalogue", "add"), ("catalogue", "check"), ("health", "try")):
+        assert "does not exist" in error_of(*command, str(tmp_path / "nowhere"), status=2)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from django.core.management.base import BaseCommand
 
 from console.health import run
+from vigil_core.formatting import NBSP, plural
 
 MARKS = {"unchecked": "–", "warning": "!", "error": "✗"}
 
@@ -38,4 +39,5 @@ class Command(BaseCommand):
             self.stdout.write(f"{MARKS[finding.level]} {finding.title} {finding.detail}".rstrip())
             if finding.remedy:
                 self.stdout.write(f"    → {finding.remedy}")
-        self.stdout.write(f"\n{len(report.errors)} to fix, {len(report.warnings)} to check.")
+        errors, warnings = plural(len(report.errors), "error"), plural(len(report.warnings), "warning")
+        self.stdout.write(f"\n{errors}, {warnings}.".replace(NBSP, " "))

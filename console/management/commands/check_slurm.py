@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand
 from jobs.checking import run, this_site
 from jobs.checking.finding import CheckFinding
 from jobs.checking.trial import PATIENCE_S, TrialOptions
+from vigil_core.formatting import NBSP, plural
 
 MARKS = {"ok": "✓", "warn": "!", "error": "✗", "skip": "–"}
 
@@ -48,8 +49,8 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"ok": not wrong, "findings": [asdict(item) for item in found]}, indent=2))
         else:
-            warned = sum(item.level == "warn" for item in found)
-            self.stdout.write(f"\n{len(wrong)} errors, {warned} warnings, {len(found)} checked.")
+            warnings = plural(sum(item.level == "warn" for item in found), "warning")
+            self.stdout.write(f"\n{plural(len(wrong), 'error')}, {warnings}.".replace(NBSP, " "))
         if wrong:
             sys.exit(1)
 
@@ -60,7 +61,7 @@ class Command(BaseCommand):
         self.last_remedy = finding.remedy
         self.stdout.flush()
 
-    def _show_progress(self, words: str) -> None:
+    def _show_progress(self, text: str) -> None:
         """Print what the check is waiting for on stderr."""
-        self.stderr.write(f"  … {words}")
+        self.stderr.write(f"  … {text}")
         self.stderr.flush()
