@@ -131,22 +131,22 @@ def fairness(life: JobLife) -> Fairness | None:
 def fairness_of(life: JobLife, clients: Sequence[Client]) -> Fairness | None:
     """Return the fairness table for these clients."""
     measure = _measure(life)
-    ends = Client.objects.filter(job=life.job).aggregate(low=Min(measure), high=Max(measure), most=Max("samples"))
+    value_range = Client.objects.filter(job=life.job).aggregate(
+        low=Min(measure), high=Max(measure), most=Max("samples")
+    )
     if not clients:
         return None
     labels, split = rounds.splits(life.job, [client.number for client in clients])
     is_timed = Client.objects.filter(job=life.job, timed__gt=0).exists()
     name = "accuracy" if measure == "accuracy" else "validation_loss"
-    return drawn.fairness(
-        [_facts(client) for client in clients],
-        split,
-        labels,
+    scale = drawn.FairnessScale(
         measure=measure,
-        ends=(ends["low"] or 0.0, ends["high"] if ends["high"] is not None else 1.0),
-        line=number(life.latest.latest, name),
-        is_timed=is_timed,
-        most_samples=ends["most"] or max((sum(counts) for counts in split.values()), default=1),
+        low=value_range["low"] or 0.0,
+        high=value_range["high"] if value_range["high"] is not None else 1.0,
+        global_value=number(life.latest.latest, name),
+        max_samples=value_range["most"] or max((sum(counts) for counts in split.values()), default=1),
     )
+    return drawn.fairness([_facts(client) for client in clients], split, labels, scale, is_timed=is_timed)
 
 
 def stragglers(life: JobLife) -> list[SlowClient]:

@@ -67,12 +67,14 @@ def draw(before: Attempt, after: Attempt, name: str, resumed_step: int) -> resta
     if values_before is None or values_after is None:
         return None
     return restart_drawing.draw(
-        name,
-        (steps_before, values_before),
-        (steps_after, values_after),
-        numbers=(before.number, after.number),
-        resumed=resumed_step,
-        died=before.step,
-        is_exact=all(curve.value is not None for curve in curves),
-        unit=after.job.job_kind.unit,
+        restart_drawing.RestartCurveInput(
+            name=name,
+            before=(steps_before, values_before),
+            after=(steps_after, values_after),
+            attempt_numbers=(before.number, after.number),
+            resumed_step=resumed_step,
+            end_step=before.step,
+            is_exact=all(curve.value is not None for curve in curves),
+            unit=after.job.job_kind.unit,
+        )
     )

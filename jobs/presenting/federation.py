@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jobs.client_name import client_name
@@ -85,17 +85,32 @@ class ClientRow:
 class Fairness:
     """The model's quality for each client.
 
-    `low` and `high` are the ends of the axis; `line` is the position of the global model.
+    `low` and `high` are the ends of the axis; `global_x` is the position of the global model, in per cent.
     """
 
     measure: str
     rows: list[ClientRow]
     low: float
     high: float
-    line: float | None
+    global_x: float | None
     labels: list[str]
     is_timed: bool
     """Whether any client has a duration of its own; clients computed together have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FairnessScale:
+    """What all clients of the fairness table are compared with.
+
+    `low` and `high` are the lowest and highest value of `measure` over all clients, `global_value` is the global
+    model's; `max_samples` are those of the largest client.
+    """
+
+    measure: str
+    low: float
+    high: float
+    global_value: float | None
+    max_samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,24 +208,22 @@ def fairness(
     clients: Sequence[ClientFacts],
     split: Mapping[int, Sequence[int]],
     labels: Sequence[str],
+    scale: FairnessScale,
     *,
-    measure: str,
-    ends: tuple[float, float],
-    line: float | None,
-    most_samples: int,
     is_timed: bool,
 ) -> Fairness:
-    """Build the fairness table.
-
-    `ends` are the lowest and highest value of all clients; `line` is the global model's value.
-    """
-    low, high = _axis_ends(*ends, line, whole=measure == "accuracy")
-    rows = [
-        _client_row(client, split.get(client.number), labels, getattr(client, measure), low, high, most_samples)
-        for client in clients
-    ]
-    at = _axis_position(line, low, high)
-    return Fairness(measure=measure, rows=rows, low=low, high=high, line=at, labels=legend(labels), is_timed=is_timed)
+    """Build the fairness table of these clients. `split` maps a client's number to its samples by label."""
+    low, high = _axis_ends(scale.low, scale.high, scale.global_value, whole=scale.measure == "accuracy")
+    axis = replace(scale, low=low, high=high)
+    return Fairness(
+        measure=scale.measure,
+        rows=[_client_row(client, split.get(client.number), labels, axis) for client in clients],
+        low=low,
+        high=high,
+        global_x=_axis_position(scale.global_value, low, high),
+        labels=legend(labels),
+        is_timed=is_timed,
+    )
 
 
 def stragglers(clients: Sequence[ClientFacts], median: float | None) -> list[SlowClient]:
@@ -227,22 +240,16 @@ def stragglers(clients: Sequence[ClientFacts], median: float | None) -> list[Slo
 
 
 def _client_row(
-    client: ClientFacts,
-    counts: Sequence[int] | None,
-    labels: Sequence[str],
-    value: float | None,
-    low: float,
-    high: float,
-    most: int,
+    client: ClientFacts, counts: Sequence[int] | None, labels: Sequence[str], axis: FairnessScale
 ) -> ClientRow:
-    trouble = trouble_of(client)
+    trouble, value = trouble_of(client), getattr(client, axis.measure)
     return ClientRow(
         client=client,
         trouble=trouble,
         state=_TROUBLE_STATES.get(trouble.partition(" ")[0], "running"),
-        x=_axis_position(value, low, high),
+        x=_axis_position(value, axis.low, axis.high),
         value=value,
-        shares=shares(counts or [], max(1, most)),
+        shares=shares(counts or [], max(1, axis.max_samples)),
         shares_text=counts_text(counts or [], labels) or f"{formatting.count(client.samples)} samples",
     )
 
@@ -280,9 +287,9 @@ def legend(labels: Sequence[str]) -> list[str]:
     return shown if not beyond else [*shown, *(beyond if len(beyond) == 1 else [f"{len(beyond)} others"])]
 
 
-def _axis_ends(low: float, high: float, line: float | None, *, whole: bool) -> tuple[float, float]:
+def _axis_ends(low: float, high: float, global_value: float | None, *, whole: bool) -> tuple[float, float]:
     """Round the ends of an axis; an accuracy axis stays within 0 and 1."""
-    values = [low, high, *([line] if line is not None else [])]
+    values = [low, high, *([global_value] if global_value is not None else [])]
     low, high = min(values), max(values)
     step = 10 ** math.floor(math.log10(max(high - low, 0.01))) / 2
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step

@@ -22,6 +22,25 @@ Values = NDArray[np.float64]
 Part = tuple[Steps, Values]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestartCurveInput:
+    """The steps and values of a series in two attempts, before a restart and after it.
+
+    With `is_exact`, values are those of single steps, so that repeated steps can be compared. `unit` is the job's unit
+    of progress.
+    """
+
+    name: str
+    before: Part
+    after: Part
+    attempt_numbers: tuple[int, int]
+    resumed_step: int
+    end_step: int
+    """The last step of the attempt before."""
+    is_exact: bool
+    unit: str = "step"
+
+
 @dataclass(frozen=True)
 class AttemptLine:
     """The part of the curve that one attempt produced."""
@@ -40,29 +59,15 @@ class RestartCurve:
     steps: list[tuple[float, str]]
     values: list[tuple[float, str]]
     resumed_x: float | None
-    died_x: float | None
+    end_x: float | None
     words: str
     left: float = LEFT
     width: float = 100.0 - LEFT
 
 
-def draw(
-    name: str,
-    before: Part,
-    after: Part,
-    *,
-    numbers: tuple[int, int],
-    resumed: int,
-    died: int,
-    is_exact: bool,
-    unit: str = "step",
-) -> RestartCurve | None:
-    """Draw both attempts' curves; return None if there is nothing to draw.
-
-    `before` and `after` are steps and values of the attempts in `numbers`. With `is_exact`, values are those of single
-    steps, so that repeated steps can be compared. `unit` is the job's unit of progress.
-    """
-    parts = [_finite(*before), _finite(*after)]
+def draw(curve: RestartCurveInput) -> RestartCurve | None:
+    """Draw both attempts' curves; return None if there is nothing to draw."""
+    parts = [_finite(*curve.before), _finite(*curve.after)]
     steps, values = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     if len(steps) < 2 or steps.min() == steps.max():
         return None
@@ -77,22 +82,22 @@ def draw(
         return round(LEFT + (100 - LEFT) * (step - first) / (last - first), 3)
 
     lines = [
-        AttemptLine(f"attempt {number}", _points(part, (first, last), (low, high)), number == numbers[0])
-        for number, part in zip(numbers, parts, strict=True)
+        AttemptLine(f"attempt {number}", _points(part, (first, last), (low, high)), number == curve.attempt_numbers[0])
+        for number, part in zip(curve.attempt_numbers, parts, strict=True)
         if len(part[0])
     ]
-    same = _same(parts[0], parts[1], f"{unit}s") if is_exact else ""
+    comparison = _comparison_text(parts[0], parts[1], f"{curve.unit}s") if curve.is_exact else ""
     return RestartCurve(
-        name=name,
+        name=curve.name,
         lines=lines,
         steps=[(x_of(step), formatting.count(step)) for step in _round(first, last)],
         values=[
             (round(TOP + HEIGHT * (high - at) / (high - low), 2), formatting.loss(at))
             for at in (low + room, high - room)
         ],
-        resumed_x=x_of(resumed) if first < resumed < last else None,
-        died_x=x_of(died) if first < died < last else None,
-        words=_words(name, numbers, resumed, died, unit) + same,
+        resumed_x=x_of(curve.resumed_step) if first < curve.resumed_step < last else None,
+        end_x=x_of(curve.end_step) if first < curve.end_step < last else None,
+        words=_words(curve) + comparison,
     )
 
 
@@ -116,20 +121,21 @@ def _round(first: int, last: int) -> list[int]:
     return [step for step in range(start, last + 1, every) if first <= step <= last][: TICKS + 1]
 
 
-def _words(name: str, numbers: tuple[int, int], resumed: int, died: int, unit: str) -> str:
-    title = f"{name[:1].upper()}{name[1:]}"
+def _words(curve: RestartCurveInput) -> str:
+    title = f"{curve.name[:1].upper()}{curve.name[1:]}"
+    first, second = curve.attempt_numbers
     return (
-        f"{title} of attempt {numbers[0]} until {unit} {formatting.count(died)}, and of attempt {numbers[1]} from"
-        f" {unit} {formatting.count(resumed)} on."
+        f"{title} of attempt {first} until {curve.unit} {formatting.count(curve.end_step)}, and of attempt {second}"
+        f" from {curve.unit} {formatting.count(curve.resumed_step)} on."
     )
 
 
-def _same(before: Part, after: Part, many: str) -> str:
+def _comparison_text(before: Part, after: Part, units: str) -> str:
     """Return a sentence on whether repeated steps gave the same values, and by how much they differ if not."""
     common, here, there = np.intersect1d(before[0], after[0], return_indices=True)
     if len(common) < 2:
         return ""
     difference = float(np.max(np.abs(before[1][here] - after[1][there])))
     if difference == 0:
-        return f" The {many} that were repeated have identical values."
-    return f" The {many} that were repeated differ by at most {formatting.measure(difference)}."
+        return f" The {units} that were repeated have identical values."
+    return f" The {units} that were repeated differ by at most {formatting.measure(difference)}."

@@ -58,10 +58,11 @@ CURVE = {"name": "loss", "step": [1], "last_step": 9, "count": 9}
 
 def _across(kind: kinds.JobKind) -> str:
     steps, values = np.arange(10), np.linspace(2.0, 1.0, 10)
-    drawn = restart_drawing.draw(
-        "loss", (steps, values), (steps[5:], values[5:]), numbers=(1, 2), resumed=5, died=9, is_exact=True,
-        unit=kind.unit,
+    curve = restart_drawing.RestartCurveInput(
+        name="loss", before=(steps, values), after=(steps[5:], values[5:]), attempt_numbers=(1, 2), resumed_step=5,
+        end_step=9, is_exact=True, unit=kind.unit,
     )  # fmt: skip
+    drawn = restart_drawing.draw(curve)
     assert drawn is not None
     return drawn.words
 
