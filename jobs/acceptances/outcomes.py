@@ -21,7 +21,6 @@ from nodes.acceptance.outcomes import (
 )
 from nodes.burnin.evidence import TEST, BurnInFinding, NodeResults
 from nodes.burnin.reports import ItemSummary
-from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import BurnIn, BurnInNode, BurnInTest, HealthEntry
 from vigil_core import formatting
 
@@ -81,9 +80,7 @@ def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
 
 
 def _findings(start: datetime, end: datetime, names: set[str]) -> Iterable[tuple[str, datetime, str]]:
-    entries = HealthEntry.objects.filter(
-        node__in=names, opened_at__gte=start, opened_at__lte=end, action__in=OUT_OF_SERVICE, is_planted=False
-    )
+    entries = HealthEntry.objects.out_of_service_between(start, end).filter(node__in=names)
     for entry in entries.order_by("pk")[:MOST_ENTRIES]:
         if entry.opened_at is not None:
             yield entry.node, entry.opened_at, f"{entry.title} (health rule {entry.rule})."

@@ -10,14 +10,14 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from jobs.acceptances import start as acceptances
+from jobs.api.burnins import burn_in_problems
 from jobs.burnins import report
-from jobs.burnins.start import CannotBurnIn, NeedsAgreement
 from jobs.errors import Conflict
 from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
-from nodes.drains.host_expression import MOST_CHARACTERS, BadHostExpression
+from nodes.drains.host_expression import MOST_CHARACTERS
 from nodes.models import Acceptance
-from portal.http.api import ApiRequest, WantedPage, bad_field
+from portal.http.api import ApiRequest, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -88,14 +88,8 @@ class NewAcceptance(Schema):
 def start(request: ApiRequest, wanted: NewAcceptance) -> Status[dict[str, Any]]:
     """Check the configuration of nodes, burn them in with all pairs, and count failures meanwhile."""
     only_sysadmins(request, "start acceptances")
-    try:
+    with burn_in_problems():
         started = acceptances.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
-    except NeedsAgreement as error:
-        raise Problem(409, f"{error} Send `may_undrain`: true to agree.", kind="drained") from None
-    except Conflict as error:
-        raise Problem(409, str(error)) from None
-    except (CannotBurnIn, BadHostExpression) as error:
-        raise bad_field("nodes", str(error)) from None
     return Status(201, detail_shape(_acceptance(started.pk)))
 
 

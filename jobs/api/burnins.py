@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -131,6 +133,19 @@ class GoldenReset(Schema):
     driver: str = Field("", max_length=40, pattern=r"^[^\x00]*$")
 
 
+@contextmanager
+def burn_in_problems() -> Iterator[None]:
+    """Answer what refuses a burn-in, or the acceptance that needs one, as a problem of the request."""
+    try:
+        yield
+    except burnins.NeedsAgreement as error:
+        raise Problem(409, f"{error} Send `may_undrain`: true to agree.", kind="drained") from None
+    except Conflict as error:
+        raise Problem(409, str(error)) from None
+    except (burnins.CannotBurnIn, BadHostExpression) as error:
+        raise bad_field("nodes", str(error)) from None
+
+
 @router.post(
     "",
     response={201: BurnInShape},
@@ -143,15 +158,9 @@ class GoldenReset(Schema):
 def start(request: ApiRequest, wanted: NewBurnIn) -> Status[dict[str, Any]]:
     """Test nodes inside a reservation, once no job runs there. Those that pass are in service afterwards."""
     only_sysadmins(request, "start burn-ins")
-    try:
+    with burn_in_problems():
         names = host_expression.expand(" ".join(wanted.nodes), plan.MAX_NODES, MOST_CHARACTERS)
         started = burnins.start(request.auth, names, wanted.seconds, may_undrain=wanted.may_undrain)
-    except burnins.NeedsAgreement as error:
-        raise Problem(409, f"{error} Send `may_undrain`: true to agree.", kind="drained") from None
-    except Conflict as error:
-        raise Problem(409, str(error)) from None
-    except (burnins.CannotBurnIn, BadHostExpression) as error:
-        raise bad_field("nodes", str(error)) from None
     return Status(201, burn_in_shape(_burn_in(started.pk)))
 
 

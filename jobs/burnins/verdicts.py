@@ -12,7 +12,6 @@ from django.utils import timezone
 from jobs.burnins import golden
 from nodes.burnin.evidence import EVENT, BurnInFinding, NodeResults
 from nodes.burnin.judge import FAILED, NodeVerdict, judge
-from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node
 from nodes.schedulers.base import JobStatus
 from nodes.scheduling import node_states
@@ -74,12 +73,7 @@ def _failed_since(name: str, moment: datetime) -> bool:
 
 def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdict:
     """Fail a node on which a health rule found something meanwhile that takes it out of service."""
-    entries = HealthEntry.objects.filter(
-        node=name,
-        opened_at__range=(burn_in.tests_began_at, timezone.now()),
-        action__in=OUT_OF_SERVICE,
-        is_planted=False,
-    )
+    entries = HealthEntry.objects.out_of_service_between(burn_in.tests_began_at, timezone.now()).filter(node=name)
     texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
     if not texts:
         return verdict

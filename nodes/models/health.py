@@ -10,6 +10,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models.orders import NodeOrder
 from nodes.models.telemetry import Agent, Gpu
 from portal.access import sees_all
@@ -68,6 +69,13 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
     def excluding(self) -> Self:
         """Select the open entries whose nodes new attempts avoid: not those that still wait for a decision."""
         return self.open().filter(action="exclude").exclude(decision=HealthEntry.EntryDecision.PROPOSED)
+
+    def out_of_service_between(self, start: datetime, end: datetime) -> Self:
+        """Select what was found in this time and takes its node out of service; what a game day planted is no failure.
+
+        `start` and `end` count, too.
+        """
+        return self.filter(opened_at__range=(start, end), action__in=OUT_OF_SERVICE, is_planted=False)
 
     def due(self, now: datetime) -> Self:
         """Select active entries that change by themselves by now."""
