@@ -8,7 +8,6 @@ own traceback, comes before the exception that was raised because of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MOST_MESSAGE_LINES = 40  # of one exception
@@ -247,11 +246,3 @@ class TracebackReader:
         if _SEPARATOR.fullmatch(text.strip()):
             return False
         return bool(text.strip()) and (text[:1] in " \t" or not _RAISED.match(text.strip()) or ":" not in text)
-
-
-def read_tracebacks(lines: Iterable[tuple[int, str]]) -> list[Traceback]:
-    """Return the tracebacks of one stream's numbered lines."""
-    reader = TracebackReader()
-    for number, text in lines:
-        reader.feed(number, text)
-    return reader.finish()

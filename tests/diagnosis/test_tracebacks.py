@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback as python
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.logs.tracebacks import StackFrame, Traceback, read_tracebacks
+from diagnosis.logs.tracebacks import StackFrame, Traceback, TracebackReader
 from diagnosis.signatures.operations import operations_of
 from tests.examples import examples
 
@@ -24,7 +25,14 @@ def printed(code: str) -> str:
 
 
 def read(text: str) -> list[Traceback]:
-    return read_tracebacks(enumerate(text.splitlines(), 1))
+    return read_lines(text.splitlines())
+
+
+def read_lines(lines: Iterable[str]) -> list[Traceback]:
+    reader = TracebackReader()
+    for number, line in enumerate(lines, 1):
+        reader.feed(number, line)
+    return reader.finish()
 
 
 def chained(text: str) -> list[list[tuple[str, str]]]:
@@ -164,7 +172,7 @@ Current thread 0x1 (most recent call first):""".splitlines()
 @given(st.lists(LINES | st.text(max_size=40), max_size=60))
 @settings(max_examples=examples(200), deadline=None)
 def test_whatever_the_lines_are_each_chain_has_an_end(lines: list[str]) -> None:
-    found = read_tracebacks(enumerate(lines, 1))
+    found = read_lines(lines)
     seen: list[Any] = [id(link) for item in found for link in item.chain]
     assert len(found) <= len(lines)
     assert all(item.line <= len(lines) for item in found)
