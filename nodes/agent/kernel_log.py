@@ -118,7 +118,7 @@ class KernelLog:
             seq = max(self.last_seq, self.reported_seq) + 1
             line = b"%d,%d,%d,-;%b\n" % (USER_WARNING, seq, at, raw)
         else:
-            line = b"<%d>%b" % (USER_WARNING, raw)
+            line = b"<%d>%b\n" % (USER_WARNING, raw)  # without the newline the kernel keeps the record open
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(file, line)

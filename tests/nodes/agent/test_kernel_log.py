@@ -125,6 +125,17 @@ def test_the_kernels_own_device() -> None:
     log.close()
 
 
+@pytest.mark.skipif(not os.access(DEVICE, os.W_OK), reason="the kernel log may not be written here")
+def test_a_line_of_this_process_is_readable_before_the_next_one() -> None:
+    """Without a newline the kernel would keep the record open, and show it to nobody until something else is logged."""
+    log = opened(DEVICE)
+    while log.read():
+        pass
+    log.write("vigil's tests write a line of their own")
+    assert [record.text for record in log.read()] == ["vigil's tests write a line of their own"]
+    log.close()
+
+
 class Ring:
     """Reads of /dev/kmsg of which one finds that the ring went round."""
 
