@@ -27,7 +27,7 @@ from training.runtime.imports import garbage_collection_paused
 
 if TYPE_CHECKING:
     from training.contracts import TrainingLoop
-    from training.federated.custom.program import Program
+    from training.federated.custom.user_code import UserCode
     from training.runtime.distributed import World
 
 
@@ -129,7 +129,7 @@ def _loop(
         from training.federated.rounds import Rounds
 
         return Rounds(
-            settings, workspace, world, program=_program(run.client, workspace), least_share=run.least_share, **options
+            settings, workspace, world, user_code=_user_code(run.client, workspace), least_share=run.least_share, **options
         )
     from training import contracts
     from training.trainer import Trainer
@@ -138,9 +138,9 @@ def _loop(
     return (trainer() if trainer else Trainer)(settings, workspace, world, **options)
 
 
-def _program(files: run_file.ClientFiles | None, workspace: workspaces.Workspace) -> Program | None:
+def _user_code(files: run_file.ClientFiles | None, where: workspace.Workspace) -> UserCode | None:
     """Return the user's own files: where the launcher has put them, or where the run's file says they are."""
-    from training.federated.custom.program import Program
+    from training.federated.custom.user_code import UserCode
 
     if files is None:
         return None
@@ -148,7 +148,7 @@ def _program(files: run_file.ClientFiles | None, workspace: workspaces.Workspace
     if folder is None:
         message = 'names no directory. Without a launcher nothing is fetched: write directory = ".", in a clone.'
         raise ConfigError([Problem("client", message)])
-    return Program(folder, workspace.job_dir, **files.names)
+    return UserCode(folder, where.job_dir, **files.names)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:

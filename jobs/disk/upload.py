@@ -22,7 +22,7 @@ from jobs.disk import sharing
 from jobs.disk.rundir import FOLDER_MODE, open_root, runs_root
 from jobs.errors import Problem, Refused
 from jobs.models import Attempt
-from training.program import HEAD_BYTES, NotAProgram, interpreter_of
+from training.interpreter import HEAD_BYTES, NotAProgram, interpreter_of
 from vigil_core import untrusted
 
 MAX_BYTES = 50 * 1000 * 1000

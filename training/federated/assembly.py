@@ -21,7 +21,7 @@ from training.engine import initialization
 from training.federated import attack_simulation
 from training.federated.client_work import ClientWork
 from training.federated.custom import part_loader
-from training.federated.custom.program import Program
+from training.federated.custom.user_code import UserCode
 from training.federated.filter_chain import FilterChain
 from training.federated.layout import Layout, parameters, statistics
 from training.federated.model import Model, batch_norm_tensors
@@ -69,7 +69,7 @@ def assemble(
     workspace: Workspace,
     world: World,
     start: Manifest | None,
-    program: Program | None = None,
+    user_code: UserCode | None = None,
     *,
     heartbeat: Heartbeat | NullHeartbeat,
     reporter: AnyReporter,
@@ -82,12 +82,12 @@ def assemble(
     if start is not None:
         config = _with_split_of_checkpoint(config, start)
         _check_same(config, start, "Clone the job to change it." if workspace.launched else MANUAL_REMEDY)
-    recipe, algorithm = part_loader.load_recipe(config, program), part_loader.load_algorithm(config, program)
+    recipe, algorithm = part_loader.load_recipe(config, user_code), part_loader.load_algorithm(config, user_code)
     aggregation, selection = (
-        part_loader.load_aggregation(config, program),
-        part_loader.load_selection(config, program, world),
+        part_loader.load_aggregation(config, user_code),
+        part_loader.load_selection(config, user_code, world),
     )
-    split = part_loader.load_split(config, program, world)
+    split = part_loader.load_split(config, user_code, world)
     prepared = supply.prepare(
         recipe,
         config,

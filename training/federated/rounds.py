@@ -24,8 +24,8 @@ from training.federated.assembly import Federation
 from training.federated.client_failures import ClientsFailed
 from training.federated.controller import Controller, QuorumLost
 from training.federated.coverage import CoverageLog
-from training.federated.custom.program import Program
 from training.federated.custom.split import DivisionRecord
+from training.federated.custom.user_code import UserCode
 from training.federated.evaluation import Evaluation, Evaluator
 from training.federated.messages import Traffic
 from training.federated.round_report import RoundReport, RoundReporter, report_of
@@ -63,10 +63,10 @@ class Rounds(Loop):
         heartbeat: Heartbeat | NullHeartbeat,
         stop: StopRequest,
         mtbf_hours: float | None = None,
-        program: Program | None = None,
+        user_code: UserCode | None = None,
         least_share: float = 0.0,
     ) -> None:
-        """`program`: the user's files, if the configuration needs them.
+        """`user_code`: the user's files, if the configuration needs them.
 
         `least_share`: the share of all samples that must have counted in some round for the run to complete.
         """
@@ -75,7 +75,7 @@ class Rounds(Loop):
         self.config = config
         self.stateful_parts["validation"] = self.validations
         self.exchange = exchange(world)
-        self._program, self._least_share = program, least_share
+        self._user_code, self._least_share = user_code, least_share
 
     # Setup.
 
@@ -86,7 +86,7 @@ class Rounds(Loop):
             self.workspace,
             self.world,
             start,
-            self._program,
+            self._user_code,
             heartbeat=self.heartbeat,
             reporter=self.reporter,
         )
@@ -95,9 +95,9 @@ class Rounds(Loop):
             self.stateful_parts["base"] = self.federation.base
         self.server, self.work = self.federation.server, self.federation.work
         self.stateful_parts["server"] = self.server
-        if self._program is not None and custom.SPLIT in self.config.custom:
+        if self._user_code is not None and custom.SPLIT in self.config.custom:
             owners = self.federation.divided.owners["train"]
-            self.stateful_parts["split"] = DivisionRecord(self._program.split, owners)
+            self.stateful_parts["split"] = DivisionRecord(self._user_code.split, owners)
         self.combiner = combiner_for(self.federation, self.exchange, self.world)
         self.evaluator = Evaluator(
             self.federation.model,

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from training.interpreter import HEAD_BYTES, ITSELF, PYTHON, NotAProgram, interpreter_of
 from training.launch.attempt import Attempt
 from training.launch.environment import RankCommand
 from training.launch.plan import BadPlan, LaunchPlan
-from training.program import HEAD_BYTES, ITSELF, PYTHON, NotAProgram, interpreter_of
 
 
 def prepare(plan: LaunchPlan, attempt: Attempt) -> RankCommand:

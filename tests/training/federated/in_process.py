@@ -15,7 +15,7 @@ from training.attempt.stopping import StopRequest
 from training.attempt.workspace import Workspace
 from training.checkpoint import storage
 from training.checkpoint.staging import tree
-from training.federated.custom.program import Program
+from training.federated.custom.user_code import UserCode
 from training.federated.messages import MessagePair
 from training.federated.round_report import RoundReport
 from training.federated.rounds import Rounds
@@ -82,7 +82,7 @@ def start(
         reporter=reporter or NullReporter(),
         heartbeat=NullHeartbeat(),
         stop=StopRequest(),
-        program=Program(code, where.job_dir) if code is not None else None,
+        user_code=UserCode(code, where.job_dir) if code is not None else None,
     )
 
 

@@ -21,7 +21,7 @@ from training.corpus.errors import DataError
 from training.federated.client_failures import ClientsFailed
 from training.federated.custom import part_loader
 from training.federated.custom.client import RESERVED_SERIES
-from training.federated.custom.program import Program
+from training.federated.custom.user_code import UserCode
 from training.federation import config_checks
 from training.federation.config import parse
 
@@ -368,9 +368,9 @@ def test_a_file_that_is_called_as_a_module_of_others_takes_nobodys_place(tmp_pat
     loop = ready(tmp_path, LINEAR)
     (tmp_path / "code" / "random.py").write_text(LINEAR)
     (tmp_path / "code" / "torch.py").write_text(ALGORITHM)
-    program = Program(tmp_path / "code", loop.workspace.job_dir, "random.py", "torch.py")
+    user_code = UserCode(tmp_path / "code", loop.workspace.job_dir, "random.py", "torch.py")
     config = parse({**RUN, "recipe": "client", "algorithm": "own"})
-    part_loader.load_recipe(config, program)
-    part_loader.load_algorithm(config, program)
+    part_loader.load_recipe(config, user_code)
+    part_loader.load_algorithm(config, user_code)
     assert sys.modules["random"] is random
     assert sys.modules["torch"] is torch

@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.launching import Run
 from tests.waiting import PATIENCE_S
-from training.program import ITSELF, PYTHON, NotAProgram, interpreter_of
+from training.interpreter import ITSELF, PYTHON, NotAProgram, interpreter_of
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from training.federated.custom.isolated_rng import isolated_draws
-from training.federated.custom.program import Program, UserFunctions
+from training.federated.custom.user_code import UserCode, UserFunctions
 from training.federation import custom
 from training.federation.config import FederationConfig
 from training.federation.parts import Aggregation
 
 
-def load(config: FederationConfig, program: Program) -> Aggregation:
+def load(config: FederationConfig, user_code: UserCode) -> Aggregation:
     """Return the rule that the file defines; ConfigError if it lacks combine() or takes other options."""
     options = config.options_of(custom.AGGREGATION.choice)
-    functions = UserFunctions(program, custom.AGGREGATION.key, names=["combine"], required=["combine"], options=options)
+    functions = UserFunctions(
+        user_code, custom.AGGREGATION.key, names=["combine"], required=["combine"], options=options
+    )
 
     def combine(rows: Tensor, weights: Tensor, **_: object) -> tuple[Tensor, list[int]]:
         clients, numbers = rows.shape

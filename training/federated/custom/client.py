@@ -17,7 +17,7 @@ from training.corpus.errors import DataError
 from training.data import Batch, Ids, Labels, Prepared, Split, Task
 from training.federated.custom import client_data
 from training.federated.custom.client_data import SPLITS, StoredClientData
-from training.federated.custom.program import Program, UserFunctions
+from training.federated.custom.user_code import UserCode, UserFunctions
 
 FUNCTIONS = ("model", "data", "loss", "train", "evaluate", "name")
 PROVIDED = {"train": ("client", "round")}
@@ -36,19 +36,19 @@ RESERVED_SERIES = frozenset({
 class CustomClient:
     """The functions of client.py with the run's options."""
 
-    def __init__(self, program: Program, *, clients: int, options: Mapping[str, Value]) -> None:
+    def __init__(self, user_code: UserCode, *, clients: int, options: Mapping[str, Value]) -> None:
         given = {name: value for name, value in options.items() if name != "held_out"}
         self._functions = UserFunctions(
-            program, "entry", names=FUNCTIONS, required=("model", "data"), options=given, provided=PROVIDED
+            user_code, "entry", names=FUNCTIONS, required=("model", "data"), options=given, provided=PROVIDED
         )
-        self._program, self._clients, self._options = program, clients, sorted(given.items())
+        self._user_code, self._clients, self._options = user_code, clients, sorted(given.items())
 
     def prepare(self, identity: str | None, *, holdout_interval: int, report: Callable[..., None]) -> Prepared:
         """Load the clients' data, or call data() for each client and store them.
 
         DataError if they differ from the data `identity` that the checkpoint was trained on.
         """
-        folder = self._program.data_folder(self._clients, holdout_interval, self._options)
+        folder = self._user_code.data_folder(self._clients, holdout_interval, self._options)
         found = client_data.load(folder) or client_data.store(
             folder,
             lambda client: self._functions.call("data", client),

@@ -11,11 +11,11 @@ from torch import Tensor
 from training import contracts
 from training.config.base import ConfigError, Problem
 from training.contracts import Recipe
-from training.federated.custom import aggregation as own_aggregation
-from training.federated.custom import selection as own_selection
-from training.federated.custom import split as own_split
+from training.federated.custom import aggregation as custom_aggregation
+from training.federated.custom import selection as custom_selection
+from training.federated.custom import split as custom_split
 from training.federated.custom.client import CustomClient
-from training.federated.custom.program import Program, UserFunctions
+from training.federated.custom.user_code import UserCode, UserFunctions
 from training.federation import custom, parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
@@ -38,23 +38,23 @@ DEPRECATED = {
 """Names of functions and constants of algorithm.py that earlier releases used, with those that replace them."""
 
 
-def load_recipe(config: FederationConfig, program: Program | None) -> Recipe:
+def load_recipe(config: FederationConfig, user_code: UserCode | None) -> Recipe:
     found = contracts.recipe(config.recipe)
     if not found.TAKES_CLIENT_CODE:
         return found
     return found.bind_client_code(
-        CustomClient(_required_program(program), clients=config.clients, options=config.recipe_options())
+        CustomClient(_required_user_code(user_code), clients=config.clients, options=config.recipe_options())
     )
 
 
-def load_algorithm(config: FederationConfig, program: Program | None) -> Algorithm:
+def load_algorithm(config: FederationConfig, user_code: UserCode | None) -> Algorithm:
     """Return the run's algorithm. What a user's file does not define is FedAvg's: clients train and send as there."""
     defaults = parts.algorithm(config.algorithm)
     if custom.ALGORITHM not in config.custom:
         return defaults
     names = [*(field.name for field in fields(Algorithm)), *DEPRECATED]
     options = config.options_of(custom.ALGORITHM.choice)
-    functions = UserFunctions(_required_program(program), "algorithm", names=names, required=(), options=options)
+    functions = UserFunctions(_required_user_code(user_code), "algorithm", names=names, required=(), options=options)
     functions_by_name = {_current(name): _with_options(functions, name) for name in names if name in functions}
     if not functions_by_name.keys() & {"aggregate", "run_round"}:
         text = f"{functions.file} defines neither aggregate() nor run_round(). Write one."
@@ -71,25 +71,25 @@ def load_algorithm(config: FederationConfig, program: Program | None) -> Algorit
     return replace(defaults, **{**constants, **functions_by_name})
 
 
-def load_aggregation(config: FederationConfig, program: Program | None) -> Aggregation:
+def load_aggregation(config: FederationConfig, user_code: UserCode | None) -> Aggregation:
     """Return the run's aggregation rule."""
     if custom.AGGREGATION not in config.custom:
         return parts.aggregation(config.aggregation)
-    return own_aggregation.load(config, _required_program(program))
+    return custom_aggregation.load(config, _required_user_code(user_code))
 
 
-def load_selection(config: FederationConfig, program: Program | None, world: World) -> Selection:
+def load_selection(config: FederationConfig, user_code: UserCode | None, world: World) -> Selection:
     """Return the run's selection."""
     if custom.SELECTION not in config.custom:
         return parts.selection(config.selection)
-    return own_selection.load(config, _required_program(program), world)
+    return custom_selection.load(config, _required_user_code(user_code), world)
 
 
-def load_split(config: FederationConfig, program: Program | None, world: World) -> DataSplit:
+def load_split(config: FederationConfig, user_code: UserCode | None, world: World) -> DataSplit:
     """Return the run's split."""
     if custom.SPLIT not in config.custom:
         return parts.split(config.split)
-    return own_split.load(config, _required_program(program), world)
+    return custom_split.load(config, _required_user_code(user_code), world)
 
 
 def _current(name: str) -> str:
@@ -162,7 +162,7 @@ def _check_memory(what: str, memory: Mapping[str, Any], before: Mapping[str, Any
         raise TypeError(f"{what} left server.memory[{wrong[0]!r}] as {is_}, and it was {was}")
 
 
-def _required_program(program: Program | None) -> Program:
-    if program is None:
+def _required_user_code(user_code: UserCode | None) -> UserCode:
+    if user_code is None:
         raise ConfigError([Problem("client", 'is missing. Write a table [client] with directory = ".".')])
-    return program
+    return user_code

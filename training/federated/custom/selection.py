@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.federated.custom.isolated_rng import isolated_draws
-from training.federated.custom.program import Program, UserFunctions
+from training.federated.custom.user_code import UserCode, UserFunctions
 from training.federation import custom, random_streams
 from training.federation.client_selection import SelectionContext
 from training.federation.config import FederationConfig
@@ -23,10 +23,10 @@ from training.runtime.seeds import derive_seed
 Ids = NDArray[np.int64]
 
 
-def load(config: FederationConfig, program: Program, world: World) -> Selection:
+def load(config: FederationConfig, user_code: UserCode, world: World) -> Selection:
     """Return the selection that the file defines; ConfigError if it lacks select() or takes other options."""
     options = config.options_of(custom.SELECTION.choice)
-    functions = UserFunctions(program, custom.SELECTION.key, names=["select"], required=["select"], options=options)
+    functions = UserFunctions(user_code, custom.SELECTION.key, names=["select"], required=["select"], options=options)
 
     def first(context: SelectionContext) -> Ids:
         with isolated_draws(derive_seed(context.seed, random_streams.SELECTION, context.round, context.attempt, 1)):

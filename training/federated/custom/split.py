@@ -18,7 +18,7 @@ from torch import Tensor
 from training.config.base import ConfigError, Problem
 from training.data import Batch, Labels
 from training.federated.custom.isolated_rng import isolated_draws
-from training.federated.custom.program import Program, UserFunctions
+from training.federated.custom.user_code import UserCode, UserFunctions
 from training.federation import custom, random_streams
 from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
@@ -28,10 +28,12 @@ from training.runtime.seeds import derive_seed
 Ids = NDArray[np.int64]
 
 
-def load(config: FederationConfig, program: Program, world: World) -> DataSplit:
+def load(config: FederationConfig, user_code: UserCode, world: World) -> DataSplit:
     """Return the split that the file defines; ConfigError if it lacks divide() or takes other options."""
     options = config.options_of(custom.SPLIT.choice)
-    functions = UserFunctions(program, custom.SPLIT.key, names=["divide", "view"], required=["divide"], options=options)
+    functions = UserFunctions(
+        user_code, custom.SPLIT.key, names=["divide", "view"], required=["divide"], options=options
+    )
 
     def first(labels: Labels, clients: int, draw: np.random.RandomState) -> Ids:
         samples = len(labels.by_split["train"])

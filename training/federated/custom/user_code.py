@@ -29,7 +29,7 @@ NO_ARGUMENTS: Mapping[str, Sequence[str]] = {}
 
 
 @dataclass(frozen=True)
-class Program:
+class UserCode:
     """The user's files, and the folder of the job."""
 
     folder: Path
@@ -54,7 +54,7 @@ class UserFunctions:
 
     def __init__(
         self,
-        program: Program,
+        user_code: UserCode,
         field: str,
         *,
         names: Iterable[str],
@@ -68,8 +68,8 @@ class UserFunctions:
         that name. ConfigError if a required function is missing, or an option unknown. What the file raises is passed
         on.
         """
-        self.file, self._field = getattr(program, field), field
-        self._module = _imported(program.folder, self.file, field)
+        self.file, self._field = getattr(user_code, field), field
+        self._module = _imported(user_code.folder, self.file, field)
         functions = {name: getattr(self._module, name, None) for name in names}
         self._functions = {name: found for name, found in functions.items() if callable(found)}
         if missing := [name for name in required if name not in self._functions]:
@@ -152,7 +152,7 @@ def _imported(folder: Path, file: str, field: str) -> ModuleType:
         raise ConfigError([Problem(f"client.{field}", f"{file} is not in the directory. It has {there}.")])
     name, imported = path.stem, sys.modules.get(path.stem)
     if name in sys.stdlib_module_names or (imported is not None and getattr(imported, "__file__", None) != str(path)):
-        name = f"own_{name}"  # a file called random.py, or torch.py, must not replace that module
+        name = f"user_{name}"  # a file called random.py, or torch.py, must not replace that module
         imported = sys.modules.get(name)
     if imported is not None and getattr(imported, "__file__", None) == str(path):
         return imported
