@@ -20,7 +20,7 @@ from jobs.models import Client, Round
 from portal.http.api import ApiRequest, WantedPage, bad_field, json_response, one_of
 from portal.http.openapi import deprecated
 from portal.http.paging import SortOrder, page
-from training.federation.tables import FEWEST_EVALUATED, STATES
+from training.federation.tables import MIN_EVALUATED, STATES
 
 router = Router(tags=["rounds"])
 _WHOLE = "Exact, for any number of clients."
@@ -66,7 +66,7 @@ class RoundShape(Schema):
     loss: float | None
     accuracy: float | None = Field(description="Accuracy of the global model; null: no validation.")
     worst: int | None = Field(
-        description=f"Client with the lowest accuracy, of those evaluated on at least {FEWEST_EVALUATED} samples."
+        description=f"Client with the lowest accuracy, of those evaluated on at least {MIN_EVALUATED} samples."
     )
     worst_name: str = Field(description=_NAME)
     worst_evaluation_samples: int | None = Field(description=_EVALUATED)
@@ -84,7 +84,7 @@ class WantedClients(WantedPage):
     sort: Annotated[str, one_of(SORTS, "an order")] = Field(
         WORST,
         description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first, with "
-        f"clients with fewer than {FEWEST_EVALUATED} evaluation samples last; - reverses the order.",
+        f"clients with fewer than {MIN_EVALUATED} evaluation samples last; - reverses the order.",
         json_schema_extra={"enum": list(SORTS)},
     )
 

@@ -9,7 +9,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from jobs.models import Client, Job
 from portal.http.paging import SortOrder
-from training.federation.tables import FEWEST_EVALUATED
+from training.federation.tables import MIN_EVALUATED
 
 _FURTHEST = 1e300
 _SLOWER = 1e200
@@ -21,7 +21,7 @@ _MEAN = Case(
     default=None,
     output_field=FloatField(),
 )
-RELIABLE = Q(evaluation_samples__isnull=True) | Q(evaluation_samples__gte=FEWEST_EVALUATED)
+RELIABLE = Q(evaluation_samples__isnull=True) | Q(evaluation_samples__gte=MIN_EVALUATED)
 """Clients with a meaningful accuracy; older runs did not record how many samples it was measured on."""
 _ACCURACY = Case(When(RELIABLE, then=F("accuracy")), default=None, output_field=FloatField())
 _TROUBLE = F("late") + F("dropped") + F("rejected") + F("broken")
@@ -47,7 +47,7 @@ def is_descending(sort: str) -> bool:
 def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], SortOrder]:
     """Return the job's clients, and the order for paging: `worst` puts the least accurate first, `-worst` last.
 
-    Clients with fewer than FEWEST_EVALUATED evaluation samples come after all others: chance ranks them.
+    Clients with fewer than MIN_EVALUATED evaluation samples come after all others: chance ranks them.
     """
     key, falls = _KEYS[sort.removeprefix("-")]
     falls ^= sort.startswith("-")

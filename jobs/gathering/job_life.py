@@ -26,7 +26,7 @@ from jobs.presenting.sentence import WorstClient, soon
 from jobs.presenting.size import is_elastic, limit_seconds, wants
 from jobs.progress import Progress, progress
 from jobs.why.reasons import waiting_reason_of
-from training.federation.tables import FEWEST_EVALUATED
+from training.federation.tables import MIN_EVALUATED
 from vigil_core import formatting
 
 MOST_EVENTS = 600
@@ -296,7 +296,7 @@ def _worst(job: Job, client: int | None) -> WorstClient:
     counts = Client.objects.filter(job=job).aggregate(few=few, known=measured)
     row = Client.objects.filter(job=job, number=client).first() if client is not None else None
     samples = row.evaluation_samples if row else None
-    is_named = client is not None and (samples is None or samples >= FEWEST_EVALUATED)
+    is_named = client is not None and (samples is None or samples >= MIN_EVALUATED)
     return WorstClient(
         name=client_name(client, row.name if row else "") if client is not None and is_named else "",
         samples=samples,

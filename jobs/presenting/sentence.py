@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from training.federation.tables import FEWEST_EVALUATED
+from training.federation.tables import MIN_EVALUATED
 from vigil_core import formatting
 
 SILENT_S = 60  # without a report for longer, the page says so
@@ -37,7 +37,7 @@ class WorstClient:
     def text(self) -> str:
         """Return "client 7 on 14 samples"."""
         if self.is_unknown:
-            return f"no client has {FEWEST_EVALUATED} evaluation samples"
+            return f"no client has {MIN_EVALUATED} evaluation samples"
         return f"{self.name} on {formatting.plural(self.samples, 'sample')}" if self.samples is not None else self.name
 
 
@@ -231,7 +231,7 @@ def _worst(facts: SentenceFacts) -> str:
     worst, value = facts.worst, facts.worst_accuracy
     if worst is None or not worst.name or value is None:
         return ""
-    among = f" with at least {FEWEST_EVALUATED} evaluation samples" if worst.unreliable else ""
+    among = f" with at least {MIN_EVALUATED} evaluation samples" if worst.unreliable else ""
     on = f" on {formatting.plural(worst.samples, 'sample')}" if worst.samples is not None else ""
     return f"Worst client{among}: {worst.name} at {formatting.loss(value)}{on}."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from training.federated.messages import Traffic
 from training.federated.schedule import Ids
 from training.federated.task_results import ClientOutcomes
 from training.federation import tables
-from training.federation.tables import FEWEST_EVALUATED, QUANTILES, Columns
+from training.federation.tables import MIN_EVALUATED, QUANTILES, Columns
 from training.reporting.reporter import AnyReporter
 from training.units import MIB
 
@@ -129,6 +129,16 @@ class RoundReporter:
         count = {state: int((report.states == number).sum()) for number, state in enumerate(tables.STATES)}
         self._reporter.log(
             round_,
+            **self._series(round_, report, count).values(),
+            **_quantiles("client_loss", report.losses[report.is_counted]),
+        )
+        self.failures.report(round_, report.failed, report.clients[report.states == BROKEN].tolist())
+        self._buffer(round_, report, count, evaluation)
+        self._print(round_, report, evaluation)
+
+    def _series(self, round_: int, report: RoundReport, count: Mapping[str, int]) -> tables.RoundSeries:
+        is_constant = self._federation.config.client_lr_schedule == "constant"
+        return tables.RoundSeries(
             loss=report.loss,
             round_seconds=report.seconds,
             step_seconds=report.seconds,
@@ -141,18 +151,8 @@ class RoundReporter:
             late=float(count["late"]),
             dropped=float(count["dropped"]),
             rejected=float(count["rejected"] + count["broken"]),
-            **self._rate(round_),
-            **_quantiles("client_loss", report.losses[report.is_counted]),
+            client_learning_rate=None if is_constant else self._federation.work.sgd(round_).learning_rate,
         )
-        self.failures.report(round_, report.failed, report.clients[report.states == BROKEN].tolist())
-        self._buffer(round_, report, count, evaluation)
-        self._print(round_, report, evaluation)
-
-    def _rate(self, round_: int) -> dict[str, float]:
-        """Return the clients' learning rate as a series, where it changes."""
-        federation = self._federation
-        is_constant = federation.config.client_lr_schedule == "constant"
-        return {} if is_constant else {"client_learning_rate": federation.work.sgd(round_).learning_rate}
 
     def report_lost_attempt(self, round_: int, attempt: int, outcomes: ClientOutcomes, why: str) -> None:
         """Report an attempt at a round that made no model."""
@@ -173,7 +173,7 @@ class RoundReporter:
 
     def _reliable(self, accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (clients,) with NaN for clients that too few samples evaluate."""
-        return np.where(self._federation.divided.validation_sizes >= FEWEST_EVALUATED, accuracies, np.nan)
+        return np.where(self._federation.divided.validation_sizes >= MIN_EVALUATED, accuracies, np.nan)
 
     def close(self) -> None:
         self._send_rounds()

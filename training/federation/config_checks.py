@@ -69,5 +69,5 @@ def shipped_labels(config: FederationConfig) -> Labels | None:
 @lru_cache(maxsize=16)
 def _labels(name: str, options: tuple[tuple[str, object], ...]) -> Labels | None:
     recipe, given = contracts.recipe(name), dict(options)
-    data = recipe.call_prepare(NOWHERE, None, given, report_progress=lambda *said: None)  # type: ignore[arg-type]
+    data = recipe.call_prepare(NOWHERE, None, given, report_progress=lambda *progress: None)  # type: ignore[arg-type]
     return recipe.call_labels(data.path, given)  # type: ignore[arg-type]

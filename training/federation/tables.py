@@ -13,7 +13,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -45,7 +45,7 @@ SPLIT_NUMBERS = 6000
 """Counts in one event: clients times labels."""
 SPLIT_LABELS = 64
 """Labels that are reported separately; further ones are added to the last."""
-FEWEST_EVALUATED = 10
+MIN_EVALUATED = 10
 """Evaluation samples that a client needs to be named as the one with the lowest accuracy. Three samples make an
 accuracy of 0 by chance; ten distinguish 0 from a half in 999 of 1,000 cases."""
 NAME_CHARACTERS = 80
@@ -53,6 +53,29 @@ NAME_CHARACTERS = 80
 NAMES_BYTES = 20_000
 
 Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSeries:
+    """The series that are reported in each round, by their names. Quantiles over clients come in addition."""
+
+    loss: float
+    round_seconds: float
+    step_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+    transfer_seconds: float
+    mib_up: float
+    mib_down: float
+    trained: float
+    late: float
+    dropped: float
+    rejected: float
+    client_learning_rate: float | None = None
+    """None: it is the same in all rounds, and not reported."""
+
+    def values(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class TableError(ValueError):

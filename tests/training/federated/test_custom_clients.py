@@ -105,7 +105,7 @@ def test_it_resumes_bit_for_bit_and_asks_for_no_data_twice(tmp_path: Path) -> No
 
 def test_a_checkpoint_goes_on_with_the_same_data_only(tmp_path: Path) -> None:
     assert started(tmp_path, rounds=2).run()
-    with pytest.raises(DataError, match=r"client\.py gives other data than the checkpoint was trained on"):
+    with pytest.raises(DataError, match=r"client\.py returns different data from what the checkpoint was trained on"):
         started(tmp_path, LINEAR.replace("6 * client", "12 * client")).run()
 
 
@@ -121,8 +121,8 @@ LEAKY = LINEAR.replace("return x,", f"x[0] = {SECRET}\n    return x,")
         ("model.weight = nn.Parameter(batches[0][0])", r"ValueError: train\(\) left weight as .*5, 4\), but .*3, 4\)"),
         ("model.weight = None", r"ValueError: train\(\) took weight out of the model"),
         ("model.double()", r"ValueError: train\(\) left weight as torch\.float64"),
-        ("return batches[0][0]", r"TypeError: train\(\) gives as the mean loss \d+ numbers, of shape"),
-        ("return {'rows': batches}", r"TypeError: train\(\) gives as the mean loss a dict, not a number"),
+        ("return batches[0][0]", r"TypeError: train\(\) returns a Tensor of shape \(\d, 4\) as the mean loss"),
+        ("return {'rows': batches}", r"TypeError: train\(\) returns a dict as the mean loss, not a number"),
     ],
 )  # fmt: skip
 def test_nothing_but_declared_tensors_leaves_a_client(tmp_path: Path, leak: str, error: str | None) -> None:
@@ -174,18 +174,18 @@ def _with(data: str) -> str:
         (LINEAR + MOMENTUM, {"algorithm": "fedprox"}, r'run\.algorithm: is "fedprox", which .* steps'),
         (LINEAR + MOMENTUM, {"algorithm": "fednewton"}, r"run\.algorithm: "),
         (LINEAR, {"algorithm": "own"}, r"algorithm\.py defines neither aggregate\(\) nor run_round\(\)"),
-        (_with("    return x"), {}, r"data\(0\) gives a Tensor, not a tuple of tensors"),
-        (_with("    return x,"), {}, r"data\(\) gives inputs alone"),
-        (_with("    return x, 'label'"), {}, r"data\(0\) gives something that is not a tensor"),
-        (_with("    return x, x[:3, 0].long()"), {}, r"data\(0\) gives parts of 6, 3 samples"),
-        (_with("    return x[:client], x[:client, 0].long()"), {}, r"data\(0\) gives no sample to train on"),
-        (_with("    return x[:, : client + 1], x[:, 0].long()"), {}, r"data\(1\) gives float32 of shape .*, 2\)"),
-        (_with("    return {'train': (x, x), 'test': (x, x)}"), {}, r"gives a dict of 'train', 'test'"),
-        (_with("    return torch.tensor(1.0), torch.tensor(1)"), {}, r"with the samples as the first dim"),
-        (LINEAR.replace("nn.Linear(4, 3)", "3"), {}, r"model\(\) gives a int, not a torch\.nn\.Module"),
+        (_with("    return x"), {}, r"data\(0\) returns a Tensor, not a tuple of tensors"),
+        (_with("    return x,"), {}, r"data\(\) returns inputs without labels"),
+        (_with("    return x, 'label'"), {}, r"data\(0\) returns something that is not a tensor"),
+        (_with("    return x, x[:3, 0].long()"), {}, r"data\(0\) returns parts of 6, 3 samples"),
+        (_with("    return x[:client], x[:client, 0].long()"), {}, r"data\(0\) returns no sample to train on"),
+        (_with("    return x[:, : client + 1], x[:, 0].long()"), {}, r"data\(1\) returns float32 of shape .*, 2\)"),
+        (_with("    return {'train': (x, x), 'test': (x, x)}"), {}, r"returns a dict of 'train', 'test'"),
+        (_with("    return torch.tensor(1.0), torch.tensor(1)"), {}, r"with the samples as their first dim"),
+        (LINEAR.replace("nn.Linear(4, 3)", "3"), {}, r"model\(\) returns a int, not a torch\.nn\.Module"),
         (LINEAR.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, dtype=torch.cfloat)"), {}, r"weight .* has complex"),
         (f"HEAD = 'fc'\n{LINEAR}", {}, r"HEAD is 'fc', but the model has no such module"),
-        (LINEAR + "\n\ndef loss(model, x, y):\n    return model(x).sum()\n", {}, r"loss\(\) gives a tensor of"),
+        (LINEAR + "\n\ndef loss(model, x, y):\n    return model(x).sum()\n", {}, r"loss\(\) returns a tensor of"),
         (LINEAR.replace("nn.Linear(4, 3)", "nn.Flatten()"), {}, r"run\.recipe: client makes a model that has nothing"),
         (EXPANDED, {}, r"client\.py: the buffer running_mean of the model .* Write expand\(…\)\.clone\(\)"),
         (LINEAR.replace("model()", "model(*, hidden)"), {}, r"run\.client\.hidden: is missing, and model"),
@@ -271,7 +271,8 @@ def test_what_the_file_raises_is_told_as_it_is(tmp_path: Path) -> None:
 def test_what_is_judged_wrongly_names_the_client(tmp_path: Path) -> None:
     evaluate = "\n\ndef evaluate(model, x, y):\n    return {'rows': x}\n"
     with pytest.raises(
-        ClientsFailed, match=r"client \d can't be evaluated:[\s\S]*TypeError: evaluate\(\) gives as rows 4 numbers"
+        ClientsFailed,
+        match=r"client \d can't be evaluated:[\s\S]*evaluate\(\) returns a Tensor of shape \(\d, 4\) as rows",
     ):
         started(tmp_path, LINEAR + evaluate).run()
 
@@ -338,7 +339,7 @@ def test_scores_have_names_that_nobody_else_has(tmp_path: Path) -> None:
     assert started(tmp_path, reporter=reporter, rounds=1).run()
     assert reporter.series.keys() - {"loss", "accuracy"} <= RESERVED_SERIES
     evaluate = "\n\ndef evaluate(model, x, y):\n    return {'dropped': 1}\n"
-    with pytest.raises(ClientsFailed, match=r"a score called 'dropped', which is Vigil's own"):
+    with pytest.raises(ClientsFailed, match=r"a score called 'dropped', a name that Vigil uses"):
         started(tmp_path / "taken", LINEAR + evaluate).run()
 
 

@@ -221,11 +221,11 @@ class TestSplit:
             ("None", r"returns a NoneType\. Return 1,\d+ whole numbers from 0 to 9: the client of each sample"),
             ("np.arange(10)", r"returns an array of int64 of shape \(10,\)"),
             ("(np.arange(len(labels.by_split['train'])) % clients) / 1", r"returns an array of float64"),
-            ("labels.by_split['train'] + 1", r"gives a sample to client 10\. Return"),
-            ("labels.by_split['train'] - 1", r"gives a sample to client -1\. Return"),
+            ("labels.by_split['train'] + 1", r"assigns a sample to client 10\. Return"),
+            ("labels.by_split['train'] - 1", r"assigns a sample to client -1\. Return"),
             (
                 "labels.by_split['train'] // 2",
-                r"gives 5 of 10 clients no sample \(5, 6, 7, …\)\. Give each at least one",
+                r"assigns no sample to 5 of 10 clients \(5, 6, 7, …\)\. Assign at least one",
             ),
         ],
     )

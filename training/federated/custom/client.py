@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from training.data import Batch, Ids, Labels, Prepared, Split, Task
 from training.federated.custom import client_data
 from training.federated.custom.client_data import SPLITS, StoredClientData
 from training.federated.custom.user_code import UserCode, UserFunctions
+from training.federation.tables import QUANTILES, RoundSeries
 
 FUNCTIONS = ("model", "data", "loss", "train", "evaluate", "name")
 PROVIDED = {"train": ("client", "round")}
@@ -26,11 +28,12 @@ MAX_LABELS = 256
 """Distinct integer labels up to which they are taken for classes, by which the split is drawn."""
 MAX_SCORES, NAME_CHARACTERS = 20, 64
 RESERVED_SERIES = frozenset({
-    *("step", "self", "validation_loss", "round_seconds", "step_seconds", "compute_seconds", "wait_seconds"),
-    *("transfer_seconds", "client_learning_rate", "mib_up", "mib_down", "trained", "late", "dropped", "rejected"),
-    *(f"client_{what}_{of}" for what in ("loss", "accuracy") for of in ("min", "q25", "median", "q75", "max")),
+    *("step", "self", "validation_loss"),
+    *(field.name for field in fields(RoundSeries) if field.name != "loss"),  # that of evaluate() is the validation's
+    *(f"client_{what}_{quantile}" for what in ("loss", "accuracy") for quantile in QUANTILES),
 })  # fmt: skip
-"""Names of series that Vigil reports itself (training.federated.round_report)."""
+"""Names of series that Vigil reports itself (training.federated.round_report); `step` and `self` are the reporter's
+arguments."""
 
 
 class CustomClient:
@@ -59,8 +62,8 @@ class CustomClient:
         )
         if identity is not None and identity != found.identity:
             raise DataError(
-                f"{self._functions.file} gives other data than the checkpoint was trained on ({found.identity}, not "
-                f"{identity}). Start over, or restore the earlier data."
+                f"{self._functions.file} returns different data from what the checkpoint was trained on "
+                f"({found.identity}, not {identity}). Start over, or restore the earlier data."
             )
         return Prepared(folder, found.identity)
 
@@ -87,9 +90,11 @@ class CustomClient:
         parts = {split: found.tensors(split) for split in SPLITS}
         model = self._functions.call("model")
         if not isinstance(model, nn.Module):
-            raise DataError(f"model() gives a {type(model).__name__}, not a torch.nn.Module.")
+            raise DataError(f"model() returns a {type(model).__name__}, not a torch.nn.Module.")
         if odd := [name for name, value in model.state_dict().items() if value.is_complex()]:
-            raise DataError(f"{odd[0]} of the model has complex numbers. Hold real and imaginary parts apart.")
+            raise DataError(
+                f"{odd[0]} of the model has complex numbers. Store real and imaginary parts as separate tensors."
+            )
         if shared := [name for name, value in model.named_buffers() if _shares_memory(value)]:
             text = f"the buffer {shared[0]} of the model holds several numbers in one place, as expand() leaves it."
             raise DataError(f"{self._functions.file}: {text} Write expand(…).clone().")
@@ -120,8 +125,8 @@ class CustomClient:
     def _custom_loss(self, model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
         found = self._functions.call("loss", model, *batch)
         if not isinstance(found, Tensor) or found.shape != (len(batch[0]),):
-            gives = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            text = f'loss() gives {gives}, not the loss of each of {len(batch[0])} samples: reduction="none".'
+            returned = f"tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            text = f'loss() returns a {returned}, not the loss of each of {len(batch[0])} samples: reduction="none".'
             raise DataError(text)
         return {"loss": found}
 
@@ -129,17 +134,17 @@ class CustomClient:
         self, model: nn.Module, batches: Sequence[Batch], learning_rate: float, client: int, round_: int
     ) -> float | None:
         result = self._functions.call("train", model, batches, learning_rate, client=client, round=round_)
-        return None if result is None else _number(result, "train() gives as the mean loss")
+        return None if result is None else _number(result, "train()", "the mean loss")
 
     def _evaluate(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         scores = self._functions.call("evaluate", model, *batch)
         if not isinstance(scores, Mapping) or not 1 <= len(scores) <= MAX_SCORES:
-            raise TypeError(f'evaluate() gives a {type(scores).__name__}, not a dict such as {{"accuracy": 0.9}}')
+            raise TypeError(f'evaluate() returns a {type(scores).__name__}, not a dict such as {{"accuracy": 0.9}}')
         if invalid := [name for name in scores if not _is_name(name)]:
-            raise TypeError(f"evaluate() gives a score called {invalid[0]!r:.100}; take a short name, like accuracy")
+            raise TypeError(f"evaluate() returns a score called {invalid[0]!r:.100}. Use a short name, like accuracy")
         if reserved := sorted(name for name in scores if name in RESERVED_SERIES or name.startswith("finetuned_")):
-            raise TypeError(f"evaluate() gives a score called {reserved[0]!r}, which is Vigil's own; take another")
-        return {name: _number(value, f"evaluate() gives as {name}") for name, value in scores.items()}
+            raise TypeError(f"evaluate() returns a score called {reserved[0]!r}, a name that Vigil uses. Use another")
+        return {name: _number(value, "evaluate()", name) for name, value in scores.items()}
 
 
 def _shares_memory(value: Tensor) -> bool:
@@ -158,7 +163,7 @@ def _stored(folder: Path) -> StoredClientData:
 def _default_loss(parts: tuple[Tensor, ...]) -> Callable[[Callable[..., Tensor], Batch], dict[str, Tensor]]:
     """Return the default loss: cross entropy for integer labels, half the squared error for others."""
     if len(parts) < 2:
-        raise DataError("data() gives inputs alone. Give labels after them, or write loss(model, inputs).")
+        raise DataError("data() returns inputs without labels. Return labels after them, or write loss(model, inputs).")
     return _squared_errors if parts[-1].is_floating_point() else _cross_entropies
 
 
@@ -168,7 +173,7 @@ def _cross_entropies(model: Callable[..., Tensor], batch: Batch) -> dict[str, Te
     labels = labels.long()
     if logits.dim() != 2 or labels.dim() != 1:
         shapes = f"{tuple(logits.shape)} for labels {tuple(labels.shape)}"
-        raise DataError(f"The model gives {shapes}, not (samples, classes) for (samples,). Write loss(model, …).")
+        raise DataError(f"The model returns {shapes}, not (samples, classes) for (samples,). Write loss(model, …).")
     loss = functional.cross_entropy(logits, labels, reduction="none")
     return {"loss": loss, "accuracy": (logits.argmax(dim=-1) == labels).to(loss.dtype)}
 
@@ -178,7 +183,8 @@ def _squared_errors(model: Callable[..., Tensor], batch: Batch) -> dict[str, Ten
     found = _logits(model(*inputs))
     if found.numel() != values.numel():
         shapes = f"{tuple(found.shape)} for values {tuple(values.shape)}"
-        raise DataError(f"The model gives {shapes}: as many of each are compared. Write loss(model, …) for another.")
+        text = f"The model returns {shapes}, which the default loss compares one to one."
+        raise DataError(f"{text} Write loss(model, …) for another.")
     return {"loss": (found.reshape(values.shape) - values).square().reshape(len(values), -1).mean(dim=1) / 2}
 
 
@@ -186,16 +192,20 @@ def _logits(found: Any) -> Tensor:
     """Return the model's output, or the `logits` of an output of transformers' models."""
     found = getattr(found, "logits", found)
     if not isinstance(found, Tensor):
-        raise DataError(f"The model gives a {type(found).__name__}, not a tensor. Write loss(model, …).")
+        raise DataError(f"The model returns a {type(found).__name__}, not a tensor. Write loss(model, …).")
     return found
 
 
-def _number(value: Any, what: str) -> float:
-    """Return a number of Python, numpy or torch as a float; TypeError for anything with more than one number."""
+def _number(value: Any, function: str, name: str) -> float:
+    """Return a number of Python, numpy or torch as a float; TypeError for anything with more than one number.
+
+    `function` returned it as `name`.
+    """
     if not isinstance(value, Tensor | np.ndarray | np.generic | int | float):
-        raise TypeError(f"{what} a {type(value).__name__}, not a number")
+        raise TypeError(f"{function} returns a {type(value).__name__} as {name}, not a number")
     if (shape := np.shape(value)) and math.prod(shape) != 1:
-        raise TypeError(f"{what} {math.prod(shape):,} numbers, of shape {tuple(shape)}, not one")
+        kind = f"{type(value).__name__} of shape {tuple(shape)}"
+        raise TypeError(f"{function} returns a {kind} as {name}, not a number")
     return float(value)
 
 

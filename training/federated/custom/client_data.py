@@ -178,14 +178,16 @@ def _fetched(data: Callable[[int], Any], clients: int, holdout_interval: int) ->
         found = data(client)
         divided = _by_split(client, found) if isinstance(found, Mapping) else _hold_out(client, found, holdout_interval)
         if not len(divided["train"][0]):
-            raise DataError(f"data({client}) gives no sample to train on. Give each client some, or ask for fewer.")
+            raise DataError(
+                f"data({client}) returns no sample to train on. Return some for each client, or set fewer clients."
+            )
         yield divided
 
 
 def _by_split(client: int, found: Mapping[Any, Any]) -> SplitTensors:
     if "train" not in found or not found.keys() <= set(SPLITS):
         keys = ", ".join(map(repr, found)) or "nothing"
-        raise DataError(f'data({client}) gives a dict of {keys}. Its keys are "train" and, if you like, "validation".')
+        raise DataError(f'data({client}) returns a dict of {keys}. Its keys are "train" and, optionally, "validation".')
     train = _tensors(client, found["train"])
     if found.get("validation") is None:
         return {"train": train, "validation": tuple(tensor[:0] for tensor in train)}
@@ -210,22 +212,24 @@ def _hold_out(client: int, found: object, holdout_interval: int) -> SplitTensors
 def _tensors(client: int, found: object) -> tuple[Tensor, ...]:
     if not isinstance(found, tuple | list) or not 1 <= len(found) <= MAX_PARTS:
         raise DataError(
-            f"data({client}) gives a {type(found).__name__}, not a tuple of tensors such as (inputs, labels), each with"
-            " the samples as its first dim."
+            f"data({client}) returns a {type(found).__name__}, not a tuple of tensors such as (inputs, labels), each"
+            " with the samples as its first dim."
         )
     try:
         tensors = tuple(_tensor(part).detach().cpu() for part in found)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"data({client}) gives something that is not a tensor: {error}") from None
+        raise DataError(f"data({client}) returns something that is not a tensor: {error}") from None
     if any(
         not 1 <= tensor.dim() <= MAX_DIMS or tensor.is_complex() or tensor.layout is not torch.strided
         for tensor in tensors
     ):
         shapes = ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
-        raise DataError(f"data({client}) gives {shapes}. Give dense, real numbers, with the samples as the first dim.")
+        raise DataError(
+            f"data({client}) returns {shapes}. Return dense real tensors with the samples as their first dim."
+        )
     if len({len(tensor) for tensor in tensors}) > 1:
         counts = ", ".join(str(len(tensor)) for tensor in tensors)
-        raise DataError(f"data({client}) gives parts of {counts} samples. Give as many of each.")
+        raise DataError(f"data({client}) returns parts of {counts} samples. All parts need the same number of samples.")
     return tensors
 
 
@@ -239,13 +243,14 @@ def _check_alike(client: int, parts: list[SamplePart], found: list[SamplePart]) 
         parts += found
     elif parts != found:
         is_, was = "; ".join(map(str, found)), "; ".join(map(str, parts))
-        raise DataError(f"data({client}) gives {is_}, but the clients before it {was}. Give all of them alike.")
+        text = f"data({client}) returns {is_}, but the clients before it returned {was}."
+        raise DataError(f"{text} All clients must return the same dtypes and shapes.")
 
 
 def _client_name(name: Callable[[int], str], client: int) -> str:
     found = name(client)
     if not isinstance(found, str):
-        raise DataError(f"name({client}) gives a {type(found).__name__}, not a string.")
+        raise DataError(f"name({client}) returns a {type(found).__name__}, not a string.")
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in found[:MAX_NAME_CHARS])
 
 

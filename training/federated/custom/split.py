@@ -89,12 +89,12 @@ def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
         raise TypeError(f"{what} returns {given}. {expected}")
     if samples and not (found.min() >= 0 and found.max() < clients):
         wrong = found[(found < 0) | (found >= clients)][0]
-        raise ValueError(f"{what} gives a sample to client {wrong}. {expected}")
+        raise ValueError(f"{what} assigns a sample to client {wrong}. {expected}")
     empty = np.flatnonzero(np.bincount(found.astype(np.int64), minlength=clients) == 0)
     if len(empty) and samples >= clients:
         some = ", ".join(map(str, empty[:3].tolist())) + (", …" if len(empty) > 3 else "")
         raise ValueError(
-            f"{what} gives {len(empty):,} of {clients:,} clients no sample ({some}). Give each at least one"
+            f"{what} assigns no sample to {len(empty):,} of {clients:,} clients ({some}). Assign at least one to each"
         )
     return found.astype(np.int64)
 
