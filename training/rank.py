@@ -129,7 +129,12 @@ def _loop(
         from training.federated.rounds import Rounds
 
         return Rounds(
-            settings, workspace, world, user_code=_user_code(run.client, workspace), least_share=run.least_share, **options
+            settings,
+            workspace,
+            world,
+            user_code=_user_code(run.client, workspace),
+            least_share=run.least_share,
+            **options,
         )
     from training import contracts
     from training.trainer import Trainer
@@ -138,7 +143,7 @@ def _loop(
     return (trainer() if trainer else Trainer)(settings, workspace, world, **options)
 
 
-def _user_code(files: run_file.ClientFiles | None, where: workspace.Workspace) -> UserCode | None:
+def _user_code(files: run_file.ClientFiles | None, workspace: workspaces.Workspace) -> UserCode | None:
     """Return the user's own files: where the launcher has put them, or where the run's file says they are."""
     from training.federated.custom.user_code import UserCode
 
@@ -148,7 +153,7 @@ def _user_code(files: run_file.ClientFiles | None, where: workspace.Workspace) -
     if folder is None:
         message = 'names no directory. Without a launcher nothing is fetched: write directory = ".", in a clone.'
         raise ConfigError([Problem("client", message)])
-    return UserCode(folder, where.job_dir, **files.names)
+    return UserCode(folder, workspace.job_dir, **files.names)
 
 
 def _fail(reporter: Reporter, error: BaseException) -> NoReturn:

@@ -243,7 +243,7 @@ def _personal_tensors(config: FederationConfig, algorithm: Algorithm, task: Task
 
     ConfigError if the model lacks what the algorithm needs.
     """
-    missing = "no head" if algorithm.HEAD and not task.head else ""
+    missing = "no head" if algorithm.NEEDS_HEAD and not task.head else ""
     personal = () if missing else algorithm.personal(task.model, head=task.head, **config.options_of(config.algorithm))
     if not personal and algorithm.NEEDS_PERSONAL_TENSORS:
         missing = missing or "no part that could stay with each client"

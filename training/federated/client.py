@@ -127,7 +127,7 @@ class Client:
         self.server = server
         """Vectors that the server sends along with the model, by the names in the algorithm's BROADCAST."""
         self.state = dict(state)
-        """What this client stores from round to round, by the names in the algorithm's `begin`. Replace its entries."""
+        """What this client stores from round to round, by the names in `initial_client_state`. Replace its entries."""
         self.number = number
         """The client's number, a scalar."""
         self._functions = functions
@@ -135,26 +135,26 @@ class Client:
         """Whether train() of a client.py has trained it."""
         self.took_sgd_steps = False
         """Whether it has taken gradient steps with `sgd`."""
-        self._step_controls: list[str] = []
+        self._step_handling: list[str] = []
         """What the algorithm did with single steps. Scratch copies share it: Ditto trains its second model in one."""
         self._step_losses: list[Tensor] = []
 
     @property
     def steps(self) -> int:
         """Return how many batches the client trains on."""
-        self._step_controls.append("counts the steps of clients")
+        self._step_handling.append("counts the steps of clients")
         return self._steps
 
     @property
-    def control(self) -> str:
-        """Return what the algorithm did with single steps, as the end of a sentence; "" if it took only their result.
+    def step_handling(self) -> str:
+        """Return how the algorithm handles single steps, as the end of an error; "" if it only uses their result.
 
         The train() of a client.py would ignore it, and the run would not be what the algorithm's name says.
         """
         return (
             ""
-            if self.used_custom_train and not self._step_controls
-            else next(iter(self._step_controls), "has clients take no steps")
+            if self.used_custom_train and not self._step_handling
+            else next(iter(self._step_handling), "has clients take no steps")
         )
 
     def gradient(
@@ -162,15 +162,15 @@ class Client:
     ) -> Tensor:
         """Return the gradient (numbers,) of the mean loss of a step's batch at w, and update the running statistics.
 
-        `extra_loss` adds a term to the loss of each sample; the algorithm must define HEAD = True. `beside` is its
-        deprecated name.
+        `extra_loss` adds a term to the loss of each sample; the algorithm must define NEEDS_HEAD = True. `beside` is
+        its deprecated name.
         """
         extra_loss = extra_loss or beside
 
         def loss(w: Tensor) -> tuple[Tensor, Tensor]:
             return self._functions.loss(w, self.statistics, step, extra_loss)
 
-        self._step_controls.append("takes or corrects the steps of clients itself")
+        self._step_handling.append("takes or corrects the steps of clients itself")
         gradient: Tensor
         gradient, (value, self.statistics) = grad_and_value(loss)(w)
         self._step_losses.append(value)
@@ -217,7 +217,7 @@ class Client:
     def represent(self, w: Tensor, step: int) -> Tensor:
         """Return the input of the model's head at w for a step's batch, (samples, features), in training mode.
 
-        The algorithm must define HEAD = True.
+        The algorithm must define NEEDS_HEAD = True.
         """
         features: list[Tensor] = []
 

@@ -97,8 +97,8 @@ class ClientComputation:
             ),
         )
         sent = dict(self.task.compute(client))
-        if model.task.descend is not None and self.task.is_training and (control := client.control):
-            text = f'is "{self._config.algorithm}", which {control}, but they have a train() of their own.'
+        if model.task.descend is not None and self.task.is_training and (handling := client.step_handling):
+            text = f'is "{self._config.algorithm}", which {handling}, but they have a train() of their own.'
             raise ConfigError([Problem("run.algorithm", f'{text} Write "fedavg", or no train().')])
         if self.task.is_training and not self._inputs.sgd.is_plain and not client.took_sgd_steps:
             raise _ignored_error(self._config, has_custom_train=model.task.descend is not None)
@@ -224,7 +224,10 @@ def _check_declared(layout: Layout, found: Mapping[str, Tensor], dtype: torch.dt
 
 
 def _counters(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the integer buffers: a forward pass counts in them, and must not change those of all clients."""
+    """Return copies of the integer buffers: a forward pass counts in them, and must not change those of all clients.
+
+    Under torch.func it must not change tensors from outside at all. Nothing that we run reads them.
+    """
     return {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
 
 

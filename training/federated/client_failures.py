@@ -68,7 +68,7 @@ def exception_line(text: str) -> str:
 # As sentences.
 
 
-def describe_missing_updates(selected: int, needed: int, outcomes: ClientOutcomes, plan: RoundPlan) -> str:
+def describe_missing_updates(counted: int, needed: int, outcomes: ClientOutcomes, plan: RoundPlan) -> str:
     """Return why a round has too few updates."""
     dropped = len(outcomes.failed)
     counts = {
@@ -80,7 +80,7 @@ def describe_missing_updates(selected: int, needed: int, outcomes: ClientOutcome
     contacted = len(outcomes.clients) + len(plan.too_slow)
     details = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     more = f", {details}" if details else ""
-    return f"{selected:,} of the {needed:,} updates that it needs; {contacted:,} clients were selected{more}"
+    return f"{counted:,} of the {needed:,} updates that it needs; {contacted:,} clients were selected{more}"
 
 
 def all_raised(attempts: Sequence[ClientOutcomes]) -> bool:
@@ -152,7 +152,7 @@ class FailureReporter:
     def report_lost_attempt(self, round_: int, attempt: int, why: str) -> None:
         for _ in self._within_limits("round.lost", [round_]):
             self._reporter.event("round.lost", step=round_, attempt=attempt, why=why)
-            _print_line(f"try {attempt} of round {round_} is lost: {why}")
+            _print_line(f"attempt {attempt} at round {round_} was lost: {why}")
 
     def _name(self, client: int) -> dict[str, str]:
         return {"name": self._names[client]} if client < len(self._names) and self._names[client] else {}

@@ -27,6 +27,7 @@ from training.federated.task_results import ClientOutcomes, LocalResults, RoundC
 from training.federated.transport.ranks import RankExchange
 from training.federated.update_combiner import UpdateCombiner
 from training.federation import random_streams
+from training.federation.parts import TooFewUpdates
 from training.federation.round_plan import RoundPlan
 from training.runtime.distributed import World
 from training.runtime.seeds import derive_seed
@@ -81,9 +82,9 @@ class Controller:
             raise QuorumLost("no client was selected, and no late update has arrived")
         result, local, outcomes = self._run_task(task, arrivals)
         self.outcomes = outcomes
-        if result.selected < self._needed:
+        if result.counted < self._needed:
             raise QuorumLost(
-                client_failures.describe_missing_updates(result.selected, self._needed, outcomes, self.plan)
+                client_failures.describe_missing_updates(result.counted, self._needed, outcomes, self.plan)
             )
         if self._combining is not None:
             result = self._combine(self._combining, task, result, local)
@@ -120,7 +121,7 @@ class Controller:
         )
         result, _, outcomes = self._run_task(task, ArrivingUpdates.empty())
         self.outcomes.failed.update(outcomes.failed)
-        if not result.selected:  # the sums would be those of nothing
+        if not result.counted:  # the sums would be those of nothing
             raise QuorumLost(
                 f"no client answered {name!r}: {client_failures.describe_missing_updates(0, 1, outcomes, self.plan)}"
             )
@@ -246,16 +247,16 @@ class Controller:
     def _result(
         self, task: ClientTask, total: Mapping[str, Tensor], outcomes: ClientOutcomes, arrivals: ArrivingUpdates
     ) -> TaskResult:
-        counted = outcomes.is_finite & self.plan.counts_in_round(outcomes.clients)
-        samples_now = self._work.samples_of(outcomes.clients)[counted]
-        selected = int(counted.sum()) + len(arrivals.clients)
+        is_counted = outcomes.is_finite & self.plan.counts_in_round(outcomes.clients)
+        samples_now = self._work.samples_of(outcomes.clients)[is_counted]
+        counted = int(is_counted.sum()) + len(arrivals.clients)
         samples = float(samples_now.sum() + arrivals.samples.sum())
-        weight = {SAMPLES: samples, CLIENTS: float(selected)}
+        weight = {SAMPLES: samples, CLIENTS: float(counted)}
         mean = {name: value / max(1.0, weight[task.weights_of(name)]) for name, value in total.items()}
         discount = float(samples_now.sum() + arrivals.samples @ arrivals.factors) / max(1.0, samples)
         if STATISTICS in mean and discount:
             mean[STATISTICS] = mean[STATISTICS] / discount  # their mean, not a step that may be shorter
-        return TaskResult(total, mean, outcomes, selected, samples, discount)
+        return TaskResult(total, mean, outcomes, counted, samples, discount)
 
     def _combine(
         self, combining: UpdateCombiner, task: ClientTask, result: TaskResult, local: LocalResults
@@ -264,18 +265,20 @@ class Controller:
         began = time.perf_counter()
         outcomes = result.outcomes
         counts = outcomes.is_finite & self.plan.counts_in_round(outcomes.clients)
-        combined = combining.combine(
-            task,
-            local.updates,
-            self._rank_counts,
-            clients=outcomes.clients,
-            counts=counts,
-            late=self.arrivals,
-            round_=self.round,
-        )
-        self.costs.transfer_seconds += time.perf_counter() - began
-        if isinstance(combined, str):
-            raise QuorumLost(combined)
+        try:
+            combined = combining.combine(
+                task,
+                local.updates,
+                self._rank_counts,
+                clients=outcomes.clients,
+                counts=counts,
+                late=self.arrivals,
+                round_=self.round,
+            )
+        except TooFewUpdates as error:
+            raise QuorumLost(str(error)) from None
+        finally:
+            self.costs.transfer_seconds += time.perf_counter() - began
         self.rejected = combined.left_out
         counted = np.setdiff1d(np.concatenate([outcomes.clients[counts], self.arrivals.clients]), combined.left_out)
         return TaskResult(

@@ -117,15 +117,8 @@ class Evaluator:
 
     def _is_personal(self, server: Server) -> bool:
         """Return whether each client is evaluated with a model of its own."""
-        return self._has_personal_models() or PERSONAL in server.client_state or STATISTICS in server.client_state
-
-    def _has_personal_models(self) -> bool:
-        """Return whether the algorithm defines personalized_model()."""
-        from training.federation.parts import Algorithm
-
-        return (
-            self._model.algorithm.personalized_model is not Algorithm.__dataclass_fields__["personalized_model"].default
-        )
+        has_own = self._model.algorithm.has_personalized_model
+        return has_own or PERSONAL in server.client_state or STATISTICS in server.client_state
 
     def _global_batches(self, server: Server) -> list[ScoringBatch]:
         """Return batches of samples, of any client, for the global model."""
@@ -213,7 +206,7 @@ class Evaluator:
     def _finetune(self, client: Client) -> dict[str, Tensor]:
         """Return the weights and statistics after a client's steps from the model that it is evaluated with."""
         algorithm, begin = self._model.algorithm, None
-        if self._has_personal_models():
+        if algorithm.has_personalized_model:
             begin = algorithm.personalized_model(client.model, client.state, **self._model.options)
         return {"weights": client.descend(begin=begin), STATISTICS: client.statistics}
 

@@ -66,11 +66,3 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 def statistics(model: nn.Module) -> dict[str, Tensor]:
     """Return the floating-point buffers, which training may change: running means and variances."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-
-
-def counters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the integer buffers, which training may change: batch counters. Nothing that we run reads them.
-
-    A forward pass under torch.func gets copies, because it must not change tensors from outside.
-    """
-    return {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}

@@ -223,7 +223,6 @@ class Rounds(Loop):
         model = self.federation.model
         if model.algorithm.run_round is not None:
             return model.algorithm.run_round(controller, **model.options)
-        assert model.algorithm.aggregate is not None
         return model.algorithm.aggregate(controller.train_round(), **model.options)
 
     def _configure(self, round_: int, attempt: int) -> RoundPlan:
@@ -250,7 +249,7 @@ class Rounds(Loop):
             select=select_clients,
             full_steps=self.work.full_steps,
             flight=server.pending.in_flight,
-            is_partial=self.federation.model.algorithm.PARTIAL,
+            is_partial=self.federation.model.algorithm.ACCEPTS_PARTIAL_WORK,
         )
         return parts.pace(config.pace).schedule(context, **config.options_of(config.pace))
 

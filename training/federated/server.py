@@ -37,12 +37,17 @@ class ServerRound:
     """The server's state by name, float64. `aggregate` replaces its entries."""
     number: int
     """The number of the round, from 1."""
-    selected: int
+    counted: int
     """Number of clients whose updates count in this round."""
     clients: int
     """Number of all clients."""
     discount: float
     """Mean factor over samples by which late updates are discounted; 1 if none was late."""
+
+    @property
+    def selected(self) -> int:
+        """Return `counted`. Deprecated."""
+        return self.counted
 
 
 class Server:
@@ -63,9 +68,10 @@ class Server:
         self.weights = start.clone()
         """(numbers,): all weights. The personal part keeps its initial values here."""
         self.statistics = statistics.clone()
-        self.memory = {n: v.double().contiguous() for n, v in algorithm.memory(start[:shared], **options).items()}
+        server_state = algorithm.initial_server_state(start[:shared], **options)
+        self.memory = {name: value.double().contiguous() for name, value in server_state.items()}
         """The algorithm's server state by name, float64."""
-        initial = dict(algorithm.begin(start[:shared], **options))
+        initial = dict(algorithm.initial_client_state(start[:shared], **options))
         if shared < len(start):
             initial[PERSONAL] = start[shared:]
         if len(statistics) and not model.statistics.shared:
@@ -95,11 +101,6 @@ class Server:
         return self.weights[: self._model.weights.shared]
 
     @property
-    def broadcast(self) -> dict[str, Tensor]:
-        """Return the vectors that are sent with the model, by name, in the model's dtype."""
-        return {name: self.memory[name].to(self._model.dtype) for name in self._model.algorithm.BROADCAST}
-
-    @property
     def eligible(self) -> NDArray[np.int64]:
         """Return the numbers of the clients that may be selected, ascending."""
         return np.flatnonzero(self.broken_updates < QUARANTINED_AFTER)
@@ -112,7 +113,7 @@ class Server:
             mean=result.mean,
             memory=self.memory,
             number=number,
-            selected=result.selected,
+            counted=result.counted,
             clients=self.clients,
             discount=result.discount,
         )

@@ -51,7 +51,7 @@ class TaskResult:
     mean: Mapping[str, Tensor]
     """Weighted means, in which late updates are discounted."""
     outcomes: ClientOutcomes
-    selected: int
+    counted: int
     """Number of clients whose updates count, late ones included."""
     samples: float
     discount: float

@@ -96,15 +96,15 @@ class UpdateCombiner:
         counts: NDArray[np.bool_],
         late: ArrivingUpdates,
         round_: int,
-    ) -> CombinedUpdates | str:
-        """Combine a round's updates with the late ones; a string says why that is impossible.
+    ) -> CombinedUpdates:
+        """Combine a round's updates with the late ones. TooFewUpdates on every rank if there are too few to decide.
 
         `local_rows`: `rows` of this rank's chunks. `rank_counts`: how many clients each rank has computed. `clients`
         and `counts` (clients,): the numbers of all of them, rank after rank, and whether their update counts.
         """
         collected = self._collect(local_rows, rank_counts, clients, counts, late)
         if not len(collected.clients):
-            return "no client has sent an update"
+            raise TooFewUpdates("no client has sent an update")
         weights = {name: self._weights(task, name, collected) for name in self._like}
         vectors: dict[str, Tensor] = {}
 
@@ -118,7 +118,7 @@ class UpdateCombiner:
 
         result = from_rank_0(self._world, rejected_places)
         if isinstance(result, str):
-            return result
+            raise TooFewUpdates(result)
         return _combined(self._broadcast(vectors), _zeroed(weights, result), collected.clients[result])
 
     def _collect(

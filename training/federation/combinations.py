@@ -94,7 +94,7 @@ HAS_MOMENTUM = ChoiceProperty(
 TAKES_MEAN_GRADIENT = ChoiceProperty(
     "algorithm",
     "treats an update as its steps' mean gradient, or defines its own steps",
-    lambda config: _constant("algorithm", config, "MOMENTUM") is False,
+    lambda config: _constant("algorithm", config, "ALLOWS_MOMENTUM") is False,
 )
 HAS_WEIGHT_DECAY = ChoiceProperty(
     "client_weight_decay", "applies to steps of gradient descent", lambda config: config.client_weight_decay > 0
@@ -102,7 +102,7 @@ HAS_WEIGHT_DECAY = ChoiceProperty(
 STEPS_DIFFERENTLY = ChoiceProperty(
     "algorithm",
     "has clients take other kinds of steps, or none",
-    lambda config: _constant("algorithm", config, "WEIGHT_DECAY") is False,
+    lambda config: _constant("algorithm", config, "ALLOWS_WEIGHT_DECAY") is False,
 )
 
 REPLACES_UPDATES = ChoiceProperty(

@@ -268,10 +268,12 @@ def parse(table: Mapping[str, Any]) -> FederationConfig:
 
 def markdown_list(field: str) -> Iterator[str]:
     """Yield the lines of a Markdown list: the choices of a field, and the options of each with their defaults."""
+    written = {part.choice: part.written for part in custom.PARTS if part.field == field}
     for name, choice in choices.describe(FOLDERS[field]).items():
+        label = f"`{name}`" if written.get(name, name) == name else f"`{written[name]}` (shown as `{name}`)"
         options = ", ".join(f"`{option.name}` {_as_toml(option.default)}" for option in choice.options)
         suffix = f" Options: {options}." if options else ""
-        yield from choices.list_item(f"`{name}`: {choice.description.rstrip('.')}.{suffix}")
+        yield from choices.list_item(f"{label}: {choice.description.rstrip('.')}.{suffix}")
 
 
 def _as_toml(value: object) -> str:

@@ -35,7 +35,7 @@ class CoverageForecast:
 
 def forecast(config: FederationConfig, sizes: NDArray[np.int64]) -> CoverageForecast:
     """Return whom the run leaves out. `sizes`: samples of each client."""
-    is_partial = parts.algorithm(config.algorithm).PARTIAL
+    is_partial = parts.algorithm(config.algorithm).ACCEPTS_PARTIAL_WORK
     everybody = np.arange(len(sizes))
     losses = np.full(len(sizes), np.nan)
     selected, counted = np.zeros(len(sizes), dtype=bool), np.zeros(len(sizes), dtype=bool)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.contracts import load_contract
 
@@ -94,6 +94,11 @@ def _nobody(model: nn.Module, **options: object) -> Collection[str]:
     return ()
 
 
+def _add_mean_update(server: Any, **options: object) -> Tensor:
+    next_model: Tensor = server.model + server.mean["delta"]
+    return next_model
+
+
 def _same_model(model: Tensor, state: Mapping[str, Tensor], **options: object) -> Tensor:
     return model
 
@@ -102,23 +107,24 @@ def _same_model(model: Tensor, state: Mapping[str, Tensor], **options: object) -
 class Algorithm:
     """An optimisation algorithm: what a client computes and sends in a round, and how the server combines it.
 
-    Models and updates are flat vectors (numbers,): of all trained parameters, or of the part that is exchanged.
-    `client` is a training.federated.client.Client, `round` a training.federated.server.ServerRound.
+    Models and updates are flat vectors (parameters,): of all trained parameters, or of the part that is exchanged.
+    `client` is a training.federated.client.Client, `server` a training.federated.server.ServerRound, `controller` a
+    training.federated.controller.Controller.
     """
 
     train: Callable[..., Mapping[str, Tensor]]
     """(client, **options): train one client and return what it sends, by the names in SENT."""
     SENT: Mapping[str, str]
     """Names of what a client sends, each with the weights of its sum: "samples", or "clients" for equal weights."""
-    aggregate: Callable[..., Tensor] | None = None
-    """(round, **options): return the next shared model, given the sums of what the clients sent."""
+    aggregate: Callable[..., Tensor] = _add_mean_update
+    """(server, **options): return the next shared model, given the sums of what the clients sent. Default: FedAvg's."""
     run_round: Callable[..., Tensor] | None = None
     """(controller, **options): the same for an algorithm that needs several exchanges in a round."""
     fold: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
     """(what one client sent): return what the server sums of it, under the same names. None: it sums that itself."""
-    begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
+    initial_client_state: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): return a client's initial state by name, which it keeps from round to round."""
-    memory: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
+    initial_server_state: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
     """(model, **options): return the server's initial state by name, in float64."""
     extend_model: Callable[..., None] = _adds_nothing
     """(task, clients, **options): add to the task's model what is trained with it. Raises ConfigError."""
@@ -143,15 +149,15 @@ class Algorithm:
     """Whether clients iterate over their data in batches; otherwise they send a "loss" over all of it."""
     NEEDS_PERSONAL_TENSORS: bool = False
     """Whether it is useless for a model without `personal` tensors."""
-    HEAD: bool = False
+    NEEDS_HEAD: bool = False
     """Whether it needs the model's head, or the features that enter it (data.Task.head)."""
     USES_ALL_SAMPLES: bool = False
     """Whether clients compute the loss over all of their data."""
-    MOMENTUM: bool = True
+    ALLOWS_MOMENTUM: bool = True
     """Whether its update rule allows momentum on the clients (`client_momentum`)."""
-    WEIGHT_DECAY: bool = True
+    ALLOWS_WEIGHT_DECAY: bool = True
     """Whether its clients' steps apply `client_weight_decay`, as those of Client.descend do."""
-    PARTIAL: bool = False
+    ACCEPTS_PARTIAL_WORK: bool = False
     """Whether a client that is too slow may send the steps that it has finished."""
 
     def sent(self, options: Mapping[str, object]) -> Mapping[str, str]:
@@ -162,7 +168,12 @@ class Algorithm:
     @property
     def has_client_state(self) -> bool:
         """Return whether clients have state that lasts from round to round."""
-        return self.begin is not _keeps_nothing or self.personal is not _nobody
+        return self.initial_client_state is not _keeps_nothing or self.personal is not _nobody
+
+    @property
+    def has_personalized_model(self) -> bool:
+        """Return whether a client uses another model in the end than the server's."""
+        return self.personalized_model is not _same_model
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ ADDED = {
     "sends_nothing": (training.federated.algorithms, "SENT = {}"),
     "keeps_some": (
         training.federated.algorithms,
-        'SENT = {"delta": "samples"}\n\ndef begin(model):\n    return {"control": model}\n',
+        'SENT = {"delta": "samples"}\n\ndef initial_client_state(model):\n    return {"control": model}\n',
     ),
     "has_its_own": (
         training.federated.algorithms,

@@ -18,7 +18,7 @@ def test_an_algorithm_of_its_own_is_like_vigils(tmp_path: Path) -> None:
 import torch
 
 
-def memory(model):
+def initial_server_state(model):
     return {"velocity": torch.zeros_like(model)}
 
 
@@ -58,7 +58,8 @@ def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_algorithm_makes_is_looked_at(tmp_path: Path, algorithm: str, error: str) -> None:
-    file = "import torch\n\n\ndef memory(model):\n    return {'n': torch.ones(1)}\n\n\ndef aggregate(server):\n    "
+    file = "import torch\n\n\ndef initial_server_state(model):\n    return {'n': torch.ones(1)}\n\n\n"
+    file += "def aggregate(server):\n    "
     with pytest.raises(TypeError, match=error):
         started(tmp_path, LINEAR, file + algorithm, recipe="client", algorithm="own").run()
 
@@ -69,7 +70,7 @@ import torch
 CALLS = []
 
 
-def memory(model):
+def initial_server_state(model):
     return {"n": torch.ones(1)}
 
 
@@ -116,7 +117,9 @@ def test_what_an_algorithm_sends_is_weighted_as_there_is(tmp_path: Path, sent: s
 @pytest.mark.parametrize("change", ["= server.memory['v'] + 1", "+= 1", "= torch.ones(1).double().expand(15)"])
 def test_memory_that_expand_has_made_is_saved_and_resumed(tmp_path: Path, change: str) -> None:
     """Fifteen numbers in one place can't be written to, as a resume does."""
-    file = "import torch\n\n\ndef memory(model):\n    return {'v': torch.zeros(1).double().expand(15)}\n\n\n"
+    file = (
+        "import torch\n\n\ndef initial_server_state(model):\n    return {'v': torch.zeros(1).double().expand(15)}\n\n\n"
+    )
     file += f"def aggregate(server):\n    server.memory['v'] {change}\n    return server.model + server.memory['v']\n"
     for rounds in (2, 4):
         assert started(tmp_path, LINEAR, file, recipe="client", algorithm="own", rounds=rounds).run()

@@ -253,8 +253,9 @@ def test_a_train_of_ones_own_is_refused_where_the_algorithm_would_not_be_applied
 )
 def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, message: str) -> None:
     """Ditto and FedNova do the same."""
-    algorithm = "SENT = {'delta': 'samples'}\n\n\ndef begin(model):\n    return {'v': model}\n\n\ndef train(client):\n"
+    algorithm = "SENT = {'delta': 'samples'}\n\n\ndef initial_client_state(model):\n    return {'v': model}\n\n\n"
     algorithm += (
+        f"def train(client):\n"
         f"    delta = client.descend() - client.model\n    {train}\n    return {{'delta': delta}}\n\n\n{ALGORITHM}"
     )
     with pytest.raises(ConfigError, match=message):

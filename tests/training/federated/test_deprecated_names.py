@@ -18,10 +18,15 @@ from training.federation.parts import TooFew
 
 SENT = {"delta": "samples"}
 WHOLE = True
+HEAD = MOMENTUM = WEIGHT_DECAY = PARTIAL = True
 
 
 def begin(model):
     return {"personal_model": model}
+
+
+def memory(model):
+    return {"rounds": model.new_zeros(1)}
 
 
 def train(client):
@@ -39,6 +44,9 @@ def play(controller):
     found = controller.ask("loss", lambda client: {"loss": client.loss(client.model)}, {"loss": "samples"}, vectors={})
     assert found.mean["loss"] > 0
     assert set(controller.server.kept) == {"personal_model"}
+    assert set(controller.server.memory) == {"rounds"}
+    served = controller.server.round(controller.round, answer)
+    assert served.selected == served.counted == 3
     return start + answer.mean["delta"]
 
 

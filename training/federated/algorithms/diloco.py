@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 SENT = {"delta": "samples"}
 CHOOSES_WEIGHTS = True
-MOMENTUM = False
-WEIGHT_DECAY = False  # AdamW's weight decay is an option of this module
+ALLOWS_MOMENTUM = False
+ALLOWS_WEIGHT_DECAY = False  # AdamW's weight decay is an option of this module
 
 
-def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_client_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     nothing = model.new_zeros(len(model))
     return {"first": nothing, "second": nothing, "steps": model.new_zeros(())}
 
 
-def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_server_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"velocity": model.new_zeros(len(model))}
 
 

@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 
 
-def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_client_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"personal_model": model}
 
 
@@ -32,10 +31,6 @@ def train(
     delta = client.descend() - client.model
     client.state["personal_model"] = client.scratch_copy().descend(pulled, begin=client.state["personal_model"])
     return {"delta": delta}
-
-
-def aggregate(server: ServerRound, **options: object) -> Tensor:
-    return server.model + server.mean["delta"]
 
 
 def personalized_model(model: Tensor, state: Mapping[str, Tensor], **options: object) -> Tensor:

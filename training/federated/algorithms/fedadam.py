@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SENT = {"delta": "samples"}
 
 
-def memory(model: Tensor, *, tau: float, **options: object) -> Mapping[str, Tensor]:
+def initial_server_state(model: Tensor, *, tau: float, **options: object) -> Mapping[str, Tensor]:
     return initial_moments(model, tau=tau)
 
 

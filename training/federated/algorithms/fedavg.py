@@ -1,4 +1,7 @@
-"""FedAvg: the mean of the clients' updates, weighted by their samples (McMahan et al., 2017, arXiv 1602.05629)."""
+"""FedAvg: the mean of the clients' updates, weighted by their samples (McMahan et al., 2017, arXiv 1602.05629).
+
+The server's part is the default of training.federation.parts.Algorithm.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
 
 
 def train(client: Client) -> Mapping[str, Tensor]:
     return {"delta": client.descend() - client.model}
-
-
-def aggregate(server: ServerRound) -> Tensor:
-    return server.model + server.mean["delta"]

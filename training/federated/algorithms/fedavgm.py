@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SENT = {"delta": "samples"}
 
 
-def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_server_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"velocity": model.new_zeros(len(model))}
 
 

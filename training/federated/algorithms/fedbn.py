@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
 
 NEEDS_PERSONAL_TENSORS = True
 SENT = {"delta": "samples"}
@@ -24,7 +23,3 @@ def personal(model: nn.Module, **options: object) -> Collection[str]:
 
 def train(client: Client) -> Mapping[str, Tensor]:
     return {"delta": client.descend() - client.model}
-
-
-def aggregate(server: ServerRound) -> Tensor:
-    return server.model + server.mean["delta"]

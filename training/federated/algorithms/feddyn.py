@@ -18,11 +18,11 @@ SENT = {"delta": "clients"}
 SUMS_CLIENT_STATE = True
 
 
-def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_client_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"gradient": model.new_zeros(len(model))}
 
 
-def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_server_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"gradient": model.new_zeros(len(model))}
 
 

@@ -17,8 +17,8 @@ __all__ = ["check", "run_round", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "hessian": "samples"}
 USES_ALL_SAMPLES = True
 TAKES_STEPS = False
-MOMENTUM = False
-WEIGHT_DECAY = False
+ALLOWS_MOMENTUM = False
+ALLOWS_WEIGHT_DECAY = False
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
 
 SENT = {"delta": "samples", "steps": "samples"}
-PARTIAL = True
+ACCEPTS_PARTIAL_WORK = True
 
 
 def train(client: Client) -> Mapping[str, Tensor]:

@@ -17,8 +17,8 @@ __all__ = ["check", "fold", "run_round", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
 USES_ALL_SAMPLES = True
 TAKES_STEPS = False
-MOMENTUM = False
-WEIGHT_DECAY = False
+ALLOWS_MOMENTUM = False
+ALLOWS_WEIGHT_DECAY = False
 fold = squared_root
 
 

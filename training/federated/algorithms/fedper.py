@@ -9,11 +9,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
 
 NEEDS_PERSONAL_TENSORS = True
 SENT = {"delta": "samples"}
-HEAD = True
+NEEDS_HEAD = True
 
 
 def personal(model: nn.Module, *, head: str, **options: object) -> Collection[str]:
@@ -22,7 +21,3 @@ def personal(model: nn.Module, *, head: str, **options: object) -> Collection[st
 
 def train(client: Client) -> Mapping[str, Tensor]:
     return {"delta": client.descend() - client.model}
-
-
-def aggregate(server: ServerRound) -> Tensor:
-    return server.model + server.mean["delta"]

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
-PARTIAL = True
+ACCEPTS_PARTIAL_WORK = True
 
 
 def train(
@@ -24,7 +23,3 @@ def train(
         return gradient + mu * (w - client.model)
 
     return {"delta": client.descend(proximal_direction) - client.model}
-
-
-def aggregate(server: ServerRound, **options: object) -> Tensor:
-    return server.model + server.mean["delta"]

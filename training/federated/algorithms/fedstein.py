@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
     from training.federation.config import FederationConfig
 
 NEEDS_PERSONAL_TENSORS = True
@@ -71,7 +70,3 @@ def shrunk(values: Tensor, squared_errors: Tensor) -> Tensor:
     centred = z - z.mean()
     part = ((len(z) - 3) / centred.square().sum()).clamp(max=1)
     return values - part * centred * errors
-
-
-def aggregate(server: ServerRound) -> Tensor:
-    return server.model + server.mean["delta"]

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
     from training.data import Task
     from training.federated.client import Client
-    from training.federated.server import ServerRound
     from training.federation.config import FederationConfig
 
 SENT = {"delta": "samples"}
-HEAD = True
-MOMENTUM = False
-WEIGHT_DECAY = False
+NEEDS_HEAD = True
+ALLOWS_MOMENTUM = False
+ALLOWS_WEIGHT_DECAY = False
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
@@ -86,7 +85,3 @@ def train(
         regularization = grad(terms.regularization)(w, weights, terms.shift(w, rho) if rho else None)
         w = client.step(w, client.gradient(w, step) + regularization)
     return {"delta": w - client.model}
-
-
-def aggregate(server: ServerRound, **options: object) -> Tensor:
-    return server.model + server.mean["delta"]

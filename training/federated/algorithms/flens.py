@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from training.federated.client import Client
     from training.federated.controller import Controller
 
-__all__ = ["check", "fold", "memory", "run_round", "train"]
+__all__ = ["check", "fold", "initial_server_state", "run_round", "train"]
 SENT = {"loss": "samples", "gradient": "samples", "root": "samples"}
 USES_ALL_SAMPLES = True
 TAKES_STEPS = False
-MOMENTUM = False
-WEIGHT_DECAY = False
+ALLOWS_MOMENTUM = False
+ALLOWS_WEIGHT_DECAY = False
 fold = squared_root
 
 
-def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_server_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     """Return the previous model."""
     return {"previous": model.clone()}
 

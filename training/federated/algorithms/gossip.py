@@ -50,7 +50,7 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
         yield Misfit("filters", "are between clients and a server, and gossip has none. Leave them out.")
 
 
-def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_client_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {MODEL: model}
 
 

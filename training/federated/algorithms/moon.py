@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client, ExtraLoss
-    from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
-HEAD = True
+NEEDS_HEAD = True
 
 
-def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_client_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"previous": model}
 
 
@@ -37,10 +36,6 @@ def train(
     w = client.descend(extra_loss=contrast)
     client.state["previous"] = w
     return {"delta": w - client.model}
-
-
-def aggregate(server: ServerRound, **options: object) -> Tensor:
-    return server.model + server.mean["delta"]
 
 
 def _contrast(features: Tensor, *, towards: Tensor, away: Tensor, mu: float, temperature: float) -> Tensor:

@@ -1,6 +1,6 @@
-"""Your own algorithm: a file algorithm.py with aggregate(server), and train(client) unless clients train as in FedAvg.
+"""Your own algorithm: algorithm.py with aggregate(server) or run_round(controller), and optionally train(client).
 
-It may define the fields of training.federation.parts.Algorithm. This module has their defaults.
+It may define the fields of training.federation.parts.Algorithm. What it leaves out is FedAvg's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from training.federated.client import Client
-    from training.federated.server import ServerRound
 
 OPEN = True
 SENT = {"delta": "samples"}
@@ -20,7 +19,3 @@ SENT = {"delta": "samples"}
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
     return {"delta": client.descend() - client.model}
-
-
-def aggregate(server: ServerRound) -> Tensor:
-    return server.model + server.mean["delta"]

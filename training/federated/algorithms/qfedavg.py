@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
 
 SENT = {"delta": "samples", "curvature": "samples"}
-MOMENTUM = False  # 1/η stands for the curvature of the loss along plain steps
+ALLOWS_MOMENTUM = False  # 1/η stands for the curvature of the loss along plain steps
 USES_ALL_SAMPLES = True
 LEAST = 1e-10
 """Lower bound of a loss, which may be 0 and is raised to q − 1."""

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
 
 SENT = {"delta": "clients", "change": "clients"}
-MOMENTUM = False  # option II takes delta / (K · η) as the mean gradient of the round
+ALLOWS_MOMENTUM = False  # option II takes delta / (K · η) as the mean gradient of the round
 BROADCAST = ("control",)
 
 
-def begin(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_client_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"control": model.new_zeros(len(model))}
 
 
-def memory(model: Tensor, **options: object) -> Mapping[str, Tensor]:
+def initial_server_state(model: Tensor, **options: object) -> Mapping[str, Tensor]:
     return {"control": model.new_zeros(len(model))}
 
 

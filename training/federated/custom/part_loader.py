@@ -27,12 +27,18 @@ if TYPE_CHECKING:
 
 
 DEPRECATED = {
+    "begin": "initial_client_state",
     "equip": "extend_model",
+    "memory": "initial_server_state",
     "own": "personalized_model",
     "play": "run_round",
+    "HEAD": "NEEDS_HEAD",
     "JUDGES_BOTH": "EVALUATES_SERVER_MODEL",
+    "MOMENTUM": "ALLOWS_MOMENTUM",
+    "PARTIAL": "ACCEPTS_PARTIAL_WORK",
     "STEPS": "TAKES_STEPS",
     "OWNS": "NEEDS_PERSONAL_TENSORS",
+    "WEIGHT_DECAY": "ALLOWS_WEIGHT_DECAY",
     "WHOLE": "USES_ALL_SAMPLES",
 }
 """Names of functions and constants of algorithm.py that earlier releases used, with those that replace them."""
@@ -113,7 +119,7 @@ def _check_sent(config: FederationConfig, sent: Mapping[str, str]) -> None:
 
 def _with_options(functions: UserFunctions, name: str) -> Any:
     """Return the function with its options bound, and its result checked if it becomes part of a model or a state."""
-    check = _RESULT_CHECKS.get(name)
+    check = _RESULT_CHECKS.get(_current(name))
 
     def called(*given: Any, **options: object) -> Any:
         found = functions.call(name, *given)
@@ -151,7 +157,7 @@ def _check_tensors(what: str, found: Any, *given: Any) -> None:
         raise TypeError(f"{what} returns a {type(found).__name__}, not a dict of tensors by name")
 
 
-_RESULT_CHECKS = {"train": _check_tensors, "begin": _check_tensors, "memory": _check_tensors}
+_RESULT_CHECKS = dict.fromkeys(("train", "initial_client_state", "initial_server_state"), _check_tensors)
 
 
 def _check_memory(what: str, memory: Mapping[str, Any], before: Mapping[str, Any]) -> None:
