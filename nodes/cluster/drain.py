@@ -247,11 +247,11 @@ def _note_carried_out_anyway(order: NodeOrder, node: Node) -> None:
         is_cancelled = rows.filter(state=NodeOrder.State.REFUSED).exists()
         rows.update(state=NodeOrder.State.DONE, outcome="", ended_at=timezone.now())
         logger.warning("node %s: %s was carried out, though it was no longer wanted", order.node, order.action)
-        if not is_cancelled or order.action != NodeOrder.Action.DRAIN or not order.rule:
+        if not is_cancelled or order.action != NodeOrder.Action.DRAIN or not (order.rule or order.is_for_finding):
             return
         if not NodeOrder.objects.open().filter(node=order.node).exists():
             try:
-                request_order(None, node, NodeOrder.Action.UNDRAIN, rule=order.rule)
+                request_order(order.asked_by, node, NodeOrder.Action.UNDRAIN, rule=order.rule)
             except NotOrdered as error:
                 logger.warning("%s is not undrained: %s", order.node, error)
 

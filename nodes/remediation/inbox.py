@@ -72,6 +72,7 @@ def dismiss(user: User, pk: int, reason: str) -> HealthEntry:
         if entry.state == State.WATCHING:
             raise NotPossible(f"Entry {pk} is only watched: nothing is proposed yet.")
         _decided(entry, user, Decision.DISMISSED, State.DISMISSED, reason)
+        _withdraw_drain(entry)
     return entry
 
 
@@ -87,7 +88,19 @@ def clear(user: User | None, pk: int, reason: str) -> HealthEntry:
         engine.clear(finding, now.timestamp())
         entry.progress, entry.cleared_at, entry.due_at = finding.as_payload(), now, None
         _decided(entry, user, entry.decision, State.CLEARED, reason)
+        _withdraw_drain(entry)
     return entry
+
+
+def _withdraw_drain(entry: HealthEntry) -> None:
+    """Withdraw the drain for the entry if it is not carried out yet, and no other open entry needs it.
+
+    One that the scheduler is carrying out just now is undone afterwards (`nodes.cluster.drain`).
+    """
+    drains = NodeOrder.objects.open().filter(pk=entry.order_id, action=NodeOrder.Action.DRAIN)
+    drains.exclude(health_entries__state=State.OPEN).update(
+        state=NodeOrder.State.REFUSED, outcome="The finding was dismissed or cleared.", ended_at=timezone.now()
+    )
 
 
 def reset_breaker(user: User, reason: str) -> None:
