@@ -26,7 +26,7 @@ from portal.models import digest
 from portal.wakes import HEALTH
 from vigil_core import untrusted
 
-MAX_STREAMS = 1_000  # of a machine: each lost buffer begins another
+MAX_STREAMS = 1_000  # that are stored of a machine: each lost buffer begins another
 CLOCK_S = 60.0  # beyond this offset an agent's times are corrected
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
@@ -131,10 +131,10 @@ def _stream(agent: Agent, post: TelemetryPost) -> AgentStream:
     found = AgentStream.objects.filter(agent=agent, uid=post.stream).first()
     if found is not None:
         return found
-    if AgentStream.objects.filter(agent=agent).count() >= MAX_STREAMS:
-        raise Malformed(
-            "stream", f"more than {MAX_STREAMS} streams of one machine: its agent keeps losing its state folder"
-        )
+    # A node whose state folder does not survive a boot begins a stream at each: its oldest ones never continue.
+    newest_first = AgentStream.objects.filter(agent=agent).order_by("-began_at", "-pk").values_list("pk", flat=True)
+    if oldest := list(newest_first[MAX_STREAMS - 1 :]):
+        AgentStream.objects.filter(pk__in=oldest).delete()
     # An unknown stream may not begin at 0: batches may have been discarded before the first post.
     return AgentStream.objects.create(agent=agent, uid=post.stream)
 
