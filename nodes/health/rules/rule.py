@@ -176,9 +176,9 @@ class _RuleTable:
         self._refuse_unknown(self.raw, _KEYS, "")
         triggers = self._triggers()
         action: Action = self._choice("action", ACTIONS)
-        if triggers[0].signal.subject in ("rack", "cluster") and action in OUT_OF_SERVICE | {"exclude"}:
-            raise self._bad("action", f"{triggers[0].signal.name} is not about one node: use ignore or watch")
         severity: Severity = self._choice("severity", SEVERITIES)
+        escalation = self._escalation(action, severity)
+        self._refuse_node_actions(triggers[0].signal, action, escalation)
         return Rule(
             name=self.name,
             title=self._text("title"),
@@ -191,11 +191,18 @@ class _RuleTable:
             cause=self._text("cause", optional=True),
             needs_burn_in=self._flag("burn_in"),
             blames=self._choice("blames", get_args(Blamed)) if "blames" in self.raw else "node",
-            escalation=self._escalation(action, severity),
+            escalation=escalation,
             examples=self._examples(triggers),
             is_enabled=self._flag("enabled", default=True),
             is_site=is_site,
         )
+
+    def _refuse_node_actions(self, signal: Signal, action: Action, escalation: Escalation | None) -> None:
+        """Refuse actions on a node, also those of an escalation, for a rule about a rack or the cluster."""
+        actions = {"action": action} | ({"escalates.action": escalation.action} if escalation is not None else {})
+        for key, wanted in actions.items():
+            if signal.subject in ("rack", "cluster") and wanted in OUT_OF_SERVICE | {"exclude"}:
+                raise self._bad(key, f"{signal.name} is not about one node: use ignore or watch")
 
     def _triggers(self) -> tuple[Trigger, ...]:
         tables = self.raw.get("trigger")

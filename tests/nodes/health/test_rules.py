@@ -70,6 +70,16 @@ def test_what_is_wrong_with_a_rule_is_said_with_its_key(before: str, after: str,
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("action", ["exclude", "drain"])
+def test_a_rule_about_a_rack_never_acts_on_a_node(action: str) -> None:
+    rack = HOT.replace("gpu_samples", "rack_inlet").replace("margin_c", "above_neighbours_c")
+    assert rule_of(rack).subject == "rack"
+    for escalation in (f'count = 2, within = "1d", action = "{action}"', 'count = 2, within = "1d"'):
+        text = rack if "action" in escalation else rack.replace('action = "watch"', f'action = "{action}"')
+        with pytest.raises(BadRule, match="action: rack_inlet is not about one node: use ignore or watch"):
+            parse_rules(text.replace('for = "5m"', f'for = "5m"\nescalates = {{ {escalation} }}'))
+
+
 def test_a_rule_of_events_needs_a_period_for_its_count() -> None:
     text = HOT.replace("gpu_samples", "xid").replace("margin_c", "code").replace('for = "5m"', "count = 3")
     text = text.replace('clears_where = { code = "> 5" }', "").replace("recovered", "quiet")
