@@ -117,11 +117,12 @@ def _ecc(nodes: Nodes) -> ClauseOutcome:
     gpus = _gpus_of(nodes)
     if not gpus:
         return ClauseOutcome("ecc", NOT_APPLICABLE, NO_GPUS)
-    without = [(node, gpu) for node, gpu in gpus if not gpu.has_ecc]
-    if len(without) == len(gpus):
+    having = sum(gpu.has_ecc is True for _, gpu in gpus)
+    if not having:
         return ClauseOutcome("ecc", NOT_TRIED, "No GPU reports memory errors: ECC is off, or its model has none.")
-    details = [f"{_place(node, gpu)}: ECC is off." for node, gpu in without]
-    return _outcome("ecc", f"On for {len(gpus) - len(without)} of {formatting.plural(len(gpus), 'GPU')}.", details)
+    details = [f"{_place(node, gpu)}: ECC is off." for node, gpu in gpus if gpu.has_ecc is False]
+    missing = [_place(node, gpu) for node, gpu in gpus if gpu.has_ecc is None]
+    return _outcome("ecc", f"On for {having} of {formatting.plural(len(gpus), 'GPU')}.", details, missing)
 
 
 def _heat(nodes: Nodes) -> ClauseOutcome:

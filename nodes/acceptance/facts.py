@@ -33,7 +33,7 @@ class GpuConfiguration:
     pcie_generation_most: int | None = None
     nvlinks: tuple[bool, ...] | None = None
     """Whether each is active. Empty: its counters name none, which is also so if the driver cannot read one of them."""
-    has_ecc: bool = False
+    has_ecc: bool | None = None
     is_slowed: bool = False
     """By heat or a power brake, now."""
     is_working: bool = False
@@ -116,7 +116,7 @@ def read_gpu(
         pcie_generation=untrusted.count(counters.get("pcie_generation")),
         pcie_generation_most=untrusted.count(counters.get("pcie_generation_most")),
         nvlinks=_nvlinks(counters),
-        has_ecc=untrusted.count(counters.get("ecc_uncorrected")) is not None,
+        has_ecc=untrusted.count(counters.get("ecc_uncorrected")) is not None if counters else None,
         is_slowed=temperature.is_throttled(throttle) or bool(throttle & POWER_BRAKE),
         is_working=(untrusted.number(sample.get("gpu_percent")) or 0) >= WORKING_PERCENT,
     )

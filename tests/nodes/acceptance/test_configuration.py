@@ -85,6 +85,7 @@ def test_names_what_is_wrong(key: str, changes: dict[str, Any], detail: str) -> 
         ("power", {"gpus": (gpu(), gpu(1, power_cap_watts=None))}), ("mounts", {"mounts": None}),
         ("clock", {"clock_offset_s": None}), ("memlock", {"memlock_bytes": None}), ("shm", {"shm_bytes": None}),
         ("gpus", {"is_reporting": False, "gpus": ()}), ("nvlinks", {"gpus": (gpu(), gpu(1, nvlinks=None))}),
+        ("ecc", {"gpus": (gpu(), gpu(1, has_ecc=None))}),
     ],
 )  # fmt: skip
 def test_what_a_node_does_not_report_was_not_tried(key: str, changes: dict[str, Any]) -> None:
@@ -151,6 +152,12 @@ def test_what_failed_for_five_minutes_of_the_tests_fails_in_the_end() -> None:
 def test_counters_without_nvlinks_mean_none_and_no_counters_mean_not_reported() -> None:
     assert read_gpu("GPU-0", 0, {}, {"pcie_width": 16}, {}).nvlinks == ()
     assert read_gpu("GPU-0", 0, {}, {}, {}).nvlinks is None
+
+
+def test_counters_without_memory_errors_mean_no_ecc_and_no_counters_mean_not_reported() -> None:
+    assert read_gpu("GPU-0", 0, {}, {"ecc_uncorrected": 0}, {}).has_ecc is True
+    assert read_gpu("GPU-0", 0, {}, {"pcie_width": 16}, {}).has_ecc is False
+    assert read_gpu("GPU-0", 0, {}, {}, {}).has_ecc is None
 
 
 JSON = st.recursive(
