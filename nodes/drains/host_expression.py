@@ -44,13 +44,13 @@ def expand(expression: str, most: int = MOST_NODES, most_characters: int = MOST_
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split at commas and spaces outside of brackets."""
+    """Yield the parts between commas and white space outside of brackets."""
     depth, part = 0, ""
     for letter in text:
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
             raise BadHostExpression(f"The brackets of {text!r:.80} do not match.")
-        if not depth and letter in ", \t\n":
+        if not depth and (letter == "," or letter.isspace()):
             if part:
                 yield part
             part = ""

@@ -20,6 +20,7 @@ from nodes.drains.host_expression import MOST_NODES, BadHostExpression, expand
         ("dgx[08-10]", ["dgx08", "dgx09", "dgx10"]),
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
         ("a, b c,a", ["a", "b", "c"]),
+        ("dgx[01-02]\r\nlogin\r\n", ["dgx01", "dgx02", "login"]),
         ("gpu-1.lab", ["gpu-1.lab"]),
     ],
 )
