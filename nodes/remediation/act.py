@@ -2,7 +2,7 @@
 
 An act writes the entry's decision, the order and the audit entry in one transaction, under the lock of the control row,
 which also counts what was done in the last hour: two workers together exceed no limit, and a worker that is killed
-leaves either all of it or nothing. The scheduler is told by the next tick, as with a person's order
+leaves either all of it or nothing. The next tick sends the order to the scheduler, as it sends a person's
 (`nodes.cluster.drain`).
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -38,6 +40,8 @@ State = HealthEntry.EntryState
 NODES_ARE_READ = timedelta(minutes=2)
 """How long after a start the nodes may still be unread."""
 AT_ONCE = 500
+BUDGET_S = 2.0
+"""Per pass: it runs on the worker that carries out orders, which wait meanwhile."""
 _BREAKER = timedelta(seconds=limits.BREAKER_S)
 _UNKNOWN = "The scheduler does not know this node."
 _BY_POLICY = "The policy for {} is to propose it."
@@ -53,17 +57,50 @@ def decide(now: datetime | None = None) -> None:
     trip_if_widespread(now)
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     waiting: defaultdict[str, list[int]] = defaultdict(list)
+    due = []
     for pk, node, held_back in _undecided().values_list("pk", "node", "held_back"):
         if node not in in_maintenance:
-            began = time.monotonic()
-            _decide(pk, now)
-            bulk.give_way(began)
+            due.append(pk)
         # Else it stays undecided, and is decided when the window is over.
         elif held_back != (text := f"In maintenance until {formatting.clock(in_maintenance[node])}."):
             waiting[text].append(pk)
+    _decide_within_budget(due, now)
     for text, pks in waiting.items():
         for start in range(0, len(pks), AT_ONCE):
             _undecided().filter(pk__in=pks[start : start + AT_ONCE]).update(held_back=text)
+
+
+def _decide_within_budget(due: Sequence[int], now: datetime) -> None:
+    """Decide about entries until the budget is used up; the rest stays undecided for the next tick."""
+    usage, until = _LimitUsage(now), time.monotonic() + BUDGET_S
+    for number, pk in enumerate(due):
+        began = time.monotonic()
+        if number and began > until:
+            return
+        _decide(pk, now, usage)
+        bulk.give_way(began)
+
+
+@dataclass
+class _LimitUsage:
+    """How much of the limits on automatic drains is used, for one pass.
+
+    To read all nodes for each of a thousand findings takes minutes. So what was read earlier in the pass may refuse a
+    drain; none is ordered unless what is read under the lock allows it.
+    """
+
+    now: datetime
+    cluster: limits.ServiceState | None = None
+
+    def refusal(self, node: str) -> str:
+        drains = automatic_drains(self.now)
+        if self.cluster is not None and (refusal := self._refusal(self.cluster, drains, node)):
+            return refusal
+        self.cluster = service_state()
+        return self._refusal(self.cluster, drains, node)
+
+    def _refusal(self, cluster: limits.ServiceState, drains: Sequence[limits.AutomaticDrain], node: str) -> str:
+        return limits.refusal(cluster, drains, node, self.now.timestamp())
 
 
 def _propose_refused() -> None:
@@ -92,33 +129,33 @@ def _undecided() -> QuerySet[HealthEntry]:
     return HealthEntry.objects.open().filter(decision=Decision.NONE, action__in=OUT_OF_SERVICE).order_by("opened_at")
 
 
-def _decide(pk: int, now: datetime) -> None:
+def _decide(pk: int, now: datetime, usage: _LimitUsage) -> None:
     with transaction.atomic():
         control = HealthControl.locked()
         entry = HealthEntry.objects.open().filter(pk=pk, decision=Decision.NONE).select_related("gpu").first()
         if entry is None:  # another worker or a person was faster
             return
-        if _node_may_be_unread(entry, now):
+        if _may_not_be_listed_yet(entry, now):
             return
-        entry.held_back = _act(entry, control, now)
+        entry.held_back = _act(entry, control, now, usage)
         entry.decision = Decision.PROPOSED if entry.held_back else Decision.AUTOMATIC
         entry.decided_at = None if entry.held_back else now
         entry.save(update_fields=["decision", "decided_at", "held_back", "order"])
     logger.info("health entry %d (%s): %s. %s", pk, entry, entry.get_decision_display(), entry.held_back)
 
 
-def _node_may_be_unread(entry: HealthEntry, now: datetime) -> bool:
-    """Return whether to wait: a portal that has just started hears of errors before it has read the nodes."""
+def _may_not_be_listed_yet(entry: HealthEntry, now: datetime) -> bool:
+    """Return whether to wait: a portal that has just started receives errors before it has read the nodes."""
     if settings.VIGIL_HEALTH != "act" or entry.opened_at is None or entry.opened_at < now - NODES_ARE_READ:
         return False
     return not Node.objects.reported().filter(name=entry.node).exists()
 
 
-def _act(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
+def _act(entry: HealthEntry, control: HealthControl, now: datetime, usage: _LimitUsage) -> str:
     """Join the drain for another finding, or order one; return why Vigil does not act by itself, "" if it does."""
     if _join(entry, now):
         return ""
-    held_back = _obstacle(entry, control, now) or _drain(entry)
+    held_back = _obstacle(entry, control, usage) or _drain(entry)
     if held_back and _withdraw_return(entry, now) and _join(entry, now):
         return ""
     return held_back
@@ -147,7 +184,7 @@ def _withdraw_return(entry: HealthEntry, now: datetime) -> bool:
     return False
 
 
-def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
+def _obstacle(entry: HealthEntry, control: HealthControl, usage: _LimitUsage) -> str:
     """Return why Vigil does not act by itself; "" if it may."""
     if settings.VIGIL_HEALTH != "act":
         return "Vigil only proposes (VIGIL_HEALTH=propose)."
@@ -160,11 +197,14 @@ def _obstacle(entry: HealthEntry, control: HealthControl, now: datetime) -> str:
     node = Node.objects.reported().filter(name=entry.node).first()
     if node is None:
         return _UNKNOWN
-    return limits.refusal(service_state(), automatic_drains(now), entry.node, now.timestamp())
+    return usage.refusal(entry.node)
 
 
 def _drain(entry: HealthEntry) -> str:
-    """Order the drain; return why not, if the node is a person's. A spare's drain and one about to end are replaced."""
+    """Order the drain; return why not if a person drained the node.
+
+    It replaces a hot spare's drain and a drain that is about to end.
+    """
     node = Node.objects.filter(name=entry.node).first()
     if node is None:
         return _UNKNOWN

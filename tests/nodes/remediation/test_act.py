@@ -8,14 +8,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models import F
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
 from nodes.drains import bulk, maintenance
 from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder, Partition, Reading
 from nodes.monitoring import events
-from nodes.remediation import inbox
+from nodes.monitoring.evaluate import evaluate
+from nodes.remediation import act, inbox
 from nodes.remediation.act import decide
 from nodes.schedulers.base import SchedulerError
 from nodes.tasks import health
@@ -155,6 +158,30 @@ def test_nodes_that_are_not_set_up_yet_are_not_out_of_service(lab: Lab) -> None:
     lab.xid(79)
     lab.step()
     assert list(lab.scheduler.drained) == [NAMES[0]], lab.entry().held_back
+
+
+def test_a_pass_ends_with_its_budget_and_the_next_one_continues(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(act, "BUDGET_S", 0.0)
+    for node in NAMES[:2]:
+        lab.xid(79, node)
+    evaluate()
+    for decided in (1, 2):
+        decide()
+        assert HealthEntry.objects.open().exclude(decision="").count() == decided
+
+
+def test_refusals_read_the_nodes_once(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    for number in range(20):
+        HealthEntry.objects.create(
+            node=NAMES[1 + number % 11], item=str(number), rule=f"rule-{number}", state="open", severity="fatal",
+            action="drain", first_seen=timezone.now(), last_seen=timezone.now(), opened_at=timezone.now(),
+        )  # fmt: skip
+    with CaptureQueriesContext(connection) as queries:
+        decide()
+    assert HealthEntry.objects.waiting().count() == 20
+    assert sum('"nodes_hotspare"' in query["sql"] for query in queries) == 1
 
 
 def test_limits_hold_over_an_hour(lab: Lab) -> None:
