@@ -30,7 +30,7 @@ def measure(now: datetime | None = None) -> list[RackInlet]:
     now = now or timezone.now()
     silent: list[Agent] = []
     agents: list[Agent] = []
-    for agent in Agent.objects.filter(is_made_up=False):
+    for agent in Agent.objects.filter(is_made_up=False).only("node", "heard_at", "sampled_at", "newest"):
         (silent if agent.is_silent(now) else agents).append(agent)
     models: defaultdict[int, dict[str, str]] = defaultdict(dict)
     for agent_id, uuid, model in Gpu.objects.filter(gone_at=None, lost_at=None).values_list("agent", "uuid", "model"):

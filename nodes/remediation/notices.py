@@ -25,6 +25,8 @@ RECENT = timedelta(hours=24)
 """Older evidence, which an agent could only report late, is history."""
 MOST_NOTICES = 100
 """More findings at once are one event: a notice says how many more there are."""
+MAX_ENTRIES = 5_000
+"""Entries that are read for the notices, the first to open first: an outage opens many on each node."""
 MOST_NAMED_GPUS = 8
 _WAITS, _REFUSED = "waits: ", "refused: "
 _CALLS = ("", _WAITS, _REFUSED)
@@ -72,9 +74,14 @@ def _notices(now: datetime) -> Iterator[HealthNotice]:
         .defer("progress", "evidence")
     )
     by_rule: defaultdict[tuple[str, str], list[HealthEntry]] = defaultdict(list)
-    for entry in rows.order_by("opened_at"):
+    entries_read = list(rows.order_by("opened_at", "pk")[:MAX_ENTRIES])
+    for entry in entries_read:
         by_rule[entry.node, entry.rule].append(entry)
-    for (node, rule), entries in list(by_rule.items())[:MOST_NOTICES]:
+    findings = len(by_rule)
+    if len(entries_read) == MAX_ENTRIES:
+        findings = rows.order_by().values("node", "rule").distinct().count()
+    shown = list(by_rule.items())[:MOST_NOTICES]
+    for (node, rule), entries in shown:
         advice = rules[rule].advice if rule in rules else ""
         yield HealthNotice(
             key=f"{KIND}:{_within(f'{node}:{rule}', notify.MOST_KEY - len(KIND) - 1)}",
@@ -83,9 +90,9 @@ def _notices(now: datetime) -> Iterator[HealthNotice]:
             link=_link(entries),
             edition=_call(entries) + _within(_places(entries), notify.MOST_EDITION - len(_REFUSED)),
         )
-    if len(by_rule) > MOST_NOTICES:
+    if findings > len(shown):
         yield HealthNotice(
-            key=f"{KIND}:more", title=f"{len(by_rule) - MOST_NOTICES} more findings on nodes.",
+            key=f"{KIND}:more", title=f"{formatting.plural(findings - len(shown), 'more finding')} on nodes.",
             detail="Something that all these nodes share may be the cause: a switch, a driver, a rule.",
             link=reverse("health"), edition="",
         )  # fmt: skip

@@ -40,8 +40,12 @@ def return_recovered() -> None:
 
 
 def _drained_for_findings() -> list[str]:
-    """Return the nodes whose last order done was a drain for a finding, and whose current reason is that order's."""
-    out = Node.objects.reported().exclude(reason="")
+    """Return the nodes whose last order done was a drain for a finding, and whose current reason is that order's.
+
+    Nodes with an open finding are left out: `_return` would only find it again, under the lock that all actions share.
+    """
+    broken = HealthEntry.objects.open().filter(action__in=OUT_OF_SERVICE).values("node")
+    out = Node.objects.reported().exclude(reason="").exclude(name__in=broken)
     nodes = {node.name: node for node in out}
     orders = newest_orders(out, state=NodeOrder.State.DONE).for_findings().filter(action=NodeOrder.Action.DRAIN)
     orders = orders.select_related("asked_by")

@@ -8,8 +8,8 @@ import pytest
 from django.utils import timezone
 
 from nodes.models import Agent, HealthEntry
-from nodes.remediation import inbox
-from nodes.remediation.notices import MOST_NOTICES
+from nodes.remediation import inbox, notices
+from nodes.remediation.notices import MAX_ENTRIES, MOST_NOTICES
 from nodes.schedulers.base import SchedulerError
 from nodes.tasks import alert
 from portal.models import Notice
@@ -126,7 +126,9 @@ def test_a_decision_withdraws_it(lab: Lab, decide: Any) -> None:
     assert titles(lab) == []
 
 
-def test_findings_on_everything_are_bounded(lab: Lab) -> None:
+@pytest.mark.parametrize("max_entries", [MAX_ENTRIES, 40])
+def test_findings_on_everything_are_bounded(lab: Lab, monkeypatch: pytest.MonkeyPatch, max_entries: int) -> None:
+    monkeypatch.setattr(notices, "MAX_ENTRIES", max_entries)
     now = timezone.now()
     HealthEntry.objects.bulk_create(
         HealthEntry(
@@ -136,8 +138,10 @@ def test_findings_on_everything_are_bounded(lab: Lab) -> None:
     )  # fmt: skip
     alert()
     found = Notice.objects.standing()
-    assert found.count() == MOST_NOTICES + 1
-    assert found.get(key="hardware.state:more").title == "7 more findings on nodes."
+    shown = min(MOST_NOTICES, max_entries)
+    assert found.count() == shown + 1
+    more = found.get(key="hardware.state:more").title.replace("\N{NO-BREAK SPACE}", " ")
+    assert more == f"{MOST_NOTICES + 7 - shown} more findings on nodes."
 
 
 def test_the_demonstration_alarms_nobody(lab: Lab) -> None:
