@@ -136,7 +136,7 @@ def _nodes(names: Sequence[str]) -> list[Node]:
 
 def _with_mig(names: Sequence[str]) -> list[str]:
     """Return the nodes that have a GPU in MIG mode, as their agents report."""
-    gpus = Gpu.objects.filter(agent__node__in=names, gone_at=None, facts__mig=True)
+    gpus = Gpu.objects.filter(agent__node__in=names, gone_at=None, has_mig=True)
     return sorted(set(gpus.order_by().values_list("agent__node", flat=True)))
 
 

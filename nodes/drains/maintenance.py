@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
@@ -34,7 +34,7 @@ LONGEST = timedelta(days=31)
 FARTHEST = timedelta(days=366)
 MOST_STANDING = 100
 REPEAT_FOR = timedelta(days=1)
-"""How long Vigil repeats an order to return a node that failed."""
+"""How long after a window's end Vigil repeats an order to return a node that failed."""
 MOST_REPEATED = 100
 State = MaintenanceWindow.WindowState
 
@@ -83,13 +83,13 @@ def cancel(user: User, window: MaintenanceWindow) -> bool:
     with transaction.atomic():
         HealthControl.locked()
         rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
-        is_planned = rows.filter(state=State.PLANNED).update(state=State.CANCELLED, ended_at=now)
+        is_planned = rows.filter(state=State.PLANNED).update(state=State.CANCELLED, cancelled_at=now, ended_at=now)
         # One that has begun is over now: whoever advances windows returns its nodes, if this process is killed.
-        if not is_planned and not rows.filter(ends_at__gt=now).update(ends_at=now):
+        if not is_planned and not rows.filter(ends_at__gt=now).update(ends_at=now, cancelled_at=now):
             return False
         note(user, "cancel maintenance", window.expression, window.reason)
     if not is_planned:
-        _end(window, now, State.CANCELLED)
+        _end_if_possible(window, now)
     return True
 
 
@@ -98,7 +98,7 @@ def advance(now: datetime | None = None) -> None:
     now = now or timezone.now()
     for window in MaintenanceWindow.objects.standing().filter(starts_at__lte=now).order_by("pk"):
         if window.ends_at <= now:
-            _end(window, now)
+            _end_if_possible(window, now)
         elif not window.reservation and (window.problem or not window.wants_reservation):
             _drain_missing(window)  # also while the scheduler fails to reserve the nodes
         elif window.state == State.PLANNED:
@@ -167,11 +167,11 @@ def _by_name(nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: node.name)
 
 
-def _end(window: MaintenanceWindow, now: datetime, state: State = State.ENDED) -> None:
+def _end_if_possible(window: MaintenanceWindow, now: datetime) -> None:
     """Return the window's nodes and record its end.
 
-    A node that was drained after the last reading still looks as if it was in service: then the window stands until
-    the nodes have been read, and a later tick ends it.
+    A node that was drained after the last reading still looks as if it was in service: then the window remains
+    unfinished until the nodes have been read, and a later tick ends it.
     """
     read_at = sync.last_read_at(Reading.Part.NODES)  # before the rows: a reading meanwhile must not count
     still_drained = _return_nodes(window, now)
@@ -180,6 +180,7 @@ def _end(window: MaintenanceWindow, now: datetime, state: State = State.ENDED) -
     if newest is not None and drain.is_newer_than_rows(newest, read_at):
         return
     rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
+    state = Case(When(cancelled_at=None, then=Value(State.ENDED)), default=Value(State.CANCELLED))
     if rows.update(state=state, ended_at=now, problem=_still_drained_text(still_drained) or F("problem")):
         logger.info("maintenance %d ends on %s", window.pk, window.expression)
 
@@ -249,7 +250,7 @@ def _repeat_returns(now: datetime) -> None:
     for rule, node in failed.order_by("asked_at").values_list("rule", "node")[:MOST_REPEATED]:
         nodes[rule].append(node)
     numbers = [number for rule in nodes if (number := rule.removeprefix("maintenance-")).isdecimal()]
-    for window in MaintenanceWindow.objects.filter(pk__in=numbers):
+    for window in MaintenanceWindow.objects.filter(pk__in=numbers, ended_at__gt=now - REPEAT_FOR):
         for some in _parts(nodes[window.requester]):
             with transaction.atomic():
                 HealthControl.locked()

@@ -49,6 +49,9 @@ class MaintenanceWindow(models.Model):
     problem = models.TextField(blank=True, help_text="What the scheduler refused, or which nodes stay drained.")
     planned_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     planned_at = models.DateTimeField(default=timezone.now)
+    cancelled_at = models.DateTimeField(
+        null=True, blank=True, help_text="When it was cancelled: it ends once its nodes are returned."
+    )
     ended_at = models.DateTimeField(null=True, blank=True)
 
     objects = MaintenanceWindowQuerySet.as_manager()

@@ -128,6 +128,7 @@ class Gpu(models.Model):
     power_cap_watts = models.IntegerField(null=True, blank=True)
     slowdown_c = models.IntegerField(null=True, blank=True)
     facts = models.JSONField(default=dict, blank=True)
+    has_mig = models.BooleanField(default=False, db_default=False, help_text="It is cut into MIG slices.")
     counters = models.JSONField(default=dict, blank=True, help_text="Slow counters as last reported.")
     counted_at = models.DateTimeField(null=True, blank=True)
     fault = models.CharField(
@@ -139,6 +140,7 @@ class Gpu(models.Model):
 
     class Meta:
         ordering = ("agent", "index")
+        indexes = (models.Index(fields=["agent"], condition=Q(has_mig=True), name="gpus_with_mig"),)
 
     def __str__(self) -> str:
         return self.uuid
@@ -281,6 +283,7 @@ class NodeEvent(models.Model):
             models.Index(fields=["gpu", "-at"], name="events_of_a_gpu"),
             models.Index(fields=["kind", "-at"], name="events_of_a_kind"),
             models.Index(fields=["agent", "fingerprint", "-last_at"], name="events_alike"),
+            models.Index(fields=["kind", "at"], condition=Q(is_open=True), name="events_open"),
         )
 
     def __str__(self) -> str:

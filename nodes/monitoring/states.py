@@ -67,7 +67,7 @@ class States:
             {node.name: node for node in Node.objects.reported()},
             {pk: tuple(rows) for pk, rows in lasting.items()},
             _gone_gpus(agents),
-            frozenset(Gpu.objects.filter(facts__mig=True).order_by().values_list("agent", flat=True).distinct()),
+            frozenset(Gpu.objects.filter(has_mig=True).order_by().values_list("agent", flat=True)),
             Reading.objects.filter(part=Reading.Part.NODES, read_at__gt=now - FRESH).exists(),
         )
 

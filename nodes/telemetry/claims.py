@@ -127,7 +127,7 @@ class ClusterSnapshot:
         for row in present.values_list("pk", "uuid", "agent_id", "index", "minor"):
             if machine := machines.get(row[2]):
                 machine.gpus.append(GpuPosition(*row))
-        for pk in present.filter(facts__mig=True).values_list("agent_id", flat=True):
+        for pk in present.filter(has_mig=True).values_list("agent_id", flat=True):
             if machine := machines.get(pk):
                 machine.has_mig = True
         queue = QueuedJob.objects.filter(state__in=ALLOCATED_STATES, is_made_up=False).order_by()

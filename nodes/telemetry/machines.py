@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
+
+from django.utils import timezone
 
 from gpus import health
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
@@ -19,9 +22,12 @@ from vigil_core import untrusted
 
 MAX_GPUS = 1_024  # that one machine ever reported
 FACTS_GPUS = 64  # of one `facts`
+MAX_PLACES_PER_DAY = 200  # slots that one machine's GPUs came to within a day
+MAX_OLD_PLACES = 20 * MAX_PLACES_PER_DAY  # and on past days
 
 _FIELDS = (
-    "agent", "index", "minor", "bus", "model", "memory_mib", "power_cap_watts", "slowdown_c", "facts", "gone_at"
+    "agent", "index", "minor", "bus", "model", "memory_mib", "power_cap_watts", "slowdown_c", "facts", "has_mig",
+    "gone_at",
 )  # fmt: skip
 _VALUES, _CHARACTERS = 64, 4_000  # of an event's data; `facts` have what their bytes allow
 
@@ -175,8 +181,31 @@ class MachineGpus:
                 self._leave(other, at)
         self.by_index[gpu.index][gpu.uuid] = gpu
         self._end(gpu.uuid, at)
+        if not self._has_room(at):
+            text = "%s: the slots of its GPUs change more than %d times a day: later changes are left out"
+            warn.once(("places", self.agent.pk), text, self.agent, MAX_PLACES_PER_DAY)
+            return
         self.places[gpu.uuid] = GpuPlace(gpu=gpu, agent_id=gpu.agent_id, index=gpu.index, since=at)
         self.begun.append(self.places[gpu.uuid])
+
+    def _has_room(self, at: datetime) -> bool:
+        """Return whether the machine may add a slot interval: a driver that swaps indices must not fill the table."""
+        is_new = at > self._day_ago
+        if self._room[is_new] <= 0:
+            return False
+        self._room[is_new] -= 1
+        return True
+
+    @cached_property
+    def _day_ago(self) -> datetime:
+        return timezone.now() - timedelta(days=1)
+
+    @cached_property
+    def _room(self) -> dict[bool, int]:
+        """Return how many slot intervals there may yet be, of the last day (True) and of days before."""
+        rows = GpuPlace.objects.filter(agent=self.agent)
+        new, old = rows.filter(since__gt=self._day_ago).count(), rows.filter(since__lte=self._day_ago).count()
+        return {True: MAX_PLACES_PER_DAY - new, False: MAX_OLD_PLACES - old}
 
     def _leave(self, gpu: Gpu, at: datetime) -> None:
         self._set(gpu, {"gone_at": at})
@@ -219,6 +248,7 @@ def _described(about: Mapping[str, Any], position: int) -> dict[str, Any]:
         "power_cap_watts": _rounded(about.get("power_cap_watts")),
         "slowdown_c": _rounded(about.get("slowdown_c")),
         "facts": cleaned(about),
+        "has_mig": about.get("mig") is True,
     }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from django.db import transaction
 from django.db.models import Exists, OuterRef
 
-from nodes.models import Agent, Frame, HealthEntry, Holding, NodeEvent, RackTemperature
+from nodes.models import Agent, Frame, GpuPlace, HealthEntry, Holding, NodeEvent, RackTemperature
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from portal.models import Chunk, Series
 from portal.series import store
@@ -79,6 +79,10 @@ def forget(*, now: float | None = None) -> int:
     NodeEvent.objects.filter(last_at__lt=moment, is_open=False).delete()
     Holding.objects.filter(until__lt=moment).delete()
     RackTemperature.objects.filter(hour__lt=moment).delete()
+    earlier = GpuPlace.objects.filter(gpu=OuterRef("gpu"), pk__lt=OuterRef("pk"))  # a GPU's first place decides whose
+    places = GpuPlace.objects.filter(Exists(earlier), until__lt=moment)  # it is (nodes.telemetry.machines)
+    while passed := list(places.order_by().values_list("pk", flat=True)[:MOST_DELETED]):
+        GpuPlace.objects.filter(pk__in=passed).delete()
     cleared = HealthEntry.objects.filter(state=HealthEntry.EntryState.CLEARED, cleared_at__lt=moment)
     while old := list(cleared.order_by("cleared_at").values_list("pk", flat=True)[:MOST_DELETED]):
         HealthEntry.objects.filter(pk__in=old).delete()

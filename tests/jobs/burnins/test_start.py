@@ -42,7 +42,7 @@ def test_refuses_unknown_nodes(bench: Bench) -> None:
 
 def test_refuses_gpus_in_mig_mode(bench: Bench) -> None:
     bench.lab.machine()
-    Gpu.objects.filter(index=1).update(facts={"mig": True})
+    Gpu.objects.filter(index=1).update(has_mig=True)
     with pytest.raises(CannotBurnIn, match="The GPUs of dgx-01 are cut into MIG slices"):
         bench.start("dgx-01", "dgx-02")
     Gpu.objects.filter(index=1).update(gone_at=timezone.now())

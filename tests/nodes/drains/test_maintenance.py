@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from nodes.cluster import drain, sync
 from nodes.drains import maintenance
-from nodes.models import HealthControl, HealthEntry, Node, NodeOrder, Reading
+from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
@@ -153,7 +153,7 @@ def test_cancelled_before_the_nodes_were_read_again_returns_them(lab: Lab, ops: 
     at(lab)
     assert not lab.scheduler.drained
     window.refresh_from_db()
-    assert window.state == "ended"
+    assert window.state == "cancelled"
 
 
 def test_a_window_that_ended_before_the_nodes_were_read_passes_them_on(lab: Lab, ops: User) -> None:
@@ -258,10 +258,23 @@ def test_a_cancelled_window_whose_process_is_killed_is_ended_by_a_worker(
 ) -> None:
     window = planned(ops)
     at(lab)
-    monkeypatch.setattr(maintenance, "_end", lambda *_: sys.exit())
+    monkeypatch.setattr(maintenance, "_end_if_possible", lambda *_: sys.exit())
     with pytest.raises(SystemExit):
         maintenance.cancel(ops, window)
     monkeypatch.undo()
     at(lab)
     assert not lab.scheduler.drained
     assert AuditEntry.objects.filter(action="cancel maintenance").count() == 1
+
+
+def test_a_return_that_is_always_refused_is_not_repeated_for_more_than_a_day(lab: Lab, ops: User) -> None:
+    window = planned(ops, "dgx-01")
+    at(lab)
+    lab.scheduler.broken_parts["undrain"] = SchedulerError("no answer", permanent=True)
+    at(lab, 61)
+    window.refresh_from_db()
+    MaintenanceWindow.objects.update(ended_at=window.ended_at - timedelta(days=1, minutes=61))
+    earlier = timezone.now() - drain.GIVE_UP - timedelta(minutes=1)
+    NodeOrder.objects.filter(state="refused").update(asked_at=earlier, ended_at=earlier)
+    at(lab)
+    assert [order.action for order in NodeOrder.objects.all()] == ["undrain", "drain"]

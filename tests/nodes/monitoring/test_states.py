@@ -45,14 +45,22 @@ def report_ports(ports: Mapping[str, Mapping[str, int]]) -> None:
         Agent.objects.filter(node=node).update(newest={"host": host})
 
 
+def cut_gpus(lab: Lab, *, mig: bool) -> None:
+    """Let the first node's agent report its GPUs with MIG on or off."""
+    machine = lab.machine()
+    facts = machine.facts(time.time())
+    facts["events"][0]["gpus"] = [{**gpu, "mig": mig} for gpu in facts["events"][0]["gpus"]]
+    assert machine.post(facts).status_code == 200
+
+
 def test_slices_of_gpus_are_not_missing_gpus() -> None:
     lab = Lab()
     lab.machine()
     expect_gpus(lab, 14)
-    Gpu.objects.update(facts={"mig": True})
+    cut_gpus(lab, mig=True)
     lab.later(2)
     assert found("gpus-missing", "off-bus") == set()
-    Gpu.objects.update(facts={"mig": False})
+    cut_gpus(lab, mig=False)
     lab.later(4)
     assert found("gpus-missing", "off-bus") == {("dgx-01", "gpus-missing")}
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodes.models import Agent, Frame, Gpu, GpuPlace, NodeEvent
-from nodes.telemetry import events, intake, warn, wire
+from nodes.telemetry import events, intake, machines, thin, warn, wire
 from tests.examples import examples
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
 
@@ -164,3 +164,33 @@ def test_events_make_the_same_rows_in_one_post_as_one_by_one(told: list[dict[str
         stored = NodeEvent.objects.order_by("id").values_list(*fields, "first_seq", "last_seq", "gpu__uuid")
         rows.append((list(stored), list(Gpu.objects.order_by("uuid").values_list("lost_at")), machine.agent.kernel_seq))
     assert rows[0] == rows[1]
+
+
+def test_a_machine_that_loses_its_folder_at_each_boot_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "MAX_STREAMS", 3)
+    machine = Machine()
+    for number in range(5):
+        machine.stream, machine.next = f"{number:016x}", 0
+        assert machine.post(machine.batch(START + 10 * number, watts=3)).json() == {"next": 1}
+    assert sorted(machine.agent.streams.values_list("uid", flat=True)) == [f"{number:016x}" for number in (2, 3, 4)]
+
+
+def test_a_driver_that_swaps_indices_fills_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "MAX_PLACES_PER_DAY", 5)
+    machine, now = Machine(), int(time.time())
+    for number in range(6):
+        machine.gpus = (UUIDS[number % 2], UUIDS[1 - number % 2])
+        assert machine.post(machine.facts(now - 60 + number)).status_code == 200
+    assert GpuPlace.objects.count() == 5
+    gpus = machine.agent.gpus.filter(gone_at=None).order_by("index")
+    assert list(gpus.values_list("uuid", flat=True)) == [UUIDS[1], UUIDS[0]]
+
+
+def test_old_places_are_deleted_but_not_the_first_one_of_a_gpu() -> None:
+    machine = Machine(gpus=UUIDS[:1])
+    for number, slots in enumerate(((0, 1), (1, 0), (0, 1), (1, 0))):
+        machine.gpus = tuple(UUIDS[slot] for slot in slots)
+        machine.post(machine.facts(START + number))
+    assert GpuPlace.objects.count() == 8
+    thin.forget(now=START + thin.RETENTION_S + 10)
+    assert [place.since.timestamp() - START for place in GpuPlace.objects.order_by("pk")] == [0, 0, 3, 3]
