@@ -97,7 +97,9 @@ def _withdraw_drain(entry: HealthEntry) -> None:
 
     One that the scheduler is carrying out just now is undone afterwards (`nodes.cluster.drain`).
     """
-    drains = NodeOrder.objects.open().filter(pk=entry.order_id, action=NodeOrder.Action.DRAIN)
+    if entry.order is None:
+        return
+    drains = NodeOrder.objects.open().filter(pk=entry.order.pk, action=NodeOrder.Action.DRAIN)
     drains.exclude(health_entries__state=State.OPEN).update(
         state=NodeOrder.State.REFUSED, outcome="The finding was dismissed or cleared.", ended_at=timezone.now()
     )

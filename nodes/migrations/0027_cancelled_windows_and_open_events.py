@@ -7,7 +7,7 @@ def mark_gpus_with_mig(apps, schema_editor):
 
 
 class Migration(migrations.Migration):
-    dependencies = [("nodes", "0025_drains_before_burn_ins")]
+    dependencies = [("nodes", "0026_lost_nodes_of_burn_ins")]
 
     operations = [
         migrations.AddField(
