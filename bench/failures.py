@@ -141,7 +141,7 @@ def _cause(attempt: Any) -> str:
 def _backlog(scheduler: Any) -> float:
     """Return verdicts per second while nothing else runs."""
     from jobs.following import ending
-    from jobs.following.cause import AttemptEnd
+    from jobs.following.end_causes.cause import AttemptEnd
     from jobs.models import Attempt
     from jobs.postmortem import incidents
 

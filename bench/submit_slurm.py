@@ -47,7 +47,7 @@ def main() -> int:
 
 def _measure(slurm: Any, release: str) -> int:
     from jobs.disk.prepare import prepare, submission
-    from jobs.following.handover import hand_over
+    from jobs.following.submission.handover import hand_over
     from jobs.models import Attempt
     from nodes.schedulers.slurm.http import SlurmHttp
     from nodes.schedulers.slurm.request import request

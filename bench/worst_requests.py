@@ -63,7 +63,7 @@ def _sweep_cases(client: Client) -> Iterator[Case]:
 def _postmortem(job: Any) -> tuple[str, dict[str, Any]]:
     """Return the address of a job's post-mortem, and the longest text that people may write into it."""
     from jobs.following import ending
-    from jobs.following.cause import AttemptEnd
+    from jobs.following.end_causes.cause import AttemptEnd
     from jobs.models import Attempt, Incident
     from jobs.postmortem import incidents
 
@@ -77,7 +77,7 @@ def _postmortem(job: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _catalogue_entry() -> dict[str, Any]:
-    from tests.jobs.api.test_catalogue import OURS
+    from tests.jobs.api.failures.test_catalogue import OURS
 
     return {**OURS, "name": "bench.worst", "advice": "Restart the mounter. " * 40}
 

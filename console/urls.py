@@ -11,33 +11,33 @@ from django.views.generic import RedirectView
 import jobs.admin  # noqa: F401  (its records in the administration)
 import nodes.admin  # noqa: F401
 from console.pages import metrics, readiness
-from jobs.api import acceptances as acceptances_api
-from jobs.api import all_gpus as all_gpus_api
 from jobs.api import attach as attach_api
-from jobs.api import burnins as burnins_api
-from jobs.api import cadence as cadence_api
-from jobs.api import catalogue as catalogue_api
-from jobs.api import disk as disk_api
-from jobs.api import environment as environment_api
-from jobs.api import gamedays as gamedays_api
-from jobs.api import gpus as gpus_api
 from jobs.api import jobs as jobs_api
-from jobs.api import logs as logs_api
-from jobs.api import machine_files as machine_files_api
-from jobs.api import postmortem as postmortem_api
-from jobs.api import postmortems as postmortems_api
-from jobs.api import profiles as profiles_api
 from jobs.api import queue as queue_api
-from jobs.api import reliability as reliability_api
 from jobs.api import reports as reports_api
 from jobs.api import request as request_api
-from jobs.api import rounds as rounds_api
-from jobs.api import runbooks as runbooks_api
-from jobs.api import series as series_api
 from jobs.api import sweeps as sweeps_api
 from jobs.api import wake as wake_api
-from jobs.api import waste as waste_api
 from jobs.api import why as why_api
+from jobs.api.cluster_tests import acceptances as acceptances_api
+from jobs.api.cluster_tests import burnins as burnins_api
+from jobs.api.cluster_tests import gamedays as gamedays_api
+from jobs.api.failures import catalogue as catalogue_api
+from jobs.api.failures import incidents as incidents_api
+from jobs.api.failures import postmortem as postmortem_api
+from jobs.api.failures import reliability as reliability_api
+from jobs.api.failures import runbooks as runbooks_api
+from jobs.api.runs import cadence as cadence_api
+from jobs.api.runs import environment as environment_api
+from jobs.api.runs import logs as logs_api
+from jobs.api.runs import profiles as profiles_api
+from jobs.api.runs import rounds as rounds_api
+from jobs.api.runs import series as series_api
+from jobs.api.telemetry import all_gpus as all_gpus_api
+from jobs.api.telemetry import gpus as gpus_api
+from jobs.api.telemetry import machine_files as machine_files_api
+from jobs.api.usage import disk as disk_api
+from jobs.api.usage import waste as waste_api
 from nodes.api import agents as agents_api
 from nodes.api import drains as drains_api
 from nodes.api import health as health_api
@@ -98,7 +98,7 @@ api.add_router("/v1/agents", agents_api.router)
 api.add_router("/v1/racks", racks_api.router)
 api.add_router("/v1/gpus", all_gpus_api.router)
 api.add_router("/v1", nodes_api.cluster)
-api.add_router("/v1", postmortems_api.router)
+api.add_router("/v1", incidents_api.router)
 api.add_router("/v1", queue_api.router)
 api.add_router("/v1", waste_api.router)
 api.add_router("/v1", reliability_api.router)

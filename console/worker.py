@@ -115,7 +115,8 @@ def main(arguments: list[str]) -> None:
     queues = [queue, *EXTRA_QUEUES.get(queue, ())]
     migrations.migrate_older_database()
     if queue == "follow":  # imported before the first task comes, as somebody waits for it
-        from jobs.following import follow, handover  # noqa: F401
+        from jobs.following import follow  # noqa: F401
+        from jobs.following.submission import handover  # noqa: F401
     WorkerLiveness(queue)
     if more:
         app.worker_main(

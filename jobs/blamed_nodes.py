@@ -1,6 +1,6 @@
 """Exclude nodes from a job's attempts: those blamed for the end of earlier ones, for a day, and unhealthy ones.
 
-Which nodes are blamed is decided with what follows the end (jobs.following.policy). A trainer's event may name one
+Which nodes are blamed is decided with what follows the end (jobs.following.decisions). A trainer's event may name one
 (training.guards): it is only trusted if the attempt ran on that node, and excludes it for no other job.
 """
 

@@ -14,7 +14,7 @@ from jobs.queueing import queue
 @shared_task(name="jobs.tasks.submit")
 def submit(attempt_id: int) -> None:
     """Hand a new attempt to the scheduler at once, without waiting for the next tick."""
-    from jobs.following.handover import hand_over
+    from jobs.following.submission.handover import hand_over
 
     hand_over(attempt_id)
 

@@ -28,7 +28,7 @@ def test_the_first_contract_orders_every_package_of_the_site() -> None:
 
 @pytest.mark.parametrize("package", ["jobs/presenting", "nodes/scheduling"])
 def test_a_package_without_rows_imports_no_rows_and_no_requests(package: str) -> None:
-    for path in (REPOSITORY / package).glob("*.py"):
+    for path in (REPOSITORY / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -37,12 +37,13 @@ def test_a_package_without_rows_imports_no_rows_and_no_requests(package: str) ->
 
 def test_jobs_presenting_imports_no_models() -> None:
     """`jobs.presenting` takes facts: importing all of it without Django's settings fails if a model is imported."""
-    for path in (REPOSITORY / "jobs/presenting").glob("*.py"):
+    files = [path for path in (REPOSITORY / "jobs/presenting").rglob("*.py") if path.stem != "__init__"]
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text())):  # also what is imported for the type checker only
             if isinstance(node, ast.ImportFrom):
                 assert not {*(node.module or "").split(".")} & {"models", "gathering", "views"}, path
-    names = [path.stem for path in (REPOSITORY / "jobs/presenting").glob("*.py") if path.stem != "__init__"]
-    command = f"import sys, {', '.join(f'jobs.presenting.{name}' for name in names)}"
+    names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in files]
+    command = f"import sys, {', '.join(names)}"
     found = "found = [name for name in sys.modules if name.endswith('.models') and not name.startswith('django')]"
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     done = subprocess.run(

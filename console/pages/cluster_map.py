@@ -17,7 +17,7 @@ from console.pages import map_words, rack_map
 from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
 from console.pages.map_rows import machines
 from console.pages.packed_map import packed
-from jobs.api.machines import gpu_shapes
+from jobs.api.telemetry.machines import gpu_shapes
 from jobs.listing import visibility
 from nodes.models import Agent, Gpu, Partition, Reading
 from nodes.telemetry import mounts

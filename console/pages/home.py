@@ -22,7 +22,7 @@ from jobs.gathering.sparklines import sparks
 from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
 from jobs.models.job import JobQuerySet
-from jobs.presenting.header import number
+from jobs.presenting.metric_values import number
 from jobs.why.reasons import reason_of
 from nodes.models import Node
 from portal import notify

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.failures.report import FailureFilter, FailureReport
-from jobs.presenting.cost import price_text
+from jobs.presenting.price import price_text
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import TYPICAL

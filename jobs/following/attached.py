@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.following import ending
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.following.tick import TickContext, logger
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import limit_of

@@ -21,11 +21,11 @@ from django.utils import timezone
 
 from jobs import coverage, live
 from jobs.disk import folders, rundir
-from jobs.following import end_reason
-from jobs.following.cause import CAUSE_TEXTS, NUMERICS, AttemptEnd, cause_of, describe_failure, numerics_of
-from jobs.following.next_attempt import next_attempt
-from jobs.following.policy import decide
-from jobs.following.sweep_stop import stop_sweep
+from jobs.following.decisions.next_attempt import next_attempt
+from jobs.following.decisions.policy import decide
+from jobs.following.decisions.sweep_stop import stop_sweep
+from jobs.following.end_causes import end_reason
+from jobs.following.end_causes.cause import CAUSE_TEXTS, NUMERICS, AttemptEnd, cause_of, describe_failure, numerics_of
 from jobs.intake import spools
 from jobs.models import Attempt, Stream
 from jobs.postmortem import incidents
@@ -95,7 +95,7 @@ def reason_of(attempt: Attempt, cause: str, failure: dict[str, Any]) -> str:
 
 
 CANCELLED_OUTSIDE = "Cancelled outside Vigil, as by scancel."
-"""The reason until accounting names the person (jobs.following.steps)."""
+"""The reason until accounting names the person (jobs.following.slurm_steps)."""
 
 
 def _cancel_reason(attempt: Attempt) -> str:

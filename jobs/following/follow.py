@@ -23,21 +23,12 @@ from jobs import allocations, lease
 from jobs.burnins import advance as burn_ins
 from jobs.disk import folders, pins, rundir, tokens
 from jobs.disk.prepare import chosen_start
-from jobs.following import (
-    arrays,
-    attached,
-    cancels,
-    dependencies,
-    ending,
-    handover,
-    held_launches,
-    leftover_allocations,
-    releases,
-    steps,
-    strays,
-)
+from jobs.following import attached, ending, slurm_steps
+from jobs.following.cancellation import cancels, leftover_allocations, strays
+from jobs.following.held_jobs import held_launches, releases
 from jobs.following.idle import has_orders, is_idle
 from jobs.following.poll import Poll
+from jobs.following.submission import arrays, dependencies, handover
 from jobs.following.tick import TickContext, logger
 from jobs.lease import LeaseLost
 from jobs.models import Attempt, Job
@@ -159,7 +150,7 @@ class Tick(TickContext):
 
     def fetch_steps(self) -> None:
         if self.outage is None:
-            steps.fetch(self)
+            slurm_steps.fetch(self)
 
     def advance_burn_ins(self) -> None:
         burn_ins.advance(self.lease, self.scheduler, None if self.outage else self.statuses)

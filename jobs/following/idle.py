@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connection
 from django.utils import timezone
 
-from jobs.following.steps import LOOK_BACK
+from jobs.following.slurm_steps import LOOK_BACK
 
 # Uses partial indexes of open attempts and burn-ins, the index of ends, and a table that is nearly always empty.
 # Plain SQL: the query takes a tenth of the time that the ORM would need to build it.

@@ -19,10 +19,11 @@ from django.utils import timezone
 from jobs import live
 from jobs.burnins.advance import scheduler_ids
 from jobs.disk import folders
-from jobs.following import attached, ending, handover
-from jobs.following.cause import AttemptEnd
-from jobs.following.launch_failure import launch_failure_of
-from jobs.following.next_attempt import next_attempt
+from jobs.following import attached, ending
+from jobs.following.decisions.next_attempt import next_attempt
+from jobs.following.end_causes.cause import AttemptEnd
+from jobs.following.end_causes.launch_failure import launch_failure_of
+from jobs.following.submission import handover
 from jobs.following.tick import TickContext
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.gathering.job_life import JobLife
 from jobs.models import CadenceOrder, Event
-from jobs.presenting.cadence import CadenceFacts
+from jobs.presenting.job_page.cadence import CadenceFacts
 from jobs.reliability import mttf, save_interval
 from jobs.reliability.allocations import whole
 from jobs.submitting.cadence import first_attempt_affected

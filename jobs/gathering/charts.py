@@ -10,7 +10,7 @@ from jobs import starts
 from jobs.gathering.job_life import JobLife
 from jobs.intake.reports import owner_of
 from jobs.models import Job
-from jobs.presenting.charts import CLIENT_ACCURACY, LOSS_SERIES
+from jobs.presenting.job_page.charts import CLIENT_ACCURACY, LOSS_SERIES
 from portal.series import read, store
 from portal.series.read import Curve
 from vigil_core import formatting

@@ -9,7 +9,7 @@ from django.db.models import Sum
 
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Client, Job
-from jobs.presenting.comparison import (
+from jobs.presenting.federations.comparison import (
     TITLES,
     ComparedFederation,
     FederationComparison,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from jobs.lost_work import LostWork
-from jobs.presenting.cost import Cost
+from jobs.presenting.postmortems.cost import Cost
 
 
 def measure(

@@ -15,9 +15,9 @@ from jobs.client_name import client_name
 from jobs.gathering.clients import NEVER_IN_TIME, WORST, first_clients
 from jobs.gathering.job_life import JobLife
 from jobs.models import Client, Event, Round
-from jobs.presenting import federation as drawn
-from jobs.presenting.federation import ClientFacts, Fairness, SlowClient
-from jobs.presenting.header import number
+from jobs.presenting.federations import clients as drawn
+from jobs.presenting.federations.clients import ClientFacts, Fairness, SlowClient
+from jobs.presenting.metric_values import number
 from training.federation.tables import NAME_CHARACTERS
 from vigil_core import untrusted
 

@@ -13,7 +13,7 @@ from jobs.gathering import charts, gpus
 from jobs.gathering.job_life import JobLife
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Event
-from jobs.presenting.gpus import LOW_USE_HOURS, GpuFinding, finding
+from jobs.presenting.job_page.gpus import LOW_USE_HOURS, GpuFinding, finding
 from jobs.presenting.size import is_elastic, ranks_and_nodes
 from nodes.models import Holding
 from portal.models import Series

@@ -9,7 +9,7 @@ from django.db.models import Count, F, Max, Q, Window
 from django.db.models.functions import RowNumber
 
 from jobs.models import Attempt, Event
-from jobs.presenting.guard_events import KINDS, NOT_SAVED, GuardEvent, describe_event
+from jobs.presenting.job_page.guard_events import KINDS, NOT_SAVED, GuardEvent, describe_event
 
 MAX_SHOWN = 5
 """Number of events of one kind shown per attempt; the others are only counted."""

@@ -13,16 +13,17 @@ from diagnosis.causes import CAUSES, NONE, UNKNOWN
 from jobs import rounds
 from jobs.checkpoints import newest_on_line
 from jobs.client_name import client_name
-from jobs.following.policy import advice_instead_of_resume
+from jobs.following.decisions.policy import advice_instead_of_resume
 from jobs.gathering.clients import RELIABLE
 from jobs.incarnations import number_of, size_of
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint, Client, Event, Incident, Job
-from jobs.presenting import header
-from jobs.presenting import ribbon as ribbons
-from jobs.presenting import sentence as sentences
-from jobs.presenting.header import HeaderFact, RoundTraffic, number
-from jobs.presenting.sentence import WorstClient, soon
+from jobs.presenting.job_page import header
+from jobs.presenting.job_page import ribbon as ribbons
+from jobs.presenting.job_page import sentence as sentences
+from jobs.presenting.job_page.header import HeaderFact, RoundTraffic
+from jobs.presenting.job_page.sentence import WorstClient, soon
+from jobs.presenting.metric_values import number
 from jobs.presenting.size import is_elastic, limit_seconds, wants
 from jobs.progress import Progress, progress
 from jobs.why.reasons import waiting_reason_of

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from jobs.models import Attempt, Job
-from jobs.presenting.header import number
 from jobs.presenting.job_row import progress_text, speed_text
+from jobs.presenting.metric_values import number
 from jobs.presenting.size import has_ranks, ranks_and_nodes, size
 from jobs.progress import Progress, progress
 from jobs.why.reasons import waiting_reason_of

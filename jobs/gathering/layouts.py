@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jobs.models import Attempt, Event
-from jobs.presenting.layouts import ChosenLayout, layout
+from jobs.presenting.job_page.layouts import ChosenLayout, layout
 
 
 def chosen_layouts(attempts: Iterable[Attempt]) -> dict[int, ChosenLayout]:

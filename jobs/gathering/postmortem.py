@@ -16,10 +16,10 @@ from jobs import lost_work
 from jobs.gathering import cost, rank_steps, restart_curve, similar, verdicts
 from jobs.lost_work import LostWork
 from jobs.models import Attempt, Checkpoint, Diagnosis, FollowUp, Incident, Job, PostMortem
-from jobs.presenting import headline, lanes, markdown, restart_drawing
-from jobs.presenting import rank_steps as strips
-from jobs.presenting.cost import Cost, NextAttempt
-from jobs.presenting.evidence import EvidencePiece
+from jobs.presenting.postmortems import headline, lanes, markdown, restart_drawing
+from jobs.presenting.postmortems import rank_steps as strips
+from jobs.presenting.postmortems.cost import Cost, NextAttempt
+from jobs.presenting.postmortems.evidence import EvidencePiece
 from jobs.reliability.allocations import whole
 from portal.models import User
 from vigil_core import formatting

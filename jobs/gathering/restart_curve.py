@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt
-from jobs.presenting import restart_drawing
+from jobs.presenting.postmortems import restart_drawing
 from portal.series import read, store
 from portal.series.read import Curve
 

@@ -11,7 +11,7 @@ import numpy as np
 from jobs.gathering.sweep_standing import compare_jobs
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job, Sweep
-from jobs.presenting.header import number
+from jobs.presenting.metric_values import number
 from jobs.presenting.sweep_page import LossCurve, LossDrawing, SweepProgress, draw_losses, headline, refused_text
 from jobs.presenting.sweep_standing import metrics_of, value_text
 from portal.series.read import curve

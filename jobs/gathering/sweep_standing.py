@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jobs.models import Sweep
-from jobs.presenting.header import number
+from jobs.presenting.metric_values import number
 from jobs.presenting.sweep_standing import JobValue, SweepStanding, compare, metrics_of
 
 Measured = tuple[int, str, dict[str, Any] | None, dict[str, Any]]

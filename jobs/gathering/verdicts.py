@@ -14,8 +14,8 @@ from diagnosis import verdict
 from diagnosis.causes import CAUSES, UNKNOWN
 from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incident_notices
-from jobs.presenting.evidence import EvidencePiece
-from jobs.presenting.rank_steps import ranks_text
+from jobs.presenting.postmortems.evidence import EvidencePiece
+from jobs.presenting.postmortems.rank_steps import ranks_text
 from vigil_core import untrusted
 from vigil_core.masking import DOTS, masked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.presenting.header import number
+from jobs.presenting.metric_values import number
 from jobs.presenting.size import size
 from vigil_core import formatting
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from jobs.disk import environments, trust, upload
 from jobs.errors import Problem, Refused, SpecError
-from jobs.following import dependencies
+from jobs.following.submission import dependencies
 from jobs.spec import JobSpec
 from jobs.spec.slurm import AHEAD
 from jobs.submitting import names, scheduler_limits

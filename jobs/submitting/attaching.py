@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following.attached import name_of, resources_of
-from jobs.following.next_attempt import next_attempt
+from jobs.following.decisions.next_attempt import next_attempt
 from jobs.models import Attempt, Job, Tag
 from jobs.queueing import queue
 from jobs.submitting.admission import check_slurm_user

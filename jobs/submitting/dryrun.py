@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jobs import blamed_nodes
 from jobs.disk.rundir import runs_root
 from jobs.errors import JobError
-from jobs.following import moves
+from jobs.following.decisions import moves
 from jobs.models import Attempt, Checkpoint, Job, Predecessor
 from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts

@@ -17,8 +17,8 @@ from jobs import checkpoints
 from jobs.disk import pins, trust
 from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict, Refused, SpecError
-from jobs.following import dependencies
-from jobs.following.next_attempt import next_attempt
+from jobs.following.decisions.next_attempt import next_attempt
+from jobs.following.submission import dependencies
 from jobs.models import Attempt, Checkpoint, Job, Sweep, Tag
 from jobs.queueing import queue
 from jobs.spec import JobSpec, set_values

@@ -13,7 +13,7 @@ from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
 
 from jobs.errors import Conflict, Refused
-from jobs.following import dependencies
+from jobs.following.submission import dependencies
 from jobs.models import Attempt, Job, Sweep, Tag
 from jobs.queueing import queue
 from jobs.spec import JobSpec, SweepSpec

@@ -15,7 +15,7 @@ from jobs.gathering import cadence as gathering
 from jobs.gathering.cadence import SaveCadence
 from jobs.gathering.job_life import JobLife
 from jobs.models import Attempt, Job
-from jobs.presenting import cadence as words
+from jobs.presenting.job_page import cadence as words
 from jobs.submitting import cadence as ordering
 from portal.access import user_of
 from vigil_core import formatting

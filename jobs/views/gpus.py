@@ -13,8 +13,8 @@ from django.views.decorators.http import require_safe
 from jobs.gathering import gpu_tab
 from jobs.gathering import gpus as gathered
 from jobs.gathering.gpus import LAUNCHER, GpuHeat
-from jobs.presenting import gpus as words
-from jobs.presenting.gpus import BY_NAME, FIELDS, GpuMap, GpuUsage, MapField
+from jobs.presenting.job_page import gpus as words
+from jobs.presenting.job_page.gpus import BY_NAME, FIELDS, GpuMap, GpuUsage, MapField
 from jobs.views.job import JobPage, page_of
 from portal.access import user_of
 from vigil_core.untrusted import MAX_UNIX_TIME, whole

@@ -22,9 +22,9 @@ from jobs.gathering import gpu_tab, guard_events, hardware_events, layouts, slow
 from jobs.gathering import job_life as lives
 from jobs.gathering.job_life import JobLife
 from jobs.models import Attempt, Checkpoint, Incident, Job
-from jobs.presenting import attached, charts, environments, sentence, slurm_steps
-from jobs.presenting.guard_events import GuardEvent
-from jobs.presenting.layouts import ChosenLayout
+from jobs.presenting.job_page import attached, charts, environments, sentence, slurm_steps
+from jobs.presenting.job_page.guard_events import GuardEvent
+from jobs.presenting.job_page.layouts import ChosenLayout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone, release
 from jobs.views import cadence, performance, rounds

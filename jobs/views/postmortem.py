@@ -20,7 +20,7 @@ from jobs.gathering.postmortem import Document
 from jobs.models import Job
 from jobs.postmortem import editing
 from jobs.postmortem.editing import Action
-from jobs.presenting import lanes
+from jobs.presenting.postmortems import lanes
 from portal import markdown as readable
 from portal.access import can, user_of
 from portal.models import User

@@ -11,7 +11,7 @@ from jobs.gathering import federation as gathered
 from jobs.gathering.job_life import JobLife
 from jobs.goodput import goodput
 from jobs.models import Attempt
-from jobs.presenting.sentence import Sentence
+from jobs.presenting.job_page.sentence import Sentence
 from training.federation import custom
 from vigil_core.untrusted import whole
 

@@ -21,10 +21,11 @@ from django.views.decorators.http import require_http_methods, require_POST
 from jobs.disk.upload import MAX_BYTES as MAX_CODE
 from jobs.errors import JobError, Problem, SpecError
 from jobs.models import Job, Listing
-from jobs.presenting import form_sections, form_text
-from jobs.presenting.form_fields import FormSection
-from jobs.presenting.outline import DrawnOutline, draw
-from jobs.presenting.toml_lines import line_of, locate
+from jobs.presenting.federations.outline import DrawnOutline, draw
+from jobs.presenting.submit_form import spec_text
+from jobs.presenting.submit_form.fields import FormSection
+from jobs.presenting.submit_form.sections import locate_problem, sections
+from jobs.presenting.submit_form.toml_lines import line_of, locate
 from jobs.spec import MAX_BYTES, JobSpec, SweepSpec, has_sweep, read_toml, set_values
 from jobs.spec.remaining_problems import independent_problems, validate_rest
 from jobs.spec.resources import Resources
@@ -90,7 +91,7 @@ class SpecDraft:
     @property
     def elsewhere(self) -> list[dict[str, object]]:
         """Return problems that no field of the form can show."""
-        shown = {f.path for section in form_sections.sections(self.data, self.problems) for f in section.all}
+        shown = {f.path for section in sections(self.data, self.problems) for f in section.all}
         return [mark for mark in self.marks if mark["field"] not in shown]
 
     @property
@@ -101,7 +102,7 @@ class SpecDraft:
         if not any(problem.field for problem in self.problems):
             return []
         wrong = {problem.field for problem in self.problems}
-        drawn = [f for section in form_sections.sections(self.data, self.problems) for f in section.all]
+        drawn = [f for section in sections(self.data, self.problems) for f in section.all]
         named = [(f.title, f.id) for f in drawn if f.path in wrong]
         return named + [(str(mark["field"] or "the specification"), "marks") for mark in self.elsewhere]
 
@@ -157,9 +158,7 @@ def draft(user: User, text: str) -> SpecDraft:
             if rest is not None
             else []
         )
-        return SpecDraft(
-            text, data, None, [form_sections.locate_problem(problem) for problem in (*error.problems, *more)], []
-        )
+        return SpecDraft(text, data, None, [locate_problem(problem) for problem in (*error.problems, *more)], [])
     if problems := _context_problems(user, spec):
         return SpecDraft(text, data, None, problems, [])
     return SpecDraft(text, data, spec, [], dry_run(user, spec))
@@ -257,7 +256,7 @@ def _posted_text(request: HttpRequest) -> str:
     if request.POST.get("side") == "toml":
         return text
     try:
-        return form_text.merge_form(text, request.POST.dict())
+        return spec_text.merge_form(text, request.POST.dict())
     except SpecError:
         return text
 
@@ -330,7 +329,7 @@ def _next_name(parent: Job) -> str:
 
 def _sections(user: User, drafted: SpecDraft) -> list[FormSection]:
     projects = Project.objects.visible_to(user).values_list("slug", flat=True)[:200]
-    return form_sections.sections(drafted.data, drafted.problems, projects, suggest=partial(names.choices_for, user))
+    return sections(drafted.data, drafted.problems, projects, suggest=partial(names.choices_for, user))
 
 
 def _context(user: User, drafted: SpecDraft, parent: Job | None) -> dict[str, Any]:

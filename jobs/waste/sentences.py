@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.presenting.cost import price_text
+from jobs.presenting.price import price_text
 from jobs.waste.report import OUTSIDE_VIGIL, AllocatedHours, WasteFilter, WasteReport
 from vigil_core import formatting
 

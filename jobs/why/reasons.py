@@ -7,8 +7,8 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from jobs.following.cause import NUMERICS, describe_failure
-from jobs.following.release_text import release_ways
+from jobs.following.end_causes.cause import NUMERICS, describe_failure
+from jobs.following.held_jobs.release_text import release_ways
 from nodes.schedulers.launch import is_launch_failed, nodes_of
 from vigil_core import formatting
 

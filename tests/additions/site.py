@@ -131,7 +131,7 @@ def greet(tick):
         },
         edits={
             "jobs/following/follow.py": [
-                before("    handover,\n    held_launches,", "    greetings,\n"),
+                before("from jobs.following.idle import", "from jobs.following import greetings\n"),
                 before("            self.submit,\n            self.settle,", "            self.greet,\n"),
                 before("    def leave_token(self,", "    def greet(self) -> None:\n        greetings.greet(self)\n\n"),
             ]
@@ -175,7 +175,7 @@ get_template("portal/greeting.html")
     Addition(
         thing="endpoint or field of the REST API",
         edits={
-            "jobs/api/runbooks.py": Edit(
+            "jobs/api/failures/runbooks.py": Edit(
                 '    is_site: bool = Field(description="Whether the text is the site\'s.")',
                 '    is_site: bool = Field(description="Whether the text is the site\'s.")\n'
                 '    letters: int = Field(default=0, description="Length of the text.")',

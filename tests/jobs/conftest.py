@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobs.following import end_reason, follow, poll
+from jobs.following import follow, poll
+from jobs.following.end_causes import end_reason
 from jobs.reliability import mttf
 from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler

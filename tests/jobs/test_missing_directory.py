@@ -10,11 +10,11 @@ import pytest
 from django.test import Client
 
 from jobs.disk import rundir
-from jobs.following import handover
+from jobs.following.submission import handover
 from jobs.models import Attempt, Job
 from portal.models import User
 from tests.jobs.asking import ask
-from tests.jobs.following.test_handover import newest, stalled
+from tests.jobs.following.submission.test_handover import newest, stalled
 from tests.jobs.schedulers import ScriptedScheduler
 from vigil_cli import tables
 

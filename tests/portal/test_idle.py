@@ -14,7 +14,8 @@ import pytest
 from tests.stack import REPOSITORY, Stack, wait_for
 
 WORKER = (
-    "import console.worker, celery.apps.worker, jobs.tasks, portal.tasks; from jobs.following import follow, handover"
+    "import console.worker, celery.apps.worker, jobs.tasks, portal.tasks; from jobs.following import follow; "
+    "from jobs.following.submission import handover"
 )
 BEAT = "import portal.ticks, celery.apps.beat"
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs.following import arrays, follow, handover, strays
+from jobs.following import follow
+from jobs.following.cancellation import strays
+from jobs.following.submission import arrays, handover
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps

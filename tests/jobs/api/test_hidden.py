@@ -15,7 +15,7 @@ from jobs.models import Job
 from nodes.models import Gpu, Holding
 from nodes.telemetry import merge
 from portal.models import User
-from tests.jobs.api.test_machines import hold, machine_that_works, moment, running
+from tests.jobs.api.telemetry.test_machines import hold, machine_that_works, moment, running
 from tests.lab import a_job, a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 

@@ -11,8 +11,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from jobs.disk import rundir
 from jobs.errors import Refused, SpecError
 from jobs.following import follow
-from jobs.presenting.form_sections import sections
-from jobs.presenting.form_text import merge_form
+from jobs.presenting.submit_form.sections import sections
+from jobs.presenting.submit_form.spec_text import merge_form
 from jobs.spec import JobSpec, SweepSpec, read_toml
 from jobs.spec.trust import misuses
 from jobs.submitting import sweeps

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from jobs.presenting.outline import draw
+from jobs.presenting.federations.outline import draw
 from jobs.spec import write_toml
 from portal.models import User
 from tests.jobs.federation.federations import spec_of

@@ -17,13 +17,14 @@ from django.utils import timezone
 from diagnosis.signatures.catalogue import SHIPPED
 from jobs.models import Attempt, Job
 from jobs.postmortem import incident_notices
-from jobs.presenting import cadence, guard_events, headline, lanes, rank_steps, restart_drawing, sentence
-from jobs.presenting.cost import Cost, NextAttempt
+from jobs.presenting.job_page import cadence, guard_events, sentence
+from jobs.presenting.postmortems import headline, lanes, rank_steps, restart_drawing
+from jobs.presenting.postmortems.cost import Cost, NextAttempt
 from jobs.spec import JobSpec
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation
 from tests.jobs.pages.reading import text
-from tests.jobs.presenting.test_lanes import FACTS
+from tests.jobs.presenting.postmortems.test_lanes import FACTS
 from tests.lab import a_checkpoint, a_job, signed_in
 from training.config.progress_unit import progress_unit
 from training.launch.watchdog import Hang

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from jobs.following import end_reason, follow
+from jobs.following import follow
+from jobs.following.end_causes import end_reason
 from jobs.intake import spools
 from jobs.models import Job
 from jobs.spec import JobSpec, write_toml

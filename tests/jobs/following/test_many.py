@@ -12,7 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from jobs.following import cancels, follow, poll
+from jobs.following import follow, poll
+from jobs.following.cancellation import cancels
 from jobs.models import Attempt, Job
 from jobs.submitting.submit import submit
 from nodes.models import Node, NodeOrder, Reading

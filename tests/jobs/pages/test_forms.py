@@ -5,10 +5,10 @@ import pytest
 from jobs.errors import Problem, SpecError
 from jobs.presenting import ansi
 from jobs.presenting.edit_form import EditForm
-from jobs.presenting.form_fields import FormField
-from jobs.presenting.form_sections import locate_problem, sections
-from jobs.presenting.form_text import merge_form
-from jobs.presenting.toml_lines import line_of, locate
+from jobs.presenting.submit_form.fields import FormField
+from jobs.presenting.submit_form.sections import locate_problem, sections
+from jobs.presenting.submit_form.spec_text import merge_form
+from jobs.presenting.submit_form.toml_lines import line_of, locate
 from jobs.spec import JobSpec, read_toml
 from training.config import choices
 

@@ -18,7 +18,7 @@ from nodes.models import Holding
 from portal.models import User
 from portal.series import store
 from portal.series.store import Fresh
-from tests.jobs.api.test_machines import moment, running
+from tests.jobs.api.telemetry.test_machines import moment, running
 from tests.jobs.pages.reading import on_one_line
 from tests.lab import a_job, a_project, person, signed_in
 from tests.nodes.telemetry.reporting import UUIDS, Machine

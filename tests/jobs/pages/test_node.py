@@ -16,7 +16,7 @@ from jobs import allocations
 from jobs.models import Job
 from nodes.models import Agent, Gpu, Node, NodeNote
 from portal.models import AuditEntry, User
-from tests.jobs.api.test_machines import moment, running
+from tests.jobs.api.telemetry.test_machines import moment, running
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 

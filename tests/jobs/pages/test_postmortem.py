@@ -13,8 +13,8 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import AttemptEnd
-from jobs.following.next_attempt import next_attempt
+from jobs.following.decisions.next_attempt import next_attempt
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.gathering import similar
 from jobs.intake import reports
 from jobs.models import Attempt, Diagnosis, FollowUp, Incident, PostMortem, Stream

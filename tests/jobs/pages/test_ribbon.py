@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from jobs.presenting.ribbon import AttemptSpan, Ribbon, RibbonSave, draw
+from jobs.presenting.job_page.ribbon import AttemptSpan, Ribbon, RibbonSave, draw
 
 START = datetime(2026, 11, 19, 18, 22, tzinfo=UTC)
 

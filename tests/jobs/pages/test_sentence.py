@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.presenting.sentence import SentenceFacts, describe_job
+from jobs.presenting.job_page.sentence import SentenceFacts, describe_job
 
 NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)
 

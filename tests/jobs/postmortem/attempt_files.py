@@ -10,7 +10,7 @@ from typing import Any
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.models import Attempt, Incident
 from jobs.postmortem import incidents
 

@@ -24,7 +24,7 @@ from diagnosis.signs import flight_recorder, rank_exits, stacks
 from jobs import restarts
 from jobs.disk import rundir
 from jobs.following import ending
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.models import Attempt, Event, Incident
 from jobs.postmortem import incidents
 from jobs.postmortem.evidence import collected, ranks

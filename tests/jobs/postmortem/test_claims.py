@@ -17,7 +17,7 @@ from diagnosis.diagnose import diagnose
 from diagnosis.signatures.catalogue import shipped_catalogue
 from diagnosis.verdict import Verdict
 from jobs.failures import counting
-from jobs.following.policy import decide
+from jobs.following.decisions.policy import decide
 from jobs.models import Event, Failure, Incident
 from jobs.postmortem import editing, incident_notices, incidents
 from nodes.models import Agent, Gpu, NodeEvent

@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from diagnosis.signs import node_snapshot, rank_exits
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.models import Attempt, Checkpoint, Event, Incident, Job
 from jobs.postmortem import incidents
 from nodes.health.temperature import is_hot

@@ -14,7 +14,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.following import ending
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.models import Attempt, Diagnosis, Incident, Job
 from jobs.postmortem import incidents
 from nodes.models import Agent, Gpu, Holding, NodeEvent

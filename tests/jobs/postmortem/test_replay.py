@@ -15,7 +15,7 @@ from django.utils import timezone
 from diagnosis.trial.checks import EntryTrial, check_fields
 from jobs.errors import SpecError
 from jobs.following import ending
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.models import Attempt, Diagnosis, Incident, Job, Replay, SiteCatalogue, SiteEntry
 from jobs.postmortem import editing, examples, incidents, replay, site_catalogue
 from portal.models import User

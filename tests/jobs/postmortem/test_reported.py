@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from jobs.following.cause import AttemptEnd
+from jobs.following.end_causes.cause import AttemptEnd
 from jobs.models import Attempt, Job
 from portal.models import Chunk, Series
 from portal.series import codec, store

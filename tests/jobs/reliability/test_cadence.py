@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.disk import rundir
 from jobs.disk.prepare import prepare
-from jobs.following.next_attempt import next_attempt
+from jobs.following.decisions.next_attempt import next_attempt
 from jobs.models import Attempt, CadenceOrder, Event, Job
 from jobs.reliability import mttf
 from portal.models import AuditEntry, Project, User

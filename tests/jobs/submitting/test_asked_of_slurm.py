@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jobs.disk import rundir
 from jobs.errors import Refused, SpecError
-from jobs.following import handover
+from jobs.following.submission import handover
 from jobs.models import Attempt, Job
 from jobs.spec import Environment, JobSpec
 from jobs.spec.slurm import absolute, hosts

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.disk import rundir, trash
 from jobs.errors import Conflict, IdempotencyConflict, Refused, SpecError
-from jobs.following import handover
+from jobs.following.submission import handover
 from jobs.intake import reports
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec

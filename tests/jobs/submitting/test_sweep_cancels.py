@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from jobs.disk.prepare import submission
 from jobs.errors import Conflict, Refused
-from jobs.following import arrays, handover
+from jobs.following.submission import arrays, handover
 from jobs.models import Attempt, Stray, Sweep
 from jobs.submitting import sweeps
 from jobs.submitting.submit import cancel

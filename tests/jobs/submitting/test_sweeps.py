@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.disk import rundir, tokens, upload
 from jobs.errors import IdempotencyConflict, SpecError
-from jobs.following import arrays
+from jobs.following.submission import arrays
 from jobs.models import Attempt, Job, Predecessor, Stray, Sweep
 from jobs.spec import JobSpec, SweepSpec
 from jobs.submitting.submit import delete

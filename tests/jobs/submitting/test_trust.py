@@ -10,7 +10,7 @@ import pytest
 
 from jobs.disk import rundir, trust
 from jobs.errors import SpecError
-from jobs.following import handover
+from jobs.following.submission import handover
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec, SweepSpec, write_toml
 from jobs.submitting import sweeps

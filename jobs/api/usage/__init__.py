@@ -1,0 +1,1 @@
+"""REST: what projects use: GPU-hours and disk."""

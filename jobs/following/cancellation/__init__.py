@@ -1,0 +1,1 @@
+"""Cancel at the scheduler: requested cancellations, jobs that came too late, leftover allocations."""

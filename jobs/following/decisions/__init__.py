@@ -1,0 +1,1 @@
+"""Decide what follows an attempt's end: a stop, or another attempt, from where and without which nodes."""

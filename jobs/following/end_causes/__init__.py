@@ -1,0 +1,1 @@
+"""Find out why an attempt ended: by scheduler and launcher, by a failed launch, by its verdict."""

@@ -1,0 +1,94 @@
+"""Test releasing a job that the scheduler holds, by its owner: by button, over REST, and in whose name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from jobs.following.held_jobs import releases
+from jobs.models import Attempt, Job
+from nodes.schedulers.base import SchedulerError
+from portal.models import AuditEntry, User
+from tests.jobs.following.launchers import newest
+from tests.jobs.pages.reading import text
+from tests.jobs.schedulers import ScriptedScheduler
+from tests.lab import bearer, person, signed_in, sysadmin
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def held(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Job:
+    scheduler.update_job("101", state="pending", reason="JobHeldUser")
+    Attempt.objects.update(scheduler_user="oskar-s")
+    tick()
+    return job
+
+
+def ask(user: User, job: Job) -> Any:
+    return bearer(user).post(f"/api/v1/jobs/{job.pk}/release")
+
+
+def test_its_owner_releases_it_in_their_own_name(
+    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+) -> None:
+    assert "Release it" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
+    assert ask(oskar, held).status_code == 202
+    assert ask(oskar, held).status_code == 202
+    assert "Releasing" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
+    assert not scheduler.released, "no scheduler is asked in a request"
+    tick()
+    tick()
+    assert scheduler.released == [("101", "oskar-s")]
+    assert newest().release_requested_at is None
+
+
+def test_a_sysadmin_releases_it_in_the_portals_name(
+    held: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    """A hold by an administrator is not the owner's to end."""
+    signed_in(sysadmin("ops")).post(f"/jobs/{held.pk}/release")
+    tick()
+    assert scheduler.released == [("101", "")]
+    assert AuditEntry.objects.get().action == "job.released"
+
+
+def test_what_the_scheduler_says_against_it_is_shown(
+    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+) -> None:
+    scheduler.broken_parts["release"] = SchedulerError("Access/permission denied", permanent=True)
+    ask(oskar, held)
+    tick()
+    assert newest().release_requested_at is None
+    assert "Not released: Access/permission denied" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
+    assert ask(oskar, held).json()["attempt"]["release_outcome"] == ""
+
+
+def test_a_silent_scheduler_is_asked_again_but_not_for_ever(
+    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+) -> None:
+    scheduler.broken_parts["release"] = SchedulerError("Slurm did not answer for 10 s.")
+    ask(oskar, held)
+    tick()
+    assert newest().release_requested_at is not None
+    Attempt.objects.update(release_requested_at=timezone.now() - releases.GIVE_UP - timedelta(seconds=1))
+    tick()
+    assert newest().release_requested_at is None
+
+
+def test_only_what_is_held_and_by_whom_it_may(
+    job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+) -> None:
+    assert ask(oskar, job).status_code == 409, "it runs"
+    scheduler.update_job("101", state="pending", reason="Resources")
+    tick()
+    assert ask(oskar, job).status_code == 409
+    assert "is not held" in ask(oskar, job).json()["detail"]
+    scheduler.update_job("101", state="pending", reason="JobHeldAdmin")
+    tick()
+    assert ask(person("stranger"), job).status_code == 404
+    assert not scheduler.released
