@@ -133,9 +133,9 @@ class _Lab:
         return done.stdout
 
     def _wait(self, condition: Any, what: str) -> Any:
-        from tests.stack import wait_for
+        from tests.waiting import until
 
-        return wait_for(condition, what, 120.0, at_most_s=0.2)
+        return until(condition, what, at_most_s=0.2)
 
 
 @contextmanager
@@ -163,13 +163,13 @@ def _lab(release: str) -> Iterator[_Lab]:
 
 
 def _await_gpus(sysadmin: Any, node: str) -> None:
-    from tests.stack import wait_for
+    from tests.waiting import until
 
     def are_listed() -> bool:
         answer = sysadmin.get(f"/api/v1/nodes/{node}/gpus")
         return answer.status_code == 200 and len(answer.json()["items"]) == 8
 
-    wait_for(are_listed, f"the GPUs of {node}", 120.0)
+    until(are_listed, f"the GPUs of {node}")
 
 
 def write_xid(kernel_log: Path, number: int) -> None:

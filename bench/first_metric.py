@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 
 from bench import stage
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "language.toml"
 RANKS = 2
@@ -62,10 +63,10 @@ def _to_first_metric(client: httpx.Client) -> float:
     answer = client.post("/api/v1/jobs", json={"spec_toml": EXAMPLE.read_text()})
     answer.raise_for_status()
     job = answer.json()["id"]
-    wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["latest"].get("loss"), "a loss", 60, 0.02)
+    until(lambda: client.get(f"/api/v1/jobs/{job}").json()["latest"].get("loss"), "a loss", at_most_s=0.02)
     seconds = time.perf_counter() - began
     client.post(f"/api/v1/jobs/{job}/cancel")
-    wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["ended_at"], "the job's end", 60)
+    until(lambda: client.get(f"/api/v1/jobs/{job}").json()["ended_at"], "the job's end")
     return seconds
 
 

@@ -58,10 +58,10 @@ def _once(lost: int) -> tuple[float, float, float]:
         began = time.time()
         launchers = [run.launch(node=node, nodes=2) for node in (0, 1)]
         cold = first_step(run, 0) - began
-        until(lambda: is_committed(run), 60)
+        until(lambda: is_committed(run))
         killed = time.time()
         launchers[lost].send_signal(signal.SIGKILL)
-        noticed = float(until(lambda: run.events("nodes.lost"), 60)[0]["time"])
+        noticed = float(until(lambda: run.events("nodes.lost"))[0]["time"])
         return cold, noticed - killed, first_step(run, 1) - killed
     finally:
         run.end()

@@ -100,9 +100,9 @@ def _listen(socket: Any, received_at: dict[str, float]) -> None:
 
 
 def _wait(condition: Any, what: str) -> None:
-    from tests.stack import wait_for
+    from tests.waiting import until
 
-    wait_for(condition, what, 90.0, at_most_s=0.1)
+    until(condition, what, at_most_s=0.1)
 
 
 def _log_times(slurm: Any) -> None:

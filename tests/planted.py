@@ -18,7 +18,7 @@ import psutil
 from tests.archives import folder as packed
 from tests.endings import Ending
 from tests.nvml import bus
-from tests.stack import wait_for
+from tests.waiting import until
 from training.launch.outcome import PORT_TRIES
 
 PROGRAM = r'''
@@ -324,7 +324,7 @@ def set_patience(run_directory: Path) -> None:
     """Write into the attempt's run.toml, before it starts, how long its launcher waits for a rank in any phase."""
     text = "".join(f"{phase} = {seconds}\n" for phase, seconds in PATIENCE.items())
     path = run_directory / "portal" / "run.toml"
-    wait_for(path.exists, "its run.toml")
+    until(path.exists, "its run.toml")
     with path.open("a") as file:
         file.write(f"\n[launch.watchdog]\n{text}")
 

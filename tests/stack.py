@@ -13,35 +13,19 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import psutil
 
+from tests.waiting import until
+
 REPOSITORY = Path(__file__).resolve().parent.parent
-T = TypeVar("T")
 UP, WEB, WORKER = ({f"{package}.{name}" for package in ("console", "portal")} for name in ("up", "web", "worker"))
 NAMES = ("redis", "web", "follow", "work", "diagnose", "beat", "agent")
 # Set for Django in the test process, not for the portal that it starts.
 _NOT_PASSED_ON = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
-
-
-def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 30.0, at_most_s: float = 0.5) -> T:
-    """Return the first true result of `condition`; fail with `what` in the message after the time-out.
-
-    The interval grows to a tenth of the time waited, at most `at_most_s`: many tests that poll at once slow down what
-    they wait for.
-    """
-    began = time.monotonic()
-    while not (result := condition()):
-        waited = time.monotonic() - began
-        if waited > timeout_s:
-            raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
-        time.sleep(min(max(0.02, waited / 10), at_most_s))
-    return result
 
 
 class Stack:
@@ -85,7 +69,7 @@ class Stack:
                 command, cwd=self.checkout, env=self.environment, stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        wait_for(self._is_ready, f"`vigil up` to be ready; it says: {self.output_of()}", timeout_s)
+        until(self._is_ready, f"`vigil up` to be ready; it says: {self.output_of()}", seconds=timeout_s)
 
     def _package(self, process: str) -> str:
         """Return the module of one of its processes; before version 0.2 they were modules of `portal`."""
@@ -126,7 +110,7 @@ class Stack:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        wait_for(lambda: not self.processes(), "the last process to end")
+        until(lambda: not self.processes(), "the last process to end")
         shutil.rmtree(self.home, ignore_errors=True)
 
     # its output
@@ -192,7 +176,7 @@ class Stack:
                 return 0
             return pid if pid != old else 0
 
-        return wait_for(new_pid, f"a new {name}", timeout_s)
+        return until(new_pid, f"a new {name}", seconds=timeout_s)
 
     def processes(self) -> list[psutil.Process]:
         """Return every process that belongs to this home: those of the portal and of the jobs that it started."""

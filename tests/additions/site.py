@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from tests.additions.addition import Addition, Edit, after, at_end, before
 
-FEDERATED = "docs/reference/federated.md"
-FEDERATED_GUARDS = (
-    "tests/training/federated/test_documented_choices.py",
-    "tests/training/federated/test_combinations.py::test_the_documented_table_is_the_code_s",
-)
-CONTRACT = "tests/training/test_contracts.py::test_every_module_keeps_its_contract"
-POWERS = "tests/jobs/spec/test_trust.py::test_every_key_is_classified_and_no_other"
-
-
 ALL = (
     Addition(
         thing="scheduler",

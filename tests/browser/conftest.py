@@ -13,7 +13,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Error, FloatRect, Locator, Page, expect, sync_playwright
 
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
 from tests.waiting import until
 
 ARGUMENTS = [
@@ -117,7 +117,7 @@ def lab_up(prepared_home: Path) -> Iterator[Stack]:
     try:
         stack.start("--demo", timeout_s=120)
         # Its running job would train for as long as the tests last, and take all that they need.
-        wait_for(lambda: any(_is_rank(process) for process in stack.job_processes()), "the lab's job to run", 60)
+        until(lambda: any(_is_rank(process) for process in stack.job_processes()), "the lab's job to run")
         for process in stack.job_processes():
             _step_back(process)
         yield stack

@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.browser.conftest import Watched
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 SPEC = {
@@ -31,7 +32,7 @@ def nothing_left(portal_up: Stack) -> Iterator[None]:
     with portal_up.client() as client:
         for job in client.get("/api/v1/jobs", params={"state": "alive"}).json()["items"]:
             client.post(f"/api/v1/jobs/{job['id']}/cancel")
-    wait_for(lambda: not portal_up.job_processes(), "its job's processes to end", 120)
+    until(lambda: not portal_up.job_processes(), "its job's processes to end")
 
 
 @pytest.fixture
@@ -40,10 +41,10 @@ def running(portal_up: Stack) -> Iterator[int]:
     with portal_up.client() as client:
         job_id = int(client.post("/api/v1/jobs", json={"spec": SPEC}).raise_for_status().json()["id"])
         at = f"/api/v1/jobs/{job_id}"
-        wait_for(lambda: client.get(f"{at}/rounds").json()["items"], "its first rounds", 120)
+        until(lambda: client.get(f"{at}/rounds").json()["items"], "its first rounds")
         yield job_id
         client.post(f"{at}/cancel").raise_for_status()
-        wait_for(lambda: client.get(at).json()["state"] == "cancelled", "its end", 120)
+        until(lambda: client.get(at).json()["state"] == "cancelled", "its end")
 
 
 def drawn(watched: Watched) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def test_its_page_follows_it_round_by_round(
     expect(page.locator("[data-chart=bytes] .readout")).to_contain_text(re.compile(r"down [\d.e−]+\sMB"))
     before = drawn(watched)
     last = before["first"] + before["done"]
-    wait_for(lambda: (now := drawn(watched))["first"] + now["done"] > last, "newer rounds on the page", 60)
+    until(lambda: (now := drawn(watched))["first"] + now["done"] > last, "newer rounds on the page")
     canvas.focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator("#cell")).to_have_text(re.compile(r"^client 1 · round [\d,]+ of [\d,]+ · trained"))

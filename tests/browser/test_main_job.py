@@ -7,7 +7,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -48,7 +49,7 @@ def empty_portal(portal_up: Stack) -> Iterator[Stack]:
     with portal_up.client() as client:
         for job in client.get("/api/v1/jobs", params={"state": "alive"}).json()["items"]:
             client.post(f"/api/v1/jobs/{job['id']}/cancel")
-    wait_for(lambda: not portal_up.job_processes(), "every job's processes to end", 120)
+    until(lambda: not portal_up.job_processes(), "every job's processes to end")
 
 
 def test_submit_watch_cancel_resume(empty_portal: Stack, browse: Callable[..., Watched]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -63,10 +64,10 @@ def running(portal_up: Stack) -> Iterator[int]:
     with portal_up.client() as client:
         job_id = int(client.post("/api/v1/jobs", json={"spec": SPEC}).raise_for_status().json()["id"])
         at = f"/api/v1/jobs/{job_id}"
-        wait_for(lambda: client.get(f"{at}/series", params={"name": "loss"}).json()["items"], "its first steps", 120)
+        until(lambda: client.get(f"{at}/series", params={"name": "loss"}).json()["items"], "its first steps")
         yield job_id
         client.post(f"{at}/cancel").raise_for_status()
-        wait_for(lambda: client.get(at).json()["state"] == "cancelled", "its end", 120)
+        until(lambda: client.get(at).json()["state"] == "cancelled", "its end")
 
 
 def test_a_profile_is_a_click_away(

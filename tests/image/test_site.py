@@ -40,7 +40,7 @@ def ended(client: httpx.Client, job: int) -> dict[str, Any]:
         read: dict[str, Any] = client.get(f"/api/v1/jobs/{job}").json()
         return read if read["state"] in {"completed", "failed", "cancelled", "timeout"} else None
 
-    found = until(look, 240)
+    found = until(look, seconds=240)
     assert found
     return found
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 
 import django
 
@@ -22,6 +21,7 @@ from jobs.models import Attempt  # noqa: E402
 from nodes.schedulers.base import JobStatus  # noqa: E402
 from tests.jobs.schedulers import ScriptedScheduler  # noqa: E402
 from tests.lab import a_job, a_project, sysadmin  # noqa: E402
+from tests.waiting import until  # noqa: E402
 
 lease.SECONDS = 1
 
@@ -38,8 +38,7 @@ def tick() -> None:
 
 
 def take() -> None:
-    while lease.take("follow") is None:
-        time.sleep(0.05)
+    until(lambda: lease.take("follow"), "the lease to be free")
 
 
 def make() -> None:

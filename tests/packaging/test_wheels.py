@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from jobs.spec import JobSpec, write_toml
-from tests.stack import wait_for
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +129,7 @@ def running(site: Installed) -> Iterator[str]:
             return False
 
     try:
-        wait_for(is_ready, "the site", 120)
+        until(is_ready, "the site")
         yield url
     finally:
         up.send_signal(signal.SIGTERM)

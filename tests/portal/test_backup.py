@@ -18,7 +18,8 @@ import pytest
 
 from portal.backup import files, sqlite
 from tests.archives import packed, unpacked
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import until
 
 MakeStack = Callable[..., Stack]
 
@@ -85,11 +86,11 @@ def test_what_was_there_comes_back_while_others_write_on(make_stack: MakeStack, 
     writers = threading.Thread(target=write)
     writers.start()
     try:
-        wait_for(lambda: len(names) > 20, "rows")
+        until(lambda: len(names) > 20, "rows")
         before = len(names)
         done = stack.vigil("backup", str(path), "--json")
         after = len(names)
-        wait_for(lambda: len(names) > after + 5, "writes after the backup")
+        until(lambda: len(names) > after + 5, "writes after the backup")
     finally:
         stop.set()
         writers.join()

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import until
 
 WORKER = (
     "import console.worker, celery.apps.worker, jobs.tasks, portal.tasks; from jobs.following import follow; "
@@ -42,9 +43,9 @@ def test_a_worker_keeps_its_database_open(portal_up: Stack) -> None:
     def has_it_open() -> bool:
         return database in {file.path for file in follower.open_files()}
 
-    wait_for(has_it_open, "its first task")
-    until = time.monotonic() + 4.5  # two ticks
-    while time.monotonic() < until:
+    until(has_it_open, "its first task")
+    deadline = time.monotonic() + 4.5  # two ticks
+    while time.monotonic() < deadline:
         assert has_it_open()
         time.sleep(0.05)
 
@@ -57,8 +58,8 @@ def test_a_worker_that_waits_goes_when_it_is_asked_to(portal_up: Stack, tmp_path
         worker = subprocess.Popen(
             portal_up.command("-m", "console.worker", "nothing"), cwd=REPOSITORY, env=portal_up.environment, stderr=log
         )
-    wait_for(lambda: " ready." in path.read_text(), "the worker to be there")
-    wait_for(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_SLEEPING, "it to wait")
+    until(lambda: " ready." in path.read_text(), "the worker to be there")
+    until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_SLEEPING, "it to wait")
     worker.terminate()
     assert worker.wait(10) == 0
 

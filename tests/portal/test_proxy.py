@@ -20,8 +20,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from portal.run.child import die_with
 from tests import steady
-from tests.stack import REPOSITORY, Stack, wait_for
-from tests.waiting import PATIENCE_S
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,7 +83,7 @@ class Site:
         nginx = ["nginx", "-c", str(home / "nginx.conf"), "-g", "daemon off;"]
         self.nginx = start(nginx, home / "nginx.log", dict(os.environ))
         for port in (self.own_port, self.second_port, self.port):
-            wait_for(lambda port=port: answers(f"http://127.0.0.1:{port}"), f"port {port}; {self.logs()}")
+            until(lambda port=port: answers(f"http://127.0.0.1:{port}"), f"port {port}; {self.logs()}")
 
     @property
     def own_port(self) -> int:
@@ -145,7 +145,7 @@ def test_everything_works_through_the_proxy(site: Site, browser: httpx.Client) -
             assert job_id in heard(item), "a job's news reach the sockets of both processes"
         assert browser.get("/jobs").headers["Content-Encoding"] == "gzip"
         what = "the job, whose reports came through the proxy"
-        wait_for(lambda: state_of(browser, job_id) == "completed", what, PATIENCE_S)
+        until(lambda: state_of(browser, job_id) == "completed", what)
 
 
 def heard(one: ClientConnection) -> set[int]:

@@ -16,7 +16,8 @@ import pytest
 
 from portal.run import child as supervise
 from portal.run import preflight, redis
-from tests.stack import NAMES, REPOSITORY, Stack, wait_for
+from tests.stack import NAMES, REPOSITORY, Stack
+from tests.waiting import PATIENCE_S, until
 
 MakeStack = Callable[..., Stack]
 
@@ -60,7 +61,7 @@ def test_every_child_is_restarted(kept_up: Stack) -> None:
     for name in NAMES:
         old = stack.kill(name)
         assert stack.wait_for_new(name, old) != old
-        wait_for(lambda name=name: f"{name} was killed by SIGKILL" in stack.output_of(), f"a word about {name}")
+        until(lambda name=name: f"{name} was killed by SIGKILL" in stack.output_of(), f"a word about {name}")
     # A connection that is made while no web process lives waits for the next one.
     stack.kill("web")
     assert httpx.get(f"{stack.url}/healthz", timeout=20, trust_env=False).status_code == 200
@@ -73,7 +74,7 @@ def test_killed_supervisor_leaves_no_process_and_can_start_again(make_stack: Mak
     stack.kill("up")
     assert stack.process
     stack.process.wait(5)
-    wait_for(lambda: not stack.processes(), "every child to end", 5)
+    until(lambda: not stack.processes(), "every child to end", seconds=5)
     stack.start()
     assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200
 
@@ -84,13 +85,13 @@ def test_workers_take_tasks_again_after_redis_died(kept_up: Stack) -> None:
     old = stack.kill("redis")
     stack.wait_for_new("redis", old)
     path = redis.socket_path(stack.home / "redis")
-    wait_for(lambda: redis.answers(path), "Redis")
+    until(lambda: redis.answers(path), "Redis")
     for queue in ("follow", "work", "diagnose"):
         # A message that names no task is still taken and thrown away, with a word in the log.
         send = f"import portal.celery as c; c.app.send_task('no.such.task.{queue}', queue={queue!r})"
         environment = {**stack.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
         subprocess.run([sys.executable, "-c", send], cwd=REPOSITORY, env=environment, check=True)
-        wait_for(lambda queue=queue: f"no.such.task.{queue}" in stack.log(queue), f"{queue} to take a task")
+        until(lambda queue=queue: f"no.such.task.{queue}" in stack.log(queue), f"{queue} to take a task")
 
 
 @pytest.mark.slow
@@ -207,14 +208,15 @@ def test_long_home_is_refused(tmp_path: object) -> None:
 def test_child_that_will_not_end_is_killed_in_time(tmp_path: object) -> None:
     folder = preflight.Path(str(tmp_path))
     deaf = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
+        f"time.sleep({PATIENCE_S})"
     )
     child = supervise.Child("deaf", [sys.executable, "-c", deaf], folder / "deaf.log", folder, ready=_regex("deaf"))
     child.start()
-    wait_for(lambda: child.read_log() or child.is_ready, "the child")
+    until(lambda: child.read_log() or child.is_ready, "the child")
     began = time.monotonic()
     assert supervise.stop([child], 0.2) == ["deaf"]
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < PATIENCE_S / 2
     assert not psutil.pid_exists(child.pid or 0)
 
 
@@ -225,7 +227,7 @@ def test_child_that_steps_back_does_so_beside_other_sessions(tmp_path: object) -
     child = supervise.Child("back", [sys.executable, "-c", tell], folder / "back.log", folder, niceness=7)
     child.important, child.ready = None, _regex("told")
     child.start()
-    wait_for(lambda: child.read_log() or child.is_ready, "the child")
+    until(lambda: child.read_log() or child.is_ready, "the child")
     own, session = child.log.read_text().split(" ", 1)
     assert int(own) == os.nice(0) + 7
     assert session.splitlines()[0].endswith("nice 7")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests import steady
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 def node_of(stack: Stack) -> dict[str, Any]:
     """Return the only node."""
     with stack.client() as client:
-        found: list[dict[str, Any]] = wait_for(lambda: client.get("/api/v1/nodes").json()["items"], "a node")
+        found: list[dict[str, Any]] = until(lambda: client.get("/api/v1/nodes").json()["items"], "a node")
     return found[0]
 
 
@@ -33,15 +34,15 @@ def test_a_drained_machine_is_tested_and_returns(portal_up: Stack) -> None:
         def current() -> dict[str, Any]:
             return dict(client.get(f"/api/v1/burnins/{burn_in['id']}").json())
 
-        wait_for(lambda: current()["state"] == "running", "the tests to run", 120)
+        until(lambda: current()["state"] == "running", "the tests to run")
         assert client.post("/api/v1/burnins", json={"nodes": [name]}).status_code == 409
         spec = {**steady.spec(5, resources={"ranks_per_node": 1}), "name": "burnin-waits"}
         job = client.post("/api/v1/jobs", **steady.upload(spec)).raise_for_status().json()["id"]
-        wait_for(lambda: current()["nodes"][0]["tests"] >= 3, "results", 120)
+        until(lambda: current()["nodes"][0]["tests"] >= 3, "results")
         assert client.get(f"/api/v1/jobs/{job}").json()["state"] == "pending", "others stay out"
-        wait_for(lambda: current()["state"] == "ended", "the end of the burn-in", 300)
+        until(lambda: current()["state"] == "ended", "the end of the burn-in", seconds=300)
         (node,) = current()["nodes"]
         assert (node["verdict"], node["outcome"]) == ("passed", "In service."), current()
         assert node["tests"] >= 8
-        wait_for(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "completed", "the job to run", 120)
+        until(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "completed", "the job to run")
     assert not node_of(portal_up)["reason"]

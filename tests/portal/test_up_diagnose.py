@@ -15,7 +15,8 @@ import pytest
 from tests import planted
 from tests.endings import Ending, endings_of
 from tests.planted import Planted
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def submit(stack: Stack, what: Planted) -> int:
 
 
 def ending(stack: Stack, job: int) -> Ending:
-    wait_for(lambda: attempt_of(stack, job)["decided_at"], f"what follows the end of #{job}", 120)
+    until(lambda: attempt_of(stack, job)["decided_at"], f"what follows the end of #{job}")
     return endings_of(stack)[job, 1]
 
 
@@ -90,7 +91,7 @@ def is_reading(pid: int) -> bool:
 def test_killed_in_its_midst_and_several_at_it_afterwards(stack: Stack) -> None:
     """The decision does not wait for the lost diagnosis; the later one is the only one, whichever worker makes it."""
     job = submit(stack, planted.LONG_LOG)
-    wait_for(lambda: is_reading(stack.pid("diagnose")), "it to read the log", 120)
+    until(lambda: is_reading(stack.pid("diagnose")), "it to read the log")
     stack.wait_for_new("diagnose", stack.kill("diagnose"))
     ended = ending(stack, job)
     (incident,) = ended.incidents
@@ -117,7 +118,7 @@ def test_killed_in_its_midst_and_several_at_it_afterwards(stack: Stack) -> None:
 def test_without_redis_the_next_tick_finds_it(stack: Stack) -> None:
     """The word that it is due is lost with it; the row is not."""
     job = submit(stack, planted.MISSING)
-    wait_for(lambda: attempt_of(stack, job)["started_at"], "it to start", 60)
+    until(lambda: attempt_of(stack, job)["started_at"], "it to start")
     stack.wait_for_new("redis", stack.kill("redis"))
     ended = ending(stack, job)
     planted.MISSING.check(ended)

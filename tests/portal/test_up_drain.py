@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests import steady
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +24,13 @@ def stack(portal_up: Stack) -> Iterator[Stack]:
     with portal_up.client() as client:
         for job in client.get("/api/v1/jobs", params={"q": "drain-"}).json()["items"]:
             client.post(f"/api/v1/jobs/{job['id']}/cancel")
-    wait_for(lambda: not portal_up.job_processes(), "every job's processes to end", 120)
+    until(lambda: not portal_up.job_processes(), "every job's processes to end")
 
 
 def node_of(stack: Stack) -> dict[str, Any]:
     """The only one."""
     with stack.client() as client:
-        found: list[dict[str, Any]] = wait_for(lambda: client.get("/api/v1/nodes").json()["items"], "a node")
+        found: list[dict[str, Any]] = until(lambda: client.get("/api/v1/nodes").json()["items"], "a node")
     return found[0]
 
 
@@ -46,27 +47,27 @@ def test_a_drained_machine(stack: Stack) -> None:
             return str(client.get(job).json()["state"])
 
         running = submit(client, "drain-runs", 1_000_000)
-        wait_for(lambda: (client.get(running).json()["progress"]["step"] or 0) > 0, "the first job's steps", 60)
+        until(lambda: (client.get(running).json()["progress"]["step"] or 0) > 0, "the first job's steps")
         drained = stack.vigil("drain", name, "--reason", "fan 3")
         assert (drained.returncode, drained.stdout) == (0, "")
         assert f"Done: {name} accepts no new jobs." in drained.stderr
         waiting = submit(client, "drain-waits", 5)
-        wait_for(lambda: node_of(stack)["state"] == "draining", "the node's state to be read")
-        wait_for(lambda: "drained" in client.get(f"{waiting}/why").json()["said"], "the scheduler's word", 60)
+        until(lambda: node_of(stack)["state"] == "draining", "the node's state to be read")
+        until(lambda: "drained" in client.get(f"{waiting}/why").json()["said"], "the scheduler's word")
         reason = f"fan 3 (vigil: {client.get('/api/v1/me').json()['username']})"
         sentence, scheduler, *_ = stack.vigil("why", waiting.rpartition("/")[2]).stdout.splitlines()
         assert sentence.startswith(f"{name} is draining: {reason}. Running jobs continue; nothing new starts until")
         assert scheduler.strip() == f"scheduler: This machine is drained: {reason}."
         assert state(waiting) == "pending"
         step = client.get(running).json()["progress"]["step"]
-        wait_for(lambda: client.get(running).json()["progress"]["step"] > step, "the first job to go on", 60)
+        until(lambda: client.get(running).json()["progress"]["step"] > step, "the first job to go on")
         shown = json.loads(stack.vigil("node", name, "--json").stdout)
         assert (shown["takes_jobs"], shown["reason"]) == (False, reason)
         client.post(f"{running}/cancel").raise_for_status()
-        wait_for(lambda: node_of(stack)["state"] == "drained", "the last job's end", 60)
+        until(lambda: node_of(stack)["state"] == "drained", "the last job's end")
         assert state(waiting) == "pending"
 
         assert stack.vigil("undrain", name).returncode == 0
-        wait_for(lambda: state(waiting) == "completed", "the second job to run", 60)
+        until(lambda: state(waiting) == "completed", "the second job to run")
         again = stack.vigil("undrain", name)
         assert (again.returncode, f"{name} is not drained" in again.stderr) == (1, True)

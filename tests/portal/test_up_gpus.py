@@ -14,7 +14,8 @@ import pytest
 
 from tests import nvml, steady
 from tests.nvml import StandIn
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -78,12 +79,12 @@ def machine(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def test_a_newcomer_sees_their_own_machine_live(machine: Machine) -> None:
-    there = wait_for(lambda: _gpus(machine), "the agent to tell of GPUs")
+    there = until(lambda: _gpus(machine), "the agent to tell of GPUs")
     assert [gpu["uuid"] for gpu in there] == [nvml.uuid(i) for i in range(8)]
     report = machine.get(f"/api/v1/nodes/{HOST}/telemetry")
     assert report["facts"]["driver"]
     assert report["host"]["cpu_percent"] >= 0
-    wait_for(lambda: HOST in [node["name"] for node in machine.get("/api/v1/nodes")["items"]], "the first reading")
+    until(lambda: HOST in [node["name"] for node in machine.get("/api/v1/nodes")["items"]], "the first reading")
     assert machine.get(f"/api/v1/nodes/{HOST}")["gpus"] == 8, "the local scheduler has them, too"
 
 
@@ -104,7 +105,7 @@ def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
     )
     jobs = [machine.submit(2), machine.submit(2)]
     try:
-        found = [wait_for(lambda job=job: _heat(machine, job), f"what the GPUs of #{job} do", 60) for job in jobs]
+        found = [until(lambda job=job: _heat(machine, job), f"what the GPUs of #{job} do") for job in jobs]
         uuids = [{row["uuid"] for row in heat["items"]} for heat in found]
         assert sorted(map(sorted, uuids)) == [[nvml.uuid(0), nvml.uuid(1)], [nvml.uuid(2), nvml.uuid(3)]]
         for heat, mine in zip(found, uuids, strict=True):
@@ -118,7 +119,7 @@ def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
     finally:
         for job in jobs:
             machine.cancel(job)
-    wait_for(lambda: not any(gpu["holders"] for gpu in _gpus(machine)), "the GPUs to be held no more", 60)
+    until(lambda: not any(gpu["holders"] for gpu in _gpus(machine)), "the GPUs to be held no more")
 
 
 def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
@@ -130,11 +131,11 @@ def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
 def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
     """REST, the machine's page, the page of the job that held the GPU and Prometheus all show it."""
     job = machine.submit(8)
-    wait_for(lambda: _holders(machine) == [[job]] * 8, "the job to hold them", 60)
+    until(lambda: _holders(machine) == [[job]] * 8, "the job to hold them")
     address = nvml.bus(5).removeprefix("0000").lower().rpartition(".")[0]
     machine.write_down(f"NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<b>x</b>, GPU has fallen off the bus.")
     began = time.monotonic()
-    (event,) = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=xid")["items"], "the Xid", 30)
+    (event,) = until(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=xid")["items"], "the Xid")
     assert time.monotonic() - began < 30
     assert (event["code"], event["gpu"], event["uuid"]) == (79, 5, nvml.uuid(5))
     with httpx.Client(base_url=machine.stack.url, follow_redirects=True, timeout=30, trust_env=False) as browser:
@@ -151,16 +152,16 @@ def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
 
 def test_the_only_machine_is_drained_once_a_person_agrees(machine: Machine) -> None:
     """Vigil may act here, but 20 % of one machine is none. Agent, rules, decision and scheduler are real."""
-    wait_for(lambda: _gpus(machine) and machine.get("/api/v1/nodes")["items"], "the scheduler and the agent to report")
+    until(lambda: _gpus(machine) and machine.get("/api/v1/nodes")["items"], "the scheduler and the agent to report")
     address = nvml.bus(6).removeprefix("0000").lower().rpartition(".")[0]
     machine.write_down(f"NVRM: Xid (PCI:{address}): 95, pid='<unknown>', name=<unknown>, Uncontained ECC error.")
     query = f"/api/v1/health?node={HOST}&rule=uncorrectable-memory-error"
-    (entry,) = wait_for(lambda: [e for e in machine.get(query)["items"] if e["decision"]], "the decision", 30)
+    (entry,) = until(lambda: [e for e in machine.get(query)["items"] if e["decision"]], "the decision")
     assert (entry["state"], entry["action"], entry["decision"]) == ("open", "reset", "proposed")
     assert "has 1 node. Vigil drains by itself only where" in entry["held_back"]
     with machine.stack.client() as client:
         client.post(f"/api/v1/health/{entry['id']}/approve", json={"reason": "agreed"}).raise_for_status()
-        wait_for(lambda: "drain" in machine.get(f"/api/v1/nodes/{HOST}")["state"], "the drain", 30)
+        until(lambda: "drain" in machine.get(f"/api/v1/nodes/{HOST}")["state"], "the drain")
         assert machine.get(f"/api/v1/nodes/{HOST}")["reason"].startswith("[node] Xid 95 on GPU 6")
         client.post(f"/api/v1/health/{entry['id']}/clear", json={"reason": "reset"}).raise_for_status()
     machine.stack.vigil("undrain", HOST)
@@ -169,12 +170,11 @@ def test_the_only_machine_is_drained_once_a_person_agrees(machine: Machine) -> N
 @pytest.mark.exhaustive
 def test_a_driver_that_hangs_stops_nothing_else(machine: Machine) -> None:
     machine.gpus.set_state("* hang 1")
-    silent = wait_for(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"], "a word", 60)
+    silent = until(lambda: machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"], "a word")
     assert silent[0]["is_open"]
     assert not machine.get(f"/api/v1/nodes/{HOST}/telemetry")["is_silent"], "the agent itself tells on"
     machine.gpus.set_state()
-    wait_for(
+    until(
         lambda: not machine.get(f"/api/v1/nodes/{HOST}/events?kind=gpu.silent")["items"][0]["is_open"],
         "NVML to answer again",
-        60,
     )

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(4)]  # they wait for a minute each
 
@@ -38,7 +39,7 @@ def stack(prepared_home: Path) -> Iterator[Stack]:
     stack = Stack(prepared_home, VIGIL_UNRESPONSIVE_SECONDS=str(LIMIT_S))
     try:
         stack.start()
-        wait_for(lambda: readyz(stack)["ready"], "the portal to be ready", 90)
+        until(lambda: readyz(stack)["ready"], "the portal to be ready")
         yield stack
     finally:
         stack.close()
@@ -50,9 +51,9 @@ def test_every_part_that_hangs_is_missed_and_restarted(stack: Stack) -> None:
     pids = {name: stack.kill(name, signal.SIGSTOP) for name in names}
     try:
         assert httpx.get(f"{stack.url}/healthz", trust_env=False).status_code == 200, "web itself answers"
-        wait_for(lambda: "redis" in codes(stack), "/readyz to miss Redis", 20)
+        until(lambda: "redis" in codes(stack), "/readyz to miss Redis")
         workers = {"worker.follow", "worker.work", "worker.diagnose"}
-        wait_for(lambda: workers <= codes(stack), f"/readyz to miss {workers}", 60)
+        until(lambda: workers <= codes(stack), f"/readyz to miss {workers}")
         for name in names:
             stack.wait_for_new(name, pids[name], 90)
     finally:
@@ -61,11 +62,11 @@ def test_every_part_that_hangs_is_missed_and_restarted(stack: Stack) -> None:
                 os.kill(pid, signal.SIGCONT)
     for name in names:
         assert f"{name} did not respond for {LIMIT_S} s and is killed" in stack.output_of()
-    wait_for(lambda: readyz(stack)["ready"], "the portal to be ready again", 90)
+    until(lambda: readyz(stack)["ready"], "the portal to be ready again")
 
 
 def test_web_that_hangs_is_restarted(stack: Stack) -> None:
-    wait_for(lambda: readyz(stack)["ready"], "the portal to be ready", 90)
+    until(lambda: readyz(stack)["ready"], "the portal to be ready")
     before = stack.output_of().count("did not respond for")
     pid = stack.kill("web", signal.SIGSTOP)
     stack.wait_for_new("web", pid, 90)

@@ -17,7 +17,8 @@ import pytest
 from tests import steady
 from tests.points import points_of
 from tests.postgres import postgres
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(2)]
 
@@ -93,7 +94,7 @@ def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
         assert answer.status_code < 500, answer.text
         return dict(answer.json())
 
-    return wait_for(ask, "the API to answer", 240) or {}  # a new process may first migrate the database
+    return until(ask, "the API to answer", seconds=240) or {}  # a new process may first migrate the database
 
 
 def step_of(stack: Stack, job_id: int) -> int:
@@ -103,13 +104,13 @@ def step_of(stack: Stack, job_id: int) -> int:
 
 
 def wait_for_step(stack: Stack, job_id: int, step: int) -> None:
-    wait_for(lambda: step_of(stack, job_id) >= step, f"job {job_id} to reach step {step}", 180)
+    until(lambda: step_of(stack, job_id) >= step, f"job {job_id} to reach step {step}", seconds=180)
 
 
 def wait_for_end(stack: Stack, job_id: int) -> dict[str, Any]:
-    return wait_for(
+    return until(
         lambda: (job := job_of(stack, job_id))["state"] not in {"pending", "running", "completing"} and job,
-        f"job {job_id} to end", 120,
+        f"job {job_id} to end",
     ) or {}  # fmt: skip
 
 
@@ -128,16 +129,16 @@ def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
 
     `closes`: every stream ended in order, so the attempt is closed at once. Otherwise it stays open for ten minutes.
     """
-    wait_for(lambda: job_of(stack, job_id)["over"], f"job {job_id} to be decided", 60)
+    until(lambda: job_of(stack, job_id)["over"], f"job {job_id} to be decided")
     # The sweep reads what the shipper had not posted; the attempt is closed after that.
-    wait_for(
+    until(
         lambda: (found := points_of(stack, job_id)).closed or (not closes and found.spooled == found.stored),
-        f"job {job_id} to be taken in", 60,
+        f"job {job_id} to be taken in",
     )  # fmt: skip
     # The final checkpoint's event is stored after the points before it; an attempt that stays open may get both later.
-    points = wait_for(
+    points = until(
         lambda: (found := points_of(stack, job_id)).record("loss")[-1:] == [last_of(stack, job_id)] and found,
-        "the final checkpoint and all points before it to be listed", 60,
+        "the final checkpoint and all points before it to be listed",
     )  # fmt: skip
     assert points
     points.check_exactly_once()
@@ -145,7 +146,7 @@ def check(stack: Stack, job_id: int, *, closes: bool = True) -> None:
     assert points.record("loss") == every
     assert points.record("loss", rank=1) == every
     assert steps_of(stack, job_id) == every, "the API's line of record has each step once"
-    wait_for(lambda: not stack.job_processes(), "the job's processes to end")
+    until(lambda: not stack.job_processes(), "the job's processes to end")
 
 
 def last_of(stack: Stack, job_id: int) -> int:
@@ -209,10 +210,10 @@ def test_killed_supervisor_costs_nothing(stack: Stack, submit: Submit) -> None:
     stack.kill("up")
     assert stack.process
     stack.process.wait(5)
-    wait_for(lambda: not stack.portal_processes(), "the supervisor's children to end", 5)
+    until(lambda: not stack.portal_processes(), "the supervisor's children to end", seconds=5)
     assert stack.job_processes(), "only the job goes on"
     # The job ends while the portal is down, and is ingested at the next start.
-    wait_for(lambda: not stack.job_processes(), "the job to end by itself", 120)
+    until(lambda: not stack.job_processes(), "the job to end by itself")
     stack.start()
     job = wait_for_end(stack, job_id)
     assert job["state"] == "completed", job
@@ -235,9 +236,9 @@ def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Submit) -> None
     job_id = submit(NO_END, trained=True)
     killed: set[int] = set()
     for number, step in enumerate(MOMENTS):
-        wait_for(lambda: job_of(stack, job_id)["attempt"]["incarnation"] == number, "word of the new ranks")  # noqa: B023
+        until(lambda: job_of(stack, job_id)["attempt"]["incarnation"] == number, "word of the new ranks")  # noqa: B023
         wait_for_step(stack, job_id, step)
-        rank = wait_for(lambda: new_rank(stack, but=killed), "a rank")
+        rank = until(lambda: new_rank(stack, but=killed), "a rank")
         assert rank
         rank.kill()
         killed.add(rank.pid)
@@ -252,7 +253,7 @@ def test_killed_shipper_loses_nothing(stack: Stack, submit: Submit) -> None:
     killed: set[int] = set()
     for step in MOMENTS:
         wait_for_step(stack, job_id, step)
-        shipper = wait_for(lambda: new_shipper(stack, but=killed), "a shipper")
+        shipper = until(lambda: new_shipper(stack, but=killed), "a shipper")
         assert shipper
         shipper.kill()
         killed.add(shipper.pid)

@@ -19,12 +19,13 @@ from tests import planted
 from tests.endings import Ending, Endings, endings_of
 from tests.nvml import StandIn
 from tests.planted import Planted
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
 from tests.training.federated.failing_clients import CLIENTS
 from tests.training.federated.failing_clients import RECIPE as CLIENTS_RECIPE
 from tests.training.federated.failing_clients import RUN as FEDERATION
 from tests.training.guards.planted import PLANTED as RECIPE
 from tests.training.guards.planted import sample_at
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # all of it is in the first test's time
 
@@ -138,7 +139,7 @@ class Site:
         def found() -> dict[str, Any] | None:
             return next((item for item in self.attempts(name) if item["number"] == number and item[look]), None)
 
-        attempt = wait_for(found, f"{look} of attempt {number} of {name}", PATIENCE_S)
+        attempt = until(found, f"{look} of attempt {number} of {name}", PATIENCE_S)
         assert attempt is not None
         return attempt
 
@@ -151,13 +152,13 @@ class Site:
 
     def running(self, name: str) -> None:
         """Wait until it has done a few steps."""
-        wait_for(lambda: (self.attempts(name)[0]["step"] or 0) >= 8, f"steps of {name}", PATIENCE_S)
+        until(lambda: (self.attempts(name)[0]["step"] or 0) >= 8, f"steps of {name}", PATIENCE_S)
 
     def ending(self, name: str, number: int = 1) -> Ending:
         return self.endings[self.jobs[name], number]
 
     def run_directory(self, name: str) -> Path:
-        (found,) = wait_for(lambda: list((self.stack.home / "runs").glob(f"*/{self.jobs[name]}-*")), "its folder")
+        (found,) = until(lambda: list((self.stack.home / "runs").glob(f"*/{self.jobs[name]}-*")), "its folder")
         return Path(found)
 
 
@@ -203,9 +204,9 @@ def plant(site: Site, places: ExitStack) -> None:
         site.submit(name, what, **ASKED.get(name, {}))
         if name == "hung":
             planted.set_patience(site.run_directory(name))
-    wait_for(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there", PATIENCE_S)
+    until(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there", PATIENCE_S)
     for name, what in PLANTED.items():
-        wait_for(site.has_room, f"fewer jobs, so that {name} can be planted", PATIENCE_S)
+        until(site.has_room, f"fewer jobs, so that {name} can be planted", PATIENCE_S)
         site.submit(name, what, **ASKED.get(name, {}))
     site.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(site.folder / "lost"),)), **ONE_GPU)
     if ROOT:
@@ -255,7 +256,7 @@ def small_memory() -> Iterator[Path | None]:
         yield created
     finally:
         if created is not None:
-            wait_for(lambda: not (created / "cgroup.procs").read_text(), "the control group to be empty")
+            until(lambda: not (created / "cgroup.procs").read_text(), "the control group to be empty")
             created.rmdir()
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from portal.run import redis
 from tests import steady
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(2)]
 
@@ -33,7 +34,7 @@ def stack(prepared_home: Path) -> Iterator[Stack]:
     try:
         stack.start()
         for worker in QUEUES.values():
-            wait_for(lambda w=worker: " ready." in stack.log(w), f"{worker} to be ready", 60)
+            until(lambda w=worker: " ready." in stack.log(w), f"{worker} to be ready")
         yield stack
     finally:
         stack.close()
@@ -75,11 +76,11 @@ def test_every_queue_is_consumed_again_after_ten_bounces(stack: Stack) -> None:
         loading.join()
     last = time.monotonic()
     stack.wait_for_new("redis", pid)
-    wait_for(lambda: redis.answers(redis.socket_path(stack.home / "redis")), "Redis")
+    until(lambda: redis.answers(redis.socket_path(stack.home / "redis")), "Redis")
     send_to_every_queue(stack, "bounced")
     for queue, worker in QUEUES.items():
         left = RECOVERED_WITHIN_S - (time.monotonic() - last)
-        wait_for(lambda q=queue, w=worker: f"no.such.bounced.{q}" in stack.log(w), f"{queue} to be consumed", left)
+        until(lambda q=queue, w=worker: f"no.such.bounced.{q}" in stack.log(w), f"{queue} to be consumed", seconds=left)
     assert "Traceback" not in stack.log("beat")
     assert stack.log("beat").count("Redis does not answer") <= BOUNCES
 

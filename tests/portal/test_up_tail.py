@@ -13,7 +13,8 @@ from websockets.sync.client import connect
 
 from tests import steady
 from tests.portal.test_up_kill import steps_of
-from tests.stack import Stack, wait_for
+from tests.stack import Stack
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +36,10 @@ def test_charts_are_live_without_a_post(make_stack: Callable[..., Stack]) -> Non
             def job() -> dict[str, Any]:
                 return dict(client.get(f"/api/v1/jobs/{job_id}").json())
 
-            wait_for(lambda: sum(map(len, received)) >= ENOUGH, f"{ENOUGH} steps to arrive", 120.0)
+            until(lambda: sum(map(len, received)) >= ENOUGH, f"{ENOUGH} steps to arrive")
             assert job()["state"] == "running"
             assert client.post(f"/api/v1/jobs/{job_id}/cancel").status_code == 202
-            ended = wait_for(lambda: found if (found := job())["over"] else None, "the job to end", 120.0)
+            ended = until(lambda: found if (found := job())["over"] else None, "the job to end")
             assert ended is not None
             socket.close()
             listener.join(10)

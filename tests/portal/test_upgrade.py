@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.portal.test_up_kill import NO_END, check, job_of, new_rank, submit_to, wait_for_end, wait_for_step
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
@@ -56,7 +57,7 @@ def test_what_ran_and_what_waited_goes_on(stack: Stack) -> None:
     stack.start()
     runs, waits = submit_to(stack, NO_END, trained=True), submit_to(stack, 40, trained=True)
     wait_for_step(stack, runs, 120)
-    wait_for(lambda: job_of(stack, waits)["attempt"]["scheduler_id"], "the second job to wait at the scheduler")
+    until(lambda: job_of(stack, waits)["attempt"]["scheduler_id"], "the second job to wait at the scheduler")
     stack.stop()
     upgrade(stack.checkout)
     stack.start()
@@ -65,7 +66,7 @@ def test_what_ran_and_what_waited_goes_on(stack: Stack) -> None:
     rank = new_rank(stack, but=set())
     assert rank is not None
     rank.kill()
-    wait_for(lambda: job_of(stack, runs)["attempt"]["incarnation"] == 1, "the ranks to be started again", 60)
+    until(lambda: job_of(stack, runs)["attempt"]["incarnation"] == 1, "the ranks to be started again")
     wait_for_step(stack, runs, (job_of(stack, runs)["progress"]["step"] or 0) + 50)
     with stack.client() as client:
         assert client.post(f"/api/v1/jobs/{runs}/cancel").status_code == 202

@@ -25,7 +25,8 @@ from tests import steady
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import PORTAL, People
 from tests.slurm.room import as_user
-from tests.stack import REPOSITORY, Stack, wait_for
+from tests.stack import REPOSITORY, Stack
+from tests.waiting import until
 
 FEDERATED = tomllib.loads((REPOSITORY / "examples" / "federated.toml").read_text())
 LANGUAGE = tomllib.loads((REPOSITORY / "examples" / "language.toml").read_text())
@@ -127,7 +128,7 @@ class Person:
             return found if found["state"] in wanted else None
 
         try:
-            found = wait_for(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", timeout_s)
+            found = until(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", seconds=timeout_s)
         except AssertionError as error:
             body = json.dumps(self.job(job_id), indent=1)
             raise AssertionError(f"{error}; it is {body}\n{self.said(job_id)}") from None
@@ -149,7 +150,7 @@ class Person:
             assert found["state"] not in ENDED, f"it has ended: {found}"
             return found if (found["progress"]["step"] or 0) >= step else None
 
-        found = wait_for(look, f"step {step} of job {job_id}", timeout_s)
+        found = until(look, f"step {step} of job {job_id}", seconds=timeout_s)
         assert found is not None
         return found
 

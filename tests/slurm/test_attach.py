@@ -15,7 +15,8 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB
 from tests.slurm.portal import Person, Portal
-from tests.stack import REPOSITORY, wait_for
+from tests.stack import REPOSITORY
+from tests.waiting import until
 
 VIGIL = f"{sys.executable} -P -m vigil_cli.main"
 # Logs until it is told to end, from the step after the checkpoint that it finds.
@@ -91,7 +92,7 @@ def attached(person: Person, scheduler_id: str) -> int:
         jobs = person.client.get("/jobs", params={"kind": "attached"}).json()["items"]
         return next((job["id"] for job in jobs if job["attempt"]["scheduler_id"] == scheduler_id), None)
 
-    found = wait_for(look, f"Slurm's job {scheduler_id} to be attached", 60)
+    found = until(look, f"Slurm's job {scheduler_id} to be attached")
     assert found is not None
     return found
 
@@ -109,7 +110,7 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
     alice.wait_for_step(job_id, 20)
     live = alice.wait(job_id, "running")
     assert len(live["attempt"]["nodes"]) == 2
-    report = wait_for(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
+    report = until(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
     assert (report["nodes"], report["gpus_per_node"], report["partition"], report["time_limit"]) == (
         2,
         2,
@@ -125,14 +126,14 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
         assert steps_of(alice, job_id, rank) == list(range(1, last + 1))
     out = (login_node.folder / f"out.{slurm_id}").read_text()
     assert out == f"vigil: this run is #{job_id}: {done['url']}\n"
-    wait_for(lambda: alice.attempts(job_id)[0]["slurm_steps"], "how its steps ended", 30)
+    until(lambda: alice.attempts(job_id)[0]["slurm_steps"], "how its steps ended")
 
 
 def test_a_failure_is_the_command_s_own(login_node: LoginNode, alice: Person) -> None:
     slurm_id = login_node.sbatch(f"exec {VIGIL} attach -- srun {sys.executable} -c 'raise SystemExit(3)'")
     done = alice.wait(attached(alice, slurm_id))
     assert (done["state"], done["attempt"]["exit_code"]) == ("failed", 3)
-    assert "Vigil did not submit it" in wait_for(lambda: alice.job(done["id"])["attempt"]["decision"], "the decision")
+    assert "Vigil did not submit it" in until(lambda: alice.job(done["id"])["attempt"]["decision"], "the decision")
 
 
 def test_cancelled_in_vigil_it_is_cancelled_in_slurm(login_node: LoginNode, alice: Person) -> None:
@@ -153,7 +154,7 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(login_node: LoginNod
         assert done.stdout.startswith(f"Slurm job {slurm_id} is now tracked as #{job_id} ")
         assert login_node.vigil("attach", slurm_id).stdout.split("#")[1].split()[0] == str(job_id), "the same again"
         alice.wait(job_id, state)
-    assert "BeginTime" in wait_for(lambda: alice.job(job_id)["reason"], "the reason")
+    assert "BeginTime" in until(lambda: alice.job(job_id)["reason"], "the reason")
     assert "cheduled to start" in alice.client.get(f"/jobs/{job_id}/why").json()["text"]
     alice.cancel(job_id)
     assert alice.wait(job_id)["state"] == "cancelled"
@@ -175,7 +176,7 @@ def test_tasks_of_an_array_are_jobs_of_their_own(login_node: LoginNode, alice: P
 def test_vigil_s_own_are_not_attached(login_node: LoginNode, alice: Person) -> None:
     resources = {"nodes": 1, "begin": "+2h", "time_limit": "00:05:00"}
     job_id = alice.submit({"name": "own", "project": "vision", "resources": resources, "run": {"recipe": "language"}})
-    slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
+    slurm_id = until(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
     done = login_node.vigil("attach", slurm_id)
     assert (done.returncode, f"{slurm_id} was submitted by Vigil as #{job_id}" in done.stderr) == (1, True)
     alice.cancel(job_id)
@@ -199,7 +200,7 @@ def test_requeued_by_slurm_it_is_the_next_attempt(login_node: LoginNode, alice: 
     job_id = attached(alice, slurm_id)
     alice.wait_for_step(job_id, 10)
     login_node.slurm.run("scontrol", "requeue", slurm_id, user=ALICE)
-    wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 60)
+    until(lambda: len(alice.attempts(job_id)) == 2, "a second attempt")
     login_node.slurm.run("scontrol", "update", f"JobId={slurm_id}", "StartTime=now", user=ALICE)
     login_node.go()
     alice.wait(job_id, "completed")
@@ -218,9 +219,7 @@ def test_a_portal_that_is_away_hears_all_of_it_later(login_node: LoginNode, port
     try:
         slurm_id = login_node.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py")
         spools = login_node.folder / ".vigil" / slurm_id / "job" / "attempt-1" / "spool"
-        wait_for(
-            lambda: spools.is_dir() and any(spool.stat().st_size > 2000 for spool in spools.iterdir()), "reports", 60
-        )
+        until(lambda: spools.is_dir() and any(spool.stat().st_size > 2000 for spool in spools.iterdir()), "reports")
     finally:
         portal.start()
     job_id = attached(alice, slurm_id)
@@ -229,5 +228,5 @@ def test_a_portal_that_is_away_hears_all_of_it_later(login_node: LoginNode, port
     done = alice.wait(job_id)
     assert done["state"] == "completed"
     last = int((login_node.folder / "done.0").read_text())
-    wait_for(lambda: steps_of(alice, job_id, 0) == list(range(1, last + 1)), "all of it")
+    until(lambda: steps_of(alice, job_id, 0) == list(range(1, last + 1)), "all of it")
     assert "is attached once the portal answers" in (login_node.folder / f"out.{slurm_id}").read_text()

@@ -50,7 +50,7 @@ class SlurmBurnIn:
             self.burn_in.refresh_from_db()
             return bool(condition(self.burn_in))
 
-        until(tick, seconds)
+        until(tick, seconds=seconds)
         return self.burn_in
 
     def until_tested(self, node: str) -> None:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.slurm.portal import Portal
 from tests.slurm.room import as_user
 from tests.slurm.tls import tls_before
 from tests.stack import REPOSITORY
+from tests.waiting import until
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -352,7 +352,4 @@ def test_ctrl_c_leaves_nothing_behind(portal: Portal, slurm: Cluster) -> None:
         process.communicate()
         slurm.run("scancel", blocker)
     assert left_behind(portal) == []
-    deadline = time.monotonic() + 30
-    while slurm.run("squeue", "--noheader", f"--user={ALICE}").strip():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not slurm.run("squeue", "--noheader", f"--user={ALICE}").strip(), "alice's jobs to be gone")

@@ -18,6 +18,7 @@ from tests.slurm import room
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People
 from tests.slurm.release import CHECKOUT
+from tests.waiting import until
 
 SERVED = {
     "22.05": ["v0.0.36", "v0.0.37", "v0.0.38"],
@@ -147,13 +148,9 @@ def test_nothing_is_left(release: str, end: str) -> None:
         if end == "killed":
             maker.send_signal(signal.SIGKILL)
         maker.communicate()
-    deadline = time.monotonic() + 10
     # By process, not by the room's mark: the kernel soon gives that to another room.
-    while left := [process for process in there if process.is_running()] + [
-        process for process in psutil.process_iter() if names(process, folder)
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    until(lambda: not any(process.is_running() for process in there), "its processes to end")
+    until(lambda: not any(names(process, folder) for process in psutil.process_iter()), "all others of its to end")
     assert Path(folder).exists() == (end == "killed")
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -23,7 +23,8 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.launchers import is_launcher, launcher_parent, processes_on_node
 from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal, federated, language, script
-from tests.stack import REPOSITORY, wait_for
+from tests.stack import REPOSITORY
+from tests.waiting import until
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -38,7 +39,7 @@ def test_two_nodes_train_over_gloo_and_go_on_from_a_checkpoint(alice: Person) ->
     losses = alice.losses(job_id)
     assert sorted(losses) == list(range(1, 41))
 
-    wait_for(lambda: alice.job(job_id)["attempt"]["decided_at"], "Vigil to have read all that it left")
+    until(lambda: alice.job(job_id)["attempt"]["decided_at"], "Vigil to have read all that it left")
     answer = alice.client.post(f"/jobs/{job_id}/resume", json={"steps": 60})
     assert answer.status_code < 300, answer.text
     alice.wait(job_id, "pending", "running")
@@ -67,7 +68,7 @@ def test_a_run_root_that_is_closed_to_somebody_is_named_and_not_tried_again(port
     try:
         job_id = alice.submit(script(10))
         alice.wait(job_id)
-        wait_for(lambda: alice.job(job_id)["attempt"]["decided_at"], "the decision")
+        until(lambda: alice.job(job_id)["attempt"]["decided_at"], "the decision")
     finally:
         portal.runs.chmod(0o2710)
     (attempt,) = alice.attempts(job_id)
@@ -78,8 +79,8 @@ def test_a_run_root_that_is_closed_to_somebody_is_named_and_not_tried_again(port
 def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, alice: Person) -> None:
     waiting = alice.submit(script(10, begin="+2h"))
     alice.wait(waiting, "pending")
-    wait_for(lambda: alice.job(waiting)["attempt"]["scheduler_id"], "Slurm to have it")
-    assert "BeginTime" in wait_for(lambda: alice.job(waiting)["reason"], "the reason")
+    until(lambda: alice.job(waiting)["attempt"]["scheduler_id"], "Slurm to have it")
+    assert "BeginTime" in until(lambda: alice.job(waiting)["reason"], "the reason")
     alice.cancel(waiting)
     assert alice.wait(waiting)["state"] == "cancelled"
 
@@ -89,7 +90,7 @@ def test_cancel_while_pending_and_while_running(portal: Portal, slurm: Cluster, 
     done = alice.wait(running)
     assert (done["state"], done["attempt"]["cause"]) == ("cancelled", "cancelled")
     step = done["progress"]["step"]
-    saved = wait_for(lambda: alice.checkpoints(running), "its checkpoints")
+    saved = until(lambda: alice.checkpoints(running), "its checkpoints")
     assert max(item["step"] for item in saved) == step, "it saved before it went"
     assert slurm.run("squeue", "--noheader", f"--user={ALICE}").strip() == ""
 
@@ -114,7 +115,7 @@ def test_a_job_that_nothing_else_stops_is_killed(
     _press_kill(sysadmin, on_its_page)
     assert "is killed" in portal.vigil("kill", str(by_command)).stdout
     cancel = f"/jobs/{cancelled_again}/cancel"  # within 10 s it counts as the same click
-    wait_for(lambda: alice.client.post(cancel).json()["attempt"]["kill_requested_at"], "the second cancel to kill")
+    until(lambda: alice.client.post(cancel).json()["attempt"]["kill_requested_at"], "the second cancel to kill")
     for job_id, who in ((on_its_page, PORTAL), (by_command, PORTAL), (cancelled_again, "alice")):
         attempt = alice.wait(job_id, timeout_s=30)["attempt"]
         assert (attempt["state"], attempt["reason"]) == ("cancelled", f"Killed by {who}.")
@@ -156,7 +157,7 @@ def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
     done = alice.wait(job_id)
     (attempt,) = alice.attempts(job_id)
     assert (done["state"], attempt["cause"]) == ("cancelled", "cancelled")
-    wait_for(lambda: alice.attempts(job_id)[0]["slurm_steps"], "the accounts to tell of it")
+    until(lambda: alice.attempts(job_id)[0]["slurm_steps"], "the accounts to tell of it")
     assert alice.attempts(job_id)[0]["reason"] == "Cancelled by Slurm user root, outside Vigil."
     assert slurm.state(scheduler_id) == "CANCELLED"
 
@@ -165,7 +166,7 @@ def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
     """Slurm looks at limits twice a minute and may warn a minute early."""
     job_id = alice.submit(script(1_000_000, time_limit="00:02:00"))
     alice.wait_for_step(job_id, 5)
-    wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 180)
+    until(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", seconds=180)
     first, second = alice.attempts(job_id)
     assert first["cause"] == "stopped"
     assert second["scheduler_id"] == first["scheduler_id"], "Slurm requeued it"
@@ -185,7 +186,7 @@ def test_preempted_it_goes_on_with_the_same_losses(slurm: Cluster, alice: Person
     (node,) = alice.wait_for_step(preempted, 15)["attempt"]["nodes"]
     wants_all = ("sbatch", "--partition=urgent", f"--nodelist={node}", "--exclusive", "--time=1", "--wrap=sleep 2")
     slurm.run(*wants_all, user=ALICE)
-    wait_for(lambda: len(alice.attempts(preempted)) == 2, "a second attempt", 60)
+    until(lambda: len(alice.attempts(preempted)) == 2, "a second attempt")
     assert alice.attempts(preempted)[0]["state"] == "preempted"
     for job_id in (alone, preempted):
         assert alice.wait(job_id)["state"] == "completed"
@@ -198,7 +199,7 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
     (first,) = alice.attempts(job_id)
     lost = first["nodes"][0]
     with slurm.without(lost):  # its ranks live on: only the daemon is gone
-        wait_for(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", 120)
+        until(lambda: len(alice.attempts(job_id)) == 2, "a second attempt")
         assert alice.attempts(job_id)[0]["state"] == "node_fail"
         # Long enough for those there to have saved again, if nothing kept them from it.
         alice.wait_for_step(job_id, alice.attempts(job_id)[0]["step"] + 200, 120)
@@ -217,7 +218,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
 
     The launcher is started again, and taken in as soon as there is anything to start.
     """
-    wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
+    until(lambda: slurm.idle() >= 3, "nodes that have nothing to do")
     job_id = alice.submit(script(100_000, every=20, nodes="1:3", ranks_per_node=1))
     step = alice.wait_for_step(job_id, 25)["progress"]["step"]
     (attempt,) = alice.attempts(job_id)
@@ -227,13 +228,12 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     launcher.kill()
     step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
     members = run / "job" / "attempt-1" / "members"
-    wait_for(lambda: any(item["pid"] != launcher.pid for item in _told(members, "node-0.*", beat=3)), "it to stand by")
+    until(lambda: any(item["pid"] != launcher.pid for item in _told(members, "node-0.*", beat=3)), "it to stand by")
     with slurm.without(last):
         launcher_parent(run, last).kill()
-        wait_for(
+        until(
             lambda: "DOWN" in slurm.run("sinfo", "--noheader", f"--nodes={last}", "--format=%T").upper(),
             "its loss",
-            120,
         )
         alice.wait_for_step(job_id, step + 40)
         assert slurm.state(attempt["scheduler_id"]) == "RUNNING"
@@ -247,7 +247,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
 
 def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, slurm: Cluster, alice: Person) -> None:
     """Four ranks on two nodes, of which one is lost midway: each loss is that of two ranks that lost nothing."""
-    wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
+    until(lambda: slurm.idle() >= 3, "nodes that have nothing to do")
     options = {"rounds": 200, "clients": 40, "epochs": 4, "checkpoint_every": 20}
     alone = alice.submit(federated(**options))
     lossy = alice.submit(federated(**options, resources={"nodes": "1:2"}))
@@ -270,7 +270,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
     portal: Portal, slurm: Cluster, alice: Person
 ) -> None:
     """Its node is lost, srun with it. Slurm lets the others go on, and would keep them up to the time limit."""
-    wait_for(lambda: slurm.idle() >= 3, "nodes that have nothing to do", 60)
+    until(lambda: slurm.idle() >= 3, "nodes that have nothing to do")
     job_id = alice.submit(script(400, every=50, nodes="1:3", ranks_per_node=1))
     alice.wait_for_step(job_id, 25)
     (attempt,) = alice.attempts(job_id)
@@ -287,7 +287,7 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
                     process.send_signal(number)
         done = alice.wait(job_id, timeout_s=240)
         assert (done["state"], done["progress"]["step"], done["attempt"]["number"]) == ("completed", 400, 1)
-        wait_for(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back", 60)
+        until(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back")
 
 
 def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
@@ -314,14 +314,14 @@ def test_a_daemon_that_is_away_ends_nothing(slurm: Cluster, alice: Person, daemo
 
 def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
     beyond = {"spec": language(resources={"qos": "small", "gpus_per_node": 4, "ranks_per_node": 1})}
-    wait_for(lambda: "QOS small" in alice.client.post("/jobs/check", json=beyond).text, "its limits to be known")
+    until(lambda: "QOS small" in alice.client.post("/jobs/check", json=beyond).text, "its limits to be known")
     held = slurm.run("sbatch", "--parsable", "-q", "small", "--gres=gpu:2", "--wrap=sleep 300", user=ALICE).strip()
     # Slurm itself refuses "H100" here, where its nodes have "h100".
     options = {"qos": "small", "gpus_per_node": 2, "gpu_type": "H100", "ranks_per_node": 1}
     job_id = alice.submit(language(resources=options))
-    reason = wait_for(lambda: "QOS" in alice.job(job_id)["reason"] and alice.job(job_id)["reason"], "Slurm's reason")
+    reason = until(lambda: "QOS" in alice.job(job_id)["reason"] and alice.job(job_id)["reason"], "Slurm's reason")
     assert "QOSMaxGRESPerUser" in reason or "QOSMaxGRESPerJob" in reason
-    why = wait_for(lambda: alice.client.get(f"/jobs/{job_id}/why").json(), "why")
+    why = until(lambda: alice.client.get(f"/jobs/{job_id}/why").json(), "why")
     assert "small" in json.dumps(why)
     assert "2" in json.dumps(why)
     alice.cancel(job_id)
@@ -331,27 +331,27 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
 
 def test_a_job_that_waits_for_a_licence_says_which(slurm: Cluster, alice: Person) -> None:
     unknown = {"spec": language(resources={"licenses": "matlb"})}
-    wait_for(lambda: "Did you mean" in alice.client.post("/jobs/check", json=unknown).text, "its licences to be known")
+    until(lambda: "Did you mean" in alice.client.post("/jobs/check", json=unknown).text, "its licences to be known")
     first = alice.submit(script(100_000, licenses="matlab:2"))
     alice.wait(first, "running")
     second = alice.submit(script(5, licenses="matlab:1"))
     text = "matlab: 2 of 2 in use; this job requests 1."
-    wait_for(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == text, "the sentence")
-    wait_for(lambda: alice.job(second)["reason"].startswith("Licenses"), "Slurm's reason")
+    until(lambda: alice.client.get(f"/jobs/{second}/why").json()["text"] == text, "the sentence")
+    until(lambda: alice.job(second)["reason"].startswith("Licenses"), "Slurm's reason")
     alice.cancel(first)
     assert alice.wait(second)["state"] == "completed"
 
 
 def test_the_portal_away_for_a_job_s_whole_life(portal: Portal, alice: Person) -> None:
     job_id = alice.submit(script(60, begin="+5s"))
-    wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
+    until(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")
     portal.stop()
     (run,) = (portal.runs / "vision").glob(f"{job_id}-*")
-    wait_for(lambda: (run / "job" / "attempt-1" / "result.json").exists(), "the run's end", 90)
+    until(lambda: (run / "job" / "attempt-1" / "result.json").exists(), "the run's end")
     portal.start()
     done = alice.wait(job_id)
     assert (done["state"], done["attempt"]["number"]) == ("completed", 1)
-    wait_for(lambda: alice.job(job_id)["progress"]["step"] == 60, "its spools to be read")
+    until(lambda: alice.job(job_id)["progress"]["step"] == 60, "its spools to be read")
     assert sorted(alice.losses(job_id)) == list(range(1, 61))
 
 

@@ -22,7 +22,8 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.machine import Machine
 from tests.slurm.people import ALICE, BOB
 from tests.slurm.portal import Person, Portal, portal_on, script
-from tests.stack import REPOSITORY, wait_for
+from tests.stack import REPOSITORY
+from tests.waiting import until
 
 SHARED, CROSSED = "dgx01", "dgx02"
 GPUS = 8
@@ -86,7 +87,7 @@ class GpuNodes:
         """Until these jobs hold these GPUs (minors) of a machine, and nobody any other."""
         wanted = {machine.uuid(minor): [job] for job, minors in jobs.items() for minor in minors}
         try:
-            wait_for(lambda: self.holders(machine.node) == wanted, f"{wanted} to be held", 60)
+            until(lambda: self.holders(machine.node) == wanted, f"{wanted} to be held")
         except AssertionError as error:
             raise AssertionError(f"{error}; held are {self.holders(machine.node)}") from None
 
@@ -106,9 +107,7 @@ class GpuNodes:
     def started(self, user: str, node: str, *options: str) -> str:
         """Return a job that runs: of two that wait, Slurm may start the younger first, on the other one's GPUs."""
         job = self.sbatch(user, node, *options)
-        wait_for(
-            lambda: self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", f"{job} to run", 60
-        )
+        until(lambda: self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", f"{job} to run")
         return job
 
 
@@ -123,7 +122,7 @@ def gpu_nodes(portal: Portal, slurm: Cluster) -> Iterator[GpuNodes]:
     created = GpuNodes(portal, slurm)
     try:
         created.open()
-        wait_for(lambda: all(len(created.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
+        until(lambda: all(len(created.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
         yield created
     finally:
         created.close()
@@ -181,19 +180,19 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     gpu_nodes.wait_for(shared, on_shared)
     gpu_nodes.wait_for(crossed, on_crossed)
 
-    wait_for(lambda: rows(alice, first) == own(shared, 1, 0, 1), "alice's GPUs")
-    wait_for(lambda: rows(bob, second) == own(shared, 1, 2, 3), "bob's GPUs")
+    until(lambda: rows(alice, first) == own(shared, 1, 0, 1), "alice's GPUs")
+    until(lambda: rows(bob, second) == own(shared, 1, 2, 3), "bob's GPUs")
     assert bob.client.get(f"/jobs/{first}/gpus").status_code == 404
     assert gpu_nodes.page(first) == {(SHARED, 0), (SHARED, 1)}
     assert gpu_nodes.page(second) == {(SHARED, 2), (SHARED, 3)}
-    wait_for(lambda: gpu_nodes.assignment(shared, 0) == (first, "alice", "launcher"), "the launcher's word")
+    until(lambda: gpu_nodes.assignment(shared, 0) == (first, "alice", "launcher"), "the launcher's word")
     assert gpu_nodes.assignment(shared, 2) == (second, "bob", "scheduler")
     assert gpu_nodes.assignment(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"
     newest = {gpu["uuid"]: gpu["newest"]["gpu_percent"] for gpu in gpu_nodes.gpus(CROSSED)}
     assert [newest[crossed.uuid(minor)] for minor in (0, 7)] == [80, 10], "the last of NVML's is Slurm's first"
     # A user is a number until the agent knows the name, and no number's word of its job is believed.
     whose = [(BOB, process.environ()["SLURM_JOB_ID"])]
-    wait_for(
+    until(
         lambda: [(item["user"], item["job"]) for item in gpu_nodes.processes(crossed, 3)] == whose, "the task's process"
     )
     assert whose != [(BOB, f"{array}_0")], "a number that the queue does not have"
@@ -203,14 +202,14 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     slurm.run("scontrol", "requeue", second_id)
     slurm.run("scancel", plain, on_both)
     alice.cancel(first)
-    wait_for(lambda: len(bob.attempts(second)) == 2, "bob's second attempt", 60)
-    wait_for(lambda: runs_again(gpu_nodes.queued(second_id)), "where it runs now", 60)
+    until(lambda: len(bob.attempts(second)) == 2, "bob's second attempt")
+    until(lambda: runs_again(gpu_nodes.queued(second_id)), "where it runs now")
     (minors,) = gpu_nodes.queued(second_id)["gpu_indices"].values()
     gpu_nodes.wait_for(shared, {second_id: minors, foreign: [4]})
     gpu_nodes.wait_for(crossed, {f"{array}_0": [3], f"{array}_1": [4]})
     assert gpu_nodes.queued(foreign)["state"] == "suspended"
     both = own(shared, 1, 2, 3) | own(shared, 2, *minors)
-    wait_for(lambda: rows(bob, second) == both, "the GPUs of both attempts")
+    until(lambda: rows(bob, second) == both, "the GPUs of both attempts")
     assert rows(alice, first) == own(shared, 1, 0, 1), "they are told still"
     bob.cancel(second)
     slurm.run("scancel", foreign, array)
@@ -233,7 +232,7 @@ def task_of(slurm: Cluster, array: str, task: str) -> psutil.Process:
                 return process
         return None
 
-    found = wait_for(look, f"task {task} of {array} to run")
+    found = until(look, f"task {task} of {array} to run")
     assert found is not None
     return found
 
@@ -267,18 +266,18 @@ def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) 
         return found[1] if found else ""
 
     with slurm.configured(f"HealthCheckProgram={program}", "HealthCheckInterval=2"):
-        wait_for(lambda: folder.exists() and folder.read_text().count("is healthy: 8 GPUs respond.") >= 2, "two checks")
+        until(lambda: folder.exists() and folder.read_text().count("is healthy: 8 GPUs respond.") >= 2, "two checks")
         assert (reason(), slurm.idle()) == ("", len(slurm.layout.names))
         machine.say("2 lost 1")
-        wait_for(reason, "the node to be drained")
+        until(reason, "the node to be drained")
         assert reason().startswith("HC: GPU 2 ("), reason()
         slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
         slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=DRAIN", "Reason=fan")
         count = folder.read_text().count("\n")
-        wait_for(lambda: folder.read_text().count("\n") >= count + 2, "two more checks")
+        until(lambda: folder.read_text().count("\n") >= count + 2, "two more checks")
         assert reason() == "fan"
         machine.say()  # else a check that runs now would drain the node again
         healthy = folder.read_text().count("is healthy")
-        wait_for(lambda: folder.read_text().count("is healthy") > healthy, "a check that finds nothing")
+        until(lambda: folder.read_text().count("is healthy") > healthy, "a check that finds nothing")
     slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
     slurm.wait_for(lambda: slurm.idle() == len(slurm.layout.names), "every node to be idle")

@@ -20,7 +20,7 @@ from tests.nvml import bus
 from tests.slurm.cluster import Cluster
 from tests.slurm.machine import Machine
 from tests.slurm.portal import Portal, script
-from tests.stack import wait_for
+from tests.waiting import until
 
 BROKEN, DRAINED_BY_PERSON, BEYOND_LIMIT, ELSEWHERE = "dgx01", "dgx02", "dgx03", "dgx04"
 OFF_BUS = "[node] Xid 79 on GPU 0 (vigil: off-bus)"
@@ -55,7 +55,7 @@ class HealthLab:
             entry = self.entry(node, rule)
             return entry if entry and entry["decision"] == decision else None
 
-        found = wait_for(look, f"{rule} on {node} to be {decision}", 60)
+        found = until(look, f"{rule} on {node} to be {decision}")
         assert found is not None
         return found
 
@@ -80,7 +80,7 @@ def lab(large: Cluster) -> Iterator[HealthLab]:
             stack.callback(machine.close)
         health_lab = HealthLab(slurm, portal, machines, client)
         for node in machines:
-            wait_for(partial(_has_gpus, client, node), f"the GPUs of {node}", 90)
+            until(partial(_has_gpus, client, node), f"the GPUs of {node}")
         yield health_lab
 
 
@@ -115,7 +115,7 @@ def test_an_xid_drains_its_node_within_the_limits_and_leaves_peoples_drains_alon
     slurm = lab.slurm
     slurm.run("scontrol", "update", f"NodeName={DRAINED_BY_PERSON}", "State=DRAIN", "Reason=fan 3")
     lab.xid(BROKEN, 79, "GPU has fallen off the bus.")
-    wait_for(lambda: lab.is_drained(BROKEN), "the drain", 60)
+    until(lambda: lab.is_drained(BROKEN), "the drain")
     assert lab.reason(BROKEN) == OFF_BUS
     entry = lab.decided(BROKEN, "off-bus", "automatic")
     assert entry["action"] == "drain"
@@ -129,6 +129,6 @@ def test_an_xid_drains_its_node_within_the_limits_and_leaves_peoples_drains_alon
     assert not lab.is_drained(BEYOND_LIMIT)
 
     lab.client.post(f"/api/v1/health/{entry['id']}/clear", json={"reason": "reseated"}).raise_for_status()
-    wait_for(lambda: not lab.is_drained(BROKEN), "Vigil to return its node", 60)
+    until(lambda: not lab.is_drained(BROKEN), "Vigil to return its node")
     assert lab.is_drained(DRAINED_BY_PERSON)
     slurm.run("scontrol", "update", f"NodeName={DRAINED_BY_PERSON}", "State=RESUME")

@@ -25,7 +25,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.machine import Machine
 from tests.slurm.people import ALICE
 from tests.slurm.portal import Person, Portal, federated, language
-from tests.stack import wait_for
+from tests.waiting import until
 
 PATIENCE_S = 240.0
 TO_LOSE, TO_PREEMPT, ELSEWHERE = "dgx03", "dgx04", "dgx01|dgx02"  # as features: nodes by name take root's scontrol here
@@ -112,10 +112,10 @@ class Lab:
                 for attempt in self.alice.attempts(self.jobs[name])
             )
 
-        wait_for(is_decided, f"the decision on attempt {number} of {name}", PATIENCE_S)
+        until(is_decided, f"the decision on attempt {number} of {name}", PATIENCE_S)
 
     def run_directory(self, name: str) -> Path:
-        (found,) = wait_for(lambda: list((self.portal.runs / "vision").glob(f"{self.jobs[name]}-*")), "its folder")
+        (found,) = until(lambda: list((self.portal.runs / "vision").glob(f"{self.jobs[name]}-*")), "its folder")
         return Path(found)
 
     def nodes(self, name: str) -> list[str]:
@@ -183,7 +183,7 @@ def agent_on(lab: Lab, node: str, folder: Path) -> Machine:
     machine = Machine(lab.portal, folder, node, range(8))
     with lab.portal.client() as sysadmin:
         machine.start(sysadmin.post(f"/api/v1/nodes/{node}/token").json()["token"])
-        wait_for(lambda: is_held(sysadmin.get(f"/api/v1/nodes/{node}/gpus")), f"whose the GPUs of {node} are", 60)
+        until(lambda: is_held(sysadmin.get(f"/api/v1/nodes/{node}/gpus")), f"whose the GPUs of {node} are")
     return machine
 
 
@@ -194,7 +194,7 @@ def is_held(answer: httpx.Response) -> bool:
 def block_output(lab: Lab, name: str) -> None:
     """Put a folder where slurmd opens its output file, so that it cannot start the batch script."""
     job_dir = lab.run_directory(name) / "job"
-    wait_for(job_dir.is_dir, "its folder")
+    until(job_dir.is_dir, "its folder")
     (job_dir / "batch.1.log").mkdir()
 
 

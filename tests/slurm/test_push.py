@@ -12,8 +12,8 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.portal import Portal, portal_on, script
-from tests.stack import REPOSITORY, wait_for
-from tests.waiting import PATIENCE_S
+from tests.stack import REPOSITORY
+from tests.waiting import until
 
 SECRET = "what the lab's hooks know"
 
@@ -62,7 +62,7 @@ def test_starts_and_ends_are_seen_without_a_tick(slurm: Cluster, portal: Portal)
         os.kill(portal.pid("beat"), signal.SIGSTOP)
         called(slurm).write_text("")
         job_id = alice.submit(script(100))
-        slurm_id = wait_for(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm's number", PATIENCE_S)
+        slurm_id = until(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm's number")
         slurm.wait_for(lambda: slurm.state(slurm_id) == "RUNNING", "the job to run")
         assert called(slurm).read_text(), "PrologSlurmctld was not called"
         slurm.run(slurm.layout.job_ended_hook, "--test")

@@ -16,7 +16,7 @@ from tests.jobs.asking import packed
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal
-from tests.stack import wait_for
+from tests.waiting import until
 
 # Prints its index and when it ran; fails, stops or waits as instructed.
 PROGRAM = """\
@@ -75,7 +75,7 @@ def counts(person: Person, sweep_id: int) -> dict[str, int]:
 
 
 def wait_for_end(person: Person, sweep_id: int, timeout_s: float = 180) -> dict[str, int]:
-    wait_for(lambda: person.client.get(f"/sweeps/{sweep_id}").json()["over"], "the sweep's end", timeout_s)
+    until(lambda: person.client.get(f"/sweeps/{sweep_id}").json()["over"], "the sweep's end", seconds=timeout_s)
     return counts(person, sweep_id)
 
 
@@ -118,10 +118,10 @@ def test_one_that_is_requeued_goes_on_under_its_own_id(portal: Portal, slurm: Cl
     sweep_id, jobs = submit(alice, text_of(3, mode="wait"))
     for job_id in jobs:
         alice.wait(job_id, "running")
-        wait_for(lambda job_id=job_id: alice.job(job_id)["latest"], "a report")
+        until(lambda job_id=job_id: alice.job(job_id)["latest"], "a report")
     for job_id in (jobs[0], jobs[2]):
         slurm.run("scontrol", "requeue", alice.job(job_id)["attempt"]["scheduler_id"])
-        wait_for(lambda job_id=job_id: len(alice.attempts(job_id)) == 2, "a second attempt", 60)
+        until(lambda job_id=job_id: len(alice.attempts(job_id)) == 2, "a second attempt")
     for job_id in jobs:
         (root_of(portal, job_id) / "job" / "go").touch(mode=0o666)
     assert wait_for_end(alice, sweep_id) == {"completed": 3}

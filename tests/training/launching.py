@@ -147,7 +147,7 @@ class Run:
         return process.environ().get("VIGIL_RUN_DIR") == str(self.path)
 
     def assert_nothing_left(self, seconds: float = 20.0) -> None:
-        until(lambda: not self.processes(), seconds)
+        until(lambda: not self.processes(), seconds=seconds)
 
     def end(self) -> None:
         for process in self.launchers:

@@ -298,7 +298,7 @@ def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_pa
 def test_ctrl_c_ends_every_process(tmp_path: Path):
     process = start(tmp_path, "--steps", "100000")
     beats = tmp_path / "out" / "ddp-1" / "job" / "attempt-1" / "heartbeat" / "0.0"
-    until(lambda: (beat := read_beat(beats)) and beat.phase == "step", 60)
+    until(lambda: (beat := read_beat(beats)) and beat.phase == "step")
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 2
     process.send_signal(signal.SIGINT)

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from tests.stack import REPOSITORY, wait_for
+from tests.stack import REPOSITORY
 from tests.training.intake import TOKEN, Intake
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 JOB = {"id": 7, "name": "big", "url": "http://portal/jobs/7"}
@@ -161,9 +161,9 @@ def test_a_portal_that_is_away_stops_nothing_and_hears_all_of_it_later(portal: P
     portal.refuses = [(503, "Busy.")]
     waits = f"{sys.executable} train.py; touch reported; while [ ! -e go ]; do sleep 0.05; done"
     process = runs.start("--", "sh", "-c", waits)
-    wait_for(lambda: (runs.folder / "reported").exists(), "the command to report")
-    wait_for(lambda: len(portal.attached) > 1, "the portal to be asked again")
-    wait_for(lambda: len(losses(portal)) == 3, "its reports")
+    until(lambda: (runs.folder / "reported").exists(), "the command to report")
+    until(lambda: len(portal.attached) > 1, "the portal to be asked again")
+    until(lambda: len(losses(portal)) == 3, "its reports")
     (runs.folder / "go").touch()
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err.count("\n")) == (0, 2)

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from portal.run import heartbeat
-from portal.run.heartbeat import Pulse, Watch
-from tests.stack import REPOSITORY, wait_for
+from portal.run.heartbeat import FILE, Pulse, Watch
+from tests.stack import REPOSITORY
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -112,12 +113,14 @@ def test_a_stopped_service_is_killed_by_its_watcher(tmp_path: Path) -> None:
         assert watcher.stdout
         assert watcher.stdout.readline() == "on\n"
         (service,) = psutil.Process(watcher.pid).children()
-        time.sleep(2.5)  # it beats once a second
+        beat = Path(service.environ()[FILE])
+        first = until(lambda: beat.exists() and beat.stat().st_mtime_ns, "its first beat")
+        until(lambda: beat.stat().st_mtime_ns > first, "its second beat")
         service.suspend()
         assert watcher.wait(60) == 1
         assert watcher.stderr
         assert "did not respond for 5 s" in watcher.stderr.read()
-        wait_for(lambda: not service.is_running(), "the service to be gone")
+        until(lambda: not service.is_running(), "the service to be gone")
 
 
 def test_a_watcher_ends_as_its_service_does_and_passes_signals_on(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pwd
 import signal
 import subprocess
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from jobs.disk.batch import Batch
 from tests.examples import examples
+from tests.waiting import until
 
 # What is played says what it was called with: words ended by NUL, calls by an empty word.
 STUB = """#!/bin/bash
@@ -202,18 +202,17 @@ def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: s
     played.play("srun", f"#!/bin/bash\n{got}touch {played.place}/up\nwhile :; do sleep 0.05; done\n")
     batch = played.a_batch()
     process = played.start(batch)
-    until = time.monotonic() + 20
-    while not (played.place / "up").exists() and time.monotonic() < until:
-        time.sleep(0.02)
+    until((played.place / "up").exists, "srun to start")
     process.send_signal(signal.Signals[f"SIG{word}"])
     path = batch.run / "job" / "told" / "7.0" / "asked"
-    while not path.exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert path.read_text() == f"{word}\n"
+    until(lambda: path.exists() and path.read_text() == f"{word}\n", "the file that names the signal")
     assert not (played.place / "got").exists(), "an srun of this moment may not have its handlers yet"
-    while process.poll() is None and time.monotonic() < until:
+
+    def has_ended() -> bool:
         process.send_signal(signal.Signals[f"SIG{word}"])
-        time.sleep(0.2)
+        return process.poll() is not None
+
+    until(has_ended, "the batch script to end")
     process.communicate()
     assert process.returncode == 75
     assert (played.place / "got").read_text() == "USR1\n"

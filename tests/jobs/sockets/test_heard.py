@@ -23,6 +23,7 @@ from tests.jobs.reporting import Spooled, attempt_of
 from tests.jobs.sockets.listening import Socket, play, take
 from tests.lab import signed_in
 from tests.redis import Server
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -253,7 +254,7 @@ def test_heartbeats_tell_the_version_even_without_redis(ada: User, monkeypatch: 
         await socket.connect()
         assert (await socket.hear("hello"))["version"] == 0
         await take(attempt, Spooled().log(1, loss=1.0))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while (await socket.hear("heartbeat"))["version"] != 1:
             assert time.monotonic() < deadline
         await socket.disconnect()

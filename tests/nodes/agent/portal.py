@@ -41,6 +41,8 @@ class PortalStandIn:
     """The fault that answers ask the agent to plant."""
     loses_answers: bool = False
     hold: threading.Event = field(default_factory=threading.Event)
+    wrong_tokens: int = 0
+    """How many posts came with another token."""
     port: int = 0
     _guard: threading.Lock = field(default_factory=threading.Lock)
     _server: ThreadingHTTPServer | None = None
@@ -115,6 +117,7 @@ class PortalStandIn:
             self.enrolled.append((node, bearer, json.loads(data)))
             return self.enrol(bearer)
         if bearer != self.token:
+            self.wrong_tokens += 1
             return 401, {"detail": "not its token"}
         assert request.headers["Content-Encoding"] == "gzip"
         post = json.loads(gzip.decompress(data))

@@ -234,8 +234,7 @@ def test_what_a_person_cleared_stays_cleared_and_a_new_event_counts(lab: Lab) ->
     inbox.clear(ops, lab.entry().pk, "reseated")
     lab.step()
     assert not HealthEntry.objects.active().exists()
-    time.sleep(0.01)
-    lab.xid(79, text="again")
+    lab.xid(79, ago=-1, text="again")
     lab.step()
     again = HealthEntry.objects.active().get()
     assert again.action == "replace", "the second time within 30 days"
@@ -274,8 +273,7 @@ def test_a_new_event_right_after_an_undrain_drains_again(lab: Lab) -> None:
     drain.carry_out(lab.scheduler)
     assert not lab.scheduler.drained
     assert Node.objects.get(name="dgx-01").state == "drained", "not read again yet"
-    time.sleep(0.01)
-    lab.xid(79, "dgx-01", text="again")
+    lab.xid(79, "dgx-01", ago=-1, text="again")
     HealthControl.objects.update(reset_at=None)
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
@@ -287,8 +285,7 @@ def test_a_new_event_before_the_undrain_is_sent_replaces_it(lab: Lab) -> None:
     inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
     health()
     assert NodeOrder.objects.open().get().action == "undrain"
-    time.sleep(0.01)
-    lab.xid(79, text="again")
+    lab.xid(79, ago=-1, text="again")
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
     assert HealthEntry.objects.active().get().decision == "automatic"

@@ -105,7 +105,7 @@ def test_training_waits_for_blocks_before_it_sets_more_than_a_part_aside(monkeyp
     training.start()
     taken, most = [], 0
     for block in reversed(list(frozen.blocks())):  # the last one that it waits for comes first
-        until(lambda: frozen.preserved_bytes == 4 * ROW_BYTES or not training.is_alive(), 10)
+        until(lambda: frozen.preserved_bytes == 4 * ROW_BYTES or not training.is_alive())
         most = max(most, frozen.preserved_bytes)
         taken.append(frozen.take(block))
     training.join(10)
@@ -122,7 +122,7 @@ def test_training_does_not_wait_for(ended: bool, monkeypatch: pytest.MonkeyPatch
     frozen = control.freeze()
     training = Thread(target=_change_all, args=(control,))
     training.start()
-    until(lambda: frozen.preserved_bytes > 0, 10)
+    until(lambda: frozen.preserved_bytes > 0)
     if ended:
         frozen.release()
     training.join(10)

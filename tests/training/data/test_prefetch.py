@@ -18,15 +18,26 @@ from training.loader.prefetch import Prefetch
 STRIDE = 10
 
 
+_opened: list[Prefetch[int]] = []
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    """Close what the test opened, also after a failure; no thread may remain."""
     yield
+    while _opened:
+        _opened.pop().close()
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def _open(make: Callable[[int], int], *, end: int = 10_000, cheap: float) -> Prefetch[int]:
+    _opened.append(Prefetch(make, stride=STRIDE, end=end, cheap=cheap))
+    return _opened[-1]
 
 
 def _ahead(make: Callable[[int], int], *, end: int = 10_000) -> Prefetch[int]:
     """Return a prefetcher whose thread runs: every look-up counts as slow."""
-    found = Prefetch(make, stride=STRIDE, end=end, cheap=-1.0)
+    found = _open(make, end=end, cheap=-1.0)
     for step in range(4):
         assert found.take(step * STRIDE) == make(step * STRIDE)
     assert found.runs_ahead
@@ -34,10 +45,9 @@ def _ahead(make: Callable[[int], int], *, end: int = 10_000) -> Prefetch[int]:
 
 
 def test_cheap_data_needs_no_thread() -> None:
-    found = Prefetch(lambda position: position, stride=STRIDE, end=10_000, cheap=1.0)
+    found = _open(lambda position: position, cheap=1.0)
     assert [found.take(step * STRIDE) for step in range(1000)] == list(range(0, 10_000, STRIDE))
     assert not found.runs_ahead
-    found.close()
 
 
 def test_a_single_slow_look_up_starts_none() -> None:
@@ -48,7 +58,7 @@ def test_a_single_slow_look_up_starts_none() -> None:
             time.sleep(0.02)
         return position
 
-    found = Prefetch(make, stride=STRIDE, end=10_000, cheap=0.01)
+    found = _open(make, cheap=0.01)
     for step in range(1000):
         found.take(step * STRIDE)
     assert not found.runs_ahead
@@ -82,17 +92,14 @@ def test_nothing_is_looked_up_beyond_the_end_unless_it_is_asked_for() -> None:
     time.sleep(0.02)
     assert max(created) == 50
     assert found.take(60) == 60
-    found.close()
 
 
 @settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.integers(0, 12), max_size=40))
 def test_it_gives_what_is_asked_for_wherever_that_is(steps: list[int]) -> None:
     found = _ahead(lambda position: position * 7, end=100)
-    try:
-        assert [found.take(step * STRIDE) for step in steps] == [step * STRIDE * 7 for step in steps]
-    finally:
-        found.close()
+    assert [found.take(step * STRIDE) for step in steps] == [step * STRIDE * 7 for step in steps]
+    _opened.pop().close()
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_taken() -> None:
@@ -121,25 +128,21 @@ def test_going_elsewhere_after_a_failure() -> None:
     found = _ahead(make)
     assert found.take(40) == 40
     assert [found.take(position) for position in (200, 210)] == [200, 210]
-    found.close()
 
 
 def test_the_wait_is_for_the_look_up_alone() -> None:
-    """Beside a step that takes longer than looking up, nothing is waited for."""
+    """While a step takes longer than a look-up, every batch is there before it is taken."""
+    threads: dict[int, str] = {}
 
     def make(position: int) -> int:
-        time.sleep(0.01)
+        threads[position] = threading.current_thread().name
         return position
 
     found = _ahead(make)
-    waits = []
-    for step in range(4, 24):
-        time.sleep(0.015)
-        began = time.perf_counter()
-        found.take(step * STRIDE)
-        waits.append(time.perf_counter() - began)
-    found.close()
-    assert sorted(waits)[len(waits) // 2] < 0.005
+    for position in range(4 * STRIDE, 24 * STRIDE, STRIDE):
+        until(lambda position=position: position in threads, f"the look-up at {position}")
+        assert found.take(position) == position
+    assert {threads[position] for position in range(4 * STRIDE, 24 * STRIDE, STRIDE)} == {"prefetch"}
 
 
 def test_it_ends_in_the_middle_of_a_look_up() -> None:
@@ -151,7 +154,7 @@ def test_it_ends_in_the_middle_of_a_look_up() -> None:
             go_on.wait(10)
         return position
 
-    found = Prefetch(make, stride=STRIDE, end=10_000, cheap=-1.0)
+    found = _open(make, cheap=-1.0)
     for step in range(4):
         found.take(step * STRIDE)
     inside.wait(10)

@@ -71,7 +71,7 @@ def _rank(run: Run, rank: int, gone: set[int]) -> psutil.Process:
                     return process
         return None
 
-    process = until(found, 60)
+    process = until(found)
     assert isinstance(process, psutil.Process)
     return process
 
@@ -82,14 +82,14 @@ def _kill(run: Run, rank: int, incarnation: int, round_: int, gone: set[int]) ->
     process = _rank(run, rank, gone)
     gone.add(process.pid)
     process.send_signal(signal.SIGKILL)
-    until(lambda: len(run.events("incarnation.ended")) > incarnation, 60)
+    until(lambda: len(run.events("incarnation.ended")) > incarnation)
 
 
 def _in_a_round(run: Run, after: int, *, attempt: int = 1, rank: int = 0, incarnation: int = 0) -> None:
     """Wait until it is in a round after this one, with a checkpoint from which to resume."""
     path = heartbeat_path(run.attempt(attempt), rank=rank, incarnation=incarnation)
-    until(lambda: [*run.path.glob("job/checkpoints/step-*/COMMITTED")], 120)
-    until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= after, 120)
+    until(lambda: [*run.path.glob("job/checkpoints/step-*/COMMITTED")])
+    until(lambda: (beat := read_beat(path)) and beat.phase == "step" and beat.step >= after)
 
 
 @pytest.fixture(scope="class")

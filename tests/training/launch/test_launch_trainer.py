@@ -61,14 +61,14 @@ def _rank(run: Run, rank: int, *, gone: frozenset[int] = frozenset()) -> psutil.
                     return process
         return None
 
-    process = until(found, 60)
+    process = until(found)
     assert isinstance(process, psutil.Process)
     return process
 
 
 def _reaches(run: Run, step: int, incarnation: int = 0) -> None:
     path = heartbeat_path(run.attempt(), rank=1, incarnation=incarnation)
-    until(lambda: (beat := read_beat(path)) and beat.step >= step, 120)
+    until(lambda: (beat := read_beat(path)) and beat.step >= step)
 
 
 def _last(run: Run, incarnation: int) -> int:
@@ -118,13 +118,13 @@ def test_a_rank_that_stops_responding_is_named_by_its_collectives(run: Run) -> N
     launchers = [run.launch(node=node, nodes=2) for node in (0, 1)]
     _reaches(run, 50)
     _rank(run, 0).send_signal(signal.SIGSTOP)
-    until(lambda: run.events("incarnation.ended"), 60)
+    until(lambda: run.events("incarnation.ended"))
     ended = run.events("incarnation.ended")[0]
     assert (ended["rank"], ended["failure"], ended["why"]) == (0, "hang", "hang")
     record = json.loads((run.attempt() / "flight" / "0.1.json").read_text())
     assert any("all_reduce" in entry["profiling_name"] for entry in record["entries"])
     assert "trainer.py" in (run.attempt() / "stacks" / "0.1.txt").read_text()
-    started = until(lambda: run.events("incarnation.started")[1:], 60)[0]
+    started = until(lambda: run.events("incarnation.started")[1:])[0]
     assert started["resumed_from"].startswith("step-")
     _reaches(run, int(started["resumed_from"].removeprefix("step-")) + 1, incarnation=1)
     launchers[1].send_signal(signal.SIGTERM)
@@ -198,11 +198,11 @@ def test_a_run_goes_on_with_one_node_of_three_and_grows_again(run: Run) -> None:
     launchers = [run.launch(node=node, nodes=3) for node in range(3)]
     _reaches(run, 25)
     launchers[0].send_signal(signal.SIGKILL)
-    until(lambda: _last(run, 1) > 40, 120)
+    until(lambda: _last(run, 1) > 40)
     launchers[1].send_signal(signal.SIGKILL)
-    until(lambda: _last(run, 2) > 60, 120)
+    until(lambda: _last(run, 2) > 60)
     run.launch(node=0, nodes=3)
-    until(lambda: _last(run, 3) > _last(run, 2), 120)
+    until(lambda: _last(run, 3) > _last(run, 2))
     launchers[2].send_signal(signal.SIGTERM)
     assert launchers[2].wait(120) == 75
     worlds = [event["world_size"] for event in run.events("incarnation.started")]

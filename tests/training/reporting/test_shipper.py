@@ -7,7 +7,6 @@ import io
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.training.intake import Server
 from tests.training.reporting.shipped import losses, reporter_of
+from tests.waiting import until
 from training import shipper as shipping
 from training.shipper import Shipper
 
@@ -35,12 +35,9 @@ def _shipper(attempt: Path, *, node: str = "dgx01") -> Shipper:
     return _opened[-1]
 
 
-def _ship(shipper: Shipper, seconds: float = 20.0) -> None:
+def _ship(shipper: Shipper) -> None:
     """Work until the portal has everything on disk."""
-    deadline = time.monotonic() + seconds
-    while shipper.work() or not shipper.is_done:
-        assert time.monotonic() < deadline, "not shipped in time"
-        time.sleep(0.001)
+    until(lambda: not shipper.work() and shipper.is_done, "everything to be shipped", at_most_s=0.001)
 
 
 def test_streams_of_a_node_travel_in_one_post(server: Server, attempt: Path) -> None:
@@ -172,7 +169,7 @@ def test_a_backlog_larger_than_a_post_is_cut(server: Server, attempt: Path) -> N
         shipper.work()
     server.start()
     server.leave_token(run_dir)
-    _ship(shipper, 60)
+    _ship(shipper)
     assert losses(server) == [(rank, step, float(step)) for rank in range(8) for step in range(6_000)]
     assert len(server.intake.identities()) == len(set(server.intake.identities())) == 96_000
     assert len(server.intake.events) == 8
