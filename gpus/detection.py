@@ -24,10 +24,10 @@ def has_driver() -> bool:
     return any(map(os.path.exists, places)) or shutil.which("nvidia-smi") is not None
 
 
-def detect(names: Sequence[str] | None = None, *, seconds: float, everything: bool = False) -> GpuInventory | None:
+def detect(names: Sequence[str] | None = None, *, seconds: float, detailed: bool = False) -> GpuInventory | None:
     """Return the GPUs; None if no driver responds in time. `names` as in CUDA_VISIBLE_DEVICES, None is all."""
     child = subprocess.Popen(
-        command(0, names, everything=everything),
+        command(0, names, detailed=detailed),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -40,7 +40,7 @@ def detect(names: Sequence[str] | None = None, *, seconds: float, everything: bo
         with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=KILLED_SECONDS)
         return None
-    lines = ReportParser()
+    parser = ReportParser()
     for line in output.splitlines():
-        lines.parse(line)
-    return lines.inventory
+        parser.parse(line)
+    return parser.inventory

@@ -64,11 +64,11 @@ class GpuDevice:
         if self.queries.handle is not None and self._activity is None:
             self._activity = GpmActivity(self.queries)
 
-    def describe(self, *, everything: bool) -> dict[str, Any]:
+    def describe(self, *, detailed: bool) -> dict[str, Any]:
         """Return what the GPU is. Its names are requested until they are known: a lost GPU reports none."""
         if "uuid" not in self._identity:
             self._identity.update(facts.names(self.queries))
-        if everything:
+        if detailed:
             self._slices = facts.slices(self.queries)
             self._identity.update(facts.static(self.queries))
         return {**self._identity, **self._slices}

@@ -25,15 +25,15 @@ KINDS = {0x8: "xid", 0x8000: "recovery", 0x100: "mig", 0x2: "ecc"}
 class NvmlNode:
     """The GPUs of this node in NVML. Raises NVMLError if NVML cannot be opened, or must be reopened."""
 
-    def __init__(self, names: list[str], *, everything: bool) -> None:
+    def __init__(self, names: list[str], *, detailed: bool) -> None:
         """Open NVML. `names` as in CUDA_VISIBLE_DEVICES; empty: all GPUs."""
         pynvml.nvmlInit()
         names = names or [str(index) for index in range(min(pynvml.nvmlDeviceGetCount(), MAX_GPUS))]
         self._devices = [GpuDevice(name) for name in names]
         for device in self._devices:
             device.open()
-        self._everything = everything
-        self._events = self._register_events() if everything else None
+        self._detailed = detailed
+        self._events = self._register_events() if detailed else None
         self._reported: set[tuple[int, str, int]] = set()
 
     def describe(self) -> dict[str, Any]:
@@ -46,8 +46,8 @@ class NvmlNode:
         with suppress(NVMLError):
             cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
             found["cuda"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
-        found["gpus"] = [device.describe(everything=self._everything) for device in self._devices]
-        if self._everything:
+        found["gpus"] = [device.describe(detailed=self._detailed) for device in self._devices]
+        if self._detailed:
             found["topology"] = facts.topology([device.queries for device in self._devices])
         return found
 

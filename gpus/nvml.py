@@ -50,7 +50,7 @@ REOPENED = "--reopened"
 class ReaderOptions:
     seconds: float
     names: list[str]
-    everything: bool
+    detailed: bool
     reopened: bool
 
     @classmethod
@@ -70,7 +70,7 @@ def main(options: ReaderOptions) -> int:
     trim_memory()
     has_sampled = False
     try:
-        node = NvmlNode(options.names, everything=options.everything)
+        node = NvmlNode(options.names, detailed=options.detailed)
         print_line({**node.describe(), **({"reopened": True} if options.reopened else {})})
         for line in lines(node, options):
             print_line(line)
@@ -87,7 +87,7 @@ def lines(node: NvmlNode, options: ReaderOptions) -> Iterator[dict[str, Any]]:
     """Yield the output lines for as long as NVML is open. Raises NVMLError if it must be reopened."""
     due = 0.0
     while options.seconds:
-        is_due = options.everything and time.monotonic() >= due
+        is_due = options.detailed and time.monotonic() >= due
         if node.has_changed(slices=is_due):
             yield node.describe()
         timestamp = now()

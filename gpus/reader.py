@@ -4,7 +4,7 @@ A call into NVIDIA's driver may hang and be unkillable, so this process makes no
 does. A child that prints nothing for too long is reported as NvmlSilent, killed, never joined, and replaced; while two
 killed children still exist, no more are started.
 
-    reader = GpuReader(every=1.0, everything=True)
+    reader = GpuReader(every=1.0, detailed=True)
     while True:
         for report in reader.poll():  # a gpus.reports.GpuReport
             ...
@@ -50,7 +50,7 @@ class GpuReader:
         names: Sequence[str] | None = None,
         *,
         every: float,
-        everything: bool = False,
+        detailed: bool = False,
         opening_seconds: float = OPENING_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
@@ -58,15 +58,15 @@ class GpuReader:
         """Set up a reader; the first `poll` starts the child.
 
         `names` are as in CUDA_VISIBLE_DEVICES; None: all GPUs; empty: nothing to read. `every`: seconds between two
-        samples. `everything`: also static facts, counters, processes and events.
+        samples. `detailed`: also static facts, counters, processes and events.
         """
-        self._names, self._every, self._everything = names, max(every, 0.1), everything
+        self._names, self._every, self._detailed = names, max(every, 0.1), detailed
         self._opening, self._silent = opening_seconds, silent_seconds + every
         self._retry, (self._wait, self._longest) = retry_seconds[0], retry_seconds
         self._child: _Child | None = None
         self._stuck: list[_Child] = []
         self._next_start = 0.0
-        self._lines = ReportParser()
+        self._parser = ReportParser()
         self._lost: set[int] = set()
         self.newest: GpuSamples | None = None
         """The last samples; None if there are none yet, or NVML is silent. `at` gives their age."""
@@ -78,7 +78,7 @@ class GpuReader:
     @property
     def inventory(self) -> GpuInventory | None:
         """Return the last reported inventory, also while NVML is silent."""
-        return self._lines.inventory
+        return self._parser.inventory
 
     @property
     def pids(self) -> list[int]:
@@ -121,7 +121,7 @@ class GpuReader:
         if idle or len(self._stuck) > MAX_STUCK or time.monotonic() < self._next_start:
             return
         try:
-            self._child = _Child(command(self._every, self._names, everything=self._everything))
+            self._child = _Child(command(self._every, self._names, detailed=self._detailed))
         except OSError:  # out of memory or processes
             self._delay_start()
 
@@ -140,7 +140,7 @@ class GpuReader:
         return [NvmlSilent(self.silent_since)]
 
     def _process_line(self, line: bytes) -> list[GpuReport]:
-        previous, report = self.inventory, self._lines.parse(line)
+        previous, report = self.inventory, self._parser.parse(line)
         match report:
             case None:
                 return []
@@ -150,7 +150,7 @@ class GpuReader:
                 return [report] if is_new else []
             case GpuInventory():
                 self.absent = None
-                self._lost &= _unchanged_places(previous, report)
+                self._lost &= _unchanged_indices(previous, report)
             case GpuSamples():
                 self.newest, self._wait = report, self._retry
                 return [*self._end_silence(), report, *self._lost_and_recovered(report)]
@@ -181,11 +181,11 @@ class GpuReader:
         return gpus[index] if index < len(gpus) else GpuInfo(str(index))
 
 
-def command(seconds: float, names: Sequence[str] | None, *, everything: bool = False) -> list[str]:
+def command(seconds: float, names: Sequence[str] | None, *, detailed: bool = False) -> list[str]:
     """Return the command that samples at this interval in seconds; 0: exit after the first line."""
     return [
         *(sys.executable, "-P", "-m", "gpus.nvml", f"{seconds:g}"),
-        *(["--all"] if everything else []),
+        *(["--all"] if detailed else []),
         *(names or []),
     ]
 
@@ -199,8 +199,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, existing] if existing else [root])}
 
 
-def _unchanged_places(before: GpuInventory | None, now: GpuInventory) -> set[int]:
-    """Return the places that have the same GPU as before, as far as known."""
+def _unchanged_indices(before: GpuInventory | None, now: GpuInventory) -> set[int]:
+    """Return the indices that have the same GPU as before, as far as known."""
     pairs = zip(before.gpus if before else (), now.gpus, strict=False)
     return {index for index, (old, new) in enumerate(pairs) if old.uuid in ("", new.uuid)}
 

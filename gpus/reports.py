@@ -32,7 +32,7 @@ class GpuInfo:
     memory_mib: int | None = None
     parent: str = ""
     """For a MIG slice: the UUID of the GPU that it is part of."""
-    # The rest is only read with `everything`.
+    # The rest is only read with `detailed`.
     serial: str = ""
     vbios: str = ""
     inforom: str = ""
@@ -132,7 +132,8 @@ class GpuLost:
 
     at: float
     time: float
-    place: int
+    index: int
+    """Its index in the newest GpuInventory."""
     gpu: GpuInfo
 
 
@@ -142,7 +143,8 @@ class GpuRecovered:
 
     at: float
     time: float
-    place: int
+    index: int
+    """Its index in the newest GpuInventory."""
     gpu: GpuInfo
 
 
@@ -173,7 +175,7 @@ class ReportParser:
             if "none" in document:
                 return NvmlAbsent(str(document["none"])[:1000], bool(document.get("later")))
             if "gpus" in document:
-                return self._machine(document)
+                return self._inventory(document)
             at, time = float(document["at"]), float(document["time"])
             if "looks" in document:
                 return GpuSamples(at, time, tuple(_sample(gpu_sample) for gpu_sample in document["looks"]))
@@ -187,7 +189,7 @@ class ReportParser:
                 return DriverEvent(at, time, self.inventory.gpus[event["place"]], event["kind"], int(event["value"]))
         return None
 
-    def _machine(self, document: dict[str, Any]) -> GpuInventory:
+    def _inventory(self, document: dict[str, Any]) -> GpuInventory:
         gpus = tuple(self._gpu(gpu) for gpu in document["gpus"][:MAX_GPUS])
         self._gpus_by_name = {gpu.gpu: gpu for gpu in gpus}
         topology = tuple(tuple(map(str, row)) for row in document.get("topology", ()))

@@ -21,15 +21,15 @@ class Severity(IntEnum):
     """The GPU or its node needs a reboot or a repair."""
 
 
-FATAL = frozenset({48, 54, 61, 62, 64, 79, 95, 140, 143, 157, 161, 171, 172})
-CRITICAL = frozenset({46, 74, 109, 110, 119, 120, 136, 151, 154, 155, 158, 167})
-NOTES = frozenset({13, 31, 43, 45, 94, 156, 160})
+FATAL_XIDS = frozenset({48, 54, 61, 62, 64, 79, 95, 140, 143, 157, 161, 171, 172})
+CRITICAL_XIDS = frozenset({46, 74, 109, 110, 119, 120, 136, 151, 154, 155, 158, 167})
+NOTE_XIDS = frozenset({13, 31, 43, 45, 94, 156, 160})
 
 
 def severity(code: int | None) -> Severity:
     """Return the severity of this Xid; an unlisted one is a warning, because drivers add new ones."""
-    if code in FATAL:
+    if code in FATAL_XIDS:
         return Severity.FATAL
-    if code in CRITICAL:
+    if code in CRITICAL_XIDS:
         return Severity.CRITICAL
-    return Severity.NOTE if code in NOTES else Severity.WARNING
+    return Severity.NOTE if code in NOTE_XIDS else Severity.WARNING

@@ -47,7 +47,9 @@ def job(answer: dict[str, Any]) -> list[str]:
         "attempt": f"{attempt['number']}" + (f" on {', '.join(attempt['nodes'])}" if attempt["nodes"] else ""),
         kinds.by_name(answer["kind"]).units: steps(progress) if progress["step"] is not None else "",
         "left": formatting.duration(progress["eta_seconds"]) if progress["eta_seconds"] is not None else "",
-        "latest": ", ".join(f"{name} {formatting.measured(name, value)}" for name, value in answer["latest"].items()),
+        "latest": ", ".join(
+            f"{name} {formatting.series_value(name, value)}" for name, value in answer["latest"].items()
+        ),
         "goodput": _goodput(answer.get("goodput"), kinds.by_name(answer["kind"]).units),
         "coverage": (answer.get("coverage") or {}).get("text", ""),
         "decision": attempt["decision"],
@@ -167,7 +169,7 @@ def metrics(
     head = ["SERIES", "NEWEST>", f"{units.upper()}>", "POINTS>"]
     rows = []
     for item in items:
-        value = formatting.measured(item["name"], newest.get((*line_of(item), item["last_step"])))
+        value = formatting.series_value(item["name"], newest.get((*line_of(item), item["last_step"])))
         steps = f"{item['step'][0]:,}–{item['last_step']:,}"
         rows.append([item["name"], value, steps, f"{item['count']:,}"])
         if superseded:
@@ -263,7 +265,7 @@ def steps(progress: dict[str, Any]) -> str:
 
 
 def loss(job: dict[str, Any]) -> str:
-    return formatting.measured("loss", job["latest"].get("loss"))
+    return formatting.series_value("loss", job["latest"].get("loss"))
 
 
 def current(values: dict[str, Any], name: str, former: str) -> Any:

@@ -29,7 +29,7 @@ def progress_text(job: dict[str, Any]) -> str:
         parts.append(f"{done['step']:,}{of} {kinds.by_name(job['kind']).units}")
     for name, label in NUMBERS.items():
         if (value := job["latest"].get(name)) is not None:
-            parts.append(f"{label} {formatting.measured(name, value)}")
+            parts.append(f"{label} {formatting.series_value(name, value)}")
     if done["eta_seconds"] is not None and job["state"] == "running":
         parts.append(f"{formatting.duration(done['eta_seconds'])} left")
     elif job["reason"]:

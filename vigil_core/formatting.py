@@ -56,7 +56,7 @@ def loss(value: float | None) -> str:
     return measure(value) if abs(value) < SMALL_LOSS else _signed(f"{value:,.3f}")
 
 
-def measured(name: str, value: float | str | None) -> str:
+def series_value(name: str, value: float | str | None) -> str:
     """Return a value of a series, by its name; non-finite numbers arrive as words."""
     if isinstance(value, str):
         return value

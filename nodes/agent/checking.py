@@ -85,7 +85,7 @@ class _GpuCheck:
 
     def problems(self, *, until: float) -> Iterator[str]:
         watch = GpuWatch(
-            GpuReader(every=EVERY_SECONDS, everything=True),
+            GpuReader(every=EVERY_SECONDS, detailed=True),
             self.remembered,
             SampleWindow(EVERY_SECONDS),
             lambda event: None,

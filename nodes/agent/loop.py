@@ -86,7 +86,7 @@ class AgentLoop:
         self._gpus = GpuWatch(
             GpuReader(
                 every=timing.period,
-                everything=True,
+                detailed=True,
                 silent_seconds=timing.seconds_of(15),
                 retry_seconds=(timing.seconds_of(5), timing.seconds_of(600)),
             ),

@@ -49,7 +49,7 @@ def sample(settings: AgentSettings) -> dict[str, Any]:
     software.poll()
     mounts.start_probes(probed)
     watch = GpuWatch(
-        GpuReader(every=1.0, everything=True), GpuHistory(settings.state), SampleWindow(1.0), lambda event: None
+        GpuReader(every=1.0, detailed=True), GpuHistory(settings.state), SampleWindow(1.0), lambda event: None
     )
     samples, counters = _read_gpus(watch)
     mounts.poll(time.time())

@@ -21,7 +21,7 @@ _GPU_GAUGES: dict[str, tuple[str, float, str]] = {
     "vigil_gpu_temperature_celsius": ("temperature_c", 1, "Temperature of the GPU."),
     "vigil_gpu_power_watts": ("watts", 1, "Power drawn."),
 }
-CRITICAL = xids.FATAL | xids.CRITICAL
+CRITICAL = xids.FATAL_XIDS | xids.CRITICAL_XIDS
 Samples = list[tuple[tuple[str, ...], Value]]
 
 

@@ -36,7 +36,7 @@ class Watched:
     """A GPU reader, used like a client uses it, and the messages it has sent."""
 
     def __init__(self, names: list[str] | None = None, *, every: float = EVERY, **more: Any) -> None:
-        options = {"everything": True, "retry_seconds": (0.05, 0.1), **more}
+        options = {"detailed": True, "retry_seconds": (0.05, 0.1), **more}
         self.reader = GpuReader(names, every=every, **options)
         self.told: list[GpuReport] = []
 

@@ -246,7 +246,7 @@ def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Wa
 
 def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("3 mig 1", "3 slice 1 9856")
-    watched = watch([slice_uuid(3, 1)], everything=False)
+    watched = watch([slice_uuid(3, 1)], detailed=False)
     (gpu,) = watched.first(GpuInventory).gpus
     assert (gpu.uuid, gpu.parent, gpu.memory_mib) == (slice_uuid(3, 1), uuid(3), 9856)
     (sample,) = watched.looks().samples
@@ -259,13 +259,13 @@ def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
 
 
 def test_chosen_ones_by_index_and_uuid(nvml: StandIn, watch: Watch) -> None:
-    watched = watch([uuid(6), "2"], everything=False)
+    watched = watch([uuid(6), "2"], detailed=False)
     assert [gpu.index for gpu in watched.first(GpuInventory).gpus] == [6, 2]
     assert len(watched.looks().samples) == 2
     assert not watched.all(GpuCounters)
 
 
 def test_one_that_is_not_there_tells_nothing(nvml: StandIn, watch: Watch) -> None:
-    watched = watch(["GPU-of-nobody", "0"], everything=False)
+    watched = watch(["GPU-of-nobody", "0"], detailed=False)
     assert [gpu.uuid for gpu in watched.first(GpuInventory).gpus] == ["", uuid(0)]
     assert watched.looks().samples == ({}, STEADY)

@@ -24,7 +24,7 @@ def test_a_lost_gpu_is_told_by_what_was_known_of_it_and_so_is_its_return(nvml: S
     watched.first(GpuSamples)
     nvml.set_state("3 lost 1")
     lost = watched.first(GpuLost)
-    assert (lost.place, lost.gpu.uuid, lost.gpu.bus) == (3, uuid(3), bus(3))
+    assert (lost.index, lost.gpu.uuid, lost.gpu.bus) == (3, uuid(3), bus(3))
     looks = watched.looks().samples
     assert (looks[3], looks[2]) == (None, STEADY)
     nvml.set_state()

@@ -96,19 +96,19 @@ class GpuMonitor:
                 self._report_gpus(message)
             case GpuLost():
                 names = {name: value for name, value in _names(message.gpu).items() if name in ("name", "uuid", "bus")}
-                self._emit("gpu.lost", gpu=message.gpu.gpu, of=len(self._names), local_rank=message.place, **names)
+                self._emit("gpu.lost", gpu=message.gpu.gpu, of=len(self._names), local_rank=message.index, **names)
             case NvmlSilent():
                 self._emit("gpu.silent", since=message.since, gpus=self._names)
             case NvmlResponding():
                 self._emit("gpu.answers", since=message.since, seconds=message.seconds)
 
-    def _report_gpus(self, machine: GpuInventory) -> None:
+    def _report_gpus(self, inventory: GpuInventory) -> None:
         """Report the GPUs once they are known, and again when the list changes.
 
         Slurm and NVML may number them differently.
         """
-        gpus = [{"local_rank": place, **_names(gpu)} for place, gpu in enumerate(machine.gpus)]
-        if gpus != self._reported and any(gpu.uuid for gpu in machine.gpus) and self._report_count < MAX_GPU_EVENTS:
+        gpus = [{"local_rank": index, **_names(gpu)} for index, gpu in enumerate(inventory.gpus)]
+        if gpus != self._reported and any(gpu.uuid for gpu in inventory.gpus) and self._report_count < MAX_GPU_EVENTS:
             self._reported, self._report_count = gpus, self._report_count + 1
             self._emit("gpus", gpus=gpus)
 
