@@ -114,7 +114,7 @@ class AttackSimulation:
 
 
 def with_attackers_labels(config: FederationConfig, task: Task, divided: DataDivision) -> Task:
-    """Return the task with the labels that attackers train on; ConfigError if samples have no class each."""
+    """Return the task with the labels that attackers train on; ConfigError if samples have no class labels."""
     attack, options = parts.attack(config.attack), config.options_of(config.attack)
     relabel = attack.relabel
     if relabel is None:
@@ -138,7 +138,7 @@ def _classes(config: FederationConfig, task: Task) -> Tensor:
     for begin in range(0, task.samples["train"], SCAN_BATCH):
         *inputs, labels = task.batch("train", np.arange(begin, min(begin + SCAN_BATCH, task.samples["train"])))
         if not inputs or labels.dim() != 1 or labels.is_floating_point():
-            text = f'is "{config.attack}", but samples of {config.recipe} have no class each. Write "sign_flip".'
+            text = f'is "{config.attack}", but the samples of {config.recipe} have no class labels. Write "sign_flip".'
             raise ConfigError([Problem("run.attack", text)])
         found = np.union1d(found, labels.numpy())
     return torch.from_numpy(found)

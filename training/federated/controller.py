@@ -140,7 +140,11 @@ class Controller:
         return self.query(name, answer, sent, vectors=vectors, model=model)
 
     def draw(self) -> np.random.RandomState:
-        """Return the random numbers of the algorithm's server side in this round, equal on every rank."""
+        """Return `rng()`. Deprecated."""
+        return self.rng()
+
+    def rng(self) -> np.random.RandomState:
+        """Return a generator for the algorithm's server side in this round, equal on every rank."""
         return np.random.RandomState(derive_seed(self._work.seed, random_streams.SERVER, self.round) % 2**32)
 
     @property

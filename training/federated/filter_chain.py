@@ -111,9 +111,9 @@ class FilterChain:
         )
 
     def receive(self, wire: Mapping[str, Tensor], clients: Ids, round_: int, state: Mapping[str, Tensor]) -> Tensor:
-        """Decode the updates (clients, numbers) from messages. `state`: the clients' state before this round.
+        """Decode the updates (clients, numbers) from messages, which nothing sends yet (training.federated.messages).
 
-        ValueError for what `send` would never have produced.
+        `state`: the clients' state before this round. ValueError for what `send` would never have produced.
         """
         return self._received(wire, clients, round_, state)[0]
 

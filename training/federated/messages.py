@@ -1,10 +1,13 @@
-"""Messages between server and clients as bytes: a header, then the memory of the tensors.
+"""Sizes of the messages between server and clients, and their form as bytes.
+
+Nothing sends these messages yet. The one transport there is, `ranks`, exchanges tensors between the ranks of a job; the
+traffic of a federation is simulated as the exact size of what `encode` would write. `encode` and `decode` define that
+form, for a transport to clients outside the job:
 
     length of the header (4 bytes) · header (JSON) · tensor · tensor · …
 
 The header names the round, the sender and every tensor with its shape and dtype, and has a digest of what follows.
-There is no pickle: a message is numbers of known shapes, or refused. Traffic is counted as what `encode` would write,
-exactly.
+There is no pickle: a message is numbers of known shapes, or refused.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ def attackers(config: FederationConfig) -> NDArray[np.int64]:
         return np.zeros(0, dtype=np.int64)
     if config.attackers:
         return np.unique(np.array(config.attackers, dtype=np.int64))
-    draw = np.random.RandomState(derive_seed(config.seed, random_streams.ATTACK) % 2**32)
+    rng = np.random.RandomState(derive_seed(config.seed, random_streams.ATTACK) % 2**32)
     many = max(1, round(config.attacker_share * config.clients))
-    return np.sort(draw.permutation(config.clients)[:many]).astype(np.int64)
+    return np.sort(rng.permutation(config.clients)[:many]).astype(np.int64)
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:

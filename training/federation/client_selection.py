@@ -30,9 +30,15 @@ class SelectionContext:
     round: int
     attempt: int
     """The attempt at this round, from 1: a lost round is tried again."""
-    draw: np.random.RandomState
+    rng: np.random.RandomState
+    """Seeded for this round and attempt."""
     seed: int
     """The run's seed, for what does not change from round to round."""
+
+    @property
+    def draw(self) -> np.random.RandomState:
+        """Return `rng`. Deprecated."""
+        return self.rng
 
     @property
     def count(self) -> int:
@@ -45,7 +51,7 @@ class SelectionContext:
         Each gets an exponential clock of that rate, and the first ones to ring are taken (Efraimidis and Spirakis,
         2006, doi 10.1016/j.ipl.2005.11.003).
         """
-        rings = self.draw.standard_exponential(len(self.eligible)) / weights
+        rings = self.rng.standard_exponential(len(self.eligible)) / weights
         return np.sort(self.eligible[np.argsort(rings, kind="stable")[:many]])
 
 
@@ -83,7 +89,7 @@ def select(
         last_rounds=np.zeros(len(state.samples), dtype=np.int64) if last is None else last,
         round=state.round,
         attempt=state.attempt,
-        draw=np.random.RandomState(seed % 2**32),
+        rng=np.random.RandomState(seed % 2**32),
         seed=config.seed,
     )
     selection = selection or parts.selection(config.selection)

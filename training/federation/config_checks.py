@@ -18,7 +18,7 @@ from training.federation.config import FederationConfig
 from training.federation.parts import DataSplit
 
 NOWHERE = Path(os.devnull)
-EVEN = DataSplit(lambda labels, clients, draw, **options: np.arange(len(labels.by_split["train"])) % clients)
+EVEN = DataSplit(lambda labels, clients, rng, **options: np.arange(len(labels.by_split["train"])) % clients)
 """Stands in for a split that only the ranks can read, so that problems of every split are found here."""
 
 

@@ -41,7 +41,7 @@ CLIENT = CustomPart("recipe", "client", "entry", "client.py", "model() and data(
 ALGORITHM = CustomPart("algorithm", "own", "algorithm", "algorithm.py", "aggregate(server)")
 AGGREGATION = CustomPart("aggregation", "own_aggregation", "aggregation", "aggregation.py", "combine(rows, weights)")
 SELECTION = CustomPart("selection", "own_selection", "selection", "selection.py", "select(round)")
-SPLIT = CustomPart("split", "own_split", "split", "split.py", "divide(labels, clients, draw)")
+SPLIT = CustomPart("split", "own_split", "split", "split.py", "divide(labels, clients, rng)")
 PARTS = (CLIENT, ALGORITHM, AGGREGATION, SELECTION, SPLIT)
 
 

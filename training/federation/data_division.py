@@ -98,7 +98,7 @@ def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = N
 
     `split`: that of a user's file; None: the one that the run names.
     """
-    draw = np.random.RandomState(derive_seed(config.seed, random_streams.SPLIT) % 2**32)
+    rng = np.random.RandomState(derive_seed(config.seed, random_streams.SPLIT) % 2**32)
     split = split or parts.split(config.split)
     if split.NATURAL and labels.owners is None:
         why = labels.unowned or 'the data do not name the owners of samples. Write "dirichlet".'
@@ -107,9 +107,9 @@ def divide(config: FederationConfig, labels: Labels, split: DataSplit | None = N
     owners = np.full(len(labels.by_split["train"]), -1, dtype=np.int64)
     if len(used):  # else no client has any, and `check` reports it
         subset = _training_subset(labels, used)
-        owners[used] = split.divide(subset, config.clients, draw, **config.options_of(config.split))
+        owners[used] = split.divide(subset, config.clients, rng, **config.options_of(config.split))
     validation = (
-        _clients_of_owners(labels, owners) if split.NATURAL else _clients_by_label(labels, owners, config.clients, draw)
+        _clients_of_owners(labels, owners) if split.NATURAL else _clients_by_label(labels, owners, config.clients, rng)
     )
     root = _root_ids(config, len(validation))
     validation[root] = -1
@@ -152,9 +152,9 @@ def _imbalanced_samples(config: FederationConfig, labels: Labels) -> Ids:
         return np.arange(len(labels_of_samples))
     shares = config.class_imbalance ** -(np.arange(len(classes)) / (len(classes) - 1))
     wanted = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9).astype(np.int64))
-    draw = np.random.RandomState(derive_seed(config.seed, random_streams.TAIL) % 2**32)
+    rng = np.random.RandomState(derive_seed(config.seed, random_streams.TAIL) % 2**32)
     rows = [
-        draw.permutation(np.flatnonzero(labels_of_samples == label))[:many]
+        rng.permutation(np.flatnonzero(labels_of_samples == label))[:many]
         for label, many in zip(classes.tolist(), wanted.tolist(), strict=True)
     ]
     return np.sort(np.concatenate(rows))
@@ -169,8 +169,8 @@ def _training_subset(labels: Labels, train: Ids) -> Labels:
 def _root_ids(config: FederationConfig, validation: int) -> Ids:
     """Return the validation samples that the server trains on, of `validation` in all."""
     wanted = root_samples(config)
-    draw = np.random.RandomState(derive_seed(config.seed, random_streams.ROOT) % 2**32)
-    return np.sort(draw.permutation(validation)[:wanted]) if wanted else np.zeros(0, dtype=np.int64)
+    rng = np.random.RandomState(derive_seed(config.seed, random_streams.ROOT) % 2**32)
+    return np.sort(rng.permutation(validation)[:wanted]) if wanted else np.zeros(0, dtype=np.int64)
 
 
 def root_samples(config: FederationConfig) -> int:
@@ -208,7 +208,7 @@ def _joined_names(names: list[str]) -> str:
 
 
 def _clients_by_label(
-    labels: Labels, owners: NDArray[np.int64], clients: int, draw: np.random.RandomState
+    labels: Labels, owners: NDArray[np.int64], clients: int, rng: np.random.RandomState
 ) -> NDArray[np.int64]:
     """Return the client of each validation sample, (samples,).
 
@@ -217,7 +217,7 @@ def _clients_by_label(
     train, validation = labels.by_split["train"], labels.by_split["validation"]
     found = np.zeros(len(validation), dtype=np.int64)
     for label in np.unique(validation):
-        rows = draw.permutation(np.flatnonzero(validation == label))
+        rows = rng.permutation(np.flatnonzero(validation == label))
         counts = np.bincount(owners[(train == label) & (owners >= 0)], minlength=clients).astype(np.float64)
         shares = counts / counts.sum() if counts.sum() else np.full(clients, 1 / clients)
         found[rows] = apportioned_owners(len(rows), shares)

@@ -33,11 +33,11 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
             'Write filters = [], or algorithm = "fedavg".',
         )
     elif twice := next((pair for pair in pairwise(in_order) if stages[pair[0]] == stages[pair[1]]), None):
-        what = {"part": "choose what part of an update is sent", "width": "say how wide a number is"}
+        what = {"part": "choose what part of an update is sent", "width": "reduce the bits of a number"}
         does = what.get(str(stages[twice[0]]), "send a difference")
         yield Misfit("filters", f'name "{twice[0]}" and "{twice[1]}", which both {does}. Keep one of them.')
     elif in_order != judged:
-        yield Misfit("filters", f"work in another order. Write filters = {json.dumps(in_order)}.")
+        yield Misfit("filters", f"must be in this order. Write filters = {json.dumps(in_order)}.")
     else:
         yield from _differences(config)
 
@@ -49,8 +49,8 @@ def _differences(config: FederationConfig) -> Iterator[Misfit]:
     if "sketch" in config.filters:
         yield Misfit(
             "filters",
-            'name "delta" and "sketch", but what a sketch loses may be more than what it was given, and delta would '
-            "send all of it again, ever more. Keep one of them.",
+            'name "delta" and "sketch", but the error of a sketch may exceed its input, and delta would resend that '
+            "error in every round, growing without bound. Keep one of them.",
         )
     if config.options_of("topk").get("feedback"):
         yield Misfit(

@@ -210,7 +210,7 @@ class DataSplit:
     """A rule that divides samples among clients, without torch."""
 
     divide: Callable[..., NDArray[np.int64]]
-    """(labels, clients, draw, **options): return the client of each sample, shape (samples,)."""
+    """(labels, clients, rng, **options): return the client of each sample, shape (samples,)."""
     view: Callable[..., Batch] | None = None
     """(batch, owners (samples,), seed, **options): return the batch as its clients see it. None: unchanged."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit

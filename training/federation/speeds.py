@@ -19,14 +19,14 @@ JITTER_SPREAD = 0.1
 
 def speeds(seed: int, clients: int) -> NDArray[np.float64]:
     """Return the steps per second of clients 0 to `clients` - 1, which are log-normal."""
-    draw = np.random.RandomState(derive_seed(seed, random_streams.SPEED) % 2**32)
-    return np.exp(SPREAD * draw.standard_normal(clients)) / SECONDS_PER_STEP
+    rng = np.random.RandomState(derive_seed(seed, random_streams.SPEED) % 2**32)
+    return np.exp(SPREAD * rng.standard_normal(clients)) / SECONDS_PER_STEP
 
 
 def seconds_of(seed: int, round_: int, clients: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return how many seconds each of these clients takes for its steps in this round."""
     most = int(clients.max(initial=0)) + 1
-    draw = np.random.RandomState(derive_seed(seed, random_streams.JITTER, round_) % 2**32)
-    varies = np.exp(JITTER_SPREAD * draw.standard_normal(most))[clients]
+    rng = np.random.RandomState(derive_seed(seed, random_streams.JITTER, round_) % 2**32)
+    varies = np.exp(JITTER_SPREAD * rng.standard_normal(most))[clients]
     found: NDArray[np.float64] = steps / speeds(seed, most)[clients] * varies
     return found

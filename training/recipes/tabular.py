@@ -208,13 +208,13 @@ def _synthetic(rows: int, features: int, noise: float, dtype: np.dtype[np.floati
 
     Runs of either dtype then have the same samples.
     """
-    draw = np.random.RandomState(0)  # numpy's only generator that is guaranteed never to change
-    weights = draw.standard_normal(features)
+    rng = np.random.RandomState(0)  # numpy's only generator that is guaranteed never to change
+    weights = rng.standard_normal(features)
     values, targets = np.empty((rows, features), dtype), np.empty(rows)
     for begin in range(0, rows, BLOCK):
-        block = draw.standard_normal((min(BLOCK, rows - begin), features))
+        block = rng.standard_normal((min(BLOCK, rows - begin), features))
         values[begin : begin + BLOCK] = block
-        targets[begin : begin + BLOCK] = block @ weights + noise * draw.standard_normal(len(block))
+        targets[begin : begin + BLOCK] = block @ weights + noise * rng.standard_normal(len(block))
     return LabelledTable(values, targets, ())
 
 

@@ -141,7 +141,9 @@ class TestLabelFlip:
         assert set(loop.federation.model.task.batch("train", np.arange(30))[1].tolist()) == {0, 1, 4, 5}
 
     def test_samples_without_classes_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r'run\.attack: is "label_flip", but samples of tabular have no class'):
+        with pytest.raises(
+            ConfigError, match=r'run\.attack: is "label_flip", but the samples of tabular have no class'
+        ):
             ready(tmp_path, {**REGRESSION, "attack": "label_flip"})
 
     def test_a_source_without_a_target_is_refused(self) -> None:

@@ -27,7 +27,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "parts"
 DIGITS: dict[str, Any] = {"recipe": "tabular", "clients": 10, "learning_rate": 0.3, "tabular": {"hidden": 16}}
 RULE = "import torch\n\n\ndef combine(rows, weights):\n    "
 SELECT = "import numpy as np\n\n\ndef select(round):\n    "
-DIVIDE = "import numpy as np\n\n\ndef divide(labels, clients, draw):\n    "
+DIVIDE = "import numpy as np\n\n\ndef divide(labels, clients, rng):\n    "
 EVERYBODY = f"{SELECT}return round.eligible\n"
 BY_TURNS = f"{DIVIDE}return np.arange(len(labels.by_split['train'])) % clients\n"
 MEAN = f"{RULE}return (weights @ rows.double()) / weights.sum(), []\n"
@@ -290,8 +290,8 @@ DRAWING = {
     "    row = rows.double().mean(dim=0) + 1e-3 * noise * np.random.rand()\n"
     "    return row, [int(torch.randint(len(rows), ()))]\n",
     "selection.py": f"import torch\n{SELECT}np.random.shuffle(round.eligible)\n"
-    "    return np.sort(round.draw.permutation(round.eligible)[: int(torch.randint(2, 6, ()))])\n",
-    "split.py": f"{DIVIDE}many = len(labels.by_split['train'])\n    draw.rand(7)\n"
+    "    return np.sort(round.rng.permutation(round.eligible)[: int(torch.randint(2, 6, ()))])\n",
+    "split.py": f"{DIVIDE}many = len(labels.by_split['train'])\n    rng.rand(7)\n"
     "    return np.random.permutation(np.arange(many) % clients)\n",
 }
 """Each draws from everything that there is."""

@@ -47,6 +47,7 @@ def play(controller):
     assert set(controller.server.memory) == {"rounds"}
     served = controller.server.round(controller.round, answer)
     assert served.selected == served.counted == 3
+    assert controller.draw().rand() == controller.rng().rand()
     return start + answer.mean["delta"]
 
 
@@ -70,6 +71,16 @@ def test_old_names_mean_what_they_meant(tmp_path: Path) -> None:
     assert torch.equal(old.server.weights, new.server.weights)
     assert torch.equal(old.server.client_state["personal_model"], new.server.client_state["personal_model"])
     assert accuracy(old) == accuracy(new)
+
+
+def test_the_generator_of_a_selection_has_its_former_name(tmp_path: Path) -> None:
+    selected = []
+    for name in ("draw", "rng"):
+        selection = f"def select(round):\n    return round.{name}.permutation(round.eligible)[:1]\n"
+        run = {"recipe": "tabular", "selection": "custom_selection", "per_round": 1, "clients": 50}
+        loop = ready(tmp_path / name, files={"selection.py": selection}, **run)
+        selected.append([report.selected.tolist() for report in train(loop, 3)])
+    assert selected[0] == selected[1]
 
 
 def test_labels_of_a_split_file_have_their_former_name() -> None:

@@ -13,7 +13,7 @@ from torch.func import grad, jacrev
 from torch.nn import functional
 
 from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
-from training.federated.algorithms._tail import Terms, curvatures
+from training.federated.algorithms._fedtail_loss import FedTailLoss, curvatures
 from training.federated.client import Client
 from training.federated.rounds import Rounds
 from training.federation.config import parse
@@ -62,8 +62,8 @@ class TailCase:
         forward = self.client.forward(self.w, 0)
         self.rows, self.labels = forward.inputs, forward.labels
 
-    def terms(self, *, alpha: float = 0.1, adversarial: float = 0.1) -> Terms:
-        return Terms(self.client, 0, alpha=alpha, adversarial=adversarial)
+    def terms(self, *, alpha: float = 0.1, adversarial: float = 0.1) -> FedTailLoss:
+        return FedTailLoss(self.client, 0, alpha=alpha, adversarial=adversarial)
 
     def loss(self) -> Tensor:
         return functional.cross_entropy(self.model(self.rows), self.labels)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.training.federated.in_process import accuracies, assert_same_state, ready, resumed, train
-from training.federated.algorithms.gossip import graph, mixed, mixing
+from training.federated.algorithms.gossip import adjacency_matrix, mix_models, mixing_matrix
 from training.federation.config import parse
 from training.federation.config_checks import problems
 
@@ -34,7 +34,7 @@ DEGREES = {"ring": 2, "torus": 4, "complete": 11, "random": 6}
 
 
 def matrix(topology: str, clients: int = 12) -> np.ndarray:
-    return mixing(graph(topology, clients, 6, np.random.RandomState(5)))
+    return mixing_matrix(adjacency_matrix(topology, clients, 6, np.random.RandomState(5)))
 
 
 def models(clients: int = 12) -> Tensor:
@@ -56,7 +56,7 @@ class TestMixing:
 
     def test_the_mean_stays(self, topology: str) -> None:
         before = models()
-        after = mixed(before, torch.from_numpy(matrix(topology)))
+        after = mix_models(before, torch.from_numpy(matrix(topology)))
         assert not torch.allclose(before, after)
         assert float((after.mean(0) - before.mean(0)).abs().max()) < 1e-12
 
@@ -64,13 +64,13 @@ class TestMixing:
         weights = torch.from_numpy(matrix(topology))
         second = float(torch.linalg.eigvalsh(weights).abs().sort().values[-2])
         now = models() - models().mean(0)
-        next_ = mixed(now, weights)
+        next_ = mix_models(now, weights)
         assert deviation(next_) <= second * deviation(now) + 1e-12
         if topology == "complete":
             assert deviation(next_) < 1e-12
             return
         for _ in range(60):
-            now, next_ = next_, mixed(next_, weights)
+            now, next_ = next_, mix_models(next_, weights)
         assert deviation(next_) / deviation(now) == pytest.approx(second, rel=1e-4)
 
 
@@ -81,13 +81,13 @@ def test_a_ring_s_second_eigenvalue() -> None:
 
 @pytest.mark.parametrize(("clients", "degree"), [(2, 1), (3, 2), (4, 2), (6, 3), (9, 4), (10, 3), (12, 4)])
 def test_a_torus_is_as_square_as_can_be(clients: int, degree: int) -> None:
-    found = graph("torus", clients, 0, np.random.RandomState(0))
+    found = adjacency_matrix("torus", clients, 0, np.random.RandomState(0))
     assert (found.sum(0) == degree).all()
     assert found.max() == 1
 
 
 def test_random_neighbours_are_others_each_time() -> None:
-    first, other = (graph("random", 40, 4, np.random.RandomState(seed)) for seed in (1, 2))
+    first, other = (adjacency_matrix("random", 40, 4, np.random.RandomState(seed)) for seed in (1, 2))
     assert not np.array_equal(first, other)
 
 

@@ -67,9 +67,9 @@ def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
 def sketched_hessian(client: Client, rows: int, kind: str) -> Mapping[str, Tensor]:
     """Return loss, gradient, and the sketched root of the Hessian at the model that the client was sent."""
     w = client.model
-    half = matrix_square_root(hessian(client, w))
-    part = sketch(min(rows, len(w)), w, kind=kind) @ half
-    return {"loss": client.loss(w), "gradient": client.whole_gradient(w), "root": part}
+    root = matrix_square_root(hessian(client, w))
+    sketched = sketch(min(rows, len(w)), w, kind=kind) @ root
+    return {"loss": client.loss(w), "gradient": client.whole_gradient(w), "root": sketched}
 
 
 def squared_root(sent: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -85,7 +85,7 @@ def newton_step(
     direction = _solve(matrix, gradient)
     if not line_search:
         return start - direction
-    return start - _length(controller, start, answer.mean["loss"], gradient, direction) * direction
+    return start - _step_length(controller, start, answer.mean["loss"], gradient, direction) * direction
 
 
 def _solve(matrix: Tensor, right: Tensor) -> Tensor:
@@ -101,17 +101,17 @@ def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     return found
 
 
-def _length(controller: Controller, start: Tensor, loss: Tensor, gradient: Tensor, direction: Tensor) -> float:
+def _step_length(controller: Controller, start: Tensor, loss: Tensor, gradient: Tensor, direction: Tensor) -> float:
     """Return the largest of 1, 1/2, 1/4, … that decreases the loss enough; 0 if none does."""
     import torch
 
     lengths = 0.5 ** torch.arange(HALVINGS, dtype=start.dtype, device=start.device)
 
-    def along(client: Client) -> Mapping[str, Tensor]:
-        towards = client.server["direction"]
-        found = [client.loss(client.model - length * towards) for length in lengths.to(towards.dtype)]
+    def losses_along(client: Client) -> Mapping[str, Tensor]:
+        step = client.server["direction"]
+        found = [client.loss(client.model - length * step) for length in lengths.to(step.dtype)]
         return {"losses": torch.stack(found)}
 
-    found = controller.query("line", along, {"losses": "samples"}, vectors={"direction": direction}, model=start)
+    found = controller.query("line", losses_along, {"losses": "samples"}, vectors={"direction": direction}, model=start)
     enough = found.mean["losses"] <= loss - DECREASE * lengths * (gradient @ direction)
     return float(lengths[enough.nonzero()[0, 0]]) if bool(enough.any()) else 0.0

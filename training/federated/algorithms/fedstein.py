@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 NEEDS_PERSONAL_TENSORS = True
 SENT = {"delta": "samples"}
 MEAN, VARIANCE = "running_mean", "running_var"
-FEWEST = 4
-"""Channels of a layer at least: with fewer, shrinking gains nothing."""
-SMALLEST = 1e-12
+MIN_CHANNELS = 4
+"""Channels that a layer needs: with fewer, shrinking gains nothing."""
+MIN_VARIANCE = 1e-12
 """Lower bound of variances: that of a constant channel goes to 0, which has no logarithm."""
 
 
@@ -55,9 +55,9 @@ def train(client: Client) -> Mapping[str, Tensor]:
 def share(statistics: Mapping[str, Tensor], samples: Tensor, **options: object) -> Mapping[str, Tensor]:
     shared = dict(statistics)
     for name, mean in statistics.items():
-        if name.endswith(MEAN) and len(mean) >= FEWEST:
+        if name.endswith(MEAN) and len(mean) >= MIN_CHANNELS:
             other = name.removesuffix(MEAN) + VARIANCE
-            variance = statistics[other].clamp(min=SMALLEST)
+            variance = statistics[other].clamp(min=MIN_VARIANCE)
             shared[name] = shrunk(mean, variance / samples)
             shared[other] = shrunk(variance.log(), 2 / (samples - 1).clamp(min=1).expand_as(variance)).exp()
     return shared

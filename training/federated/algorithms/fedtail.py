@@ -1,7 +1,7 @@
 """FEDTAIL: sharpness-aware, domain-adversarial and class-balanced training (2025, arXiv 2506.08518).
 
-A client minimises L_cls + L_adv + L_sharp + Σ γ_c L_c + L_coh (see algorithms._tail). What the paper leaves open, and
-our reading:
+A client minimises L_cls + L_adv + L_sharp + Σ γ_c L_c + L_coh (see algorithms._fedtail_loss). What the paper leaves
+open, and our reading:
 
 - Domains are clients. The discriminator is a linear layer on the head's input, with one output for each client. No
   client sees another domain, so it is part of the model: it travels and is averaged like the rest. It minimises its own
@@ -74,14 +74,14 @@ def train(
     ] = "formula",
     power_steps: Annotated[int, "1..1000", "Steps of the power iteration that estimates the curvature."] = 3,
 ) -> Mapping[str, Tensor]:
-    from training.federated.algorithms._tail import Terms, curvatures
+    from training.federated.algorithms._fedtail_loss import FedTailLoss, curvatures
     from training.federated.differentiation import grad
 
     w = client.model
     for step in range(client.steps):
-        terms = Terms(client, step, alpha=alpha, adversarial=adversarial)
-        sigma = curvatures(terms.by_class, w, power_steps)
+        loss = FedTailLoss(client, step, alpha=alpha, adversarial=adversarial)
+        sigma = curvatures(loss.by_class, w, power_steps)
         weights = 1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)
-        regularization = grad(terms.regularization)(w, weights, terms.shift(w, rho) if rho else None)
+        regularization = grad(loss.regularization)(w, weights, loss.shift(w, rho) if rho else None)
         w = client.step(w, client.gradient(w, step) + regularization)
     return {"delta": w - client.model}

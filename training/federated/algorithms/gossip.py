@@ -25,7 +25,7 @@ SENT: Mapping[str, str] = {}
 PACES = ("rounds",)
 EVALUATES_SERVER_MODEL = True
 MODEL = "model"
-MOST_CLIENTS = 4000
+MAX_CLIENTS = 4000
 """Clients at most: the mixing matrix has their number squared."""
 MIXED_NUMBERS = 2**21
 """Numbers that are converted to float64 at a time: 16 MB, where all models at once would take twice their memory."""
@@ -35,8 +35,8 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     """Yield settings that leave clients out, or change what neighbours exchange."""
     options, clients = config.options_of("gossip"), config.clients
     topology, degree = options["topology"], options["degree"]
-    if not 2 <= clients <= MOST_CLIENTS:
-        yield Misfit("clients", f"are {clients:,}, but gossip is for 2 to {MOST_CLIENTS:,}.")
+    if not 2 <= clients <= MAX_CLIENTS:
+        yield Misfit("clients", f"are {clients:,}, but gossip is for 2 to {MAX_CLIENTS:,}.")
     elif topology == "torus" and _rows(clients) == 1 and clients > 3:
         yield Misfit("clients", f"are {clients:,}, which make no grid of rows and columns. Write {clients + 1:,}.")
     elif topology == "random" and (degree % 2 or degree >= clients):  # type: ignore[operator]
@@ -86,9 +86,9 @@ def run_round(
 
     controller.train()
     server = controller.server
-    neighbours = graph(topology, server.clients, degree, controller.draw())
-    matrix = torch.from_numpy(mixing(neighbours)).to(server.client_state[MODEL].device)
-    models = mixed(server.client_state.whole(MODEL), matrix)
+    neighbours = adjacency_matrix(topology, server.clients, degree, controller.rng())
+    matrix = torch.from_numpy(mixing_matrix(neighbours)).to(server.client_state[MODEL].device)
+    models = mix_models(server.client_state.whole(MODEL), matrix)
     home = server.client_state.home
     server.client_state[MODEL] = models[home.start : home.stop].clone() if len(home) < len(models) else models
     if STATISTICS in server.client_state:
@@ -99,7 +99,7 @@ def run_round(
     return torch.cat([block.double().mean(dim=0) for block in _blocks(models)])
 
 
-def mixed(models: Tensor, matrix: Tensor) -> Tensor:
+def mix_models(models: Tensor, matrix: Tensor) -> Tensor:
     """Return each client's next model (clients, numbers), in float64 a block of columns at a time."""
     import torch
 
@@ -115,7 +115,7 @@ def _blocks(models: Tensor) -> Sequence[Tensor]:
     return torch.split(models, max(1, MIXED_NUMBERS // max(1, len(models))), dim=1)
 
 
-def mixing(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:
+def mixing_matrix(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mixing matrix (clients, clients): equal shares of a client's own model and of each neighbour's."""
     import numpy as np
 
@@ -124,26 +124,27 @@ def mixing(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def graph(topology: str, clients: int, degree: int, draw: np.random.RandomState) -> NDArray[np.float64]:
+def adjacency_matrix(topology: str, clients: int, degree: int, rng: np.random.RandomState) -> NDArray[np.float64]:
     """Return the adjacency matrix (clients, clients): 1 for neighbours, 0 elsewhere and on the diagonal."""
     import numpy as np
 
     if topology == "complete":
-        return _circle(clients, clients // 2)
+        return _ring_adjacency(clients, clients // 2)
     if topology == "torus":
         rows = _rows(clients)
         columns = clients // rows
-        along, across = np.kron(np.eye(rows), _circle(columns, 1)), np.kron(_circle(rows, 1), np.eye(columns))
-        both: NDArray[np.float64] = along + across
+        within_rows = np.kron(np.eye(rows), _ring_adjacency(columns, 1))
+        within_columns = np.kron(_ring_adjacency(rows, 1), np.eye(columns))
+        both: NDArray[np.float64] = within_rows + within_columns
         return both
     if topology == "random":
-        places = draw.permutation(clients)
-        return _circle(clients, degree // 2)[places][:, places]
-    return _circle(clients, 1)
+        places = rng.permutation(clients)
+        return _ring_adjacency(clients, degree // 2)[places][:, places]
+    return _ring_adjacency(clients, 1)
 
 
-def _circle(places: int, reach: int) -> NDArray[np.float64]:
-    """Return the adjacency matrix of a circle whose places at most `reach` apart are neighbours."""
+def _ring_adjacency(places: int, reach: int) -> NDArray[np.float64]:
+    """Return the adjacency matrix of a ring whose places at most `reach` apart are neighbours."""
     import numpy as np
 
     apart = np.abs(np.subtract.outer(np.arange(places), np.arange(places)))

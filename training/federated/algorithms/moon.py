@@ -29,18 +29,27 @@ def train(
     temperature: Annotated[float, "0.001..100", "Temperature of the contrastive loss."] = 0.5,
 ) -> Mapping[str, Tensor]:
     def contrast(step: int) -> ExtraLoss:
-        towards = client.represent(client.model, step)
-        away = client.represent(client.state["previous"], step)
-        return partial(_contrast, towards=towards, away=away, mu=mu, temperature=temperature)
+        global_features = client.represent(client.model, step)
+        previous_features = client.represent(client.state["previous"], step)
+        return partial(
+            _contrast,
+            global_features=global_features,
+            previous_features=previous_features,
+            mu=mu,
+            temperature=temperature,
+        )
 
     w = client.descend(extra_loss=contrast)
     client.state["previous"] = w
     return {"delta": w - client.model}
 
 
-def _contrast(features: Tensor, *, towards: Tensor, away: Tensor, mu: float, temperature: float) -> Tensor:
+def _contrast(
+    features: Tensor, *, global_features: Tensor, previous_features: Tensor, mu: float, temperature: float
+) -> Tensor:
     """Return −μ log (e^a / (e^a + e^b)) of each sample, (samples,), a and b being the cosines over the temperature."""
     from torch.nn.functional import cosine_similarity, softplus
 
-    apart = cosine_similarity(features, away, dim=1) - cosine_similarity(features, towards, dim=1)
-    return mu * softplus(apart / temperature)
+    a = cosine_similarity(features, global_features, dim=1)
+    b = cosine_similarity(features, previous_features, dim=1)
+    return mu * softplus((b - a) / temperature)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SENT = {"delta": "samples", "curvature": "samples"}
 ALLOWS_MOMENTUM = False  # 1/η stands for the curvature of the loss along plain steps
 USES_ALL_SAMPLES = True
-LEAST = 1e-10
+MIN_LOSS = 1e-10
 """Lower bound of a loss, which may be 0 and is raised to q − 1."""
 
 
@@ -31,11 +31,11 @@ def train(
     *,
     q: Annotated[float, "0..20", "q: the larger, the more weight for high losses; 0: FedAvg."] = 1.0,
 ) -> Mapping[str, Tensor]:
-    loss = client.loss(client.model).clamp(min=LEAST)
-    way = (client.descend() - client.model) / client.learning_rate
+    loss = client.loss(client.model).clamp(min=MIN_LOSS)
+    scaled_delta = (client.descend() - client.model) / client.learning_rate
     weight = loss**q
-    curvature = q * loss ** (q - 1) * way.square().sum() + weight / client.learning_rate
-    return {"delta": weight * way, "curvature": curvature}
+    curvature = q * loss ** (q - 1) * scaled_delta.square().sum() + weight / client.learning_rate
+    return {"delta": weight * scaled_delta, "curvature": curvature}
 
 
 def aggregate(server: ServerRound, **options: object) -> Tensor:

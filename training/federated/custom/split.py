@@ -35,15 +35,15 @@ def load(config: FederationConfig, user_code: UserCode, world: World) -> DataSpl
         user_code, custom.SPLIT.key, names=["divide", "view"], required=["divide"], options=options
     )
 
-    def first(labels: Labels, clients: int, draw: np.random.RandomState) -> Ids:
+    def first(labels: Labels, clients: int, rng: np.random.RandomState) -> Ids:
         samples = len(labels.by_split["train"])
         with isolated_draws(derive_seed(config.seed, random_streams.SPLIT, 1)):
-            answer = functions.call("divide", _copied(labels), clients, draw)
+            answer = functions.call("divide", _copied(labels), clients, rng)
         return _checked(f"divide() of {functions.file}", answer, samples, clients)
 
-    def divide(labels: Labels, clients: int, draw: np.random.RandomState, **_: object) -> Ids:
+    def divide(labels: Labels, clients: int, rng: np.random.RandomState, **_: object) -> Ids:
         # A copy, so that later draws are equal on every rank, however many numbers the file draws on rank 0.
-        return from_rank_0(world, lambda: first(labels, clients, copy.deepcopy(draw)))
+        return from_rank_0(world, lambda: first(labels, clients, copy.deepcopy(rng)))
 
     def view(batch: Batch, owners: Ids, seed: int, **_: object) -> Batch:
         answer = functions.call("view", batch, owners.copy(), seed)

@@ -65,6 +65,7 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
     selected = int(np.ceil(config.selected * float(options["over_selection"] or 1)))
     if selected > config.clients and config.per_round is not None:
         message = (
-            f"asks {selected} clients a round of {config.clients}. Write at most {config.clients / config.selected:g}."
+            f"selects {selected} clients a round, but there are {config.clients}. "
+            f"Write at most {config.clients / config.selected:g}."
         )
         yield Misfit("deadline.over_selection", message)

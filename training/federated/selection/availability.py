@@ -32,7 +32,7 @@ def select(
     available = context.eligible[since < on_share]
     if not len(available):
         available = context.eligible[np.argsort(-since, kind="stable")[: context.attempt]]
-    return np.sort(context.draw.permutation(available)[: context.count])
+    return np.sort(context.rng.permutation(available)[: context.count])
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:

@@ -41,7 +41,7 @@ def select(
     """
     many = max(context.count, 2 * context.count if candidates is None else candidates)
     sizes = context.samples[context.eligible].astype(np.float64)
-    drawn = context.draw.permutation(context.weighted(np.ones_like(sizes) if drawn_by == "equal" else sizes, many))
+    drawn = context.rng.permutation(context.weighted(np.ones_like(sizes) if drawn_by == "equal" else sizes, many))
     losses = np.minimum(context.losses[drawn], _highest(context.losses))
     order = np.argsort(np.where(np.isnan(losses), -np.inf, -losses), kind="stable")
     return np.sort(drawn[order[: context.count]])

@@ -18,7 +18,7 @@ def select(context: SelectionContext) -> NDArray[np.int64]:
     """
     chance = context.wanted / len(context.samples)
     while len(context.eligible):
-        found = context.eligible[context.draw.random_sample(len(context.eligible)) < chance]
+        found = context.eligible[context.rng.random_sample(len(context.eligible)) < chance]
         if len(found):
             return found
     return context.eligible

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 
 def select(context: SelectionContext) -> NDArray[np.int64]:
-    return np.sort(context.draw.permutation(context.eligible)[: context.count])
+    return np.sort(context.rng.permutation(context.eligible)[: context.count])

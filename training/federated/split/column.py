@@ -15,7 +15,7 @@ from training.federation.config import FederationConfig
 NATURAL = True
 
 
-def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+def divide(labels: Labels, clients: int, rng: np.random.RandomState) -> NDArray[np.int64]:
     """Make each owner a client if there are as many owners as clients.
 
     Otherwise assign owners, the largest first, to the client with the fewest samples so far.

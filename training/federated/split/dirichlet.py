@@ -29,7 +29,7 @@ FORMER = (("min_samples", 1),)
 def divide(
     labels: Labels,
     clients: int,
-    draw: np.random.RandomState,
+    rng: np.random.RandomState,
     *,
     alpha: Annotated[float, "0.001..1000", "Small: clients have few of the classes; large: all have the same."] = 0.3,
     min_samples: Annotated[
@@ -40,13 +40,13 @@ def divide(
     least = max(1, min(min_samples, len(labels_of_samples) // (2 * clients)))
     rows, counts = [], []
     for label in np.unique(labels_of_samples):  # rows first, so that the first draw is that of older versions
-        rows.append(draw.permutation(np.flatnonzero(labels_of_samples == label)))
-        counts.append(apportion(len(rows[-1]), _parts(clients, alpha, draw)))
+        rows.append(rng.permutation(np.flatnonzero(labels_of_samples == label)))
+        counts.append(apportion(len(rows[-1]), _parts(clients, alpha, rng)))
     found = np.stack(counts)
     for _ in range(min(TRIES, DRAWN_NUMBERS // found.size) - 1):
         if found.sum(axis=0).min() >= least:
             break
-        found = np.stack([apportion(len(some), _parts(clients, alpha, draw)) for some in rows])
+        found = np.stack([apportion(len(some), _parts(clients, alpha, rng)) for some in rows])
     if len(labels_of_samples) >= clients:
         _fill_up(found, least)
     owners = np.empty(len(labels_of_samples), dtype=np.int64)
@@ -55,16 +55,16 @@ def divide(
     return owners
 
 
-def _parts(clients: int, alpha: float, draw: np.random.RandomState) -> NDArray[np.float64]:
+def _parts(clients: int, alpha: float, rng: np.random.RandomState) -> NDArray[np.float64]:
     """Return shares (clients,) that sum to 1.
 
     With a tiny alpha all may underflow to 0: then one client has everything.
     """
     with np.errstate(invalid="ignore"):
-        parts: NDArray[np.float64] = draw.dirichlet(np.full(clients, alpha))
+        parts: NDArray[np.float64] = rng.dirichlet(np.full(clients, alpha))
     if not np.isfinite(parts).all():
         parts = np.zeros(clients)
-        parts[draw.randint(clients)] = 1
+        parts[rng.randint(clients)] = 1
     return parts
 
 

@@ -8,6 +8,6 @@ from numpy.typing import NDArray
 from training.data import Labels
 
 
-def divide(labels: Labels, clients: int, draw: np.random.RandomState) -> NDArray[np.int64]:
+def divide(labels: Labels, clients: int, rng: np.random.RandomState) -> NDArray[np.int64]:
     samples = len(labels.by_split["train"])
-    return draw.permutation(np.arange(samples) % clients)
+    return rng.permutation(np.arange(samples) % clients)

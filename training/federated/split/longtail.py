@@ -14,7 +14,7 @@ from training.federation.apportionment import apportioned_owners
 def divide(
     labels: Labels,
     clients: int,
-    draw: np.random.RandomState,
+    rng: np.random.RandomState,
     *,
     imbalance: Annotated[
         float, "1..10000", "Samples of a client's most frequent class per sample of its rarest."
@@ -22,11 +22,11 @@ def divide(
 ) -> NDArray[np.int64]:
     labels_of_samples = labels.by_split["train"]
     classes = np.unique(labels_of_samples)
-    heads = draw.permutation(np.arange(clients) % len(classes))
+    heads = rng.permutation(np.arange(clients) % len(classes))
     owners = np.empty(len(labels_of_samples), dtype=np.int64)
     for place, label in enumerate(classes):
         away = (place - heads) % len(classes)
         weights = imbalance ** -(away / max(1, len(classes) - 1))
-        rows = draw.permutation(np.flatnonzero(labels_of_samples == label))
+        rows = rng.permutation(np.flatnonzero(labels_of_samples == label))
         owners[rows] = apportioned_owners(len(rows), weights / weights.sum())
     return owners

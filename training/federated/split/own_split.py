@@ -1,4 +1,4 @@
-"""Your own split: a file split.py with divide(labels, clients, draw), and view() if clients see samples differently.
+"""Your own split: a file split.py with divide(labels, clients, rng), and view() if clients see samples differently.
 
 The ranks read the file (training.federated.custom); this module stands in for it elsewhere.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OPEN = True
 
 
-def divide(labels: Labels, clients: int, draw: np.random.RandomState, **options: object) -> NDArray[np.int64]:
+def divide(labels: Labels, clients: int, rng: np.random.RandomState, **options: object) -> NDArray[np.int64]:
     raise NotImplementedError("split.py is read on the ranks")
 
 

@@ -14,10 +14,10 @@ from training.federation.apportionment import apportioned_owners
 def divide(
     labels: Labels,
     clients: int,
-    draw: np.random.RandomState,
+    rng: np.random.RandomState,
     *,
     exponent: Annotated[float, "0..4", "Client k has k^-exponent as many samples as client 1; 0: all the same."] = 1.0,
 ) -> NDArray[np.int64]:
     weights = np.arange(1, clients + 1, dtype=np.float64) ** -exponent
     samples = len(labels.by_split["train"])
-    return draw.permutation(apportioned_owners(samples, weights / weights.sum(), at_least=1))
+    return rng.permutation(apportioned_owners(samples, weights / weights.sum(), at_least=1))

@@ -13,7 +13,7 @@ from training.data import Labels
 def divide(
     labels: Labels,
     clients: int,
-    draw: np.random.RandomState,
+    rng: np.random.RandomState,
     *,
     shards_each: Annotated[int, "1..1000", "Shards per client; about its number of classes."] = 2,
 ) -> NDArray[np.int64]:
@@ -24,7 +24,7 @@ def divide(
     labels_of_samples = labels.by_split["train"]
     by_class = np.argsort(labels_of_samples, kind="stable")
     shards = clients * max(1, min(shards_each, len(labels_of_samples) // clients))
-    shard_owners = draw.permutation(np.arange(shards) % clients)
+    shard_owners = rng.permutation(np.arange(shards) % clients)
     owners = np.empty(len(labels_of_samples), dtype=np.int64)
     for owner, rows in zip(shard_owners, np.array_split(by_class, shards), strict=True):
         owners[rows] = owner

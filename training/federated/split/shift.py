@@ -41,8 +41,8 @@ def view(
     return first * torch.from_numpy(scale).to(first).view(shape) + torch.from_numpy(move).to(first).view(shape), *rest
 
 
-def divide(labels: Labels, clients: int, draw: np.random.RandomState, **options: object) -> NDArray[np.int64]:
-    return iid.divide(labels, clients, draw)
+def divide(labels: Labels, clients: int, rng: np.random.RandomState, **options: object) -> NDArray[np.int64]:
+    return iid.divide(labels, clients, rng)
 
 
 def drawn(

@@ -12,12 +12,12 @@ from torch.nn import functional
 from training.federated.client import Client, ForwardPass
 from training.federated.differentiation import grad, jacrev, vjp
 
-SMALLEST = 1e-12
+MIN_DIVISOR = 1e-12
 """Lower bound of divisors."""
 
 
-class Terms:
-    """The terms at weights w: scalars, (classes,), or of the inputs' shape."""
+class FedTailLoss:
+    """The terms of the loss at weights w: scalars, (classes,), or of the inputs' shape."""
 
     def __init__(self, client: Client, step: int, *, alpha: float, adversarial: float) -> None:
         self._client, self._step = client, step
@@ -50,8 +50,8 @@ class Terms:
         forward = self._forward(w)
         members = _members(forward)
         slope = grad(lambda shift: self.by_class(w, shift).sum())(torch.zeros_like(forward.inputs))
-        lengths = (slope.flatten(1).square().sum(dim=1) @ members).sqrt()
-        return rho * slope / (members @ lengths).clamp(min=SMALLEST).view(-1, *[1] * (slope.ndim - 1))
+        norms = (slope.flatten(1).square().sum(dim=1) @ members).sqrt()
+        return rho * slope / (members @ norms).clamp(min=MIN_DIVISOR).view(-1, *[1] * (slope.ndim - 1))
 
     def sharpness(self, w: Tensor, shift: Tensor) -> Tensor:
         """Return L_sharp: the KL divergence of the predictions for inputs from those for shifted inputs."""
@@ -74,10 +74,10 @@ class Terms:
         together = grad(self.classification)(w) @ grad(self.adversary)(w)
         return -self._alpha * together
 
-    def _domain_loss(self, forward: ForwardPass, entered: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _domain_loss(self, forward: ForwardPass, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return λ times the cross entropy of the client's number."""
         assert self._client.number is not None
-        log_probabilities = functional.linear(entered, weight, bias).log_softmax(dim=-1)
+        log_probabilities = functional.linear(features, weight, bias).log_softmax(dim=-1)
         is_client = torch.arange(len(bias), device=bias.device) == self._client.number
         return -self._adversarial * _mean(log_probabilities @ is_client.to(log_probabilities.dtype), forward)
 
@@ -96,21 +96,21 @@ def curvatures(losses: Callable[[Tensor], Tensor], w: Tensor, steps: int) -> Ten
             return losses(w) @ class_weights
 
         times = vjp(grad(loss), w)[1]  # the Hessian is symmetric
-        vector = _unit(start)
+        vector = _normalized(start)
         for _ in range(steps):
-            vector = _unit(times(vector))
-        return _length(times(vector))
+            vector = _normalized(times(vector))
+        return _norm(times(vector))
 
     starts = jacrev(losses)(w)
     found: Tensor = vmap(power_iteration)(torch.eye(len(starts), dtype=w.dtype, device=w.device), starts)
     return found
 
 
-def _unit(vector: Tensor) -> Tensor:
-    return vector / _length(vector).clamp(min=SMALLEST)
+def _normalized(vector: Tensor) -> Tensor:
+    return vector / _norm(vector).clamp(min=MIN_DIVISOR)
 
 
-def _length(vector: Tensor) -> Tensor:
+def _norm(vector: Tensor) -> Tensor:
     return vector.square().sum().sqrt()
 
 
