@@ -153,7 +153,7 @@ def _add() -> float:
     today: date = datetime.now(UTC).date()
     GpuUse.objects.filter(day=today).update(is_added=False)
     began = time.perf_counter()
-    aggregation.add()  # once: it finds no attempts, so a second time the rows would be nobody's already
+    aggregation.update_sums()  # once: it finds no attempts, so a second time the rows would be nobody's already
     return (time.perf_counter() - began) * 1000
 
 

@@ -134,8 +134,8 @@ def waste() -> None:
     """Add up the use of allocated GPUs, and notify owners of idle GPUs and of processes on unallocated ones."""
     from jobs.waste import aggregation, notices
 
-    aggregation.trim()
-    aggregation.add()
+    aggregation.end_allocations_with_jobs()
+    aggregation.update_sums()
     notices.raise_notices()
 
 

@@ -99,7 +99,7 @@ def make(past: Iterable[Attempt] = (), *, now: float | None = None) -> None:
     if new:
         Holding.objects.bulk_create([use for attempt in past for use in _past_holdings(attempt)])
         GpuUse.objects.bulk_create(_gpu_use(now), ignore_conflicts=True)
-        aggregation.add()
+        aggregation.update_sums()
     for agent in new:
         _write_past(agent, int(now))
 

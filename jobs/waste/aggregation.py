@@ -35,7 +35,7 @@ class _Owner:
     person: int | None
 
 
-def add(budget_s: float = BUDGET_S) -> int:
+def update_sums(budget_s: float = BUDGET_S) -> int:
     """Bring the sums up to date, for about `budget_s` seconds; return how many days were updated.
 
     A lease keeps other processes out: if two read and wrote sums at once, the slower one would write older values.
@@ -46,12 +46,12 @@ def add(budget_s: float = BUDGET_S) -> int:
     if lock is None:
         return 0
     try:
-        return _add(lock, time.monotonic() + budget_s)
+        return _update_sums(lock, time.monotonic() + budget_s)
     finally:
         lock.release()
 
 
-def trim(now: datetime | None = None) -> int:
+def end_allocations_with_jobs(now: datetime | None = None) -> int:
     """End allocations at the end of their jobs, known from Slurm's accounting, rather than at the next queue poll.
 
     Returns how many were changed.
@@ -70,23 +70,23 @@ def trim(now: datetime | None = None) -> int:
     return len(early)
 
 
-def _add(lock: ActiveLease, deadline: float) -> int:
+def _update_sums(lock: ActiveLease, deadline: float) -> int:
     days = list(GpuUse.objects.filter(is_added=False).order_by("-day").values_list("day", flat=True).distinct())
     for done, day in enumerate(days, 1):
-        _add_day(lock, day)
+        _update_day(lock, day)
         if time.monotonic() > deadline:
             return done
     return len(days)
 
 
-def _add_day(lock: ActiveLease, day: date) -> None:
+def _update_day(lock: ActiveLease, day: date) -> None:
     waiting = GpuUse.objects.filter(day=day, is_added=False).order_by("pk")
     rows = list(waiting.only("scheduler_id", "user", "job", "project", "person"))
     for chunk in chunks(rows, ROWS):
         owners = _owners(day, chunk)
         with lock.writing():
-            _assign(chunk, owners)
-            _add_jobs(chunk, owners)
+            _assign_owners(chunk, owners)
+            _sum_jobs(chunk, owners)
     with lock.writing():
         # Rows counted since the check are marked again, and are in these sums or the next.
         waiting.filter(pk__lte=rows[-1].pk).update(is_added=True)
@@ -94,8 +94,8 @@ def _add_day(lock: ActiveLease, day: date) -> None:
         GpuHours.objects.bulk_create(_sums(day), batch_size=ROWS)
 
 
-def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
-    """Store whose these rows are, if not stored yet."""
+def _assign_owners(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
+    """Store the owners of these rows where they differ."""
     for row in rows:
         owner = owners[row.pk]
         if owner != _Owner(row.job, row.project_id, row.person_id):
@@ -103,24 +103,27 @@ def _assign(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
             GpuUse.objects.filter(pk=row.pk).update(**fields)
 
 
-def _add_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
+def _sum_jobs(rows: Sequence[GpuUse], owners: dict[int, _Owner]) -> None:
     """Sum up each job's days: Vigil's jobs over all their attempts, others by the scheduler's id."""
     jobs = {owner.job for owner in owners.values() if owner.job is not None}
     changed = {row.scheduler_id for row in rows}
     attempts = Attempt.objects.filter(job__in=jobs).exclude(scheduler_id="").order_by()
     days = GpuUse.objects.filter(scheduler_id__in=changed | set(attempts.values_list("scheduler_id", flat=True)))
-    outside_key = Case(When(job=None, then=F("scheduler_id")), default=Value(""))
-    sums = days.order_by().annotate(own=outside_key).values("own", "job").annotate(
-        number=Max("scheduler_id"), of=Max("project"), by=Max("person"), whose=Max("user"), first=Min("day"),
-        last=Max("day"), held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"),
+    outside_id = Case(When(job=None, then=F("scheduler_id")), default=Value(""))
+    sums = days.order_by().annotate(outside_id=outside_id).values("outside_id", "job").annotate(
+        latest_scheduler_id=Max("scheduler_id"), owner_project=Max("project"), owner_person=Max("person"),
+        slurm_user=Max("user"), first=Min("day"), last=Max("day"), allocated=Sum("held_s"), used=Sum("used_s"),
+        idle=Sum("idle_s"),
     )  # fmt: skip
     made = [
         JobHours(
-            scheduler_id=row["number"], job=row["job"], project_id=row["of"], person_id=row["by"], user=row["whose"],
-            first_day=row["first"], last_day=row["last"], held_s=row["held"], used_s=row["used"], idle_s=row["idle"],
+            scheduler_id=row["latest_scheduler_id"], job=row["job"], project_id=row["owner_project"],
+            person_id=row["owner_person"], user=row["slurm_user"], first_day=row["first"], last_day=row["last"],
+            held_s=row["allocated"], used_s=row["used"], idle_s=row["idle"],
         )
         for row in sums
-        if row["job"] in jobs or (row["job"] is None and row["own"] in changed)  # an id may also belong to another job
+        # An id may also belong to another job.
+        if row["job"] in jobs or (row["job"] is None and row["outside_id"] in changed)
     ]  # fmt: skip
     JobHours.objects.filter(Q(job__in=jobs) | Q(job=None, scheduler_id__in=changed)).delete()
     JobHours.objects.bulk_create(made)
@@ -149,12 +152,14 @@ def _attempts_of(scheduler_ids: Iterable[str]) -> Any:
 
 def _sums(day: date) -> list[GpuHours]:
     outside_user = Case(When(Q(person=None), then=F("user")), default=Value(""))
-    of_day = GpuUse.objects.filter(day=day).order_by().annotate(whose=outside_user).values("project", "person", "whose")
-    sums = of_day.annotate(held=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s"))
+    rows = GpuUse.objects.filter(day=day).order_by().annotate(slurm_user=outside_user)
+    sums = rows.values("project", "person", "slurm_user").annotate(
+        allocated=Sum("held_s"), used=Sum("used_s"), idle=Sum("idle_s")
+    )
     return [
         GpuHours(
-            day=day, project_id=row["project"], person_id=row["person"], user=row["whose"], held_s=row["held"],
-            used_s=row["used"], idle_s=row["idle"],
+            day=day, project_id=row["project"], person_id=row["person"], user=row["slurm_user"],
+            held_s=row["allocated"], used_s=row["used"], idle_s=row["idle"],
         )
         for row in sums
     ]  # fmt: skip

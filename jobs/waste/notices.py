@@ -80,12 +80,12 @@ def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
     if not by_job:
         return []
     holdings = list(Holding.objects.filter(until=None, scheduler_id__in=by_job))
-    holders = _Holders(holdings)
-    wasted = {scheduler_id: holders.without_spares(scheduler_id, found) for scheduler_id, found in by_job.items()}
-    return [holders.job(scheduler_id, found) for scheduler_id, found in wasted.items() if found]
+    allocated = _AllocatedJobs(holdings)
+    wasted = {scheduler_id: allocated.without_spares(scheduler_id, found) for scheduler_id, found in by_job.items()}
+    return [allocated.job(scheduler_id, found) for scheduler_id, found in wasted.items() if found]
 
 
-class _Holders:
+class _AllocatedJobs:
     """The jobs behind some open allocations."""
 
     def __init__(self, holdings: Sequence[Holding]) -> None:
@@ -151,19 +151,20 @@ def _keys_on_silent_nodes(now: datetime) -> set[str]:
     ids = set(silent.order_by().values_list("scheduler_id", flat=True))
     if not ids:
         return set()
-    holders = _Holders(list(Holding.objects.filter(until=None, scheduler_id__in=ids)))
-    return {holders.key(scheduler_id) for scheduler_id in ids}
+    allocated = _AllocatedJobs(list(Holding.objects.filter(until=None, scheduler_id__in=ids)))
+    return {allocated.key(scheduler_id) for scheduler_id in ids}
 
 
 def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
     """Return the notice's sentence, and the requested action."""
-    many, long = len(job.idle), duration_words((now - job.since).total_seconds())
-    if many == 1:
-        which = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
-        title, request = f"{job.name} has left {which} idle for {long}.", "Release it, or explain why it is needed."
+    idle_count, idle_for = len(job.idle), duration_words((now - job.since).total_seconds())
+    if idle_count == 1:
+        gpu_text = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
+        title = f"{job.name} has left {gpu_text} idle for {idle_for}."
+        request = "Release it, or explain why it is needed."
     else:
-        which = f"{many} GPUs" if job.gpu_count == many else f"{many} of its {job.gpu_count} GPUs"
-        title = f"{job.name} has left {which} idle, the longest for {long}."
+        gpu_text = f"{idle_count} GPUs" if job.gpu_count == idle_count else f"{idle_count} of its {job.gpu_count} GPUs"
+        title = f"{job.name} has left {gpu_text} idle, the longest for {idle_for}."
         request = "Release them, or explain why they are needed."
     return title, f"{request} {_location(job)}"
 

@@ -157,12 +157,12 @@ def _by_project(user: User, groups: Iterable[_Group]) -> list[WasteEntry]:
 def _by_person(groups: Iterable[_Group]) -> list[WasteEntry]:
     """Return one row per person, with the hours from before their Slurm user was set here."""
     groups = list(groups)
-    owners = _Owners([(person, user) for _, person, user, _ in groups])
-    found = _grouped(groups, lambda group: owners.name(group[1], group[2]))
+    names = _DisplayNames([(person, user) for _, person, user, _ in groups])
+    found = _grouped(groups, lambda group: names.name(group[1], group[2]))
     return [WasteEntry(name or "unknown", hours, person=name or "unknown") for name, hours in found.items()]
 
 
-class _Owners:
+class _DisplayNames:
     """The display names of people with allocated GPUs: people of this site, else users of the scheduler."""
 
     def __init__(self, rows: Sequence[tuple[int | None, str]]) -> None:
@@ -245,7 +245,7 @@ def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tu
 def _job_rows(user: User, found: Sequence[JobHours]) -> list[WasteEntry]:
     jobs = _visible_jobs(user, [hours.job for hours in found if hours.job])
     projects = dict(Project.objects.filter(pk__in=[hours.project_id for hours in found]).values_list("pk", "slug"))
-    owners = _Owners([(hours.person_id, hours.user) for hours in found])
+    names = _DisplayNames([(hours.person_id, hours.user) for hours in found])
     holdings = visible_holdings(user).filter(scheduler_id__in=[hours.scheduler_id for hours in found]).order_by("pk")
     by_id = {row[0]: row for row in holdings.values_list("scheduler_id", "name", "agent__node")}
     rows = []
@@ -259,7 +259,7 @@ def _job_rows(user: User, found: Sequence[JobHours]) -> list[WasteEntry]:
                 _hours(hours.held_s, hours.used_s, hours.idle_s),
                 link,
                 project=projects.get(hours.project_id or 0, ""),
-                person=owners.name(hours.person_id, hours.user),
+                person=names.name(hours.person_id, hours.user),
                 job=job.pk if job else None,
                 scheduler_id=hours.scheduler_id,
             )

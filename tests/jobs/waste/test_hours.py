@@ -61,7 +61,7 @@ def lab() -> dict[str, User]:
     use("80", "ann", (500, 250, 100), days_ago=20)
     use("90", "ann", (8, 0, 8))
     use("99", "stranger", (2, 1, 0.5))
-    aggregation.add()
+    aggregation.update_sums()
     return {"mira": mira, "ann": ann, "sam": sysadmin()}
 
 
@@ -91,7 +91,7 @@ class TestCounting:
         for second in (*range(start, start + 500, 10), *range(start + 600, start + WINDOW_S + 100, 10)):
             item.post(item.batch(second, gpu_percent=[[50] * 10, [0] * 10]))
         merge.merge(now=start + WINDOW_S + 110)
-        aggregation.add()
+        aggregation.update_sums()
         (row,) = GpuHours.objects.all()
         sampled = WINDOW_S - 100
         assert (row.person, row.project) == (mira, Project.objects.get(slug="siskin"))
@@ -126,9 +126,9 @@ class TestCounting:
         use("70", "mira", (101, 60, 10))
         other = lease.take("waste")
         assert other is not None
-        assert aggregation.add() == 0
+        assert aggregation.update_sums() == 0
         other.release()
-        assert aggregation.add() == 1
+        assert aggregation.update_sums() == 1
         assert hours(asked(lab["sam"], "by=project"))["siskin"][0] == 101
 
     def test_the_schedulers_number_used_again_is_another_job(self) -> None:
@@ -139,7 +139,7 @@ class TestCounting:
         vigils(ann, "7", project="wren")
         use("7", "vigil", (1, 1, 0), days_ago=60)
         use("7", "vigil", (2, 1, 0))
-        aggregation.add()
+        aggregation.update_sums()
         found = hours(asked(sysadmin(), "by=person&days=90"))
         assert {name: report[0] for name, report in found.items()} == {"mira": 1, "ann": 2}
         assert len(asked(User.objects.get(username="sam"), "by=job&days=90")["items"]) == 2
@@ -191,13 +191,13 @@ class TestCounting:
         use("7", "vigil", (50, 0, 50), days_ago=8)
         use("7", "vigil", (3, 0, 3), days_ago=2)
         use("9", "vigil", (2, 1, 1))
-        aggregation.add()
+        aggregation.update_sums()
         (row,) = asked(ann, "by=job&days=10")["items"]
         assert (row["name"], row["job"], row["allocated_hours"]) == ("lora", job.pk, 55)
         (row,) = asked(ann, "by=job&days=7")["items"]
         assert row["allocated_hours"] == 5
         use("9", "vigil", (4, 1, 1))
-        aggregation.add()
+        aggregation.update_sums()
         assert [item["allocated_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [7]
 
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
@@ -205,7 +205,7 @@ class TestCounting:
         for days_ago, number in ((9, 50), (8, 40), (3, 2), (0, 1)):
             use("7", "ann", (number, 0, number), days_ago=days_ago)
         use("8", "ann", (5, 0, 5))
-        aggregation.add()
+        aggregation.update_sums()
         assert [item["idle_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [5, 3]
         assert [item["idle_hours"] for item in asked(ann, "by=job&days=9")["items"]] == [43, 5]
         assert [item["idle_hours"] for item in asked(ann, "by=job&days=10")["items"]] == [93, 5]
