@@ -115,7 +115,9 @@ class DrainRow:
     def needs_agreement(self) -> bool:
         """Return whether a person, or a site's program, must agree that it returns if it passes a burn-in."""
         node = self.drained.node
-        is_persons = self.was_drained_by_person or burnins.is_drain_of_person(node, self.drained.last_order)
+        is_persons = self.was_drained_by_person or burnins.was_drained_outside_vigil_rules(
+            node, self.drained.last_order
+        )
         return node.is_drained and is_persons
 
     @property

@@ -23,7 +23,7 @@ from jobs.listing.jobs import JobSearch
 from jobs.models import Attempt, Checkpoint, Incident, Job, Sweep
 from jobs.models.job import JobQuerySet
 from jobs.presenting.metric_values import number
-from jobs.why.reasons import reason_of
+from jobs.waiting.reasons import reason_of
 from nodes.models import Node
 from portal import notify
 from portal.access import user_of

@@ -16,7 +16,7 @@ from jobs.disk import missing
 from jobs.goodput import goodput
 from jobs.models import Attempt, Checkpoint, Event, Job
 from jobs.progress import progress
-from jobs.why import reasons
+from jobs.waiting import reasons
 from portal.http.openapi import deprecated
 from training.federation.outline import NAMED
 

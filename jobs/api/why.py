@@ -9,9 +9,9 @@ from ninja import Router, Schema
 from pydantic import Field
 
 from jobs.api.request import job_of
-from jobs.why import pending
-from jobs.why.blocks import Block, MaintenanceEffect
-from jobs.why.variants import Variant, as_options
+from jobs.waiting import pending
+from jobs.waiting.block import Block, MaintenanceEffect
+from jobs.waiting.variants import Variant, as_options
 from portal.http.api import ApiRequest
 from portal.http.openapi import deprecated, with_former_names
 

@@ -99,17 +99,20 @@ def is_drained_by_person(node: Node) -> bool:
     if not node.is_drained:
         return False
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).select_related("asked_by").first()
-    return is_drain_of_person(node, last) or (
+    return was_drained_outside_vigil_rules(node, last) or (
         BurnInNode.objects.filter(return_order=last, was_drained_by_person=True).exists()
     )
 
 
-def is_drain_of_person(node: Node, last: NodeOrder | None) -> bool:
-    """Return whether a drained node was not drained by `last`, the last order carried out, or that is a person's own.
+def was_drained_outside_vigil_rules(node: Node, last_order: NodeOrder | None) -> bool:
+    """Return whether a person, or a program outside Vigil, drained the node.
 
-    One that follows a finding is not: whoever approved it agreed to what the rule proposed, and so to its end.
+    Then the last order carried out does not explain the drain, or neither a rule nor a finding caused that order.
+    Whoever approved a finding's order agreed to what the rule proposed, and so to its end.
     """
-    return last is None or not drain.is_reason_of(last, node) or not (last.rule or last.is_for_finding)
+    if last_order is None or not drain.is_reason_of(last_order, node):
+        return True
+    return not (last_order.rule or last_order.is_for_finding)
 
 
 def _nodes(names: Sequence[str]) -> list[Node]:

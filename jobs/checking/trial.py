@@ -25,7 +25,7 @@ from jobs.checking.trial_report import printable, read
 from jobs.disk import environments, rundir, sharing, trash
 from jobs.errors import JobError
 from jobs.spec import STOP_SECONDS, Environment, JobSpec
-from jobs.why.reasons import explained
+from jobs.waiting.reasons import explained
 from nodes.schedulers.base import ALIVE, JobStatus, SchedulerError, Submission
 from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.launch import LAUNCH_FAILED

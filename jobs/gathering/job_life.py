@@ -26,7 +26,7 @@ from jobs.presenting.job_page.sentence import WorstClient, soon
 from jobs.presenting.metric_values import number
 from jobs.presenting.size import is_elastic, limit_seconds, wants
 from jobs.progress import Progress, progress
-from jobs.why.reasons import waiting_reason_of
+from jobs.waiting.reasons import waiting_reason_of
 from training.federation.tables import MIN_EVALUATED
 from vigil_core import formatting
 

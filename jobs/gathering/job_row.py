@@ -11,7 +11,7 @@ from jobs.presenting.job_row import progress_text, speed_text
 from jobs.presenting.metric_values import number
 from jobs.presenting.size import has_ranks, ranks_and_nodes, size
 from jobs.progress import Progress, progress
-from jobs.why.reasons import waiting_reason_of
+from jobs.waiting.reasons import waiting_reason_of
 from vigil_core import formatting
 
 

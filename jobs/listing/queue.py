@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.listing import visibility
 from jobs.models import Attempt, Job, Sweep
-from jobs.why.reasons import explained, scheduled_start
+from jobs.waiting.reasons import explained, scheduled_start
 from nodes.cluster import sync
 from nodes.models import QueuedJob, Reading
 from nodes.schedulers.launch import LAUNCH_FAILED

@@ -25,11 +25,11 @@ from jobs.models.sweep import refusals_text
 from jobs.spec import JobSpec, SweepSpec, restarts
 from jobs.submitting import topology
 from jobs.submitting.admission import check
-from jobs.why import maintenance
-from jobs.why.explain import WaitExplanation, WaitingJob, explain
-from jobs.why.pending import names
-from jobs.why.requests import request_of
-from jobs.why.variants import as_options
+from jobs.waiting import maintenance
+from jobs.waiting.explain import WaitExplanation, WaitingJob, explain
+from jobs.waiting.pending import names
+from jobs.waiting.requests import request_of
+from jobs.waiting.variants import as_options
 from nodes.cluster import read
 from nodes.scheduling.capacity import ClusterCapacity, survey
 from portal.models import Project, User

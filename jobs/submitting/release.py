@@ -8,7 +8,7 @@ from django.utils import timezone
 from jobs.errors import Conflict, Refused
 from jobs.models import Attempt, Job
 from jobs.queueing import queue
-from jobs.why.obstacles import kind_of
+from jobs.waiting.blocks import kind_of
 from portal.access import can, note_if_sysadmin
 from portal.audit import Change
 from portal.models import User

@@ -12,10 +12,10 @@ from django.utils import timezone
 from jobs.errors import Problem
 from jobs.models import Attempt, Predecessor
 from jobs.spec import JobSpec
-from jobs.why import limits, obstacles
-from jobs.why.blocks import Block
-from jobs.why.limits import JOBS, LimitCheck, Usage
-from jobs.why.requests import request_of
+from jobs.waiting import blocks, limits
+from jobs.waiting.block import Block
+from jobs.waiting.limits import JOBS, LimitCheck, Usage
+from jobs.waiting.requests import request_of
 from nodes.cluster import read
 from nodes.models import Reading
 from nodes.scheduling.capacity import ClusterCapacity, Request
@@ -53,7 +53,7 @@ def problems(user: User, spec: JobSpec, project: Project, *, many: int = 1) -> l
 
 
 def _partition_problems(request: Request, there: ClusterCapacity) -> Iterator[Problem]:
-    for block in obstacles.partition_blocks(request, there):
+    for block in blocks.partition_blocks(request, there):
         if block.is_final:
             field = _FIELDS[block.name]
             if field == "qos" and not request.qos:
@@ -90,7 +90,7 @@ def _reservation_problems(request: Request, there: ClusterCapacity) -> Iterator[
     """Yield problems with the reservation. A missing one is reported as an unknown name elsewhere."""
     if all(reservation.name not in request.reservation.split(",") for reservation in there.reservations):
         return
-    for block in obstacles.reservation_blocks(request, there):
+    for block in blocks.reservation_blocks(request, there):
         if not block.is_final:
             continue
         if block.kind == "reservation":

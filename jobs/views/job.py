@@ -28,8 +28,8 @@ from jobs.presenting.job_page.layouts import ChosenLayout
 from jobs.spec import JobSpec, write_toml
 from jobs.submitting import clone, release
 from jobs.views import cadence, performance, rounds
-from jobs.why import maintenance, pending
-from jobs.why.reasons import waiting_reason_of
+from jobs.waiting import maintenance, pending
+from jobs.waiting.reasons import waiting_reason_of
 from portal.access import can, user_of
 
 OVERVIEW_CHECKPOINTS = 6

@@ -3,10 +3,10 @@
     python -m tests.landing.affected            print the test files affected since the last full run, or "all"
     python -m tests.landing.affected --record   note this commit as fully tested (`make test-all` does, when it passes)
 
-The unit is a package or module two levels down (`jobs.why`, `training.guards`), here called a package. A test file is
-affected if it changed itself, or if a package changed that
+The unit is a package or module two levels down (`jobs.waiting`, `training.guards`), here called a package. A test file
+is affected if it changed itself, or if a package changed that
 
-- it is named after (tests/jobs/why tests jobs.why),
+- it is named after (tests/jobs/waiting tests jobs.waiting),
 - it imports, directly or through helpers under tests/, or runs in processes that such a helper starts, or
 - one of those packages imports.
 
@@ -69,7 +69,7 @@ STARTED = {
 
 
 def package_of(module: str) -> str:
-    """Return the package of a dotted module: `jobs.why` for `jobs.why.limits`, `diagnosis` for everything in it."""
+    """Return the package of a dotted module: `jobs.waiting` for `jobs.waiting.limits`, `diagnosis` for all of it."""
     parts = module.split(".")
     return ".".join(parts[: 1 if parts[0] in {"diagnosis", "gpus", "vigil_cli", "vigil_core", "vigil_report"} else 2])
 

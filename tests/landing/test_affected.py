@@ -23,9 +23,9 @@ def has(found: set[str], folder: str) -> bool:
 
 
 def test_a_package_affects_its_tests_and_those_of_packages_that_import_it() -> None:
-    found = files("jobs/why/pending.py")
-    assert has(found, "tests/jobs/why/")
-    assert "tests/jobs/pages/test_job.py" in found, "jobs.views imports jobs.why"
+    found = files("jobs/waiting/pending.py")
+    assert has(found, "tests/jobs/waiting/")
+    assert "tests/jobs/pages/test_job.py" in found, "jobs.views imports jobs.waiting"
     assert not has(found, "tests/training/")
     assert "tests/test_layers.py" in found, "the tree's layers are tested at every landing"
 

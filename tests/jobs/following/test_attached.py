@@ -18,7 +18,7 @@ from jobs.models import Attempt, Job, Stray
 from jobs.spec import JobSpec
 from jobs.submitting import submit
 from jobs.submitting.attaching import AttachClaim, attach
-from jobs.why import pending
+from jobs.waiting import pending
 from nodes.models import QueuedJob
 from nodes.schedulers.base import JobStatus, NodeStatus, SlurmStep
 from nodes.schedulers.cluster import PartitionInfo

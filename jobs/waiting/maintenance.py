@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from jobs.why.blocks import Block, MaintenanceEffect, WaitFacts, clock
+from jobs.waiting.block import Block, MaintenanceEffect, WaitFacts, clock
 from nodes.scheduling.capacity import CandidateNode, Request, assess
 from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting

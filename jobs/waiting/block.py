@@ -1,4 +1,4 @@
-"""Describe what keeps a job waiting: one block for each obstacle, and the facts that blocks are built from. Pure."""
+"""Describe what keeps a job waiting: `Block`, and the facts that blocks are built from. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from math import inf
 from typing import Literal
 
-from jobs.why.limits import LimitCheck
+from jobs.waiting.limits import LimitCheck
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling.capacity import CandidateNode, ClusterCapacity, Fit, Request
 from nodes.scheduling.maintenance import PlannedMaintenance
@@ -30,7 +30,10 @@ BlockKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """An obstacle. `amount`: what the numbers count; `name`: of the limit, reservation, partition or maintenance."""
+    """One thing that keeps a job waiting.
+
+    `amount`: what the numbers count; `name`: of the limit, reservation, partition or maintenance.
+    """
 
     kind: BlockKind
     text: str

@@ -1,4 +1,4 @@
-"""Find what blocks a waiting job, each obstacle in a sentence with its amounts. Pure; `explain` gathers the facts."""
+"""Find what blocks a waiting job, each block in a sentence with its amounts. Pure; `explain` gathers the facts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from math import inf
 
-from jobs.why import limits, maintenance, node_capacity
-from jobs.why.blocks import Block, BlockKind, WaitFacts, are, clock, reason_word
-from jobs.why.reasons import explained
+from jobs.waiting import limits, maintenance, node_capacity
+from jobs.waiting.block import Block, BlockKind, WaitFacts, are, clock, reason_word
+from jobs.waiting.reasons import explained
 from nodes.schedulers.cluster import ReservationInfo
 from nodes.schedulers.launch import is_launch_failed, nodes_of
 from nodes.scheduling import licenses
@@ -37,8 +37,8 @@ OVERRIDES = {"PARTITION_TIME_LIMIT": "time", "PARTITION_MAXIMUM_NODE": "at most"
 UNBOUNDED_FLAGS = frozenset({"FLEX", "HOURLY", "DAILY", "WEEKLY", "WEEKDAY", "WEEKEND"})
 
 
-def blocks(facts: WaitFacts) -> list[Block]:
-    """Return all obstacles: what the scheduler names first, then those that waiting will not help against."""
+def blocks_of(facts: WaitFacts) -> list[Block]:
+    """Return all blocks: what the scheduler names first, then those that waiting will not help against."""
     if facts.waits_in_vigil:
         kind: BlockKind = "dependency" if facts.reason.startswith("Waits for #") else "held"
         text = facts.reason or "Vigil will submit it to the scheduler within seconds."
@@ -203,7 +203,7 @@ def _limits(facts: WaitFacts) -> Iterator[Block]:
 
 
 def _reservation(facts: WaitFacts) -> Iterator[Block]:
-    """Yield obstacles of the reservation that the job requests."""
+    """Yield what the reservation that the job requests blocks."""
     is_reason = reason_word(facts.reason).startswith("Reservation")
     for block in reservation_blocks(facts.request, facts.cluster):
         yield Block(**{**vars(block), "is_reason": is_reason})

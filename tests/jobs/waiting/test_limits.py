@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.why.limits import Usage, checks
-from jobs.why.requests import request_of
+from jobs.waiting.limits import Usage, checks
+from jobs.waiting.requests import request_of
 from nodes.schedulers.cluster import AssociationInfo, Limits, QosInfo
-from tests.jobs.why.asking import GPU, cluster, gpu_spec, node, now, plain, queued, texts, why
+from tests.jobs.waiting.asking import GPU, cluster, gpu_spec, node, now, plain, queued, texts, why
 
 
 def test_names_the_very_limit() -> None:

@@ -63,44 +63,44 @@ def propose(
     spec: JobSpec,
     request: Request,
     cluster: ClusterCapacity,
-    attempt: Callable[[Request], TrialOutcome],
+    try_request: Callable[[Request], TrialOutcome],
     ends: list[float],
 ) -> tuple[Variant, ...]:
     """Return at most MOST variants, the best first. `ends`: moments before which it would have to end to fit in."""
     limits = sorted({_rounded(end - cluster.now - MARGIN_S) for end in ends}, reverse=True)
     times = [limit for limit in limits if LEAST_TIME_S <= limit < request.time_limit_s][:3]
     tried: list[tuple[_Candidate, TrialOutcome]] = []
-    for idea in _candidates(spec, request, cluster):
-        outcome = attempt(idea.request)
-        tried.append((idea, outcome))
-    shaped = [idea for idea, outcome in tried if outcome.room != "now" and idea.tier == SAME]
-    shorter = _shorter([_Candidate(SAME, 0, "", {}, request), *shaped], times, attempt)
-    useful = {"now"} if attempt(request).room else {"now", "free"}  # not those that wait like the job itself
+    for candidate in _candidates(spec, request, cluster):
+        outcome = try_request(candidate.request)
+        tried.append((candidate, outcome))
+    shaped = [candidate for candidate, outcome in tried if outcome.room != "now" and candidate.tier == SAME]
+    shorter = _shorter([_Candidate(SAME, 0, "", {}, request), *shaped], times, try_request)
+    useful = {"now"} if try_request(request).room else {"now", "free"}  # not those that wait like the job itself
     found = [pair for pair in [*tried, *shorter] if pair[1].room in useful]
     found.sort(key=lambda pair: (pair[1].room != "now", pair[0].tier, pair[0].cost))
     return tuple(_varied(_allowed(spec, found)))
 
 
 def _shorter(
-    ideas: list[_Candidate], times: list[int], attempt: Callable[[Request], TrialOutcome]
+    candidates: list[_Candidate], times: list[int], try_request: Callable[[Request], TrialOutcome]
 ) -> Iterator[tuple[_Candidate, TrialOutcome]]:
     """Yield each candidate with the longest time limit with which it starts now."""
-    for idea in ideas:
+    for candidate in candidates:
         for limit in times:
-            request = replace(idea.request, time_limit_s=limit)
-            outcome = attempt(request)
+            request = replace(candidate.request, time_limit_s=limit)
+            outcome = try_request(request)
             if outcome.room != "now":
                 continue
-            less = f"{formatting.duration(limit)} instead of {formatting.duration(idea.request.time_limit_s)}"
-            text = f"{idea.text}, {less}" if idea.text else f"A time limit of {less}"
-            changes = {**idea.changes, "resources.time_limit": limit_of(limit)}
-            yield _Candidate(idea.tier, idea.cost + 0.5, text, changes, request), outcome
+            less = f"{formatting.duration(limit)} instead of {formatting.duration(candidate.request.time_limit_s)}"
+            text = f"{candidate.text}, {less}" if candidate.text else f"A time limit of {less}"
+            changes = {**candidate.changes, "resources.time_limit": limit_of(limit)}
+            yield _Candidate(candidate.tier, candidate.cost + 0.5, text, changes, request), outcome
             break
 
 
 def _candidates(spec: JobSpec, request: Request, cluster: ClusterCapacity) -> Iterator[_Candidate]:
     if not cluster.simulates_nodes and isinstance(spec.resources.nodes, int):
-        shapes = sorted(_shapes(spec, request, cluster), key=lambda idea: idea.cost)
+        shapes = sorted(_shapes(spec, request, cluster), key=lambda candidate: candidate.cost)
         yield from shapes[:MAX_TRIED]
     yield from islice(_elsewhere(spec, request, cluster), MAX_TRIED)
     yield from islice(_fewer_nodes(spec, request), MAX_TRIED)
@@ -192,21 +192,21 @@ def _allowed(spec: JobSpec, found: list[tuple[_Candidate, TrialOutcome]]) -> Ite
     """Yield candidates that the specification allows, few of each kind, so that none crowds out another."""
     plain = spec.model_dump(mode="json")
     chosen: Counter[tuple[str, int]] = Counter()
-    for idea, outcome in found:
-        kind = (outcome.room, idea.tier)
+    for candidate, outcome in found:
+        kind = (outcome.room, candidate.tier)
         if (
             chosen[kind] < (MAX_ALIKE if outcome.room == "now" else 1)
             and chosen.total() < MOST
-            and _is_allowed(plain, idea.changes)
+            and _is_allowed(plain, candidate.changes)
         ):
             chosen[kind] += 1
-            yield idea, outcome
+            yield candidate, outcome
 
 
 def _varied(chosen: Iterator[tuple[_Candidate, TrialOutcome]]) -> Iterator[Variant]:
-    for idea, outcome in chosen:
-        text = idea.text[:1].upper() + idea.text[1:]
-        yield Variant(text=text, changes=idea.changes, starts_now=outcome.room == "now", why=outcome.why)
+    for candidate, outcome in chosen:
+        text = candidate.text[:1].upper() + candidate.text[1:]
+        yield Variant(text=text, changes=candidate.changes, starts_now=outcome.room == "now", why=outcome.why)
 
 
 def _is_allowed(plain: dict[str, Any], changes: dict[str, Any]) -> bool:

@@ -15,10 +15,10 @@ from jobs.disk import missing
 from jobs.errors import SpecError
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
-from jobs.why.explain import WaitExplanation, WaitingJob, explain
-from jobs.why.reasons import explained_of, reason_of
-from jobs.why.requests import request_of, request_of_attached
-from jobs.why.variants import Variant, as_options
+from jobs.waiting.explain import WaitExplanation, WaitingJob, explain
+from jobs.waiting.reasons import explained_of, reason_of
+from jobs.waiting.requests import request_of, request_of_attached
+from jobs.waiting.variants import Variant, as_options
 from nodes.cluster import read, sync
 from nodes.models import Reading
 from nodes.scheduling.capacity import Request

@@ -13,11 +13,11 @@ from math import inf
 from typing import Literal
 
 from jobs.spec import JobSpec
-from jobs.why import limits, maintenance, obstacles
-from jobs.why.blocks import Block, MaintenanceEffect, QueueAhead, WaitFacts, reason_word
-from jobs.why.limits import Usage
-from jobs.why.reasons import explained
-from jobs.why.variants import TrialOutcome, Variant, propose
+from jobs.waiting import blocks, limits, maintenance
+from jobs.waiting.block import Block, MaintenanceEffect, QueueAhead, WaitFacts, reason_word
+from jobs.waiting.limits import Usage
+from jobs.waiting.reasons import explained
+from jobs.waiting.variants import TrialOutcome, Variant, propose
 from nodes.schedulers.cluster import QueuedJobInfo
 from nodes.scheduling import licenses
 from nodes.scheduling.backfill import JobsAhead, after, limited_by_plans
@@ -67,7 +67,7 @@ class WaitExplanation:
 
     @property
     def sentence(self) -> str:
-        """Return the first obstacle, or what the scheduler's reason means."""
+        """Return the text of the first block, or what the scheduler's reason means."""
         return self.blocks[0].text if self.blocks else self.meaning
 
 
@@ -77,20 +77,20 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
     queued = next((job for id in ids for job in cluster.queue if id and job.scheduler_id == id), None)
     request = with_scheduler_defaults(waiting.request, queued)
     reason = waiting.reason or (queued.reason if queued else "")
-    board = _ClusterView(request, cluster, ahead_of(queued, request, cluster))
-    ahead = _queue_ahead(board.line, waiting.names)
-    windows = maintenance.effects(request, board.candidates, waiting.maintenance, cluster.now)
-    blocks = obstacles.blocks(
+    view = _ClusterView(request, cluster, ahead_of(queued, request, cluster))
+    ahead = _queue_ahead(view.line, waiting.names)
+    windows = maintenance.effects(request, view.candidates, waiting.maintenance, cluster.now)
+    found = blocks.blocks_of(
         WaitFacts(
             request=request,
             cluster=cluster,
             reason=reason,
-            fit=assess(request, board.candidates, cluster),
-            candidates=board.candidates,
-            checks=board.checks(request),
+            fit=assess(request, view.candidates, cluster),
+            candidates=view.candidates,
+            checks=view.checks(request),
             ahead=ahead,
             maintenance=windows,
-            free_until=min((candidate.until for candidate in board.open(request, behind_queue=True)), default=inf),
+            free_until=min((candidate.until for candidate in view.open(request, behind_queue=True)), default=inf),
             queued=queued,
             names=waiting.names,
             you=waiting.you,
@@ -100,16 +100,16 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
         )
     )
     variants: tuple[Variant, ...] = ()
-    if waiting.spec is not None and obstacles.may_change(blocks):
-        variants = propose(waiting.spec, request, cluster, board.attempt, board.ends())
+    if waiting.spec is not None and blocks.may_change(found):
+        variants = propose(waiting.spec, request, cluster, view.try_request, view.ends())
     return WaitExplanation(
         reason=reason,
         meaning=explained(reason, waiting.scheduler_id, waiting.job_id),
         starts_at=queued.starts_at if queued and queued.starts_at and queued.starts_at > cluster.now else None,
-        blocks=tuple(blocks),
+        blocks=tuple(found),
         ahead=ahead,
-        never=any(block.is_final for block in blocks),
-        starts_on=board.nodes(request) if not blocks else (),
+        never=any(block.is_final for block in found),
+        starts_on=view.nodes(request) if not found else (),
         variants=variants,
         maintenance=tuple(windows),
     )
@@ -135,7 +135,7 @@ def _begin_at(request: Request, queued: QueuedJobInfo) -> float | None:
 
     Slurm reports the start of a job that is to begin later as its begin, whatever else holds it back.
     """
-    if reason_word(queued.reason) == obstacles.BEGIN:
+    if reason_word(queued.reason) == blocks.BEGIN:
         return queued.starts_at or request.begin_at
     if request.begin_at and queued.starts_at and queued.starts_at >= request.begin_at - SAME_TIME_S:
         return queued.starts_at
@@ -156,7 +156,7 @@ def _is_in_turn(job: QueuedJobInfo, cluster: ClusterCapacity) -> bool:
     A single machine starts jobs in order, except those that begin later.
     """
     word = reason_word(job.reason)
-    return word != obstacles.BEGIN if cluster.simulates_nodes else word in IN_TURN
+    return word != blocks.BEGIN if cluster.simulates_nodes else word in IN_TURN
 
 
 def _turn(job: QueuedJobInfo) -> tuple[float, float, float]:
@@ -183,13 +183,13 @@ class _ClusterView:
         self._after: JobsAhead = after(list(_tasks(line)), cluster)
         self._candidates: dict[tuple[object, ...], tuple[list[CandidateNode], list[CandidateNode]]] = {}
 
-    def attempt(self, request: Request) -> TrialOutcome:
+    def try_request(self, request: Request) -> TrialOutcome:
         """Return whether this request would start now, and if not, whether only jobs ahead are in its way."""
-        if any(check.is_over for check in self.checks(request)) or obstacles.is_partition_closed(request, self.cluster):
+        if any(check.is_over for check in self.checks(request)) or blocks.is_partition_closed(request, self.cluster):
             return TrialOutcome("")
-        if next(obstacles.reservation_blocks(request, self.cluster), None) is not None:
+        if next(blocks.reservation_blocks(request, self.cluster), None) is not None:
             return TrialOutcome("")
-        if next(obstacles.license_blocks(request, self.cluster), None) is not None:
+        if next(blocks.license_blocks(request, self.cluster), None) is not None:
             return TrialOutcome("")
         if names := self.nodes(request):
             return TrialOutcome("now", _where(names))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.spec import JobSpec
-from jobs.why.explain import WaitExplanation, WaitingJob, explain
-from jobs.why.requests import request_of
+from jobs.waiting.explain import WaitExplanation, WaitingJob, explain
+from jobs.waiting.requests import request_of
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
 from nodes.scheduling.capacity import ClusterCapacity

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from jobs.why import maintenance
-from jobs.why.blocks import Block, WaitFacts, are, clock
+from jobs.waiting import maintenance
+from jobs.waiting.block import Block, WaitFacts, are, clock
 from nodes.schedulers.cluster import ALLOCATED_STATES
 from nodes.scheduling.capacity import WINDOW, CandidateNode, Request
 from vigil_core import formatting
