@@ -154,7 +154,7 @@ def test_what_is_not_there(job: Job, attempt: Attempt) -> None:
         read(job, LogSelection(attempt, None))
     other = a_job(job.owner, job.project)
     with pytest.raises(LogError, match="no attempt"):
-        read(other, attempt)
+        read(other, LogSelection(attempt))
     assert other.latest is not None
     with pytest.raises(LogError, match="has not started"):
-        read(other, other.latest)
+        read(other, LogSelection(other.latest))
