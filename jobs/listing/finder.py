@@ -2,9 +2,9 @@
 
 few     a filter gives at most MOST jobs according to an index: they are read, sorted and counted exactly
 plain   only projects and states are restricted: the page is a range of an index, or merged from several ranges
-walk    else the order's index is scanned, checking each row; common filters fill a page within few rows
+scan    else the order's index is scanned, checking each row; common filters fill a page within few rows
 words   if a scan found too little, the index of names tells whether a word is rare: then its jobs are few
-short   else the page ends after EFFORT rows, full or not, and its cursor says where to continue
+short   else the page ends after MAX_SCANNED_ROWS, full or not, and its cursor says where to continue
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jobs.models import Attempt
 
 MOST = 10_000
 """Up to this many jobs are counted and sorted; beyond that the page says that there are more."""
-EFFORT = 10_000
-"""Rows that a walk reads before it stops and offers to continue."""
-GLANCE = 2_000
+MAX_SCANNED_ROWS = 10_000
+"""Rows that a scan reads before it stops and offers to continue."""
+ROWS_BEFORE_INDEX_LOOKUP = 2_000
 """Rows that it reads before it looks up a word in the index, which is slower for words in most names."""
-_STRETCHES = 200  # index pages combined in one statement; SQLite allows 500
+_MAX_RANGES = 200  # index pages combined in one statement; SQLite allows 500
 _COLUMNS = {"name": "name", "state": "state", "started": "started_at", "ended": "ended_at"}
 _GROUPS = {"project": ("project_id", "portal_project", "slug"), "owner": ("owner_id", "portal_user", "username")}
 
@@ -78,19 +78,19 @@ class Finder:
         if self.query.is_impossible:
             return FoundPlaces([], None)
         with connection.cursor() as cursor, dialect().by_index(cursor):
-            if self._is_stretch:
-                return self._stretches(cursor, after, limit)
+            if self._needs_ranges_only:
+                return self._merged_ranges(cursor, after, limit)
             if (few := self._few(cursor, states=True)) is not None:
                 return self._sorted(cursor, few, after, limit)
             if not self.query.words:
-                return self._walk(cursor, after, limit, EFFORT)
-            found = self._walk(cursor, after, limit, GLANCE)
+                return self._scan(cursor, after, limit, MAX_SCANNED_ROWS)
+            found = self._scan(cursor, after, limit, ROWS_BEFORE_INDEX_LOOKUP)
             if found.next is None or len(found.places) == limit:
                 self._is_common = True
                 return found
         if self._rare is None:
             with connection.cursor() as cursor, dialect().by_index(cursor):
-                return self._walk(cursor, after, limit, EFFORT)
+                return self._scan(cursor, after, limit, MAX_SCANNED_ROWS)
         with connection.cursor() as cursor, dialect().by_index(cursor):
             return self._sorted(cursor, self._rare, after, limit)
 
@@ -104,10 +104,10 @@ class Finder:
             if (few := self._few(cursor, states=False)) is not None:
                 return self._counts_of(cursor, few)
             if self._is_common or not self.query.words:
-                return self._counts_of_walk(cursor)
+                return self._counts_of_scan(cursor)
         rare = self._rare
         with connection.cursor() as cursor, dialect().by_index(cursor):
-            return self._counts_of_walk(cursor) if rare is None else self._counts_of(cursor, rare)
+            return self._counts_of_scan(cursor) if rare is None else self._counts_of(cursor, rare)
 
     # Few
 
@@ -132,9 +132,9 @@ class Finder:
                     cursor.execute(
                         f"SELECT {dialect().AGGREGATED_IDS.format(most=most)} FROM ({some}) s", source.params
                     )
-                    count, together = cursor.fetchone()
-                    if together is not None:
-                        most, fewest = count, together
+                    count, packed_ids = cursor.fetchone()
+                    if packed_ids is not None:
+                        most, fewest = count, packed_ids
         return None if fewest is None else Sql(dialect().UNPACKED_IDS, (fewest,))
 
     def _measured(self, cursor: Any, sources: Sequence[Sql]) -> list[int]:
@@ -154,10 +154,10 @@ class Finder:
         else:
             value = f"l.{_COLUMNS.get(self.sort, 'id')}"
         head = f"SELECT l.id, {value} FROM ({source.text} LIMIT {MOST + 1}) d {dialect().JOIN}{table}"
-        where = [*self.query.conditions(), *self._beyond(after, value, "l.id")]
+        where = [*self.query.conditions(), *self._after_cursor(after, value, "l.id")]
         found = with_conditions(head, where, self._order_by(value, "l.id", limit + 1))
         cursor.execute(found.text, [*source.params, *found.params])
-        return self._cut([(place, pk) for pk, place in cursor.fetchall()], limit)
+        return self._to_page([(place, pk) for pk, place in cursor.fetchall()], limit)
 
     def _counts_of(self, cursor: Any, source: Sql) -> dict[str, Count]:
         head = f"SELECT l.state, count(*) FROM ({source.text} LIMIT {MOST + 1}) d {dialect().JOIN}"
@@ -168,12 +168,12 @@ class Finder:
     # Plain
 
     @property
-    def _is_stretch(self) -> bool:
+    def _needs_ranges_only(self) -> bool:
         """Return whether the page is the start of a few index ranges that need no further filtering."""
         if not self.query.is_plain or self.sort in _GROUPS:
             return False
         by_state = self.query.states is None or self.sort == "created"
-        return by_state and len(self._equals) <= _STRETCHES
+        return by_state and len(self._equals) <= _MAX_RANGES
 
     @cached_property
     def _equals(self) -> list[list[Sql]]:
@@ -188,12 +188,12 @@ class Finder:
             for state in states
         ]
 
-    def _stretches(self, cursor: Any, after: Place | None, limit: int) -> FoundPlaces:
+    def _merged_ranges(self, cursor: Any, after: Place | None, limit: int) -> FoundPlaces:
         column = _COLUMNS.get(self.sort, "id")
         parts = [
             with_conditions(
                 f"SELECT id, {column} AS place FROM jobs_listing",
-                [*equals, *self._beyond(after, column, "id")],
+                [*equals, *self._after_cursor(after, column, "id")],
                 self._order_by(column, "id", limit + 1),
             )
             for equals in self._equals
@@ -201,7 +201,7 @@ class Finder:
         text = " UNION ALL ".join(f"SELECT * FROM ({part.text}) s" for part in parts)
         text = f"SELECT id, place FROM ({text}) u{self._order_by('place', 'id', limit + 1)}"
         cursor.execute(text, [value for part in parts for value in part.params])
-        return self._cut([(place, pk) for pk, place in cursor.fetchall()], limit)
+        return self._to_page([(place, pk) for pk, place in cursor.fetchall()], limit)
 
     def _counts_by_index(self, cursor: Any) -> dict[str, Count]:
         parts = []
@@ -214,17 +214,17 @@ class Finder:
         cursor.execute(text, [value for part in parts for value in part.params])
         return {state: _bounded(count) for state, count in cursor.fetchall() if state}
 
-    # Walk
+    # Scan
 
-    def _walk(self, cursor: Any, after: Place | None, limit: int, effort: int) -> FoundPlaces:
+    def _scan(self, cursor: Any, after: Place | None, limit: int, max_rows: int) -> FoundPlaces:
         if self.sort not in _GROUPS:
-            return self._walk_index(cursor, [], after, limit, effort)
-        return self._walk_groups(cursor, after, limit, effort)
+            return self._scan_index(cursor, [], after, limit, max_rows)
+        return self._scan_groups(cursor, after, limit, max_rows)
 
-    def _walk_index(self, cursor: Any, equal: list[Sql], after: Place | None, limit: int, effort: int) -> FoundPlaces:
-        """Scan one index until the page is full or `effort` rows have been checked."""
+    def _scan_index(self, cursor: Any, equal: list[Sql], after: Place | None, limit: int, max_rows: int) -> FoundPlaces:
+        """Scan one index until the page is full or `max_rows` rows have been checked."""
         column = "id" if self.sort in _GROUPS else _COLUMNS.get(self.sort, "id")
-        inner = self._inner(equal, after, column, f" LIMIT {effort}")
+        inner = self._inner(equal, after, column, f" LIMIT {max_rows}")
         # Already ordered inside: with another ORDER BY the databases would read everything before the first row.
         found = with_conditions(
             f"SELECT l.id, l.{column} FROM ({inner.text}) l", self.query.conditions(), f" LIMIT {limit + 1}"
@@ -232,14 +232,14 @@ class Finder:
         cursor.execute(found.text, [*inner.params, *found.params])
         rows = [(place, pk) for pk, place in cursor.fetchall()]
         if len(rows) > limit:
-            return self._cut(rows, limit)
-        last = self._inner(equal, after, column, f" LIMIT 1 OFFSET {effort - 1}", f"id, {column}")
+            return self._to_page(rows, limit)
+        last = self._inner(equal, after, column, f" LIMIT 1 OFFSET {max_rows - 1}", f"id, {column}")
         cursor.execute(last.text, last.params)
         end = cursor.fetchone()
         return FoundPlaces([self._place(*row) for row in rows], self._place(end[1], end[0]) if end else None)
 
     def _inner(self, equal: list[Sql], after: Place | None, column: str, tail: str, columns: str = "*") -> Sql:
-        where = [*self._narrowed(equal, column), *self._beyond(after, column, "id")]
+        where = [*self._narrowed(equal, column), *self._after_cursor(after, column, "id")]
         return with_conditions(f"SELECT {columns} FROM jobs_listing", where, self._order_by(column, "id") + tail)
 
     def _narrowed(self, equal: list[Sql], column: str) -> list[Sql]:
@@ -256,20 +256,20 @@ class Finder:
             found.append(Sql("project_id = %s", (scope[0],)))
         return found
 
-    def _walk_groups(self, cursor: Any, after: Place | None, limit: int, effort: int) -> FoundPlaces:
+    def _scan_groups(self, cursor: Any, after: Place | None, limit: int, max_rows: int) -> FoundPlaces:
         """Scan group by group in the order of their names, each by id."""
         key, table, column = _GROUPS[self.sort]
         rows: list[Place] = []
         for name, group in self._groups(cursor, after):
             begin = (None, after[1]) if after is not None and after[0] == name else None
             equal = [Sql(f"{key} = %s", (group,))]
-            found = self._walk_index(cursor, equal, begin, limit - len(rows), effort)
+            found = self._scan_index(cursor, equal, begin, limit - len(rows), max_rows)
             rows += [(name, pk) for _, pk in found.places]
             if found.next is not None:
                 return FoundPlaces(rows, (name, found.next[1]))
             if len(rows) == limit:
                 return FoundPlaces(rows, rows[-1])
-            effort -= self._length(cursor, equal, begin, effort)  # fewer, otherwise there would be a next row
+            max_rows -= self._length(cursor, equal, begin, max_rows)  # fewer, otherwise there would be a next row
         return FoundPlaces(rows, None)
 
     def _length(self, cursor: Any, equal: list[Sql], after: Place | None, most: int) -> int:
@@ -291,7 +291,7 @@ class Finder:
         cursor.execute(found.text, found.params)
         return list(cursor.fetchall())
 
-    def _counts_of_walk(self, cursor: Any) -> dict[str, Count]:
+    def _counts_of_scan(self, cursor: Any) -> dict[str, Count]:
         """Count the newest rows by state: all, or a lower bound."""
         by_number = Finder(replace(self.query, states=None), "created", True)
         inner = by_number._inner([], None, "id", f" LIMIT {MOST}")
@@ -306,7 +306,7 @@ class Finder:
 
     # Places
 
-    def _beyond(self, after: Place | None, column: str, number: str) -> list[Sql]:
+    def _after_cursor(self, after: Place | None, column: str, number: str) -> list[Sql]:
         if after is None:
             return []
         sign = "<" if self.descending else ">"
@@ -321,7 +321,7 @@ class Finder:
         tail = "" if limit is None else f" LIMIT {limit}"
         return f" ORDER BY {', '.join(f'{name} {way}' for name in columns)}{tail}"
 
-    def _cut(self, rows: list[Place], limit: int) -> FoundPlaces:
+    def _to_page(self, rows: list[Place], limit: int) -> FoundPlaces:
         places = [self._place(*row) for row in rows[:limit]]
         return FoundPlaces(places, places[-1] if len(rows) > limit else None)
 

@@ -50,7 +50,7 @@ def signed_in(mira: User) -> Client:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A portal for which four jobs are many."""
-    for bound in ("MOST", "EFFORT", "GLANCE"):
+    for bound in ("MOST", "MAX_SCANNED_ROWS", "ROWS_BEFORE_INDEX_LOOKUP"):
         monkeypatch.setattr(finder, bound, 3)
 
 
@@ -160,7 +160,7 @@ def test_a_search_through_many_people_ends_after_as_many_lines(signed_in, mira, 
     found, short_ones, cursor = [], 0, ""
     while cursor is not None:
         page = signed_in.get(f"{JOBS}?q=zz&sort={sort}&cursor={cursor}").json()
-        assert len(page["items"]) <= finder.EFFORT
+        assert len(page["items"]) <= finder.MAX_SCANNED_ROWS
         short_ones += not page["items"]
         found, cursor = found + [job["id"] for job in page["items"]], page["next"]
     assert short_ones, "nobody of those in between has one"
