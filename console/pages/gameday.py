@@ -45,7 +45,7 @@ def start(request: HttpRequest) -> HttpResponse:
     project, partition = (plain(request.POST.get(name, ""))[:255] for name in ("project", "partition"))
     try:
         started = game_days.start(user, project, partition)
-    except (game_days.CannotHoldGameDay, Conflict) as error:
+    except (game_days.InvalidGameDay, Conflict) as error:
         status = 409 if isinstance(error, Conflict) else 422
         return _page(request, user, sent=(project, partition), mistake=str(error), status=status)
     return redirect("game_day", started.pk)

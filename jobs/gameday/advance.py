@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from jobs.errors import JobError
-from jobs.gameday import on_nodes
+from jobs.gameday import node_drills
 from jobs.gameday.faults import FAULTS
 from jobs.gameday.judge import judge
 from jobs.gameday.leftovers import clear_leftovers
@@ -27,7 +27,7 @@ from vigil_core import formatting
 logger = logging.getLogger(__name__)
 
 MAX_JOB_DRILL_DURATION = timedelta(minutes=30)
-"""Limit of a drill that runs a job, time in the queue included. Drills on nodes have limits of their own (on_nodes)."""
+"""Limit of a drill that runs a job, time in the queue included. Drills on nodes have their own (node_drills)."""
 State = Drill.DrillState
 
 
@@ -43,16 +43,16 @@ def advance() -> None:
 
 def _advance(game_day: GameDay) -> None:
     running = game_day.drills.filter(state=State.RUNNING).select_related("job__latest").first()
-    if running is not None and FAULTS[running.fault].is_of_node:
-        on_nodes.follow(game_day, running)
+    if running is not None and FAULTS[running.fault].is_node_fault:
+        node_drills.follow(game_day, running)
     elif running is not None:
         _follow(game_day, running)
     elif game_day.cancel_requested_at is not None:
         _end(game_day, "Cancelled.")
     elif (drill := game_day.drills.filter(state=State.WAITING).first()) is None:
         _end(game_day, "")
-    elif FAULTS[drill.fault].is_of_node:
-        on_nodes.begin(game_day, drill)
+    elif FAULTS[drill.fault].is_node_fault:
+        node_drills.begin(game_day, drill)
     else:
         _submit(game_day, drill)
 

@@ -25,7 +25,7 @@ class Fault:
     drains: bool = False
 
     @property
-    def is_of_node(self) -> bool:
+    def is_node_fault(self) -> bool:
         return bool(self.rules)
 
 

@@ -76,7 +76,8 @@ def _continuation_problems(drill: Drill, second: Attempt, planted_at: float) -> 
     if baseline.job is None or baseline.state != Drill.DrillState.PASSED:
         return ["There is no undisturbed run to compare its losses to."]
     assert drill.job is not None
-    drill.are_losses_identical = _losses(drill.job) == _losses(baseline.job) != ([], [])
+    steps, losses = _losses(drill.job)
+    drill.are_losses_identical = bool(steps) and (steps, losses) == _losses(baseline.job)
     return [] if drill.are_losses_identical else ["Its losses differ from those of the undisturbed run."]
 
 

@@ -18,22 +18,22 @@ from vigil_core import formatting
 from vigil_core.installation import version
 
 
-class CannotHoldGameDay(JobError):
-    """Raised if the project or the partition is none that the person may use; the message says what to do."""
+class InvalidGameDay(JobError):
+    """Raised for a project, a partition or a fault that the person cannot use; the message says what to do."""
 
 
 def start(user: User, project: str, partition: str, faults: Collection[str] = ()) -> GameDay:
-    """Store a game day with its drills. Raises CannotHoldGameDay, or Conflict if one runs on this partition.
+    """Store a game day with its drills. Raises InvalidGameDay, or Conflict if one runs on this partition.
 
-    `faults`: only these; none: all. An undisturbed run comes first if one of them is a rank's.
+    `faults` names the faults to plant; empty means all. An undisturbed run comes first if one of them is a rank's.
     """
     chosen = _project(user, project)
     if unknown := sorted(set(faults) - set(FAULTS)):
-        raise CannotHoldGameDay(f"There is no fault {unknown[0]}. There are: {formatting.listed(list(FAULTS))}.")
+        raise InvalidGameDay(f"There is no fault {unknown[0]}. There are: {formatting.listed(list(FAULTS))}.")
     if partition and not Partition.objects.reported().filter(name=partition).exists():
         known = list(Partition.objects.reported().order_by("name").values_list("name", flat=True)[:10])
-        raise CannotHoldGameDay(f"There is no partition {partition}. There are: {formatting.listed(known)}.")
-    needs_job = any(not FAULTS[name].is_of_node for name in faults)
+        raise InvalidGameDay(f"There is no partition {partition}. There are: {formatting.listed(known)}.")
+    needs_job = any(not FAULTS[name].is_node_fault for name in faults)
     try:
         with transaction.atomic():
             game_day = GameDay.objects.create(project=chosen, partition=partition, version=version(), started_by=user)
@@ -66,5 +66,5 @@ def _project(user: User, slug: str) -> Project:
         return usable[0]
     names = formatting.listed([project.slug for project in usable[:10]])
     if slug or not usable:
-        raise CannotHoldGameDay(f"You may not submit jobs to {slug or 'any project'}. Ask one of its leads to add you.")
-    raise CannotHoldGameDay(f"Name the project to which its jobs belong: {names}.")
+        raise InvalidGameDay(f"You may not submit jobs to {slug or 'any project'}. Ask one of its leads to add you.")
+    raise InvalidGameDay(f"Name the project to which its jobs belong: {names}.")

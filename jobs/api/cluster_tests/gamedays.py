@@ -107,7 +107,7 @@ def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
         game_day = game_days.start(request.auth, wanted.project, wanted.partition, wanted.faults)
     except Conflict as error:
         raise Problem(409, str(error)) from None
-    except game_days.CannotHoldGameDay as error:
+    except game_days.InvalidGameDay as error:
         raise Problem(422, str(error), kind="invalid") from None
     return Status(201, _shape(game_day))
 

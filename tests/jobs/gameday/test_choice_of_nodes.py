@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs.burnins import start as burn_ins
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
-from jobs.gameday.on_nodes import FOR_A_NODE, HOW_TO, begin
+from jobs.gameday.node_drills import FOR_A_NODE, HOW_TO, begin
 from jobs.models import Drill
 from nodes.models import HealthEntry, Node, Partition
 from nodes.telemetry import planting

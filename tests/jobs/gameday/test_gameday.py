@@ -199,7 +199,7 @@ class TestDoors:
         Partition.objects.create(name="canary")
         of_node = game_days.start(ops, "canaries", "canary", ["xid"])
         assert list(of_node.drills.values_list("fault", flat=True)) == ["xid"], "no job is needed for it"
-        with pytest.raises(game_days.CannotHoldGameDay, match="There is no fault fire. There are: none, kill"):
+        with pytest.raises(game_days.InvalidGameDay, match="There is no fault fire. There are: none, kill"):
             game_days.start(ops, "canaries", "", ["kill", "fire"])
 
     def test_only_sysadmins(self, game_day: GameDay) -> None:

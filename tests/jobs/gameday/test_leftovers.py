@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from jobs.gameday.leftovers import AFTER
-from jobs.gameday.on_nodes import LATE_REPORT
+from jobs.gameday.node_drills import LATE_REPORT
 from jobs.models import Drill, GameDay
 from nodes.models import HealthEntry
 from nodes.telemetry import planting

@@ -89,7 +89,7 @@ def follow(game_day: GameDay, drill: Drill) -> None:
     drill.planted_at = report.at
     _measure(drill, fault, now)
     is_expected = not _is_settled(drill) and now < report.until + SLACK  # also if cancelled: the node has it by now
-    if is_expected or (_lasts(drill) and now < report.until + FOR_RETURN):
+    if is_expected or (_is_still_reported(drill) and now < report.until + FOR_RETURN):
         store(drill, State.RUNNING)
     elif problem := _clean_up(game_day, drill, now):
         store(drill, State.FAILED if now > report.until + FOR_RETURN else State.RUNNING, problem)
@@ -137,14 +137,14 @@ def _idle_node(partition: str, fault: Fault, now: datetime) -> str:
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     found: list[str] = []
     for agent in sorted(agents, key=lambda agent: agent.node):
-        problem = "is in maintenance" if agent.node in in_maintenance else _problem_of(agent, fault, now)
+        problem = "is in maintenance" if agent.node in in_maintenance else _why_unusable(agent, fault, now)
         if not problem:
             return agent.node
         found.append(f"{agent.node} {problem}")
     raise NoNode(f"{formatting.listed(found[:5])}.")
 
 
-def _problem_of(agent: Agent, fault: Fault, now: datetime) -> str:
+def _why_unusable(agent: Agent, fault: Fault, now: datetime) -> str:
     """Return why the node can take no fault now; "" if it can."""
     node = Node.objects.reported().filter(name=agent.node).first()
     if node is None or not node.is_in_service:
@@ -208,7 +208,7 @@ def _is_settled(drill: Drill) -> bool:
     return order is None or not order.is_open
 
 
-def _lasts(drill: Drill) -> bool:
+def _is_still_reported(drill: Drill) -> bool:
     """Return whether the node still reports the planted state."""
     rows = NodeEvent.objects.filter(agent__node=drill.node, is_open=True, kind__in=("gpu.silent", "mount.slow"))
     return any(row.data.get("planted") == drill.pk for row in rows[:MOST_EVENTS])
@@ -237,7 +237,7 @@ def _problems(drill: Drill, fault: Fault) -> list[str]:
     if drill.entry is None:
         return ["No health rule noticed it."]
     problems = []
-    if _lasts(drill):
+    if _is_still_reported(drill):
         problems.append(f"The fault has not ended on {drill.node}: what lasts is real. /health says what to do.")
     if not drill.is_cause_right:
         problems.append(f"The rule {drill.cause} noticed it, not {' or '.join(sorted(fault.rules))}.")

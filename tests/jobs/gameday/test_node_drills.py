@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
-from jobs.gameday.on_nodes import FOR_RETURN, LATE_REPORT
+from jobs.gameday.node_drills import FOR_RETURN, LATE_REPORT
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
 from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, SiteRule
