@@ -150,7 +150,7 @@ def _count() -> float:
 def _make_sums(projects: list[Any]) -> None:
     """Write days and weeks as counting would; sums of several days stand for seven."""
     from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
-    from jobs.reliability.allocations import WEEK, monday
+    from jobs.reliability.node_time import WEEK, monday
 
     chance, today = random.Random(14), datetime.now(UTC).date()
     day_s = 86_400.0

@@ -69,7 +69,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
             *(row["name"], str(row["failures"]), formatting.measure(row["node_days"])),
             formatting.measure(row["per_1000_node_days"]),
             _between(row["per_1000_interval"]),
-            _mttf(row),
+            _mtbf(row),
             f"{row['lost_gpu_hours']:.1f}",
         ]
         for row in answer["items"]
@@ -81,7 +81,7 @@ def _between(ends: list[float] | None) -> str:
     return f"{formatting.measure(ends[0])}–{formatting.measure(ends[1])}" if ends else ""
 
 
-def _mttf(row: dict[str, Any]) -> str:
+def _mtbf(row: dict[str, Any]) -> str:
     days = row["mttf_days"]
     return "too few" if days is None else formatting.duration(days * 86_400)
 

@@ -13,7 +13,7 @@ from jobs import lease
 from jobs.failures import sums
 from jobs.lease import ActiveLease
 from jobs.models import Failure
-from jobs.reliability.allocations import AttemptAllocation
+from jobs.reliability.node_time import AttemptAllocation
 from portal.models import Project
 
 DAYS, DAY_S, GPUS = 90, 86_400.0, 8

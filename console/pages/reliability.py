@@ -53,7 +53,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "curve": charts.curve(forecast),
         "published": PUBLISHED,
         "csv": urlencode({"days": wanted.days, "by": wanted.by, "kind": wanted.kind, "project": wanted.project}),
-        "mttf": sentences.mttf(found.total.rate),
+        "mtbf": sentences.mtbf(found.total.rate),
         "rate": sentences.per_thousand(found.total.rate),
         "lost": sentences.lost(found.total.lost_gpu_hours),
         "offenders": found.offenders[:ROWS],
@@ -78,6 +78,6 @@ def _line(row: FailureRow, wanted: FailureFilter) -> dict[str, object]:
         "row": row,
         "name": f"{formatting.NBSP}".join((f"{row.since.day}", f"{row.since:%b}")) if row.since else row.name,
         "rate": sentences.per_thousand(row.rate),
-        "mttf": sentences.mttf(row.rate),
+        "mtbf": sentences.mtbf(row.rate),
         "is_code": wanted.by == "cause",
     }

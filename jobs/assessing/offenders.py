@@ -18,8 +18,7 @@ from jobs.assessing.repairs import repaired_at
 from jobs.failures.incidents import CLAIMS, ERROR
 from jobs.failures.kinds import PROGRAMS, UNDIAGNOSED
 from jobs.models import Failure, NodeHeld
-from jobs.reliability.allocations import AttemptAllocation, uncounted
-from jobs.reliability.allocations import since as held_since
+from jobs.reliability.node_time import AttemptAllocation, rows_since, uncounted
 from jobs.reliability.offenders import NodeFailures, ProgramFailures, offenders
 from nodes.health.progress import Subject
 from nodes.health.rules.condition import FieldValue
@@ -119,7 +118,7 @@ def _failures(since: date, repaired: Mapping[str, date]) -> dict[str, _NodeCount
 
 def _node_seconds(since: date, repaired: Mapping[str, date], now: datetime) -> dict[str, float]:
     """Return allocated seconds by node; of a node that was repaired, those of the days after that."""
-    rows = NodeHeld.objects.filter(held_since(since)).exclude(node__in=list(repaired)).order_by()
+    rows = NodeHeld.objects.filter(rows_since(since)).exclude(node__in=list(repaired)).order_by()
     found: defaultdict[str, float] = defaultdict(float, rows.values_list("node").annotate(Sum("node_s")))
     for node, day, seconds in NodeHeld.objects.filter(
         days=1, node__in=list(repaired), day__gte=min(repaired.values(), default=now.date())

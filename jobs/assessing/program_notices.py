@@ -31,7 +31,7 @@ class ProgramFailure:
 
     at: datetime
     attempt: Attempt
-    says: str
+    summary: str
 
     @property
     def job(self) -> Job:
@@ -61,7 +61,7 @@ def _notify(entry: HealthEntry, now: datetime) -> Iterator[str]:
     notify.raise_notice(
         key, kind=KIND, to=newest.job.owner, tone="warn", link=reverse("job_postmortem", args=[newest.job.pk]),
         title=f"{newest.job.name} fails in the same way wherever it runs: {times} on {places}.",
-        detail=f"{newest.says} The nodes are not at fault, so no job avoids them: submitted again, it fails again."
+        detail=f"{newest.summary} The nodes are not at fault, so no job avoids them: submitted again, it fails again."
         " Correct the program first. The post-mortem has the log lines that show the error.",
         facts=_facts(failures, nodes),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from jobs.disk.batch import array_text
 from jobs.disk.missing import RunDirectoryMissing
 from jobs.errors import Refused
 from jobs.models import Attempt, CadenceOrder, Job, Sweep
-from jobs.reliability import mttf
+from jobs.reliability import mtbf
 from jobs.spec import STOP_SECONDS, JobSpec, seconds_of
 from nodes.cluster import read, sync
 from nodes.schedulers.base import Submission
@@ -60,7 +60,7 @@ def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str,
     run = run_toml(
         spec,
         environments.variables(environment),
-        mtbf_hours=mttf.hours_between_failures(spec.resources.max_nodes, partition=spec.resources.partition),
+        mtbf_hours=mtbf.hours_between_failures(spec.resources.max_nodes, partition=spec.resources.partition),
         data_roots=trust.roots_of(attempt.job.owner),
     )
     batch = environments.batch(spec, environment, root, lead=grace_of(attempt))

@@ -109,7 +109,7 @@ def _lines(y: _Place, most: float) -> list[PublishedLine]:
 
 
 def _line(rate: PublishedRate, at: float, text: float) -> PublishedLine:
-    title = f"{rate.name}, {formatting.measure(rate.per_thousand)} per 1,000 node-days: {rate.how} ({rate.source})"
+    title = f"{rate.name}, {formatting.measure(rate.per_thousand)} per 1,000 node-days: {rate.basis} ({rate.source})"
     return PublishedLine(at, text, f"{rate.name} {formatting.measure(rate.per_thousand)}", title)
 
 
@@ -161,8 +161,8 @@ def curve(found: Forecast) -> SaveCurve | None:
     scale = [(_pixels(y(share)), f"{100 * share:g}{formatting.NBSP}%") for share in shares if low < share < high]
     young = min(max(found.young_seconds, points[0][0]), points[-1][0])
     best = formatting.duration(found.best_seconds)
-    alternative = f"Useful time by save interval: at most {formatting.percent(found.best)}, every {best}."
-    top_x, top_y = x(found.best_seconds), _pixels(y(found.best))
+    alternative = f"Useful time by save interval: at most {formatting.percent(found.best_useful_share)}, every {best}."
+    top_x, top_y = x(found.best_seconds), _pixels(y(found.best_useful_share))
     return SaveCurve(line, top_x, top_y, x(young), _thinned(ticks), scale, alternative)
 
 

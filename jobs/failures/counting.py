@@ -21,7 +21,7 @@ from jobs.failures import job_times, sums
 from jobs.failures.incidents import SETTLED_AFTER, fields_of
 from jobs.lease import ActiveLease
 from jobs.models import Attempt, Failure, Incident
-from jobs.reliability.allocations import allocations, default_partition
+from jobs.reliability.node_time import allocations, default_partition
 
 logger = logging.getLogger(__name__)
 

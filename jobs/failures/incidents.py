@@ -9,7 +9,7 @@ from typing import Any
 from jobs import lost_work
 from jobs.failures.kinds import MACHINES, NOT_FAILURES, PROGRAMS, UNDIAGNOSED
 from jobs.models import Drill, Incident
-from jobs.reliability.allocations import partition_of, whole
+from jobs.reliability.node_time import partition_of, whole
 
 SETTLED_AFTER = timedelta(days=2)
 ERROR, CLAIMS = "error ", "claims of "

@@ -9,7 +9,7 @@ from jobs.goodput import SERIES, goodput
 from jobs.intake.reports import owner_of
 from jobs.lease import ActiveLease
 from jobs.models import Attempt, JobTime
-from jobs.reliability.allocations import default_partition, partition_of
+from jobs.reliability.node_time import default_partition, partition_of
 from portal.series import read
 
 FEW = 25  # jobs between two checks of the lease, because each may take a while

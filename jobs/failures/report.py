@@ -20,8 +20,7 @@ from django.urls import reverse
 from diagnosis.causes import CAUSES
 from jobs.failures.kinds import causes_of
 from jobs.models import Failure, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.allocations import monday, uncounted
-from jobs.reliability.allocations import since as held_since
+from jobs.reliability.node_time import monday, rows_since, uncounted
 from jobs.reliability.offenders import NodeFailures, Offender, offenders
 from jobs.reliability.rate import Rate
 from nodes.models import RackPlace
@@ -207,7 +206,7 @@ class _FailureQuery:
         return list(dropwhile(lambda row: not (row.rate.failures or row.rate.node_days), rows))
 
     def effective(self) -> float | None:
-        rows = self._visible(ProjectHeld.objects.filter(held_since(self.since)))
+        rows = self._visible(ProjectHeld.objects.filter(rows_since(self.since)))
         sums = rows.aggregate(kept=Sum("jobs_kept_s"), held=Sum("jobs_held_s"), queued=Sum("jobs_queued_s"))
         whole = (sums["held"] or 0.0) + (sums["queued"] or 0.0)
         return min(1.0, max(0.0, sums["kept"] / whole)) if whole > SOME_S else None
@@ -273,7 +272,7 @@ class _FailureQuery:
 
     def _read_node_seconds(self, name: str) -> dict[Any, float]:
         """Return allocated node seconds by the values of a column. Whole weeks have the day of their Monday."""
-        rows = self._visible(ProjectHeld.objects.filter(held_since(self.since)))
+        rows = self._visible(ProjectHeld.objects.filter(rows_since(self.since)))
         found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         for allocation in self.live:
             nodes = max(1, len(allocation.nodes))
@@ -286,7 +285,7 @@ class _FailureQuery:
 
     def _read_node_seconds_by_node(self, name: str) -> dict[str, float]:
         model = NodeHeld if self.projects is None else ProjectNodeHeld
-        rows = self._visible(model.objects.filter(held_since(self.since)))
+        rows = self._visible(model.objects.filter(rows_since(self.since)))
         found: dict[str, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         for allocation in self.live:
             seconds = allocation.seconds(self.since)

@@ -31,7 +31,7 @@ def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
     often, ends = per_thousand(rate)
     failures = formatting.plural(rate.failures, singular, plural)
     lead = f"{failures} {when}, over {node_days}: {often} per 1,000 node-days ({ends})."
-    days, between = mttf(rate)
+    days, between = mtbf(rate)
     also = (
         f"Mean time between failures per node: {days} ({between})."
         if not rate.is_few
@@ -54,9 +54,9 @@ def per_thousand(rate: Rate) -> tuple[str, str]:
     return formatting.measure(rate.per_thousand), _between(*ends)
 
 
-def mttf(rate: Rate) -> tuple[str, str]:
-    """Return the mean time to failure and its interval: "160 d", "110 d to 241 d"; or "too few"."""
-    days, ends = rate.mttf_days, rate.mttf_days_interval
+def mtbf(rate: Rate) -> tuple[str, str]:
+    """Return the mean time between failures of a node and its interval: "160 d", "110 d to 241 d"; or "too few"."""
+    days, ends = rate.mtbf_days, rate.mtbf_days_interval
     if days is None or ends is None:
         return (TOO_FEW if rate.node_days else MISSING), ""
     low, high = (formatting.rough(day * DAY_S) for day in ends)
@@ -94,6 +94,7 @@ def forecast_text(found: Forecast) -> tuple[str, str]:
         basis = ""
         many = f"{formatting.measure(found.failures)} ({_between(found.failures_low, found.failures_high)})"
     fails = f"{run}: expect {many} {'failure' if many == '1' else 'failures'}, one every"
-    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; the chance of none is {_chance(found.none)}."
-    best = f"The best save interval is {formatting.duration(found.best_seconds)}: {formatting.percent(found.best)}"
+    chance, share = _chance(found.no_failure_probability), formatting.percent(found.best_useful_share)
+    lead = f"{fails} {formatting.duration(found.mtbf_seconds)}; the chance of none is {chance}."
+    best = f"The best save interval is {formatting.duration(found.best_seconds)}: {share}"
     return lead, f"{best} of the time is then useful training. {basis}".strip()

@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 from jobs.models import JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.allocations import WEEK, AttemptAllocation, monday
+from jobs.reliability.node_time import WEEK, AttemptAllocation, monday
 
 AT_ONCE = 200  # rows per statement
 

@@ -8,8 +8,8 @@ from typing import Any
 from jobs.gathering.job_life import JobLife
 from jobs.models import CadenceOrder, Event
 from jobs.presenting.job_page.cadence import CadenceFacts
-from jobs.reliability import mttf, save_interval
-from jobs.reliability.allocations import whole
+from jobs.reliability import mtbf, save_interval
+from jobs.reliability.node_time import whole
 from jobs.submitting.cadence import first_attempt_affected
 from vigil_core import untrusted
 
@@ -52,8 +52,8 @@ def measure(life: JobLife) -> SaveCadence | None:
         aim_s=untrusted.duration(event.data.get("best_interval_seconds")) or None,
         mtbf_s=mtbf_s,
         source=source,
-        efficiency=save_interval.effective(present, cost=cost, mtbf=mtbf_s) if present else None,
-        best_efficiency=save_interval.effective(best, cost=cost, mtbf=mtbf_s),
+        efficiency=save_interval.useful_share(present, cost=cost, mtbf=mtbf_s) if present else None,
+        best_efficiency=save_interval.useful_share(best, cost=cost, mtbf=mtbf_s),
         step_s=_step_seconds(life),
         gpus=count * whole(_resources(life).get("gpus_per_node")),
         left_s=life.progress.eta_seconds,
@@ -93,5 +93,5 @@ def _between_failures(life: JobLife, event: Event, nodes: list[str], count: int)
     assumed = untrusted.number(event.data.get("mtbf_seconds"))
     if event.data.get("source") == "config":
         return assumed, "config"
-    hours = mttf.hours_between_failures(count, partition=_resources(life).get("partition") or "", names=nodes)
+    hours = mtbf.hours_between_failures(count, partition=_resources(life).get("partition") or "", names=nodes)
     return (hours * 3600, "seen") if hours is not None else (assumed, "assumed")

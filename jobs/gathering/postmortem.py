@@ -20,7 +20,7 @@ from jobs.presenting.postmortems import headline, lanes, markdown, restart_drawi
 from jobs.presenting.postmortems import rank_steps as strips
 from jobs.presenting.postmortems.cost import Cost, NextAttempt
 from jobs.presenting.postmortems.evidence import EvidencePiece
-from jobs.reliability.allocations import whole
+from jobs.reliability.node_time import whole
 from portal.models import User
 from vigil_core import formatting
 

@@ -38,17 +38,13 @@ class Forecast:
     failures_high: float
 
     @property
-    def none(self) -> float:
+    def no_failure_probability(self) -> float:
         """Return the probability that nothing fails."""
         return math.exp(-self.failures)
 
     @property
-    def none_low(self) -> float:
-        return math.exp(-self.failures_high)
-
-    @property
-    def none_high(self) -> float:
-        return math.exp(-self.failures_low)
+    def no_failure_probability_interval(self) -> tuple[float, float]:
+        return math.exp(-self.failures_high), math.exp(-self.failures_low)
 
     @property
     def mtbf_seconds(self) -> float:
@@ -63,22 +59,22 @@ class Forecast:
     def young_seconds(self) -> float:
         return save_interval.young(self.plan.save_seconds, self.mtbf_seconds)
 
-    def effective(self, period: float) -> float:
+    def useful_share(self, period: float) -> float:
         """Return the share of allocated time that is useful if the run saves every `period` seconds."""
         plan = self.plan
-        return save_interval.effective(
+        return save_interval.useful_share(
             period, cost=plan.save_seconds, mtbf=self.mtbf_seconds, restart=plan.restart_seconds
         )
 
     @property
-    def best(self) -> float:
-        return self.effective(self.best_seconds)
+    def best_useful_share(self) -> float:
+        return self.useful_share(self.best_seconds)
 
     def curve(self) -> list[tuple[float, float]]:
-        """Return (period, effective) around the best period, on a logarithmic scale."""
+        """Return (period, useful share) around the best period, on a logarithmic scale."""
         middle, half = self.best_seconds, (POINTS - 1) / 2
         periods = [middle * WIDE ** ((i - half) / half) for i in range(POINTS)]
-        return [(period, self.effective(period)) for period in periods if period > self.plan.save_seconds]
+        return [(period, self.useful_share(period)) for period in periods if period > self.plan.save_seconds]
 
 
 def forecast(plan: Plan, rate: Rate | AssumedRate) -> Forecast:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class PublishedRate:
     name: str
     per_thousand: float
-    how: str
+    basis: str
     """The published failures and the node-days they are based on."""
     source: str
 

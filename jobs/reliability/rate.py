@@ -1,4 +1,4 @@
-"""Failures per node-day: the rate, the mean time to failure, and their confidence intervals. No Django."""
+"""Failures per node-day: the rate, the mean time between failures, and their confidence intervals. No Django."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Rate:
         return (THOUSAND * self.low_per_day, THOUSAND * self.high_per_day) if self.node_days else None
 
     @property
-    def mttf_days(self) -> float | None:
+    def mtbf_days(self) -> float | None:
         """Return the mean time between failures of one node in days; None if there are too few failures."""
         return None if self.is_few or not self.node_days else 1 / self.per_day
 
     @property
-    def mttf_days_interval(self) -> tuple[float, float] | None:
+    def mtbf_days_interval(self) -> tuple[float, float] | None:
         return None if self.is_few or not self.node_days else (1 / self.high_per_day, 1 / self.low_per_day)
 
 

@@ -16,7 +16,7 @@ _MOST = 700.0  # largest exponent
 _TINY = 1e-12  # below this, floating point leaves only the root of 2c
 
 
-def effective(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:
+def useful_share(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:
     """Return the share of allocated time that is useful training if the run saves every `period` seconds."""
     if period <= cost or (period + restart) / mtbf > _MOST:
         return 0.0

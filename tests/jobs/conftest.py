@@ -8,7 +8,7 @@ import pytest
 
 from jobs.following import follow, poll
 from jobs.following.end_causes import end_reason
-from jobs.reliability import mttf
+from jobs.reliability import mtbf
 from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, person
@@ -61,4 +61,4 @@ def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _failures_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the cache of node failures, which would carry over between tests."""
-    monkeypatch.setattr(mttf, "CACHE_S", 1e-9)
+    monkeypatch.setattr(mtbf, "CACHE_S", 1e-9)

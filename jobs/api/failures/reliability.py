@@ -206,12 +206,12 @@ def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> 
         "per_1000_node_days": 1000 * found.rate.per_day,
         "expected_failures": found.failures,
         "expected_failures_interval": None if is_assumed else [found.failures_low, found.failures_high],
-        "chance_of_none": found.none,
-        "chance_of_none_interval": None if is_assumed else [found.none_low, found.none_high],
+        "chance_of_none": found.no_failure_probability,
+        "chance_of_none_interval": None if is_assumed else list(found.no_failure_probability_interval),
         "mtbf_seconds": found.mtbf_seconds,
         "best_interval_seconds": found.best_seconds,
         "young_interval_seconds": found.young_seconds,
-        "effective_time": found.best,
+        "effective_time": found.best_useful_share,
         "curve": [{"interval_seconds": period, "effective_time": fraction} for period, fraction in found.curve()],
         "text": " ".join(sentences.forecast_text(found)).replace(formatting.NBSP, " "),
     }
@@ -222,13 +222,13 @@ def _filters(wanted: WantedReliability) -> FailureFilter:
 
 
 def _rate(rate: Rate) -> dict[str, Any]:
-    often, until = rate.per_thousand_interval, rate.mttf_days_interval
+    often, until = rate.per_thousand_interval, rate.mtbf_days_interval
     return {
         "failures": rate.failures,
         "node_days": round(rate.node_days, 4),
         "per_1000_node_days": rate.per_thousand,
         "per_1000_interval": list(often) if often else None,
-        "mttf_days": rate.mttf_days,
+        "mttf_days": rate.mtbf_days,
         "mttf_days_interval": list(until) if until else None,
     }
 
@@ -255,13 +255,13 @@ def _offender(offender: Offender) -> dict[str, Any]:
 
 
 def _published(rate: PublishedRate) -> dict[str, Any]:
-    return {"name": rate.name, "per_1000_node_days": rate.per_thousand, "how": rate.how, "source": rate.source}
+    return {"name": rate.name, "per_1000_node_days": rate.per_thousand, "how": rate.basis, "source": rate.source}
 
 
 def _csv_rows(user: User, filters: FailureFilter) -> Iterator[Sequence[object]]:
     for row in report.find(user, filters, timezone.now()).rows[:CSV_ROWS]:
         rate = row.rate
-        often, until = rate.per_thousand_interval or ("", ""), rate.mttf_days_interval or ("", "")
-        values = (rate.per_thousand, *often, rate.mttf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
+        often, until = rate.per_thousand_interval or ("", ""), rate.mtbf_days_interval or ("", "")
+        values = (rate.per_thousand, *often, rate.mtbf_days, *until, row.lost_gpu_hours, row.detect_s, row.recover_s)
         numbers = (f"{value:.4f}" if isinstance(value, float) else "" for value in values)
         yield [filters.by, row.name, rate.failures, f"{rate.node_days:.4f}", *numbers]

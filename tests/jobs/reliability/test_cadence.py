@@ -13,7 +13,7 @@ from jobs.disk import rundir
 from jobs.disk.prepare import prepare
 from jobs.following.decisions.next_attempt import next_attempt
 from jobs.models import Attempt, CadenceOrder, Event, Job
-from jobs.reliability import mttf
+from jobs.reliability import mtbf
 from portal.models import AuditEntry, Project, User
 from tests.jobs.pages.reading import text
 from tests.jobs.reliability.lab import count, ran
@@ -113,7 +113,7 @@ class TestTelling:
         job.attempts.update(nodes=[])
         job.spec["resources"]["nodes"] = "2:64"
         job.save(update_fields=["spec"])
-        of_all = mttf.hours_between_failures(1)
+        of_all = mtbf.hours_between_failures(1)
         assert of_all is not None
         report = asked(ada, job)
         assert report["mtbf_seconds"] == pytest.approx(of_all * 3600 / 64, rel=1e-3)

@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs import lease
 from jobs.failures import counting, sums
 from jobs.models import Attempt, Failure, Incident, Job, JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
-from jobs.reliability.allocations import WEEK, AttemptAllocation, monday, since
+from jobs.reliability.node_time import WEEK, AttemptAllocation, monday, rows_since
 from nodes.models import Partition
 from portal.models import Lease
 from tests.jobs.reliability.lab import count, failed, ran
@@ -62,7 +62,7 @@ class TestHeldTime:
         found = [AttemptAllocation(0, 0, a_project().pk, "", ["a"], 1, at, at + timedelta(seconds=1)) for at in begins]
         sums.prepare(found, []).write()
         first = today - timedelta(days=back)
-        rows = NodeHeld.objects.filter(since(first))
+        rows = NodeHeld.objects.filter(rows_since(first))
         assert rows.aggregate(s=Sum("node_s"))["s"] == back + 1
         assert rows.count() <= 6 + back // 7 + 1
         assert all(row.day == monday(row.day) for row in rows if row.days == WEEK)

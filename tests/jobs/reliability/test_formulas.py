@@ -54,9 +54,9 @@ class TestIntervals:
         assert poisson.at_least(30, 1.0) == pytest.approx(1.4331e-33, rel=1e-3)
 
     def test_of_few_no_mean_time_is_named(self) -> None:
-        assert Rate(2, 500.0).mttf_days is None
+        assert Rate(2, 500.0).mtbf_days is None
         assert Rate(2, 500.0).per_thousand == pytest.approx(4.0)
-        assert Rate(4, 500.0).mttf_days == pytest.approx(125.0)
+        assert Rate(4, 500.0).mtbf_days == pytest.approx(125.0)
         assert Rate(0, 0.0).per_thousand is None
 
 
@@ -87,26 +87,26 @@ class TestSaving:
         near = simulated > simulated.max() * 0.995
         a, b, _ = np.polyfit(np.log(around[near]), simulated[near], 2)
         assert math.exp(-b / (2 * a)) == pytest.approx(best, rel=0.05)
-        report = save_interval.effective(best, cost=cost, mtbf=mtbf, restart=restart)
+        report = save_interval.useful_share(best, cost=cost, mtbf=mtbf, restart=restart)
         assert report == pytest.approx(kept(best, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05)
         for period in (best / 3, best * 3):
-            report = save_interval.effective(period, cost=cost, mtbf=mtbf, restart=restart)
+            report = save_interval.useful_share(period, cost=cost, mtbf=mtbf, restart=restart)
             assert report == pytest.approx(
                 kept(period, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05, abs=2e-3
             )
 
     @pytest.mark.parametrize(("cost", "mtbf"), GRID)
     def test_no_other_period_keeps_more(self, cost: float, mtbf: float) -> None:
-        best = save_interval.effective(save_interval.best_period(cost, mtbf), cost=cost, mtbf=mtbf)
+        best = save_interval.useful_share(save_interval.best_period(cost, mtbf), cost=cost, mtbf=mtbf)
         for period in (save_interval.young(cost, mtbf), first_order(cost, mtbf), 2 * cost, mtbf):
-            assert save_interval.effective(period, cost=cost, mtbf=mtbf) <= best + 1e-12
+            assert save_interval.useful_share(period, cost=cost, mtbf=mtbf) <= best + 1e-12
 
     def test_it_comes_to_youngs_where_a_save_is_cheap(self) -> None:
         assert save_interval.best_period(1.0, 1e6) == pytest.approx(save_interval.young(1.0, 1e6), rel=2e-3)
 
     def test_what_can_not_get_on_keeps_nothing(self) -> None:
-        assert save_interval.effective(10.0, cost=10.0, mtbf=100.0) == 0.0
-        assert save_interval.effective(1e9, cost=1.0, mtbf=1.0) == 0.0
+        assert save_interval.useful_share(10.0, cost=10.0, mtbf=100.0) == 0.0
+        assert save_interval.useful_share(1e9, cost=1.0, mtbf=1.0) == 0.0
 
 
 class TestForecast:
@@ -119,8 +119,8 @@ class TestForecast:
         # Each node separately, failing at random times.
         first = chance.exponential(1000 / per_thousand, (20_000 if nodes < 500 else 4_000, nodes)).min(axis=1)
         none = np.mean(first > days)
-        error = math.sqrt(found.none * (1 - found.none) / len(first))
-        assert abs(found.none - none) <= max(0.05 * found.none, 4 * error)
+        error = math.sqrt(found.no_failure_probability * (1 - found.no_failure_probability) / len(first))
+        assert abs(found.no_failure_probability - none) <= max(0.05 * found.no_failure_probability, 4 * error)
         counts = chance.poisson(per_thousand / 1000 * days, (2_000, nodes)).sum(axis=1)
         error = math.sqrt(found.failures / len(counts))
         assert abs(found.failures - np.mean(counts)) <= max(0.05 * found.failures, 4 * error)
@@ -130,8 +130,9 @@ class TestForecast:
         found = forecast(Plan(128, 14.0, 45.0, 300.0), Rate(40, 6_200.0))
         period, most = max(found.curve(), key=lambda point: point[1])
         assert period == pytest.approx(found.best_seconds)
-        assert most == pytest.approx(found.best)
-        assert found.none_low < found.none < found.none_high
+        assert most == pytest.approx(found.best_useful_share)
+        low, high = found.no_failure_probability_interval
+        assert low < found.no_failure_probability < high
         assert found.failures_low < found.failures < found.failures_high
 
 

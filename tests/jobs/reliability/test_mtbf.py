@@ -10,8 +10,8 @@ from django.test.utils import CaptureQueriesContext
 
 from jobs.disk.prepare import run_toml
 from jobs.models import Attempt, Event
-from jobs.reliability import mttf
-from jobs.reliability.mttf import PRIOR_HOURS
+from jobs.reliability import mtbf
+from jobs.reliability.mtbf import PRIOR_HOURS
 from jobs.spec import JobSpec
 from nodes.models import Partition
 from tests.jobs.reliability.lab import count, failed, ran
@@ -24,10 +24,10 @@ def names(number: int, letter: str = "n") -> list[str]:
 
 
 def test_nothing_is_said_before_enough_is_seen() -> None:
-    assert mttf.hours_between_failures(1) is None
+    assert mtbf.hours_between_failures(1) is None
     ran(2.0, nodes=names(4), cause="scheduler.node_fail")
     count()
-    assert mttf.hours_between_failures(1) is None
+    assert mtbf.hours_between_failures(1) is None
 
 
 def test_node_hours_over_failures_and_over_the_nodes_asked_for() -> None:
@@ -38,27 +38,27 @@ def test_node_hours_over_failures_and_over_the_nodes_asked_for() -> None:
     ran(1000.0, nodes=names(8), cause="scheduler.node_fail", ago=24 * 80)  # long ago
     count()
     expected = (100 + 20 + 6 + PRIOR_HOURS) / (3 + 1)
-    assert mttf.hours_between_failures(1) == pytest.approx(expected)
-    assert mttf.hours_between_failures(5) == pytest.approx(expected / 5)
+    assert mtbf.hours_between_failures(1) == pytest.approx(expected)
+    assert mtbf.hours_between_failures(5) == pytest.approx(expected / 5)
 
 
 def test_what_runs_now_counts_and_what_is_not_counted_yet() -> None:
     attempt = ran(10.0, nodes=names(10))
-    assert mttf.hours_between_failures(1) == pytest.approx((100 + PRIOR_HOURS) / 1)
+    assert mtbf.hours_between_failures(1) == pytest.approx((100 + PRIOR_HOURS) / 1)
     count()
-    assert mttf.hours_between_failures(1) == pytest.approx((100 + PRIOR_HOURS) / 1)
+    assert mtbf.hours_between_failures(1) == pytest.approx((100 + PRIOR_HOURS) / 1)
     Attempt.objects.filter(pk=attempt.pk).update(is_counted=False, closed_at=None, ended_at=None)
-    assert mttf.hours_between_failures(1) == pytest.approx((100 + 480 + PRIOR_HOURS) / 1, rel=0.03), "and since"
+    assert mtbf.hours_between_failures(1) == pytest.approx((100 + 480 + PRIOR_HOURS) / 1, rel=0.03), "and since"
 
 
 def test_a_programs_own_end_is_no_interruption_unless_it_went_on() -> None:
     ran(100.0, ago=120, cause="program.exception")
     count()
-    assert mttf.hours_between_failures(1) == pytest.approx(100 + PRIOR_HOURS)
+    assert mtbf.hours_between_failures(1) == pytest.approx(100 + PRIOR_HOURS)
     first = ran(50.0, ago=120, cause="memory.host_oom")
     ran(10.0, ago=60, job=first.job)
     count()
-    assert mttf.hours_between_failures(1) == pytest.approx((160 + PRIOR_HOURS) / 2)
+    assert mtbf.hours_between_failures(1) == pytest.approx((160 + PRIOR_HOURS) / 2)
 
 
 def test_a_partition_is_as_good_as_the_rest_until_it_shows_otherwise() -> None:
@@ -66,10 +66,10 @@ def test_a_partition_is_as_good_as_the_rest_until_it_shows_otherwise() -> None:
     ran(900.0, ago=1000, nodes=["m0"], partition="new")  # 700 of them within the 30 days
     ran(60.0, ago=100, partition="old", cause="gpu.ecc")
     count()
-    everywhere = mttf.hours_between_failures(1)
-    old = mttf.hours_between_failures(1, partition="old")
-    new = mttf.hours_between_failures(1, partition="new")
-    unseen = mttf.hours_between_failures(1, partition="other")
+    everywhere = mtbf.hours_between_failures(1)
+    old = mtbf.hours_between_failures(1, partition="old")
+    new = mtbf.hours_between_failures(1, partition="new")
+    unseen = mtbf.hours_between_failures(1, partition="other")
     assert None not in (everywhere, old, new, unseen)
     assert old == pytest.approx((160 + everywhere) / (2 + 1))
     assert old < everywhere < new  # type: ignore[operator]
@@ -81,23 +81,23 @@ def test_a_job_that_names_no_partition_runs_in_the_default_one() -> None:
     ran(100.0, ago=120, cause="gpu.off_bus")
     ran(100.0, ago=120, partition="new")
     count()
-    assert mttf.hours_between_failures(1) == mttf.hours_between_failures(1, partition="old")
-    assert mttf.hours_between_failures(1) != mttf.hours_between_failures(1, partition="new")
+    assert mtbf.hours_between_failures(1) == mtbf.hours_between_failures(1, partition="old")
+    assert mtbf.hours_between_failures(1) != mtbf.hours_between_failures(1, partition="new")
 
 
 def test_one_look_a_minute_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of a sweep are prepared at once, beside thousands of attempts that run."""
     clock = [1e15]
-    monkeypatch.setattr(mttf, "CACHE_S", 60.0)
-    monkeypatch.setattr(mttf, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(mtbf, "CACHE_S", 60.0)
+    monkeypatch.setattr(mtbf, "monotonic", lambda: clock[0])
     ran(100.0, nodes=["a"])
-    before = mttf.hours_between_failures(1)
+    before = mtbf.hours_between_failures(1)
     ran(100.0, nodes=["a"])
     with CaptureQueriesContext(connection) as queries:
-        assert mttf.hours_between_failures(1, partition="x") == mttf.hours_between_failures(1, names=["b"]) == before
+        assert mtbf.hours_between_failures(1, partition="x") == mtbf.hours_between_failures(1, names=["b"]) == before
     assert not queries.captured_queries
     clock[0] += 60
-    assert mttf.hours_between_failures(1) == pytest.approx(200 + PRIOR_HOURS)
+    assert mtbf.hours_between_failures(1) == pytest.approx(200 + PRIOR_HOURS)
 
 
 def test_nodes_that_are_known_by_name_have_their_own() -> None:
@@ -105,11 +105,11 @@ def test_nodes_that_are_known_by_name_have_their_own() -> None:
     ran(100.0, ago=120, nodes=["bad"], cause="gpu.ecc")
     ran(100.0, ago=120, nodes=["good", "best"])
     count()
-    bad, good = (mttf.hours_between_failures(1, names=[name]) for name in ("bad", "good"))
+    bad, good = (mtbf.hours_between_failures(1, names=[name]) for name in ("bad", "good"))
     assert bad is not None
     assert good is not None
     assert bad < 0.5 * good
-    assert mttf.hours_between_failures(1, names=["new"]) == pytest.approx(mttf.hours_between_failures(1))
+    assert mtbf.hours_between_failures(1, names=["new"]) == pytest.approx(mtbf.hours_between_failures(1))
 
 
 def test_a_trainer_is_told() -> None:

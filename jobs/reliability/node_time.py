@@ -79,10 +79,10 @@ def monday(day: date) -> date:
     return day - timedelta(days=day.weekday())
 
 
-def since(first: date) -> Q:
-    """Select the rows of sums that make up the days from `first` on: single days up to a Monday, then whole weeks."""
-    week = monday(first + timedelta(days=6))
-    return Q(days=WEEK, day__gte=week) | Q(days=1, day__gte=first, day__lt=week)
+def rows_since(first_day: date) -> Q:
+    """Select the rows of sums that make up the days from this one on: single days up to a Monday, then whole weeks."""
+    week = monday(first_day + timedelta(days=6))
+    return Q(days=WEEK, day__gte=week) | Q(days=1, day__gte=first_day, day__lt=week)
 
 
 def default_partition() -> str:

@@ -18,8 +18,7 @@ from django.db.models import Count, Sum
 from django.utils import timezone
 
 from jobs.models import Failure, NodeHeld, ProjectHeld
-from jobs.reliability.allocations import default_partition, uncounted
-from jobs.reliability.allocations import since as held_since
+from jobs.reliability.node_time import default_partition, rows_since, uncounted
 
 DAYS = 30
 PRIOR_HOURS = 24.0
@@ -96,9 +95,9 @@ def _snapshot(when: int) -> _Snapshot:
     everywhere = Interruptions()
     partitions: dict[str, Interruptions] = defaultdict(Interruptions)
     nodes: dict[str, Interruptions] = defaultdict(Interruptions)
-    for name, seconds in ProjectHeld.objects.filter(held_since(since)).values_list("partition").annotate(Sum("node_s")):
+    for name, seconds in ProjectHeld.objects.filter(rows_since(since)).values_list("partition").annotate(Sum("node_s")):
         partitions[name].node_hours += seconds / 3600
-    for name, seconds in NodeHeld.objects.filter(held_since(since)).values_list("node").annotate(Sum("node_s")):
+    for name, seconds in NodeHeld.objects.filter(rows_since(since)).values_list("node").annotate(Sum("node_s")):
         nodes[name].node_hours += seconds / 3600
     for allocation in uncounted(now):
         hours = allocation.seconds(since) / 3600
