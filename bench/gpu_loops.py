@@ -27,6 +27,7 @@ from training.config.dims import Dims
 from training.corpus.shards import Shard, ShardIndex
 from training.corpus.tokenizer import TokenizerId
 from training.loader.order import Loader
+from training.loop import LoopServices
 from training.metrics import flops
 from training.metrics.step_trace import merge_spans, silence_kineto, total_length
 from training.models.llama import Llama
@@ -122,7 +123,7 @@ class Ours:
         heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
         stop = StopRequest()
         stop.watch(where.attempt_dir)
-        self.trainer = Trainer(self.config, where, world, reporter=self.reporter, heartbeat=heartbeat, stop=stop)
+        self.trainer = Trainer(self.config, where, world, LoopServices(self.reporter, heartbeat, stop))
         self.trainer.checkpoints.start_from(None)
         with _quiet():
             self.trainer._prepare(None)

@@ -22,7 +22,7 @@ from bench.gpu_parts import parts
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Retention
 from training.checkpoint.saving import Checkpoints
-from training.checkpoint.writing import ManifestFields
+from training.checkpoint.writing import ManifestFields, SaveOptions
 from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World
 from training.units import GIB
@@ -205,9 +205,7 @@ def stall_row(setting: Setting) -> list[Row]:
         job,
         job / "attempt-1",
         setting.world,
-        generation=1,
-        retention=Retention(last=1),
-        cadence=cadence,
+        SaveOptions(generation=1, retention=Retention(last=1), cadence=cadence),
         reporter=NullReporter(),
     )
     saves.start_from(None)

@@ -28,6 +28,7 @@ from training.attempt import workspace
 from training.attempt.heartbeat import Heartbeat
 from training.attempt.stopping import StopRequest
 from training.config import run_config
+from training.loop import LoopServices
 from training.reporting.reporter import Reporter
 from training.runtime import distributed
 from training.step.determinism import set_determinism
@@ -102,7 +103,7 @@ def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
     stop = StopRequest()
     stop.watch(where.attempt_dir)
     heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
-    trainer = Trainer(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=stop)
+    trainer = Trainer(settings, where, world, LoopServices(reporter, heartbeat, stop))
     trainer.checkpoints.start_from(None)
     with contextlib.redirect_stdout(io.StringIO()):
         trainer._prepare(None)

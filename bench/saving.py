@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import spawn
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Retention
 from training.checkpoint.saving import Checkpoints
-from training.checkpoint.writing import ManifestFields
+from training.checkpoint.writing import ManifestFields, SaveOptions
 from training.reporting.reporter import NullReporter
 from training.runtime import distributed
 
@@ -74,7 +74,11 @@ def _rank(rank: int, folder: Path, size: int, pairs: int, window: float, dcp: bo
     world = distributed.World(rank, RANKS, torch.device("cpu"))
     cadence = Cadence(0, Mtbf(HOUR, "config"))
     checkpoints = Checkpoints(
-        job, attempt, world, generation=1, retention=Retention(last=1), cadence=cadence, reporter=NullReporter()
+        job,
+        attempt,
+        world,
+        SaveOptions(generation=1, retention=Retention(last=1), cadence=cadence),
+        reporter=NullReporter(),
     )
     checkpoints.start_from(None)
     dist.barrier()

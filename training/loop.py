@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,30 +24,30 @@ from training.checkpoint.pruning import Retention
 from training.checkpoint.saved_state import Stateful, collect_state, restore_state
 from training.checkpoint.saving import Checkpoints, load_start
 from training.checkpoint.staging import State
-from training.checkpoint.writing import ManifestFields
+from training.checkpoint.writing import ManifestFields, SaveOptions
 from training.config.base import BaseRunConfig
 from training.manifest import CheckpointError, Manifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import Agreement, StepFlags, World
 
 
+@dataclass(frozen=True)
+class LoopServices:
+    """What one rank's loop of any kind reports to and listens to, and how often its nodes fail."""
+
+    reporter: AnyReporter
+    heartbeat: Heartbeat | NullHeartbeat
+    stop: StopRequest
+    mtbf_hours: float | None = None
+    """Hours between failures of this run's nodes, as observed by the portal."""
+
+
 class Loop:
     """One rank's run. Subclasses define how it is set up, what a step is, and what is due between two steps."""
 
-    def __init__(
-        self,
-        config: BaseRunConfig,
-        workspace: Workspace,
-        world: World,
-        *,
-        reporter: AnyReporter,
-        heartbeat: Heartbeat | NullHeartbeat,
-        stop: StopRequest,
-        mtbf_hours: float | None = None,
-    ) -> None:
-        """`mtbf_hours`: between failures of this run's nodes, as observed by the portal."""
+    def __init__(self, config: BaseRunConfig, workspace: Workspace, world: World, services: LoopServices) -> None:
         self.base_config, self.workspace, self.world = config, workspace, world
-        self.reporter, self.heartbeat, self.stop = reporter, heartbeat, stop
+        self.reporter, self.heartbeat, self.stop = services.reporter, services.heartbeat, services.stop
         self.agreement = Agreement(world)
         self.step = 0
         """Number of finished steps."""
@@ -54,7 +55,7 @@ class Loop:
         """Samples in all finished steps."""
         self.cadence = Cadence(
             config.checkpoint_every,
-            mtbf(config.mtbf_hours, mtbf_hours, node_count()),
+            mtbf(config.mtbf_hours, services.mtbf_hours, node_count()),
             keep_every=config.keep_every,
         )
         self.stateful_parts: dict[str, Stateful] = {"cadence": self.cadence}
@@ -63,12 +64,14 @@ class Loop:
             workspace.job_dir,
             workspace.attempt_dir,
             world,
-            generation=workspace.generation,
-            retention=Retention(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
-            cadence=self.cadence,
-            reporter=reporter,
-            is_stop_requested=lambda: stop.is_requested,
-            unit=config.unit,
+            SaveOptions(
+                generation=workspace.generation,
+                retention=Retention(last=config.keep_checkpoints, every=config.keep_every, best=config.keep_best),
+                cadence=self.cadence,
+                unit=config.unit,
+            ),
+            reporter=self.reporter,
+            is_stop_requested=lambda: self.stop.is_requested,
             forget=self._forget,
         )
 

@@ -28,6 +28,7 @@ from training.runtime.imports import garbage_collection_paused
 if TYPE_CHECKING:
     from training.contracts import TrainingLoop
     from training.federated.custom.user_code import UserCode
+    from training.loop import LoopServices
     from training.runtime.distributed import World
 
 
@@ -82,6 +83,7 @@ def _train(
     run: run_file.RunFile, workspace: workspaces.Workspace, world: World, heartbeat: Heartbeat, stop: StopRequest
 ) -> int:
     settings = run.config
+    from training.loop import LoopServices
     from training.runtime import distributed
     from training.step import compiled_code
     from training.step.determinism import set_determinism
@@ -103,8 +105,7 @@ def _train(
     try:
         if not run.on_cpu:
             distributed.check_devices(world, gpus_per_node=run.gpus_per_node)
-        options = {"reporter": reporter, "heartbeat": heartbeat, "stop": stop, "mtbf_hours": run.mtbf_hours}
-        completed = _loop(run, workspace, world, options).run()
+        completed = _loop(run, workspace, world, LoopServices(reporter, heartbeat, stop, run.mtbf_hours)).run()
     except BaseException as error:
         _fail(reporter, error)
     reporter.close()
@@ -120,9 +121,7 @@ def _confine(roots: Sequence[str], workspace: workspaces.Workspace) -> None:
     data_roots.confine(roots, trusted=[cache_dir(workspace.run_dir), workspace.job_dir, library_folder()])
 
 
-def _loop(
-    run: run_file.RunFile, workspace: workspaces.Workspace, world: World, options: dict[str, Any]
-) -> TrainingLoop:
+def _loop(run: run_file.RunFile, workspace: workspaces.Workspace, world: World, services: LoopServices) -> TrainingLoop:
     """Return the loop of the run: a federation's, the trainer's, or one that its communication provides."""
     settings = run.config
     if not isinstance(settings, run_config.RunConfig):
@@ -134,13 +133,16 @@ def _loop(
             world,
             user_code=_user_code(run.client, workspace),
             least_share=run.least_share,
-            **options,
+            reporter=services.reporter,
+            heartbeat=services.heartbeat,
+            stop=services.stop,
+            mtbf_hours=services.mtbf_hours,
         )
     from training import contracts
     from training.trainer import Trainer
 
     trainer = contracts.communication(settings.communication).trainer
-    return (trainer() if trainer else Trainer)(settings, workspace, world, **options)
+    return (trainer() if trainer else Trainer)(settings, workspace, world, services)
 
 
 def _user_code(files: run_file.ClientFiles | None, workspace: workspaces.Workspace) -> UserCode | None:

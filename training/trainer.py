@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.stopping import StopRequest
 from training.attempt.workspace import Workspace
 from training.checkpoint.staging import State
 from training.config.run_config import RunConfig
@@ -25,12 +23,11 @@ from training.engine.optimizer_step import OptimizerStep, StepRecord
 from training.engine.validating import Validation
 from training.guards.guards import Guards
 from training.loader import supply
-from training.loop import Loop, versions
+from training.loop import Loop, LoopServices, versions
 from training.manifest import Manifest
 from training.metrics.measuring import Measuring
 from training.metrics.meter import Meter, MeterOptions, StepTimes
 from training.metrics.profiling import Profiling
-from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import StepFlags, World
 from training.weights import configured
 
@@ -47,26 +44,13 @@ class Trainer(Loop):
     meter: Meter
     measuring: Measuring
 
-    def __init__(
-        self,
-        config: RunConfig,
-        workspace: Workspace,
-        world: World,
-        *,
-        reporter: AnyReporter,
-        heartbeat: Heartbeat | NullHeartbeat,
-        stop: StopRequest,
-        mtbf_hours: float | None = None,
-    ) -> None:
-        """`mtbf_hours`: between failures of this run's nodes, as observed by the portal."""
+    def __init__(self, config: RunConfig, workspace: Workspace, world: World, services: LoopServices) -> None:
         self.validation = Validation(config, world)
-        super().__init__(
-            config, workspace, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours
-        )
+        super().__init__(config, workspace, world, services)
         self.config = config
         self._prepare_save_at = -1
         self._is_saving = False
-        self.guards = Guards(config, workspace, world, reporter)
+        self.guards = Guards(config, workspace, world, self.reporter)
         self.stateful_parts |= {"validation": self.validation, "guards": self.guards}
         self.profiling = Profiling(
             workspace.run_dir,
@@ -74,8 +58,8 @@ class Trainer(Loop):
             world.rank,
             at=config.profile_at,
             steps=config.profile_steps,
-            reporter=reporter,
-            heartbeat=heartbeat,
+            reporter=self.reporter,
+            heartbeat=self.heartbeat,
         )
 
     def _catch_up(self, start: Manifest | None) -> bool:

@@ -48,7 +48,7 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
     from training.checkpoint.cadence import Cadence, Mtbf
     from training.checkpoint.pruning import Retention
     from training.checkpoint.saving import Checkpoints
-    from training.checkpoint.writing import ManifestFields
+    from training.checkpoint.writing import ManifestFields, SaveOptions
     from training.reporting.reporter import NullReporter
     from training.runtime import distributed
 
@@ -56,9 +56,7 @@ def _act(act: str, layout: str, job: Path, world: int, rank: int) -> dict[str, A
         job,
         job / "attempt-1",
         distributed.World(rank, world, torch.device("cpu")),
-        generation=1,
-        retention=Retention(last=5),
-        cadence=Cadence(0, Mtbf(3600, "assumed")),
+        SaveOptions(generation=1, retention=Retention(last=5), cadence=Cadence(0, Mtbf(3600, "assumed"))),
         reporter=NullReporter(),
     )
     found: dict[str, Any] = {}

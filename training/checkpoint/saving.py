@@ -25,11 +25,10 @@ import torch.distributed as dist
 from training import manifest as manifests
 from training.attempt.lineage import Fenced
 from training.checkpoint import events
-from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import mark_damaged, mark_verified
-from training.checkpoint.pruning import Retention, delete, finish, start_identities
+from training.checkpoint.pruning import delete, finish, start_identities
 from training.checkpoint.staging import Staging, State, release
-from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestFields
+from training.checkpoint.writing import CheckpointWriter, Lineage, ManifestFields, SaveOptions
 from training.manifest import CheckpointError, Manifest, UnreadableManifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import World, broadcast, run_on_all
@@ -62,23 +61,20 @@ class Checkpoints:
         job_dir: Path,
         attempt_dir: Path,
         world: World,
+        options: SaveOptions,
         *,
-        generation: int,
-        retention: Retention,
-        cadence: Cadence,
         reporter: AnyReporter,
         is_stop_requested: Callable[[], bool] = lambda: False,
         forget: Callable[[Mapping[str, Any]], None] = lambda state: None,
-        unit: str = "step",
     ) -> None:
         """`is_stop_requested` returns whether this rank was asked to stop and so has little time; called on any thread.
 
-        `forget` gets the state of a save that failed or is damaged. `unit`: the run's unit of progress.
+        `forget` gets the state of a save that failed or is damaged.
         """
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._attempt_dir, self._world = job_dir, attempt_dir, world
-        self._generation, self._cadence, self._reporter = generation, cadence, reporter
-        self._forget, self._unit = forget, unit
+        self._generation, self._cadence, self._unit = options.generation, options.cadence, options.unit
+        self._reporter, self._forget = reporter, forget
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo") if world.size > 1 else None
         self._lineage = Lineage()
         self._writer = CheckpointWriter(
@@ -86,8 +82,7 @@ class Checkpoints:
             world,
             self._group,
             self._lineage,
-            generation=generation,
-            retention=retention,
+            options,
             reporter=reporter,
             is_stop_requested=is_stop_requested,
         )

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from training import manifest as manifests
 from training.attempt.lineage import Fenced, check_fence
 from training.checkpoint import events
+from training.checkpoint.cadence import Cadence
 from training.checkpoint.committing import commit, mark_damaged, mark_verified
 from training.checkpoint.pruning import Retention, delete, pinned, prune
 from training.checkpoint.staging import State
@@ -57,6 +58,18 @@ class Lineage:
     """Checkpoints that the attempt and this incarnation began from, which are never pruned."""
 
 
+@dataclass(frozen=True)
+class SaveOptions:
+    """When a run saves and which checkpoints it keeps."""
+
+    generation: int
+    """The generation of the launch that saves: an older one must not commit."""
+    retention: Retention
+    cadence: Cadence
+    unit: str = "step"
+    """The run's unit of progress."""
+
+
 class CheckpointWriter:
     """The work of one rank's thread; only one save is in flight, so all state belongs to one thread at a time."""
 
@@ -66,16 +79,15 @@ class CheckpointWriter:
         world: World,
         group: dist.ProcessGroup | None,
         lineage: Lineage,
+        options: SaveOptions,
         *,
-        generation: int,
-        retention: Retention,
         reporter: AnyReporter,
         is_stop_requested: Callable[[], bool],
     ) -> None:
         """`group`: a process group of all ranks for this thread alone."""
         self.folder = job_dir / "checkpoints"
         self._job_dir, self._world, self._group, self._lineage = job_dir, world, group, lineage
-        self._generation, self._retention, self._reporter = generation, retention, reporter
+        self._generation, self._retention, self._reporter = options.generation, options.retention, reporter
         self._is_stop_requested = is_stop_requested
 
     def write(self, state: State, fields: ManifestFields, *, began: float, stall: float) -> Manifest:

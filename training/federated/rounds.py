@@ -39,7 +39,7 @@ from training.federation.attackers import attackers
 from training.federation.client_selection import SelectionState, select
 from training.federation.config import FederationConfig
 from training.federation.round_plan import PaceContext, RoundPlan
-from training.loop import Loop, versions
+from training.loop import Loop, LoopServices, versions
 from training.manifest import Manifest
 from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import StepFlags, World
@@ -71,7 +71,7 @@ class Rounds(Loop):
         `least_share`: the share of all samples that must have counted in some round for the run to complete.
         """
         self.validations = ValidationSchedule(config, world)
-        super().__init__(config, place, world, reporter=reporter, heartbeat=heartbeat, stop=stop, mtbf_hours=mtbf_hours)
+        super().__init__(config, place, world, LoopServices(reporter, heartbeat, stop, mtbf_hours))
         self.config = config
         self.stateful_parts["validation"] = self.validations
         self.exchange = exchange(world)

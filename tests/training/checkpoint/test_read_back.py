@@ -18,7 +18,7 @@ from training.attempt.lineage import newest_on_lineage, raise_generation
 from training.checkpoint.cadence import Cadence, Mtbf
 from training.checkpoint.pruning import Retention
 from training.checkpoint.saving import Checkpoints
-from training.checkpoint.writing import ManifestFields
+from training.checkpoint.writing import ManifestFields, SaveOptions
 from training.manifest import DAMAGED, VERIFIED, CheckpointError
 from training.reporting.reporter import NullReporter
 from training.runtime.distributed import World
@@ -58,9 +58,7 @@ def checkpoints(
         job,
         job / "attempt-1",
         more.pop("world", World(0, 1, torch.device("cpu"))),
-        generation=1,
-        retention=Retention(last=keep),
-        cadence=cadence or Cadence(0, Mtbf(3600, "assumed")),
+        SaveOptions(generation=1, retention=Retention(last=keep), cadence=cadence or Cadence(0, Mtbf(3600, "assumed"))),
         reporter=reporter,
         **more,
     )

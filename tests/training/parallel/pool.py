@@ -83,6 +83,7 @@ def _take(turn: _Turn, world: object) -> None:
     from training.attempt.heartbeat import NullHeartbeat
     from training.attempt.stopping import StopRequest
     from training.attempt.workspace import Workspace
+    from training.loop import LoopServices
     from training.reporting.reporter import Reporter
     from training.step.determinism import set_determinism
     from training.trainer import Trainer
@@ -92,6 +93,6 @@ def _take(turn: _Turn, world: object) -> None:
     place = Workspace(turn.run_dir, turn.attempt_dir, 0, turn.generation, turn.resume, launched=True)
     reporter = Reporter.open(turn.attempt_dir, rank=int(os.environ["RANK"]), incarnation=0, flush_steps=1)
     set_determinism(settings.determinism)
-    trainer = Trainer(settings, place, world, reporter=reporter, heartbeat=NullHeartbeat(), stop=StopRequest())  # type: ignore[arg-type]
+    trainer = Trainer(settings, place, world, LoopServices(reporter, NullHeartbeat(), StopRequest()))  # type: ignore[arg-type]
     assert trainer.run()
     reporter.close()
