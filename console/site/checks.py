@@ -123,10 +123,10 @@ def slurm_is_configured(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
     """Check the settings that Slurm needs, without contacting it. `vigil check slurm` tests everything."""
     if not _has_capability("is_remote"):
         return []
-    from jobs.checking import settings as slurm_settings
-    from jobs.checking import this_site
+    from jobs.slurm_check import local_site
+    from jobs.slurm_check import settings as slurm_settings
 
-    site = this_site.settings_only()
+    site = local_site.settings_only()
     found = [finding for finding in (slurm_settings.url(site), slurm_settings.tokens(site)) if finding.level == "error"]
     if found:
         message = " ".join(f"{finding.detail}. {finding.remedy}" for finding in found)

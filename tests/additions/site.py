@@ -97,16 +97,16 @@ assert [finding.code for finding in run._run("moon")] == ["moon.full"]
     Addition(
         thing="check of `vigil check slurm`",
         edits={
-            "jobs/checking/settings.py": before(
+            "jobs/slurm_check/settings.py": before(
                 "def _scheduler(", 'def weather(site):\n    yield ok("weather", "dry")\n\n\n'
             ),
-            "jobs/checking/run.py": before(
+            "jobs/slurm_check/all_checks.py": before(
                 '    SiteCheck("key", settings.key', '    SiteCheck("weather", settings.weather, ("settings",)),\n'
             ),
         },
         check="""
-from jobs.checking import run
-(check,) = [check for check in run.CHECKS if check.name == "weather"]
+from jobs.slurm_check import all_checks
+(check,) = [check for check in all_checks.CHECKS if check.name == "weather"]
 assert [finding.detail for finding in check.run(None)] == ["dry"]
 """,
     ),

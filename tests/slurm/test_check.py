@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sampled(2)
 
 # Of these clusters, on purpose: they are quick, and live on one machine without GPUs.
 KNOWN = {
-    "Its file system", "Vigil's own folder", "Partition debug: GPU", "MinJobAge", "ProctrackType", "KillWait",
+    "VIGIL_RUNS: file system", "Vigil's own folder", "Partition debug: GPU", "MinJobAge", "ProctrackType", "KillWait",
     "Prolog",  # held_launches needs a Slurm that holds what its prolog refused
 }  # fmt: skip
 
@@ -221,7 +221,7 @@ def test_a_person_without_an_association(portal: Portal) -> None:
         found = asked(portal)
     assert "no association" in found.at("error")["Person daemon"]
     assert found.remedy("Person daemon") == "sacctmgr add user daemon account=vision"
-    assert "not in vigil-runs" in found.at("error")["Its group"]
+    assert "not in vigil-runs" in found.at("error")["VIGIL_RUNS: group"]
 
 
 def test_a_person_whom_this_machine_does_not_know(portal: Portal) -> None:
@@ -267,7 +267,7 @@ def test_a_run_root_open_to_everybody(portal: Portal) -> None:
         found = asked(portal)
     finally:
         portal.runs.chmod(0o2710)
-    assert "everybody" in found.at("error")["Its mode"]
+    assert "everybody" in found.at("error")["VIGIL_RUNS: mode"]
 
 
 def test_a_run_root_without_access_lists(portal: Portal, slurm: Cluster) -> None:
@@ -284,7 +284,7 @@ def test_a_run_root_without_access_lists(portal: Portal, slurm: Cluster) -> None
     errors = found.at("error")
     assert "has none" in errors["Access control lists"]
     assert "no access control lists" in errors["Partition debug"]
-    assert "ramfs" in found.at("warn")["Its file system"]
+    assert "ramfs" in found.at("warn")["VIGIL_RUNS: file system"]
 
 
 def test_a_run_root_that_is_not_there(portal: Portal) -> None:

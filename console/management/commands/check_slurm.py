@@ -9,9 +9,9 @@ from dataclasses import asdict
 
 from django.core.management.base import BaseCommand
 
-from jobs.checking import run, this_site
-from jobs.checking.finding import CheckFinding
-from jobs.checking.trial import PATIENCE_S, TrialOptions
+from jobs.slurm_check import all_checks, local_site
+from jobs.slurm_check.finding import CheckFinding
+from jobs.slurm_check.trial import PATIENCE_S, TrialOptions
 from vigil_core.formatting import NBSP, plural
 
 MARKS = {"ok": "✓", "warn": "!", "error": "✗", "skip": "–"}
@@ -37,8 +37,8 @@ class Command(BaseCommand):
         job_options = TrialOptions(tuple(options["partition"]), str(options["user"]), float(str(options["wait"])))  # type: ignore[arg-type]
         found: list[CheckFinding] = []
         try:
-            for finding in run.run_checks(
-                this_site.site(), None if options["no_jobs"] else job_options, self._show_progress
+            for finding in all_checks.run_checks(
+                local_site.site(), None if options["no_jobs"] else job_options, self._show_progress
             ):
                 found.append(finding)
                 if not options["json"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import DatabaseError
 
-from jobs.checking.site import CheckedSite, Submitter
+from jobs.slurm_check.checked_site import CheckedSite, Submitter
 from nodes.cluster import sync
 from portal.access import can
 from portal.models import Project, User

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from jobs.checking.finding import CheckFinding, failed, ok, skip, warn
-from jobs.checking.site import CheckedSite
+from jobs.slurm_check.checked_site import CheckedSite
+from jobs.slurm_check.finding import CheckFinding, failed, ok, skip, warn
 from jobs.spec import STOP_SECONDS
 from nodes.schedulers.base import SchedulerError
 

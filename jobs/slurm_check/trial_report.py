@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs.checking.finding import CheckFinding, failed, ok, warn
-from jobs.checking.site import CheckedSite, conf_of
 from jobs.disk import rundir
+from jobs.slurm_check.checked_site import CheckedSite, conf_of
+from jobs.slurm_check.finding import CheckFinding, failed, ok, warn
 from nodes.schedulers.base import JobStatus
 
 LOG_BYTES = 1 << 20

@@ -18,12 +18,12 @@ from typing import Any
 
 from django.db import DatabaseError
 
-from jobs.checking.finding import CheckFinding, failed, from_exception, ok, skip, warn
-from jobs.checking.rights import account_fits
-from jobs.checking.site import CheckedSite, Submitter
-from jobs.checking.trial_report import printable, read
 from jobs.disk import environments, rundir, sharing, trash
 from jobs.errors import JobError
+from jobs.slurm_check.checked_site import CheckedSite, Submitter
+from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, skip, warn
+from jobs.slurm_check.rights import account_fits
+from jobs.slurm_check.trial_report import printable, read
 from jobs.spec import STOP_SECONDS, Environment, JobSpec
 from jobs.waiting.reasons import explained
 from nodes.schedulers.base import ALIVE, JobStatus, SchedulerError, Submission

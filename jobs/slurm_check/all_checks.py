@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from jobs.checking import cluster, conf, rights, runs, settings, slurmrestd, trial
-from jobs.checking.finding import CheckFinding, failed, from_exception, skip
-from jobs.checking.site import CheckedSite
+from jobs.slurm_check import cluster, conf, rights, run_root, settings, slurmrestd, trial
+from jobs.slurm_check.checked_site import CheckedSite
+from jobs.slurm_check.finding import CheckFinding, failed, from_exception, skip
 from nodes.schedulers.base import SchedulerError
 
 logger = logging.getLogger(__name__)
@@ -38,13 +38,13 @@ CHECKS = (
     SiteCheck("projects", rights.projects, ("accounts",)),
     SiteCheck("nodes", cluster.nodes, ("token",)),
     SiteCheck("partitions", cluster.partitions, ("token",)),
-    SiteCheck("run root", runs.exists),
-    SiteCheck("run root's mode", runs.mode, ("run root",)),
-    SiteCheck("run root's group", runs.group, ("run root",)),
-    SiteCheck("its parent folders", runs.path, ("run root",)),
-    SiteCheck("access control lists", runs.lists, ("run root",)),
-    SiteCheck("room", runs.room, ("run root",)),
-    SiteCheck("Vigil's folder", runs.code),
+    SiteCheck("VIGIL_RUNS", run_root.exists),
+    SiteCheck("VIGIL_RUNS: mode", run_root.mode, ("VIGIL_RUNS",)),
+    SiteCheck("VIGIL_RUNS: group", run_root.group, ("VIGIL_RUNS",)),
+    SiteCheck("VIGIL_RUNS: parent folders", run_root.path, ("VIGIL_RUNS",)),
+    SiteCheck("access control lists", run_root.lists, ("VIGIL_RUNS",)),
+    SiteCheck("VIGIL_RUNS: free space", run_root.room, ("VIGIL_RUNS",)),
+    SiteCheck("Vigil's folder", run_root.code),
 )
 
 
@@ -68,7 +68,9 @@ def run_checks(
 
 
 def _jobs(options: trial.TrialOptions, report: trial.ProgressReporter) -> SiteCheck:
-    return SiteCheck("jobs", lambda site: trial.run_trials(site, options, report), ("token", "partitions", "run root"))
+    return SiteCheck(
+        "jobs", lambda site: trial.run_trials(site, options, report), ("token", "partitions", "VIGIL_RUNS")
+    )
 
 
 def _run_safely(check: SiteCheck, site: CheckedSite) -> Iterator[CheckFinding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from jobs.checking.finding import CheckFinding, failed, from_exception, ok, warn
-from jobs.checking.site import CheckedSite
+from jobs.slurm_check.checked_site import CheckedSite
+from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, warn
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.clock import offset_s
 from nodes.schedulers.slurm.http import SlurmError, SlurmUnreachable

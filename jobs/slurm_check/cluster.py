@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jobs.checking.finding import CheckFinding, failed, from_exception, ok, warn
-from jobs.checking.site import CheckedSite
+from jobs.slurm_check.checked_site import CheckedSite
+from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, warn
 from nodes.schedulers.base import SchedulerError
 from nodes.scheduling import gpu_types
 
@@ -13,26 +13,27 @@ from nodes.scheduling import gpu_types
 def nodes(site: CheckedSite) -> Iterator[CheckFinding]:
     """Report GPUs by type, as Slurm lists them, and which nodes are unavailable."""
     try:
-        there = site.nodes
+        listed = site.nodes
     except SchedulerError as error:
         remedy = f"If slurm.conf has PrivateData=nodes: sacctmgr modify user {site.user} set AdminLevel=Admin"
         yield from_exception("Nodes", error, remedy)
         return
     counted: dict[str, int] = {}
-    for node in there:
+    for node in listed:
         for kind, count in gpu_types.installed(node).items():
             kind = kind or "GPUs without a type"
             counted[kind] = counted.get(kind, 0) + count
     types = ", ".join(f"{count} × {kind}" for kind, count in sorted(counted.items())) or "no GPUs"
-    away = [node.name for node in there if node.state.startswith(("down", "drain", "fail", "unknown"))]
-    if away:
+    unavailable = [node.name for node in listed if node.state.startswith(("down", "drain", "fail", "unknown"))]
+    if unavailable:
         remedy = "sinfo -R says why; scontrol update NodeName=… State=RESUME brings one back."
-        yield warn("Nodes", f"{len(there)} with {types}; {len(away)} away: {', '.join(away[:8])}", remedy)
-    elif not there:
+        names = ", ".join(unavailable[:8])
+        yield warn("Nodes", f"{len(listed)} with {types}; {len(unavailable)} unavailable: {names}", remedy)
+    elif not listed:
         yield failed("Nodes", "Slurm reports none", "See slurm.conf.")
     else:
-        yield ok("Nodes", f"{len(there)} with {types}")
-    yield from _left_out("Nodes", there.unreadable)
+        yield ok("Nodes", f"{len(listed)} with {types}")
+    yield from _left_out("Nodes", listed.unreadable)
 
 
 def partitions(site: CheckedSite) -> Iterator[CheckFinding]:

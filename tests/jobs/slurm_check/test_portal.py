@@ -11,8 +11,8 @@ import pytest
 from django.core.management import call_command
 
 from console.site import checks
-from jobs.checking import this_site
-from jobs.checking.site import Submitter
+from jobs.slurm_check import local_site
+from jobs.slurm_check.checked_site import Submitter
 from tests.lab import a_project, person
 
 
@@ -25,7 +25,7 @@ def test_people_come_from_the_portal(settings: Any) -> None:
     person("ada", project, slurm_user="ada")
     person("bob", slurm_user="bob")
     person("eve", project)
-    found = this_site.site()
+    found = local_site.site()
     assert found.people == [Submitter("ada", "ada", "cats", "vision")]
     assert found.without_project == ["bob"]
     assert found.accounts_of_projects["cats"] == "vision"

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from jobs.checking import conf, rights, run, runs, settings, slurmrestd, trial, trial_report
-from jobs.checking.finding import CheckFinding, from_exception
-from jobs.checking.site import CheckedSite, Submitter, conf_of
+from jobs.slurm_check import all_checks, conf, rights, run_root, settings, slurmrestd, trial, trial_report
+from jobs.slurm_check.checked_site import CheckedSite, Submitter, conf_of
+from jobs.slurm_check.finding import CheckFinding, from_exception
 from nodes.schedulers.base import JobStatus, SchedulerError
 from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.slurm.http import SlurmHttp
@@ -94,7 +94,7 @@ def test_every_check_speaks_for_itself(site: FakeSite) -> None:
         200, json={"nodes": [{"name": "a", "gres": "gpu:h100:2", "state": ["IDLE"]}]}
     )
     site.__dict__["partitions"] = property()  # not what anybody expects
-    found = list(run.run_checks(site, None, print))
+    found = list(all_checks.run_checks(site, None, print))
     assert levels(found)["Partitions"] == "error"
     assert "the check itself failed" in next(item.detail for item in found if item.title == "Partitions")
     assert levels(found)["The clocks agree"] == "ok"
@@ -106,14 +106,14 @@ def test_a_refusal_names_its_mend(site: FakeSite) -> None:
     for path in ("/nodes", "/partitions"):
         denied = {"errors": [{"error_number": 2002, "error": "Access/permission denied"}]}
         site.fake.answers[path] = httpx.Response(500, json=denied)
-    found = {check.title: check.remedy for check in run.run_checks(site, None, print) if check.level == "error"}
+    found = {check.title: check.remedy for check in all_checks.run_checks(site, None, print) if check.level == "error"}
     assert found["Nodes"].endswith("sacctmgr modify user vigil set AdminLevel=Admin")
     assert found["Partitions"].startswith("Fix slurmdbd first")
 
 
 def test_what_needs_something_else_is_left_out_by_name(site: FakeSite) -> None:
     site.key_file = ""
-    found = list(run.run_checks(site, None, print))
+    found = list(all_checks.run_checks(site, None, print))
     assert levels(found)["Source of tokens"] == "error"
     assert {item.detail for item in found if item.level == "skip"} >= {
         "not checked: it needs settings",
@@ -123,7 +123,7 @@ def test_what_needs_something_else_is_left_out_by_name(site: FakeSite) -> None:
 
 
 def test_no_finding_shows_a_token_or_the_key(site: FakeSite) -> None:
-    text = str(list(run.run_checks(site, None, print)))
+    text = str(list(all_checks.run_checks(site, None, print)))
     assert "eyJ" not in text
     assert KEY.decode() not in text
 
@@ -267,14 +267,14 @@ def test_the_key_by_its_mode(site: FakeSite) -> None:
 )
 def test_the_run_root_s_mode(site: FakeSite, mode: int, level: str) -> None:
     site.runs.chmod(mode)
-    (found,) = runs.mode(site)
+    (found,) = run_root.mode(site)
     assert found.level == level
 
 
 def test_a_run_root_on_a_shared_disk(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "file_system", lambda path: "lustre")
-    assert levels(list(runs.exists(site))) == {"VIGIL_RUNS": "ok", "Its file system": "ok"}
-    assert levels(list(runs.code(site))) == {"Vigil's own folder": "ok"}
+    monkeypatch.setattr(run_root, "file_system", lambda path: "lustre")
+    assert levels(list(run_root.exists(site))) == {"VIGIL_RUNS": "ok", "VIGIL_RUNS: file system": "ok"}
+    assert levels(list(run_root.code(site))) == {"Vigil's own folder": "ok"}
 
 
 GOOD = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pwd
 from collections.abc import Iterator
 
-from jobs.checking.finding import CheckFinding, failed, from_exception, ok, skip, warn
-from jobs.checking.site import CheckedSite, Submitter
+from jobs.slurm_check.checked_site import CheckedSite, Submitter
+from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, skip, warn
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.http import SlurmUnreachable
 
@@ -83,16 +83,16 @@ def people(site: CheckedSite) -> Iterator[CheckFinding]:
         remedy = "Set people's Slurm users in the administration, under People: a person without one cannot submit."
         yield warn(title, "nobody has a Slurm user yet", remedy)
         return
-    well = 0
-    users = sorted({*site.without_project, *(who.slurm_user for who in site.people)})
+    usable_count = 0
+    users = sorted({*site.without_project, *(submitter.slurm_user for submitter in site.people)})
     for user in users[:MOST]:
         problems = list(_person(site, user))
         yield from problems
-        well += not problems
-    if well:
+        usable_count += not problems
+    if usable_count:
         named = ", ".join(users[:5]) + (" …" if len(users) > 5 else "")
-        yield ok(title, f"{well} of {len(users)} with a Slurm user can compute: {named}" if well < len(users) else
-                 f"all {len(users)} with a Slurm user can compute: {named}")  # fmt: skip
+        count = f"{usable_count} of" if usable_count < len(users) else "all"
+        yield ok(title, f"{count} {len(users)} with a Slurm user can compute: {named}")
 
 
 def _person(site: CheckedSite, user: str) -> Iterator[CheckFinding]:
@@ -114,20 +114,20 @@ def _person(site: CheckedSite, user: str) -> Iterator[CheckFinding]:
 def _associations(site: CheckedSite, user: str) -> Iterator[CheckFinding]:
     title = f"Person {user}"
     try:
-        theirs = {association.account for association in site.accounts.associations if association.user == user}
+        accounts = {association.account for association in site.accounts.associations if association.user == user}
     except SchedulerError:  # reported by another check
         return
-    projects = [who for who in site.people or () if who.slurm_user == user]
-    if not theirs:
-        account = next((who.account for who in projects if who.account), "…")
+    projects = [submitter for submitter in site.people or () if submitter.slurm_user == user]
+    if not accounts:
+        account = next((submitter.account for submitter in projects if submitter.account), "…")
         yield failed(
             title, "has no association: Slurm refuses their jobs", f"sacctmgr add user {user} account={account}"
         )
         return
-    for who in projects:
-        if who.account and who.account not in theirs:
-            detail = f"may not compute for {who.account}, the account of project {who.project}"
-            yield failed(title, detail, f"sacctmgr add user {user} account={who.account}")
+    for submitter in projects:
+        if submitter.account and submitter.account not in accounts:
+            detail = f"may not compute for {submitter.account}, the account of project {submitter.project}"
+            yield failed(title, detail, f"sacctmgr add user {user} account={submitter.account}")
 
 
 def projects(site: CheckedSite) -> Iterator[CheckFinding]:
@@ -146,12 +146,14 @@ def projects(site: CheckedSite) -> Iterator[CheckFinding]:
         )
 
 
-def account_fits(site: CheckedSite, who: Submitter) -> bool:
+def account_fits(site: CheckedSite, submitter: Submitter) -> bool:
     """Return whether accounting has this person in this project's account; True if accounting is unreachable."""
     try:
-        theirs = {
-            association.account for association in site.accounts.associations if association.user == who.slurm_user
+        accounts = {
+            association.account
+            for association in site.accounts.associations
+            if association.user == submitter.slurm_user
         }
     except SchedulerError:
         return True
-    return who.account in theirs if who.account else bool(theirs)
+    return submitter.account in accounts if submitter.account else bool(accounts)

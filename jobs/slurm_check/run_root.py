@@ -9,10 +9,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.checking.finding import CheckFinding, failed, ok, warn
-from jobs.checking.site import CheckedSite
 from jobs.disk import sharing
 from jobs.disk.access import group_name, user_name
+from jobs.slurm_check.checked_site import CheckedSite
+from jobs.slurm_check.finding import CheckFinding, failed, ok, warn
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
 
 LITTLE = 50 * 1024**3
@@ -33,14 +33,14 @@ def exists(site: CheckedSite) -> Iterator[CheckFinding]:
     yield ok(title, str(root))
     kind = file_system(root)
     if kind in NETWORK_FILE_SYSTEMS:
-        yield ok("Its file system", f"{kind}: shared")
+        yield ok("VIGIL_RUNS: file system", f"{kind}: shared")
     else:
         remedy = "Put VIGIL_RUNS where nodes have it at the same path. If this machine exports it to them, ignore this."
-        yield warn("Its file system", f"{kind or 'unknown'}: a local disk", remedy)
+        yield warn("VIGIL_RUNS: file system", f"{kind or 'unknown'}: a local disk", remedy)
 
 
 def mode(site: CheckedSite) -> Iterator[CheckFinding]:
-    title, root = "Its mode", site.runs
+    title, root = "VIGIL_RUNS: mode", site.runs
     found = root.stat()
     bits, group = stat.S_IMODE(found.st_mode), group_name(found.st_gid)
     mode_text = f"{bits:04o}, of {user_name(found.st_uid)} and group {group}"
@@ -62,7 +62,7 @@ def mode(site: CheckedSite) -> Iterator[CheckFinding]:
 
 def group(site: CheckedSite) -> Iterator[CheckFinding]:
     """Check that people's Unix users are in the root's group, through which they enter it."""
-    title, gid = "Its group", site.runs.stat().st_gid
+    title, gid = "VIGIL_RUNS: group", site.runs.stat().st_gid
     outside = []
     for user in sorted({who.slurm_user for who in site.people or ()}):
         try:
@@ -83,10 +83,10 @@ def path(site: CheckedSite) -> Iterator[CheckFinding]:
     """Check that every folder above it can be entered."""
     closed = next((p for p in reversed(site.runs.parents) if not p.stat().st_mode & stat.S_IXOTH), None)
     if closed is None:
-        yield ok("Its parent folders", "open")
+        yield ok("VIGIL_RUNS: parent folders", "open")
     else:
         remedy = f"chmod o+x {closed}, unless everybody whose jobs run is in its group."
-        yield warn("Its parent folders", f"{closed} cannot be entered by others", remedy)
+        yield warn("VIGIL_RUNS: parent folders", f"{closed} cannot be entered by others", remedy)
 
 
 def lists(site: CheckedSite) -> Iterator[CheckFinding]:
@@ -102,9 +102,11 @@ def room(site: CheckedSite) -> Iterator[CheckFinding]:
     found = shutil.disk_usage(site.runs)
     room_text = f"{found.free / GIB:,.0f} of {found.total / GIB:,.0f} GiB are free"
     if found.free < LITTLE:
-        yield warn("Room for runs", room_text, "Checkpoints are large: delete unneeded jobs, or use a larger disk.")
+        yield warn(
+            "VIGIL_RUNS: free space", room_text, "Checkpoints are large: delete unneeded jobs, or use a larger disk."
+        )
     else:
-        yield ok("Room for runs", room_text)
+        yield ok("VIGIL_RUNS: free space", room_text)
 
 
 def code(site: CheckedSite) -> Iterator[CheckFinding]:

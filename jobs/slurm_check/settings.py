@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.checking.finding import CheckFinding, failed, from_exception, ok, warn
-from jobs.checking.site import CheckedSite
+from jobs.slurm_check.checked_site import CheckedSite
+from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, warn
 from nodes.schedulers import choose
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.tokens import TOO_OPEN, KeyFileTokens
