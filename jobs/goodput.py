@@ -18,7 +18,7 @@ from datetime import datetime
 
 import numpy as np
 
-from jobs import starts
+from jobs import starting_steps
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint
 from portal.series import read
@@ -50,7 +50,7 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
     if not wall or not len(found.first):
         return None
     ids = [(owner[1], incarnation) for owner, incarnation in sources]
-    limits = _limits(ids, starts.steps(attempts, MOST_STARTS), attempts[-1])
+    limits = _limits(ids, starting_steps.steps(attempts, MOST_STARTS), attempts[-1])
     last_useful = np.array([limits[source] for source in found.source.tolist()])
     length = found.last - found.first + 1
     useful = np.clip((last_useful - found.first + 1) / length, 0.0, 1.0)

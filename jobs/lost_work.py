@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from django.db.models import Min
 
-from jobs import starts
+from jobs import starting_steps
 from jobs.incarnations import number_of
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Checkpoint, Event, Incident
@@ -123,7 +123,7 @@ def _following(attempt: Attempt) -> Attempt | None:
 
 def _starts(attempt: Attempt) -> list[tuple[datetime, int]]:
     """Return when ranks began to train, and of which incarnation."""
-    events = Event.objects.filter(attempt=attempt, kind=starts.kind_of(attempt.job)).order_by("id")
+    events = Event.objects.filter(attempt=attempt, kind=starting_steps.kind_of(attempt.job)).order_by("id")
     rows = events.values_list("time", "incarnation", "data")[:MOST_STARTS]
     return [(at, number_of(data) if incarnation is None else incarnation) for at, incarnation, data in rows]
 

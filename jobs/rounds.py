@@ -10,7 +10,7 @@ import numpy as np
 from django.db.models import Q, QuerySet
 from numpy.typing import NDArray
 
-from jobs import starts
+from jobs import starting_steps
 from jobs.models import Attempt, Client, ClientSplit, Job, Round
 from portal.series import read
 from portal.series.store import Owner
@@ -45,7 +45,7 @@ def unpack(packed: bytes | memoryview) -> NDArray[np.void]:
 
 def spans(attempts: Sequence[Attempt]) -> list[RoundSpan]:
     """Return the spans of a job's attempts, oldest first: rounds beyond a later attempt's start are not of record."""
-    begun = starts.steps(attempts, MOST_STARTS)
+    begun = starting_steps.steps(attempts, MOST_STARTS)
     found, limit = [], None
     for attempt in reversed(attempts):
         if limit is None or limit > 0:

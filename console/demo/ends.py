@@ -12,7 +12,7 @@ from console.demo.scenarios import DemoJob, PostmortemNotes
 from jobs.models import Attempt, Diagnosis, Event, Incident
 from jobs.postmortem import editing, incidents
 from jobs.postmortem.editing import Action
-from jobs.restarts import ENDED
+from jobs.restart_incidents import ENDED
 
 NOTICED, DIAGNOSED = timedelta(seconds=2), timedelta(seconds=8)  # after the end
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from typing import Any
 
-from jobs import starts
+from jobs import starting_steps
 from jobs.gathering.job_life import JobLife
 from jobs.intake.reports import owner_of
 from jobs.models import Job
@@ -62,7 +62,7 @@ def _restarts(life: JobLife) -> list[int]:
     if not again:
         return []
     steps: dict[int, list[int]] = defaultdict(list)
-    for (attempt_id, incarnation), step in sorted(starts.steps(again, MOST_RESTARTS).items()):
+    for (attempt_id, incarnation), step in sorted(starting_steps.steps(again, MOST_RESTARTS).items()):
         if incarnation > 0:
             steps[attempt_id].append(step)
     found: list[int] = []

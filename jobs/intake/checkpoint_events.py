@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connection
 from django.utils import timezone
 
-from jobs import starts
+from jobs import starting_steps
 from jobs.models import Attempt, Checkpoint, EarlyPrune
 from portal import bulk
 from training.manifest import NAME
@@ -178,7 +178,7 @@ def _reported(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _note_start(attempt: Attempt, events: Iterable[Mapping[str, Any]]) -> None:
     """Record the checkpoint that an attempt requeued by the scheduler resumed from: only its ranks know it."""
-    kind = starts.kind_of(attempt.job)
+    kind = starting_steps.kind_of(attempt.job)
     begun = (str(event.get("resumed_from")) for event in events if event.get("kind") == kind)
     names = {name: int(match["step"]) for name in begun if (match := NAME.fullmatch(name))}
     if not names or attempt.resume_from_id is not None or attempt.origin != Attempt.Origin.REQUEUED:

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import live, restarts
+from jobs import live, restart_incidents
 from jobs.intake import checkpoint_events, parts, rounds, wire
 from jobs.intake.attempt_progress import AttemptProgress
 from jobs.intake.wire import ReportPost, StreamBatches
@@ -301,7 +301,7 @@ class _Intake:
         self.has_pending = rounds.note_pending(self.attempt, others)
         reported = [_as_report(event) for event in others]
         checkpoint_events.apply(self.attempt, reported)
-        restarts.note_events(self.attempt, reported)
+        restart_incidents.note_events(self.attempt, reported)
 
     def _note_once(self, kind: str, data: Mapping[str, Any]) -> None:
         if not Event.objects.filter(attempt=self.attempt, kind=kind).exists():

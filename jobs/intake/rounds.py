@@ -16,7 +16,7 @@ import numpy as np
 from django.db import transaction
 from numpy.typing import NDArray
 
-from jobs import rounds, starts
+from jobs import rounds, starting_steps
 from jobs.models import Attempt, Client, ClientSplit, Event, PendingRoundEvent, Round
 from portal import bulk
 from training.federation.tables import STATES, ClientNames, RoundTable, SplitTable, TableError
@@ -189,7 +189,8 @@ def _checked(table: RoundTable) -> RoundTable:
 
 def _limits(attempt: Attempt) -> dict[int, int]:
     """Return, by incarnation, the round from which a later one continued: rounds beyond it are not of record."""
-    begun = {incarnation: step for (_, incarnation), step in starts.steps([attempt], rounds.MOST_STARTS).items()}
+    starts = starting_steps.steps([attempt], rounds.MOST_STARTS)
+    begun = {incarnation: step for (_, incarnation), step in starts.items()}
     found, limit = {}, MOST_ROUNDS
     for incarnation in sorted(begun, reverse=True):
         found[incarnation] = limit

@@ -1,6 +1,7 @@
 """Open an incident for each failure, diagnose it soon after, and again when more evidence has arrived.
 
-    open_end    in the transaction that ends the attempt; due at once (jobs.restarts opens those of restarts in place)
+    open_end    in the transaction that ends the attempt; due at once. jobs.restart_incidents opens those of restarts
+                in place
     diagnose    reads all evidence and stores one more version; only one worker's counts; gives up after five tries
     last        once no report can arrive any more; then the verdict is final
 

@@ -13,7 +13,7 @@ from diagnosis.signs import node_snapshot, rank_exits
 from diagnosis.signs.node_snapshot import NodeSnapshot
 from diagnosis.signs.rank_exits import LAUNCHER
 from diagnosis.signs.sign import Sign
-from jobs import restarts
+from jobs import restart_incidents
 from jobs.models import Event, Incident
 from jobs.postmortem.evidence.collected import IncidentEvidence, context, first_few, job_folder
 from vigil_core import untrusted
@@ -72,7 +72,7 @@ def failure_of(incident: Incident) -> dict[str, Any]:
     attempt = incident.attempt
     if incident.incarnation is None:
         return dict(attempt.failure)
-    events = Event.objects.filter(attempt=attempt, kind=restarts.ENDED, data__incarnation=incident.incarnation)
+    events = Event.objects.filter(attempt=attempt, kind=restart_incidents.ENDED, data__incarnation=incident.incarnation)
     data = events.values_list("data", flat=True).first()
     if not data:
         return {}

@@ -21,7 +21,7 @@ from diagnosis.logs.files import BLOCK, Log
 from diagnosis.offline import log_from_text
 from diagnosis.signatures.catalogue import shipped_catalogue
 from diagnosis.signs import flight_recorder, rank_exits, stacks
-from jobs import restarts
+from jobs import restart_incidents
 from jobs.disk import rundir
 from jobs.following import ending
 from jobs.following.end_causes.cause import AttemptEnd
@@ -118,7 +118,7 @@ def test_what_no_database_takes_of_a_restart_in_place(left: Left, data: dict[str
         attempt=left.attempt, incarnation=0, at=timezone.now(), due_at=timezone.now(), project=left.attempt.job.project
     )
     Event.objects.bulk_create(
-        [Event(attempt=left.attempt, time=timezone.now(), kind=restarts.ENDED, incarnation=0, data=about)]
+        [Event(attempt=left.attempt, time=timezone.now(), kind=restart_incidents.ENDED, incarnation=0, data=about)]
     )
     assert incidents.diagnose(mine.pk)
 

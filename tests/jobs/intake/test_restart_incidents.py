@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from jobs import restarts
+from jobs import restart_incidents
 from jobs.intake import reports
 from jobs.models import Attempt, Incident
 from jobs.postmortem import incidents
@@ -38,7 +38,7 @@ def attempt(mira: User, runs: Path) -> Attempt:
 def tell(attempt: Attempt, *told: dict[str, Any], uid: str = "") -> None:
     launcher = Spooled(rank=-1, uid=uid)
     for item in told:
-        launcher.add_event(restarts.ENDED, time=timezone.now().timestamp(), **{**ENDED, **item})
+        launcher.add_event(restart_incidents.ENDED, time=timezone.now().timestamp(), **{**ENDED, **item})
     reports.ingest(attempt.pk, post(launcher))
 
 
@@ -94,14 +94,16 @@ def test_is_told_once_however_often_and_not_without_end(attempt: Attempt) -> Non
         tell(attempt, {"incarnation": 0, "restarting": True}, uid=uid)
     assert Incident.objects.count() == 1
     tell(attempt, *({"incarnation": n, "restarting": True} for n in range(90)), uid="c" * 16)
-    assert Incident.objects.count() == restarts.MOST
+    assert Incident.objects.count() == restart_incidents.MOST
 
 
 def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
-    launcher = Spooled(rank=-1).add_event(restarts.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True})
+    launcher = Spooled(rank=-1).add_event(
+        restart_incidents.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True}
+    )
     reports.ingest(attempt.pk, post(launcher))
     launcher = Spooled(rank=-1, uid="d" * 16).add_event(
-        restarts.ENDED, time=5.0, **{**ENDED, "incarnation": 1, "restarting": True}
+        restart_incidents.ENDED, time=5.0, **{**ENDED, "incarnation": 1, "restarting": True}
     )
     reports.ingest(attempt.pk, post(launcher))
     now = timezone.now()
