@@ -33,7 +33,7 @@ class SweepShape(Schema):
     counts: dict[str, int] = Field(description="Number of its jobs by state.")
     jobs: int
     over: bool = Field(description="All jobs have ended, and Vigil restarts none of them.")
-    stopped_why: str = Field(description="Why Vigil stopped the sweep; empty: it did not.")
+    stopped_why: str = Field(description="Why Vigil stopped the sweep; empty if it did not.")
     created_at: datetime
     url: str
 

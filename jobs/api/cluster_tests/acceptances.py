@@ -40,16 +40,16 @@ class ClauseShape(Schema):
 
 class AcceptanceShape(Schema):
     id: int
-    result: str = Field(description="accepted, rejected or inconclusive; empty: it is not over.")
+    result: str = Field(description="accepted, rejected or inconclusive; empty while it runs.")
     summary: str = Field(description="The outcome in a sentence.")
     nodes: str = Field(description="The host expression that was requested.")
     node_count: int
     gpu_count: int
     seconds: int
     burn_in: int
-    state: str = Field(description="Of its burn-in: waiting, starting, running, returning or ended.")
+    state: str = Field(description="State of its burn-in: waiting, starting, running, returning or ended.")
     detail: str = Field(description="What its burn-in waits for.")
-    progress: float | None = Field(description="Fraction of the time for tests; null: they do not run.")
+    progress: float | None = Field(description="Elapsed fraction of the test time; null while no tests run.")
     started_by: str | None
     requested_at: datetime
     ended_at: datetime | None
@@ -120,10 +120,10 @@ def acceptance(request: ApiRequest, acceptance_id: int) -> dict[str, Any]:
     "/{int:acceptance_id}/cancel",
     response=AcceptanceDetail,
     summary="Cancel an acceptance (sysadmins)",
-    openapi_extra=described(errors=NO_ACCEPTANCE | {409: "It has ended."}),
+    openapi_extra=described(errors=NO_ACCEPTANCE | {409: "The acceptance has ended."}),
 )
 def cancel(request: ApiRequest, acceptance_id: int) -> dict[str, Any]:
-    """End its tests. It becomes inconclusive, or rejected for what was found until then."""
+    """End its tests. The acceptance becomes inconclusive, or rejected for what was found by then."""
     only_sysadmins(request, "cancel acceptances")
     try:
         acceptances.cancel(request.auth, _acceptance(acceptance_id))

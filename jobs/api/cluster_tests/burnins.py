@@ -33,7 +33,7 @@ MOST_CHARACTERS = 256 * plan.MAX_NODES
 
 class BurnInFindingShape(Schema):
     text: str
-    is_warning: bool = Field(description="It does not fail the node.")
+    is_warning: bool = Field(description="A warning does not fail the node.")
 
 
 class BurnInNodeShape(Schema):
@@ -42,22 +42,22 @@ class BurnInNodeShape(Schema):
     node: str
     verdict: str = Field(description="passed, failed or inconclusive; empty: not judged yet.")
     findings: list[BurnInFindingShape] = Field(description="In sentences, the reasons to fail first.")
-    outcome: str = Field(description="What became of the node; empty: not yet.")
+    outcome: str = Field(description="What became of the node; empty while the burn-in runs.")
     was_drained: bool
     earlier_reason: str = Field(description="Why it was drained before.")
     gpu_model: str
     driver: str
     tests: int = Field(description="How many tests have results.")
-    failures: int = Field(description="How many of them have failed at least once.")
+    failures: int = Field(description="How many tests have failed at least once.")
 
 
 class BurnInShape(Schema):
     id: int
     state: str = Field(description="waiting, starting, running, returning or ended.")
     detail: str = Field(description="What it waits for.")
-    problem: str = Field(description="Why it ended early; empty: it did not.")
+    problem: str = Field(description="Why the burn-in ended early; empty if it did not.")
     seconds: int
-    progress: float | None = Field(description="Fraction of the time for tests; null: they do not run.")
+    progress: float | None = Field(description="Elapsed fraction of the test time; null while no tests run.")
     started_by: str | None
     requested_at: datetime
     started_at: datetime | None
@@ -83,7 +83,7 @@ class ItemShape(Schema):
     unit: str
     peers: float | None = Field(description="Median of others in the same burn-in.")
     golden: float | None = Field(description="Median of passed burn-ins of this model and driver.")
-    earlier: float | None = Field(description="Median of this node's burn-in before.")
+    earlier: float | None = Field(description="Median in this node's previous burn-in.")
     digests: list[str] = Field(description="SHA-256 of matrix products.")
     basis: str = Field(
         description="Model and software that must agree for results to be comparable; of a mount, its type and source."
@@ -105,7 +105,7 @@ class GoldenShape(Schema):
     value: float | None
     unit: str
     digest: str
-    count: int = Field(description="Passed burn-ins of nodes that it is made of.")
+    count: int = Field(description="Number of node results behind this record.")
 
 
 class GoldenRecords(Schema):
@@ -221,7 +221,7 @@ def burn_in_node(request: ApiRequest, burn_in_id: int, node: str) -> dict[str, A
 
 
 @router.post("/{int:burn_in_id}/cancel", response=BurnInShape, summary="Cancel a burn-in (sysadmins)",
-             openapi_extra=described(errors=NO_BURN_IN | {409: "It has ended."}))  # fmt: skip
+             openapi_extra=described(errors=NO_BURN_IN | {409: "The burn-in has ended."}))  # fmt: skip
 def cancel(request: ApiRequest, burn_in_id: int) -> dict[str, Any]:
     """End the tests. Nodes that were drained before are drained again."""
     only_sysadmins(request, "cancel burn-ins")

@@ -62,7 +62,9 @@ class DrillShape(Schema):
     is_action_right: bool | None
     in_service_s: float | None = Field(description="Until a drained node was back in service.")
     training_again_s: float | None = Field(description="Until the first step of the next attempt.")
-    are_losses_identical: bool | None = Field(description="To those of the undisturbed run.")
+    are_losses_identical: bool | None = Field(
+        description="Whether all losses are identical to those of the undisturbed run."
+    )
     earlier: EarlierDrill | None
 
 
@@ -74,7 +76,7 @@ class GameDayShape(Schema):
     started_by: str | None
     requested_at: datetime
     ended_at: datetime | None
-    problem: str = Field(description="Why it ended early; empty: it did not.")
+    problem: str = Field(description="Why the game day ended early; empty if it did not.")
     drills: list[DrillShape]
     url: str
 
@@ -88,14 +90,16 @@ class NewGameDay(Schema):
     model_config = {"extra": "forbid"}
     partition: Text = Field("", max_length=255, description="Empty: the scheduler's default.")
     project: Text = Field("", max_length=64, description="May be empty if you may submit in only one.")
-    faults: list[Text] = Field([], max_length=len(FAULTS), description="Only these; empty: all.")
+    faults: list[Text] = Field([], max_length=len(FAULTS), description="Names of the faults to plant; empty means all.")
 
 
 @router.post(
     "",
     response={201: GameDayShape},
     summary="Start a game day (sysadmins)",
-    openapi_extra=described(errors=FORBIDDEN | {409: "One runs on this partition.", 422: "The request is invalid."}),
+    openapi_extra=described(
+        errors=FORBIDDEN | {409: "A game day already runs on this partition.", 422: "The request is invalid."}
+    ),
 )
 def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
     """Start drills one after the other: faults in small jobs of yours, and faults on idle nodes whose agents allow it.
@@ -130,9 +134,9 @@ def game_day(request: ApiRequest, game_day_id: int) -> dict[str, Any]:
 
 
 @router.post("/{int:game_day_id}/cancel", response=GameDayShape, summary="Cancel a game day (sysadmins)",
-             openapi_extra=described(errors=NO_GAME_DAY | {409: "It has ended."}))  # fmt: skip
+             openapi_extra=described(errors=NO_GAME_DAY | {409: "The game day has ended."}))  # fmt: skip
 def cancel(request: ApiRequest, game_day_id: int) -> dict[str, Any]:
-    """End it: its running job is cancelled."""
+    """End the game day and cancel its running job."""
     only_sysadmins(request, "cancel game days")
     try:
         game_days.cancel(request.auth, _game_day(game_day_id))
