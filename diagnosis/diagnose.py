@@ -116,17 +116,17 @@ def _from_root(case: Case) -> Verdict | None:
 
 
 def _confidence(chosen: Sign, candidates: Sequence[Sign], case: Case, *, is_weak: bool) -> float:
-    sure = 0.96
+    confidence = 0.96
     if chosen.traceback is not None and chosen.entry is None:
-        sure = 0.9 if chosen.traceback.is_whole else 0.8
+        confidence = 0.9 if chosen.traceback.is_whole else 0.8
     elif chosen.is_generic or chosen.source_kind == REPORTED_SERIES:
-        sure = 0.8
+        confidence = 0.8
     if is_weak:
-        sure *= 0.6
+        confidence *= 0.6
     rivals = {sign.cause for sign in candidates if sign.cause != chosen.cause and not only_ends_run(sign)}
     if rivals:
-        sure *= 0.88
-    return sure * prod(doubt.factor for doubt in doubts_of(chosen, case))
+        confidence *= 0.88
+    return confidence * prod(doubt.factor for doubt in doubts_of(chosen, case))
 
 
 def _verdict_of(chosen: Sign, confidence: float, case: Case, candidates: Sequence[Sign]) -> Verdict:

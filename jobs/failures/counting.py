@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 BUDGET_S = 10.0
 ROWS = 200  # attempts per transaction, because reports wait for it on SQLite
-NODE_DAYS = 1_000  # per transaction, some 60 ms; an attempt with more has its own
+NODE_DAYS = 1_000  # per transaction, about 60 ms; an attempt with more has its own
 FEW = 25  # incidents per transaction: each takes several queries, and the lease expires
 AGAIN = 200  # failures rechecked at random until their successors are known
 
@@ -74,41 +74,41 @@ def _batches(rows: Any, until: float, most: int, cut: Callable[[list[Any]], list
     """Yield batches of rows by id until there are none left or time is up."""
     last = 0
     while time.monotonic() < until:
-        some = cut(list(rows.filter(pk__gt=last).order_by("pk")[:most]))
-        if not some:
+        batch = cut(list(rows.filter(pk__gt=last).order_by("pk")[:most]))
+        if not batch:
             return
-        yield some
-        last = some[-1].pk
+        yield batch
+        last = batch[-1].pk
 
 
-def _write_batch(some: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> int:
+def _write_batch(batch: Sequence[Row], write: Callable[[Sequence[Row]], None]) -> int:
     """Write a batch in one transaction; if the database rejects a value, row by row, skipping the invalid one."""
     try:
-        write(some)
+        write(batch)
     except DataError:
-        if len(some) == 1:
-            logger.exception("reliability: %s can't be counted, and is left out", some[0])
-            type(some[0])._default_manager.filter(pk=some[0].pk).update(is_counted=True)
+        if len(batch) == 1:
+            logger.exception("reliability: %s can't be counted, and is left out", batch[0])
+            type(batch[0])._default_manager.filter(pk=batch[0].pk).update(is_counted=True)
         else:
-            for row in some:
+            for row in batch:
                 _write_batch([row], write)
-    return len(some)
+    return len(batch)
 
 
 def _count_incidents(lock: ActiveLease, batches: Any, now: datetime) -> int:
     default = default_partition()
 
-    def write(some: Sequence[Incident]) -> None:
+    def write(batch: Sequence[Incident]) -> None:
         pairs = [
             (incident, None if incident.attempt.is_unconfirmed else fields_of(incident, default, now))
-            for incident in some
+            for incident in batch
         ]
         if changed := [(incident, fields) for incident, fields in pairs if _differs(incident, fields)]:
             with lock.writing():
                 for incident, fields in changed:
                     _write(incident, fields)
 
-    return sum(_write_batch(some, write) for some in batches)
+    return sum(_write_batch(batch, write) for batch in batches)
 
 
 def _differs(incident: Incident, fields: Fields) -> bool:
@@ -121,10 +121,10 @@ def _differs(incident: Incident, fields: Fields) -> bool:
 
 def _write(incident: Incident, fields: Fields) -> None:
     """Write the failure, unless the incident has changed since it was read: then the next run finds it."""
-    same = Incident.objects.filter(
+    unchanged = Incident.objects.filter(
         pk=incident.pk, version=incident.version, overruled_cause=incident.overruled_cause, is_final=incident.is_final
     )
-    if same.update(is_counted=True) != 1:
+    if unchanged.update(is_counted=True) != 1:
         return
     if fields is None:
         Failure.objects.filter(incident=incident).delete()
@@ -133,15 +133,15 @@ def _write(incident: Incident, fields: Fields) -> None:
 
 
 def _count_attempts(lock: ActiveLease, batches: Any, now: datetime) -> int:
-    def write(some: Sequence[Attempt]) -> None:
-        confirmed = {attempt.pk for attempt in some if not attempt.is_unconfirmed and attempt.started_at is not None}
+    def write(batch: Sequence[Attempt]) -> None:
+        confirmed = {attempt.pk for attempt in batch if not attempt.is_unconfirmed and attempt.started_at is not None}
         found = allocations(Attempt.objects.filter(pk__in=confirmed), now)
-        added = sums.prepare(found, job_times.job_times(lock, {attempt.job_id for attempt in some}, now))
+        added = sums.prepare(found, job_times.job_times(lock, {attempt.job_id for attempt in batch}, now))
         with lock.writing():
             added.write()
-            Attempt.objects.filter(pk__in=[attempt.pk for attempt in some]).update(is_counted=True)
+            Attempt.objects.filter(pk__in=[attempt.pk for attempt in batch]).update(is_counted=True)
 
-    return sum(_write_batch(some, write) for some in batches)
+    return sum(_write_batch(batch, write) for batch in batches)
 
 
 def _short_batch(rows: list[Attempt]) -> list[Attempt]:

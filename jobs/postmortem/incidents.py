@@ -197,8 +197,8 @@ def _store(incident: Incident, verdict: Verdict, seconds: float, *, is_last: boo
         changes["is_counted"] = False
     try:
         with transaction.atomic():
-            same = Incident.objects.filter(pk=incident.pk, version=incident.version, overruled_at=None)
-            if same.update(**changes) != 1:
+            unchanged = Incident.objects.filter(pk=incident.pk, version=incident.version, overruled_at=None)
+            if unchanged.update(**changes) != 1:
                 return False
             if is_new:
                 Diagnosis.objects.create(

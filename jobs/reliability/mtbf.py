@@ -111,8 +111,8 @@ def _snapshot(when: int) -> _Snapshot:
             nodes[name].named += number
         else:
             partitions[partition].unnamed += number
-    for several in partitions.values():
-        everywhere.node_hours += several.node_hours
-        everywhere.named += several.named
-        everywhere.unnamed += several.unnamed
+    for interruptions in partitions.values():
+        everywhere.node_hours += interruptions.node_hours
+        everywhere.named += interruptions.named
+        everywhere.unnamed += interruptions.unnamed
     return _Snapshot(everywhere, dict(partitions), dict(nodes), default_partition())

@@ -76,8 +76,8 @@ def slow_nodes(times: Iterable[StepTime], also: Collection[str] = ()) -> list[No
     found: list[NodePace] = []
     while candidates and len(found) < MOST_NODES:
         votes = {node: programs.votes(node) for node in candidates}
-        votes = {node: several for node, several in votes.items() if _slow(several)}
-        slow = [node for node, several in votes.items() if _ratio(several) >= LEAST]
+        votes = {node: node_votes for node, node_votes in votes.items() if _slow(node_votes)}
+        slow = [node for node, node_votes in votes.items() if _ratio(node_votes) >= LEAST]
         if not slow:
             break
         worst = max(slow, key=lambda node: (len(_slow(votes[node])), _ratio(votes[node]), node))
@@ -86,7 +86,7 @@ def slow_nodes(times: Iterable[StepTime], also: Collection[str] = ()) -> list[No
         candidates = votes.keys() - {worst}
     found.sort(key=lambda pace: (-pace.ratio, pace.node))
     others = sorted(set(also) - {pace.node for pace in found})
-    return [*found, *(_pace(node, several) for node in others if (several := programs.votes(node)))]
+    return [*found, *(_pace(node, votes_of_other) for node in others if (votes_of_other := programs.votes(node)))]
 
 
 def _by_job(times: Iterable[StepTime]) -> list[StepTime]:
@@ -94,7 +94,7 @@ def _by_job(times: Iterable[StepTime]) -> list[StepTime]:
     found: defaultdict[tuple[str, int, frozenset[str]], list[StepTime]] = defaultdict(list)
     for time in times:
         found[time.program, time.job, time.nodes].append(time)
-    return [replace(several[0], seconds=median(time.seconds for time in several)) for several in found.values()]
+    return [replace(group[0], seconds=median(time.seconds for time in group)) for group in found.values()]
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class _ComparedPrograms:
         by_key: defaultdict[str, list[StepTime]] = defaultdict(list)
         for time in times:
             by_key[time.program].append(time)
-        for key, several in by_key.items():
-            self._by_key[key] = _ComparedProgram.of(key, several)
+        for key, program_times in by_key.items():
+            self._by_key[key] = _ComparedProgram.of(key, program_times)
             for node in self._by_key[key].by_node:
                 self._of_node[node].add(key)
 

@@ -209,16 +209,19 @@ def _persistent(found: Iterable[tuple[Gpu, dict[str, object]]], now: datetime) -
 
 def _unallocated_text(node: str, found: Sequence[tuple[Gpu, dict[str, object]]]) -> tuple[str, str]:
     gpus = sorted({gpu.index for gpu, _ in found})
-    which = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(index) for index in gpus[:8]])}"
+    gpu_text = f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {formatting.listed([str(index) for index in gpus[:8]])}"
     by_process: dict[tuple[object, str, str], int] = defaultdict(
         int
     )  # a process with a context on several GPUs counts once
     for _, process in found:
         by_process[process["pid"], line(process["name"], 40), line(process["user"], 32)] += 1
-    many = "A process is" if len(by_process) == 1 else f"{len(by_process)} processes are"
+    process_text = "A process is" if len(by_process) == 1 else f"{len(by_process)} processes are"
     named = [_process_words(*process, on) for process, on in by_process.items()]
     more = f"; {len(named) - 5} more" if len(named) > 5 else ""
-    return f"{many} on {which} of {node}, which is not allocated to any job.", f"{'; '.join(named[:5])}{more}."
+    return (
+        f"{process_text} on {gpu_text} of {node}, which is not allocated to any job.",
+        f"{'; '.join(named[:5])}{more}.",
+    )
 
 
 def _process_words(pid: object, name: str, user: str, gpus: int) -> str:
