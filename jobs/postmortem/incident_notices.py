@@ -43,6 +43,11 @@ SYSADMIN_CAUSES = [cause.code for cause in CAUSES.values() if cause.owner == "sy
 _notified: dict[int, tuple[object, ...]] = {}  # by this process; a new process raises all of them again, without effect
 
 
+def forget() -> None:
+    """Forget what this process has notified of, as if it had just started."""
+    _notified.clear()
+
+
 def notify_new(now: datetime | None = None) -> int:
     """Notify of what is new about incidents since the last call; return how many incidents that were."""
     now = now or timezone.now()

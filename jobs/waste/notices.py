@@ -32,6 +32,11 @@ has started."""
 _first_observed: dict[tuple[str, object], datetime] = {}  # by this process; after a restart it waits a minute longer
 
 
+def forget() -> None:
+    """Forget what this process has observed, as if it had just started."""
+    _first_observed.clear()
+
+
 @dataclass(frozen=True)
 class IdleJob:
     """A job of the scheduler with GPUs that have been idle for too long."""

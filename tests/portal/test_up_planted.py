@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import pytest
 
 from tests import planted
 from tests.endings import Ending, Endings, endings_of
+from tests.file_systems import small_file_system
 from tests.nvml import StandIn
 from tests.planted import Planted
 from tests.stack import REPOSITORY, Stack
@@ -210,7 +210,7 @@ def plant(site: Site, places: ExitStack) -> None:
         site.submit(name, what, **ASKED.get(name, {}))
     site.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(site.folder / "lost"),)), **ONE_GPU)
     if ROOT:
-        disk = places.enter_context(small_disk(site.folder / "disk"))
+        disk = places.enter_context(small_file_system(site.folder / "disk", "256k"))
         site.submit("full disk", Planted("full_disk", *FULL_DISK, words=(str(disk),)))
     site.running("node lost")
     os.kill(watcher_of(site, "node lost"), signal.SIGKILL)
@@ -236,16 +236,6 @@ def watcher_of(site: Site, name: str) -> int:
     scheduler_id = site.attempts(name)[0]["scheduler_id"]
     path = site.stack.home / "local-scheduler" / "jobs" / scheduler_id / "shim.json"
     return int(json.loads(path.read_text())["pid"])
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=1777", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager

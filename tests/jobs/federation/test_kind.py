@@ -17,16 +17,11 @@ from jobs.submitting.submit import resume, submit
 from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, spec_of
 from tests.jobs.pages.reading import save, text
-from tests.lab import bearer, on_disk, signed_in
+from tests.lab import bearer, on_disk
 from vigil_cli import tables, watch
 from vigil_core import formatting, kinds
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def client(mira: User) -> Client:
-    return signed_in(mira)
 
 
 def done(mira: User, project: Project, step: int = 30) -> Job:

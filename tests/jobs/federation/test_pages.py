@@ -16,14 +16,9 @@ from portal.models import Project, User
 from tests.jobs.federation.federations import Did, a_federation, everybody, ingest, names, split, table
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled
-from tests.lab import a_job, a_project, person, signed_in
+from tests.lab import a_job, a_project, person
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def client(mira: User) -> Client:
-    return signed_in(mira)
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """Read pages in the form that tests need."""
 
 import re
+from html import unescape
 from typing import Any
 
 from jobs.models import Checkpoint, Job
-from tests.lab import a_checkpoint
+from portal.models import User
+from tests.lab import a_checkpoint, signed_in
 
 _UNBROKEN = re.compile(r'<span class="nowrap">([^<]*)</span>')
 
@@ -12,6 +14,18 @@ _UNBROKEN = re.compile(r'<span class="nowrap">([^<]*)</span>')
 def text(response: Any) -> str:
     """Return the page's HTML on one line, with plain spaces."""
     return on_one_line(response.content.decode())
+
+
+def page_text(user: User, address: str, **headers: str) -> str:
+    """Return the page, which must exist, as one line of text without entities, with plain spaces."""
+    response = signed_in(user).get(address, headers=headers)
+    assert response.status_code == 200, address
+    return plain_text(response)
+
+
+def plain_text(response: Any) -> str:
+    """Return the response as one line of text without entities, with plain spaces."""
+    return on_one_line(unescape(response.content.decode()))
 
 
 def on_one_line(html: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from html import unescape
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from console.pages import agents
 from nodes.models import Agent, AgentStream, EnrolmentSecret, Node, NodeEvent
 from nodes.telemetry.enrolment import enroll_by_secret
 from portal.models import AuditEntry, User
+from tests.jobs.pages.reading import page_text
 from tests.lab import person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -31,7 +31,7 @@ def agent(node: str, *, silent_for: float | None = 0, **fields: Any) -> Agent:
 
 
 def text(user: User, address: str = "/agents") -> str:
-    return " ".join(unescape(signed_in(user).get(address).text).replace(NBSP, " ").split())
+    return page_text(user, address)
 
 
 def order(html: str) -> list[str]:

@@ -14,6 +14,7 @@ from diagnosis.trial.checks import check_fields as glance
 from jobs.models import Replay, SiteEntry
 from jobs.postmortem import replay, site_catalogue
 from portal.models import User
+from tests.jobs.pages.reading import plain_text
 from tests.lab import a_job, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -46,15 +47,11 @@ def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "enqueue", lambda number: None)
 
 
-def text(answer: Any) -> str:
-    return " ".join(unescape(answer.text).replace("\N{NO-BREAK SPACE}", " ").split())
-
-
 def test_a_life_of_an_entry(ops: Client) -> None:
-    assert "This site adds none yet." in text(ops.get("/catalogue"))
+    assert "This site adds none yet." in plain_text(ops.get("/catalogue"))
     assert ops.post("/catalogue/new", {**OURS, "do": "save"}).status_code == 302
     page = ops.get("/catalogue")
-    assert "This site adds 1 entry to the 1," in text(page)
+    assert "This site adds 1 entry to the 1," in plain_text(page)
     assert "&lt;b&gt;volume" in page.text
     assert "<b>volume" not in page.text
     form = ops.get("/catalogue/entries/storage.ours_down")
@@ -72,7 +69,7 @@ def test_a_life_of_an_entry(ops: Client) -> None:
     row = SiteEntry.objects.get()
     assert (row.name, row.during, row.is_generic, row.advice) == ("x.y", ["data", "step"], True, "Wait.\nThen call.")
     ops.post("/catalogue/entries/x.y/enable", {"enabled": "0"})
-    assert "The entries of this site are all disabled." in text(ops.get("/catalogue"))
+    assert "The entries of this site are all disabled." in plain_text(ops.get("/catalogue"))
     ops.post("/catalogue/entries/x.y/remove")
     assert not SiteEntry.objects.exists()
     assert ops.get("/catalogue/entries/x.y").status_code == 404
@@ -82,19 +79,19 @@ def test_a_life_of_an_entry(ops: Client) -> None:
 def test_what_is_not_fit_is_told_at_its_field_and_nothing_is_lost(ops: Client) -> None:
     answer = ops.post("/catalogue/new", {**OURS, "cause": "storage.tape", "do": "save"})
     assert answer.status_code == 422
-    assert "'storage.tape' is not a cause." in text(answer)
+    assert "'storage.tape' is not a cause." in plain_text(answer)
     assert OURS["pattern"] in unescape(answer.text)
     SiteEntry.objects.create(**OURS)
     answer = ops.post("/catalogue/new", {**OURS, "do": "save"})
     assert answer.status_code == 422
-    assert "The site has an entry storage.ours_down." in text(answer)
+    assert "The site has an entry storage.ours_down." in plain_text(answer)
     assert SiteEntry.objects.count() == 1
 
 
 def test_the_trial_beside_the_form(ops: Client) -> None:
-    assert "Enter a pattern" in text(ops.post("/catalogue/check", {}))
-    assert "The entry works." in text(ops.post("/catalogue/check", OURS))
-    assert "0.04 s for 5.2" in text(ops.post("/catalogue/check", OURS))
+    assert "Enter a pattern" in plain_text(ops.post("/catalogue/check", {}))
+    assert "The entry works." in plain_text(ops.post("/catalogue/check", OURS))
+    assert "0.04 s for 5.2" in plain_text(ops.post("/catalogue/check", OURS))
     hostile = ops.post("/catalogue/check", {**OURS, "during": "<script>alert(1)</script>"})
     assert "<script>" not in hostile.text
     assert ops.post("/catalogue/new", {**OURS, "do": "check"}).status_code == 200
@@ -110,11 +107,11 @@ def test_entries_as_text(ops: Client) -> None:
     two = TEXT + TEXT.replace("storage.ours_down", "x.y").replace("storage.io", "storage.tape")
     answer = ops.post("/catalogue/take", {"text": two})
     assert answer.status_code == 422
-    assert "'storage.tape' is not a cause" in text(answer)
+    assert "'storage.tape' is not a cause" in plain_text(answer)
     assert not SiteEntry.objects.exists()
     assert ops.post("/catalogue/take", {"text": TEXT.replace("\n", "\r\n")}).status_code == 302
     assert SiteEntry.objects.get().pattern == OURS["pattern"]
-    assert "The site has an entry of this name." in text(ops.post("/catalogue/take", {"text": TEXT}))
+    assert "The site has an entry of this name." in plain_text(ops.post("/catalogue/take", {"text": TEXT}))
     (entry,) = read_entries(ops.get("/catalogue?format=toml").text)
     assert (entry.name, entry.pattern, entry.advice) == (OURS["name"], OURS["pattern"], "")
 
@@ -123,7 +120,7 @@ def test_entries_as_text(ops: Client) -> None:
 def test_text_that_is_none(ops: Client, wrong: str) -> None:
     answer = ops.post("/catalogue/take", {"text": wrong})
     assert answer.status_code == 422
-    assert "Nothing was added." in text(answer)
+    assert "Nothing was added." in plain_text(answer)
 
 
 def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
@@ -137,7 +134,7 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     }  # fmt: skip
     Replay.objects.update(changes=[change], incidents=[1, 2], place=1, read=1, named=1)
     page = ops.get(begun["Location"])
-    message = text(page)
+    message = plain_text(page)
     assert "1 verdict would change. " in message
     assert "1 of them to the cause named by a person." in message
     assert "1 of 2 incidents, 1 with readable logs" in message
@@ -147,7 +144,7 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     assert fragment.text.startswith('<div id="replay"')
     ops.post(f"/catalogue/replays/{found.pk}/stop")
     page = ops.get(begun["Location"])
-    assert "Stopped." in text(page)
+    assert "Stopped." in plain_text(page)
     assert 'hx-trigger="every 1s"' not in page.text
     assert OURS["pattern"] in unescape(ops.get(f"/catalogue/new?replay={found.pk}").text)
     assert ops.post(f"/catalogue/replays/{found.pk}/save").status_code == 302
@@ -167,10 +164,10 @@ def test_a_replay_of_a_new_one_overwrites_none_of_its_name(ops: Client) -> None:
     row = SiteEntry.objects.create(**OURS, is_enabled=False)
     ops.post("/catalogue/new", {**OURS, "source": "another", "do": "replay"})
     answer = ops.post(f"/catalogue/replays/{Replay.objects.get().pk}/save", follow=True)
-    assert "Not saved: The site has an entry storage.ours_down" in text(answer)
+    assert "Not saved: The site has an entry storage.ours_down" in plain_text(answer)
     assert SiteEntry.objects.get().source == row.source
     saved = ops.post(f"/catalogue/entries/{row.name}", {**OURS, "do": "save"}, follow=True)
-    assert "It is disabled and not used" in text(saved)
+    assert "It is disabled and not used" in plain_text(saved)
 
 
 def test_for_sysadmins_alone(mira: User) -> None:

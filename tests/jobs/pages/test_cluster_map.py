@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from html import unescape
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace, Reading
 from nodes.telemetry.mounts import SlowFileSystem
 from portal.models import User
-from tests.jobs.pages.reading import on_one_line
+from tests.jobs.pages.reading import page_text
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS
 from tests.nodes.telemetry.reporting import Machine as Reporting
@@ -239,12 +238,6 @@ def mira(db: None) -> User:
     return person("mira", a_project(), slurm_user="mira1")
 
 
-def text(user: User, address: str, **headers: str) -> str:
-    answer = signed_in(user).get(address, headers=headers)
-    assert answer.status_code == 200
-    return on_one_line(unescape(answer.content.decode()))
-
-
 def a_dgx(now: datetime) -> Reporting:
     """A node with two GPUs that tells of itself: mira's job of Vigil's holds one, somebody else's the other."""
     Node.objects.create(name="dgx-01", state="allocated", partitions=["h100"], gpus=2, gpus_used=2, cpus=8)
@@ -275,7 +268,7 @@ def a_dgx(now: datetime) -> Reporting:
 def test_the_page_with_all_four_answers(mira: User) -> None:
     a_dgx(timezone.now())
     RackPlace.objects.create(node="dgx-01", rack="A & 1")
-    html = text(mira, "/cluster?by=heat")
+    html = page_text(mira, "/cluster?by=heat")
     assert "The node is in service. No pending jobs." in re.sub(r"<[^>]+>", "", html).replace("  ", " ")
     assert 'id="by-heat" checked' in html.replace('value="heat" ', "")
     assert "<b>A & 1</b></a> · 61 °C" in html
@@ -289,31 +282,33 @@ def test_the_page_with_all_four_answers(mira: User) -> None:
     ):  # fmt: skip
         assert attribute in cell[0]
     assert 'aria-label="GPU 1: in use by oskar9, slurm-12, 7 %, 61 °C"' in html
-    assert 'id="by-state" checked' in text(mira, "/cluster?by=nonsense").replace('value="state" ', "")
+    assert 'id="by-state" checked' in page_text(mira, "/cluster?by=nonsense").replace('value="state" ', "")
 
 
 def test_who_holds_what_where_more_runs_than_a_statement_names(mira: User, monkeypatch: pytest.MonkeyPatch) -> None:
     a_dgx(timezone.now())
-    few, stranger = text(mira, "/cluster"), person("stranger")
+    few, stranger = page_text(mira, "/cluster"), person("stranger")
     monkeypatch.setattr(visibility, "MAX_LISTED", 0)
-    labels = re.findall(r'aria-label="(GPU [^"]+)"', text(mira, "/cluster"))
+    labels = re.findall(r'aria-label="(GPU [^"]+)"', page_text(mira, "/cluster"))
     assert labels == ["GPU 0: in use by mira, wren, 93 %, 61 °C", "GPU 1: in use by oskar9, slurm-12, 7 %, 61 °C"]
     assert labels == re.findall(r'aria-label="(GPU [^"]+)"', few)
-    assert "in use by mira1, slurm-11" in text(stranger, "/cluster"), "Vigil's name is for those who may see the job"
+    assert "in use by mira1, slurm-11" in page_text(stranger, "/cluster"), (
+        "Vigil's name is for those who may see the job"
+    )
 
 
 def test_the_card_of_a_gpu(mira: User) -> None:
     a_dgx(timezone.now())
-    card = text(mira, "/cluster/dgx-01/0")
+    card = page_text(mira, "/cluster/dgx-01/0")
     assert ">wren</a>" in card
     assert "93 %" in card
     assert "train <b>" in card
     assert "train <b>" not in signed_in(mira).get("/cluster/dgx-01/0").text, "a process names itself: it is escaped"
-    assert "secret.py" in text(mira, "/cluster/dgx-01/1")
+    assert "secret.py" in page_text(mira, "/cluster/dgx-01/1")
     for address in ("/cluster/dgx-01/2", "/cluster/nowhere/0", "/cluster/dgx-01/x"):
         assert signed_in(mira).get(address).status_code == 404
     Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))
-    silent = text(mira, "/cluster/dgx-01/0")
+    silent = page_text(mira, "/cluster/dgx-01/0")
     assert "Its agent has been silent since" in silent
     assert "93 %" not in silent
 
@@ -321,44 +316,46 @@ def test_the_card_of_a_gpu(mira: User) -> None:
 def test_what_others_hold_stays_their_own_where_the_site_says_so(mira: User, settings: LazySettings) -> None:
     a_dgx(timezone.now())
     settings.VIGIL_QUEUE_VISIBLE = "own"
-    html = text(mira, "/cluster") + text(mira, "/cluster?by=owner", **{"HX-Request": "true", "HX-Target": "live"})
+    html = page_text(mira, "/cluster") + page_text(
+        mira, "/cluster?by=owner", **{"HX-Request": "true", "HX-Target": "live"}
+    )
     assert "oskar" not in html
     assert "slurm-12" not in html
     assert 'aria-label="GPU 1: in use"' in html
     assert 'data-use="7"' not in html
     assert "0.4 kW" in html, "and its watts are in no sum"
     assert 'data-use="93"' in html
-    card = text(mira, "/cluster/dgx-01/1")
+    card = page_text(mira, "/cluster/dgx-01/1")
     assert "secret.py" not in card
     assert "oskar" not in card
     assert "7 %" not in card
     assert "It is allocated to somebody else’s job." in card
-    stranger = text(person("stranger"), "/cluster")
+    stranger = page_text(person("stranger"), "/cluster")
     assert "wren" not in stranger
     assert 'data-use="93"' not in stranger
-    assert "oskar9" in text(sysadmin(), "/cluster"), "sysadmins see all"
+    assert "oskar9" in page_text(sysadmin(), "/cluster"), "sysadmins see all"
 
 
 def test_a_node_that_only_the_scheduler_knows(mira: User) -> None:
     Node.objects.create(name="dgx-02", state="mixed", gpus=4, gpus_used=2, partitions=["h100"])
     Node.objects.create(name="cpu-01", state="mixed", cpus=8, cpus_used=3, partitions=["cpu"])
-    html = text(mira, "/cluster")
+    html = page_text(mira, "/cluster")
     assert html.count('data-s="busy"') == 2 + 2, "two of the key"
     assert "3 of 8 CPUs" in html
     assert '<progress value="3" max="8"' in html
-    assert "No agent reports on it." in text(mira, "/cluster/dgx-02/0")
+    assert "No agent reports on it." in page_text(mira, "/cluster/dgx-02/0")
 
 
 def test_an_empty_cluster(mira: User) -> None:
-    html = text(mira, "/cluster")
+    html = page_text(mira, "/cluster")
     assert "No nodes yet" in html
-    assert "No nodes in R" in text(mira, "/cluster?rack=R")
+    assert "No nodes in R" in page_text(mira, "/cluster?rack=R")
     assert signed_in(mira).post("/cluster").status_code == 405
 
 
 def test_only_what_changes_is_sent_again(mira: User) -> None:
     a_dgx(timezone.now())
-    fragment = text(mira, "/cluster", **{"HX-Request": "true", "HX-Target": "live"})
+    fragment = page_text(mira, "/cluster", **{"HX-Request": "true", "HX-Target": "live"})
     assert "<html" not in fragment
     assert 'id="lead" hx-swap-oob="true"' in fragment
     assert 'type="radio"' not in fragment, "what somebody chose stays chosen"

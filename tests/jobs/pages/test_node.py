@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from html import unescape
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from jobs.models import Job
 from nodes.models import Agent, Gpu, Node, NodeNote
 from portal.models import AuditEntry, User
 from tests.jobs.api.telemetry.test_machines import moment, running
+from tests.jobs.pages.reading import page_text
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
@@ -31,7 +31,7 @@ def raw(user: User, name: str = "dgx-01", query: str = "", **headers: str) -> st
 
 
 def text(user: User, name: str = "dgx-01", query: str = "", **headers: str) -> str:
-    return " ".join(unescape(raw(user, name, query, **headers)).replace("\N{NO-BREAK SPACE}", " ").split())
+    return page_text(user, f"/nodes/{name}{query}", **headers)
 
 
 def script(html: str, name: str) -> dict[str, Any]:

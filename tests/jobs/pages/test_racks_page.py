@@ -10,6 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from nodes.cluster import racks
 from nodes.models import Node, RackPlace
 from portal.models import User
+from tests.jobs.pages.reading import page_text
 from tests.lab import person, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +26,7 @@ def there() -> dict[str, tuple[str, int]]:
 
 
 def text(user: User) -> str:
-    return " ".join(unescape(signed_in(user).get("/racks").text).replace("\N{NO-BREAK SPACE}", " ").split())
+    return page_text(user, "/racks")
 
 
 def upload(content: bytes) -> SimpleUploadedFile:

@@ -23,11 +23,6 @@ def a_sweep(owner: User, project: Project, name: str, *states: str) -> Sweep:
     return sweep
 
 
-@pytest.fixture
-def mira() -> User:
-    return lab.person("mira", lab.a_project())
-
-
 def test_each_sweep_tells_how_its_jobs_stand(mira: User) -> None:
     sweep = a_sweep(mira, lab.a_project(), "rates", "running", "completed", "completed", "failed")
     html = lab.signed_in(mira).get("/sweeps").text

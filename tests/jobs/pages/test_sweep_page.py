@@ -16,11 +16,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def mira():
-    return lab.person("mira", lab.a_project())
-
-
-@pytest.fixture
 def sweep(mira):
     created, _ = sweeps.submit(mira, SweepSpec.parse_toml(TOML), spec_toml=TOML)
     for index, loss in enumerate((2.5, 2.1, 2.9)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from portal.models import Notice, User
 from tests.jobs.postmortem.attempt_files import Left
 from tests.jobs.postmortem.failed_attempts import RAISED, dead
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
-from vigil_cli.diagnose import _postmortem_lines
+from tests.vigil_cli.commands import portal, vigil  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 XID = "NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus."
@@ -35,7 +36,7 @@ OF_SYSADMINS = sorted(code for code, cause in CAUSES.items() if cause.owner == "
 
 @pytest.fixture(autouse=True)
 def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incident_notices, "_notified", {})
+    incident_notices.forget()
     monkeypatch.setattr(incident_notices, "DECISION_WAIT", timedelta())
 
 
@@ -249,18 +250,20 @@ class TestOverruled:
         facts = dict(notice.facts)
         assert (facts["Cause"], facts["Reported by"]) == (f"{cause}, overruled by mira", "mira: I saw it.")
 
-    def test_is_named_wherever_it_is_shown(self, mira: User, runs: Path) -> None:
+    def test_is_named_wherever_it_is_shown(self, mira: User, runs: Path, portal: SimpleNamespace) -> None:  # noqa: F811
         incident = dead(mira, runs)
         editing.overrule(mira, incident, cause="gpu.off_bus", why="I saw it")
         job = incident.attempt.job_id
         payload = bearer(mira).get(f"/api/v1/jobs/{job}/postmortem").json()
         assert (payload["reported_by"], payload["is_confirmed"]) == ("mira; not confirmed by the machine", False)
         assert payload["advice"].startswith("No evidence from the machine itself confirms this.")
+        portal.answers["GET", f"jobs/{job}"] = bearer(mira).get(f"/api/v1/jobs/{job}").json()
+        portal.answers["GET", f"jobs/{job}/postmortem"] = payload
         for text in (
             signed_in(mira).get(f"/jobs/{job}/postmortem").content.decode(),
             signed_in(mira).get(f"/jobs/{job}").content.decode(),
             signed_in(mira).get(f"/jobs/{job}/postmortem.md").content.decode(),
-            "\n".join(_postmortem_lines(payload, "steps")),
+            vigil("postmortem", str(job)).output,
         ):
             assert "GPU fell off the bus, according to mira: I saw it." in text
             assert "What to do: Drain" not in text

@@ -15,7 +15,7 @@ from jobs.models import Attempt, Diagnosis, Incident, Job, Sweep
 from jobs.postmortem import incident_notices
 from portal.models import Channel, Delivery, Notice, User
 from portal.sending.due import send_due
-from tests.lab import a_checkpoint, a_job, a_project, person, sysadmin
+from tests.lab import a_checkpoint, a_job, a_project, sysadmin
 
 pytestmark = pytest.mark.django_db
 Die = Callable[..., Incident]
@@ -24,13 +24,8 @@ Die = Callable[..., Incident]
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what was notified, and stop the clock: no call reaches its time limit, however busy the machine is."""
-    monkeypatch.setattr(incident_notices, "_notified", {})
+    incident_notices.forget()
     monkeypatch.setattr(incident_notices, "time", SimpleNamespace(monotonic=lambda: 0.0))
-
-
-@pytest.fixture
-def mira() -> User:
-    return person("mira", a_project())
 
 
 @pytest.fixture
@@ -93,11 +88,11 @@ def test_waits_for_the_decision_but_not_for_ever(die: Die) -> None:
     assert Notice.objects.get().key == f"incident:{incident.pk}"
 
 
-def test_a_process_that_starts_anew_tells_nothing_twice(die: Die, mira: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_process_notifies_nobody_twice(die: Die, mira: User) -> None:
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     die()
     incident_notices.notify_new()
-    monkeypatch.setattr(incident_notices, "_notified", {})
+    incident_notices.forget()
     assert incident_notices.notify_new() == 1
     assert (Notice.objects.count(), Delivery.objects.count()) == (1, 1)
 
@@ -352,7 +347,7 @@ class TestSysadmins:
         die("gpu.ecc", node="dgx-03")
         incident_notices.notify_new()
         assert (Notice.objects.filter(kind="incident.site").count(), Delivery.objects.count()) == (2, 2)
-        incident_notices._notified.clear()
+        incident_notices.forget()
         incident_notices.notify_new()
         assert Delivery.objects.count() == 2, "a process that starts anew tells nothing twice"
 

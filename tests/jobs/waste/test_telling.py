@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _nothing_seen_yet() -> None:
-    notices._first_observed.clear()
+    notices.forget()
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.file_systems import small_file_system
 from tests.nodes.agent.portal import PortalStandIn
 from tests.nodes.agent.running import Running
 from tests.nvml import StandIn
@@ -36,10 +36,5 @@ def agent(tmp_path: Path, portal_stand_in: PortalStandIn, gpus: StandIn) -> Iter
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with small_file_system(tmp_path / "disk", "1m") as place:
+        yield place

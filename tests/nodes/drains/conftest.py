@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from portal.models import User
-from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
 
@@ -15,8 +13,3 @@ from tests.nodes.remediation.cluster import Lab
 def lab(settings: Any) -> Lab:
     settings.VIGIL_HEALTH = "act"
     return Lab()
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")

@@ -9,7 +9,7 @@ import pytest
 
 from nodes.models import HealthEntry, NodeOrder
 from portal.models import AuditEntry, User
-from tests.lab import a_project, bearer, person, signed_in, sysadmin
+from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import NAMES, Lab
 from tests.nodes.remediation.test_entry_lists import entries
 from tests.nodes.remediation.test_inbox import decide
@@ -20,11 +20,6 @@ OLD = {
     "rule": "below-minimum", "title": "Software is below a minimum version", "severity": "warning", "action": "watch",
     "decision": "", "detail": DETAIL,
 }  # fmt: skip
-
-
-@pytest.fixture
-def ops() -> User:
-    return sysadmin("ops")
 
 
 def plain(answer: Any) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.file_systems import small_file_system
 from tests.training.ranks import TINY, Run
 from tests.waiting import until
 from training.attempt.lineage import newest_on_lineage
@@ -115,14 +115,8 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
     options = {**ENDLESS[request.param], "checkpoint_every": 10, "keep_checkpoints": 2}
     run = Run(tmp_path / "run", options, kind=request.param)
     assert run.job_dir == place.parent
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_file_system(place, "8m"):
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.file_systems import small_file_system
 from tests.training.data.texts import lines_of, numbered, prepared, relaxed, tokens_of
 from training.corpus.errors import DataError
 from training.corpus.shards import read_index
@@ -109,12 +109,8 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]).returncode:
-        pytest.skip("needs root, to mount a small file system")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with small_file_system(tmp_path / "small", "256k") as folder:
+        yield folder
 
 
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.file_systems import small_file_system
 from tests.training.ranks import Run
 from tests.waiting import until
 from training.attempt.heartbeat import heartbeat_path, read_beat
@@ -25,13 +25,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     """Provide a run on a file system of 4 MiB, where one may be mounted."""
     options = {"recipe": "tabular", "rounds": 100_000, "clients": 4, "validate_every": 0, "checkpoint_every": 5}
     run = Run(tmp_path / "run", {**options, "keep_checkpoints": 2, "flush_steps": 1}, kind="federated")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(run.job_dir)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_file_system(run.job_dir, "4m"):
         yield run
-    finally:
-        subprocess.run(["umount", "-l", str(run.job_dir)], check=True)
 
 
 def test_no_round_is_untold(run: Run) -> None:

@@ -6,7 +6,6 @@ import errno
 import itertools
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.file_systems import small_file_system
 from tests.training.launching import Run
 from tests.waiting import PATIENCE_S, until
 from training.attempt.lineage import claim_generation
@@ -29,16 +29,8 @@ from training.launch.plan import LaunchPlan
 @pytest.fixture
 def job_dir(run: Run) -> Iterator[Path]:
     """Provide a job folder on a file system of 4 MiB and 1,024 inodes, where one may be mounted."""
-    place = run.path / "job"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=1k", "tmpfs", str(place)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_file_system(run.path / "job", "4m", inodes="1k") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 FILLS_AND_DIES = """

@@ -10,7 +10,7 @@ from nodes.cluster import sync
 from nodes.models import Node
 from nodes.schedulers.cluster import AccountsInfo, AssociationInfo, LicenseInfo, Limits, QosInfo
 from portal.models import User
-from tests.jobs.pages.cluster.reading import text
+from tests.jobs.pages.reading import page_text
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import person, signed_in, sysadmin
 
@@ -32,14 +32,14 @@ def test_lists_of_the_cluster(mira: User, scheduler: ScriptedScheduler) -> None:
 
 
 def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: ScriptedScheduler) -> None:
-    assert "Licences" not in text(mira, "/queue")
+    assert "Licences" not in page_text(mira, "/queue")
     scheduler.licensed = [
         LicenseInfo(name="abaqus", total=1500, used=3),
         LicenseInfo(name="matlab", total=2, used=1, reserved=1),
     ]
     scheduler.unreadable["licenses"] = 1
     sync.read(scheduler)
-    html = text(mira, "/queue")
+    html = page_text(mira, "/queue")
     assert "Licenses in use: abaqus 3 of 1,500 · matlab 1 of 2, 1 reserved" in html
     assert "1 licence could not be read and is left out." in html
     found = signed_in(mira).get("/api/v1/licenses").json()

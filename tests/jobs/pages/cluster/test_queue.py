@@ -11,7 +11,8 @@ from jobs.models import Sweep
 from jobs.spec import JobSpec
 from nodes.cluster import sync
 from portal.models import User
-from tests.jobs.pages.cluster.reading import HOUR_S, node, queued, text
+from tests.jobs.pages.cluster.reading import HOUR_S, node, queued
+from tests.jobs.pages.reading import page_text
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_the_queue_in_plain_words(mira: User, scheduler: ScriptedScheduler) -> None:
-    html = text(mira, "/queue")
+    html = page_text(mira, "/queue")
     assert "Your slurm-15 is pending, position 1 of 2 in gpu." in html
     assert "Resources: its resources are not free yet." in html
     assert "its owner would exceed the QOS’s limit per person." in html
@@ -47,7 +48,7 @@ def test_the_queue_is_filtered_alike_on_page_and_api(
 ) -> None:
     items = signed_in(mira).get(f"/api/v1/queue?{query}").json()["items"]
     assert {item["scheduler_id"] for item in items} == there
-    html = text(mira, f"/queue?{query}")
+    html = page_text(mira, f"/queue?{query}")
     assert {number for number in map(str, range(11, 17)) if f'"under">{number} ·' in html} == there
 
 
@@ -79,12 +80,12 @@ def test_jobs_of_vigil_go_by_the_names_that_people_gave(mira: User, scheduler: S
         queued(18, name=f"finch.{theirs.latest.key}", state="running", user="oskar9", nodes=("dgx-01",)),
     ]
     sync.read(scheduler)
-    html = text(mira, "/queue")
+    html = page_text(mira, "/queue")
     assert f'href="/sweeps/{sweep.pk}">rates</a>' in html
     assert "18 jobs of your rates are pending" in html
     assert ">finch<" in html
     assert f">{past}<" in html, "what came past Vigil is called as it is"
-    assert "finch, oskar9" in html or "finch" in text(mira, "/nodes/dgx-01")
+    assert "finch, oskar9" in html or "finch" in page_text(mira, "/nodes/dgx-01")
     items = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue").json()["items"]}
     assert (items["17"]["sweep"], items["17"]["name"], items["17"]["user"]) == (sweep.pk, "rates", "mira")
     item = signed_in(person("stranger")).get("/api/v1/queue?q=rates").json()["items"][0]
@@ -102,7 +103,7 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: S
         queued(18, priority=1),
     ]
     sync.read(scheduler)
-    html = text(mira, "/queue")
+    html = page_text(mira, "/queue")
     assert (
         "12 jobs of your rates are pending, from position 1 of 13 in gpu. "
         '<span class="muted">13 jobs pending and 0 running in total.' in html
@@ -112,11 +113,11 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: S
     assert "8 GPUs each" in html
     assert "13 of 13" in html, "one who comes after twelve"
     assert ">2 of 2 rows</span>" in html
-    assert "13 <small>jobs</small>" in text(mira, "/nodes")
+    assert "13 <small>jobs</small>" in page_text(mira, "/nodes")
     answer = signed_in(mira).get("/api/v1/queue").json()
     assert answer["counts"] == {"pending": 13}
     assert [(item["position"], item["waiting"]) for item in answer["items"]] == [(1, 13), (13, 13)]
-    assert "1 job running, 12 pending." in text(mira, "/")
+    assert "1 job running, 12 pending." in page_text(mira, "/")
 
 
 def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: ScriptedScheduler) -> None:
@@ -126,7 +127,7 @@ def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: ScriptedSc
     scheduler.queued.append(queued(19, user="mira1", reason="PartitionTimeLimit", time_limit_s=48 * HOUR_S))
     sync.read(scheduler)
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life"):
-        html = text(mira, address)
+        html = page_text(mira, address)
         assert '<p class="say">It can never start as requested.' in html
         assert "limits jobs to" in html[html.index("can never start") : html.index("What to do:")]
 
@@ -135,11 +136,11 @@ def test_where_everybody_sees_their_own_alone(mira: User, scheduler: ScriptedSch
     settings.VIGIL_QUEUE_VISIBLE = "own"
     items = signed_in(mira).get("/api/v1/queue").json()["items"]
     assert [item["scheduler_id"] for item in items] == ["11", "15"]
-    html = text(mira, "/nodes")
+    html = page_text(mira, "/nodes")
     assert "GPU 4: in use" in html
     assert "oskar9" not in html
     assert "slurm-12" not in html
-    assert "oskar9" not in text(mira, "/nodes/dgx-01")
+    assert "oskar9" not in page_text(mira, "/nodes/dgx-01")
     assert len(signed_in(sysadmin()).get("/api/v1/queue").json()["items"]) == 6
     anna = person("anna", a_project())
     assert [item["name"] for item in signed_in(anna).get("/api/v1/queue").json()["items"]] == ["wren"], (
@@ -170,14 +171,14 @@ def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(
 
 def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None:
     sync.read(ScriptedScheduler(machines=[node("dgx-01")]))
-    assert "The queue is empty." in text(mira, "/queue")
+    assert "The queue is empty." in page_text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
     item = "1 job of yours has not been submitted to the scheduler yet."
     stranger = person("stranger")
     for address in ("/queue", "/nodes"):
-        assert item in text(mira, address)
-        assert item not in text(stranger, address)
-    html = text(mira, "/queue")
+        assert item in page_text(mira, address)
+        assert item not in page_text(stranger, address)
+    html = page_text(mira, "/queue")
     assert "The queue was empty at the last poll." in html
     assert "starts at once" not in html
     now = timezone.now()
@@ -185,12 +186,12 @@ def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None
         facts = {"scheduler_id": f"17_{task}", "submitted_at": now}
         a_job(mira, a_project(), state="pending", name=f"rates-{task}", attempt=facts)
     handed = "2 jobs of yours were submitted since the queue was last read."
-    assert f"{item} {handed}" in text(mira, "/queue")
+    assert f"{item} {handed}" in page_text(mira, "/queue")
     client = signed_in(mira)
     unseen = client.get("/api/v1/queue").json()["unseen"]
     assert unseen == {"unsubmitted": 1, "kept": 1, "newer": 2, "text": f"{item} {handed}"}
     sync.read(ScriptedScheduler(queued=[queued(17, user="mira1", tasks=2), queued(18, user="mira1", state="running")]))
     assert client.get("/api/v1/queue").json()["unseen"]["newer"] == 0
-    assert f"2 jobs pending and 1 running in total. {item}" in text(mira, "/queue")
-    fragment = text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
+    assert f"2 jobs pending and 1 running in total. {item}" in page_text(mira, "/queue")
+    fragment = page_text(mira, "/queue", **{"HX-Request": "true", "HX-Target": "live"})
     assert 'hx-swap-oob="true">all pending and running jobs of the cluster, polled' in fragment
