@@ -87,7 +87,7 @@ class MixedRow:
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    found, (minimums, problem) = software.read_inventory(), software.site_minimums()
+    found, (minimums, problem) = software.recent_inventory(), software.site_minimums()
     context = {
         "section": "cluster",
         "place": "inventory",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ninja import Query, Router, Schema
@@ -11,7 +10,6 @@ from pydantic import Field
 from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.minimums import MinimumVersion
 from nodes.inventory.software import NodeSoftware, Software
-from nodes.models import Agent
 from nodes.monitoring import software
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
@@ -121,7 +119,7 @@ class WantedNodeSoftware(WantedPage):
 )
 def inventory(request: ApiRequest) -> dict[str, Any]:
     """Group nodes by version, and name those that differ from nodes of the same partition and model of GPU."""
-    found, (minimums, problem) = software.read_inventory(), software.site_minimums()
+    found, (minimums, problem) = software.recent_inventory(), software.site_minimums()
     return {
         "nodes": len(found.nodes),
         "items": [_group_shape(group) for group in found.groups[:MOST_SOFTWARE]],
@@ -136,18 +134,19 @@ def inventory(request: ApiRequest) -> dict[str, Any]:
 @router.get("/nodes", response=NodeSoftwareList, summary="Versions of software, node by node")
 def nodes(request: ApiRequest, wanted: Query[WantedNodeSoftware]) -> dict[str, Any]:
     """List nodes by name with every version that their agent last reported."""
-    by_node = {node.node: node for node in _matching(software.read_inventory(), wanted)}
-    rows = Agent.objects.filter(node__in=list(by_node)).only("node")
-    found = page(rows, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
-    return {"items": [_node_shape(by_node[agent.node]) for agent in found.items], "next": found.next}
+    agents = software.reporting_agents().only("node", "facts")
+    if wanted.software or wanted.version:
+        agents = agents.filter(node__in=_matching(software.recent_inventory(), wanted))
+    found = page(agents, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
+    return {"items": [_node_shape(node) for node in software.read_nodes(found.items)], "next": found.next}
 
 
-def _matching(inventory: Inventory, wanted: WantedNodeSoftware) -> Sequence[NodeSoftware]:
+def _matching(inventory: Inventory, wanted: WantedNodeSoftware) -> list[str]:
+    """Return the names of the nodes that have the software and version."""
     return [
-        node
+        node.node
         for node in inventory.nodes
-        if not (wanted.software or wanted.version)
-        or any(
+        if any(
             wanted.software in ("", item.name) and (not wanted.version or wanted.version in versions)
             for item, versions in node.versions.items()
         )

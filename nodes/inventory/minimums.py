@@ -74,6 +74,7 @@ class MinimumVersions:
 
     items: tuple[MinimumVersion, ...]
     _answers: dict[tuple[Software, str, str], MinimumVersion | None] = field(default_factory=dict, compare=False)
+    _judged: dict[tuple[Software, str, str], bool] = field(default_factory=dict, compare=False)
 
     def violated(self, software: Software, model: str, version: str) -> MinimumVersion | None:
         """Return the highest minimum that the version is below; None if it is below none."""
@@ -86,6 +87,14 @@ class MinimumVersions:
 
     def judges(self, software: Software, model: str, version: str) -> bool:
         """Return whether a minimum is about the version's branch, or none about any branch of the software."""
+        key = (software, model, version)
+        if key not in self._judged:
+            if len(self._judged) >= MOST_ANSWERS:
+                self._judged.clear()
+            self._judged[key] = self._has_branch(*key)
+        return self._judged[key]
+
+    def _has_branch(self, software: Software, model: str, version: str) -> bool:
         branches = [minimum for minimum in self.items if minimum.branch and minimum.software == software.name]
         if not branches or self.violated(software, model, version) is not None:
             return True

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from nodes.inventory import minimums
 from nodes.inventory.comparison import Inventory
 from nodes.inventory.minimums import BadMinimum, MinimumVersion, MinimumVersions
-from nodes.inventory.software import read_facts
+from nodes.inventory.software import NodeSoftware, read_facts
 from nodes.models import Agent, Node
 
 logger = logging.getLogger(__name__)
+CACHE_S = 30.0
 DROPPED_AFTER = timedelta(days=30)
 """Nodes whose agent has been silent for longer are not part of the inventory any more."""
 
 
-def read_inventory(now: datetime | None = None) -> Inventory:
+def recent_inventory() -> Inventory:
+    """Return the inventory as it was at most CACHE_S ago: it takes seconds to parse the facts of thousands of nodes."""
+    return _inventory(minimums_in_force(), int(monotonic() // CACHE_S))
+
+
+@lru_cache(maxsize=1)
+def _inventory(minimum_versions: MinimumVersions, interval: int) -> Inventory:
+    return read_inventory()
+
+
+def read_inventory() -> Inventory:
     """Return the software that the agents of all nodes last reported. Two queries, however many nodes there are."""
-    since = (now or timezone.now()) - DROPPED_AFTER
+    agents = reporting_agents().order_by("node").only("node", "facts")
+    return Inventory([node for node in read_nodes(agents.iterator()) if node.versions], minimums_in_force())
+
+
+def reporting_agents() -> QuerySet[Agent]:
+    """Select the agents whose nodes are part of the inventory."""
+    return Agent.objects.filter(heard_at__gt=timezone.now() - DROPPED_AFTER).exclude(facts={})
+
+
+def read_nodes(agents: Iterable[Agent]) -> Iterator[NodeSoftware]:
+    """Yield the software that these agents last reported."""
     partitions = {name: names[0] for name, names in Node.objects.values_list("name", "partitions") if names}
-    agents = Agent.objects.filter(heard_at__gt=since).order_by("node").values_list("node", "facts")
-    nodes = [read_facts(node, str(partitions.get(node, "")), facts) for node, facts in agents.iterator()]
-    return Inventory([node for node in nodes if node.versions], minimums_in_force())
+    for agent in agents:
+        yield read_facts(agent.node, str(partitions.get(agent.node, "")), agent.facts)
 
 
 def minimums_in_force() -> MinimumVersions:

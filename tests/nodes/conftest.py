@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
+from nodes.monitoring import software
 from portal.models import User
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
+
+
+@pytest.fixture(autouse=True)
+def _inventory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the cache of the inventory, which would carry over between tests."""
+    monkeypatch.setattr(software, "CACHE_S", 1e-9)
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from nodes.models import Agent, Node
 from nodes.monitoring import software
@@ -213,3 +215,26 @@ def test_rest_groups_and_lists(cluster: None, client: Client, mira: User) -> Non
     assert [row["node"] for row in first["items"] + rest["items"]] == [f"dgx-{number:02}" for number in range(1, 8)]
     (odd,) = client.get("/api/v1/inventory/nodes?software=driver&version=570.86.15").json()["items"]
     assert odd["node"] == "dgx-07"
+
+
+def facts_queries(client: Client, address: str) -> list[str]:
+    """Return the queries that read agents' facts for this answer."""
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(address).status_code == 200
+    return [query["sql"] for query in queries if '"nodes_agent"."facts"' in query["sql"].partition(" FROM ")[0]]
+
+
+def test_a_page_of_nodes_reads_the_facts_of_these_nodes_only(cluster: None, client: Client, mira: User) -> None:
+    client.force_login(mira)
+    (sql,) = facts_queries(client, "/api/v1/inventory/nodes?limit=2")
+    assert '"nodes_agent"."id" IN (' in sql
+
+
+def test_facts_are_parsed_once_in_half_a_minute(
+    cluster: None, client: Client, mira: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(software, "CACHE_S", 1e9)
+    software.recent_inventory()
+    client.force_login(mira)
+    for address in ("/inventory", "/api/v1/inventory", "/api/v1/inventory/nodes?software=kernel&limit=1"):
+        assert [sql for sql in facts_queries(client, address) if '"nodes_agent"."id" IN (' not in sql] == []
