@@ -19,9 +19,10 @@ from portal.bulk import give_way
 from portal.models import User
 from vigil_core import formatting
 
-MOST = 2_000
-"""Entries that one decision is about; the rest takes another."""
-MOST_DRAINS = 200
+MAX_DISMISSED = 2_000
+"""Entries that one decision dismisses, in one statement; the rest takes another."""
+MAX_DECIDED_SINGLY = 200
+"""Entries that one decision approves or clears: each takes about eight statements."""
 AT_ONCE = 20
 """Entries per transaction, so that other writers do not wait long."""
 Decision = HealthEntry.EntryDecision
@@ -60,7 +61,7 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
         inbox.dismiss(user, pk, reason)
         return _dismiss(user, others, first, reason)
     single = inbox.approve if action == "approve" else inbox.clear
-    pks = list(others.values_list("pk", flat=True)[: MOST_DRAINS if action == "approve" else MOST])
+    pks = list(others.values_list("pk", flat=True)[:MAX_DECIDED_SINGLY])
     single(user, pk, reason)
     decided = 0
     for start in range(0, len(pks), AT_ONCE):
@@ -81,7 +82,7 @@ def _dismiss(user: User, others: QuerySet[HealthEntry], first: HealthEntry, reas
     """Dismiss all in one statement, with one entry in the audit log."""
     with transaction.atomic():
         HealthControl.locked()
-        pks = list(others.values_list("pk", flat=True)[:MOST])
+        pks = list(others.values_list("pk", flat=True)[:MAX_DISMISSED])
         rows = HealthEntry.objects.filter(pk__in=pks, state=first.state)
         decided = rows.update(
             state=State.DISMISSED, decision=Decision.DISMISSED, decided_by=user, decided_at=timezone.now(),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nodes.models import HealthEntry, NodeOrder
+from nodes.remediation import alike
 from portal.models import AuditEntry, User
 from tests.lab import a_project, bearer, person, signed_in
 from tests.nodes.remediation.cluster import NAMES, Lab
@@ -84,6 +85,17 @@ def test_the_page_clears_all_that_are_alike(ops: User) -> None:
     page = client.post(f"/health/{newest.pk}/clear", {"reason": "updated", "alike": "yes"}, follow=True)
     assert "Cleared 12 findings." in plain(page)
     assert not HealthEntry.objects.active().exists()
+
+
+@pytest.mark.parametrize(("action", "left"), [("dismiss", 0), ("clear", 6)])
+def test_one_request_clears_a_limited_number(
+    ops: User, monkeypatch: pytest.MonkeyPatch, action: str, left: int
+) -> None:
+    monkeypatch.setattr(alike, "MAX_DECIDED_SINGLY", 5)
+    entries(12, **OLD)
+    found = decide(ops, HealthEntry.objects.latest("last_seen"), action, reason="updated", alike=True)
+    assert found.status_code == 200
+    assert HealthEntry.objects.active().exclude(state="dismissed").count() == left
 
 
 def test_approving_all_drains_all_but_what_somebody_else_drained(ops: User, settings: Any) -> None:
