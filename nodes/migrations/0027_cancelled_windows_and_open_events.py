@@ -30,4 +30,8 @@ class Migration(migrations.Migration):
             model_name="nodeevent",
             index=models.Index(fields=["kind", "at"], condition=Q(is_open=True), name="events_open"),
         ),
+        migrations.AddIndex(
+            model_name="nodeevent",
+            index=models.Index(fields=["kind", "agent", "gpu", "code", "count"], name="events_counted"),
+        ),
     ]

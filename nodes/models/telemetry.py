@@ -284,6 +284,8 @@ class NodeEvent(models.Model):
             models.Index(fields=["kind", "-at"], name="events_of_a_kind"),
             models.Index(fields=["agent", "fingerprint", "-last_at"], name="events_alike"),
             models.Index(fields=["kind", "at"], condition=Q(is_open=True), name="events_open"),
+            # Metrics sum all Xids at each scrape: the index has all that this needs.
+            models.Index(fields=["kind", "agent", "gpu", "code", "count"], name="events_counted"),
         )
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from nodes.models import Gpu, HealthEntry, NodeEvent, NodeOrder
 from nodes.monitoring.states import States
 from nodes.monitoring.temperatures import measure
 from nodes.remediation.return_to_service import return_recovered
+from nodes.telemetry import gauges
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
@@ -74,3 +75,11 @@ def test_nodes_whose_finding_is_open_take_no_queries(lab: Lab) -> None:
         counts.append(len(queries))
     assert set(lab.drained_nodes()) == {"dgx-01", "dgx-02", "dgx-03"}
     assert counts[0] == counts[1] == counts[2]
+
+
+def test_metrics_sum_xids_from_an_index_alone(lab: Lab) -> None:
+    lab.xid(79)
+    with CaptureQueriesContext(connection) as queries:
+        list(gauges.families())
+    xids = [query["sql"] for query in queries if "'xid'" in query["sql"]]
+    assert any("USING COVERING INDEX events_counted" in plan for plan in plans(xids, "nodes_nodeevent"))
