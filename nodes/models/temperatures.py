@@ -8,10 +8,11 @@ from nodes.models.telemetry import Agent
 
 
 class NodeThermals(models.Model):
-    """What `nodes.health.inlet` has learnt about the GPUs of a node, by UUID, and the node's inlet now."""
+    """What `nodes.health.inlet` has learnt about the GPUs of a node, by UUID."""
 
     agent = models.OneToOneField(Agent, models.CASCADE, related_name="thermals")
     gpus = models.JSONField(default=dict)
+    # Unused, for workers of the release before.
     estimated_c = models.FloatField(null=True, help_text="Inlet, estimated; null: its GPUs are not steady.")
     measured_c = models.FloatField(null=True, help_text="Inlet by its BMC; null: the agent does not read it.")
     updated_at = models.DateTimeField()
@@ -27,7 +28,7 @@ class RackTemperature(models.Model):
     hour = models.DateTimeField()
     sum_c = models.FloatField(default=0.0)
     count = models.PositiveIntegerField(default=0)
-    max_c = models.FloatField(default=0.0)
+    max_c = models.FloatField(default=0.0)  # unused, for workers of the release before
     is_estimate = models.BooleanField(default=True)
     nodes = models.PositiveIntegerField(default=0, help_text="Nodes in the rack, whether they reported or not.")
 

@@ -59,14 +59,13 @@ class Key(NamedTuple):
 
 @dataclass
 class EvaluationOutcome:
-    """What one evaluation changed."""
+    """The entries that one evaluation opened."""
 
     opened: list[HealthEntry] = field(default_factory=list)
-    cleared: list[HealthEntry] = field(default_factory=list)
 
 
 def evaluate(now: datetime | None = None) -> EvaluationOutcome:
-    """Judge new events and the current states. Returns the entries that opened and cleared."""
+    """Judge new events and the current states; return the entries that opened."""
     now = now or timezone.now()
     rules = rules_in_force()
     evaluation = EvaluationOutcome()
@@ -333,7 +332,6 @@ class _EntryChanges:
             self.evaluation.opened.append(row)
         elif finding.state == "cleared":
             row.state = State.CLEARED
-            self.evaluation.cleared.append(row)
         if rule is not None:
             is_ignored = was_open and row.action == "ignore"  # by the policy of the time
             row.severity, row.action = engine.effective(rule, finding)
@@ -363,9 +361,7 @@ _CHANGED = (
 
 
 def _new_row(rule: Rule, subject: Subject, gpu: Gpu | None) -> HealthEntry:
-    return HealthEntry(
-        node=subject.node, gpu=gpu, item=subject.item, rule=rule.name, title=rule.title, cause=rule.cause
-    )
+    return HealthEntry(node=subject.node, gpu=gpu, item=subject.item, rule=rule.name, title=rule.title)
 
 
 def _active_rules() -> dict[Subject, set[str]]:

@@ -42,7 +42,7 @@ def measure(now: datetime | None = None) -> list[RackInlet]:
     )
     inlets = {agent.node: NodeInlet(agent.node, model=_usual(models[agent.pk])) for agent in silent}
     inlets |= {agent.node: _inlet(agent, models[agent.pk], thermals[agent.pk], resistance) for agent in agents}
-    _store_nodes(agents, rows, thermals, inlets, now)
+    _store_nodes(agents, rows, thermals, now)
     racks = racks_in_order()
     found = rack_inlets([(rack, [inlets[node] for node in nodes if node in inlets]) for rack, nodes in racks])
     _store_racks(found, dict(racks), now)
@@ -100,7 +100,6 @@ def _store_nodes(
     agents: Sequence[Agent],
     rows: Mapping[int, NodeThermals],
     thermals: Mapping[int, Mapping[str, GpuThermals]],
-    inlets: Mapping[str, NodeInlet],
     now: datetime,
 ) -> None:
     new: list[NodeThermals] = []
@@ -108,12 +107,11 @@ def _store_nodes(
     for agent in agents:
         row = rows.get(agent.pk) or NodeThermals(agent=agent)
         row.gpus = {uuid: gpu.as_payload() for uuid, gpu in thermals[agent.pk].items()}
-        row.estimated_c, row.measured_c = inlets[agent.node].estimated_c, inlets[agent.node].measured_c
         row.updated_at = now
         (changed if row.pk else new).append(row)
     NodeThermals.objects.bulk_create(new, ignore_conflicts=True)
     for some in _batches(changed):
-        bulk.update_rows(some, ("gpus", "estimated_c", "measured_c", "updated_at"))
+        bulk.update_rows(some, ("gpus", "updated_at"))
 
 
 def _store_racks(found: Sequence[RackInlet], nodes: Mapping[str, Sequence[str]], now: datetime) -> None:
@@ -124,14 +122,13 @@ def _store_racks(found: Sequence[RackInlet], nodes: Mapping[str, Sequence[str]],
         for inlet in found:
             row = rows.get(inlet.rack)
             if row is None:
-                row = RackTemperature(rack=inlet.rack, hour=hour, max_c=inlet.inlet_c, is_estimate=False)
+                row = RackTemperature(rack=inlet.rack, hour=hour, is_estimate=False)
                 new.append(row)
             row.sum_c, row.count = row.sum_c + inlet.inlet_c, row.count + 1
-            row.max_c = max(row.max_c, inlet.inlet_c)
             row.is_estimate = row.is_estimate or inlet.is_estimate
             row.nodes = len(nodes[inlet.rack])
         RackTemperature.objects.bulk_create(new, ignore_conflicts=True)
-        bulk.update_rows(list(rows.values()), ("sum_c", "count", "max_c", "is_estimate", "nodes"))
+        bulk.update_rows(list(rows.values()), ("sum_c", "count", "is_estimate", "nodes"))
     fields = {
         Subject("", "", inlet.rack): {
             "inlet_c": inlet.inlet_c,

@@ -37,7 +37,7 @@ MOST_TRIGGERS = 8
 MOST_EXAMPLES = 8
 MOST_STEPS = 200
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
-_TEXTS = {"title": 120, "advice": 500, "source": 500, "cause": 64}
+_TEXTS = {"title": 120, "advice": 500, "source": 500}
 
 
 class BadRule(ValueError):
@@ -102,8 +102,8 @@ class Example:
 class Rule:
     """A rule as described in the module's docstring.
 
-    `needs_burn_in`: only a passed burn-in or a person returns the node to service. `cause`: findings of one GPU with
-    the same cause are shown as one. `blames`: whose problem it is, which begins the drain's reason.
+    `needs_burn_in`: only a passed burn-in or a person returns the node to service. `blames`: whose problem it is, which
+    begins the drain's reason.
     """
 
     name: str
@@ -114,7 +114,6 @@ class Rule:
     action: Action
     triggers: tuple[Trigger, ...]
     clearing: Clearing
-    cause: str = ""
     needs_burn_in: bool = False
     blames: Blamed = "node"
     escalation: Escalation | None = None
@@ -156,8 +155,8 @@ def parse_rule(raw: Mapping[str, Any], *, is_site: bool = False) -> Rule:
 
 _TRIGGER_KEYS = ("signal", "where", "count", "within", "distinct", "for")
 _KEYS = (
-    "at_once",  # rules of earlier versions may have it; it changes nothing
-    "name", "title", "advice", "source", "severity", "action", "cause", "blames", "burn_in", "enabled",
+    "at_once", "cause",  # rules of earlier versions may have them; they change nothing
+    "name", "title", "advice", "source", "severity", "action", "blames", "burn_in", "enabled",
     "clears", "clears_after", "clears_where", "escalates", "trigger", "example", *_TRIGGER_KEYS,
 )  # fmt: skip
 
@@ -188,7 +187,6 @@ class _RuleTable:
             action=action,
             triggers=triggers,
             clearing=self._clearing(triggers),
-            cause=self._text("cause", optional=True),
             needs_burn_in=self._flag("burn_in"),
             blames=self._choice("blames", get_args(Blamed)) if "blames" in self.raw else "node",
             escalation=escalation,
