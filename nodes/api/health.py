@@ -100,8 +100,8 @@ class WantedDecision(Schema):
     alike: bool = Field(
         False,
         description="Also decide about the other entries of this rule with the same `detail`, state and decision: at "
-        f"most {alike.MAX_DISMISSED:,} to dismiss, {alike.MAX_DECIDED_SINGLY} to approve or clear. 409 where each node may have another cause: what is "
-        "to be decided or takes nodes out of service, without a `detail`.",
+        f"most {alike.MAX_DISMISSED:,} to dismiss, {alike.MAX_DECIDED_SINGLY} to approve or clear. 409 where each node "
+        "may have another cause: what is to be decided or takes nodes out of service, without a `detail`.",
     )
 
 

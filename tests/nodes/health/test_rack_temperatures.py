@@ -13,7 +13,7 @@ from django.utils import timezone
 from jobs.failures import temperatures
 from jobs.failures.temperatures import failures_by_inlet
 from jobs.models import Failure
-from nodes.models import Agent, HealthEntry, NodeThermals, RackPlace, RackTemperature
+from nodes.models import Agent, HealthEntry, RackPlace, RackTemperature
 from nodes.monitoring.evaluate import evaluate
 from nodes.monitoring.temperatures import measure
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
