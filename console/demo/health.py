@@ -127,7 +127,7 @@ def _create_entry(demo: DemoEntry, now: datetime, sysadmin: User | None, order: 
     gpu = None if demo.gpu is None else Gpu.objects.filter(agent__node=demo.node, index=demo.gpu).first()
     HealthEntry.objects.create(
         node=demo.node, gpu=gpu, item=demo.item,
-        rule=rule.name, title=rule.title, cause=rule.cause, state=demo.state, severity=rule.severity,
+        rule=rule.name, title=rule.title, state=demo.state, severity=rule.severity,
         action=rule.action, count=demo.count, first_seen=first, last_seen=last, opened_at=first if is_open else None,
         cleared_at=cleared, evidence=[[last.timestamp(), demo.signal, demo.fields, demo.count]],
         progress=progress.as_payload(), decision=demo.decision, decided_by=decided_by,
