@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs import live
 from jobs.following import ending
 from jobs.following.end_causes.cause import AttemptEnd
-from jobs.following.tick import TickContext, logger
+from jobs.following.tick_context import TickContext, logger
 from jobs.models import Attempt, Job, Stray, Sweep
 from jobs.spec import limit_of
 from nodes.cluster import sync

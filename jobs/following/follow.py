@@ -29,7 +29,7 @@ from jobs.following.held_jobs import held_launches, releases
 from jobs.following.idle import has_orders, is_idle
 from jobs.following.poll import Poll
 from jobs.following.submission import arrays, dependencies, handover
-from jobs.following.tick import TickContext, logger
+from jobs.following.tick_context import TickContext, logger
 from jobs.lease import LeaseLost
 from jobs.models import Attempt, Job
 from nodes.cluster import drain, sync

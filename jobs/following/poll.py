@@ -24,7 +24,7 @@ from jobs.following.decisions.next_attempt import next_attempt
 from jobs.following.end_causes.cause import AttemptEnd
 from jobs.following.end_causes.launch_failure import launch_failure_of
 from jobs.following.submission import handover
-from jobs.following.tick import TickContext
+from jobs.following.tick_context import TickContext
 from jobs.models import Attempt, Job
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, SchedulerError
 from nodes.schedulers.launch import is_launch_failed, nodes_of

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs import live
 from jobs.following.ending import CANCELLED_OUTSIDE
-from jobs.following.tick import TickContext
+from jobs.following.tick_context import TickContext
 from jobs.models import Attempt
 from nodes.schedulers.base import ENDED, SchedulerError, SlurmStep
 from vigil_core import untrusted

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from jobs.disk import folders, rundir
 from jobs.disk.prepare import grace_of
-from jobs.following.tick import TickContext, logger
+from jobs.following.tick_context import TickContext, logger
 from jobs.models import Attempt, Job
 from jobs.models.attempt import AttemptQuerySet
 from jobs.spec import STOP_SECONDS

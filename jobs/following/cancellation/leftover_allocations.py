@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs.disk import folders
 from jobs.following import ending
 from jobs.following.end_causes.cause import AttemptEnd
-from jobs.following.tick import TickContext, logger
+from jobs.following.tick_context import TickContext, logger
 from jobs.models import Attempt, Job
 from jobs.models.attempt import AttemptQuerySet
 

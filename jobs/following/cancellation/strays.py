@@ -15,7 +15,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs.following.tick import TickContext
+from jobs.following.tick_context import TickContext
 from jobs.models import Attempt, Stray, Sweep
 from nodes.schedulers.base import ENDED, JobStatus, Scheduler, SchedulerError
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from django.utils import timezone
 
-from jobs.following.tick import TickContext, logger
+from jobs.following.tick_context import TickContext, logger
 from jobs.models import Attempt
 from nodes.schedulers.base import SchedulerError
 
