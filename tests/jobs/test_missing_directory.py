@@ -13,9 +13,9 @@ from jobs.disk import rundir
 from jobs.following.submission import handover
 from jobs.models import Attempt, Job
 from portal.models import User
-from tests.jobs.asking import ask
 from tests.jobs.following.submission.test_handover import newest, stalled
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ask
 from vigil_cli import tables
 
 pytestmark = pytest.mark.django_db

@@ -22,7 +22,7 @@ from nodes.scheduling.capacity import ClusterCapacity, Request, assess, starts, 
 from tests.examples import examples
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, bearer, person, signed_in
-from tests.nodes.slurm.playing import VERSIONS, Played
+from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest
 
 TYPES = ("a100", "1g.10gb", "h100")
 MIXED = NodeStatus(
@@ -108,7 +108,7 @@ def test_jobs_ahead_take_gpus_of_their_own_type(there: list[NodeStatus], wants: 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_slurm_tells_them_by_type(version: str) -> None:
-    played = Played(version)
+    played = SimulatedRest(version)
     node = next(node for node in played.slurm.nodes() if node.name == "dgx08")
     assert (node.gpus, node.gpus_used, node.gpu_type) == (15, 3, "h100")
     assert dict(node.gpus_by_type) == {"h100": 8, "1g.10gb": 7}

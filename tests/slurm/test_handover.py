@@ -24,7 +24,7 @@ from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from nodes.schedulers.slurm.tokens import KeyFileTokens
 from portal.models import Project, User
-from tests.jobs.asking import ask, spec_of
+from tests.jobs.submissions import ask, spec_of
 from tests.lab import person
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People

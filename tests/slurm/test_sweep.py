@@ -12,7 +12,7 @@ from nodes.schedulers.slurm.http import SlurmHttp
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from nodes.schedulers.slurm.tokens import KeyFileTokens
-from tests.jobs.asking import packed
+from tests.jobs.submissions import packed
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, PORTAL
 from tests.slurm.portal import Person, Portal

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.jobs.asking import ENTRIES, text_of
+from tests.jobs.submissions import ENTRIES, text_of
 from tests.repositories import git, write
 from tests.vigil_cli.commands import JOB, nowhere, portal, problem, vigil  # noqa: F401
 from vigil_cli import portal as client

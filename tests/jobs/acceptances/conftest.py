@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.test import Client
 
-from tests.jobs.burnins.bench import Bench
-from tests.lab import sysadmin
+from tests.jobs.burnins.simulated_cluster import SimulatedCluster
+from tests.lab import signed_in, sysadmin
 from tests.nodes.remediation.cluster import Lab
 
 
 @pytest.fixture
-def bench(settings: Any, db: None) -> Bench:
+def cluster(settings: Any, db: None) -> SimulatedCluster:
     settings.VIGIL_HEALTH = "propose"
-    return Bench(Lab(), sysadmin("ops"))
+    return SimulatedCluster(Lab(), sysadmin("ops"))
+
+
+@pytest.fixture
+def client(cluster: SimulatedCluster) -> Client:
+    return signed_in(cluster.user)

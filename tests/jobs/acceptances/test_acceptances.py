@@ -16,36 +16,31 @@ from jobs.tasks import advance_acceptances
 from nodes.acceptance.history import LASTING_S
 from nodes.models import Acceptance, Agent, BurnIn
 from portal.models import AuditEntry
-from tests.jobs.burnins.bench import Bench, good_lines, line
+from tests.jobs.burnins.simulated_cluster import SimulatedCluster, good_lines, line
 from tests.lab import person
 
 pytestmark = pytest.mark.django_db
 NODES = ("dgx-01", "dgx-02")
 
 
-@pytest.fixture
-def client(bench: Bench) -> Client:
-    signed_in = Client()
-    signed_in.force_login(bench.user)
-    return signed_in
-
-
 def post(client: Client, address: str = "", **body: Any) -> Any:
     return client.post(f"/api/v1/acceptances{address}", body, content_type="application/json")
 
 
-def begin(bench: Bench, client: Client, nodes: str = "dgx-[01-02]") -> Acceptance:
+def begin(cluster: SimulatedCluster, client: Client, nodes: str = "dgx-[01-02]") -> Acceptance:
     response = post(client, nodes=nodes, seconds=60)
     assert response.status_code == 201, response.content
     found = Acceptance.objects.get(pk=response.json()["id"])
-    bench.burn_in = found.burn_in
+    cluster.burn_in = found.burn_in
     return found
 
 
-def report_configuration(bench: Bench, *, generation: int = 5, driver: str = "999.1", percent: int = 95) -> None:
+def report_configuration(
+    cluster: SimulatedCluster, *, generation: int = 5, driver: str = "999.1", percent: int = 95
+) -> None:
     """Let the agents of both nodes report healthy GPUs, which work."""
     for name in NODES:
-        machine = bench.lab.machine(name)
+        machine = cluster.lab.machine(name)
         counters = {
             "ecc_uncorrected": 0, "pcie_width": 16, "pcie_width_most": 16, "pcie_generation": generation,
             "pcie_generation_most": 5, "power_cap_watts": 700, "nvlinks": [1] * 18,
@@ -65,20 +60,20 @@ def report_configuration(bench: Bench, *, generation: int = 5, driver: str = "99
         assert machine.post(facts, *events, samples).status_code == 200
 
 
-def write_results(bench: Bench, *, memory_error: bool = False) -> None:
+def write_results(cluster: SimulatedCluster, *, memory_error: bool = False) -> None:
     limits = {"memlock_bytes": -1, "open_files": 1_048_576, "shm_bytes": 2**36}
     for name, partner in (NODES, reversed(NODES)):
         first, *middle, end = good_lines()
         found = [first | limits, *middle, line("pair", partner, value=40.0, unit="GB/s")]
         if memory_error and name == "dgx-02":
             found.append(line("memory", "GPU 1", outcome="failed", detail="12 words differ"))
-        bench.write([*found, end], name)
+        cluster.write([*found, end], name)
 
 
-def finish(bench: Bench, acceptance: Acceptance) -> dict[str, Any]:
+def finish(cluster: SimulatedCluster, acceptance: Acceptance) -> dict[str, Any]:
     """End the tests and the burn-in, judge, and return the clauses' outcomes by key."""
-    bench.end_job()
-    bench.until_ended()
+    cluster.end_job()
+    cluster.until_ended()
     now = timezone.now()
     BurnIn.objects.update(job_ended_at=now, started_at=now - timedelta(hours=48), ended_at=now - FOR_AGENTS)
     advance_acceptances()
@@ -86,15 +81,15 @@ def finish(bench: Bench, acceptance: Acceptance) -> dict[str, Any]:
     return {clause["key"]: clause for clause in acceptance.clauses}
 
 
-def test_healthy_nodes_are_accepted(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
+def test_healthy_nodes_are_accepted(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
     assert {clause["outcome"] for clause in acceptance.clauses if clause["group"] == "tests"} == {"pending"}
-    bench.until_running()
-    report_configuration(bench)
+    cluster.until_running()
+    report_configuration(cluster)
     advance_acceptances()
-    report_configuration(bench, generation=1, percent=0)  # idle again
-    write_results(bench)
-    found = finish(bench, acceptance)
+    report_configuration(cluster, generation=1, percent=0)  # idle again
+    write_results(cluster)
+    found = finish(cluster, acceptance)
     outcomes = {key: clause["outcome"] for key, clause in found.items()}
     assert outcomes == dict.fromkeys(outcomes, "passed"), acceptance.summary
     assert acceptance.result == "accepted"
@@ -106,69 +101,71 @@ def test_healthy_nodes_are_accepted(bench: Bench, client: Client) -> None:
     assert AuditEntry.objects.count() == 3
 
 
-def test_gpus_that_the_scheduler_does_not_list_must_be_tested_all_the_same(bench: Bench, client: Client) -> None:
+def test_gpus_that_the_scheduler_does_not_list_must_be_tested_all_the_same(
+    cluster: SimulatedCluster, client: Client
+) -> None:
     for name in NODES:
-        bench.lab.machine(name)
-        bench.set_node(name, gpus=0)
-    acceptance = begin(bench, client)
+        cluster.lab.machine(name)
+        cluster.set_node(name, gpus=0)
+    acceptance = begin(cluster, client)
     assert acceptance.gpu_count == 4
-    bench.until_running()
-    report_configuration(bench)
+    cluster.until_running()
+    report_configuration(cluster)
     advance_acceptances()
     for name in NODES:
-        bench.write(good_lines(0), name)
-    found = finish(bench, acceptance)
+        cluster.write(good_lines(0), name)
+    found = finish(cluster, acceptance)
     assert acceptance.result == "rejected"
     assert "dgx-01: Found 0 of 2 GPUs." in found["burn_in"]["details"]
     assert any("the scheduler lists 0 of 2" in text for text in found["gpus"]["details"])
 
 
-def test_agents_may_report_again_after_an_outage_of_the_portal(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
+def test_agents_may_report_again_after_an_outage_of_the_portal(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
     advance_acceptances()
-    write_results(bench)
+    write_results(cluster)
     Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=1))
-    bench.end_job()
-    bench.until_ended()
+    cluster.end_job()
+    cluster.until_ended()
     advance_acceptances()
     acceptance.refresh_from_db()
     assert (acceptance.is_active, acceptance.result) == (True, "")
-    report_configuration(bench, generation=1, percent=0)
+    report_configuration(cluster, generation=1, percent=0)
     advance_acceptances()
     acceptance.refresh_from_db()
     assert "rejected" not in (acceptance.result or "rejected"), acceptance.summary
 
 
-def test_it_waits_for_what_agents_still_have_to_report_of_the_tests(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
-    write_results(bench)
-    bench.end_job()
-    bench.until_ended()
+def test_it_waits_for_what_agents_still_have_to_report_of_the_tests(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
+    write_results(cluster)
+    cluster.end_job()
+    cluster.until_ended()
     BurnIn.objects.update(job_ended_at=timezone.now())
     Agent.objects.update(heard_at=timezone.now())
     advance_acceptances()
     assert Acceptance.objects.get().is_active, "the agents post, but their newest samples are those of the tests"
     newer = int(time.time() + FOR_RULES.total_seconds())
     for name in NODES:
-        bench.lab.machine(name).post(bench.lab.machine(name).batch(newer, gpu_percent=0))
-    bench.lab.xid(79, "dgx-02")
+        cluster.lab.machine(name).post(cluster.lab.machine(name).batch(newer, gpu_percent=0))
+    cluster.lab.xid(79, "dgx-02")
     BurnIn.objects.update(job_ended_at=timezone.now())  # so that it happened during the tests
     advance_acceptances()
     assert Acceptance.objects.get().is_active, "an Xid is not judged yet"
-    bench.lab.step()
+    cluster.lab.step()
     advance_acceptances()
     acceptance.refresh_from_db()
     assert acceptance.result == "rejected"
 
 
-def test_what_fails_for_long_during_the_tests_rejects(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
+def test_what_fails_for_long_during_the_tests_rejects(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
     Agent.objects.filter(node="dgx-01").update(clock_offset_s=30.0)
     advance_acceptances()
     acceptance.refresh_from_db()
@@ -176,22 +173,22 @@ def test_what_fails_for_long_during_the_tests_rejects(bench: Bench, client: Clie
     clock["history"]["since"] -= LASTING_S
     acceptance.save()
     advance_acceptances()
-    report_configuration(bench)
-    write_results(bench)
-    found = finish(bench, acceptance)
+    report_configuration(cluster)
+    write_results(cluster)
+    found = finish(cluster, acceptance)
     assert (found["clock"]["outcome"], acceptance.result) == ("failed", "rejected")
     assert "dgx-01: +30.0 s." in found["clock"]["details"]
 
 
-def test_each_fault_is_a_failed_clause_with_its_reason(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench, generation=3, driver="550.54")
-    write_results(bench, memory_error=True)
-    bench.lab.xid(79, "dgx-02")
-    bench.lab.step()
+def test_each_fault_is_a_failed_clause_with_its_reason(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster, generation=3, driver="550.54")
+    write_results(cluster, memory_error=True)
+    cluster.lab.xid(79, "dgx-02")
+    cluster.lab.step()
     advance_acceptances()
-    found = finish(bench, acceptance)
+    found = finish(cluster, acceptance)
     failed = {key for key, clause in found.items() if clause["outcome"] == "failed"}
     assert {"driver", "pcie", "burn_in"} <= failed
     assert acceptance.result == "rejected"
@@ -201,30 +198,30 @@ def test_each_fault_is_a_failed_clause_with_its_reason(bench: Bench, client: Cli
     assert acceptance.summary.startswith(f"Of {len(found)} clauses {len(failed)} failed (")
 
 
-def test_an_xid_during_passed_tests_is_judged_as_a_failure_only(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
+def test_an_xid_during_passed_tests_is_judged_as_a_failure_only(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
     advance_acceptances()
-    write_results(bench)
-    bench.lab.xid(79, "dgx-02")
-    bench.lab.step()
-    found = finish(bench, acceptance)
-    assert bench.row("dgx-02").verdict == "failed", "the node itself is not in order"
+    write_results(cluster)
+    cluster.lab.xid(79, "dgx-02")
+    cluster.lab.step()
+    found = finish(cluster, acceptance)
+    assert cluster.row("dgx-02").verdict == "failed", "the node itself is not in order"
     failed = {key for key, clause in found.items() if clause["outcome"] == "failed"}
     assert failed == {"failures"}, acceptance.summary
 
 
-def test_a_node_that_dies_rejects(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
+def test_a_node_that_dies_rejects(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
     advance_acceptances()
-    bench.write(good_lines(), "dgx-01")
-    bench.set_node("dgx-02", state="down")
+    cluster.write(good_lines(), "dgx-01")
+    cluster.set_node("dgx-02", state="down")
     Agent.objects.filter(node="dgx-02").update(heard_at=timezone.now() - timedelta(hours=1))
-    bench.end_job("node_fail")
-    found = finish(bench, acceptance)
+    cluster.end_job("node_fail")
+    found = finish(cluster, acceptance)
     assert acceptance.result == "rejected"
     assert found["burn_in"]["outcome"] == "not tried"
     assert "dgx-02: The node failed during the burn-in." in found["burn_in"]["details"]
@@ -232,26 +229,26 @@ def test_a_node_that_dies_rejects(bench: Bench, client: Client) -> None:
     assert found["agents"]["details"] == ["dgx-02: no agent reports."]
 
 
-def test_a_node_that_died_before_an_upgrade_that_rewords_it_rejects(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
+def test_a_node_that_died_before_an_upgrade_that_rewords_it_rejects(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
     advance_acceptances()
-    bench.write(good_lines(), "dgx-01")
-    bench.set_node("dgx-02", state="down")
-    bench.end_job("node_fail")
-    bench.until_ended()
-    row = bench.row("dgx-02")
+    cluster.write(good_lines(), "dgx-01")
+    cluster.set_node("dgx-02", state="down")
+    cluster.end_job("node_fail")
+    cluster.until_ended()
+    row = cluster.row("dgx-02")
     row.findings = [finding | {"text": "An older version wrote this."} for finding in row.findings]
     row.save(update_fields=["findings"])
-    found = finish(bench, acceptance)
+    found = finish(cluster, acceptance)
     assert "dgx-02: The node failed during the burn-in." in found["failures"]["details"]
 
 
-def test_cancelled(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
+def test_cancelled(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
     assert post(client, f"/{acceptance.pk}/cancel").status_code == 200
-    bench.until_ended()
+    cluster.until_ended()
     advance_acceptances()
     acceptance.refresh_from_db()
     found = {clause["key"]: clause["outcome"] for clause in acceptance.clauses}
@@ -261,25 +258,25 @@ def test_cancelled(bench: Bench, client: Client) -> None:
     assert AuditEntry.objects.filter(action="acceptance.cancelled").count() == 1
 
 
-def test_cancelled_by_its_burn_in_it_is_inconclusive(bench: Bench, client: Client) -> None:
+def test_cancelled_by_its_burn_in_it_is_inconclusive(cluster: SimulatedCluster, client: Client) -> None:
     for name in NODES:
-        bench.lab.machine(name)
-    acceptance = begin(bench, client)
-    cancel_burn_in(bench.user, acceptance.burn_in)
-    bench.until_ended()
+        cluster.lab.machine(name)
+    acceptance = begin(cluster, client)
+    cancel_burn_in(cluster.user, acceptance.burn_in)
+    cluster.until_ended()
     advance_acceptances()
     acceptance.refresh_from_db()
     assert (acceptance.result, acceptance.is_active) == ("inconclusive", False)
 
 
-def test_a_worker_with_old_rows_changes_nothing(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
-    bench.until_running()
-    report_configuration(bench)
+def test_a_worker_with_old_rows_changes_nothing(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
     old = Acceptance.objects.select_related("burn_in").get()
     advance_acceptances()
     newer = Acceptance.objects.get()
-    report_configuration(bench, generation=1)
+    report_configuration(cluster, generation=1)
     advance(old)
     assert Acceptance.objects.get().observed_at == newer.observed_at
     Acceptance.objects.update(result="rejected", summary="Judged.")
@@ -289,9 +286,9 @@ def test_a_worker_with_old_rows_changes_nothing(bench: Bench, client: Client) ->
 
 
 def test_one_that_cannot_be_advanced_does_not_stop_others(
-    bench: Bench, client: Client, monkeypatch: pytest.MonkeyPatch
+    cluster: SimulatedCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken, fine = begin(bench, client, "dgx-01"), begin(bench, client, "dgx-02")
+    broken, fine = begin(cluster, client, "dgx-01"), begin(cluster, client, "dgx-02")
     Acceptance.objects.filter(pk=broken.pk).update(peaks={"GPU-1": {"unknown": 1}}, observed_at=None)
     before = Acceptance.objects.get(pk=fine.pk).observed_at
     advance_all()
@@ -309,23 +306,23 @@ def test_refuses_over_rest(client: Client, body: dict[str, Any]) -> None:
     assert not BurnIn.objects.exists()
 
 
-def test_a_node_in_another_test_is_refused(bench: Bench, client: Client) -> None:
-    begin(bench, client)
+def test_a_node_in_another_test_is_refused(cluster: SimulatedCluster, client: Client) -> None:
+    begin(cluster, client)
     refused = post(client, nodes="dgx-[02-03]")
     assert (refused.status_code, "dgx-02" in refused.json()["detail"]) == (409, True)
     assert (Acceptance.objects.count(), BurnIn.objects.count()) == (1, 1)
 
 
-def test_a_persons_drain_needs_agreement(bench: Bench, client: Client) -> None:
-    bench.lab.scheduler.drain("dgx-01", "fan 3")
-    bench.read_nodes()
+def test_a_persons_drain_needs_agreement(cluster: SimulatedCluster, client: Client) -> None:
+    cluster.lab.scheduler.drain("dgx-01", "fan 3")
+    cluster.read_nodes()
     refused = post(client, nodes="dgx-01")
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:vigil:problem:drained")
     assert post(client, nodes="dgx-01", may_undrain=True).status_code == 201
 
 
-def test_only_for_sysadmins(bench: Bench, client: Client) -> None:
-    acceptance = begin(bench, client)
+def test_only_for_sysadmins(cluster: SimulatedCluster, client: Client) -> None:
+    acceptance = begin(cluster, client)
     mira = Client()
     mira.force_login(person("mira"))
     assert post(mira, nodes="dgx-05").status_code == 403
@@ -335,9 +332,9 @@ def test_only_for_sysadmins(bench: Bench, client: Client) -> None:
     assert not AuditEntry.objects.filter(action="acceptance.cancelled").exists()
 
 
-def test_lists(bench: Bench, client: Client, django_assert_max_num_queries: Any) -> None:
+def test_lists(cluster: SimulatedCluster, client: Client, django_assert_max_num_queries: Any) -> None:
     for number in range(1, 6):
-        begin(bench, client, f"dgx-{number:02}")
+        begin(cluster, client, f"dgx-{number:02}")
     with django_assert_max_num_queries(8):
         found = client.get("/api/v1/acceptances?state=active&limit=3").json()
     assert [row["nodes"] for row in found["items"]] == ["dgx-05", "dgx-04", "dgx-03"]

@@ -10,24 +10,17 @@ from django.test import Client
 from nodes.acceptance import clauses
 from nodes.acceptance.clauses import ClauseOutcome
 from nodes.models import Acceptance, BurnIn
-from tests.jobs.burnins.bench import Bench
+from tests.jobs.burnins.simulated_cluster import SimulatedCluster
 from tests.lab import person
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def client(bench: Bench) -> Client:
-    signed_in = Client()
-    signed_in.force_login(bench.user)
-    return signed_in
 
 
 def start(client: Client, nodes: str = "dgx-[01-02]", **more: Any) -> Any:
     return client.post("/acceptances/start", {"nodes": nodes, "seconds": "60", **more})
 
 
-def test_start_and_cancel(bench: Bench, client: Client) -> None:
+def test_start_and_cancel(cluster: SimulatedCluster, client: Client) -> None:
     assert "No acceptances yet" in client.get("/acceptances").content.decode()
     started = start(client)
     found = Acceptance.objects.get()
@@ -37,11 +30,11 @@ def test_start_and_cancel(bench: Bench, client: Client) -> None:
     assert "Meta&#x27;s gcm (manifest)" in page
     assert "dgx-[01-02]" in client.get("/acceptances").content.decode()
     client.post(f"/acceptances/{found.pk}/cancel")
-    assert BurnIn.objects.get().cancel_requested_by == bench.user
+    assert BurnIn.objects.get().cancel_requested_by == cluster.user
     assert "Being cancelled by ops" in client.get(f"/acceptances/{found.pk}").content.decode()
 
 
-def test_an_accepted_one_says_what_was_not_tried(bench: Bench, client: Client) -> None:
+def test_an_accepted_one_says_what_was_not_tried(cluster: SimulatedCluster, client: Client) -> None:
     start(client)
     stored = clauses.stored([ClauseOutcome("vbios", "not tried", "No GPU reports it.")])
     Acceptance.objects.update(result="accepted", clauses=stored, summary=clauses.summary(stored))
@@ -49,7 +42,7 @@ def test_an_accepted_one_says_what_was_not_tried(bench: Bench, client: Client) -
     assert "accepted, 1\N{NO-BREAK SPACE}clause not tried</span>" in page.lower()
 
 
-def test_what_agents_report_is_escaped(bench: Bench, client: Client) -> None:
+def test_what_agents_report_is_escaped(cluster: SimulatedCluster, client: Client) -> None:
     start(client)
     stored = clauses.stored([ClauseOutcome("driver", "failed", "<b>2</b>", ("<script>: dgx-02.",))])
     Acceptance.objects.update(result="rejected", clauses=stored, summary=clauses.summary(stored))
@@ -69,7 +62,7 @@ def test_bad_input_is_an_error_above_the_form(client: Client, nodes: str) -> Non
     assert not Acceptance.objects.exists()
 
 
-def test_only_for_sysadmins(bench: Bench, client: Client) -> None:
+def test_only_for_sysadmins(cluster: SimulatedCluster, client: Client) -> None:
     start(client)
     address = f"/acceptances/{Acceptance.objects.get().pk}"
     mira = Client()

@@ -8,7 +8,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from jobs.models import Job
 from tests import lab
-from tests.jobs.asking import ENTRIES, its_code, packed, text_of
+from tests.jobs.submissions import ENTRIES, its_code, packed, text_of
 from tests.lab import send
 
 pytestmark = pytest.mark.django_db

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.burnins.bench import Bench
+from tests.jobs.burnins.simulated_cluster import SimulatedCluster
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
 
 @pytest.fixture
-def bench(settings: Any, db: None) -> Bench:
+def cluster(settings: Any, db: None) -> SimulatedCluster:
     settings.VIGIL_HEALTH = "act"
-    return Bench(Lab(), sysadmin("ops"))
+    return SimulatedCluster(Lab(), sysadmin("ops"))

@@ -8,7 +8,7 @@ from jobs.burnins import golden
 from nodes.burnin.evidence import NodeResults
 from nodes.burnin.reports import BurnInMachine, ItemSummary
 from nodes.models import GoldenRecord
-from tests.jobs.burnins.bench import BAD, GOOD, H100
+from tests.jobs.burnins.simulated_cluster import BAD, GOOD, H100
 
 pytestmark = pytest.mark.django_db
 MACHINE = BurnInMachine("NVIDIA H100", 1, "570.1")

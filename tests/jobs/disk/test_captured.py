@@ -16,8 +16,8 @@ from jobs.disk import provenance, rundir
 from jobs.models import Attempt, Job
 from jobs.spec import JobSpec
 from portal.models import Project, User
-from tests.jobs.asking import ENTRIES, text_of
 from tests.jobs.pages.reading import text
+from tests.jobs.submissions import ENTRIES, text_of
 from tests.lab import a_job, a_project, bearer, on_disk, person, signed_in
 
 pytestmark = pytest.mark.django_db

@@ -19,10 +19,10 @@ from jobs.submitting import sweeps
 from jobs.submitting.dryrun import DryRunFinding, dry_run, sweep_run
 from jobs.submitting.submit import submit
 from portal.models import Project, User
-from tests.jobs.asking import packed
 from tests.jobs.federation.federations import a_federation
 from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import packed
 from tests.lab import bearer, person, signed_in, sysadmin
 from vigil_core.formatting import NBSP
 

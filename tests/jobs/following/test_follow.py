@@ -18,9 +18,9 @@ from jobs.following import follow
 from jobs.models import Attempt, Checkpoint, Event, Job
 from nodes.models import Node
 from portal.models import Lease, User
-from tests.jobs.asking import ask
 from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
+from tests.jobs.submissions import ask
 from tests.lab import a_checkpoint
 
 pytestmark = pytest.mark.django_db

@@ -19,9 +19,9 @@ from jobs.submitting.submit import submit
 from nodes.models import Node, NodeOrder, Reading
 from nodes.schedulers.base import JobStatus, SchedulerError
 from portal.models import Project, User
-from tests.jobs.asking import spec_of
 from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import spec_of
 from tests.lab import a_job, sysadmin
 
 pytestmark = pytest.mark.django_db

@@ -11,8 +11,8 @@ from django.test import Client
 from jobs.models import Job
 from nodes.models import Association, License, Node, Partition, Qos, Reservation
 from portal.models import Project, User
-from tests.jobs.asking import ENTRIES, its_code, packed, text_of
 from tests.jobs.pages.reading import text
+from tests.jobs.submissions import ENTRIES, its_code, packed, text_of
 from tests.lab import a_job, a_project, person, signed_in, sysadmin
 from tests.stack import REPOSITORY
 

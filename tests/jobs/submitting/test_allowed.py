@@ -26,8 +26,8 @@ from nodes.schedulers.cluster import (
     ReservationInfo,
 )
 from portal.models import Project, User
-from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
+from tests.jobs.submissions import ask, spec_of
 
 pytestmark = pytest.mark.django_db
 NODES = [

@@ -12,8 +12,8 @@ from nodes.cluster import sync
 from nodes.models import Node
 from nodes.schedulers.cluster import QueuedJobInfo
 from portal.models import Project, User
-from tests.jobs.asking import ENTRIES, coded, spec_of
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
+from tests.jobs.submissions import ENTRIES, coded, spec_of
 from tests.lab import a_job, a_project, sysadmin
 
 pytestmark = pytest.mark.django_db

@@ -21,8 +21,8 @@ from nodes.models import Reading
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
 from portal.models import User
-from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ask, spec_of
 from tests.lab import a_project, person
 from tests.waiting import until
 

@@ -10,8 +10,8 @@ from jobs.submitting.node_capacity import capacity_problems
 from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
-from tests.jobs.asking import spec_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import spec_of
 
 pytestmark = pytest.mark.django_db
 

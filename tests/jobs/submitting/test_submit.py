@@ -23,8 +23,8 @@ from nodes.cluster import sync
 from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 from tests.jobs import reporting
-from tests.jobs.asking import ENTRIES, ask, coded, its_code, spec_of
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
+from tests.jobs.submissions import ENTRIES, ask, coded, its_code, spec_of
 from tests.lab import a_checkpoint, a_job, a_project, on_disk, person, sysadmin
 
 pytestmark = pytest.mark.django_db

@@ -17,8 +17,8 @@ from jobs.spec import JobSpec, SweepSpec
 from jobs.submitting.submit import delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
-from tests.jobs.asking import ENTRIES, ask, its_code, text_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ENTRIES, ask, its_code, text_of
 from tests.jobs.submitting.sweeping import TEXT, firsts, later, make, tick
 
 pytestmark = pytest.mark.django_db

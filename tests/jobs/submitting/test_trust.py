@@ -17,8 +17,8 @@ from jobs.submitting import sweeps
 from jobs.submitting.dryrun import dry_run, sweep_run
 from jobs.submitting.submit import resume
 from portal.models import Project, User
-from tests.jobs.asking import ENTRIES, ask, coded, its_code, spec_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ENTRIES, ask, coded, its_code, spec_of
 from tests.lab import a_job, bearer, person, send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db

@@ -11,8 +11,8 @@ import pytest
 from jobs.spec import JobSpec
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import Limits, PartitionInfo, QosInfo, ReservationInfo
-from tests.jobs.asking import spec_of
-from tests.jobs.waiting.asking import GPU, NOW, cluster, gpu_spec, node, now, plain, queued, texts, why
+from tests.jobs.submissions import spec_of
+from tests.jobs.waiting.queues import GPU, NOW, cluster, gpu_spec, node, now, plain, queued, texts, why
 
 
 def test_names_nodes_by_state_and_what_is_scattered() -> None:

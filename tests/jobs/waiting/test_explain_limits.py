@@ -8,8 +8,8 @@ import pytest
 
 from jobs.spec import JobSpec
 from nodes.schedulers.cluster import AssociationInfo, LicenseInfo, PartitionInfo, QosInfo, ReservationInfo
-from tests.jobs.asking import spec_of
-from tests.jobs.waiting.asking import NOW, cluster, node, plain, queued, texts, why
+from tests.jobs.submissions import spec_of
+from tests.jobs.waiting.queues import NOW, cluster, node, plain, queued, texts, why
 
 
 def licensed(licenses: str, **facts: Any) -> JobSpec:

@@ -9,7 +9,7 @@ import pytest
 from jobs.waiting.limits import Usage, checks
 from jobs.waiting.requests import request_of
 from nodes.schedulers.cluster import AssociationInfo, Limits, QosInfo
-from tests.jobs.waiting.asking import GPU, cluster, gpu_spec, node, now, plain, queued, texts, why
+from tests.jobs.waiting.queues import GPU, cluster, gpu_spec, node, now, plain, queued, texts, why
 
 
 def test_names_the_very_limit() -> None:

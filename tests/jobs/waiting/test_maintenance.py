@@ -17,7 +17,7 @@ from nodes.scheduling.maintenance import PlannedMaintenance
 from portal.models import Project, User
 from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.waiting.asking import NOW, cluster, gpu_spec, node, now, plain, texts, why
+from tests.jobs.waiting.queues import NOW, cluster, gpu_spec, node, now, plain, texts, why
 from tests.jobs.waiting.test_pending import GPU, HALVES, eight_gpus, queued
 from tests.lab import bearer, signed_in, sysadmin
 from tests.vigil_cli.commands import portal, vigil  # noqa: F401

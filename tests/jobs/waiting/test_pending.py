@@ -25,9 +25,9 @@ from nodes.schedulers.cluster import (
     ReservationInfo,
 )
 from portal.models import Project, User
-from tests.jobs.asking import spec_of
 from tests.jobs.pages.reading import text
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import spec_of
 from tests.lab import a_job, a_project, bearer, person, signed_in
 from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 

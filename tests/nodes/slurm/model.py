@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.nodes.slurm.playing import paths
+from tests.nodes.slurm.simulated_rest import paths
 
 MIN_JOB_AGE_S = 60.0
 REQUEUE_WAIT_S = 16.0

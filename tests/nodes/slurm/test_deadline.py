@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 import pytest
 
 from nodes.schedulers.slurm.http import SlurmHttp, SlurmUnreachable
-from tests.nodes.slurm.playing import OneToken
+from tests.nodes.slurm.simulated_rest import OneToken
 
 EVERY_S = 0.02
 

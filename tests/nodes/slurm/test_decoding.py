@@ -16,7 +16,7 @@ from nodes.schedulers.slurm.listed import FIELDS_READ, decode_job_list
 from nodes.schedulers.slurm.rest import JobList
 from nodes.schedulers.slurm.shapes import CANCELLED, JobRecord
 from nodes.scheduling import gpu_types, node_states
-from tests.nodes.slurm.playing import VERSIONS, Played, body, load
+from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest, body, load
 from tests.slurm.people import ALICE, BOB, PORTAL
 
 KEY = "00c0ffee00c0ffee"
@@ -48,7 +48,7 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def records(version: str, moment: str) -> dict[str, list[JobRecord]]:
-    listed = Played(version, moment).rest.jobs()
+    listed = SimulatedRest(version, moment).rest.jobs()
     assert listed is not None
     raws = body(version, f"{moment}/slurm-jobs")["jobs"]
     found: dict[str, list[JobRecord]] = {}
@@ -58,7 +58,7 @@ def records(version: str, moment: str) -> dict[str, list[JobRecord]]:
 
 
 def queue(version: str) -> dict[str, QueuedJobInfo]:
-    return {job.name: job for job in Played(version).slurm.queue()}
+    return {job.name: job for job in SimulatedRest(version).slurm.queue()}
 
 
 @every_version
@@ -89,10 +89,10 @@ def test_a_job_held_after_its_requeue_says_so(version: str) -> None:
 
 @every_version
 def test_components_of_a_heterogeneous_job(version: str) -> None:
-    components = [job.component for job in Played(version).slurm.queue() if job.name == "two-kinds"]
+    components = [job.component for job in SimulatedRest(version).slurm.queue() if job.name == "two-kinds"]
     (leader,) = {component.partition("+")[0] for component in components}
     assert sorted(components) == [f"{leader}+0", f"{leader}+1"]
-    played = Played(version)
+    played = SimulatedRest(version)
     if played.rest.has_state_list:
         listed = played.rest.states()
         assert {f"{leader}+0", f"{int(leader) + 1}+1"} <= set(listed.words)
@@ -122,7 +122,7 @@ def test_tasks_of_an_array_by_either_id(version: str) -> None:
     assert {item.status.scheduler_id for item in found["array"]} == {array, f"{array}_0", f"{array}_1"}
     assert [item.tasks for item in found["held-array"]] == [(1, 4, 7)]
     assert {item.status.exit_code for item in found["finished-array"]} == {0, 1, 2}
-    slurm = Played(version).slurm
+    slurm = SimulatedRest(version).slurm
     requests = [f"{array}_{task}" for task in range(10)]
     statuses = slurm.status(requests)
     assert [statuses[item].state for item in requests] == ["running"] * 2 + ["pending"] * 8
@@ -151,7 +151,7 @@ def test_the_queue(version: str) -> None:
 
 @every_version
 def test_nodes(version: str) -> None:
-    nodes = {node.name: node for node in Played(version).slurm.nodes()}
+    nodes = {node.name: node for node in SimulatedRest(version).slurm.nodes()}
     assert {name: node.state for name, node in nodes.items() if name not in ("dgx01", "dgx03")} == {
         "dgx02": "draining", "dgx04": "allocated", "dgx05": "drained", "dgx06": "down", "dgx07": "maintenance",
         "dgx08": "mixed",
@@ -176,7 +176,7 @@ def test_nodes(version: str) -> None:
 
 @every_version
 def test_partitions(version: str) -> None:
-    slurm = Played(version).slurm
+    slurm = SimulatedRest(version).slurm
     slurm.queue()
     found = {partition.name: partition for partition in slurm.partitions()}
     batch, urgent, short, debug = (found[name] for name in ("batch", "urgent", "short", "debug"))
@@ -189,7 +189,7 @@ def test_partitions(version: str) -> None:
 
 @some_versions
 def test_reservations(version: str) -> None:
-    found = {reservation.name: reservation for reservation in Played(version).slurm.reservations()}
+    found = {reservation.name: reservation for reservation in SimulatedRest(version).slurm.reservations()}
     assert found["course"].nodes == ("dgx01", "dgx03")
     assert found["course"].users == (ALICE,)
     assert found["course"].starts_at
@@ -200,7 +200,7 @@ def test_reservations(version: str) -> None:
 
 @every_version
 def test_licenses(version: str) -> None:
-    played = Played(version)
+    played = SimulatedRest(version)
     assert played.slurm.licenses() == [LicenseInfo(name="matlab", total=2, used=1)]
     rows = [{"LicenseName": "flex", "Total": 3, "Used": 1, "Free": 0}, {"LicenseName": "flex", "Total": 2, "Used": 0}]
     played.answers["/licenses"] = httpx.Response(200, json={"licenses": [*rows, {"Total": 1}]})
@@ -213,7 +213,7 @@ def test_licenses(version: str) -> None:
 
 @some_versions
 def test_limits_and_shares(version: str) -> None:
-    accounts = Played(version).slurm.accounts()
+    accounts = SimulatedRest(version).slurm.accounts()
     small = next(qos for qos in accounts.qos if qos.name == "small")
     assert (small.priority, small.preempts) == (50, ("normal",))
     limits = small.limits
@@ -245,7 +245,7 @@ def test_limits_and_shares(version: str) -> None:
 
 @every_version
 def test_an_empty_cluster(version: str) -> None:
-    played = Played(version, "nothing")
+    played = SimulatedRest(version, "nothing")
     assert played.slurm.queue() == []
     assert len(played.slurm.nodes()) == 8
     if version in (VERSIONS[0], VERSIONS[-1]):
@@ -254,7 +254,7 @@ def test_an_empty_cluster(version: str) -> None:
 
 @some_versions
 def test_runs_of_a_requeued_job(version: str) -> None:
-    played = Played(version, "ended")
+    played = SimulatedRest(version, "ended")
     listed = body(version, "ended/slurmdb-job-requeued")["jobs"]
     job_id = str(listed[0]["job_id"])
     played.answers[f"slurmdb/{version}/job/{job_id}"] = lambda _: load(version, "ended/slurmdb-job-requeued")
@@ -271,7 +271,7 @@ def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
     job_id = next(str(raw["job_id"]) for raw in report["jobs"] if raw["name"] == "cancelled")
     (raw,) = (raw for raw in report["jobs"] if str(raw["job_id"]) == job_id)
     for by, known in ((raw["kill_request_user"], True), ("", False)):
-        played = Played(version, "nothing")
+        played = SimulatedRest(version, "nothing")
         answer = {**report, "jobs": [{**raw, "kill_request_user": by}]}
         played.answers[f"slurmdb/{version}/job/{job_id}"] = httpx.Response(200, json=answer)
         assert (job_id in PastJobs(played.rest).statuses([job_id])) == known
@@ -279,7 +279,7 @@ def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
 
 @some_versions
 def test_steps(version: str) -> None:
-    played = Played(version, "ended")
+    played = SimulatedRest(version, "ended")
     job_id = str(body(version, "ended/slurmdb-job-steps")["jobs"][0]["job_id"])
     played.answers[f"slurmdb/{version}/job/{job_id}"] = lambda _: load(version, "ended/slurmdb-job-steps")
     steps = played.slurm.steps(job_id)
@@ -292,7 +292,7 @@ def test_steps(version: str) -> None:
 @some_versions
 def test_accounts_of_jobs_that_never_started(version: str) -> None:
     """Slurm writes their nodes as "None assigned"."""
-    found = {item.job_id: item.status for item in Played(version, "ended").rest.accounted(user=ALICE, since=0)}
+    found = {item.job_id: item.status for item in SimulatedRest(version, "ended").rest.accounted(user=ALICE, since=0)}
     names = {str(raw["job_id"]): raw["name"] for raw in body(version, "ended/slurmdb-jobs")["jobs"]}
     report = {names[own_id]: status for own_id, status in found.items()}
     assert report["resources"].nodes == ()

@@ -19,7 +19,7 @@ from nodes.schedulers.slurm.http import SlurmError, SlurmHttp, SlurmUnreachable,
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.retry_after import seconds_of
 from nodes.schedulers.slurm.scheduler import Slurm
-from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, body, load
+from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, OneToken, SimulatedRest, body, load
 from tests.nodes.slurm.test_request import asked
 
 NEWEST = VERSIONS[-1]
@@ -64,7 +64,7 @@ def status(code: int) -> Callable[[httpx.Request], httpx.Response]:
 
 @pytest.mark.parametrize("failure", [refuse, reset, halfway, status(502), status(503), status(504)])
 def test_what_does_no_harm_is_repeated(failure: Callable[[httpx.Request], httpx.Response]) -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/nodes"] = failing = Failing(failure, failure)
     assert len(played.slurm.nodes()) == 8
     assert failing.calls == 3
@@ -81,7 +81,7 @@ def test_what_does_no_harm_is_repeated(failure: Callable[[httpx.Request], httpx.
 
 @pytest.mark.parametrize("failure", [refuse, reset, halfway, slow, status(502), status(503)])
 def test_a_submission_is_never_repeated(failure: Callable[[httpx.Request], httpx.Response], tmp_path: Any) -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["job/submit"] = failing = Failing(failure)
     with pytest.raises(SlurmUnreachable) as refused:
         played.rest.submit(asked(tmp_path), "#!/bin/sh\n")
@@ -107,7 +107,7 @@ def test_retry_after_is_obeyed(code: int, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(time, "sleep", sleep)
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/nodes"] = failing = Failing(busy(code, "3"))
     assert len(played.slurm.nodes()) == 8
     assert (failing.calls, slept) == (2, [3.0])
@@ -125,7 +125,7 @@ def test_retry_after_is_obeyed(code: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_submission_waits_for_a_busy_slurmrestd(tmp_path: Any) -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["job/submit"] = failing = Failing(busy(429, "7"))
     for _ in range(2):
         with pytest.raises(SlurmUnreachable, match="no requests for another") as refused:
@@ -158,7 +158,7 @@ def test_no_repeats_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
         raise httpx.ReadTimeout("", request=request)
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/nodes"] = failing = Failing(late, late)
     with pytest.raises(SlurmUnreachable, match="did not respond in time"):
         played.slurm.nodes()
@@ -178,7 +178,7 @@ def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         return httpx.Response(200, content=pieces())
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/nodes"] = Failing(trickle, trickle)
     with pytest.raises(SlurmUnreachable, match="did not respond in time"):
         played.slurm.nodes()
@@ -190,7 +190,7 @@ def test_an_answer_may_be_long_but_not_without_end(monkeypatch: pytest.MonkeyPat
     jobs["jobs"] *= 40
     report = json.dumps(jobs).encode()
     assert len(report) > 5_000_000
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/jobs"] = lambda _: httpx.Response(200, content=report)
     assert len(played.slurm.queue()) > 10
     monkeypatch.setattr(slurm_http, "MAX_RESPONSE_BYTES", 5_000_000)
@@ -216,7 +216,7 @@ def test_an_answer_may_be_long_but_not_without_end(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_answers_that_are_no_answers(answer: httpx.Response, said: str) -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/nodes"] = answer
     with pytest.raises(SchedulerError, match=said) as refused:
         played.slurm.nodes()
@@ -227,7 +227,7 @@ def test_answers_that_are_no_answers(answer: httpx.Response, said: str) -> None:
 def test_a_name_in_latin_1_hides_nobody() -> None:
     """Slurm hands on whatever bytes a person has named a job with."""
     text = load(NEWEST, "busy/slurm-jobs").content.replace(b'"name":"gpus"', b'"name":"caf\xe9"')
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/jobs"] = httpx.Response(200, content=text)
     assert "caf�" in {job.name for job in played.slurm.queue()}
 
@@ -239,7 +239,7 @@ def test_slurm_s_own_numbers_and_words(version: str) -> None:
         "submit-reservation": (2053, True),
     }  # fmt: skip
     for name, (number, permanent) in payload.items():
-        played = Played(version)
+        played = SimulatedRest(version)
         played.answers["/job/9"] = load(version, f"refused/{name}")
         with pytest.raises(SlurmError, match=f"^Slurm error {number}: [A-Z].*") as refused:
             played.rest.http.delete("job/9")
@@ -248,7 +248,7 @@ def test_slurm_s_own_numbers_and_words(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_unknown_jobs(version: str) -> None:
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers[f"/slurm/{version}/job/987654"] = lambda request: load(
         version, "refused/cancel-unknown" if request.method == "DELETE" else "refused/slurm-job-unknown"
     )
@@ -262,7 +262,7 @@ def test_unknown_jobs(version: str) -> None:
 
 @pytest.mark.parametrize("version", [VERSIONS[0], NEWEST])
 def test_to_end_one_that_has_ended_is_no_error(version: str) -> None:
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["/job/18"] = load(version, "ended/cancel-ended")
     played.slurm.cancel("18")
 
@@ -270,7 +270,7 @@ def test_to_end_one_that_has_ended_is_no_error(version: str) -> None:
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version not in ("v0.0.40", "v0.0.41")])
 def test_somebody_else_s_job_cannot_be_ended(version: str) -> None:
     """v0.0.42 refuses with HTTP 200 and no errors; v0.0.40 and 41 do not say it at all."""
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["/job/34"] = load(version, "refused/cancel-of-others")
     with pytest.raises(SlurmError, match="denied") as refused:
         played.slurm.cancel("34", user="bob")
@@ -281,7 +281,7 @@ def test_somebody_else_s_job_cannot_be_ended(version: str) -> None:
 def test_a_task_never_stands_for_its_whole_array(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An old slurmrestd reads "17_3" as 17, and ending 17 ends all: there scancel has to do it."""
     monkeypatch.setenv("PATH", "/nowhere")
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["/job/17_3"] = load(NEWEST, "ended/cancel-ended")
     if version in {"v0.0.38", "v0.0.39"}:
         with pytest.raises(SchedulerError, match="only through scancel"):
@@ -298,7 +298,7 @@ def test_a_task_never_stands_for_its_whole_array(version: str, monkeypatch: pyte
     "odd", ["17_", "17_[1-3]", "_3", "17_3_1", "", "17/../../../node/dgx01", "1 2", "１７", "17\n", "-1"]
 )
 def test_only_ids_are_ended(odd: str) -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     with pytest.raises(SchedulerError, match="is not the id of a Slurm job"):
         played.slurm.cancel(odd)
     assert not [request for request in played.requests if request.method == "DELETE"]
@@ -308,7 +308,7 @@ def test_only_ids_are_ended(odd: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tokens_that_slurm_does_not_take(version: str, name: str) -> None:
     tokens = OneToken()
-    played = Played(version, tokens=tokens)
+    played = SimulatedRest(version, tokens=tokens)
     played.answers["/jobs"] = load(version, f"refused/{name}")
     with pytest.raises(SchedulerError, match="token of portal") as refused:
         played.rest.jobs()
@@ -320,7 +320,7 @@ def test_tokens_that_slurm_does_not_take(version: str, name: str) -> None:
 
 @pytest.mark.parametrize("code", [401, 403, 511])
 def test_a_refusal_before_anything_else(code: int) -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     for path in ("/openapi/v3", "/openapi.json", "/openapi"):
         played.answers[path] = httpx.Response(code, text="Authentication failure")
     with pytest.raises(SchedulerError):
@@ -330,7 +330,7 @@ def test_a_refusal_before_anything_else(code: int) -> None:
 
 @pytest.mark.parametrize("version", [VERSIONS[0], NEWEST])
 def test_daemons_that_are_away(version: str) -> None:
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers[f"/slurm/{version}/jobs"] = load(version, "away/slurmctld")
     played.answers[f"/slurmdb/{version}/jobs"] = load(version, "away/slurmdbd")
     with pytest.raises(SchedulerError, match="slurmctld may be down|Unable to contact slurm controller"):
@@ -350,7 +350,7 @@ def test_nothing_is_told_of_tokens(caplog: pytest.LogCaptureFixture, tmp_path: A
     ]  # fmt: skip
     reports = []
     for answer in answers:
-        played = Played(NEWEST)
+        played = SimulatedRest(NEWEST)
         played.answers["/nodes"] = played.answers["job/submit"] = answer
         for call in (played.slurm.nodes, lambda played=played: played.rest.submit(asked(tmp_path), "#!/bin/sh")):
             with pytest.raises(SchedulerError) as refused:

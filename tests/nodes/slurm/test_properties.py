@@ -16,7 +16,7 @@ from nodes.schedulers.slurm import job_cache, limits, shapes
 from nodes.schedulers.slurm.states import ended_before, job_state, node_state, wait_reason
 from nodes.schedulers.slurm.values import gpu_indices, gpus, hosts, integer, moment, number, text, tres, words
 from tests.examples import examples
-from tests.nodes.slurm.playing import VERSIONS, Played, body
+from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest, body
 
 NEWEST = VERSIONS[-1]
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z]", fullmatch=True)
@@ -220,9 +220,9 @@ def test_an_odd_entry_hides_no_other(odd: list[Any], place: int) -> None:
     odd = [{**item, "job_id": 0} if isinstance(item, dict) else item for item in odd]
     place %= len(jobs)
     report = json.dumps({"jobs": [*jobs[:place], *odd, *jobs[place:]]}).encode()
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     played.answers["/jobs"] = httpx.Response(200, content=report)
-    plain = Played(NEWEST)
+    plain = SimulatedRest(NEWEST)
     ids = [str(job["job_id"]) for job in jobs]
     states = [{"job_id": str(job["job_id"]), "state": job["job_state"]} for job in jobs]
     for item in (plain, played):

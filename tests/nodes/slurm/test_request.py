@@ -11,7 +11,7 @@ import pytest
 
 from nodes.schedulers.base import SchedulerError, Submission
 from nodes.schedulers.slurm.request import request
-from tests.nodes.slurm.playing import VERSIONS, Played, load
+from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest, load
 
 KEY = "0123456789abcdef"
 SCRIPT = "#!/bin/bash\nsrun true # ü\n"
@@ -94,7 +94,7 @@ def test_an_array(tmp_path: Path, version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_submitting(tmp_path: Path, version: str) -> None:
     (tmp_path / "batch.sh").write_bytes(SCRIPT.encode())
-    played = Played(version)
+    played = SimulatedRest(version)
     report = load(version, "taken/submit-submitted")
     played.answers["job/submit"] = report
     assert played.slurm.submit(asked(tmp_path)) == str(report.json()["job_id"])
@@ -107,7 +107,7 @@ def test_submitting(tmp_path: Path, version: str) -> None:
 def test_nobody_s_job_is_not_the_portal_s_own(tmp_path: Path) -> None:
     """A sysadmin may take the Slurm user from somebody whose job was about to be restarted."""
     (tmp_path / "batch.sh").write_text(SCRIPT)
-    played = Played(VERSIONS[-1])
+    played = SimulatedRest(VERSIONS[-1])
     with pytest.raises(SchedulerError, match="has no Slurm user") as refused:
         played.slurm.submit(asked(tmp_path, user=""))
     assert refused.value.permanent
@@ -118,7 +118,7 @@ def test_nobody_s_job_is_not_the_portal_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_refusals_are_final_and_keep_slurm_s_words(tmp_path: Path, version: str, name: str) -> None:
     (tmp_path / "batch.sh").write_text(SCRIPT)
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["job/submit"] = load(version, f"refused/submit-{name}")
     with pytest.raises(SchedulerError, match=r"Slurm error 2\d{3}: .*[Ii]nvalid") as refused:
         played.slurm.submit(asked(tmp_path))
@@ -139,7 +139,7 @@ def test_refusals_are_final_and_keep_slurm_s_words(tmp_path: Path, version: str,
 )
 def test_an_id_counts_whatever_is_said_beside(tmp_path: Path, answer: dict[str, Any], job_id: str) -> None:
     (tmp_path / "batch.sh").write_text(SCRIPT)
-    played = Played(VERSIONS[-1])
+    played = SimulatedRest(VERSIONS[-1])
     played.answers["job/submit"] = httpx.Response(200, json=answer)
     if job_id:
         assert played.slurm.submit(asked(tmp_path)) == job_id
@@ -149,7 +149,7 @@ def test_an_id_counts_whatever_is_said_beside(tmp_path: Path, answer: dict[str, 
 
 
 def test_scripts_that_cannot_be_read(tmp_path: Path) -> None:
-    played = Played(VERSIONS[-1])
+    played = SimulatedRest(VERSIONS[-1])
     with pytest.raises(SchedulerError, match="cannot be read"):
         played.slurm.submit(asked(tmp_path))
     (tmp_path / "batch.sh").write_bytes(b"#!/bin/sh\necho \xff\n")

@@ -19,7 +19,7 @@ from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.http import SlurmHttp, SlurmUnreachable
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from tests.nodes.slurm.playing import TOKEN, VERSIONS, OneToken, Played, load, paths
+from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, OneToken, SimulatedRest, load, paths
 
 NEWEST = VERSIONS[-1]
 
@@ -144,7 +144,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [301, 302, 307, 308])
 def test_who_sends_us_elsewhere_is_neither_followed_nor_believed(number: int) -> None:
-    played = Played(VERSIONS[-1])
+    played = SimulatedRest(VERSIONS[-1])
     away = httpx.Response(number, json={"jobs": []}, headers={"Location": "http://elsewhere/"})
     played.answers["/jobs"] = away
     with pytest.raises(SchedulerError, match=f"HTTP {number}"):

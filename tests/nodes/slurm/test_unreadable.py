@@ -19,7 +19,7 @@ from nodes.schedulers.slurm import job_cache
 from nodes.schedulers.slurm.accounting import PastJobs
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.examples import examples
-from tests.nodes.slurm.playing import VERSIONS, Played, body
+from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest, body
 from tests.nodes.slurm.test_properties import JSON
 
 with_states = pytest.mark.parametrize("version", [version for version in VERSIONS if version >= "v0.0.40"])
@@ -50,7 +50,7 @@ LISTS: dict[str, tuple[str, tuple[str, ...], Read]] = {
 }
 
 
-def damaged(version: str, name: str, place: int, garbage: object) -> tuple[Played, int]:
+def damaged(version: str, name: str, place: int, garbage: object) -> tuple[SimulatedRest, int]:
     """A slurmrestd whose answer has garbage in place of one record, and which record that is."""
     file, path, _ = LISTS[name]
     answer = body(version, f"busy/{file}")
@@ -58,14 +58,14 @@ def damaged(version: str, name: str, place: int, garbage: object) -> tuple[Playe
     rows = answer[path[0]]
     place %= len(rows)
     rows[place] = garbage
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers[f"/{file.partition('-')[2]}"] = httpx.Response(200, content=json.dumps(answer).encode())
     return played, place
 
 
 @lru_cache
 def undamaged(name: str) -> Listing[Any]:
-    return LISTS[name][2](Played(VERSIONS[-1]).slurm)
+    return LISTS[name][2](SimulatedRest(VERSIONS[-1]).slurm)
 
 
 @pytest.mark.parametrize("name", sorted(LISTS))
@@ -83,20 +83,20 @@ def test_garbage_in_place_of_a_record_leaves_all_others(name: str, place: int, g
 def test_garbage_in_the_short_list_leaves_all_others(place: int, garbage: object) -> None:
     version = VERSIONS[-1]
     answer = body(version, "busy/slurm-jobs-state")
-    whole = Played(version).rest.states()
+    whole = SimulatedRest(version).rest.states()
     place %= len(answer["jobs"])
     gone = answer["jobs"][place]["job_id"]
     answer["jobs"][place] = garbage
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["/jobs/state"] = httpx.Response(200, content=json.dumps(answer).encode())
     found = played.rest.states()
     assert found.unreadable == 1
     assert found.words == {listed: words for listed, words in whole.words.items() if listed != gone}
 
 
-def heterogeneous(version: str) -> Played:
+def heterogeneous(version: str) -> SimulatedRest:
     """A busy Slurm with one more job, 85, of two components."""
-    played = Played(version)
+    played = SimulatedRest(version)
     raws = body(version, "busy/slurm-jobs")["jobs"]
     rows = body(version, "busy/slurm-jobs-state")["jobs"]
     parts = [
@@ -159,7 +159,7 @@ def test_an_old_slurm_with_an_unreadable_job_forgets_no_other(monkeypatch: pytes
     answer = body(version, "busy/slurm-jobs")
     gone = str(answer["jobs"][0]["job_id"])
     answer["jobs"][0] = "odd"
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["/jobs"] = httpx.Response(200, json=answer)
     assert played.slurm.status([gone])[gone].state == UNKNOWN
     assert played.slurm.queue().unreadable == 1
@@ -167,7 +167,7 @@ def test_an_old_slurm_with_an_unreadable_job_forgets_no_other(monkeypatch: pytes
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_accounts_that_cannot_tell_of_one_tell_of_the_others(version: str) -> None:
-    played = Played(version)
+    played = SimulatedRest(version)
     played.answers["/job/4000"] = NO_SUCH_PATH
     played.answers["/job/17"] = httpx.Response(200, json={"jobs": []})
     PastJobs(played.rest).statuses(["4000", "17"])
@@ -202,5 +202,5 @@ def test_a_number_that_no_column_holds_leaves_the_other_rows(huge: int) -> None:
     assert (nodes.error, nodes.unreadable_text) == ("", "1 node could not be read and is left out.")
     assert (queue.error, queue.unreadable_text) == ("", "1 job could not be read and is left out.")
     assert Node.objects.count() == 7
-    assert QueuedJob.objects.count() == len(Played(VERSIONS[-1]).slurm.queue()) - 1
+    assert QueuedJob.objects.count() == len(SimulatedRest(VERSIONS[-1]).slurm.queue()) - 1
     assert not QueuedJob.objects.filter(name="held").exists()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from nodes.schedulers.base import SchedulerError
-from tests.nodes.slurm.playing import VERSIONS, Played, load, paths
+from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest, load, paths
 from tests.nodes.slurm.test_request import asked
 
 NEWEST = VERSIONS[-1]
@@ -21,8 +21,8 @@ def named(version: str, **more: str) -> dict[str, Any]:
     return {path.replace(NEWEST, version): methods for path, methods in found.items()}
 
 
-def serving(*versions: str) -> Played:
-    played = Played(NEWEST)
+def serving(*versions: str) -> SimulatedRest:
+    played = SimulatedRest(NEWEST)
     document = {"paths": {path: how for version in versions for path, how in named(version).items()}}
     played.answers["/openapi/v3"] = httpx.Response(200, json=document)
     return played
@@ -52,7 +52,7 @@ def test_a_version_that_lacks_what_we_need_is_passed_over() -> None:
 
 @pytest.mark.parametrize("served", [("v0.0.36", "v0.0.37"), ()])
 def test_too_old_a_slurm(served: tuple[str, ...]) -> None:
-    played = serving(*served) if served else Played(NEWEST)
+    played = serving(*served) if served else SimulatedRest(NEWEST)
     played.answers.setdefault("/openapi/v3", httpx.Response(200, json={"paths": {"/other/thing": {}}}))
     with pytest.raises(
         SchedulerError, match=r"Vigil needs v0\.0\.38 or later: Slurm 22\.05\. Upgrade Slurm"
@@ -65,7 +65,7 @@ def test_too_old_a_slurm(served: tuple[str, ...]) -> None:
 UNKNOWN = "v0.0.46"
 
 
-def of_unknown_version() -> Played:
+def of_unknown_version() -> SimulatedRest:
     """A slurmrestd that serves a version nobody has tested, whose shapes are still those of the newest known one."""
     played = serving(UNKNOWN)
     for name in ("jobs/state", "jobs", "nodes", "partitions"):
@@ -111,7 +111,7 @@ def test_an_unknown_version_of_other_shapes_is_refused(name: str) -> None:
 
 
 def test_what_is_served_is_asked_once() -> None:
-    played = Played(NEWEST)
+    played = SimulatedRest(NEWEST)
     for _ in range(3):
         played.slurm.nodes()
     assert len(played.asked("/openapi/v3")) == 1
@@ -120,7 +120,7 @@ def test_what_is_served_is_asked_once() -> None:
 @pytest.mark.parametrize("old", [version for version in VERSIONS if version != NEWEST])
 def test_an_upgrade_mid_flight(old: str) -> None:
     """The old version's paths are gone of a sudden, with a plain-text 404: what it serves now is asked anew."""
-    played = Played(old)
+    played = SimulatedRest(old)
     assert len(played.slurm.nodes()) == 8
     played.version = NEWEST
     assert len(played.slurm.nodes()) == 8
@@ -130,7 +130,7 @@ def test_an_upgrade_mid_flight(old: str) -> None:
 
 def test_a_submission_during_an_upgrade_is_worded_for_the_new_version(tmp_path: Any) -> None:
     """The old form in the new path would be taken, without the GPUs."""
-    played = Played("v0.0.38")
+    played = SimulatedRest("v0.0.38")
     played.answers["job/submit"] = _only_new
     assert played.rest.version == (0, 0, 38)
     played.version = NEWEST

@@ -15,7 +15,7 @@ from nodes.schedulers.slurm.job_cache import MAX_PENDING_REFRESHED, MAX_SINGLE_R
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.model import NEW, OLD, Job, Model
-from tests.nodes.slurm.playing import OneToken
+from tests.nodes.slurm.simulated_rest import OneToken
 
 STEPS = 100
 

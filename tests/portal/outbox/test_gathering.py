@@ -16,7 +16,7 @@ from portal import notify
 from portal.models import Channel, Delivery, Notice, User
 from portal.sending import due, gathering
 from tests.portal.outbox import receiving
-from tests.portal.outbox.telling import is_due, send, tell
+from tests.portal.outbox.notices import is_due, send, tell
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db

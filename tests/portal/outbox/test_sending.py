@@ -19,8 +19,8 @@ from portal.outbox.pruning import remove_old
 from portal.sending import due, outside, webhook
 from tests.lab import a_project, person, sysadmin
 from tests.portal.outbox import receiving
+from tests.portal.outbox.notices import is_due, only, send, tell
 from tests.portal.outbox.receiving import status
-from tests.portal.outbox.telling import is_due, only, send, tell
 
 pytestmark = pytest.mark.django_db
 Make = Callable[..., Channel]

@@ -11,7 +11,7 @@ from django.core import mail as letters
 from portal.models import Channel, Delivery, User
 from portal.sending import mail
 from tests.portal.outbox import receiving
-from tests.portal.outbox.telling import is_due, only, send, tell
+from tests.portal.outbox.notices import is_due, only, send, tell
 
 pytestmark = pytest.mark.django_db
 Make = Callable[..., Channel]

@@ -13,9 +13,9 @@ from jobs.models import Attempt, Job, Stray
 from jobs.submitting.submit import cancel, delete
 from nodes.schedulers.base import JobStatus, SchedulerError, Submission
 from portal.models import User
-from tests.jobs.asking import ask
 from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ask
 
 pytestmark = pytest.mark.django_db
 

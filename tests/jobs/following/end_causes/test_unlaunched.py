@@ -15,9 +15,9 @@ from jobs.disk import rundir, sharing
 from jobs.disk.access import barrier
 from jobs.models import Attempt, Job
 from portal.models import User
-from tests.jobs.asking import ask
 from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ask
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
 
 pytestmark = [

@@ -14,8 +14,8 @@ from jobs.following.submission import dependencies, handover
 from jobs.models import Attempt, Job
 from jobs.submitting.submit import cancel, delete, resume
 from portal.models import Project, User
-from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ask, spec_of
 from tests.lab import a_job, a_project, person
 
 pytestmark = pytest.mark.django_db

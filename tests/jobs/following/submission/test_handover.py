@@ -21,8 +21,8 @@ from jobs.models import Attempt, Checkpoint, Job
 from jobs.submitting.submit import cancel, resume
 from nodes.schedulers.base import UNKNOWN, SchedulerError, Submission
 from portal.models import Project, User
-from tests.jobs.asking import ENTRIES, ask, coded, its_code, packed, spec_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ENTRIES, ask, coded, its_code, packed, spec_of
 from tests.lab import a_project, sysadmin
 
 pytestmark = pytest.mark.django_db

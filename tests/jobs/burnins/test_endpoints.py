@@ -8,46 +8,44 @@ import pytest
 from django.test import Client
 
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
-from tests.jobs.burnins.bench import Bench, good_lines, line
-from tests.lab import person
+from tests.jobs.burnins.simulated_cluster import SimulatedCluster, good_lines, line
+from tests.lab import person, signed_in
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def client(bench: Bench) -> Client:
-    signed_in = Client()
-    signed_in.force_login(bench.user)
-    return signed_in
+def client(cluster: SimulatedCluster) -> Client:
+    return signed_in(cluster.user)
 
 
 def post(client: Client, address: str = "", **body: Any) -> Any:
     return client.post(f"/api/v1/burnins{address}", body, content_type="application/json")
 
 
-def test_over_rest(bench: Bench, client: Client) -> None:
+def test_over_rest(cluster: SimulatedCluster, client: Client) -> None:
     response = post(client, nodes=["dgx-01"], seconds=60)
     assert (response.status_code, response.json()["state"]) == (201, "waiting"), response.content
     assert post(client, nodes=["dgx-01"]).status_code == 409
-    bench.burn_in = BurnIn.objects.get()
-    bench.until_running()
-    bench.write([*good_lines()[:-1], line("memory", "GPU 1", outcome="failed", detail="12 words <b>differ</b>")])
-    bench.tick()
-    running = client.get(f"/api/v1/burnins/{bench.burn_in.pk}").json()
+    cluster.burn_in = BurnIn.objects.get()
+    cluster.until_running()
+    cluster.write([*good_lines()[:-1], line("memory", "GPU 1", outcome="failed", detail="12 words <b>differ</b>")])
+    cluster.tick()
+    running = client.get(f"/api/v1/burnins/{cluster.burn_in.pk}").json()
     assert 0 <= running["progress"] <= 1
     assert (running["nodes"][0]["tests"], running["nodes"][0]["failures"]) == (14, 1)
-    assert post(client, f"/{bench.burn_in.pk}/cancel").status_code == 200
-    bench.end_job("cancelled")
-    bench.until_ended()
-    assert post(client, f"/{bench.burn_in.pk}/cancel").status_code == 409
+    assert post(client, f"/{cluster.burn_in.pk}/cancel").status_code == 200
+    cluster.end_job("cancelled")
+    cluster.until_ended()
+    assert post(client, f"/{cluster.burn_in.pk}/cancel").status_code == 409
     listed = client.get("/api/v1/burnins?state=ended&node=dgx-01").json()["items"]
-    assert [(row["id"], row["nodes"][0]["verdict"]) for row in listed] == [(bench.burn_in.pk, "failed")]
-    detail = client.get(f"/api/v1/burnins/{bench.burn_in.pk}/nodes/dgx-01").json()
+    assert [(row["id"], row["nodes"][0]["verdict"]) for row in listed] == [(cluster.burn_in.pk, "failed")]
+    detail = client.get(f"/api/v1/burnins/{cluster.burn_in.pk}/nodes/dgx-01").json()
     copies = [(item["item"], item["value"], item["peers"]) for item in detail["results"] if item["value"] == 24.8]
     assert copies == [("host to GPU 0", 24.8, 24.8), ("host to GPU 1", 24.8, 24.8)]
-    assert client.get(f"/api/v1/burnins/{bench.burn_in.pk}/nodes/dgx-02").status_code == 404
+    assert client.get(f"/api/v1/burnins/{cluster.burn_in.pk}/nodes/dgx-02").status_code == 404
     assert client.get("/api/v1/burnins/999").status_code == 404
-    page = client.get(f"/burnins/{bench.burn_in.pk}")
+    page = client.get(f"/burnins/{cluster.burn_in.pk}")
     assert page.status_code == 200
     assert "12 words &lt;b&gt;differ" in page.content.decode()
 
@@ -63,20 +61,20 @@ def test_refuses_over_rest(client: Client, body: dict[str, Any]) -> None:
     assert not BurnIn.objects.exists()
 
 
-def test_a_persons_drain_over_rest(bench: Bench, client: Client) -> None:
-    bench.lab.scheduler.drain("dgx-01", "fan 3")
-    bench.read_nodes()
+def test_a_persons_drain_over_rest(cluster: SimulatedCluster, client: Client) -> None:
+    cluster.lab.scheduler.drain("dgx-01", "fan 3")
+    cluster.read_nodes()
     refused = post(client, nodes=["dgx-01"])
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:vigil:problem:drained")
     assert post(client, nodes=["dgx-01"], may_undrain=True).status_code == 201
 
 
-def test_only_for_sysadmins(bench: Bench) -> None:
-    bench.start()
+def test_only_for_sysadmins(cluster: SimulatedCluster) -> None:
+    cluster.start()
     mira = person("mira")
     client = Client()
     client.force_login(mira)
-    address = f"/{bench.burn_in.pk}"
+    address = f"/{cluster.burn_in.pk}"
     assert post(client, nodes=["dgx-02"]).status_code == 403
     assert post(client, f"{address}/cancel").status_code == 403
     assert post(client, "/golden/reset", model="H100").status_code == 403
@@ -89,17 +87,17 @@ def test_only_for_sysadmins(bench: Bench) -> None:
     assert BurnIn.objects.get().cancel_requested_at is None
 
 
-def test_on_pages(bench: Bench, client: Client) -> None:
+def test_on_pages(cluster: SimulatedCluster, client: Client) -> None:
     assert "No burn-ins yet" in client.get("/burnins").content.decode()
     response = client.post("/burnins/start", {"nodes": "dgx-01, dgx-02", "seconds": "60"})
-    bench.burn_in = BurnIn.objects.get()
-    assert response.headers["Location"] == f"/burnins/{bench.burn_in.pk}"
-    bench.until_running()
+    cluster.burn_in = BurnIn.objects.get()
+    assert response.headers["Location"] == f"/burnins/{cluster.burn_in.pk}"
+    cluster.until_running()
     for node in ("dgx-01", "dgx-02"):
-        bench.write(good_lines(), node)
-    bench.end_job()
-    bench.until_ended()
-    page = client.get(f"/burnins/{bench.burn_in.pk}?node=dgx-02").content.decode()
+        cluster.write(good_lines(), node)
+    cluster.end_job()
+    cluster.until_ended()
+    page = client.get(f"/burnins/{cluster.burn_in.pk}?node=dgx-02").content.decode()
     assert "2 passed" in page
     assert "700" in page
     listed = client.get("/burnins").content.decode()
@@ -111,7 +109,7 @@ def test_on_pages(bench: Bench, client: Client) -> None:
     assert "/burnins?node=dgx-01" in client.get("/nodes/dgx-01").content.decode()
 
 
-def test_host_expressions(bench: Bench, client: Client) -> None:
+def test_host_expressions(cluster: SimulatedCluster, client: Client) -> None:
     assert client.post("/burnins/start", {"nodes": "dgx-[01-02,04] dgx-03", "seconds": "60"}).status_code == 302
     names = BurnIn.objects.get().nodes.order_by("node").values_list("node", flat=True)
     assert list(names) == ["dgx-01", "dgx-02", "dgx-03", "dgx-04"]
@@ -121,7 +119,7 @@ def test_host_expressions(bench: Bench, client: Client) -> None:
     assert client.post("/burnins/start", {"nodes": "[1]" * 6_000, "seconds": "60"}).status_code == 422
 
 
-def test_a_refused_form_is_shown_again(bench: Bench, client: Client) -> None:
+def test_a_refused_form_is_shown_again(cluster: SimulatedCluster, client: Client) -> None:
     refused = client.post("/burnins/start", {"nodes": "dgx-[01", "seconds": "60", "may_undrain": "on"})
     page = refused.content.decode()
     assert refused.status_code == 422
@@ -130,8 +128,8 @@ def test_a_refused_form_is_shown_again(bench: Bench, client: Client) -> None:
     assert 'name="may_undrain" checked' in page
     unknown = client.post("/burnins/start", {"nodes": "dgx-99", "seconds": "60"}).content.decode()
     assert "<code>vigil nodes</code> lists nodes." in unknown
-    bench.lab.scheduler.drain("dgx-01", "fan 3")
-    bench.read_nodes()
+    cluster.lab.scheduler.drain("dgx-01", "fan 3")
+    cluster.read_nodes()
     drained = client.post("/burnins/start", {"nodes": "dgx-[01-02]", "seconds": "60"})
     assert drained.status_code == 409
     assert "Tick the box to agree." in drained.content.decode()
@@ -140,8 +138,8 @@ def test_a_refused_form_is_shown_again(bench: Bench, client: Client) -> None:
     assert not BurnIn.objects.exists()
 
 
-def test_the_list_counts_inconclusive_nodes(bench: Bench, client: Client) -> None:
-    bench.start("dgx-01", "dgx-02", "dgx-03")
+def test_the_list_counts_inconclusive_nodes(cluster: SimulatedCluster, client: Client) -> None:
+    cluster.start("dgx-01", "dgx-02", "dgx-03")
     for node, verdict in zip(("dgx-01", "dgx-02", "dgx-03"), ("passed", "inconclusive", "inconclusive"), strict=True):
         BurnInNode.objects.filter(node=node).update(verdict=verdict)
     BurnIn.objects.update(state="ended")
@@ -149,10 +147,10 @@ def test_the_list_counts_inconclusive_nodes(bench: Bench, client: Client) -> Non
 
 
 def test_the_list_takes_as_many_queries_for_many_nodes(
-    bench: Bench, client: Client, django_assert_max_num_queries: Any
+    cluster: SimulatedCluster, client: Client, django_assert_max_num_queries: Any
 ) -> None:
     for number in range(1, 13):
-        bench.start(f"dgx-{number:02}")
+        cluster.start(f"dgx-{number:02}")
     with django_assert_max_num_queries(25):
         client.get("/burnins")
     with django_assert_max_num_queries(15):

@@ -52,8 +52,8 @@ def paths(version: str) -> httpx.Response:
     return httpx.Response(200, json={"paths": {path: found[path] for path in found if f"/{version}/" in path}})
 
 
-class Played:
-    """Replays what was recorded of one version at one moment; `answers` take precedence, by the end of a path."""
+class SimulatedRest:
+    """Replay what was recorded of one version at one moment; `answers` take precedence, by the end of a path."""
 
     def __init__(self, version: str, moment: str = "busy", **options: Any) -> None:
         self.version, self.moment = version, moment

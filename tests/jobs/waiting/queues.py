@@ -10,7 +10,7 @@ from jobs.waiting.requests import request_of
 from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo, QueuedJobInfo
 from nodes.scheduling.capacity import ClusterCapacity
-from tests.jobs.asking import spec_of
+from tests.jobs.submissions import spec_of
 
 NOW = 1_763_700_000.0
 GPU = "gres/gpu"

@@ -1,4 +1,4 @@
-"""A burn-in on the scripted cluster: the test plays the nodes, which write results, and the scheduler."""
+"""A burn-in on a simulated cluster: the test acts as the nodes, which write results, and as the scheduler."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def good_lines(gpus: int = 2) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Bench:
-    """Plays nodes and scheduler for one burn-in."""
+class SimulatedCluster:
+    """Act as the nodes and the scheduler of one burn-in."""
 
     lab: Lab
     user: User

@@ -21,8 +21,8 @@ from jobs.spec.slurm import absolute, hosts
 from nodes.models import License, Node, Partition, Reading
 from nodes.schedulers.base import Submission
 from portal.models import Project, User
-from tests.jobs.asking import ask, spec_of
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.jobs.submissions import ask, spec_of
 from tests.lab import send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
