@@ -4,6 +4,7 @@ from typing import Final, Literal, Protocol
 
 from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 
 from portal.audit import Change
@@ -33,6 +34,17 @@ def user_of(request: HttpRequest) -> User:
     """Return the signed-in person; for use behind `login_required`."""
     assert isinstance(request.user, User)
     return request.user
+
+
+def sysadmin_of(request: HttpRequest, what: str) -> User:
+    """Return the signed-in person if they are a sysadmin; else raise PermissionDenied.
+
+    `what` completes "Only sysadmins can …", as in "drain nodes".
+    """
+    user = user_of(request)
+    if not can(user, "change", CLUSTER):
+        raise PermissionDenied(f"Only sysadmins can {what}. Ask one of them.")
+    return user
 
 
 def can(user: User | AnonymousUser, action: Action, thing: Project | Owned | Cluster) -> bool:

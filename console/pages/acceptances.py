@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.pages.burnins import DURATIONS, BurnInForm
-from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
+from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.acceptances import start as acceptances
 from jobs.burnins import report
 from jobs.burnins.start import CannotBurnIn
@@ -25,6 +25,7 @@ from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_APPLICABLE, NOT_TRIED
 from nodes.burnin import plan
 from nodes.drains.host_expression import MOST_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
+from portal.access import sysadmin_of
 from portal.http.paging import BadCursor, SortOrder, page
 from vigil_core import formatting
 from vigil_core.untrusted import plain
@@ -157,6 +158,6 @@ def _groups(clauses: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Clause
 
 def _acceptance(acceptance_id: int) -> Acceptance:
     rows = Acceptance.objects.select_related("burn_in", "burn_in__cancel_requested_by", "started_by")
-    if (row := rows.filter(pk=min(acceptance_id, 2**63 - 1)).first()) is None:
+    if (row := rows.filter(pk=acceptance_id).first()) is None:
         raise Http404(f"There is no acceptance {acceptance_id}.")
     return row

@@ -14,13 +14,13 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
+from console.pages.requests import is_fragment, vary_on_fragment
 from nodes.agent.version import VERSION
 from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, EnrolmentSecret, Node, NodeEvent
 from nodes.telemetry import enrolment
 from nodes.telemetry.intake import CLOCK_S
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sysadmin_of, user_of
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 

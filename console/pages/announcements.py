@@ -12,8 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
 from console.pages import forms
-from console.pages.cluster import sysadmin_of
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sysadmin_of, user_of
 from portal.announcements import write
 from portal.models import Announcement
 
@@ -57,7 +56,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def withdraw(request: HttpRequest, announcement_id: int) -> HttpResponse:
     user = sysadmin_of(request, "withdraw announcements")
-    row = get_object_or_404(Announcement, pk=min(announcement_id, 2**63 - 1))
+    row = get_object_or_404(Announcement, pk=announcement_id)
     if not write.withdraw(user, row):
         messages.error(request, "This announcement is over already.")
     return redirect("announcements")

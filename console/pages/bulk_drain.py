@@ -8,9 +8,9 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
 from console.pages.bulk_form import BulkForm, show_outcomes
-from console.pages.cluster import sysadmin_of
 from nodes.drains import bulk
 from nodes.drains.bulk import DrainPreview
+from portal.access import sysadmin_of
 from portal.models import User
 from vigil_core import formatting
 

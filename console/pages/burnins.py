@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.pages import forms
-from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
+from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
 from jobs.errors import Conflict
@@ -23,6 +23,7 @@ from nodes.burnin.judge import FAILED, INCONCLUSIVE, PASSED
 from nodes.drains import host_expression
 from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
+from portal.access import sysadmin_of
 from portal.http.paging import BadCursor, SortOrder, page
 from vigil_core.formatting import listed, plural
 from vigil_core.untrusted import plain
@@ -225,7 +226,7 @@ def reset_golden(request: HttpRequest) -> HttpResponse:
 
 
 def _burn_in(burn_in_id: int) -> BurnIn:
-    found = BurnIn.objects.select_related("started_by", "cancel_requested_by").filter(pk=min(burn_in_id, 2**63 - 1))
+    found = BurnIn.objects.select_related("started_by", "cancel_requested_by").filter(pk=burn_in_id)
     if (row := found.first()) is None:
         raise Http404(f"There is no burn-in {burn_in_id}.")
     return row

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
-
 from nodes.cluster import sync
 from nodes.models import Reading
-from portal.access import CLUSTER, can, user_of
-from portal.models import User
 from vigil_core import formatting
 
 LATE = timedelta(seconds=90)  # a part is read at least every minute
@@ -58,24 +53,5 @@ def _silence(reading: Reading, now: datetime) -> str:
     return ""
 
 
-def vary_on_fragment(response: HttpResponse) -> HttpResponse:
-    """Mark the response as varying: page and fragment share an address, and no cache may mix them up."""
-    response.headers["Vary"] = "HX-Request, HX-Target, Cookie"
-    return response
-
-
-def is_fragment(request: HttpRequest) -> bool:
-    """Return whether only the live part of the page is requested."""
-    return request.headers.get("HX-Target") == "live"
-
-
 def _with_full_stop(text: str) -> str:
     return text if not text or text[-1] in ".!?…" else f"{text}."
-
-
-def sysadmin_of(request: HttpRequest, what: str) -> User:
-    """Return the user if they may change the cluster; else refuse: only sysadmins may do `what`."""
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied(f"Only sysadmins can {what}. Ask one of them.")
-    return user

@@ -14,9 +14,10 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from console.pages import map_words, rack_map
-from console.pages.cluster import is_fragment, stale_text, vary_on_fragment
+from console.pages.cluster import stale_text
 from console.pages.map_rows import machines
 from console.pages.packed_map import packed
+from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.api.telemetry.machines import gpu_shapes
 from jobs.listing import visibility
 from nodes.models import Agent, Gpu, Partition, Reading

@@ -11,13 +11,13 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
+from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.errors import Conflict
 from jobs.gameday import start as game_days
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import GameDay
 from nodes.models import Partition
-from portal.access import can
+from portal.access import can, sysadmin_of
 from portal.http.paging import BadCursor, SortOrder, page
 from portal.models import Project, User
 from vigil_core.untrusted import plain
@@ -100,7 +100,7 @@ def cancel(request: HttpRequest, game_day_id: int) -> HttpResponse:
 
 
 def _game_day(game_day_id: int) -> GameDay:
-    rows = GameDay.objects.select_related("started_by", "project").filter(pk=min(game_day_id, 2**63 - 1))
+    rows = GameDay.objects.select_related("started_by", "project").filter(pk=game_day_id)
     if (row := rows.first()) is None:
         raise Http404(f"There is no game day {game_day_id}.")
     return row

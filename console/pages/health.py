@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import forms
-from console.pages.cluster import is_fragment, sysadmin_of, vary_on_fragment
+from console.pages.requests import is_fragment, vary_on_fragment
 from console.pages.vigil_itself import status_lines
 from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
@@ -26,7 +26,7 @@ from nodes.presenting.observations import observed_text
 from nodes.remediation import alike, inbox
 from nodes.remediation.entry_lists import ActiveEntries, EntryList
 from nodes.remediation.limits_used import limits_used
-from portal.access import CLUSTER, can, sees_all, user_of
+from portal.access import CLUSTER, can, sees_all, sysadmin_of, user_of
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import plain

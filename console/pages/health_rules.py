@@ -12,7 +12,6 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.pages import forms
-from console.pages.cluster import sysadmin_of
 from console.pages.health import GLYPHS
 from nodes.cluster.drain import MOST_REASON
 from nodes.health.rules.duration import write_duration
@@ -23,7 +22,7 @@ from nodes.monitoring.dry_run import DryRunEntry, RuleDryRun, dry_run_for
 from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
 from nodes.presenting.observations import observed_text
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sysadmin_of, user_of
 from vigil_core import formatting
 
 CHANGE = "change health rules"

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import is_fragment, vary_on_fragment
+from console.pages.requests import is_fragment, vary_on_fragment
 from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.software import Software
 from nodes.models import Agent, Node

@@ -12,13 +12,13 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
 from console.pages import forms
-from console.pages.cluster import scheduler_name, sysadmin_of
+from console.pages.cluster import scheduler_name
 from nodes.cluster import sync
 from nodes.drains import host_expression, maintenance
 from nodes.drains.bulk import UnknownNodes
 from nodes.drains.host_expression import BadHostExpression
 from nodes.models import MaintenanceWindow
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sysadmin_of, user_of
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import plain
@@ -70,7 +70,7 @@ def _plan(request: HttpRequest, user: User) -> MaintenanceWindow:
 @require_POST
 def cancel(request: HttpRequest, window_id: int) -> HttpResponse:
     user = sysadmin_of(request, "cancel maintenance")
-    window = get_object_or_404(MaintenanceWindow, pk=min(window_id, 2**63 - 1))
+    window = get_object_or_404(MaintenanceWindow, pk=window_id)
     if not maintenance.cancel(user, window):
         messages.error(request, "This maintenance is over already.")
     return redirect("maintenance")

@@ -15,10 +15,11 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import node_facts
-from console.pages.cluster import is_fragment, stale_text, sysadmin_of, vary_on_fragment
+from console.pages.cluster import stale_text
 from console.pages.health import EntryRow
 from console.pages.node_facts import MachineView
 from console.pages.nodes import NodeRow
+from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.listing import visibility
 from nodes.cluster import drain as orders
 from nodes.models import Agent, MaintenanceWindow, Node, NodeNote, NodeOrder, Reading
@@ -28,7 +29,7 @@ from nodes.presenting.counters import attention_text
 from nodes.remediation.entry_lists import active_of_node
 from nodes.telemetry import mounts
 from nodes.telemetry.mounts import SlowFileSystem
-from portal.access import CLUSTER, can, note, sees_all, user_of
+from portal.access import CLUSTER, can, note, sees_all, sysadmin_of, user_of
 from portal.audit import Change
 from portal.models import User
 from vigil_core import formatting
@@ -260,7 +261,7 @@ def add_note(request: HttpRequest, name: str) -> HttpResponse:
 @require_POST
 def remove_note(request: HttpRequest, name: str, note_id: int) -> HttpResponse:
     user = sysadmin_of(request, "remove notes about nodes")
-    found = get_object_or_404(NodeNote, node=plain(name), pk=min(note_id, 2**63 - 1))
+    found = get_object_or_404(NodeNote, node=plain(name), pk=note_id)
     found.delete()
     note(user, "remove note", found.node, change=Change(before={"text": found.text}))
     return redirect(f"{reverse('node', args=[found.node])}#h-notes")

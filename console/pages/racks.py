@@ -11,11 +11,10 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import rack_temperatures
-from console.pages.cluster import sysadmin_of
 from nodes.cluster import racks
 from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, Node, RackPlace
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sysadmin_of, user_of
 from vigil_core import formatting
 from vigil_core.untrusted import plain
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -13,9 +12,9 @@ from console.pages import docs
 from diagnosis import runbook
 from diagnosis.causes import CAUSES, Cause
 from jobs.gathering import runbooks
-from portal.access import CLUSTER, can, user_of
+from portal.access import CLUSTER, can, sysadmin_of, user_of
 from portal.markdown import render as render_markdown
-from portal.models import SiteRunbook, User
+from portal.models import SiteRunbook
 
 DOMAIN_TITLES = {
     "gpu": "GPUs", "network": "Network", "collective": "Collectives", "rendezvous": "Rendezvous", "memory": "Memory",
@@ -57,7 +56,7 @@ def runbook_page(request: HttpRequest, code: str) -> HttpResponse:
 @login_required
 @require_http_methods(["GET", "POST"])
 def edit(request: HttpRequest, code: str) -> HttpResponse:
-    cause, user = _cause(code), _sysadmin(request)
+    cause, user = _cause(code), sysadmin_of(request, "change runbooks")
     found = runbooks.find(code)
     text, problem = found.text, ""
     if request.method == "POST":
@@ -85,7 +84,7 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
 def restore_built_in(request: HttpRequest, code: str) -> HttpResponse:
     """Delete the site's runbook, so that the built-in one is shown."""
     _cause(code)
-    if runbooks.reset(_sysadmin(request), code):
+    if runbooks.reset(sysadmin_of(request, "change runbooks"), code):
         messages.success(request, "The built-in runbook is shown again.")
     return redirect("runbook", code)
 
@@ -95,13 +94,6 @@ def _cause(code: str) -> Cause:
     if cause is None:
         raise Http404
     return cause
-
-
-def _sysadmin(request: HttpRequest) -> User:
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied("Only sysadmins can change runbooks. Ask one of them.")
-    return user
 
 
 def _address(href: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -23,27 +22,21 @@ from jobs.errors import Conflict, SpecError
 from jobs.models import Incident, Replay, SiteEntry
 from jobs.postmortem import replay, site_catalogue
 from jobs.presenting import entry_fields
-from portal.access import CLUSTER, can, user_of
+from portal.access import sysadmin_of
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 
+CHANGE = "change the catalogue"
 MOST_TEXT = 200_000  # characters of an entry file
 MOST_AT_ONCE = 20  # entries per file, because each is tried for up to a second
 PREFILLED = ("name", "pattern", "example", "cause", "role")  # by a link to the form
 
 
-def _sysadmin(request: HttpRequest) -> User:
-    user = user_of(request)
-    if not can(user, "change", CLUSTER):
-        raise PermissionDenied("Only sysadmins can change the catalogue. Ask one of them.")
-    return user
-
-
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    _sysadmin(request)
+    sysadmin_of(request, CHANGE)
     if request.GET.get("format") == "toml":
         rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
         answer = HttpResponse(
@@ -84,7 +77,7 @@ def _summary(rows: Sequence[SiteEntry]) -> tuple[str, str]:
 @require_POST
 def add_entries(request: HttpRequest) -> HttpResponse:
     """Add entries given as TOML text: all of them, or none if one is invalid."""
-    user = _sysadmin(request)
+    user = sysadmin_of(request, CHANGE)
     text = request.POST.get("text", "").replace("\r\n", "\n")
     mistakes = []
     try:
@@ -118,7 +111,7 @@ def add_entries(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     """Show the form for a new entry: empty, filled from a link, or with the entry of a replay."""
-    user = _sysadmin(request)
+    user = sysadmin_of(request, CHANGE)
     if request.method == "POST":
         return _posted(request, user, None)
     given = {name: value for name in PREFILLED if (value := request.GET.get(name, ""))}
@@ -129,7 +122,7 @@ def new(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def edit(request: HttpRequest, name: str) -> HttpResponse:
     """Show the form of an existing entry."""
-    user = _sysadmin(request)
+    user = sysadmin_of(request, CHANGE)
     row = _row(name)
     if request.method == "POST":
         return _posted(request, user, row)
@@ -199,7 +192,7 @@ def _form(
 @require_POST
 def check(request: HttpRequest) -> HttpResponse:
     """Try the entry as typed so far; htmx shows the result next to the form."""
-    _sysadmin(request)
+    sysadmin_of(request, CHANGE)
     raw = entry_fields.parse_entry(request.POST)
     is_begun = any(raw.get(name) for name in ("pattern", "exception", "example"))
     trial = site_catalogue.check(raw, instead_of=request.POST.get("instead_of", "")[:64]) if is_begun else None
@@ -209,7 +202,7 @@ def check(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def enable(request: HttpRequest, name: str) -> HttpResponse:
-    user = _sysadmin(request)
+    user = sysadmin_of(request, CHANGE)
     row = site_catalogue.enable(user, _row(name), request.POST.get("enabled") == "1")
     messages.success(
         request, f"{row.name} is {'used' if row.is_enabled else 'no longer used'} from the next diagnosis on."
@@ -220,7 +213,7 @@ def enable(request: HttpRequest, name: str) -> HttpResponse:
 @login_required
 @require_POST
 def remove(request: HttpRequest, name: str) -> HttpResponse:
-    user = _sysadmin(request)
+    user = sysadmin_of(request, CHANGE)
     site_catalogue.remove(user, _row(name))
     messages.success(request, f"{name} is removed. Verdicts that name it keep its name.")
     return redirect("catalogue")
@@ -233,7 +226,7 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 def show_replay(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Show a replay's progress and results; only that part if htmx asks."""
-    _sysadmin(request)
+    sysadmin_of(request, CHANGE)
     found = replay.refresh(get_object_or_404(Replay, pk=replay_id))
     row = site_catalogue.find_row(found.instead_of)
     context = {
@@ -268,7 +261,7 @@ def replay_summary(found: Replay) -> tuple[str, str]:
 @require_POST
 def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Save the entry that was replayed."""
-    user = _sysadmin(request)
+    user = sysadmin_of(request, CHANGE)
     found = get_object_or_404(Replay, pk=replay_id)
     row = site_catalogue.find_row(found.instead_of)
     try:
@@ -283,6 +276,6 @@ def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def stop(request: HttpRequest, replay_id: int) -> HttpResponse:
-    _sysadmin(request)
+    sysadmin_of(request, CHANGE)
     replay.stop(get_object_or_404(Replay, pk=replay_id))
     return redirect("catalogue_replay", replay_id=replay_id)

@@ -14,7 +14,6 @@ from ninja import Router, Schema, Status
 from ninja.security import HttpBearer
 from pydantic import Field
 
-from nodes.api.sysadmins import only_sysadmins
 from nodes.models import Agent
 from nodes.telemetry import enrolment, intake
 from nodes.telemetry.fields import GPU_FIELDS
@@ -22,6 +21,7 @@ from portal import process_counters
 from portal.http.api import ApiRequest, Bearer, Session
 from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.posts import ReportEndpoint, response_of
+from portal.sysadmins import only_sysadmins
 
 router = Router(tags=["agents"])
 machines = Router(tags=["agents"])

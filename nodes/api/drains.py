@@ -10,7 +10,6 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from nodes.api.nodes import OrderShape, ReadingShape, Why, order_shape
-from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import sync
 from nodes.drains import bulk, bulk_return, cost, host_expression, overview
 from nodes.drains.bulk import BulkOutcome
@@ -21,6 +20,7 @@ from portal.http.api import ApiRequest, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import only_sysadmins
 
 router = Router(tags=["drains"])
 

@@ -10,7 +10,6 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from nodes.api.nodes import OrderShape, Why, order_shape
-from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
 from nodes.models import HealthControl, HealthEntry, Node
 from nodes.models.health import hidden_fields
@@ -21,6 +20,7 @@ from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.models import User
+from portal.sysadmins import only_sysadmins
 
 router = Router(tags=["health"])
 NO_ENTRY = {404: "No such health entry."}
@@ -246,7 +246,7 @@ def entry_shape(entry: HealthEntry, user: User) -> dict[str, Any]:
 
 def _entry(entry_id: int) -> HealthEntry:
     rows = HealthEntry.objects.select_related("gpu", "order__asked_by", "decided_by")
-    found = rows.filter(pk=entry_id).first() if entry_id < 2**63 else None
+    found = rows.filter(pk=entry_id).first()
     if found is None:
         raise Problem(404, f"There is no health entry {entry_id}. GET /api/v1/health lists them.")
     return found

@@ -12,7 +12,6 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from nodes.api.nodes import Why
-from nodes.api.sysadmins import FORBIDDEN, only_sysadmins
 from nodes.health.rules.duration import write_duration
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
@@ -22,6 +21,7 @@ from nodes.monitoring.site_rules import ListedRule, listed_rules
 from portal.http.api import ApiRequest, bad_field
 from portal.http.openapi import described
 from portal.http.problems import Problem
+from portal.sysadmins import FORBIDDEN, only_sysadmins
 
 router = Router(tags=["health"])
 policy_router = Router(tags=["health"])

@@ -8,7 +8,6 @@ from typing import Any
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.sysadmins import FORBIDDEN, only_sysadmins
 from nodes.drains import host_expression, maintenance
 from nodes.drains.bulk import UnknownNodes
 from nodes.drains.host_expression import BadHostExpression
@@ -17,6 +16,7 @@ from portal.http.api import ApiRequest, Moment, Text, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import FORBIDDEN, only_sysadmins
 
 router = Router(tags=["drains"])
 
@@ -101,7 +101,7 @@ def cancel(request: ApiRequest, window_id: int) -> dict[str, Any]:
     """End a window now: its reservation is removed, and what it drained is undrained."""
     only_sysadmins(request, "cancel maintenance")
     rows = MaintenanceWindow.objects.select_related("planned_by")
-    window = rows.filter(pk=window_id).first() if window_id < 2**63 else None
+    window = rows.filter(pk=window_id).first()
     if window is None:
         raise Problem(404, f"There is no maintenance window {window_id}.")
     if not maintenance.cancel(request.auth, window):

@@ -9,7 +9,6 @@ from django.db.models import Q
 from ninja import Query, Router, Schema, Status
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import drain as orders
 from nodes.cluster import sync
 from nodes.models import Association, License, Node, NodeOrder, Partition, Qos, Reading, Reservation
@@ -17,6 +16,7 @@ from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import only_sysadmins
 
 router = Router(tags=["nodes"])
 cluster = Router(tags=["cluster"])

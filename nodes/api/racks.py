@@ -12,7 +12,6 @@ from django.utils import timezone
 from ninja import Router, Schema
 from pydantic import Field
 
-from nodes.api.sysadmins import only_sysadmins
 from nodes.cluster import racks
 from nodes.models import Assessment, RackPlace
 from nodes.monitoring.temperatures import hourly, racks_in_order
@@ -20,6 +19,7 @@ from portal.http.api import ApiRequest, too_large
 from portal.http.openapi import described
 from portal.http.posts import UNREADABLE
 from portal.http.problems import Problem
+from portal.sysadmins import only_sysadmins
 from vigil_core import bounded
 
 router = Router(tags=["cluster"])

@@ -8,13 +8,13 @@ from typing import Any
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.sysadmins import FORBIDDEN, only_sysadmins
 from nodes.drains import spares
 from nodes.models import HotSpare, Node
 from portal.http.api import ApiRequest, Text, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import FORBIDDEN, only_sysadmins
 
 router = Router(tags=["drains"])
 

@@ -8,16 +8,15 @@ from typing import Any
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from portal.access import CLUSTER, can
 from portal.announcements import write
 from portal.http.api import ApiRequest, Moment, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
-from portal.models import Announcement, Token
+from portal.models import Announcement
+from portal.sysadmins import FORBIDDEN, only_sysadmins
 
 router = Router(tags=["people"])
-ONLY = {403: "Only for sysadmins, with a token of scope admin."}
 
 
 class AnnouncementShape(Schema):
@@ -64,11 +63,11 @@ def announcements(request: ApiRequest, wanted: Query[WantedAnnouncements]) -> di
     "",
     response={201: AnnouncementShape},
     summary="Announce something to everybody (sysadmins)",
-    openapi_extra=described(errors=ONLY | {422: "The text, the level or the times are wrong."}),
+    openapi_extra=described(errors=FORBIDDEN | {422: "The text, the level or the times are wrong."}),
 )
 def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, Any]]:
     """Show a text at home, on the submit page and to users of `vigil`, from one time to another."""
-    _only_sysadmins(request)
+    only_sysadmins(request, "post announcements")
     try:
         row = write.announce(request.auth, wanted.text, wanted.level, wanted.starts_at, wanted.ends_at)
     except write.BadAnnouncement as error:
@@ -80,26 +79,19 @@ def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, A
     "/{int:announcement_id}/withdraw",
     response=AnnouncementShape,
     summary="Withdraw an announcement (sysadmins)",
-    openapi_extra=described(errors=ONLY | {404: "No such announcement.", 409: "It is over already."}),
+    openapi_extra=described(errors=FORBIDDEN | {404: "No such announcement.", 409: "It is over already."}),
 )
 def withdraw(request: ApiRequest, announcement_id: int) -> dict[str, Any]:
     """Withdraw an announcement before its end."""
-    _only_sysadmins(request)
+    only_sysadmins(request, "withdraw announcements")
     rows = Announcement.objects.select_related("written_by")
-    row = rows.filter(pk=announcement_id).first() if announcement_id < 2**63 else None
+    row = rows.filter(pk=announcement_id).first()
     if row is None:
         raise Problem(404, f"There is no announcement {announcement_id}.")
     if not write.withdraw(request.auth, row):
         raise Problem(409, f"Announcement {announcement_id} is over already.")
     row.refresh_from_db()
     return _shape(row)
-
-
-def _only_sysadmins(request: ApiRequest) -> None:
-    if not can(request.auth, "change", CLUSTER):
-        raise Problem(403, "Only sysadmins can post announcements. Ask one of them.")
-    if request.token_scope not in {None, Token.Scope.ADMIN}:
-        raise Problem(403, "This token cannot announce anything. Create one with scope admin.", kind="scope")
 
 
 def _shape(row: Announcement) -> dict[str, Any]:

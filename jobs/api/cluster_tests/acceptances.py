@@ -13,7 +13,6 @@ from jobs.acceptances import start as acceptances
 from jobs.api.cluster_tests.burnins import burn_in_problems
 from jobs.burnins import report
 from jobs.errors import Conflict
-from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
 from nodes.drains.host_expression import MOST_CHARACTERS
 from nodes.models import Acceptance
@@ -21,6 +20,7 @@ from portal.http.api import ApiRequest, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 
 router = Router(tags=["acceptances"])
 NO_ACCEPTANCE = FORBIDDEN | {404: "No such acceptance."}
@@ -152,7 +152,7 @@ def detail_shape(row: Acceptance) -> dict[str, Any]:
 
 def _acceptance(acceptance_id: int) -> Acceptance:
     rows = Acceptance.objects.select_related("burn_in", "started_by")
-    found = rows.filter(pk=acceptance_id).first() if acceptance_id < 2**63 else None
+    found = rows.filter(pk=acceptance_id).first()
     if found is None:
         raise Problem(404, f"There is no acceptance {acceptance_id}. GET /api/v1/acceptances lists them.")
     return found

@@ -15,7 +15,6 @@ from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
 from jobs.burnins.report import ItemReport
 from jobs.errors import Conflict
-from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from nodes.burnin import plan
 from nodes.drains import host_expression
 from nodes.drains.host_expression import BadHostExpression
@@ -24,6 +23,7 @@ from portal.http.api import ApiRequest, Text, WantedPage, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 
 router = Router(tags=["burn-ins"])
 NO_BURN_IN = FORBIDDEN | {404: "No such burn-in, or the node is not in it."}
@@ -268,7 +268,7 @@ def _golden_shape(row: GoldenRecord) -> dict[str, Any]:
 
 def _burn_in(burn_in_id: int) -> BurnIn:
     rows = BurnIn.objects.select_related("started_by").prefetch_related(report.COUNTED)
-    found = rows.filter(pk=burn_in_id).first() if burn_in_id < 2**63 else None
+    found = rows.filter(pk=burn_in_id).first()
     if found is None:
         raise Problem(404, f"There is no burn-in {burn_in_id}. GET /api/v1/burnins lists them.")
     return found

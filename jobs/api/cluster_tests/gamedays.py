@@ -14,11 +14,11 @@ from jobs.gameday import start as game_days
 from jobs.gameday.faults import FAULTS
 from jobs.gameday.report import DrillReport, drill_reports
 from jobs.models import Drill, GameDay
-from nodes.api.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from portal.http.api import ApiRequest, Text, WantedPage
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
+from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 
 router = Router(tags=["game days"])
 NO_GAME_DAY = FORBIDDEN | {404: "No such game day."}
@@ -175,7 +175,7 @@ def _earlier_shape(drill: Drill) -> dict[str, Any]:
 
 def _game_day(game_day_id: int) -> GameDay:
     rows = GameDay.objects.select_related("started_by", "project")
-    found = rows.filter(pk=game_day_id).first() if game_day_id < 2**63 else None
+    found = rows.filter(pk=game_day_id).first()
     if found is None:
         raise Problem(404, f"There is no game day {game_day_id}. GET /api/v1/gamedays lists them.")
     return found

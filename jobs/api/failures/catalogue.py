@@ -14,10 +14,10 @@ from pydantic import Field, StringConstraints
 from diagnosis.signatures.entry import FIELDS
 from jobs.models import Replay, SiteEntry
 from jobs.postmortem import examples, replay, site_catalogue
-from nodes.api.sysadmins import only_sysadmins
 from portal.http.api import ApiRequest, stream
 from portal.http.openapi import deprecated, described
 from portal.http.problems import Problem
+from portal.sysadmins import only_sysadmins
 
 router = Router(tags=["failures"])
 ONLY = "Only for sysadmins with an admin token."
@@ -294,7 +294,7 @@ def _row(name: str) -> SiteEntry:
 
 
 def _replay(replay_id: int) -> Replay:
-    found = Replay.objects.filter(pk=replay_id).first() if replay_id < 2**63 else None
+    found = Replay.objects.filter(pk=replay_id).first()
     if found is None:
         raise Problem(404, "No such replay; replays are stored for a day.")
     return found

@@ -1,4 +1,4 @@
-"""Endpoints for sysadmins only, with a token of scope admin."""
+"""Refuse REST requests of everybody but sysadmins, and of tokens without scope admin."""
 
 from __future__ import annotations
 
