@@ -80,7 +80,7 @@ def _million() -> dict[str, Any]:
 
     from portal.models import Chunk
     from portal.series import compact, read, store
-    from portal.series.store import Fresh
+    from portal.series.store import NewPoints
 
     owner = ("attempt", 1)
     rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def _million() -> dict[str, Any]:
     began = time.perf_counter()
     for at in range(0, MILLION, 1_000):
         runs = [(0, 1.7e9 + (at + i) / 10, 10) for i in range(0, 1_000, 10)]
-        store.append(ids, [Fresh("loss", 0, runs, step[at : at + 1_000], value[at : at + 1_000])])
+        store.append(ids, [NewPoints("loss", 0, runs, step[at : at + 1_000], value[at : at + 1_000])])
     write_s = time.perf_counter() - began
     longest = _note_longest_transaction(compact)
     began = time.perf_counter()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from jobs.models import Attempt, Event
 from portal.publish import publish as send
-from portal.series.store import Fresh
+from portal.series.store import NewPoints
 
 POINTS = 8_192  # per message; after an outage there are more, which pages read from the database
 EVENTS = 64
@@ -49,7 +49,7 @@ def announce(attempt_id: int) -> None:
         transaction.on_commit(lambda: publish(attempt, [], []))
 
 
-def publish(attempt: Attempt, columns: Sequence[Fresh], events: Sequence[Event]) -> None:
+def publish(attempt: Attempt, columns: Sequence[NewPoints], events: Sequence[Event]) -> None:
     """Send the sockets of a job, and the lists of its project, what was just committed."""
     job, about = attempt.job, header(attempt)
     about["events"] = [event_message(event) for event in events[:EVENTS]]
@@ -126,7 +126,7 @@ def narrow(value: NDArray[Any]) -> NDArray[np.float32]:
     return np.where(np.isfinite(value), np.clip(value, -_FLOAT32_MAX, _FLOAT32_MAX), value).astype("<f4")
 
 
-def _values(about: dict[str, Any], columns: Iterable[Fresh]) -> list[NDArray[Any]]:
+def _values(about: dict[str, Any], columns: Iterable[NewPoints]) -> list[NDArray[Any]]:
     """Return the columns of rank 0 and of the first launcher, and list them in the header."""
     about["series"], found = [], []
     for fresh in columns:
@@ -143,7 +143,7 @@ def _values(about: dict[str, Any], columns: Iterable[Fresh]) -> list[NDArray[Any
     return found
 
 
-def _others(about: dict[str, Any], columns: Sequence[Fresh]) -> bytes:
+def _others(about: dict[str, Any], columns: Sequence[NewPoints]) -> bytes:
     """Return the points of all ranks but 0, which the frame has."""
     entries, flat = [], []
     for fresh in columns:

@@ -72,7 +72,7 @@ def raise_notice(
         elif not Notice.objects.get_or_create(key=key, defaults=values)[1]:
             return False  # another process has just raised it
         fill(rows.get(), project=project, settle=settle)
-        transaction.on_commit(partial(_publish_notices, key))
+        transaction.on_commit(partial(_log_raised, key))
     return True
 
 
@@ -122,8 +122,8 @@ def remove_old(kinds: Collection[str] = ()) -> None:
     Notice.objects.filter(Q(withdrawn_at__lt=long_ago) | Q(kind__in=kinds, last_raised_at__lt=long_ago)).delete()
 
 
-def _publish_notices(key: str) -> None:
-    logger.info("notice %s stands", key)
+def _log_raised(key: str) -> None:
+    logger.info("notice %s was raised", key)
 
 
 def _words(title: str, detail: str, link: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from portal import notify
 from portal.models import Channel, IdempotencyKey, LoginLink
 from portal.outbox import kinds
-from portal.outbox.filling import trouble_of
+from portal.outbox.filling import failure_notice_key
 from portal.outbox.pruning import remove_old as remove_old_deliveries
 
 SIGN_INS_DAYS = 90  # retention of sign-ins and attempts with their addresses
@@ -29,7 +29,7 @@ def tidy() -> None:
     AccessAttempt.objects.filter(attempt_time__lt=long_ago).delete()
     AccessLog.objects.filter(attempt_time__lt=long_ago).delete()
     going = Channel.objects.filter(is_paused=False).values_list("pk", flat=True)
-    notify.withdraw_missing("channel", [trouble_of(pk) for pk in going])
+    notify.withdraw_missing("channel", [failure_notice_key(pk) for pk in going])
     notify.remove_old(kinds.EVENTS)
     remove_old_deliveries()
 

@@ -23,7 +23,7 @@ class Notifier:
 
     since: dict[str, float] = field(default_factory=dict)
 
-    def take(self, report: Report) -> None:
+    def update(self, report: Report) -> None:
         """Raise findings that have lasted or are raised already; withdraw those that no process has found lately."""
         found = {finding.code: finding for finding in report.findings}
         self.since = {code: self.since.get(code, report.made_at) for code in found}

@@ -23,7 +23,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "backup": backup.check,
     "clock": clock.check,
 }
-SERVES = ("database",)
+NEEDED_TO_SERVE = ("database",)
 """What this one web process needs to answer requests: for a load balancer (`/readyz?only=web`)."""
 PATIENCE_S = 5.0  # for a check that hangs, such as a database server that cannot be reached
 IMPLIED = {"redis": "beat"}
@@ -96,6 +96,6 @@ def _run(name: str) -> list[Finding]:
         return [Finding(name, name, "warning", f"The check of {name} failed: see the log of web.")]
 
 
-def serves() -> Report:
+def serving_report() -> Report:
     """Report only what keeps this web process from answering requests."""
-    return Report(tuple(finding for name in SERVES for finding in _run(name)), time.monotonic())
+    return Report(tuple(finding for name in NEEDED_TO_SERVE for finding in _run(name)), time.monotonic())

@@ -47,7 +47,7 @@ class Watcher(threading.Thread):
                 heartbeats.report("web", heartbeats.Activity())
             report = run.current(0.0)
             if time.monotonic() - self.began > GRACE_S:
-                self.notifier.take(report)
+                self.notifier.update(report)
         except DatabaseError as error:
             logger.warning("the portal's health cannot be stored: %s", error)
             connections.close_all()

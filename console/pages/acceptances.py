@@ -9,7 +9,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -26,7 +25,7 @@ from nodes.burnin import plan
 from nodes.drains.host_expression import MOST_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
 from portal.access import sysadmin_of
-from portal.http.paging import BadCursor, SortOrder, page
+from portal.http.paging import SortOrder, page_or_first
 from vigil_core import formatting
 from vigil_core.untrusted import plain
 
@@ -104,10 +103,7 @@ def start(request: HttpRequest) -> HttpResponse:
 def _list_page(request: HttpRequest, form: BurnInForm) -> HttpResponse:
     """Return the list of acceptances below the form."""
     rows = Acceptance.objects.select_related("burn_in", "started_by").defer("clauses", "peaks", "burn_in__log")
-    try:
-        found = page(rows, SortOrder("id", descending=True), cursor=request.GET.get("cursor") or None, limit=PER_PAGE)
-    except BadCursor as error:
-        raise BadRequest(str(error)) from None
+    found = page_or_first(rows, SortOrder("id", descending=True), cursor=request.GET.get("after"), limit=PER_PAGE)
     context = {
         "section": "cluster",
         "place": "burnins",

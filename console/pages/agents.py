@@ -43,7 +43,7 @@ class AgentRow:
 
     agent: Agent
     gaps: int  # reported within GAP_WINDOW
-    given_up: int  # batches, ever
+    discarded_batches: int  # batches, ever
     gpus: int
     now: datetime
 

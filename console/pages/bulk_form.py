@@ -53,10 +53,12 @@ class BulkForm(Generic[Preview]):
         """Return whether the order is requested and has a reason; tell the person if only that is missing."""
         if request.method != "POST" or self.found is None:
             return False
-        if self.reason and len(self.reason) <= orders.MOST_REASON:
-            return True
-        messages.error(request, f"Enter a reason of at most {orders.MOST_REASON} characters.")
-        return False
+        try:
+            forms.reason(request)
+        except forms.BadReason as error:
+            messages.error(request, str(error))
+            return False
+        return True
 
     def replaces(self, request: HttpRequest) -> dict[str, str]:
         """Return the reasons of others, by node, that the person saw and means to replace."""

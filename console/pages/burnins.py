@@ -8,12 +8,10 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.pages import forms
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.burnins import golden, report
 from jobs.burnins import start as burnins
@@ -24,9 +22,9 @@ from nodes.drains import host_expression
 from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.access import sysadmin_of
-from portal.http.paging import BadCursor, SortOrder, page
+from portal.http.paging import SortOrder, page_or_first
 from vigil_core.formatting import listed, plural
-from vigil_core.untrusted import plain
+from vigil_core.untrusted import plain, whole
 
 PER_PAGE = 50
 MOST_GOLDEN = 200
@@ -108,7 +106,7 @@ class BurnInForm:
 
     @classmethod
     def read(cls, request: HttpRequest, default_seconds: int = plan.DEFAULT_SECONDS) -> BurnInForm:
-        seconds = forms.whole(request.POST.get("seconds", ""))
+        seconds = whole(request.POST.get("seconds"), 2**31)
         return cls(
             plain(request.POST.get("nodes", "")).strip()[:MOST_CHARACTERS],
             default_seconds if seconds is None else seconds,
@@ -153,12 +151,8 @@ def _list_page(request: HttpRequest, form: BurnInForm, node: str = "") -> HttpRe
     if node:
         rows = rows.filter(pk__in=BurnInNode.objects.filter(node=node).values("burn_in"))
     found_rows = rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log")
-    try:
-        found = page(
-            found_rows, SortOrder("id", descending=True), cursor=request.GET.get("cursor") or None, limit=PER_PAGE
-        )
-    except BadCursor as error:
-        raise BadRequest(str(error)) from None
+    newest_first = SortOrder("id", descending=True)
+    found = page_or_first(found_rows, newest_first, cursor=request.GET.get("after"), limit=PER_PAGE)
     context = {
         "section": "cluster",
         "place": "burnins",

@@ -7,9 +7,12 @@ from datetime import datetime
 from django.http import HttpRequest
 from django.utils import timezone
 
+from nodes.cluster.drain import MOST_REASON
 from vigil_core.untrusted import plain
 
-MOST_DIGITS = 9
+
+class BadReason(ValueError):
+    """Raised if a form has no reason, or a longer one than is stored."""
 
 
 def moment(text: str) -> datetime:
@@ -20,11 +23,14 @@ def moment(text: str) -> datetime:
         raise ValueError(str(error)) from None
 
 
-def whole(text: str) -> int | None:
-    """Return a whole number from 0 on; None for any other text."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
-
-
 def line(request: HttpRequest, name: str) -> str:
     """Return a posted text as one printable line, with single spaces; "" if it is missing."""
     return " ".join(plain(request.POST.get(name, "")).split())
+
+
+def reason(request: HttpRequest) -> str:
+    """Return the reason of an order or a decision as one line; raise BadReason if it is missing or too long."""
+    text = line(request, "reason")
+    if not text or len(text) > MOST_REASON:
+        raise BadReason(f"Enter a reason of at most {MOST_REASON} characters.")
+    return text

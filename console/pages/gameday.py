@@ -6,7 +6,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -18,7 +17,7 @@ from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import GameDay
 from nodes.models import Partition
 from portal.access import can, sysadmin_of
-from portal.http.paging import BadCursor, SortOrder, page
+from portal.http.paging import SortOrder, page_or_first
 from portal.models import Project, User
 from vigil_core.untrusted import plain
 
@@ -57,13 +56,10 @@ def _page(
 ) -> HttpResponse:  # fmt: skip
     """Return the page of the chosen game day, or of the newest. `sent`: the project and partition of a refused form."""
     rows = GameDay.objects.select_related("started_by", "project")
-    try:
-        found = page(
-            rows.prefetch_related("drills"), SortOrder("id", descending=True),
-            cursor=request.GET.get("cursor") or None, limit=PER_PAGE,
-        )  # fmt: skip
-    except BadCursor as error:
-        raise BadRequest(str(error)) from None
+    newest_first = SortOrder("id", descending=True)
+    found = page_or_first(
+        rows.prefetch_related("drills"), newest_first, cursor=request.GET.get("after"), limit=PER_PAGE
+    )
     chosen = rows.first() if game_day_id is None else _game_day(game_day_id)
     reports = drill_reports(chosen) if chosen else []
     context: dict[str, Any] = {

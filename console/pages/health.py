@@ -15,8 +15,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from console.pages import forms
+from console.pages.portal_status import status_lines
 from console.pages.requests import is_fragment, vary_on_fragment
-from console.pages.vigil_itself import status_lines
 from nodes.cluster import drain as orders
 from nodes.health.rules.rule import Rule
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
@@ -29,7 +29,6 @@ from nodes.remediation.limits_used import limits_used
 from portal.access import CLUSTER, can, sees_all, sysadmin_of, user_of
 from portal.models import User
 from vigil_core import formatting
-from vigil_core.untrusted import plain
 
 MOST = {EntryList.WAITING: 50, EntryList.OPEN: 50, EntryList.WATCHED: 50}
 """Entries of each list; the page of all entries has the rest."""
@@ -117,7 +116,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "may_decide": can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,
         "rules": len(rules),
-        "vigil_itself": status_lines(user, now),
+        "portal_status": status_lines(user, now),
     }
     return vary_on_fragment(
         render(request, "nodes/_health.html" if is_fragment(request) else "nodes/health.html", context)
@@ -129,18 +128,14 @@ def index(request: HttpRequest) -> HttpResponse:
 def decide(request: HttpRequest, entry_id: int, action: str) -> HttpResponse:
     """Approve, dismiss or clear an entry; return to the page of its node if the form was there."""
     user = sysadmin_of(request, "decide about findings")
-    reason = " ".join(plain(request.POST.get("reason", "")).split())
     came_from = _page_of_form(request, entry_id)
-    if not reason or len(reason) > orders.MOST_REASON:
-        messages.error(request, f"Enter a reason of at most {orders.MOST_REASON} characters.")
-        return came_from
     try:
-        _decide(request, user, action, entry_id, reason)
+        _decide(request, user, action, entry_id, forms.reason(request))
     except HealthEntry.DoesNotExist as error:
         raise Http404(str(error)) from None
     except orders.NeedsConfirmation as error:
         messages.error(request, f"{error} Nothing was changed.")
-    except inbox.NotPossible as error:
+    except (forms.BadReason, inbox.NotPossible) as error:
         messages.error(request, str(error))
     return came_from
 
@@ -173,14 +168,9 @@ _DECISIONS: dict[str, Callable[[User, int, str], Any]] = {
 @require_POST
 def reset_breaker(request: HttpRequest) -> HttpResponse:
     user = sysadmin_of(request, "reset the breaker")
-    reason = forms.line(request, "reason")
-    if not reason or len(reason) > orders.MOST_REASON:
-        most = orders.MOST_REASON
-        messages.error(request, f"Enter why the rule fired on so many nodes, in at most {most} characters.")
-        return redirect("health")
     try:
-        inbox.reset_breaker(user, reason)
-    except inbox.NotPossible as error:
+        inbox.reset_breaker(user, forms.reason(request))
+    except (forms.BadReason, inbox.NotPossible) as error:
         messages.error(request, str(error))
     return redirect("health")
 

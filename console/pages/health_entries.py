@@ -14,7 +14,7 @@ from nodes.models import HealthEntry
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation.entry_lists import EntryList
 from portal.access import sees_all, user_of
-from portal.http.paging import BadCursor, SortOrder, page
+from portal.http.paging import SortOrder, page_or_first
 from vigil_core.untrusted import plain
 
 ROWS = 50
@@ -31,10 +31,7 @@ def index(request: HttpRequest) -> HttpResponse:
     rows = _in_state(wanted.get("state", ""))
     rows = rows.filter(**{name: value for name, value in wanted.items() if name != "state"})
     rows = rows.select_related("gpu", "order", "decided_by").defer("progress")
-    try:
-        found = page(rows, _ORDER, cursor=request.GET.get("after") or None, limit=ROWS)
-    except BadCursor:
-        found = page(rows, _ORDER, cursor=None, limit=ROWS)
+    found = page_or_first(rows, _ORDER, cursor=request.GET.get("after"), limit=ROWS)
     context = {
         "section": "cluster",
         "place": "health",

@@ -24,6 +24,7 @@ from nodes.monitoring.site_rules import ListedRule, listed_rules
 from nodes.presenting.observations import observed_text
 from portal.access import CLUSTER, can, sysadmin_of, user_of
 from vigil_core import formatting
+from vigil_core.untrusted import whole
 
 CHANGE = "change health rules"
 OUTCOMES = {
@@ -125,7 +126,7 @@ def edit(request: HttpRequest, name: str = "") -> HttpResponse:
     if request.method == "GET":
         return _page(request, listed, listed.toml if listed else NEW_RULE, version=_version(listed))
     user = sysadmin_of(request, CHANGE)
-    text, version = request.POST.get("text", ""), forms.whole(request.POST.get("version", "")) or 0
+    text, version = request.POST.get("text", ""), whole(request.POST.get("version")) or 0
     try:
         rule = edit_rules.checked(edit_rules.normalised(text))
         if name and rule.name != name:
@@ -136,7 +137,8 @@ def edit(request: HttpRequest, name: str = "") -> HttpResponse:
         return _page(request, listed, text, version=version, problem=str(error))
     found = dry_run_for(user, rule)
     if found is None:
-        return _page(request, listed, text, version=version, problem="A dry run of yours is still going on.")
+        problem = "Your previous dry run is still running. Wait until it has ended."
+        return _page(request, listed, text, version=version, problem=problem)
     return _page(request, listed, text, version=version, found=found, proof=edit_rules.proof_of(user, text))
 
 
@@ -158,21 +160,21 @@ def set_policies(request: HttpRequest) -> HttpResponse:
     user = sysadmin_of(request, "change policies")
     wanted: dict[str, str] = {action: request.POST[action] for action in policies.GOVERNED if action in request.POST}
     try:
-        policies.set_modes(user, wanted, _reason(request))
-    except (RuleRefused, policies.BadPolicy) as error:
+        policies.set_modes(user, wanted, forms.reason(request))
+    except (forms.BadReason, policies.BadPolicy) as error:
         messages.error(request, f"Nothing was changed. {error}")
     return redirect("health_rules")
 
 
 def _changed(request: HttpRequest, name: str, action: str) -> HttpResponse:
-    user, version = sysadmin_of(request, CHANGE), forms.whole(request.POST.get("version", "")) or 0
+    user, version = sysadmin_of(request, CHANGE), whole(request.POST.get("version")) or 0
     _listed(name)
     change = edit_rules.switch_off if action == "off" else edit_rules.delete
     try:
-        change(user, name, version=version, reason=_reason(request))
+        change(user, name, version=version, reason=forms.reason(request))
     except SiteRule.DoesNotExist:
         raise Http404(f"There is no rule {name}.") from None
-    except (RuleRefused, RuleConflict) as error:
+    except (forms.BadReason, RuleRefused, RuleConflict) as error:
         messages.error(request, str(error))
     else:
         messages.success(request, f"{name} is off." if action == "off" else f"Deleted the site’s rule {name}.")
@@ -183,8 +185,8 @@ def _save(request: HttpRequest, listed: ListedRule | None, text: str, version: i
     """Save a rule that was tried. Without a reason it stays tried: the dry run need not be repeated."""
     proof = request.POST.get("proof", "")[:500]
     try:
-        reason = _reason(request)
-    except RuleRefused as error:
+        reason = forms.reason(request)
+    except forms.BadReason as error:
         return _page(request, listed, text, version=version, proof=proof, reason_problem=str(error))
     row = edit_rules.save(user_of(request), text, proof=proof, version=version, reason=reason, name=name)
     messages.success(request, f"Saved the rule {row.name}. It applies within seconds.")
@@ -244,13 +246,6 @@ def _listed(name: str) -> ListedRule:
 
 def _version(listed: ListedRule | None) -> int:
     return listed.row.version if listed and listed.row else 0
-
-
-def _reason(request: HttpRequest) -> str:
-    reason = forms.line(request, "reason")
-    if not reason or len(reason) > MOST_REASON:
-        raise RuleRefused(f"Enter a reason of at most {MOST_REASON} characters.")
-    return reason
 
 
 def _urgency(listed: ListedRule) -> tuple[int, int, str]:

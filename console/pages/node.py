@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages import node_facts
+from console.pages import forms, node_facts
 from console.pages.cluster import stale_text
 from console.pages.health import EntryRow
 from console.pages.node_facts import MachineView
@@ -204,11 +204,10 @@ def _gib(used_mib: float, there_mib: float) -> tuple[str, str]:
 @login_required
 @require_POST
 def drain(request: HttpRequest, name: str) -> HttpResponse:
-    reason = " ".join(plain(request.POST.get("reason", "")).split())
-    if not reason or len(reason) > orders.MOST_REASON:
-        messages.error(
-            request, f"Enter a reason of at most {orders.MOST_REASON} characters; Slurm shows it to everybody."
-        )
+    try:
+        reason = forms.reason(request)
+    except forms.BadReason as error:
+        messages.error(request, str(error))
         return redirect("node", name)
     return _place_order(request, name, NodeOrder.Action.DRAIN, reason)
 

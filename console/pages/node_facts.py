@@ -87,7 +87,7 @@ class GpuProcessRow:
     name: str
     user: str
     memory: str
-    stretch: AllocationSpan | None
+    allocation: AllocationSpan | None
     scheduler_id: str
 
 
@@ -107,7 +107,7 @@ class GpuLane:
 class JobVisit:
     """A job that ran on the node, with all GPUs that it used there."""
 
-    stretch: AllocationSpan
+    allocation: AllocationSpan
     gpus: list[int]
     since: datetime
     until: datetime | None
@@ -156,15 +156,15 @@ class MachineView:
         return host
 
     @cached_property
-    def stretches(self) -> list[AllocationSpan]:
+    def allocations(self) -> list[AllocationSpan]:
         return gpu_allocations.allocation_spans(self.user, self.agent, *self.span.moments)
 
     @cached_property
     def holders(self) -> dict[int | None, list[AllocationSpan]]:
         """Return the current jobs of each GPU."""
         found: dict[int | None, list[AllocationSpan]] = {}
-        for stretch in gpu_allocations.allocation_spans(self.user, self.agent, self.now, self.now):
-            found.setdefault(stretch.gpu_id, []).append(stretch)
+        for allocation in gpu_allocations.allocation_spans(self.user, self.agent, self.now, self.now):
+            found.setdefault(allocation.gpu_id, []).append(allocation)
         return found
 
     @cached_property
@@ -290,12 +290,10 @@ def marks(shown: MachineView) -> dict[str, Any]:
     """Return what charts show besides curves: which job used each GPU, and events."""
     uuids = {gpu.pk: gpu.uuid for gpu in shown.gpus}
     bands: dict[str, list[list[Any]]] = {uuid: [] for uuid in uuids.values()}
-    for stretch in reversed(shown.stretches):
-        if uuid := uuids.get(stretch.gpu_id or 0):
-            style = "mine" if stretch.is_mine else "busy"
-            bands[uuid].append(
-                [stretch.since.timestamp(), stretch.until and stretch.until.timestamp(), style, holder_text(stretch)]
-            )
+    for allocation in reversed(shown.allocations):
+        if uuid := uuids.get(allocation.gpu_id or 0):
+            since, until = allocation.since.timestamp(), allocation.until and allocation.until.timestamp()
+            bands[uuid].append([since, until, "mine" if allocation.is_mine else "busy", holder_text(allocation)])
     happened = [
         _mark(page_event, uuids)
         for page_event in shown.events
@@ -321,11 +319,11 @@ def _missing(event: NodeEvent) -> list[float]:
     return [second for second in times if second is not None] if None not in times else []
 
 
-def holder_text(stretch: AllocationSpan) -> str:
+def holder_text(allocation: AllocationSpan) -> str:
     """Return the job in a few words."""
-    if not stretch.is_visible:
+    if not allocation.is_visible:
         return "in use"
-    return f"{stretch.name} ({stretch.user})" if stretch.user else stretch.name
+    return f"{allocation.name} ({allocation.user})" if allocation.user else allocation.name
 
 
 def processes(shown: MachineView) -> list[GpuProcessRow]:
@@ -341,33 +339,33 @@ def processes(shown: MachineView) -> list[GpuProcessRow]:
 
 def _process(shown: MachineView, gpu: Gpu, process: dict[str, Any]) -> GpuProcessRow:
     job_id = process["job"]
-    stretch = next((holder for holder in shown.holders.get(gpu.pk, []) if holder.scheduler_id == job_id), None)
+    allocation = next((holder for holder in shown.holders.get(gpu.pk, []) if holder.scheduler_id == job_id), None)
     mib = process["memory_mib"]
     memory = formatting.memory(None if mib is None else mib * 2**20)
     return GpuProcessRow(
-        gpu.index, process["pid"], untrusted.line(process["name"]), process["user"], memory, stretch, job_id
+        gpu.index, process["pid"], untrusted.line(process["name"]), process["user"], memory, allocation, job_id
     )
 
 
 def visits(shown: MachineView) -> tuple[list[JobVisit], int]:
     """Return the jobs that ran here in this range, newest first, and how many allocations of others are hidden."""
     by_job: dict[str, list[AllocationSpan]] = {}
-    for stretch in shown.stretches:
-        if stretch.is_visible:
-            by_job.setdefault(stretch.scheduler_id, []).append(stretch)
-    hidden = sum(not stretch.is_visible for stretch in shown.stretches)
+    for allocation in shown.allocations:
+        if allocation.is_visible:
+            by_job.setdefault(allocation.scheduler_id, []).append(allocation)
+    hidden = sum(not allocation.is_visible for allocation in shown.allocations)
     index = {gpu.pk: gpu.index for gpu in shown.gpus}
-    found = [_visit(stretches, index) for stretches in by_job.values()]
+    found = [_visit(allocations, index) for allocations in by_job.values()]
     others = gpu_allocations.jobs_without_gpus(shown.user, shown.agent.node, *shown.span.moments, by_job)
-    found += [JobVisit(stretch, [], stretch.since, stretch.until) for stretch in others]
+    found += [JobVisit(allocation, [], allocation.since, allocation.until) for allocation in others]
     return sorted(found, key=lambda visit: visit.since, reverse=True)[:MOST_JOBS], hidden
 
 
-def _visit(stretches: Sequence[AllocationSpan], index: dict[int, int]) -> JobVisit:
-    gpus = sorted({index[stretch.gpu_id] for stretch in stretches if stretch.gpu_id in index})
-    ends = [stretch.until for stretch in stretches]
+def _visit(allocations: Sequence[AllocationSpan], index: dict[int, int]) -> JobVisit:
+    gpus = sorted({index[allocation.gpu_id] for allocation in allocations if allocation.gpu_id in index})
+    ends = [allocation.until for allocation in allocations]
     until = None if None in ends else max(end for end in ends if end is not None)
-    return JobVisit(stretches[0], gpus, min(stretch.since for stretch in stretches), until)
+    return JobVisit(allocations[0], gpus, min(allocation.since for allocation in allocations), until)
 
 
 def topology(agent: Agent) -> list[list[str]]:

@@ -25,7 +25,7 @@ from nodes.models import Node, Partition, Reading
 from nodes.scheduling import node_states
 from portal.access import user_of
 from vigil_core import formatting
-from vigil_core.untrusted import plain
+from vigil_core.untrusted import plain, whole
 
 MOST = 120  # nodes a page: each is drawn with its GPUs
 
@@ -114,7 +114,7 @@ def index(request: HttpRequest) -> HttpResponse:
     everything = list(Node.objects.all())
     partition, text = plain(request.GET.get("partition", "")), plain(request.GET.get("q", ""))[:200]
     wanted = [node for node in everything if _matches(node, partition, text, request.GET.get("state", ""))]
-    first = min(_whole(request.GET.get("from")), max(0, len(wanted) - 1))
+    first = min(whole(request.GET.get("from")) or 0, max(0, len(wanted) - 1))
     page = wanted[first : first + MOST]
     jobs_by_node = visibility.allocations_on(user, (node.name for node in page))
     jobs = QueueSearch().counts(user)
@@ -214,7 +214,3 @@ def _matches(node: Node, partition: str, text: str, state: str) -> bool:
         return False
     where = " ".join((node.name, node.reason, node.gpu_text, *node.features)).lower()
     return all(word in where for word in text.lower().split())
-
-
-def _whole(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 7 else 0

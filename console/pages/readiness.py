@@ -22,7 +22,7 @@ def readyz(request: HttpRequest) -> HttpResponse:
 
     JSON, or lines of text where the request accepts text/plain.
     """
-    report = run.serves() if request.GET.get("only") == "web" else run.current()
+    report = run.serving_report() if request.GET.get("only") == "web" else run.current()
     errors, warnings, unchecked = report.errors, report.warnings, list(report.unchecked)
     response: HttpResponse
     if "text/plain" in request.headers.get("Accept", ""):

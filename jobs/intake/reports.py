@@ -26,7 +26,7 @@ from portal.http.posts import Malformed, inflate
 from portal.http.problems import Problem
 from portal.models import digest
 from portal.series import store
-from portal.series.store import Fresh, Owner
+from portal.series.store import NewPoints, Owner
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class _Intake:
     post: ReportPost
     cursors: dict[str, int] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)  # indexes into post.streams
-    columns: list[Fresh] = field(default_factory=list)
+    columns: list[NewPoints] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     now: datetime = field(default_factory=timezone.now)
     has_pending: bool = False  # events that are stored, and not yet in the rows of rounds and clients
@@ -229,7 +229,7 @@ class _Intake:
         ]
         store.append(ids, self.columns)
 
-    def _fresh_columns(self, name: str, sent: wire.SeriesColumns) -> Iterator[Fresh]:
+    def _fresh_columns(self, name: str, sent: wire.SeriesColumns) -> Iterator[NewPoints]:
         """Yield one series' points of accepted streams and good batches: by incarnation, launchers apart."""
         parts = self.post.streams
         kinds = [
@@ -246,7 +246,7 @@ class _Intake:
             if not all(is_of_kind):
                 mask = np.repeat(is_of_kind, [run[2] for run in sent.runs])
                 step, value = step[mask], value[mask]
-            yield Fresh(name, kind[0], runs, step, value)
+            yield NewPoints(name, kind[0], runs, step, value)
 
     def _accepts(self, run: tuple[int, int, int]) -> bool:
         return run[0] in self.accepted and run[:2] not in self.post.bad
@@ -337,7 +337,7 @@ def _count_bad(post: ReportPost) -> dict[int, int]:
     return counts
 
 
-def _of_rank_0(fresh: Fresh) -> tuple[Any, Any]:
+def _of_rank_0(fresh: NewPoints) -> tuple[Any, Any]:
     """Return steps and values of rank 0, in order of arrival."""
     if all(run[0] == 0 for run in fresh.runs):
         return fresh.step, fresh.value

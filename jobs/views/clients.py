@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from jobs.gathering import federation as gathered
 from jobs.gathering.clients import SORTS, is_descending, ordered
 from jobs.views.job import page_of
-from portal.http.paging import BadCursor, page
+from portal.http.paging import page_or_first
 
 ROWS = 50
 COLUMNS = (
@@ -47,10 +47,7 @@ def table(request: HttpRequest, job_id: int) -> HttpResponse:
     if sort not in SORTS:
         sort = gathered.worst_first(shown.life)
     rows, order = ordered(shown.job, sort)
-    try:
-        part = page(rows, order, cursor=request.GET.get("after") or None, limit=ROWS)
-    except BadCursor:
-        part = page(rows, order, cursor=None, limit=ROWS)
+    part = page_or_first(rows, order, cursor=request.GET.get("after"), limit=ROWS)
     dropped, has_more = gathered.dropout_groups(shown.life)
     fairness = gathered.fairness_of(shown.life, part.items)
     columns = BY_LOSS if fairness and fairness.measure == "loss" else COLUMNS

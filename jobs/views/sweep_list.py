@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from jobs.models import Attempt, Sweep
 from jobs.models.sweep import states_of
 from portal.access import user_of
-from portal.http.paging import BadCursor, Page, SortOrder, page
+from portal.http.paging import Page, SortOrder, page_or_first
 from portal.models import User
 from vigil_core import formatting
 
@@ -69,10 +69,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 def _page(user: User, cursor: str | None) -> Page[Sweep]:
     sweeps = Sweep.objects.visible_to(user).select_related("project", "owner").defer("spec_toml")
-    try:
-        return page(sweeps, NEWEST, cursor=cursor, limit=ROWS)
-    except BadCursor:
-        return page(sweeps, NEWEST, cursor=None, limit=ROWS)
+    return page_or_first(sweeps, NEWEST, cursor=cursor, limit=ROWS)
 
 
 def _lines(sweeps: list[Sweep]) -> list[SweepRow]:

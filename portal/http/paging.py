@@ -60,6 +60,14 @@ def page(rows: QuerySet[Row], order: SortOrder, *, cursor: str | None, limit: in
     return Page(items, encode(order, value, items[-1].pk))
 
 
+def page_or_first(rows: QuerySet[Row], order: SortOrder, *, cursor: str | None, limit: int) -> Page[Row]:
+    """Return the page after the cursor; the first one without a cursor, or with one that is invalid or out of date."""
+    try:
+        return page(rows, order, cursor=cursor, limit=limit)
+    except BadCursor:
+        return page(rows, order, cursor=None, limit=limit)
+
+
 def _rows_after(rows: QuerySet[Row], order: SortOrder, names: list[str], place: tuple[Any, int]) -> QuerySet[Row]:
     """Return the rows after this position; raise BadCursor if its value is invalid for the order's field."""
     try:

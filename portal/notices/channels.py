@@ -19,7 +19,7 @@ from portal.sending import webhook
 MOST = 10  # per person, or per project
 
 
-class TooMany(Exception):
+class TooManyChannels(Exception):
     """Raised when the limit of channels is reached."""
 
 
@@ -59,7 +59,7 @@ def make(user: User, project: Project | None, kind: str, fields: dict[str, Any])
     """Create a channel of the person, or of the project."""
     owner: dict[str, Any] = {"project": project} if project else {"user": user}
     if Channel.objects.filter(**owner).count() >= MOST:
-        raise TooMany(f"You can have at most {MOST} channels. Remove one first.")
+        raise TooManyChannels(f"{project or 'You'} can have at most {MOST} channels. Remove one first.")
     channel = Channel.objects.create(kind=kind, **owner, **fields)
     if project:
         note(user, "channel.made", project, str(channel), Change(after=_values(channel)))
@@ -73,7 +73,7 @@ def change(user: User, channel: Channel, fields: dict[str, Any]) -> None:
     if fields.get("is_paused"):
         pruning.drop_unsent(channel, "The channel was paused.")
     if fields.get("is_paused") or fields.get("address", channel.address) != channel.address:
-        notify.withdraw(filling.trouble_of(channel.pk))
+        notify.withdraw(filling.failure_notice_key(channel.pk))
     if channel.project:
         after = _values(Channel.objects.get(pk=channel.pk))
         note(user, "channel.changed", channel.project, str(channel), Change(before=before, after=after))
@@ -91,7 +91,7 @@ def renew_secret(user: User, channel: Channel) -> str:
 def remove(user: User, channel: Channel) -> None:
     if channel.project:
         note(user, "channel.removed", channel.project, str(channel), Change(before=_values(channel)))
-    notify.withdraw(filling.trouble_of(channel.pk))
+    notify.withdraw(filling.failure_notice_key(channel.pk))
     channel.delete()
 
 

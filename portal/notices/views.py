@@ -40,7 +40,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             channel = channels.make(user, project, kind, form.fields_of())
-        except channels.TooMany as error:
+        except channels.TooManyChannels as error:
             form.add_error(None, str(error))
         else:
             if kind == Channel.Kind.WEBHOOK:

@@ -29,7 +29,7 @@ def fill(notice: Notice, *, project: Project | None = None, settle: timedelta = 
     rows = [
         Delivery(channel=channel, key=stamp, notice=notice, kind=notice.kind, title=notice.title, **_when(channel, at))
         for channel in _channels(notice, project)
-        if notice.kind not in channel.left_out and notice.key != trouble_of(channel.pk)
+        if notice.kind not in channel.left_out and notice.key != failure_notice_key(channel.pk)
         for at in [now + settle]
     ]
     return len(Delivery.objects.bulk_create(rows, ignore_conflicts=True)) if rows else 0
@@ -47,7 +47,7 @@ def drop_duplicates(notice: Notice, other: Notice) -> int:
     )
 
 
-def trouble_of(channel_id: int) -> str:
+def failure_notice_key(channel_id: int) -> str:
     """Return the key of the notice that a channel does not work; that notice is not sent to the channel itself."""
     return f"channel:{channel_id}"
 

@@ -23,7 +23,7 @@ from django.utils import timezone
 from portal import database, notify
 from portal.models import Channel, Delivery
 from portal.outbox import kinds
-from portal.outbox.filling import content_of, hours_of, trouble_of
+from portal.outbox.filling import content_of, failure_notice_key, hours_of
 from portal.sending import gathering, mail, outside, slack, webhook
 from vigil_core.untrusted import line
 
@@ -40,7 +40,7 @@ SENT, WAITING, GIVEN_UP, DROPPED = (Delivery.State[name] for name in ("SENT", "W
 class DeliveryFailure:
     """Why a message was not delivered. `is_for_good`: retrying would not help."""
 
-    words: str
+    message: str
     is_for_good: bool = False
     retry_after_s: float | None = None
 
@@ -115,7 +115,7 @@ def _mail(delivery: Delivery) -> DeliveryFailure | None:
     try:
         mail.send(delivery)
     except (OSError, SMTPException) as error:
-        return DeliveryFailure(mail.words(error), is_for_good=mail.is_for_good(error))
+        return DeliveryFailure(mail.error_message(error), is_for_good=mail.is_for_good(error))
     return None
 
 
@@ -127,10 +127,10 @@ def _judge(answer: outside.ExternalResponse, channel: Channel) -> DeliveryFailur
         return DeliveryFailure(
             f"{channel.where} redirects to another address ({status}): use that one.", is_for_good=True
         )
-    words = f"{channel.where} answered {status}{f': {response_text}' if response_text else '.'}"
+    message = f"{channel.where} answered {status}{f': {response_text}' if response_text else '.'}"
     if status in {408, 425, 429} or status >= 500:
-        return DeliveryFailure(words, retry_after_s=answer.retry_after_s)
-    return DeliveryFailure(words, is_for_good=True)
+        return DeliveryFailure(message, retry_after_s=answer.retry_after_s)
+    return DeliveryFailure(message, is_for_good=True)
 
 
 def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
@@ -141,17 +141,17 @@ def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
         rows.update(state=SENT, sent_at=now, error="")
         if delivery.channel.rests_until is not None:
             channel.update(rests_until=None)
-        notify.withdraw(trouble_of(delivery.channel_id))
+        notify.withdraw(failure_notice_key(delivery.channel_id))
         logger.info("delivery %s: %s to channel %s", delivery.pk, delivery.kind, delivery.channel_id)
         return
     is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
     again_at = _after_quiet_hours(delivery, now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s)))
     # Only if no other process has it by now: a time-out may be recorded late.
     ours = rows.filter(due_at=delivery.due_at)
-    if not ours.update(error=failure.words[:300], **({"state": GIVEN_UP} if is_last else {"due_at": again_at})):
+    if not ours.update(error=failure.message[:300], **({"state": GIVEN_UP} if is_last else {"due_at": again_at})):
         return
     channel.update(rests_until=None if failure.is_for_good else again_at)
-    logger.warning("delivery %s, try %s: %s", delivery.pk, delivery.tries, failure.words)
+    logger.warning("delivery %s, try %s: %s", delivery.pk, delivery.tries, failure.message)
     if is_last:
         _notify_failure(delivery, failure)
 
@@ -177,10 +177,10 @@ def _notify_failure(delivery: Delivery, failure: DeliveryFailure) -> None:
     where = str(channel) if channel.user else f"{channel} of {channel.project}"
     title = f"Messages to {where} cannot be delivered."
     notify.raise_notice(
-        trouble_of(channel.pk),
+        failure_notice_key(channel.pk),
         kind="channel",
         to=channel.user or notify.SYSADMINS,
         title=title,
-        detail=failure.words,
+        detail=failure.message,
         link="/me/",
     )

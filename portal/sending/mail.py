@@ -47,7 +47,7 @@ def is_for_good(error: Exception) -> bool:
     return all(code >= 500 and not 530 <= code <= 538 for code in codes)
 
 
-def words(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     if isinstance(error, SMTPRecipientsRefused):
         code, reply = next(iter(error.recipients.values()))
         return f"The mail server refused the address: {code} {_text(reply)}"

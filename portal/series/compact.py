@@ -20,7 +20,7 @@ from portal.models import Chunk, Series
 from portal.series import bands_read, store
 from portal.series.codec import POINTS, Points, decode_loose, encode_loose, summarise
 from portal.series.rows import merge
-from portal.series.store import Fresh, Owner
+from portal.series.store import NewPoints, Owner
 
 ROWS = 512  # unmerged rows of one series and incarnation: as many are read quickly, more are gathered
 BATCH = 2_048  # rows read together
@@ -137,7 +137,7 @@ def _store_bands(due: _DueSeries, rows: Sequence[_Row]) -> None:
             ids = store.declare(owner, [series.name], column=column)
             points = bands_read.column_of(made, column)
             runs = _runs(0, points)
-            store.append(ids, [Fresh(series.name, due.incarnation, runs, points.step, points.value)])
+            store.append(ids, [NewPoints(series.name, due.incarnation, runs, points.step, points.value)])
 
 
 def _plan(gathered: Sequence[_Row], loose: Sequence[_Row], *, is_idle: bool) -> tuple[list[_Plan], bool]:

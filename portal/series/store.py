@@ -26,7 +26,7 @@ _INSERT = f"INSERT INTO portal_chunk ({', '.join(_COLUMNS)}) VALUES ({', '.join(
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewPoints:
     """New points of one series and incarnation. `runs` split the columns: (rank, Unix time, number of points) each."""
 
     name: str
@@ -69,7 +69,7 @@ def declare(owner: Owner, names: Sequence[str], *, column: str = "", limit: int 
     return ids | find(owner, fresh, column=column)
 
 
-def append(ids: dict[str, int], columns: Iterable[Fresh]) -> None:
+def append(ids: dict[str, int], columns: Iterable[NewPoints]) -> None:
     """Store new points as loose chunks; part of the caller's transaction."""
     insert([_row(ids[fresh.name], fresh) for fresh in columns])
 
@@ -80,7 +80,7 @@ def insert(rows: Sequence[tuple[Any, ...]]) -> None:
         cursor.executemany(_INSERT, rows)
 
 
-def _row(series_id: int, fresh: Fresh) -> tuple[Any, ...]:
+def _row(series_id: int, fresh: NewPoints) -> tuple[Any, ...]:
     ranks, times = [run[0] for run in fresh.runs], [run[1] for run in fresh.runs]
     about = summarise(fresh.step, fresh.value)
     data = encode_loose(list(fresh.runs), fresh.step, fresh.value)

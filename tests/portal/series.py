@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from portal.series import compact, store
-from portal.series.store import Fresh, Owner
+from portal.series.store import NewPoints, Owner
 
 OWNER: Owner = ("attempt", 1)
 LATER: Owner = ("attempt", 2)
@@ -35,7 +35,7 @@ def write(
     step = np.array([s for _, points in runs for s, _ in points], np.int64)
     values = np.array([v for _, points in runs for _, v in points], np.float64)
     ids = store.declare(owner, [name])
-    store.append(ids, [Fresh(name, incarnation, [(rank, time, len(p)) for rank, p in runs], step, values)])
+    store.append(ids, [NewPoints(name, incarnation, [(rank, time, len(p)) for rank, p in runs], step, values)])
 
 
 def ramp(start: int, stop: int, stride: int = 1, rank: int = 0) -> tuple[int, list[tuple[int, float]]]:

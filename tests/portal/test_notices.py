@@ -152,7 +152,7 @@ class TestOnce:
             withdraw("gpu.idle:GPU-1")
             idle(oskar)
         assert len(callbacks) == 1
-        assert caplog.messages == ["notice gpu.idle:GPU-1 stands"] * 2
+        assert caplog.messages == ["notice gpu.idle:GPU-1 was raised"] * 2
 
     def test_somebody_else_raises_it_in_between(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
         """Between the look and the insert: the unique key decides, and what was said first stands."""

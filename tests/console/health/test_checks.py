@@ -200,24 +200,24 @@ def test_the_clock_of_slurm(client: Client, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_lasts_is_notified_once_and_withdrawn() -> None:
     finding = Finding("disk", "disk.home", "warning", "The disk of VIGIL_HOME is nearly full.", "/var: 1 GB.", "Do.")
     watcher = notifier.Notifier()
-    watcher.take(run.Report((finding,), time.monotonic()))
+    watcher.update(run.Report((finding,), time.monotonic()))
     assert not Notice.objects.exists(), "a restart takes a minute: nobody is woken for that"
     watcher.since["disk.home"] -= notifier.LASTS_S
     for _ in range(2):
-        watcher.take(run.Report((finding,), time.monotonic()))
+        watcher.update(run.Report((finding,), time.monotonic()))
     notice = Notice.objects.get()
     assert (notice.kind, notice.audience, notice.tone) == ("portal.health", "sysadmins", "warn")
     other = notifier.Notifier()  # of a web process on a machine with a disk of its own
-    other.take(run.Report((), time.monotonic()))
+    other.update(run.Report((), time.monotonic()))
     assert Notice.objects.standing().exists(), "it sees nothing wrong, and takes nothing back"
     successor = notifier.Notifier()
     Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER + timedelta(seconds=20))
-    successor.take(run.Report((finding,), time.monotonic()))
+    successor.update(run.Report((finding,), time.monotonic()))
     Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER + timedelta(seconds=20))
-    other.take(run.Report((), time.monotonic()))
+    other.update(run.Report((), time.monotonic()))
     assert Notice.objects.get().raised_at == notice.raised_at, "a restart of web makes no news of it"
     Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER - timedelta(seconds=1))
-    other.take(run.Report((), time.monotonic()))
+    other.update(run.Report((), time.monotonic()))
     assert not Notice.objects.standing().exists(), "nobody sees it any more"
 
 

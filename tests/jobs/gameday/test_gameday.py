@@ -230,9 +230,9 @@ class TestDoors:
         project = a_project("canaries")
         rows = [GameDay.objects.create(project=project, version="1", partition=f"p{n}") for n in range(3)]
         first = signed_in(ops).get("/gameday").text
-        cursor = re.search(r'\?cursor=([^"]+)"', first)
+        cursor = re.search(r'\?after=([^"]+)"', first)
         assert cursor
-        assert f'href="/gameday/{rows[0].pk}"' in signed_in(ops).get(f"/gameday?cursor={cursor[1]}").text
+        assert f'href="/gameday/{rows[0].pk}"' in signed_in(ops).get(f"/gameday?after={cursor[1]}").text
 
     def test_an_empty_page_says_what_to_do(self, ops: User) -> None:
         assert "vigil gameday --partition canary" in signed_in(ops).get("/gameday").content.decode()

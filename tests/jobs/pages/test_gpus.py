@@ -17,7 +17,7 @@ from jobs.models import Event, Job, Stream
 from nodes.models import Holding
 from portal.models import User
 from portal.series import store
-from portal.series.store import Fresh
+from portal.series.store import NewPoints
 from tests.jobs.api.telemetry.test_machines import moment, running
 from tests.jobs.pages.reading import on_one_line
 from tests.lab import a_job, a_project, person, signed_in
@@ -57,7 +57,7 @@ def losing(job: Job, seconds: int) -> None:
     began, steps = time.time() - seconds, seconds // 10
     ids = store.declare(("attempt", job.latest.pk), ["loss"])
     runs = [(0, began + 10 * step, 1) for step in range(steps)]
-    store.append(ids, [Fresh("loss", 0, runs, np.arange(steps), 100.0 - np.arange(steps))])
+    store.append(ids, [NewPoints("loss", 0, runs, np.arange(steps), 100.0 - np.arange(steps))])
 
 
 def launched(job: Job, percent: float, seconds: int = 300) -> None:
@@ -70,7 +70,7 @@ def launched(job: Job, percent: float, seconds: int = 300) -> None:
     ids = store.declare(("attempt", job.latest.pk), ["gpu_percent"])
     count = seconds // 10
     runs = [(-1, began + 10 * i, 1) for i in range(count)]
-    store.append(ids, [Fresh("gpu_percent", 0, runs, np.arange(0, seconds, 10), np.full(count, percent))])
+    store.append(ids, [NewPoints("gpu_percent", 0, runs, np.arange(0, seconds, 10), np.full(count, percent))])
 
 
 def test_every_gpu_is_a_row_and_who_stands_out_is_named(mira: User) -> None:

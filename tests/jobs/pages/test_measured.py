@@ -15,7 +15,7 @@ from jobs.intake import reports
 from jobs.models import Event, Job
 from portal.models import Project, User
 from portal.series import store
-from portal.series.store import Fresh
+from portal.series.store import NewPoints
 from tests.jobs.pages.reading import text
 from tests.jobs.reporting import Spooled, attempt_of, post
 from tests.lab import a_job
@@ -143,7 +143,7 @@ def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job:
     attempt.save()
     ids = store.declare(("attempt", attempt.pk), ["tokens_per_second"])
     runs = [(0, began + 10 * step, 1) for step in range(60)]
-    store.append(ids, [Fresh("tokens_per_second", 0, runs, np.arange(60), np.full(60, 9.0))])
+    store.append(ids, [NewPoints("tokens_per_second", 0, runs, np.arange(60), np.full(60, 9.0))])
     for node in ("dgx-01", "dgx-02", "dgx-03"):
         machine = Machine(node)
         machine.post(machine.event("mount.slow", began + 100, mount="/<b>data</b>", since=began + 100))

@@ -15,7 +15,7 @@ from nodes.telemetry import merge
 from nodes.telemetry.fields import WINDOW_S
 from portal.models import User
 from portal.series import store
-from portal.series.store import Fresh
+from portal.series.store import NewPoints
 from tests.lab import a_job, a_project, bearer, person, send, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
@@ -279,7 +279,7 @@ class TestOfAJob:
         ids = store.declare(("attempt", job.latest.pk), ["gpu_percent"])
         runs = [(-1, began + second, 1) for second in range(0, 300, 10)]
         column = np.arange(0, 300, 10), np.full(30, 55.0)
-        store.append(ids, [Fresh("gpu_percent", 0, runs, *column)])
+        store.append(ids, [NewPoints("gpu_percent", 0, runs, *column)])
         heat = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus?columns=30").json()
         assert (heat["source"], heat["mean"]) == ("launcher", 55)
         assert [(row["node"], row["gpu"]) for row in heat["items"]] == [("dgx-01", None)]

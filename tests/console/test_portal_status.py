@@ -35,7 +35,7 @@ def test_processes_polls_leases_and_agents_are_listed() -> None:
     assert "Vigil itself" in html
     assert "2 processes report; the longest task is jobs.tasks.follow, for 12 s" in html
     assert "silent: worker, diagnosis and notices" in html
-    assert "head:412 has the lease." in html
+    assert "Jobs are followed by head:412." in html
     assert "Last polled" in html
     assert "3 agents, 2 silent." in html
 
@@ -43,7 +43,7 @@ def test_processes_polls_leases_and_agents_are_listed() -> None:
 def test_a_failing_poll_says_since_when_and_why() -> None:
     Reading.objects.create(part="queue", failing_since=timezone.now(), error="<b>slurmrestd</b> refuses")
     html = page(User.objects.create_superuser("root"))
-    assert "Polls of queue fail since" in html
+    assert "Polls of queue have failed since" in html
     assert "&lt;b&gt;slurmrestd&lt;/b&gt; refuses" in html
 
 

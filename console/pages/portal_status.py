@@ -59,7 +59,7 @@ def _checks(findings: Sequence[Finding]) -> list[StatusLine]:
 def _leases(now: datetime) -> list[StatusLine]:
     """Return which process follows jobs: the one that has the lease."""
     lease = Lease.objects.filter(name="follow", expires_at__gt=now).first()
-    return [StatusLine("Follower", f"{lease.holder} has the lease.")] if lease is not None else []
+    return [StatusLine("Follower", f"Jobs are followed by {lease.holder}.")] if lease is not None else []
 
 
 def _processes(findings: Sequence[Finding]) -> StatusLine:
@@ -81,7 +81,7 @@ def _polls(now: datetime) -> list[StatusLine]:
     if failing:
         since = min(row.failing_since for row in failing if row.failing_since is not None)
         names = ", ".join(str(row.part) for row in failing)
-        text = f"Polls of {names} fail since {formatting.clock(since, now)}: {failing[0].error}"
+        text = f"Polls of {names} have failed since {formatting.clock(since, now)}: {failing[0].error}"
         return [StatusLine("Scheduler", text, "failed")]
     newest = max((row.read_at for row in rows if row.read_at is not None), default=None)
     if newest is None:
