@@ -42,22 +42,22 @@ _UNKNOWN_TO_SCHEDULER = Doubt("the scheduler reports no such event", 0.5)
 
 def doubts_of(sign: Sign, case: Case) -> list[Doubt]:
     """Return what contradicts a sign; an empty list if nothing but the logs is known."""
-    found = []
+    doubts = []
     if sign.cause.startswith("gpu."):
         if NO_GPUS in case.available_sources:
-            found.append(_HAD_NO_GPU)
+            doubts.append(_HAD_NO_GPU)
         if ATTEMPT in case.available_sources and not _machine_confirms(case, "gpu."):
-            found.append(_hardware_doubt(sign, is_watched=GPUS_WATCHED in case.available_sources))
+            doubts.append(_hardware_doubt(sign, is_watched=GPUS_WATCHED in case.available_sources))
     elif sign.cause == "environment.driver" and NO_GPUS in case.available_sources:
-        found.append(_NEEDS_NO_DRIVER)
+        doubts.append(_NEEDS_NO_DRIVER)
     elif (
         sign.cause in _SCHEDULER_CAUSES
         and _is_from_log(sign)
         and "scheduler" in case.available_sources
         and not _scheduler_confirms(case, sign)
     ):
-        found.append(_UNKNOWN_TO_SCHEDULER)
-    return found
+        doubts.append(_UNKNOWN_TO_SCHEDULER)
+    return doubts
 
 
 def uncontradicted(candidates: Sequence[Sign], case: Case) -> list[Sign]:

@@ -35,22 +35,22 @@ def open_logs(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list
 
     Returns the logs and a sentence on each that failed.
     """
-    found: list[Log] = []
+    logs: list[Log] = []
     trouble: list[str] = []
     for name in names:
         if name == STDIN:
-            found.append(Log("stdin", stdin or sys.stdin.buffer, None))
+            logs.append(Log("stdin", stdin or sys.stdin.buffer, None))
             continue
         path = Path(name)
         is_folder = path.is_dir()
         for file in files.files_under(path) if is_folder else [path]:
             try:
-                found.append(
+                logs.append(
                     files.open_log(file, str(file.relative_to(path)) if is_folder else name, follow=not is_folder)
                 )
             except Unreadable as error:
                 trouble.append(str(error))
-    return found, trouble
+    return logs, trouble
 
 
 @dataclass(slots=True)

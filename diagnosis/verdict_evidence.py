@@ -15,7 +15,7 @@ MOST_TEXT = 1000
 
 def evidence_of(root: Sign | None, case: Case) -> list[EvidenceLine]:
     """Return the root, what confirms it, echoes and what was survived; each line once, at most `MOST_EVIDENCE`."""
-    found: list[EvidenceLine] = []
+    lines: list[EvidenceLine] = []
     groups = [("root", [root] if root else [])]
     if root is not None:
         same = [sign for sign in case.roots if sign is not root and sign.cause == root.cause]
@@ -31,10 +31,10 @@ def evidence_of(root: Sign | None, case: Case) -> list[EvidenceLine]:
     for role, signs in groups:
         for sign in sorted(signs, key=chronological)[: MOST_EVIDENCE // 3]:
             place = (sign.file, sign.line, "" if sign.line else sign.text)  # records have no lines
-            if place in places or len(found) >= MOST_EVIDENCE:
+            if place in places or len(lines) >= MOST_EVIDENCE:
                 continue
             places.add(place)
-            found.append(
+            lines.append(
                 EvidenceLine(
                     sign.file,
                     sign.line,
@@ -48,7 +48,7 @@ def evidence_of(root: Sign | None, case: Case) -> list[EvidenceLine]:
                     entry=sign.entry.name if sign.entry else "",
                 )  # fmt: skip
             )
-    return found
+    return lines
 
 
 def is_first_by_launcher(sign: Sign) -> bool:

@@ -36,15 +36,15 @@ def notify_excluded(attempt: Attempt) -> None:
     job = attempt.job
     if job.kind != "federated" or attempt.state != Attempt.State.COMPLETED:
         return
-    found = coverage_of(list(job.attempts.order_by("number")))
-    if found is None or not found.excluded:
+    coverage = coverage_of(list(job.attempts.order_by("number")))
+    if coverage is None or not coverage.excluded:
         return
-    who = ", ".join(map(str, found.foremost))
+    who = ", ".join(map(str, coverage.foremost))
     notify.raise_notice(
         f"{KIND}:{job.pk}",
         kind=KIND,
         to=job.owner,
-        title=f"#{job.pk} {job.name} completed without some of its clients: {found.text}",
+        title=f"#{job.pk} {job.name} completed without some of its clients: {coverage.text}",
         detail=f"Clients with the most samples: {who}. No round's model includes their data. Give them more time "
         "(run.deadline.quantile), or use late updates.",
         link=reverse("job", args=[job.pk]),

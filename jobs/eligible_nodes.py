@@ -16,26 +16,26 @@ def eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | No
     An unknown partition or type is reported elsewhere (names): then no node is eligible, without a problem.
     """
     resources = spec.resources
-    found = _in_partition(resources.partition, nodes)
-    if resources.gpu_type and resources.gpus_per_node and found:
+    fitting = _in_partition(resources.partition, nodes)
+    if resources.gpu_type and resources.gpus_per_node and fitting:
         if not any(gpu_types.has(node, resources.gpu_type) for node in nodes):
             return [], None  # reported as an unknown name
-        types = gpu_types.names(found)
-        found = [node for node in found if gpu_types.has(node, resources.gpu_type)]
-        if not found and types:
+        types = gpu_types.names(fitting)
+        fitting = [node for node in fitting if gpu_types.has(node, resources.gpu_type)]
+        if not fitting and types:
             message = (
                 f"No node that the job may use has GPUs of type {resources.gpu_type}. There are: {', '.join(types)}."
             )
             return [], Problem("resources.gpu_type", message)
     ways = features.read(resources.constraint)
-    if resources.constraint and found and ways is not None:
-        there = sorted({feature for node in found for feature in node.features})
-        found = [node for node in found if any(features.holds(way.every, node.features) for way in ways)]
-        if not found:
+    if resources.constraint and fitting and ways is not None:
+        there = sorted({feature for node in fitting for feature in node.features})
+        fitting = [node for node in fitting if any(features.holds(way.every, node.features) for way in ways)]
+        if not fitting:
             existing = f"There are: {', '.join(there[:MOST_NAMED])}." if there else "None has any feature."
             message = f"No node that the job may use has the features {resources.constraint}. {existing}"
             return [], Problem("resources.constraint", message)
-    return found, None
+    return fitting, None
 
 
 def _in_partition(name: str, nodes: list[Node]) -> list[Node]:

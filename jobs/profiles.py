@@ -39,23 +39,23 @@ def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
     rows = Event.objects.filter(attempt__in=list(numbers), kind__in=(REQUESTED, SAVED, FAILED)).order_by("-id")[
         : 2 * MOST
     ]
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+    by_number: dict[tuple[int, str], dict[str, Any]] = {}
     for event in rows:
         number = event.data.get("id")
         if not isinstance(number, str) or len(number) > 32:
             continue
-        merged = found.setdefault((event.attempt_id, number), {"id": number, "kinds": set()})
+        merged = by_number.setdefault((event.attempt_id, number), {"id": number, "kinds": set()})
         merged["kinds"].add(event.kind)
         merged |= _fields_of(event)
     # A rank obeys the last request: once that is answered, no earlier one can still be.
     answered: dict[tuple[int, int], datetime] = {}
-    for (attempt_id, _), merged in found.items():
+    for (attempt_id, _), merged in by_number.items():
         if merged["kinds"] > {REQUESTED}:
             at = answered.get((attempt_id, merged["rank"]), merged["requested_at"])
             answered[attempt_id, merged["rank"]] = max(at, merged["requested_at"])
     return [
         _profile(merged, numbers[attempt_id], answered.get((attempt_id, merged.get("rank", 0))))
-        for (attempt_id, _), merged in found.items()
+        for (attempt_id, _), merged in by_number.items()
     ][:MOST]
 
 

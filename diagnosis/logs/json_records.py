@@ -80,18 +80,18 @@ def as_text(blocks: Iterable[bytes], expansions: LineExpansions) -> Iterator[byt
     for block in blocks:
         pieces, at, line = [], 0, passed + 1
         has_records = (b'{"' in block or b'{ "' in block) and _WORTH.search(block) is not None
-        for found in _RECORD.finditer(block) if has_records else ():
-            if len(expansions.first) >= MOST_EXPANDED or read >= MOST_RECORDS or _WORTH.search(found["json"]) is None:
+        for record in _RECORD.finditer(block) if has_records else ():
+            if len(expansions.first) >= MOST_EXPANDED or read >= MOST_RECORDS or _WORTH.search(record["json"]) is None:
                 continue
             read += 1
-            text = _text_of(found["json"])
+            text = _text_of(record["json"])
             if text is None:
                 continue
-            before = found["before"]
+            before = record["before"]
             lines = [before + each.encode(errors="replace") for each in text.split("\n")[:MOST_LINES]]
-            line += block.count(b"\n", at, found.start())
-            pieces += [block[at : found.start()], b"\n".join(lines)]
-            at = found.end()
+            line += block.count(b"\n", at, record.start())
+            pieces += [block[at : record.start()], b"\n".join(lines)]
+            at = record.end()
             if len(lines) > 1:
                 expansions.note(line + extra, line, len(lines))
                 extra += len(lines) - 1

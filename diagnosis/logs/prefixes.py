@@ -107,11 +107,11 @@ def parse_prefix(line: str, *, year: int = 0) -> Prefix:
     at, rank, local, node, stamp, is_dated, up, level = 0, None, None, "", None, False, None, ""
     for _ in range(MOST_PREFIXES):
         for pattern in _PATTERNS:
-            if (found := pattern.match(line, at)) is not None and found.end() > at:
+            if (match := pattern.match(line, at)) is not None and match.end() > at:
                 break
         else:
             break
-        at, groups = found.end(), found.groupdict()
+        at, groups = match.end(), match.groupdict()
         if (value := groups.get("rank")) is not None and rank is None:
             rank = int(value)
         if (value := groups.get("local")) is not None and local is None:

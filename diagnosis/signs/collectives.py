@@ -37,11 +37,11 @@ def signs_of_collectives(scanned: ScannedLog) -> list[Sign]:
     works: dict[str, dict[int, PendingCollective]] = {}
     for entry_hits in scanned.entry_hits.values():
         for hit in entry_hits.hits:
-            if (found := _WORK.search(hit.text)) is None or hit.prefix.rank is None:
+            if (work_match := _WORK.search(hit.text)) is None or hit.prefix.rank is None:
                 continue
             group = _GROUP.search(hit.text)
-            what = f"{found['op']} of {found['numel_in'] or '?'} to {found['numel_out'] or '?'} numbers"
-            work = PendingCollective(hit.prefix.rank, int(found["seq"]), what, hit.line, hit.text, hit.prefix)
+            what = f"{work_match['op']} of {work_match['numel_in'] or '?'} to {work_match['numel_out'] or '?'} numbers"
+            work = PendingCollective(hit.prefix.rank, int(work_match["seq"]), what, hit.line, hit.text, hit.prefix)
             works.setdefault(group["group"] if group else "", {}).setdefault(work.rank, work)
     for by_rank in works.values():
         if len(by_rank) > 1 and (sign := _sign_of_group(scanned.name, list(by_rank.values()))) is not None:

@@ -72,7 +72,7 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
     """Return a sign for ranks that called something else at the same place of a group, else for ranks behind."""
     if len(flights) < 2:
         return []
-    found: list[Sign] = []
+    signs: list[Sign] = []
     by_place: dict[tuple[str, int], dict[int, str]] = {}
     for flight in flights:
         for place, what in flight.started.items():
@@ -84,7 +84,7 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
             rank = min(odd)
             text = f"rank {rank} called {called[rank]}, the others {usual} (collective {place[1]} of group {place[0]})"
             name = next(flight.name for flight in flights if flight.rank == rank)
-            found.append(
+            signs.append(
                 Sign(
                     name,
                     1,
@@ -96,8 +96,8 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
                 )
             )
             break
-    if found:
-        return found
+    if signs:
+        return signs
     most: dict[str, int] = {}
     for flight in flights:
         for group, number in flight.last_numbers.items():
@@ -110,7 +110,7 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
     if worst and len(behind) < len(flights):
         name = next(flight.name for flight in flights if flight.rank == behind[0])
         text = f"rank {behind[0]} is {worst} collectives behind the others"
-        found.append(
+        signs.append(
             Sign(
                 name,
                 1,
@@ -121,4 +121,4 @@ def signs_of_flights(flights: Sequence[FlightRecord]) -> list[Sign]:
                 source_kind="flight",
             )
         )
-    return found
+    return signs

@@ -56,23 +56,23 @@ class LineClock:
 def signs_of_log(scanned: ScannedLog, catalogue: Catalogue) -> list[Sign]:
     """Return the signs of one log in the order of its lines; those that the run survived are marked."""
     clock = LineClock(scanned.stamps)
-    found = [
+    signs = [
         _sign_of_hit(scanned, hit, entry_hits.count)
         for entry_hits in scanned.entry_hits.values()
         for hit in entry_hits.hits
     ]
-    found = [sign for sign in found if sign.line not in scanned.traceback_lines and not _is_advice(sign, catalogue)]
+    signs = [sign for sign in signs if sign.line not in scanned.traceback_lines and not _is_advice(sign, catalogue)]
     relayed_lines = set()
     for traceback, prefix in scanned.tracebacks:
         if not traceback.is_stack and traceback.type:
-            found.append(sign_of_traceback(scanned.name, traceback, prefix, catalogue))
-            relayed_lines |= {link.line for link in traceback.chain if link.wraps is not None} - {found[-1].line}
-    found = _most_specific_per_line([sign for sign in found if sign.line not in relayed_lines])
-    found += collectives.signs_of_collectives(scanned)
+            signs.append(sign_of_traceback(scanned.name, traceback, prefix, catalogue))
+            relayed_lines |= {link.line for link in traceback.chain if link.wraps is not None} - {signs[-1].line}
+    signs = _most_specific_per_line([sign for sign in signs if sign.line not in relayed_lines])
+    signs += collectives.signs_of_collectives(scanned)
     if (sign := _sign_of_loss(scanned)) is not None:
-        found.append(sign)
+        signs.append(sign)
     for summary in scanned.summaries:
-        found.append(
+        signs.append(
             Sign(
                 scanned.name,
                 summary.line,
@@ -83,10 +83,10 @@ def signs_of_log(scanned: ScannedLog, catalogue: Catalogue) -> list[Sign]:
                 groups=summary.groups,
             )
         )
-    for sign in found:
+    for sign in signs:
         sign.at = sign.prefix.stamp if sign.prefix.stamp is not None else clock.at(sign.line)
-    mark_survived(scanned, found)
-    return sorted(found, key=lambda sign: sign.line)
+    mark_survived(scanned, signs)
+    return sorted(signs, key=lambda sign: sign.line)
 
 
 def _sign_of_hit(scanned: ScannedLog, hit: Hit, count: int) -> Sign:

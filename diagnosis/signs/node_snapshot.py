@@ -233,8 +233,8 @@ def _other_jobs_filter(snapshot: NodeSnapshot, exits: Sequence[RankExit]) -> Cal
     killed_pids = {kill["pid"] for _, text in snapshot.kernel if (kill := _KILL.search(text))}
 
     def is_unrelated(at: float, text: str) -> bool:
-        if (found := _XID.search(text)) and snapshot.buses:
-            return _bus_address(found["bus"]) not in snapshot.buses
+        if (xid := _XID.search(text)) and snapshot.buses:
+            return _bus_address(xid["bus"]) not in snapshot.buses
         if not _KILLED_FOR_MEMORY.search(text):
             return False
         if at < began:

@@ -108,13 +108,13 @@ def signs_of_exits(exits: Sequence[RankExit], *, named: int | None = None) -> li
     """Return signs of the earliest failures, the first one marked, and of ranks that could not be ended."""
     first, failed = first_failed_rank(exits, named), failures(exits)
     reported = failed[:MOST_SIGNS] + [end for end in failed[MOST_SIGNS:] if end.rank == first]
-    found = []
+    signs = []
     for end in reported:
         groups = {"signal": str(end.signal)} if end.signal else {"code": str(end.exit_code)}
         if end.rank == first:
             groups["first"] = "yes"
         prefix = Prefix(rank=end.rank, node=end.node, stamp=end.at, is_dated=True)
-        found.append(
+        signs.append(
             Sign(
                 LAUNCHER, 0, str(end), cause="unknown", role="exit", prefix=prefix, groups=groups, source_kind="trainer"
             )
@@ -123,7 +123,7 @@ def signs_of_exits(exits: Sequence[RankExit], *, named: int | None = None) -> li
     if stuck:
         text = f"rank {stuck[0].rank} could not be killed, not even by SIGKILL: it hangs in the kernel"
         prefix = Prefix(rank=stuck[0].rank, node=stuck[0].node)
-        found.append(
+        signs.append(
             Sign(
                 LAUNCHER,
                 0,
@@ -135,7 +135,7 @@ def signs_of_exits(exits: Sequence[RankExit], *, named: int | None = None) -> li
                 source_kind="trainer",
             )
         )
-    return found
+    return signs
 
 
 def _signal_name(number: int | None) -> str:

@@ -53,7 +53,7 @@ def _sacct_signs(name: str, text: str) -> list[Sign]:
         else _column_splitter(lines[at], lines[at + 1] if at + 1 < len(lines) else "")
     )
     head = [column.strip() for column in split(lines[at])]
-    found: list[Sign] = []
+    signs: list[Sign] = []
     jobs: dict[str, Sign] = {}
     for number, line in enumerate(text.splitlines(), 1):
         cells = dict(zip(head, (cell.strip() for cell in split(line)), strict=False))
@@ -75,8 +75,8 @@ def _sacct_signs(name: str, text: str) -> list[Sign]:
         if "." not in job:
             jobs[job] = sign
         elif sign.cause == "memory.host_oom" and not job.endswith(".extern"):
-            found.append(sign)
-    return found + list(jobs.values())
+            signs.append(sign)
+    return signs + list(jobs.values())
 
 
 def _split_at_bars(line: str) -> list[str]:
@@ -131,7 +131,7 @@ def _unix_time(text: str) -> float | None:
 
 def _scontrol_signs(name: str, text: str) -> list[Sign]:
     """Read what `scontrol show job` prints of one or several jobs."""
-    found: list[Sign] = []
+    signs: list[Sign] = []
     for record in re.finditer(r"(?ms)^\s*JobId=\d+ .*?(?=^\s*JobId=\d+ |\Z)", text):
         words = dict(re.findall(r"(\w+)=(\S*)", record[0]))
         start = text.count("\n", 0, record.start()) + 1
@@ -151,5 +151,5 @@ def _scontrol_signs(name: str, text: str) -> list[Sign]:
             continue
         if (cause := _REASONS.get(words.get("Reason", ""))) and sign.role != "completed":
             sign.cause, sign.role = cause, "root"
-        found.append(sign)
-    return found
+        signs.append(sign)
+    return signs

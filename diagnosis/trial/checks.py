@@ -202,14 +202,14 @@ def _measure(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None
     """Measure the CPU time over the reference log, so that other load on this machine is not held against the entry."""
     healthy = reference_log.healthy_log()
     text = reference_log.near_matches(entry.example) + healthy
-    began, read, found = time.process_time(), 0, 0
+    began, read, match_count = time.process_time(), 0, 0
     sample = b""
     for name, pattern in entry.patterns.items():
         search, at = _compiled(pattern).search, 0
         for at, piece in _slices(text):
             for line in _matching_lines(search, piece):
                 if name == "pattern" and at >= reference_log.NEAR_BYTES:
-                    found, sample = found + 1, sample or line
+                    match_count, sample = match_count + 1, sample or line
             if time.process_time() - began > SECONDS:
                 break
         read = max(read, at + SLICE_BYTES) if name == "pattern" else read or at + SLICE_BYTES
@@ -223,11 +223,11 @@ def _measure(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None
             f"{len(text) / 1e6:.0f} MB. Use fewer counts like {{2,500}} and more fixed words.",
         )  # fmt: skip
         return
-    if found and not entry.is_for_tracebacks:
+    if match_count and not entry.is_for_tracebacks:
         line_text = masked(sample.decode(errors="replace"))[:160]
         lines = healthy.count(b"\n")
-        level: Level = "error" if found > lines * MOST_HEALTHY_SHARE else "warn"
-        trial.add(level, "pattern", f"It matches {found:,} of {lines:,} lines of healthy runs: {line_text}")
+        level: Level = "error" if match_count > lines * MOST_HEALTHY_SHARE else "warn"
+        trial.add(level, "pattern", f"It matches {match_count:,} of {lines:,} lines of healthy runs: {line_text}")
     _measure_prefilter(entry, others, healthy, trial)
 
 

@@ -59,7 +59,7 @@ def _node(
     now: datetime,
 ) -> NodeConfiguration:
     machine = row.tested_machine
-    found = NodeConfiguration(
+    configuration = NodeConfiguration(
         node=row.node,
         expected_gpus=max(row.gpus, machine.gpus if machine else 0),
         memlock_bytes=machine.memlock_bytes if machine else None,
@@ -67,9 +67,9 @@ def _node(
         shm_bytes=machine.shm_bytes if machine else None,
     )
     if agent is None or agent.is_silent(now):
-        return found
+        return configuration
     return replace(
-        found,
+        configuration,
         is_reporting=True,
         has_token=bool(agent.token_digest),
         driver=untrusted.line(agent.facts.get("driver"), 64),

@@ -75,10 +75,10 @@ def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment
     that Vigil does not know yet that the job was requeued; try again.
     """
     claim = wanted.model_dump(exclude={"reports", "tags", "name"})
-    found = attaching.attach(
+    attached = attaching.attach(
         request.auth, attaching.AttachClaim(**claim, name=wanted.name or "", tags=tuple(wanted.tags))
     )
-    attempt = found.attempt
+    attempt = attached.attempt
     reports = None
     if wanted.reports:
         reports = {
@@ -90,4 +90,4 @@ def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment
         }
     response.headers["Location"] = f"/api/v1/jobs/{attempt.job_id}"
     shown = job_shape(job_of(request, attempt.job_id))
-    return Status(201 if found.created else 200, {"job": shown, "reports": reports})
+    return Status(201 if attached.created else 200, {"job": shown, "reports": reports})

@@ -111,20 +111,21 @@ def why(request: ApiRequest, job_id: int) -> dict[str, Any]:
     For a job that does not wait, the answer says so.
     """
     answer = pending.why(request.auth, job_of(request, job_id))
-    found = answer.why
+    explanation = answer.why
+    starts_at = explanation.starts_at if explanation else None
     shown = {
         "job": answer.job.pk,
         "state": answer.attempt.state,
         "text": answer.text,
-        "scheduler_reason": found.reason if found else "",
-        "meaning": found.meaning if found else "",
-        "starts_at": datetime.fromtimestamp(found.starts_at, UTC) if found and found.starts_at else None,
-        "can_never_start": found.never if found else False,
-        "blocks": [_block(block) for block in found.blocks] if found else [],
-        "ahead": asdict(found.ahead) if found else {"jobs": 0, "gpus": 0, "named": []},
-        "variants": [_variant(answer.job.pk, variant) for variant in found.variants] if found else [],
+        "scheduler_reason": explanation.reason if explanation else "",
+        "meaning": explanation.meaning if explanation else "",
+        "starts_at": datetime.fromtimestamp(starts_at, UTC) if starts_at else None,
+        "can_never_start": explanation.never if explanation else False,
+        "blocks": [_block(block) for block in explanation.blocks] if explanation else [],
+        "ahead": asdict(explanation.ahead) if explanation else {"jobs": 0, "gpus": 0, "named": []},
+        "variants": [_variant(answer.job.pk, variant) for variant in explanation.variants] if explanation else [],
         "avoids": [{"node": node, "reason": reason} for node, reason in answer.avoids.items()],
-        "maintenance": [_maintenance(effect) for effect in found.maintenance] if found else [],
+        "maintenance": [_maintenance(effect) for effect in explanation.maintenance] if explanation else [],
         "reported_at": answer.read_at,
         "stale": answer.stale,
     }

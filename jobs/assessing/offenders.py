@@ -65,7 +65,7 @@ def failing_programs(now: datetime) -> dict[Subject, Fields]:
     rows = errors_of_programs(now)
     several = rows.order_by().values("program").annotate(n=Count("pk")).filter(n__gte=LEAST_FAILURES)
     names = list(several.order_by("-n").values_list("program", flat=True)[:MOST_PROGRAMS])
-    found = {}
+    by_program = {}
     for name in names:
         newest = rows.filter(program=name).select_related("incident__attempt__job__owner").order_by("-at")
         failures = list(newest[:MOST_FAILURES])
@@ -73,12 +73,12 @@ def failing_programs(now: datetime) -> dict[Subject, Fields]:
             continue
         places = [failure.incident.attempt.nodes for failure in failures if failure.incident]
         job = failures[0].incident.attempt.job
-        found[Subject("", "", f"program {name.removeprefix(ERROR)}")] = {
+        by_program[Subject("", "", f"program {name.removeprefix(ERROR)}")] = {
             **asdict(ProgramFailures.count(places)),
             "user": job.owner.username,
             "program": f"#{job.pk} {job.name}",
         }
-    return found
+    return by_program
 
 
 def errors_of_programs(now: datetime) -> QuerySet[Failure]:

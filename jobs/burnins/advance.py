@@ -163,9 +163,9 @@ class _Step:
         if self.statuses is None:
             return
         if self.burn_in.scheduler_id == "" and self.burn_in.submitting_at is not None:
-            found = self.scheduler.find(self.burn_in.key, user=sync.service_user())
-            if found is not None:
-                self._set(scheduler_id=found)
+            existing_id = self.scheduler.find(self.burn_in.key, user=sync.service_user())
+            if existing_id is not None:
+                self._set(scheduler_id=existing_id)
                 self._move(State.RUNNING, detail="")
                 return
         if self.burn_in.cancel_requested_at is not None:

@@ -51,12 +51,12 @@ def item_reports(row: BurnInNode) -> list[ItemReport]:
     golden = records_for([results])
     peers = _peers(row)
     earlier = {(test.test, test.item, test.basis): test for test in _earlier_tests(row)}
-    found = []
+    reports = []
     for test in sorted(results.tests, key=lambda test: TESTS.index(test.test) if test.test in TESTS else -1):
         group, value = peers.get((test.test, kind_of(test), test.basis)), median(test.values) if test.values else None
         others = group.without(value) if group is not None and value is not None else None
         record, before = golden.get(results.key(test)), earlier.get((test.test, test.item, test.basis))
-        found.append(
+        reports.append(
             ItemReport(
                 test,
                 value,
@@ -65,7 +65,7 @@ def item_reports(row: BurnInNode) -> list[ItemReport]:
                 median(before.values) if before and before.values else None,
             )  # fmt: skip
         )
-    return found
+    return reports
 
 
 def earlier_rows(row: BurnInNode) -> list[BurnInNode]:

@@ -65,13 +65,13 @@ def _store(row: BurnInNode, data: bytes) -> None:
         tests = {(test.test, test.item): test for test in BurnInTest.objects.filter(burn_in_node=row)}
         changed: dict[tuple[str, str], BurnInTest] = {}
         for line in data.splitlines():
-            found = parse_line(line)
-            if isinstance(found, BurnInMachine):
-                row.machine = vars(found)
-            elif found is not None and found.test == END:
+            result = parse_line(line)
+            if isinstance(result, BurnInMachine):
+                row.machine = vars(result)
+            elif result is not None and result.test == END:
                 row.has_ended = True
-            elif found is not None and (test := _row_of(row, found, tests)) is not None:
-                _add(test, found)
+            elif result is not None and (test := _row_of(row, result, tests)) is not None:
+                _add(test, result)
                 changed[test.test, test.item] = test
         new = [test for test in changed.values() if test.pk is None]
         BurnInTest.objects.bulk_update([test for test in changed.values() if test.pk is not None], _SUMS)

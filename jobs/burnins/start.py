@@ -120,10 +120,10 @@ def _nodes(names: Sequence[str]) -> list[Node]:
         raise CannotBurnIn("No node was named. Name at least one.")
     if len(names) > plan.MAX_NODES:
         raise CannotBurnIn(f"{len(names):,} nodes are too many for one burn-in: name {plan.MAX_NODES} at most.")
-    found = {node.name: node for node in Node.objects.reported().filter(name__in=names)}
-    if missing := [name for name in names if name not in found]:
+    by_name = {node.name: node for node in Node.objects.reported().filter(name__in=names)}
+    if missing := [name for name in names if name not in by_name]:
         raise CannotBurnIn(f"The scheduler does not know {formatting.listed(missing[:8])}. `vigil nodes` lists nodes.")
-    down = [name for name in names if "down" in node_states.state_words(found[name].state)]
+    down = [name for name in names if "down" in node_states.state_words(by_name[name].state)]
     if down:
         they_are, them = ("it is", "it") if len(down) == 1 else ("they are", "them")
         raise CannotBurnIn(
@@ -134,7 +134,7 @@ def _nodes(names: Sequence[str]) -> list[Node]:
             f"The GPUs of {formatting.listed(sliced[:8])} are cut into MIG slices, of which only one could be tested."
             " Turn MIG off for a burn-in (nvidia-smi -mig 0)."
         )
-    return [found[name] for name in names]
+    return [by_name[name] for name in names]
 
 
 def _with_mig(names: Sequence[str]) -> list[str]:

@@ -79,7 +79,7 @@ class LogPage:
 
 def available(attempt: Attempt) -> list[LogFile]:
     """Return the logs of an attempt: ranks by incarnation, then launchers, then the batch script's output."""
-    found = []
+    logs = []
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None:
         return []
@@ -88,13 +88,13 @@ def available(attempt: Attempt) -> list[LogFile]:
             if (size := _size(root, f"job/{folder}/logs/{name}")) is None:
                 continue
             if match := _RANK.match(name):
-                found.append(LogFile(int(match[2]), int(match[1]), size))
+                logs.append(LogFile(int(match[2]), int(match[1]), size))
             elif match := _LAUNCHER.match(name):
-                found.append(LogFile(-1 - int(match[1]), 0, size))
-    found.sort(key=lambda log: (log.rank is not None and log.rank < 0, log.incarnation, abs(log.rank or 0)))
+                logs.append(LogFile(-1 - int(match[1]), 0, size))
+    logs.sort(key=lambda log: (log.rank is not None and log.rank < 0, log.incarnation, abs(log.rank or 0)))
     if (size := _size(root, batch_log(attempt))) is not None:
-        found.append(LogFile(None, 0, size))
-    return found
+        logs.append(LogFile(None, 0, size))
+    return logs
 
 
 def read(
@@ -253,21 +253,21 @@ def _search(descriptor: int, size: int, after: int, limit: int, wanted: str) -> 
     Reads a bounded part; `end` is where it stopped.
     """
     start = at = min(max(0, after), size)
-    found: list[LogLine] = []
-    while at < size and at - start < SEARCH_BYTES and len(found) < limit:
+    matches: list[LogLine] = []
+    while at < size and at - start < SEARCH_BYTES and len(matches) < limit:
         data = os.pread(descriptor, PAGE_BYTES, at)
         if not data:
             break
         lines, end = _lines(data, at, len(data) + 1, take_rest=at + len(data) >= size or b"\n" not in data)
         for line in lines:
             if wanted in line.text.casefold():
-                found.append(line)
-                if len(found) == limit:
+                matches.append(line)
+                if len(matches) == limit:
                     newline = data.find(b"\n", line.offset - at)
                     end = at + newline + 1 if newline >= 0 else end
                     break
         at = end
-    return LogPage(found, start, at, size)
+    return LogPage(matches, start, at, size)
 
 
 def _lines(data: bytes, start: int, limit: int, *, take_rest: bool) -> tuple[list[LogLine], int]:

@@ -44,9 +44,9 @@ def update(now: datetime | None = None) -> int:
             if not is_old or now - last.counted_at < timedelta(seconds=last.seconds * PAUSE_FACTOR):
                 continue
         began = time.monotonic()
-        found = _add_up([project]).get(project) or DiskSum(project_id=project)
-        found.counted_at, found.seconds = now, time.monotonic() - began
-        found.save()
+        disk_sum = _add_up([project]).get(project) or DiskSum(project_id=project)
+        disk_sum.counted_at, disk_sum.seconds = now, time.monotonic() - began
+        disk_sum.save()
         done += 1
     return done
 

@@ -67,13 +67,13 @@ def problems(code: bytes, *, entries: Mapping[str, str], programs: Set[str] = fr
                 "code", f"This is not a complete tar.gz ({error}). Pack it with tar -czf code.tar.gz -C DIRECTORY ."
             )
         ]
-    found = []
+    missing = []
     for field, entry in entries.items():
         if entry not in heads:
-            found.append(Problem(field, f"{entry} is not in the upload. Name a file of it, from its top."))
+            missing.append(Problem(field, f"{entry} is not in the upload. Name a file of it, from its top."))
         elif field in programs:
-            found += _program_problems(field, entry, heads[entry], is_executable=entry in executable)
-    return found
+            missing += _program_problems(field, entry, heads[entry], is_executable=entry in executable)
+    return missing
 
 
 def _head(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -135,16 +135,17 @@ def unpack(name: str, target: Path) -> None:
 
 def describe(name: str) -> UploadedCode:
     """Return the digest of a stored archive's files, and the commit that it names."""
-    found: dict[str, str] = {}
+    described: dict[str, str] = {}
     headers: Mapping[str, str] = {}
     for archive, member in _walk(path_of(name).read_bytes()):
         headers = archive.pax_headers
         if member.issym():
-            found[member.name] = f"-> {member.linkname}"
+            described[member.name] = f"-> {member.linkname}"
         elif (source := archive.extractfile(member)) is not None:
             mode = "x" if member.mode & 0o100 else "-"
-            found[member.name] = f"{mode} {hashlib.file_digest(cast(io.BufferedReader, source), 'sha256').hexdigest()}"
-    listed = "".join(f"{name}\0{found[name]}\0" for name in sorted(found))
+            digest = hashlib.file_digest(cast(io.BufferedReader, source), "sha256").hexdigest()
+            described[member.name] = f"{mode} {digest}"
+    listed = "".join(f"{name}\0{described[name]}\0" for name in sorted(described))
     digest = hashlib.sha256(listed.encode("utf-8", "surrogateescape")).hexdigest()
     commit = headers.get("comment", "")
     return (

@@ -98,15 +98,15 @@ def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -
     """
     device, linked_inodes, total = os.fstat(folder).st_dev, set[int](), 0
     entries = _walk(folder, device, MAX_DEPTH)
-    for count, found in enumerate(entries):
-        if found is None or count >= most_entries or time.monotonic() > deadline:
+    for count, status in enumerate(entries):
+        if status is None or count >= most_entries or time.monotonic() > deadline:
             entries.close()
             return DiskSize(total, True)
-        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-            if found.st_ino in linked_inodes:
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if status.st_ino in linked_inodes:
                 continue
-            linked_inodes.add(found.st_ino)
-        total += found.st_blocks * _BLOCK
+            linked_inodes.add(status.st_ino)
+        total += status.st_blocks * _BLOCK
     return DiskSize(total, False)
 
 
@@ -115,13 +115,13 @@ def _walk(folder: int, device: int, depth: int) -> Generator[os.stat_result | No
     with os.scandir(folder) as names:
         for name in names:
             try:
-                found = name.stat(follow_symlinks=False)
+                status = name.stat(follow_symlinks=False)
             except OSError:  # gone meanwhile
                 continue
-            if found.st_dev != device:
+            if status.st_dev != device:
                 continue
-            yield found
-            if not stat.S_ISDIR(found.st_mode):
+            yield status
+            if not stat.S_ISDIR(status.st_mode):
                 continue
             if depth == 0:
                 yield None

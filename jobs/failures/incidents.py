@@ -23,7 +23,7 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
         return None  # a game day planted it: it says nothing about the node
     attempt, job = incident.attempt, incident.attempt.job
     resources = job.spec.get("resources") or {}
-    found = lost_work.lost_work(incident)
+    lost = lost_work.lost_work(incident)
     is_external = (cause in MACHINES and incident.is_confirmed) or cause in UNDIAGNOSED
     return {
         "at": incident.at,
@@ -33,12 +33,12 @@ def fields_of(incident: Incident, default_partition: str, now: datetime) -> dict
         "node": incident.node or (attempt.nodes[0] if len(attempt.nodes) == 1 else ""),
         "cause": cause,
         "program": _program(incident, cause),
-        "is_interruption": is_external or found.was_continued,
-        "lost_node_s": found.node_s,
-        "lost_gpu_s": found.node_s * whole(resources.get("gpus_per_node")),
-        "detect_s": found.moments.detect_s,
-        "recover_s": found.moments.recover_s,
-        "is_settled": (incident.is_final and found.is_over) or now - incident.at > SETTLED_AFTER,
+        "is_interruption": is_external or lost.was_continued,
+        "lost_node_s": lost.node_s,
+        "lost_gpu_s": lost.node_s * whole(resources.get("gpus_per_node")),
+        "detect_s": lost.moments.detect_s,
+        "recover_s": lost.moments.recover_s,
+        "is_settled": (incident.is_final and lost.is_over) or now - incident.at > SETTLED_AFTER,
     }
 
 

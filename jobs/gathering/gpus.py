@@ -107,19 +107,19 @@ def _by_agent(
     holdings = allocations.allocated_to(attempts)
     gpu_ids = sorted({holding.gpu_id for rows in holdings.values() for holding in rows})
     within = _within(attempts, holdings)
-    found = grid(gpu_ids, field, start=start, end=max(end, start + 1), columns=columns, within=within)
+    values = grid(gpu_ids, field, start=start, end=max(end, start + 1), columns=columns, within=within)
     if user is not None:
-        found = access_of(user, gpu_ids, start, start + found.width * columns).grid(gpu_ids, found)
+        values = access_of(user, gpu_ids, start, start + values.width * columns).grid(gpu_ids, values)
     place = {gpu_id: row for row, gpu_id in enumerate(gpu_ids)}
     rows = []
     for attempt in attempts:
         by_gpu: dict[int, list[Holding]] = {}
         for holding in holdings.get(attempt.pk, ()):
             by_gpu.setdefault(holding.gpu_id, []).append(holding)
-        rows += [_row(attempt, gpu_holdings, found, place[gpu_id]) for gpu_id, gpu_holdings in by_gpu.items()]
+        rows += [_row(attempt, gpu_holdings, values, place[gpu_id]) for gpu_id, gpu_holdings in by_gpu.items()]
     has_values = any(np.isfinite(row.mean).any() for row in rows)
     return GpuHeat(
-        AGENT if has_values else "", field, found.start, found.width, found.mean.shape[1], rows if has_values else []
+        AGENT if has_values else "", field, values.start, values.width, values.mean.shape[1], rows if has_values else []
     )
 
 

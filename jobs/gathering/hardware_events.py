@@ -28,14 +28,14 @@ def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]
     began = min(holding.since for holding in holdings)
     ended = max(until for gpu_spans in spans.values() for _, until in gpu_spans)
     rows = NodeEvent.objects.filter(gpu__in=spans, kind__in=KINDS, at__lte=ended, last_at__gte=began)
-    found = [
+    events = [
         event
         for event in rows.select_related("gpu", "agent").order_by("-at")[:MOST]
         if _happened_within(event, spans) and not event.is_planted
     ]
-    if any(event.code != ECHO for event in found):
-        found = [event for event in found if event.code != ECHO]
-    return [(event.at, _describe(event)) for event in reversed(found[:SHOWN])]
+    if any(event.code != ECHO for event in events):
+        events = [event for event in events if event.code != ECHO]
+    return [(event.at, _describe(event)) for event in reversed(events[:SHOWN])]
 
 
 def _happened_within(event: NodeEvent, spans: Spans) -> bool:

@@ -319,8 +319,8 @@ def load(job: Job, number: int | None) -> Document | None:
     ends = Incident.objects.filter(attempt__job=job, incarnation=None)
     if number is not None:
         ends = ends.filter(attempt__number=number)
-    found = ends.select_related("attempt__resume_from", "overruled_by", "published_by", "written__edited_by")
-    incident = found.order_by("-attempt__number").first()
+    incidents = ends.select_related("attempt__resume_from", "overruled_by", "published_by", "written__edited_by")
+    incident = incidents.order_by("-attempt__number").first()
     if incident is None:
         return None
     incident.attempt.job = job

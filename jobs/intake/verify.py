@@ -43,7 +43,7 @@ def verify(checkpoint: Checkpoint) -> None:
     """Mark it verified or corrupt; one that was pruned or moved meanwhile, or is unreadable now, is left as it is."""
     committed = Checkpoint.objects.filter(pk=checkpoint.pk, state=Checkpoint.State.COMMITTED)
     try:
-        found, problem = _verify_folder(checkpoint)
+        verified, problem = _verify_folder(checkpoint)
     except (manifest.CheckpointError, rundir.UnsafePath) as error:
         if isinstance(error, manifest.UnreadableManifest) or (
             isinstance(error, CheckpointGone) and checkpoint.verify_tries < MISSED
@@ -57,12 +57,12 @@ def verify(checkpoint: Checkpoint) -> None:
         _try_later(checkpoint, error)
         return
     else:
-        if found.identity != (checkpoint.step, checkpoint.generation):
-            which = f"{checkpoint.job.job_kind.unit} {found.step} of generation {found.generation}"
+        if verified.identity != (checkpoint.step, checkpoint.generation):
+            which = f"{checkpoint.job.job_kind.unit} {verified.step} of generation {verified.generation}"
             committed.update(problem=f"The folder now holds {which}.")
             return
         state = Checkpoint.State.COMMITTED if problem else Checkpoint.State.VERIFIED
-        changed = committed.update(state=state, problem=problem, bytes=found.bytes)
+        changed = committed.update(state=state, problem=problem, bytes=verified.bytes)
     if changed:
         live.announce(checkpoint.attempt_id)
 
@@ -80,10 +80,10 @@ def _verify_folder(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
             try:
                 return manifest.verify(folder, max_bytes=MOST_BYTES), ""
             except manifest.TooLarge:
-                found = manifest.check(folder)
+                checked = manifest.check(folder)
                 return (
-                    found,
-                    f"Too large to be read here ({found.bytes:,} bytes): only its sizes were checked.",
+                    checked,
+                    f"Too large to be read here ({checked.bytes:,} bytes): only its sizes were checked.",
                 )
     except FileNotFoundError:
         raise CheckpointGone("Its folder is gone.") from None

@@ -84,10 +84,10 @@ class Finder:
                 return self._sorted(cursor, few, after, limit)
             if not self.query.words:
                 return self._scan(cursor, after, limit, MAX_SCANNED_ROWS)
-            found = self._scan(cursor, after, limit, ROWS_BEFORE_INDEX_LOOKUP)
-            if found.next is None or len(found.places) == limit:
+            scanned = self._scan(cursor, after, limit, ROWS_BEFORE_INDEX_LOOKUP)
+            if scanned.next is None or len(scanned.places) == limit:
                 self._is_common = True
-                return found
+                return scanned
         if self._rare is None:
             with connection.cursor() as cursor, dialect().by_index(cursor):
                 return self._scan(cursor, after, limit, MAX_SCANNED_ROWS)

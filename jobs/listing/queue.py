@@ -200,10 +200,10 @@ def _positions(rows: list[QueuedJob]) -> tuple[dict[int, int], Counter[str]]:
         reason__regex=f"^({'|'.join(HOLD_REASONS)})"
     )
     counts: Counter[str] = Counter()
-    found = {}
+    positions = {}
     ordered = waiting.order_by("-priority", "id").values_list("pk", "partition", "tasks")
     for pk, partition, tasks in ordered.iterator():
         if pk in wanted:
-            found[pk] = counts[partition] + 1
+            positions[pk] = counts[partition] + 1
         counts[partition] += tasks
-    return found, counts
+    return positions, counts

@@ -174,7 +174,7 @@ def _owners(incident: Incident, actions: Sequence[Action]) -> dict[str, User]:
     if not names:
         return {}
     members = Q(memberships__project=incident.project_id) | Q(is_superuser=True)
-    found = {
+    owners = {
         user.username: user for user in User.objects.filter(members, is_active=True, username__in=names).distinct()
     }
     problems = [
@@ -183,11 +183,11 @@ def _owners(incident: Incident, actions: Sequence[Action]) -> dict[str, User]:
             f"No member of this project is called {action.owner[:80]}. Leave it empty, or name a member.",
         )
         for i, action in enumerate(actions)
-        if action.owner and action.owner not in found
+        if action.owner and action.owner not in owners
     ]
     if problems:
         raise SpecError(problems)
-    return found
+    return owners
 
 
 def _replace_actions(written: PostMortem, actions: Sequence[Action], owners: dict[str, User]) -> None:

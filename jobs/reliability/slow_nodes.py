@@ -73,20 +73,20 @@ def slow_nodes(times: Iterable[StepTime], also: Collection[str] = ()) -> list[No
     """
     programs = _ComparedPrograms(_by_job(time for time in times if time.seconds > 0))
     candidates: Collection[str] = programs.nodes()
-    found: list[NodePace] = []
-    while candidates and len(found) < MOST_NODES:
+    paces: list[NodePace] = []
+    while candidates and len(paces) < MOST_NODES:
         votes = {node: programs.votes(node) for node in candidates}
         votes = {node: node_votes for node, node_votes in votes.items() if _slow(node_votes)}
         slow = [node for node, node_votes in votes.items() if _ratio(node_votes) >= LEAST]
         if not slow:
             break
         worst = max(slow, key=lambda node: (len(_slow(votes[node])), _ratio(votes[node]), node))
-        found.append(_pace(worst, votes[worst]))
+        paces.append(_pace(worst, votes[worst]))
         programs.remove(worst)
         candidates = votes.keys() - {worst}
-    found.sort(key=lambda pace: (-pace.ratio, pace.node))
-    others = sorted(set(also) - {pace.node for pace in found})
-    return [*found, *(_pace(node, votes_of_other) for node in others if (votes_of_other := programs.votes(node)))]
+    paces.sort(key=lambda pace: (-pace.ratio, pace.node))
+    others = sorted(set(also) - {pace.node for pace in paces})
+    return [*paces, *(_pace(node, votes_of_other) for node in others if (votes_of_other := programs.votes(node)))]
 
 
 def _by_job(times: Iterable[StepTime]) -> list[StepTime]:

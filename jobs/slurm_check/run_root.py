@@ -41,14 +41,14 @@ def exists(site: CheckedSite) -> Iterator[CheckFinding]:
 
 def mode(site: CheckedSite) -> Iterator[CheckFinding]:
     title, root = "VIGIL_RUNS: mode", site.runs
-    found = root.stat()
-    bits, group = stat.S_IMODE(found.st_mode), group_name(found.st_gid)
-    mode_text = f"{bits:04o}, of {user_name(found.st_uid)} and group {group}"
+    status = root.stat()
+    bits, group = stat.S_IMODE(status.st_mode), group_name(status.st_gid)
+    mode_text = f"{bits:04o}, of {user_name(status.st_uid)} and group {group}"
     if bits & stat.S_IRWXO:
         yield failed(title, f"{mode_text}: everybody may read it", f"chmod 2710 {root}")
     elif not bits & stat.S_IXGRP:
         yield failed(title, f"{mode_text}: no job can enter it", f"chmod 2710 {root}")
-    elif found.st_uid != os.geteuid():
+    elif status.st_uid != os.geteuid():
         yield warn(
             title,
             f"{mode_text}: the worker does not own it",

@@ -72,12 +72,12 @@ def key(site: CheckedSite) -> Iterator[CheckFinding]:
     path = Path(site.key_file)
     try:
         KeyFileTokens(path).token_for("nobody")  # reads it as the worker does
-        found = path.stat()
+        status = path.stat()
     except SchedulerError as error:
         yield from_exception(title, SchedulerError(f"{path}: {error}"))
         return
-    mode, owner = stat.S_IMODE(found.st_mode), _name(found.st_uid)
-    if found.st_uid not in {os.geteuid(), 0}:
+    mode, owner = stat.S_IMODE(status.st_mode), _name(status.st_uid)
+    if status.st_uid not in {os.geteuid(), 0}:
         detail = f"{path} belongs to {owner}, who can change it"
         yield warn(title, detail, f"chown {_name(os.geteuid())} {path}; chmod 0600 {path}")
     else:

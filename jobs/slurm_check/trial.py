@@ -203,14 +203,14 @@ def _wait(
     # A running job gets the same time again: a first import of torch over NFS is slow.
     while time.monotonic() - since < options.patience_s:
         try:
-            found = site.scheduler.status([trial.scheduler_id]).get(trial.scheduler_id)
+            reported = site.scheduler.status([trial.scheduler_id]).get(trial.scheduler_id)
         except SchedulerError as error:
             report(f"{title}: {error}")
-            found = None
-        if found is not None:
-            if found.state == "running" and status.state != "running":
+            reported = None
+        if reported is not None:
+            if reported.state == "running" and status.state != "running":
                 since = time.monotonic()
-            status = found
+            status = reported
             if status.state not in ALIVE | {"unknown"}:
                 return status
         words = f"{status.state} {explained(status.reason)}".strip()

@@ -286,23 +286,23 @@ def _merge_problems(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_al
     A problem of every combination is reported once; others at the path of their value, or with their combination.
     """
     everywhere = set.intersection(*({*problems} for _, problems in failed)) if is_all and len(failed) > 1 else set()
-    found: dict[Problem, None] = {}
+    merged: dict[Problem, None] = {}
     for values, problems in failed:
         for problem in problems:
             field = problem.field.partition("[")[0]
             path = next((path for path in values if field == path or field.startswith(f"{path}.")), None)
             if path is not None and problem in everywhere:
-                found.setdefault(Problem(f"sweep.over.{path}", problem.message))
+                merged.setdefault(Problem(f"sweep.over.{path}", problem.message))
             elif path is not None:
                 value_text = _quote(values[path])
                 text = problem.message if problem.message.startswith(value_text) else f"{value_text}: {problem.message}"
-                found.setdefault(Problem(f"sweep.over.{path}", text))
+                merged.setdefault(Problem(f"sweep.over.{path}", text))
             elif problem in everywhere:
-                found.setdefault(problem)
+                merged.setdefault(problem)
             else:
                 with_them = ", ".join(f"{path} = {_quote(value)}" for path, value in values.items())
-                found.setdefault(Problem(problem.field, f"{problem.message} That is with {with_them}."))
-    return list(found)[:MOST_PROBLEMS]
+                merged.setdefault(Problem(problem.field, f"{problem.message} That is with {with_them}."))
+    return list(merged)[:MOST_PROBLEMS]
 
 
 def _quote(value: object) -> str:

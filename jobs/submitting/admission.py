@@ -49,25 +49,26 @@ def site_problems(
 
     `others`: the other specs of a sweep, which request the same resources and differ in what they train.
     """
-    found = list(dict.fromkeys(problem for job_spec in (spec, *others) for problem in trust.problems(user, job_spec)))
-    found += [
+    specs = (spec, *others)
+    problems = list(dict.fromkeys(problem for job_spec in specs for problem in trust.problems(user, job_spec)))
+    problems += [
         *capacity_problems(spec),
         *names.problems(spec),
         *_begin_problems(spec),
         *dependencies.problems(user, spec.after),
     ]
     if project is not None:
-        fields = {problem.field for problem in found}
-        found += [
+        fields = {problem.field for problem in problems}
+        problems += [
             problem
             for problem in scheduler_limits.problems(user, spec, project, many=1 + len(others))
             if problem.field not in fields
         ]
         try:
-            found += environments.unsupported(environments.environment_of(spec, project))
+            problems += environments.unsupported(environments.environment_of(spec, project))
         except SpecError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def project_of(user: User, spec: JobSpec) -> Project:

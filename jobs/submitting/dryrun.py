@@ -131,17 +131,17 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFindin
     waiting = WaitingJob(
         spec=spec, request=request, names=names(user), you=user.slurm_user or "", maintenance=read.maintenance()
     )
-    found = explain(waiting, there)
+    explanation = explain(waiting, there)
     being_submitted = _count_being_submitted(there)
-    if not found.blocks and not being_submitted:
-        on = found.starts_on[: 1 if there.simulates_nodes else spec.resources.least_allocated]
+    if not explanation.blocks and not being_submitted:
+        on = explanation.starts_on[: 1 if there.simulates_nodes else spec.resources.least_allocated]
         yield DryRunFinding("ok", "Start", f"Starts now on {', '.join(on)}.")
         return
-    waits = " ".join(block.text for block in found.blocks[:2])
+    waits = " ".join(block.text for block in explanation.blocks[:2])
     if being_submitted:
         jobs = f"{formatting.plural(being_submitted, 'job')} {'is' if being_submitted == 1 else 'are'}"
         waits += f" {jobs} being submitted before it."
-    yield DryRunFinding("warn", "Start", f"Waits. {waits.strip()}{_alternative(found)}")
+    yield DryRunFinding("warn", "Start", f"Waits. {waits.strip()}{_alternative(explanation)}")
 
 
 def _avoided_text(avoided: Mapping[str, str]) -> str:
@@ -249,21 +249,21 @@ def _split(spec: JobSpec) -> Iterator[DryRunFinding]:
         return
     divided = data_division.divide(spec.run, labels)
     owners = divided.owners["validation"]
-    found, sizes = outline(divided), divided.sizes
+    clients, sizes = outline(divided), divided.sizes
     without_validation = spec.run.clients - len(np.unique(owners[owners >= 0]))
     text = (
         f"{formatting.plural(spec.run.clients, 'client')}: {sizes.min():,} to {sizes.max():,} samples each,"
         f" median {np.median(sizes):,.0f}."
     )
-    if len(found.labels) > 1:
-        share = formatting.share(found.spreads["commonest_share"]["median"])
+    if len(clients.labels) > 1:
+        share = formatting.share(clients.spreads["commonest_share"]["median"])
         text += f" In the median client {share} of samples have the same label."
     if not without_validation:
-        yield DryRunFinding("ok", "Split", text, found)
+        yield DryRunFinding("ok", "Split", text, clients)
     else:
         without = f"{formatting.plural(without_validation, 'client')} {'has' if without_validation == 1 else 'have'}"
         text += f" {without} no validation samples, and no accuracy of their own."
-        yield DryRunFinding("warn", "Split", text, found)
+        yield DryRunFinding("warn", "Split", text, clients)
     yield from _excluded_clients(spec.run, sizes)
 
 
@@ -272,14 +272,14 @@ def _excluded_clients(run: FederationConfig, sizes: NDArray[np.int64]) -> Iterat
     if custom.SELECTION in run.custom:
         yield from _unpredictable_exclusions(run)
         return
-    if run.pace == "rounds" or not len((found := forecast(run, sizes)).excluded):
+    if run.pace == "rounds" or not len((expected := forecast(run, sizes)).excluded):
         return
-    most = found.excluded[np.argsort(-sizes[found.excluded], kind="stable")]
+    most = expected.excluded[np.argsort(-sizes[expected.excluded], kind="stable")]
     some = ", ".join(map(str, most[:8].tolist())) + (", …" if len(most) > 8 else "")
     share = formatting.share(float(sizes[most].sum()) / max(1, int(sizes.sum())))
     text = (
         f'"{run.pace}" is expected to leave {formatting.plural(len(most), "client")} of {run.clients:,} out of all '
-        f"{formatting.plural(found.rounds, 'round')} ({some}): {share} of samples never count. "
+        f"{formatting.plural(expected.rounds, 'round')} ({some}): {share} of samples never count. "
         f"Give them more time (a larger quantile), or use late updates."
     )
     if settings.VIGIL_FEDERATED_LEAST_SHARE:

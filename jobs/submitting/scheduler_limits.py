@@ -41,15 +41,15 @@ def problems(user: User, spec: JobSpec, project: Project, *, many: int = 1) -> l
         return []
     spec = spec.with_absolute_begin(now=timezone.now(), zone=timezone.get_default_timezone())
     request = request_of(spec, user=user.slurm_user or "", account=project.slurm_account)
-    found: dict[str, Problem] = {}
+    by_field: dict[str, Problem] = {}
     for problem in (
         *_partition_problems(request, there),
         *_limit_problems(spec, request, there),
         *_reservation_problems(request, there),
         *_submit_limit_problems(user, spec, request, there, many),
     ):
-        found.setdefault(problem.field, problem)
-    return list(found.values())
+        by_field.setdefault(problem.field, problem)
+    return list(by_field.values())
 
 
 def _partition_problems(request: Request, there: ClusterCapacity) -> Iterator[Problem]:

@@ -63,10 +63,10 @@ def cancel(user: User, sweep: Sweep) -> int:
         open_attempts = open_attempts.filter(Q(ended_at=None) | Q(decided_at=None))
         for _ in range(CANCEL_TRIES):  # the follower may just have made the next attempt of one
             with transaction.atomic():
-                found = open_attempts.update(cancel_asked_at=timezone.now(), cancel_asked_by=user)
-                if not found:
+                cancelled = open_attempts.update(cancel_asked_at=timezone.now(), cancel_asked_by=user)
+                if not cancelled:
                     break
-                count += found
+                count += cancelled
                 transaction.on_commit(lambda: queue("jobs.tasks.follow"))
         if count:
             note_if_sysadmin(user, "sweep.cancelled", sweep, change=Change(after={"jobs": count}))

@@ -43,7 +43,7 @@ def blocks_of(facts: WaitFacts) -> list[Block]:
         kind: BlockKind = "dependency" if facts.reason.startswith("Waits for #") else "held"
         text = facts.reason or "Vigil will submit it to the scheduler within seconds."
         return [Block(kind=kind, text=text, is_reason=True)]
-    found = [
+    blocks = [
         *_begin(facts),
         *_closed(facts),
         *_limits(facts),
@@ -53,9 +53,9 @@ def blocks_of(facts: WaitFacts) -> list[Block]:
         *node_capacity.blocks(facts, is_reason=kind_of(facts.reason) == "nodes"),
         *_priority(facts),
     ]
-    if not any(block.is_reason for block in found) and (reason_block := _reason_block(facts)):
-        found.append(reason_block)
-    return sorted(found, key=lambda block: (not block.is_reason, not block.is_final))
+    if not any(block.is_reason for block in blocks) and (reason_block := _reason_block(facts)):
+        blocks.append(reason_block)
+    return sorted(blocks, key=lambda block: (not block.is_reason, not block.is_final))
 
 
 def may_change(found: Sequence[Block]) -> bool:

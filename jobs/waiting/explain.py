@@ -80,7 +80,7 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
     view = _ClusterView(request, cluster, ahead_of(queued, request, cluster))
     ahead = _queue_ahead(view.line, waiting.names)
     windows = maintenance.effects(request, view.candidates, waiting.maintenance, cluster.now)
-    found = blocks.blocks_of(
+    blocks_found = blocks.blocks_of(
         WaitFacts(
             request=request,
             cluster=cluster,
@@ -100,16 +100,16 @@ def explain(waiting: WaitingJob, cluster: ClusterCapacity) -> WaitExplanation:
         )
     )
     variants: tuple[Variant, ...] = ()
-    if waiting.spec is not None and blocks.may_change(found):
+    if waiting.spec is not None and blocks.may_change(blocks_found):
         variants = propose(waiting.spec, request, cluster, view.try_request, view.ends())
     return WaitExplanation(
         reason=reason,
         meaning=explained(reason, waiting.scheduler_id, waiting.job_id),
         starts_at=queued.starts_at if queued and queued.starts_at and queued.starts_at > cluster.now else None,
-        blocks=tuple(found),
+        blocks=tuple(blocks_found),
         ahead=ahead,
-        never=any(block.is_final for block in found),
-        starts_on=view.nodes(request) if not found else (),
+        never=any(block.is_final for block in blocks_found),
+        starts_on=view.nodes(request) if not blocks_found else (),
         variants=variants,
         maintenance=tuple(windows),
     )

@@ -74,7 +74,7 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
         return WaitReport(job, attempt, explained_of(attempt) or "It is in the queue.", now=now)
     there = read.read(now)
     spec, request = requested
-    found = explain(
+    explanation = explain(
         WaitingJob(
             spec=spec,
             request=request,
@@ -89,9 +89,9 @@ def why(user: User, job: Job, attempt: Attempt | None = None, *, now: datetime |
         there,
     )
     read_at, stale = _readings()
-    text = "It is being cancelled." if attempt.cancel_asked_at else found.sentence
+    text = "It is being cancelled." if attempt.cancel_asked_at else explanation.sentence
     avoids = blamed_nodes.exclusion_reasons(attempt)
-    return WaitReport(job, attempt, text or "It is in the queue.", found, read_at, stale, now, avoids)
+    return WaitReport(job, attempt, text or "It is in the queue.", explanation, read_at, stale, now, avoids)
 
 
 def _requested(job: Job, attempt: Attempt) -> tuple[JobSpec | None, Request] | None:

@@ -76,9 +76,9 @@ def propose(
     shaped = [candidate for candidate, outcome in tried if outcome.room != "now" and candidate.tier == SAME]
     shorter = _shorter([_Candidate(SAME, 0, "", {}, request), *shaped], times, try_request)
     useful = {"now"} if try_request(request).room else {"now", "free"}  # not those that wait like the job itself
-    found = [pair for pair in [*tried, *shorter] if pair[1].room in useful]
-    found.sort(key=lambda pair: (pair[1].room != "now", pair[0].tier, pair[0].cost))
-    return tuple(_varied(_allowed(spec, found)))
+    useful_variants = [pair for pair in [*tried, *shorter] if pair[1].room in useful]
+    useful_variants.sort(key=lambda pair: (pair[1].room != "now", pair[0].tier, pair[0].cost))
+    return tuple(_varied(_allowed(spec, useful_variants)))
 
 
 def _shorter(

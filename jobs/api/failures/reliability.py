@@ -157,19 +157,19 @@ def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> di
     if skip is None:
         raise bad_field("cursor", "Invalid cursor. Start without one.")
     now, filters = timezone.now(), _filters(wanted)
-    found = report.find(request.auth, filters, now)
-    page = found.rows[skip : skip + wanted.limit]
+    failure_report = report.find(request.auth, filters, now)
+    page = failure_report.rows[skip : skip + wanted.limit]
     return {
         "items": [_row(row) for row in page],
-        "next": str(skip + wanted.limit) if len(found.rows) > skip + wanted.limit else None,
+        "next": str(skip + wanted.limit) if len(failure_report.rows) > skip + wanted.limit else None,
         "days": filters.days,
         "since": filters.since(now),
         "by": filters.by,
         "kind": filters.kind,
-        "text": " ".join(sentences.summary(found, filters)).strip().replace(formatting.NBSP, " "),
-        "total": _row(found.total),
-        "effective_time": found.effective,
-        "offenders": [_offender(offender) for offender in found.offenders[:200]],
+        "text": " ".join(sentences.summary(failure_report, filters)).strip().replace(formatting.NBSP, " "),
+        "total": _row(failure_report.total),
+        "effective_time": failure_report.effective,
+        "offenders": [_offender(offender) for offender in failure_report.offenders[:200]],
         "published": [_published(rate) for rate in PUBLISHED],
     }
 
@@ -195,25 +195,25 @@ def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> 
     """
     observed, recover = report.interruptions(request.auth, FailureFilter(days=wanted.window), timezone.now())
     plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)
-    found = forecasting.from_observed(plan, observed)
-    is_assumed = isinstance(found.rate, AssumedRate)
+    forecast = forecasting.from_observed(plan, observed)
+    is_assumed = isinstance(forecast.rate, AssumedRate)
     return {
         "nodes": plan.nodes,
         "days": plan.days,
         "save_seconds": plan.save_seconds,
         "restart_seconds": plan.restart_seconds,
         "is_assumed": is_assumed,
-        "per_1000_node_days": 1000 * found.rate.per_day,
-        "expected_failures": found.failures,
-        "expected_failures_interval": None if is_assumed else [found.failures_low, found.failures_high],
-        "chance_of_none": found.no_failure_probability,
-        "chance_of_none_interval": None if is_assumed else list(found.no_failure_probability_interval),
-        "mtbf_seconds": found.mtbf_seconds,
-        "best_interval_seconds": found.best_seconds,
-        "young_interval_seconds": found.young_seconds,
-        "effective_time": found.best_useful_share,
-        "curve": [{"interval_seconds": period, "effective_time": fraction} for period, fraction in found.curve()],
-        "text": " ".join(sentences.forecast_text(found)).replace(formatting.NBSP, " "),
+        "per_1000_node_days": 1000 * forecast.rate.per_day,
+        "expected_failures": forecast.failures,
+        "expected_failures_interval": None if is_assumed else [forecast.failures_low, forecast.failures_high],
+        "chance_of_none": forecast.no_failure_probability,
+        "chance_of_none_interval": None if is_assumed else list(forecast.no_failure_probability_interval),
+        "mtbf_seconds": forecast.mtbf_seconds,
+        "best_interval_seconds": forecast.best_seconds,
+        "young_interval_seconds": forecast.young_seconds,
+        "effective_time": forecast.best_useful_share,
+        "curve": [{"interval_seconds": period, "effective_time": fraction} for period, fraction in forecast.curve()],
+        "text": " ".join(sentences.forecast_text(forecast)).replace(formatting.NBSP, " "),
     }
 
 

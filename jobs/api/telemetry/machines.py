@@ -196,17 +196,17 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [
         (host_owner(agent.pk), field) for field in host_fields
     ]
-    found = read.curves(agent, keys, start=start, end=end, points=wanted.points)
-    outlines = [found[key].outline for key in keys[: len(rows)]]
+    curves = read.curves(agent, keys, start=start, end=end, points=wanted.points)
+    outlines = [curves[key].outline for key in keys[: len(rows)]]
     # An interval may begin before the requested range and end after it.
     first = min((int(outline.first.min()) for outline in outlines if len(outline.first)), default=start)
     last = max((int(outline.last.max()) for outline in outlines if len(outline.last)), default=end)
     access = access_of(request.auth, [gpu.pk for gpu, _ in rows], min(start, first), max(end, last))
     items = [
-        line(field, access.outline(gpu.pk, found[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
+        line(field, access.outline(gpu.pk, curves[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
         for gpu, field in rows
     ]
-    items += [line(field, found[host_owner(agent.pk), field].outline, wanted.digits) for field in host_fields]
+    items += [line(field, curves[host_owner(agent.pk), field].outline, wanted.digits) for field in host_fields]
     return json_response({"items": items, "next": None})
 
 

@@ -98,17 +98,17 @@ def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]
     if skip is None:
         raise bad_field("cursor", "Invalid cursor. Start without one.")
     now, filters = timezone.now(), _filters(wanted)
-    found = report.find(request.auth, filters, now, limit=wanted.limit, skip=skip)
+    waste_report = report.find(request.auth, filters, now, limit=wanted.limit, skip=skip)
     idle = report.idle_now(request.auth, now)
-    lead, also = sentences.summary(found, filters, sum(len(job.idle) for job, _ in idle))
+    lead, also = sentences.summary(waste_report, filters, sum(len(job.idle) for job, _ in idle))
     return {
-        "items": [_row(row) for row in found.rows],
-        "next": None if found.is_last else str(skip + wanted.limit),
+        "items": [_row(row) for row in waste_report.rows],
+        "next": None if waste_report.is_last else str(skip + wanted.limit),
         "days": filters.days,
         "since": filters.since(now),
         "by": filters.by,
         "text": f"{lead} {also}".replace(formatting.NBSP, " "),
-        "total": _hours(found.total) | _cost(found.total),
+        "total": _hours(waste_report.total) | _cost(waste_report.total),
         "idle_now": [_idle(job, may_open) for job, may_open in idle],
     }
 

@@ -75,12 +75,12 @@ def _events_of_other_jobs(attempt: Attempt, events: Sequence[NodeEvent]) -> set[
     job_gpus = {event.gpu_id for event in allocations.allocated_to([attempt]).get(attempt.pk, [])}
     if not job_gpus and _requested_no_gpus(attempt):
         return {event.pk for event in with_gpu}
-    found = set()
+    events_of_others = set()
     for event in with_gpu:
         others = [event for event in by_gpu.get(event.gpu_id or 0, ()) if event.scheduler_id != attempt.scheduler_id]
         if event.gpu_id not in job_gpus and (others or job_gpus):
-            found.add(event.pk)
-    return found
+            events_of_others.add(event.pk)
+    return events_of_others
 
 
 def _signs_of_event(event: NodeEvent, catalogue: Catalogue) -> list[Sign]:

@@ -189,16 +189,16 @@ def trouble_sentence(
 
     `recent_states` holds each client's states in the newest rounds; states in `expected` are not counted as problems.
     """
-    found = []
+    troubles = []
     for client, states in recent_states.items():
         for rank, state in enumerate(_TROUBLES):
             times = 0 if state in expected else sum(number == STATES.index(state) for number in states)
             if times >= MIN_OCCURRENCES and times >= MIN_SHARE * len(states):
-                found.append((-rank, times, -client, state, len(states)))
-    if not found:
+                troubles.append((-rank, times, -client, state, len(states)))
+    if not troubles:
         return ""
-    _, times, client, state, of = max(found)
-    more = len({entry[2] for entry in found}) - 1
+    _, times, client, state, of = max(troubles)
+    more = len({entry[2] for entry in troubles}) - 1
     others = f" {formatting.plural(more, 'more client has', 'more clients have')} problems." if more else ""
     who = client_name(-client, names.get(-client, ""))
     return f"C{who[1:]} {_TROUBLES[state].format(k=times, m=of)}.{others}"

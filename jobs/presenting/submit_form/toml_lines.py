@@ -16,7 +16,7 @@ def locate(text: str) -> dict[str, int]:
 
     Best effort, as the text may not be valid TOML yet.
     """
-    found: dict[str, int] = {}
+    line_numbers: dict[str, int] = {}
     table, inside = "", ""
     for number, line in enumerate(text.splitlines(), 1):
         if inside:  # a string of several lines
@@ -24,12 +24,12 @@ def locate(text: str) -> dict[str, int]:
             continue
         if match := _TABLE.match(line):
             table = _path(match[1])
-            found.setdefault(table, number)
+            line_numbers.setdefault(table, number)
         elif match := _KEY.match(line):
             key = _path(match[1])
-            found.setdefault(f"{table}.{key}" if table else key, number)
+            line_numbers.setdefault(f"{table}.{key}" if table else key, number)
             inside = next((quotes for quotes in ('"""', "'''") if match[2].count(quotes) == 1), "")
-    return found
+    return line_numbers
 
 
 def line_of(places: dict[str, int], field: str, message: str = "") -> int | None:
