@@ -286,7 +286,7 @@ def sums(request: str) -> dict[str, Any]:
     weights = torch.linspace(1, 2, updates, dtype=torch.float64)
     ids = torch.arange(updates).numpy()
     same = torch.ones(updates, dtype=torch.int64).numpy()
-    chunks = schedule.make_chunks(ids, same, same, numbers=numbers, is_unstacked=True)
+    chunks = schedule.make_chunks(ids, same, same, parameters=numbers, is_unstacked=True)
     rows = torch.randn(max(len(chunk.clients) for chunk in chunks), numbers)  # more than any cache holds
 
     def with_tree() -> torch.Tensor:

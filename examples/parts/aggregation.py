@@ -1,4 +1,4 @@
-"""A robust rule: bound the length of each update, then take the mean without the extremes of each number."""
+"""A robust rule: bound the length of each update, then take the mean without the extremes of each coordinate."""
 
 import torch
 
@@ -8,8 +8,8 @@ from training.federation.parts import TooFewUpdates
 def combine(rows, weights, *, trim=1, longest=2.0):
     """Return the combined row, and the places of the rows that were left out.
 
-    rows: (clients, numbers), in ascending order of clients, all finite; weights: (clients,) float64.
-    `trim`: values cut off at each end of each number; `longest`: maximum length of a row, in median lengths.
+    rows: (clients, parameters), in ascending order of clients, all finite; weights: (clients,) float64.
+    `trim`: values cut off at each end of each coordinate; `longest`: maximum length of a row, in median lengths.
     """
     if len(rows) <= 2 * trim:
         # The round is tried again with other clients.

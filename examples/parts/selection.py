@@ -4,7 +4,7 @@ import numpy as np
 
 
 def select(round, *, newest=1):
-    """Return the numbers of the clients that take part, ascending.
+    """Return the ids of the clients that take part, ascending.
 
     `newest`: how many of them are drawn from all clients; the others are those that have waited longest.
     """

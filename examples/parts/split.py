@@ -4,7 +4,7 @@ import numpy as np
 
 
 def divide(labels, clients, rng, *, labels_each=2):
-    """Return the client of each training sample: (samples,) whole numbers from 0 to clients - 1.
+    """Return the client of each training sample: (samples,) integers from 0 to clients - 1.
 
     `labels.by_split["train"]` (samples,): the label of each sample. `rng`: a numpy RandomState, seeded by the run.
     """

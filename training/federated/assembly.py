@@ -150,7 +150,7 @@ def _with_client_views(config: FederationConfig, task: Task, divided: DataDivisi
 def _as_flat_vectors(
     config: FederationConfig, algorithm: Algorithm, task: Task, device: torch.device, dtype: torch.dtype
 ) -> tuple[Model, Tensor, Tensor]:
-    """Return the model with its layout, its weights (numbers,) and its running statistics (numbers,)."""
+    """Return the model with its layout, its weights (parameters,) and its running statistics (statistics,)."""
     options = config.options_of(config.algorithm)
     algorithm.extend_model(task, config.clients, **options)
     module: nn.Module = task.model.to(device, dtype)

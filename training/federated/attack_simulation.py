@@ -32,15 +32,15 @@ SCAN_BATCH = 4096
 
 @dataclass(frozen=True)
 class AttackerKnowledge:
-    """The knowledge of attackers besides their own updates, which are in the order of their numbers."""
+    """The knowledge of attackers besides their own updates, which are in the order of their ids."""
 
     clients: Ids
-    """(attackers,): their numbers."""
+    """(attackers,): their ids."""
     round: int
     seed: int
     """The run's seed."""
     honest: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
-    """(clients, numbers) float64: the updates of all that do not attack, for attacks that COLLUDE."""
+    """(clients, parameters) float64: the updates of all that do not attack, for attacks that COLLUDE."""
 
     def generator(self, attacker_index: int) -> torch.Generator:
         """Return the random numbers of one attacker in this round, on the CPU whatever the device."""
@@ -83,8 +83,8 @@ class AttackSimulation:
             for client in some
         }
         values = [updates.values for updates in chunks]
-        numbers = exchange.gather_objects([found[UPDATE].shape[1] for found in values if UPDATE in found])
-        size = next((found[0] for found in numbers if found), 0)
+        sizes = exchange.gather_objects([found[UPDATE].shape[1] for found in values if UPDATE in found])
+        size = next((found[0] for found in sizes if found), 0)
         everybody = np.concatenate([np.zeros(0, dtype=np.int64), *clients])
         usable = ~np.isin(everybody, list(unusable))
         attacking = np.sort(everybody[usable & np.isin(everybody, self._attackers)])
@@ -154,7 +154,7 @@ def _without_usable_update(updates: ClientUpdates) -> list[int]:
 
 
 def _rows(updates: ClientUpdates, like: Tensor) -> Tensor:
-    """Return a chunk's updates (clients, numbers) in float64; zeros where all of its clients failed."""
+    """Return a chunk's updates (clients, parameters) in float64; zeros where all of its clients failed."""
     if UPDATE not in updates.values:
         return like.new_zeros(len(updates.clients), len(like))
     return updates.values[UPDATE].double()

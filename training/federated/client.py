@@ -116,9 +116,9 @@ class Client:
         number: Tensor | None = None,
     ) -> None:
         self.model = model
-        """(numbers,): the model as the round begins, its personal part last."""
+        """(parameters,): the model as the round begins, its personal part last."""
         self.statistics = statistics
-        """(numbers,): running means and variances after the last step that was taken."""
+        """(statistics,): running means and variances after the last step that was taken."""
         self._steps, self.sgd = steps, sgd
         self.learning_rate = sgd.learning_rate
         """The clients' learning rate in this round."""
@@ -160,7 +160,7 @@ class Client:
     def gradient(
         self, w: Tensor, step: int, *, extra_loss: ExtraLoss | None = None, beside: ExtraLoss | None = None
     ) -> Tensor:
-        """Return the gradient (numbers,) of the mean loss of a step's batch at w, and update the running statistics.
+        """Return the gradient (parameters,) of the mean loss of a step's batch at w, and update the running statistics.
 
         `extra_loss` adds a term to the loss of each sample; the algorithm must define NEEDS_HEAD = True. `beside` is
         its deprecated name.
@@ -184,7 +184,7 @@ class Client:
         extra_loss: Callable[[int], ExtraLoss] | None = None,
         beside: Callable[[int], ExtraLoss] | None = None,
     ) -> Tensor:
-        """Take all steps of gradient descent, w ← w − η · correct(w, gradient), and return the last w (numbers,).
+        """Take all steps of gradient descent, w ← w − η · correct(w, gradient), and return the last w (parameters,).
 
         With weight decay λ the gradient is g + λw, so the correction sees the gradient of the decayed objective; with
         momentum the corrected directions accumulate. If client.py has a train() and there is nothing to correct, it
@@ -250,7 +250,7 @@ class Client:
         return self._functions.whole_loss(w)
 
     def whole_gradient(self, w: Tensor) -> Tensor:
-        """Return the gradient of that loss at w, (numbers,). The algorithm must define USES_ALL_SAMPLES = True."""
+        """Return the gradient of that loss at w, (parameters,). The algorithm must define USES_ALL_SAMPLES = True."""
         assert self._functions.whole_loss is not None
         return grad(self._functions.whole_loss)(w)
 

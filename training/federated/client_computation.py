@@ -29,9 +29,9 @@ class ClientInputs:
     """The inputs that all clients of a chunk have in common."""
 
     model: Tensor
-    """(numbers,): the shared part of the model that they start from."""
+    """(parameters,): the shared part of the model that they start from."""
     statistics: Tensor
-    """(numbers,): the server's running statistics."""
+    """(statistics,): the server's running statistics."""
     server: Mapping[str, Tensor]
     """Vectors that the server sends along with the model, by name."""
     steps: int

@@ -89,7 +89,7 @@ def all_raised(attempts: Sequence[ClientOutcomes]) -> bool:
 
 
 def none_finite(attempts: Sequence[ClientOutcomes]) -> bool:
-    """Return whether all clients did their work, and none sent finite numbers."""
+    """Return whether all clients did their work, and none sent finite values."""
     return all(
         len(outcomes.clients) > 0 and not outcomes.is_finite.any() and not outcomes.failed for outcomes in attempts
     )

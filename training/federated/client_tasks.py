@@ -33,7 +33,7 @@ class ClientTask:
     takes_steps: bool = True
     """Whether they iterate over their samples in batches."""
     model: Tensor | None = None
-    """The shared part (numbers,) of the model that clients start from; None: the server's."""
+    """The shared part (parameters,) of the model that clients start from; None: the server's."""
     is_training: bool = False
     """Whether clients store the new state that the task leaves them with."""
 
@@ -42,7 +42,7 @@ class ClientTask:
         return SAMPLES if name == STATISTICS else self.weighting[name]
 
     def summands(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return what the server sums of the clients' values (clients, …): (clients, numbers) by name."""
+        """Return what the server sums of the clients' values (clients, …): (clients, size) by name."""
         found = vmap(self.fold)(dict(values)) if self.fold is not None and values else values
         return {name: value.reshape(len(value), -1) for name, value in found.items()}
 

@@ -97,14 +97,14 @@ class ClientWork:
 
         The activations behind them take memory for each client.
         """
-        return self._model.numbers
+        return self._model.parameter_count
 
     def samples_of(self, clients: Ids) -> NDArray[np.int64]:
         """Return the number of training samples of each of these clients."""
         return self._divided.sizes[clients]
 
     def sizes_of(self, task: ClientTask, server: Server) -> dict[str, int]:
-        """Return how many numbers of each name the server sums."""
+        """Return the size of each vector that the server sums, by name."""
         return self._probed(task, server)[0]
 
     def messages_of(self, task: ClientTask, server: Server) -> MessagePair:
@@ -248,11 +248,11 @@ class ClientWork:
         batch = self._load(ids.reshape(-1), ids.shape)
         weights = torch.from_numpy(is_sample).to(self._model.device, self._model.dtype)
         all_samples = self._all_samples(chunk) if computation.task.uses_all_samples else None
-        numbers = torch.from_numpy(chunk.clients).to(self._model.device)
+        client_ids = torch.from_numpy(chunk.clients).to(self._model.device)
         dims = (0, 0, 0, 0, 0, None if all_samples is None else 0)
         stacked = vmap(computation, in_dims=dims, randomness="different")
         with attention.as_products():
-            values, new_state, losses = stacked(dict(state), numbers, counts, batch, weights, all_samples)
+            values, new_state, losses = stacked(dict(state), client_ids, counts, batch, weights, all_samples)
         return ClientUpdates(chunk.clients, values, new_state, losses, has_losses=computation.task.is_training)
 
     def _compute_each(

@@ -74,7 +74,7 @@ class Controller:
     def train(self, model: Tensor | None = None) -> TaskResult:
         """Run the algorithm's training task, add late updates of earlier rounds, and store the clients' new states.
 
-        `model` (numbers,): what clients are sent instead of the server's model. QuorumLost if too few updates count.
+        `model` (parameters,): what clients are sent instead of the server's model. QuorumLost if too few updates count.
         """
         task = replace(self._work.training_task, model=model)
         self.arrivals = arrivals = self.server.pending.arriving(self.plan)
@@ -113,7 +113,7 @@ class Controller:
         """Run another task on the same clients, over all samples of each; it does not change their state.
 
         `compute`: (client) → values by name. `weighting`: "samples" or "clients" by name. `vectors`: what is sent
-        along, by name. `model` (numbers,): a model that the clients have received already. QuorumLost if no client
+        along, by name. `model` (parameters,): a model that the clients have received already. QuorumLost if no client
         answers.
         """
         task = ClientTask(
@@ -168,7 +168,7 @@ class Controller:
             self.plan.clients,
             self.plan.steps,
             widths,
-            numbers=self._work.parameters,
+            parameters=self._work.parameters,
             is_unstacked=bool(self._work.unstacked_reason),
         )
 
@@ -212,20 +212,20 @@ class Controller:
 
     def _local_updates(self, task: ClientTask) -> Iterator[tuple[int, ClientUpdates]]:
         """Yield the number of each of this rank's chunks with its updates."""
-        attacking, numbers = self._work.attack, self._shares[self._world.rank]
+        attacking, chunk_numbers = self._work.attack, self._shares[self._world.rank]
         if not (attacking.colludes and task.is_training):
-            yield from ((number, self._updates_of_chunk(number, task)) for number in numbers)
+            yield from ((number, self._updates_of_chunk(number, task)) for number in chunk_numbers)
             return
-        updates = [self._updates_of_chunk(number, task) for number in numbers]
+        updates = [self._updates_of_chunk(number, task) for number in chunk_numbers]
         attacking.forge_colluding(updates, self._clients, self.round, self._exchange, self._world)
-        yield from zip(numbers, updates, strict=True)
+        yield from zip(chunk_numbers, updates, strict=True)
 
     def _updates_of_chunk(self, number: int, task: ClientTask) -> ClientUpdates:
         self._beat()
         return self._work.run(self._chunks[number], self.round, task, self.server)
 
     def _discounted(self, task: ClientTask, sizes: Mapping[str, int], late: ArrivingUpdates) -> Tensor | None:
-        """Return what the discount of late updates takes off the sums (numbers,), or None if there is no discount.
+        """Return what the discount of late updates takes off the sums (size,), or None if there is no discount.
 
         The last rank computes it, like the late part of the sums, so that all ranks have the same bits.
         """
@@ -299,7 +299,7 @@ class Controller:
     ) -> list[sums.Part]:
         """Compute weighted partial sums of this chunk's updates, dropping non-finite and late ones.
 
-        Returns [(rows (clients, numbers), weights (clients,))], one pair for each name. Records the chunk's outcomes,
+        Returns [(rows (clients, size), weights (clients,))], one pair for each name. Records the chunk's outcomes,
         late rows and new client states in `local`.
         """
         device = self._world.device
@@ -391,6 +391,6 @@ def _all_finite(updates: ClientUpdates) -> Tensor:
     is_finite = is_finite.to(updates.losses.device)
     for value in updates.values.values():
         rows = value.flatten(start_dim=1) if value.ndim > 1 else value[:, None]
-        if rows.shape[1]:  # max and min pass NaN on, and unlike isfinite() of all numbers they allocate nothing
+        if rows.shape[1]:  # max and min pass NaN on, and unlike isfinite() of all values they allocate nothing
             is_finite &= torch.isfinite(rows.amax(dim=1)) & torch.isfinite(rows.amin(dim=1))
     return is_finite.cpu() & ~torch.from_numpy(np.isin(updates.clients, list(updates.failed)))

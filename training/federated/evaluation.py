@@ -135,7 +135,9 @@ class Evaluator:
         evaluated = np.flatnonzero(sizes)
         ones = np.ones(len(evaluated), dtype=np.int64)
         widths = widths_of(sizes[evaluated], int(sizes.max(initial=1)))
-        chunks = make_chunks(evaluated, ones, widths, numbers=self._model.weights.size, is_unstacked=self._is_unstacked)
+        chunks = make_chunks(
+            evaluated, ones, widths, parameters=self._model.weights.size, is_unstacked=self._is_unstacked
+        )
         return [ScoringBatch(partial(self._score_chunk, server, chunk), chunk.clients) for chunk in chunks]
 
     def _score_chunk(self, server: Server, chunk: ClientChunk) -> tuple[Ids, dict[str, Tensor]]:
@@ -182,7 +184,9 @@ class Evaluator:
         clients = np.flatnonzero((evaluated > 0) & (self._divided.sizes > 0))
         steps = np.full(len(clients), self._finetune_steps)
         widths = widths_of(self._divided.sizes[clients], work.batch)
-        chunks = make_chunks(clients, steps, widths, numbers=work.parameters, is_unstacked=bool(work.unstacked_reason))
+        chunks = make_chunks(
+            clients, steps, widths, parameters=work.parameters, is_unstacked=bool(work.unstacked_reason)
+        )
         task = ClientTask("finetune", self._finetune, {}, takes_steps=True)
 
         def score(chunk: ClientChunk) -> tuple[Ids, dict[str, Tensor]]:

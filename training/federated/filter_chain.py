@@ -16,7 +16,7 @@ from torch import Tensor
 
 from training.config.choices import Value
 from training.federated.filter_context import FilterContext
-from training.federated.schedule import STACKED_NUMBERS, Ids
+from training.federated.schedule import CHUNK_PARAMETERS, Ids
 from training.federation import parts
 from training.federation.config import FederationConfig
 from training.federation.filter_order import UPDATE
@@ -31,7 +31,7 @@ class FilteredUpdates:
     """Updates after all filters."""
 
     rows: Tensor
-    """(clients, numbers), as the server decodes them."""
+    """(clients, size), as the server decodes them."""
     wire: dict[str, Tensor]
     """(clients, …) by name: what the messages hold in place of the updates."""
     state: dict[str, Tensor]
@@ -43,7 +43,7 @@ class _Stage:
     name: str
     filter: Filter
     options: Mapping[str, Value]
-    numbers: int
+    size: int
     dtype: torch.dtype
     initial: Mapping[str, Tensor]
 
@@ -57,11 +57,11 @@ class _Stage:
 class FilterChain:
     """The filters of a run, in their order."""
 
-    def __init__(self, config: FederationConfig, numbers: int, dtype: torch.dtype) -> None:
-        """`numbers`: the numbers of an update."""
+    def __init__(self, config: FederationConfig, size: int, dtype: torch.dtype) -> None:
+        """`size`: the number of parameters in an update."""
         self._seed = config.seed
         self._stages: list[_Stage] = []
-        row = torch.zeros(1, numbers, dtype=dtype)
+        row = torch.zeros(1, size, dtype=dtype)
         for name in config.filters:
             found, options = parts.filter_(name), config.options_of(name)
             initial = found.begin(row[0], **options)
@@ -92,11 +92,11 @@ class FilterChain:
         return updates
 
     def transform(self, rows: Tensor, clients: Ids, round_: int, state: Mapping[str, Tensor]) -> FilteredUpdates:
-        """Filter these clients' updates (clients, numbers). `state` (clients, …): theirs.
+        """Filter these clients' updates (clients, size). `state` (clients, …): theirs.
 
-        At most STACKED_NUMBERS numbers at a time: the updates of clients that are computed one by one are large.
+        At most CHUNK_PARAMETERS values at a time: the updates of clients that are computed one by one are large.
         """
-        most = max(1, STACKED_NUMBERS // max(1, rows.shape[1]))
+        most = max(1, CHUNK_PARAMETERS // max(1, rows.shape[1]))
         pieces = []
         for begin in range(0, len(rows), most):
             some = slice(begin, begin + most)
@@ -111,7 +111,7 @@ class FilterChain:
         )
 
     def receive(self, wire: Mapping[str, Tensor], clients: Ids, round_: int, state: Mapping[str, Tensor]) -> Tensor:
-        """Decode the updates (clients, numbers) from messages, which nothing sends yet (training.federated.messages).
+        """Decode the updates (clients, size) from messages, which nothing sends yet (training.federated.messages).
 
         `state`: the clients' state before this round. ValueError for what `send` would never have produced.
         """
@@ -151,4 +151,4 @@ class FilterChain:
 
     def _context(self, stage: _Stage, clients: Ids, round_: int, state: Mapping[str, Tensor]) -> FilterContext:
         stage_state = {name: state[stage.state_key(name)] for name in stage.initial}
-        return FilterContext(clients, round_, self._seed, stage.numbers, stage.dtype, stage_state)
+        return FilterContext(clients, round_, self._seed, stage.size, stage.dtype, stage_state)

@@ -21,8 +21,8 @@ class FilterContext:
     round: int
     seed: int
     """The run's seed, which `generator` derives others from."""
-    numbers: int
-    """Numbers in a row that the filter is given."""
+    size: int
+    """Length of a row that the filter is given."""
     dtype: torch.dtype
     """The dtype of such a row."""
     state: Mapping[str, Tensor]

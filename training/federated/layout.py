@@ -21,7 +21,7 @@ class Layout:
 
     shapes: Mapping[str, torch.Size]
     shared: int
-    """How many numbers, from the start, are shared; the rest stays with each client."""
+    """Length of the shared part, at the beginning; the rest stays with each client."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], is_personal: Callable[[str], bool] = lambda name: False) -> Layout:

@@ -39,7 +39,7 @@ class Model:
     """Frozen tensors that checkpoints store nevertheless, by name."""
 
     @cached_property
-    def numbers(self) -> int:
+    def parameter_count(self) -> int:
         """Return the number of all parameters, frozen ones included."""
         return sum(parameter.numel() for parameter in self.task.model.parameters())
 

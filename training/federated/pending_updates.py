@@ -22,7 +22,7 @@ class ArrivingUpdates:
 
     clients: Ids
     rows: Tensor | None
-    """(clients, numbers)."""
+    """(clients, size)."""
     samples: NDArray[np.float64]
     factors: NDArray[np.float64]
     """(clients,): the discount of each update for its age."""
@@ -38,7 +38,7 @@ class ArrivingUpdates:
         return int(len(self.clients) > 0)
 
     def weighted_sum(self, sizes: Mapping[str, int], weights: Mapping[str, Tensor], device: torch.device) -> Tensor:
-        """Return the weighted sum (numbers,) of the updates, added client after client."""
+        """Return the weighted sum (size,) of the updates, added client after client."""
         assert self.rows is not None
         total = sums.zeros(sum(sizes.values()), device)
         rows = sums.split(self.rows, sizes)
@@ -48,16 +48,16 @@ class ArrivingUpdates:
 
 
 class PendingUpdates:
-    """The updates in flight in the order of their clients' numbers, at most one for each client."""
+    """The updates in flight in the order of their clients, at most one for each client."""
 
-    def __init__(self, samples: NDArray[np.int64], numbers: int, like: Tensor) -> None:
-        """`samples` (clients,): training samples of all clients; `numbers`: the numbers of an update."""
+    def __init__(self, samples: NDArray[np.int64], size: int, like: Tensor) -> None:
+        """`samples` (clients,): training samples of all clients; `size`: of an update."""
         self._samples = samples
         self.clients: Ids = np.zeros(0, dtype=np.int64)
         self.started: Ids = np.zeros(0, dtype=np.int64)
         self.arrives: NDArray[np.float64] = np.zeros(0)
         self.losses: NDArray[np.float64] = np.zeros(0)
-        self.rows = like.new_empty(0, numbers)
+        self.rows = like.new_empty(0, size)
 
     @property
     def in_flight(self) -> UpdatesInFlight:

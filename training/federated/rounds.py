@@ -130,7 +130,7 @@ class Rounds(Loop):
             device=self.world.device.type,
             parameters=model.weights.size,
             travelling=model.weights.shared,
-            frozen=model.numbers - model.weights.size,
+            frozen=model.parameter_count - model.weights.size,
             clients=config.clients,
             per_round=config.selected,
             unit="rounds",

@@ -1,6 +1,6 @@
 """Schedule a round's work: which clients are computed together, and in which order each iterates over its samples.
 
-Everything follows from the seed, the round, the clients' numbers and how many samples they have. No torch.
+Everything follows from the seed, the round, the clients' ids and how many samples they have. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from training.runtime.seeds import derive_seed
 
-STACKED_NUMBERS = 4 * 2**20
+CHUNK_PARAMETERS = 4 * 2**20
 """Parameters of all clients in one chunk at most: more fell out of the cache and gained nothing."""
 STACKED_CLIENTS = 256
 """Clients in one chunk at most."""
@@ -46,7 +46,7 @@ def widths_of(samples: NDArray[np.int64], batch: int) -> Ids:
     return np.minimum(powers, batch)
 
 
-def make_chunks(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unstacked: bool) -> list[ClientChunk]:
+def make_chunks(clients: Ids, steps: Ids, widths: Ids, *, parameters: int, is_unstacked: bool) -> list[ClientChunk]:
     """Cut a round into chunks, as a function of its clients and their work, never of the number of ranks.
 
     A client's last bits depend on those that are stacked with it: they did in 82 of 100 small convolutional networks.
@@ -54,7 +54,7 @@ def make_chunks(clients: Ids, steps: Ids, widths: Ids, *, numbers: int, is_unsta
     if is_unstacked:
         largest = min(UNSTACKED_CLIENTS, max(1, len(clients) // MIN_CHUNKS))
     else:
-        largest = max(1, min(STACKED_CLIENTS, STACKED_NUMBERS // max(1, numbers)))
+        largest = max(1, min(STACKED_CLIENTS, CHUNK_PARAMETERS // max(1, parameters)))
     order = np.lexsort((clients, widths, steps))
     found = []
     keys = np.stack([steps[order], widths[order]], axis=1)

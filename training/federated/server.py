@@ -27,7 +27,7 @@ class ServerRound:
     """A round as an algorithm's `aggregate` receives it: sums in float64, and the server's state."""
 
     model: Tensor
-    """(numbers,) float64: the shared part of the model as the round began."""
+    """(parameters,) float64: the shared part of the model as the round began."""
     sum: Mapping[str, Tensor]
     """Weighted sums by the names in SENT, late updates in full: for state that must equal the sum of the clients'
     states."""
@@ -56,7 +56,7 @@ class Server:
     def __init__(
         self, model: Model, samples: NDArray[np.int64], start: Tensor, statistics: Tensor, world: World
     ) -> None:
-        """Start from the weights `start` (numbers,) and the running statistics `statistics` (numbers,).
+        """Start from the weights `start` (parameters,) and the running statistics `statistics` (statistics,).
 
         `samples` (clients,): the number of training samples of each client.
         """
@@ -66,7 +66,7 @@ class Server:
         self._model = model
         self.clients = clients
         self.weights = start.clone()
-        """(numbers,): all weights. The personal part keeps its initial values here."""
+        """(parameters,): all weights. The personal part keeps its initial values here."""
         self.statistics = statistics.clone()
         server_state = algorithm.initial_server_state(start[:shared], **options)
         self.memory = {name: value.double().contiguous() for name, value in server_state.items()}
@@ -97,12 +97,12 @@ class Server:
 
     @property
     def shared(self) -> Tensor:
-        """Return the part of the weights that is exchanged, (numbers,): a view."""
+        """Return the part of the weights that is exchanged, (parameters,): a view."""
         return self.weights[: self._model.weights.shared]
 
     @property
     def eligible(self) -> NDArray[np.int64]:
-        """Return the numbers of the clients that may be selected, ascending."""
+        """Return the ids of the clients that may be selected, ascending."""
         return np.flatnonzero(self.broken_updates < QUARANTINED_AFTER)
 
     def round(self, number: int, result: TaskResult) -> ServerRound:

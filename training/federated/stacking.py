@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn.modules.batchnorm import _NormBase
 
 from training.federated.model import Model
-from training.federated.schedule import STACKED_NUMBERS
+from training.federated.schedule import CHUNK_PARAMETERS
 from training.federation.config import FederationConfig
 
 STACKED_PARAMETERS = 100_000
@@ -23,10 +23,11 @@ def unstacked_reason(config: FederationConfig, model: Model) -> str:
         return "its clients train with train() of client.py"
     if task.score_samples is None:
         return f"{config.recipe} has no loss of single samples, so padding could not be masked"
-    if (numbers := model.weights.size) > STACKED_PARAMETERS:
-        return f"it trains {numbers:,} parameters, more than {STACKED_PARAMETERS:,}"
-    if 2 * model.numbers > STACKED_NUMBERS:
-        return f"two clients with all its {model.numbers:,} parameters, frozen ones included, are too large to stack"
+    if (trained := model.weights.size) > STACKED_PARAMETERS:
+        return f"it trains {trained:,} parameters, more than {STACKED_PARAMETERS:,}"
+    if 2 * model.parameter_count > CHUNK_PARAMETERS:
+        count = f"{model.parameter_count:,} parameters, frozen ones included,"
+        return f"two clients with all its {count} are too large to stack"
     if any(isinstance(module, _NormBase) and module.training for module in task.model.modules()):
         return "it normalises over batches, which padding would change"
     return ""

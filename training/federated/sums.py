@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**18
-"""Numbers that are converted to float64 at a time: they stay in the cache; whole tensors took six times as long."""
+"""Values that are converted to float64 at a time: they stay in the cache; whole tensors took six times as long."""
 Node = tuple[int, int]
 """(first chunk, number of chunks below it if the tree were full: a power of two)."""
 
 
 def add_weighted(total: Tensor, rows: Tensor, weights: Tensor) -> None:
-    """Add Σ weights[i] · rows[i] to `total` (numbers,) in float64. `rows`: (clients, numbers)."""
+    """Add Σ weights[i] · rows[i] to `total` (size,) in float64. `rows`: (clients, size)."""
     for where, part in _weighted(rows, weights):
         total[where].add_(part)
 
@@ -27,7 +27,7 @@ def add_weighted(total: Tensor, rows: Tensor, weights: Tensor) -> None:
 def _store_sum(value: Tensor, rows: Tensor, weights: Tensor, others: Sequence[Tensor]) -> None:
     """Write Σ weights[i] · rows[i] + Σ others into `value`, which is the last of the others if there are any.
 
-    It goes block by block, so that each number is loaded and stored once, in memory that exists already: allocating new
+    It goes block by block, so that each value is loaded and stored once, in memory that exists already: allocating new
     memory costs more than writing to it.
     """
     for where, part in _weighted(rows, weights):
@@ -41,11 +41,11 @@ def _store_sum(value: Tensor, rows: Tensor, weights: Tensor, others: Sequence[Te
 
 def _weighted(rows: Tensor, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield the weighted sum in float64 block by block, with its place. Each block is overwritten by the next."""
-    clients, numbers = rows.shape
+    clients, size = rows.shape
     width = max(1, BLOCK // max(1, clients))
-    buffer = _empty(min(width, numbers), rows.device)
-    for begin in range(0, numbers, width):
-        where = slice(begin, min(begin + width, numbers))
+    buffer = _empty(min(width, size), rows.device)
+    for begin in range(0, size, width):
+        where = slice(begin, min(begin + width, size))
         part = buffer[: where.stop - begin]
         if clients == 1:
             part.copy_(rows[0, where]).mul_(weights[0])
@@ -55,7 +55,7 @@ def _weighted(rows: Tensor, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 Part = tuple[Tensor, Tensor]
-"""The rows (clients, numbers) of a chunk, and the weight of each client (clients,)."""
+"""The rows (clients, size) of a chunk, and the weight of each client (clients,)."""
 
 
 class Tree:
@@ -78,8 +78,8 @@ class Tree:
     def put_sum(self, chunk: int, parts: Sequence[Part], device: torch.device) -> None:
         """Add a chunk's weighted sum, part after part, and every node that it completes."""
         others, node = self._above((chunk, 1))
-        numbers = sum(rows.shape[1] for rows, _ in parts)
-        value = others[-1] if others else self._free.pop() if self._free else _empty(numbers, device)
+        size = sum(rows.shape[1] for rows, _ in parts)
+        value = others[-1] if others else self._free.pop() if self._free else _empty(size, device)
         begin = 0
         for rows, weights in parts:
             end = begin + rows.shape[1]
@@ -121,7 +121,7 @@ def subtrees(chunks: range, chunk_count: int) -> list[Node]:
 
 
 def split(total: Tensor, sizes: Mapping[str, int]) -> dict[str, Tensor]:
-    """Split a vector (…, numbers) into views by name, in the order of `sizes`."""
+    """Split a vector (…, size) into views by name, in the order of `sizes`."""
     return dict(zip(sizes, torch.split(total, list(sizes.values()), dim=-1), strict=True))
 
 
@@ -133,9 +133,9 @@ def root_of(chunk_count: int, parts: Mapping[Node, Tensor]) -> Tensor:
     return tree.root
 
 
-def zeros(numbers: int, device: torch.device) -> Tensor:
-    return torch.zeros(numbers, dtype=torch.float64, device=device)
+def zeros(size: int, device: torch.device) -> Tensor:
+    return torch.zeros(size, dtype=torch.float64, device=device)
 
 
-def _empty(numbers: int, device: torch.device) -> Tensor:
-    return torch.empty(numbers, dtype=torch.float64, device=device)
+def _empty(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=torch.float64, device=device)

@@ -20,7 +20,7 @@ class ClientOutcomes:
     clients: Ids
     losses: NDArray[np.float64]
     is_finite: NDArray[np.bool_]
-    """Whether the client sent finite numbers."""
+    """Whether the client sent finite values."""
     failed: dict[int, str]
     """Tracebacks by client."""
     seconds: dict[int, float] = field(default_factory=dict)
@@ -77,4 +77,4 @@ class LocalResults:
     updates: list[Mapping[str, Tensor]] = field(default_factory=list)
     """What was sent, by chunk, if an aggregation needs single updates instead of a sum."""
     late_rows: list[Tensor] = field(default_factory=list)
-    """(clients, numbers): updates that arrive in a later round, by chunk."""
+    """(clients, size): updates that arrive in a later round, by chunk."""

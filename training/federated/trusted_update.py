@@ -51,7 +51,7 @@ class TrustedUpdate:
         self._chunk = ClientChunk(np.zeros(1, dtype=np.int64), int(steps[0]), int(widths[0]))
 
     def compute(self, server: Server, task: ClientTask, round_: int) -> dict[str, Tensor]:
-        """Return the server's result of the clients' task, (numbers,) by name; TooFewUpdates if it is not finite."""
+        """Return the server's result of the clients' task, (size,) by name; TooFewUpdates if it is not finite."""
         server_task, state = (
             replace(self._work.training_task, model=task.model),
             server.client_state.home_rows(self._chunk.clients),

@@ -44,22 +44,22 @@ class CombinedUpdates:
     """The result of combining a round's updates, equal on every rank."""
 
     mean: dict[str, Tensor]
-    """(numbers,) float64 by name: the combined vectors."""
+    """(size,) float64 by name: the combined vectors."""
     sum: dict[str, Tensor]
-    """(numbers,) float64 by name: the same times the total weight of the clients that count."""
+    """(size,) float64 by name: the same times the total weight of the clients that count."""
     left_out: Ids
     """Clients that the rule rejected, ascending."""
 
 
 @dataclass(frozen=True)
 class CollectedUpdates:
-    """Updates that count, in the order of their clients' numbers."""
+    """Updates that count, in the order of their clients."""
 
     clients: Ids
     factors: NDArray[np.float64]
     """(clients,): factors by which late updates are discounted."""
     rows: Mapping[str, Tensor]
-    """(clients, numbers) by name on rank 0; empty on other ranks."""
+    """(clients, size) by name on rank 0; empty on other ranks."""
 
 
 def combiner_for(federation: Federation, exchange: RankExchange, world: World) -> UpdateCombiner | None:
@@ -78,12 +78,12 @@ class UpdateCombiner:
         self._exchange, self._world = exchange, world
         sizes = work.sizes_of(work.training_task, server)
         self._like = {name: server.weights.new_empty(size) for name, size in sizes.items()}
-        """Empty vectors (numbers,) like those that a client sends, by name."""
+        """Empty vectors (size,) like those that a client sends, by name."""
         self._variances = _variances(federation.model.statistics).to(world.device)
         self._trusted_update = TrustedUpdate(federation) if aggregation.TRUSTED and world.leads else None
 
     def rows(self, clients: int, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what a chunk's clients have sent, (clients, numbers) by name; zeros if all of them failed."""
+        """Return what a chunk's clients have sent, (clients, size) by name; zeros if all of them failed."""
         return {name: values.get(name, like.new_zeros(clients, len(like))) for name, like in self._like.items()}
 
     def combine(
@@ -100,7 +100,7 @@ class UpdateCombiner:
         """Combine a round's updates with the late ones. TooFewUpdates on every rank if there are too few to decide.
 
         `local_rows`: `rows` of this rank's chunks. `rank_counts`: how many clients each rank has computed. `clients`
-        and `counts` (clients,): the numbers of all of them, rank after rank, and whether their update counts.
+        and `counts` (clients,): the ids of all of them, rank after rank, and whether their update counts.
         """
         collected = self._collect(local_rows, rank_counts, clients, counts, late)
         if not len(collected.clients):
@@ -200,7 +200,7 @@ class UpdateCombiner:
 
 
 def _variances(layout: Layout) -> Tensor:
-    """Return which running statistics (numbers,) are variances of layers that normalise over a batch."""
+    """Return which running statistics (statistics,) are variances of layers that normalise over a batch."""
     parts = [torch.full((shape.numel(),), name.endswith("running_var")) for name, shape in layout.shapes.items()]
     return torch.cat([torch.zeros(0, dtype=torch.bool), *parts])
 

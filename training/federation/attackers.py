@@ -16,7 +16,7 @@ NO_ATTACK = "none"
 
 
 def attackers(config: FederationConfig) -> NDArray[np.int64]:
-    """Return the numbers of the attackers, ascending: those that are named, else a share of all, drawn by the seed."""
+    """Return the ids of the attackers, ascending: those that are named, else a share of all, drawn by the seed."""
     if config.attack == NO_ATTACK:
         return np.zeros(0, dtype=np.int64)
     if config.attackers:

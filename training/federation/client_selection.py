@@ -20,7 +20,7 @@ class SelectionContext:
     wanted: int
     """Number of clients to select, if so many are eligible."""
     eligible: NDArray[np.int64]
-    """Numbers of the clients that may be selected, ascending."""
+    """Ids of the clients that may be selected, ascending."""
     samples: NDArray[np.int64]
     """(clients,): training samples of each client."""
     losses: NDArray[np.float64]

@@ -29,7 +29,7 @@ class CoverageForecast:
     rounds: int
     """Number of planned rounds: all rounds of the run, or as many as the time limit allowed."""
     excluded: Ids
-    """Their numbers, ascending."""
+    """Their ids, ascending."""
     never_selected: int
 
 

@@ -12,7 +12,7 @@ from training.federation.config import FOLDERS, FederationConfig
 
 STAGES = ("difference", "part", "width")
 """What a filter may do with an update, in the only order that works: take the difference to the last one, send a part
-of the numbers, send fewer bits."""
+of the coordinates, send fewer bits."""
 UPDATE = "delta"
 """The name of the vector that filters and robust aggregations work on. All else that an algorithm sends is summed as it
 is."""

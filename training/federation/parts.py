@@ -181,18 +181,18 @@ class Aggregation:
     """A rule that combines the updates of a round into one."""
 
     combine: Callable[..., tuple[Tensor, Sequence[int]]]
-    """(rows (clients, numbers), weights (clients,), **options): return one row, and the indices of those rejected.
+    """(rows (clients, parameters), weights (clients,), **options): return one row, and the indices of those rejected.
 
-    Rows are in the order of the clients' numbers, in the model's dtype and finite; weights and the returned row are
+    Rows are in the order of the client ids, in the model's dtype and finite; weights and the returned row are
     float64. Never all rows are rejected. Raises TooFewUpdates where there are too few to decide: the round is repeated.
-    No array of shape (clients, clients, numbers) may be built."""
+    No array of shape (clients, clients, parameters) may be built."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     """(config): yield the settings that it does not work with, without torch."""
     IS_SUM: bool = False
     """Whether it is the weighted mean: each rank sums the updates of its clients, and `combine` is not called."""
     TRUSTED: bool = False
-    """Whether `combine` takes a third argument: the update (numbers,) that the server computes from `root_samples`
-    samples of its own, an option. They are taken out of the validation data."""
+    """Whether `combine` takes a third argument: the update (parameters,) that the server computes from
+    `root_samples` samples of its own, an option. They are taken out of the validation data."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Selection:
     """A rule that selects the clients of a round, without torch."""
 
     select: Callable[..., NDArray[np.int64]]
-    """(round, **options): return client numbers in ascending order, determined by the seed and the round's fields."""
+    """(round, **options): return client ids in ascending order, determined by the seed and the round's fields."""
     check: Callable[..., Iterable[Misfit]] = _no_misfit
     """(config): yield the settings that it does not work with, without torch."""
 
@@ -244,7 +244,7 @@ class Attack:
     """An attack by some of the clients, to test robust aggregations with."""
 
     forge: Callable[..., Tensor]
-    """(updates (attackers, numbers) float64, knowledge (attack_simulation.AttackerKnowledge), **options): return the
+    """(updates (attackers, parameters) float64, knowledge (attack_simulation.AttackerKnowledge), **options): return the
     forged updates, in the same shape."""
     relabel: Callable[..., Tensor] | None = None
     """(labels (samples,), classes (classes,) ascending, **options): return the labels that attackers train on."""
@@ -279,13 +279,13 @@ class Filter:
     """
 
     send: Callable[..., tuple[Tensor, Mapping[str, Tensor]]]
-    """(given (clients, numbers), context, **options): return the values to send, which the next filter takes, and by
+    """(given (clients, size), context, **options): return the values to send, which the next filter takes, and by
     name whatever else is sent; (clients, …) each."""
     receive: Callable[..., Tensor]
-    """(values, extras, context, **options): return the updates (clients, numbers) as the server reads them. Raises
+    """(values, extras, context, **options): return the updates (clients, size) as the server reads them. Raises
     ValueError for what `send` never returns; NaN and infinity are passed on."""
     begin: Callable[..., Mapping[str, Tensor]] = _keeps_nothing
-    """(row (numbers,), **options): return the initial state of a client, and of the server for it, by name."""
+    """(row (size,), **options): return the initial state of a client, and of the server for it, by name."""
     keep: Callable[..., Mapping[str, Tensor]] = _keeps_no_more
     """(given, received, context, **options): return their new state, (clients, …), once the server has read `received`
     for what was given. Later filters have changed it, too."""

@@ -41,7 +41,7 @@ CLIENT_COLUMNS = {
 """Columns of one client in one round; NaN: unknown."""
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 """Quantiles that describe a distribution over clients."""
-SPLIT_NUMBERS = 6000
+SPLIT_COUNTS = 6000
 """Counts in one event: clients times labels."""
 SPLIT_LABELS = 64
 """Labels that are reported separately; further ones are added to the last."""
@@ -132,7 +132,7 @@ class SplitTable:
             raise TableError("no clients, or no labels")
         if not 1 <= len(labels) <= SPLIT_LABELS or not all(isinstance(name, str) for name in labels):
             raise TableError("no labels")
-        counts = np.frombuffer(_inflated(event.get("counts"), 4 * SPLIT_NUMBERS), dtype="<u4")
+        counts = np.frombuffer(_inflated(event.get("counts"), 4 * SPLIT_COUNTS), dtype="<u4")
         if not len(counts) or len(counts) % len(labels):
             raise TableError("counts that fit no labels")
         counts, evaluated = counts.reshape(-1, len(labels)), None
@@ -182,7 +182,7 @@ class Coverage:
     samples: int
     never_samples: int
     foremost: tuple[int, ...]
-    """The numbers of some of them, those with most samples first."""
+    """The ids of some of them, those with most samples first."""
 
     @property
     def never_share(self) -> float:
@@ -257,7 +257,7 @@ def split_events(
 ) -> list[SplitTable]:
     """Return the data of all clients, in as many events as they need. `counts`: (clients, labels); see SplitTable."""
     counts, names = limited_labels(counts, labels)
-    each = SPLIT_NUMBERS // (len(names) + 1)
+    each = SPLIT_COUNTS // (len(names) + 1)
     return [
         SplitTable(
             first,

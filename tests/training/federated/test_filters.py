@@ -85,7 +85,7 @@ class TestEachChain:
     def test_makes_the_same_of_many_numbers_part_after_part(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         created, rows = named(name, 50), drawn(7, 50)
         whole = through(created, rows)
-        monkeypatch.setattr("training.federated.filter_chain.STACKED_NUMBERS", 120)
+        monkeypatch.setattr("training.federated.filter_chain.CHUNK_PARAMETERS", 120)
         parts = through(created, rows)
         assert torch.equal(parts.rows, whole.rows)
         assert all(torch.equal(parts.wire[which], whole.wire[which]) for which in whole.wire)

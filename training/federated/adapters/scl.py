@@ -28,7 +28,7 @@ def adapt(
     *,
     rank: Annotated[int, "1..65536", "Rows of C1."] = 8,
     train_down_proj: Annotated[
-        bool, "Train and send down_proj, too, as in the paper: some hundred times as many numbers."
+        bool, "Train and send down_proj, too, as in the paper: some hundred times as many parameters."
     ] = False,
 ) -> Task:
     from training.models import compression

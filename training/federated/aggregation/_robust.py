@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from training.federation.config import FederationConfig
 
 BLOCK = 2**18
-"""Numbers of all clients together that are converted to float64 at a time."""
+"""Values of all clients together that are converted to float64 at a time."""
 
 
 def require_updates(rows: Tensor, least: int) -> None:
@@ -62,10 +62,10 @@ def _enough(config: FederationConfig, updates: int) -> str:
 
 def blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of columns (clients, width) in float64, each with its slice."""
-    clients, numbers = rows.shape
+    clients, size = rows.shape
     width = max(1, BLOCK // max(1, clients))
-    for begin in range(0, numbers, width):
-        part = slice(begin, min(begin + width, numbers))
+    for begin in range(0, size, width):
+        part = slice(begin, min(begin + width, size))
         yield part, rows[:, part].double()
 
 
@@ -104,8 +104,8 @@ def trimmed_mean(rows: Tensor, trim: int) -> tuple[Tensor, list[int]]:
     """
     import torch
 
-    clients, numbers = rows.shape
-    combined = torch.empty(numbers, dtype=torch.float64, device=rows.device)
+    clients, size = rows.shape
+    combined = torch.empty(size, dtype=torch.float64, device=rows.device)
     was_trimmed = torch.zeros(clients, dtype=torch.bool, device=rows.device)
     was_used = torch.zeros(clients, dtype=torch.bool, device=rows.device)
     for part, block in blocks(rows):

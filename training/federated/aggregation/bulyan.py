@@ -20,7 +20,7 @@ def combine(
     *,
     f: Annotated[int, "0..25000", "Number of malicious clients in a round that it tolerates."] = 1,
 ) -> tuple[Tensor, Sequence[int]]:
-    """Select n - 2f of n updates by repeated Krum, and average the n - 4f values nearest to the median of each number.
+    """Select n - 2f of n updates by repeated Krum, and average the n - 4f values nearest to each coordinate's median.
 
     Clients have equal weight, whatever number of samples they report.
     """
@@ -65,7 +65,7 @@ def _chosen(distances_between: Tensor, f: int, many: int) -> list[int]:
 
 
 def _near_median(block: Tensor, many: int) -> Tensor:
-    """Return the mean of the values nearest to the median of each column, (numbers,). Sorted, they are adjacent."""
+    """Return the mean of the values nearest to the median of each column, (parameters,). Sorted, they are adjacent."""
     ordered = block.sort(dim=0).values
     middle = (ordered[(len(block) - 1) // 2] + ordered[len(block) // 2]) / 2
     runs = ordered.unfold(0, many, 1)

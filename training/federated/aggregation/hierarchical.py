@@ -25,7 +25,7 @@ def combine(
     rows: Tensor,
     weights: Tensor,
     *,
-    groups: Annotated[int, "2..10000", "Groups of a round's clients, by consecutive numbers."] = 2,
+    groups: Annotated[int, "2..10000", "Groups of a round's clients, by consecutive client ids."] = 2,
     inner: Annotated[
         Literal["mean", "median", "trimmed_mean", "krum", "norm_clipping"], "Aggregation within each group."
     ] = "mean",

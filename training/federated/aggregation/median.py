@@ -20,7 +20,7 @@ def combine(
     *,
     f: Annotated[int, "0..50000", "Number of malicious clients in a round that it tolerates; fewer than half."] = 1,
 ) -> tuple[Tensor, Sequence[int]]:
-    """Return the median of each number; of an even number of updates the mean of the two in the middle.
+    """Return the median of each coordinate; of an even number of updates the mean of the two in the middle.
 
     Clients have equal weight, whatever number of samples they report.
     """

@@ -36,7 +36,7 @@ def combine(
 
 
 def mean(rows: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the mean of these rows alone, (numbers,) float64: other rows may be infinite."""
+    """Return the mean of these rows alone, (parameters,) float64: other rows may be infinite."""
     from training.federated import sums
 
     total = sums.zeros(rows.shape[1], rows.device)

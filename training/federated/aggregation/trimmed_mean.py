@@ -19,10 +19,10 @@ def combine(
     weights: Tensor,
     *,
     trim: Annotated[
-        int, "0..50000", "Values that are cut off at each end of each number: so many bad clients it tolerates."
+        int, "0..50000", "Values that are cut off at each end of each coordinate: so many bad clients it tolerates."
     ] = 1,
 ) -> tuple[Tensor, Sequence[int]]:
-    """Return the trimmed mean of each number, with equal weights, whatever number of samples clients report."""
+    """Return the trimmed mean of each coordinate, with equal weights, whatever number of samples clients report."""
     require_updates(rows, 2 * trim + 1)
     return trimmed_mean(rows, trim)
 

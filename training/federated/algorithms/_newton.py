@@ -34,14 +34,14 @@ def check(config: FederationConfig) -> Iterator[Misfit]:
 
 
 def hessian(client: Client, w: Tensor) -> Tensor:
-    """Return the Hessian (numbers, numbers) of the mean loss over all samples of the client."""
+    """Return the Hessian (parameters, parameters) of the mean loss over all samples of the client."""
     from training.federated.differentiation import grad, jacrev
 
     return jacrev(grad(client.loss))(w)
 
 
 def matrix_square_root(matrix: Tensor) -> Tensor:
-    """Return a square root R (numbers, numbers) of a positive semi-definite matrix RᵀR."""
+    """Return a square root R (parameters, parameters) of a positive semi-definite matrix RᵀR."""
     import torch
 
     values, vectors = torch.linalg.eigh(matrix)
@@ -50,18 +50,18 @@ def matrix_square_root(matrix: Tensor) -> Tensor:
 
 
 def sketch(rows: int, like: Tensor, *, kind: str) -> Tensor:
-    """Return a random S (rows, numbers) with E SᵀS = 1.
+    """Return a random S (rows, parameters) with E SᵀS = 1.
 
-    orthogonal: √(d/k) times orthonormal rows; gaussian: independent numbers.
+    orthogonal: √(d/k) times orthonormal rows; gaussian: independent normal entries.
     """
     import torch
 
-    numbers = like.shape[-1]
-    drawn = torch.randn(numbers, rows, dtype=like.dtype, device=like.device)
+    parameters = like.shape[-1]
+    drawn = torch.randn(parameters, rows, dtype=like.dtype, device=like.device)
     if kind == "gaussian":
         return drawn.T / math.sqrt(rows)
     basis: Tensor = torch.linalg.qr(drawn).Q
-    return basis.T * math.sqrt(numbers / rows)
+    return basis.T * math.sqrt(parameters / rows)
 
 
 def sketched_hessian(client: Client, rows: int, kind: str) -> Mapping[str, Tensor]:

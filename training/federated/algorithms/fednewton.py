@@ -22,7 +22,7 @@ ALLOWS_WEIGHT_DECAY = False
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
-    """Return loss, gradient, and the Hessian's upper triangle, d (d + 1) / 2 numbers."""
+    """Return loss, gradient, and the Hessian's upper triangle, d (d + 1) / 2 values."""
     import torch
 
     matrix = hessian(client, client.model)
@@ -43,8 +43,8 @@ def run_round(
 
     answer = controller.train()
     start = controller.server.shared.double()
-    numbers = len(start)
-    upper = torch.triu_indices(numbers, numbers, device=start.device)
-    matrix = start.new_zeros(numbers, numbers)
+    parameters = len(start)
+    upper = torch.triu_indices(parameters, parameters, device=start.device)
+    matrix = start.new_zeros(parameters, parameters)
     matrix[upper[0], upper[1]] = answer.mean["hessian"]
     return newton_step(controller, start, answer, matrix + matrix.triu(1).mT, line_search=line_search)

@@ -25,7 +25,7 @@ fold = squared_root
 def train(
     client: Client,
     *,
-    rows: Annotated[int, "1..2000", "Rows of each sketch: a client sends rows × numbers, and its gradient."] = 15,
+    rows: Annotated[int, "1..2000", "Rows of each sketch: a client sends rows × parameters, and its gradient."] = 15,
     sketch: Annotated[
         Literal["orthogonal", "gaussian"],
         "Orthogonal rows halve the rounds with half as many rows as parameters.",

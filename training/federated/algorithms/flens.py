@@ -35,7 +35,7 @@ def initial_server_state(model: Tensor, **options: object) -> Mapping[str, Tenso
 def train(
     client: Client,
     *,
-    rows: Annotated[int, "1..2000", "Rows of each sketch: a client sends rows × numbers, and its gradient."] = 15,
+    rows: Annotated[int, "1..2000", "Rows of each sketch: a client sends rows × parameters, and its gradient."] = 15,
     sketch: Annotated[
         Literal["orthogonal", "gaussian"],
         "Orthogonal rows halve the rounds with half as many rows as parameters.",
@@ -66,7 +66,7 @@ def run_round(
 
 
 def _is_lower(controller: Controller, ahead: Tensor, here: Tensor) -> bool:
-    """Return whether the loss at `ahead` is at most that at `here`, by one more exchange of two numbers per client."""
+    """Return whether the loss at `ahead` is at most that at `here`, by one more exchange of two values per client."""
 
     def losses(client: Client) -> Mapping[str, Tensor]:
         return {"ahead": client.loss(client.server["ahead"]), "here": client.loss(client.server["here"])}

@@ -27,8 +27,8 @@ EVALUATES_SERVER_MODEL = True
 MODEL = "model"
 MAX_CLIENTS = 4000
 """Clients at most: the mixing matrix has their number squared."""
-MIXED_NUMBERS = 2**21
-"""Numbers that are converted to float64 at a time: 16 MB, where all models at once would take twice their memory."""
+BLOCK = 2**21
+"""Values that are converted to float64 at a time: 16 MB, where all models at once would take twice their memory."""
 
 
 def check(config: FederationConfig) -> Iterator[Misfit]:
@@ -100,7 +100,7 @@ def run_round(
 
 
 def mix_models(models: Tensor, matrix: Tensor) -> Tensor:
-    """Return each client's next model (clients, numbers), in float64 a block of columns at a time."""
+    """Return each client's next model (clients, parameters), in float64 a block of columns at a time."""
     import torch
 
     found = torch.empty_like(models)
@@ -112,7 +112,7 @@ def mix_models(models: Tensor, matrix: Tensor) -> Tensor:
 def _blocks(models: Tensor) -> Sequence[Tensor]:
     import torch
 
-    return torch.split(models, max(1, MIXED_NUMBERS // max(1, len(models))), dim=1)
+    return torch.split(models, max(1, BLOCK // max(1, len(models))), dim=1)
 
 
 def mixing_matrix(neighbours: NDArray[np.float64]) -> NDArray[np.float64]:

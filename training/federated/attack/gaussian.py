@@ -14,10 +14,10 @@ def forge(
     updates: Tensor,
     knowledge: AttackerKnowledge,
     *,
-    deviation: Annotated[float, "0.000001..1000000", "Standard deviation of each number; the paper has 200."] = 1.0,
+    deviation: Annotated[float, "0.000001..1000000", "Standard deviation of each coordinate; the paper has 200."] = 1.0,
 ) -> Tensor:
     import torch
 
-    attackers, numbers = updates.shape
-    draws = [torch.randn(numbers, generator=knowledge.generator(place)) for place in range(attackers)]
+    attackers, size = updates.shape
+    draws = [torch.randn(size, generator=knowledge.generator(place)) for place in range(attackers)]
     return deviation * torch.stack(draws).to(updates)

@@ -29,25 +29,25 @@ def load(config: FederationConfig, user_code: UserCode) -> Aggregation:
     )
 
     def combine(rows: Tensor, weights: Tensor, **_: object) -> tuple[Tensor, list[int]]:
-        clients, numbers = rows.shape
+        clients, size = rows.shape
         with isolated_draws():
             answer = functions.call("combine", rows, weights.clone())
         what = f"combine() of {functions.file}"
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise TypeError(f"{what} returns {_described(answer)}. Return a row and the places left out: row, []")
-        row = _checked_row(what, answer[0], numbers, rows.dtype)
+        row = _checked_row(what, answer[0], size, rows.dtype)
         return row.to(rows.device), _checked_places(what, answer[1], clients)
 
     return Aggregation(combine)
 
 
-def _checked_row(what: str, row: Any, numbers: int, dtype: torch.dtype) -> Tensor:
-    """Return the combined vector (numbers,) in float64; `dtype`: that of the model, which is to hold it."""
-    wanted = f"Return a tensor of shape ({numbers},), as one of rows is"
-    if not isinstance(row, Tensor) or row.shape != (numbers,):
+def _checked_row(what: str, row: Any, size: int, dtype: torch.dtype) -> Tensor:
+    """Return the combined vector (size,) in float64; `dtype`: that of the model, which is to hold it."""
+    wanted = f"Return a tensor of shape ({size},), as one of rows is"
+    if not isinstance(row, Tensor) or row.shape != (size,):
         raise TypeError(f"{what} returns {_described(row)} as the row. {wanted}")
     if not row.is_floating_point():
-        raise TypeError(f"{what} returns a row of {row.dtype}. Return floating-point numbers")
+        raise TypeError(f"{what} returns a row of {row.dtype}. Return a floating-point tensor")
     if row.layout is not torch.strided or row.is_meta:
         kind = "on meta" if row.is_meta else row.layout
         raise TypeError(f"{what} returns a row that is {kind}. Return a dense tensor")
@@ -62,7 +62,7 @@ def _checked_row(what: str, row: Any, numbers: int, dtype: torch.dtype) -> Tenso
 
 def _checked_places(what: str, places: Any, clients: int) -> list[int]:
     """Return which rows are left out, ascending."""
-    wanted = f"Return whole numbers from 0 to {clients - 1}, the places in rows; [] for none"
+    wanted = f"Return integers from 0 to {clients - 1}, the places in rows; [] for none"
     found = _whole_numbers(places, clients)
     if found is None:
         raise TypeError(f"{what} returns {_described(places)} as the places left out. {wanted}")

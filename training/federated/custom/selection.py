@@ -47,7 +47,7 @@ def _copied(context: SelectionContext) -> SelectionContext:
 
 def _checked(what: str, answer: Any, context: SelectionContext) -> Ids:
     """Return the clients (clients,), ascending; raise if select() returned something else."""
-    expected = "Return client numbers from round.eligible, ascending, as an array of whole numbers"
+    expected = "Return client ids from round.eligible, ascending, as an array of integers"
     try:
         found = np.asarray(answer)
     except (TypeError, ValueError):
@@ -55,7 +55,7 @@ def _checked(what: str, answer: Any, context: SelectionContext) -> Ids:
     if found.size == 0 and found.ndim == 1:
         raise ValueError(f"{what} returns no client in round {context.round}. Return at least one of round.eligible")
     if found.dtype == np.bool_:
-        raise TypeError(f"{what} returns true and false. Return client numbers: round.eligible[mask]")
+        raise TypeError(f"{what} returns true and false. Return client ids: round.eligible[mask]")
     if found.ndim != 1 or found.dtype.kind not in "iu":
         given = f"an array of {found.dtype} of shape {found.shape}" if found.ndim else f"a {type(answer).__name__}"
         raise TypeError(f"{what} returns {given}. {expected}")

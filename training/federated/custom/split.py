@@ -77,8 +77,7 @@ def _copied(labels: Labels) -> Labels:
 def _checked(what: str, answer: Any, samples: int, clients: int) -> Ids:
     """Return the client of each sample (samples,)."""
     expected = (
-        f"Return {samples:,} whole numbers from 0 to {clients - 1}: the client of each sample of "
-        "labels.by_split['train']"
+        f"Return {samples:,} integers from 0 to {clients - 1}: the client of each sample of labels.by_split['train']"
     )
     try:
         found = np.asarray(answer)

@@ -23,7 +23,7 @@ def send(
     given: Tensor,
     context: FilterContext,
     *,
-    block: Annotated[int, "1..1048576", "Numbers that share a scale: their largest divided by 127."] = 256,
+    block: Annotated[int, "1..1048576", "Values that share a scale: their largest divided by 127."] = 256,
     rounding: Annotated[
         Literal["stochastic", "nearest"],
         "stochastic: up or down at random, unbiased; nearest: closer, for use after filters that resend what is lost.",
@@ -32,9 +32,9 @@ def send(
     import torch
     from torch.nn.functional import pad
 
-    blocks = pad(given, (0, -context.numbers % block)).view(len(given), -1, block)
+    blocks = pad(given, (0, -context.size % block)).view(len(given), -1, block)
     scale = blocks.abs().amax(dim=2) / LARGEST
-    steps = (blocks / torch.where(scale == 0, 1, scale)[..., None]).flatten(1)[:, : context.numbers]
+    steps = (blocks / torch.where(scale == 0, 1, scale)[..., None]).flatten(1)[:, : context.size]
     steps = steps.round() if rounding == "nearest" else (steps + _drawn(given, context)).floor()
     # A scale that is not finite stands for its whole block.
     values = steps.nan_to_num(0).clamp(-LARGEST, LARGEST).to(torch.int8)
@@ -44,16 +44,16 @@ def send(
 def receive(
     values: Tensor, extras: Mapping[str, Tensor], context: FilterContext, *, block: int, **options: object
 ) -> Tensor:
-    scale = extras["scale"].repeat_interleave(block, dim=1)[:, : context.numbers]
+    scale = extras["scale"].repeat_interleave(block, dim=1)[:, : context.size]
     return values.to(context.dtype) * scale
 
 
 def _drawn(given: Tensor, context: FilterContext) -> Tensor:
-    """Return random numbers from 0 to 1, (clients, numbers), for each client from its own generator."""
+    """Return random numbers from 0 to 1, (clients, size), for each client from its own generator."""
     import torch
 
     drawn = [
-        torch.rand(context.numbers, dtype=given.dtype, generator=context.generator(client))
+        torch.rand(context.size, dtype=given.dtype, generator=context.generator(client))
         for client in context.clients.tolist()
     ]
     return torch.stack(drawn).to(given.device)

@@ -1,8 +1,8 @@
-"""A count sketch: random signed sums of numbers (Charikar, Chen and Farach-Colton, 2002, ICALP).
+"""A count sketch: random signed sums of coordinates (Charikar, Chen and Farach-Colton, 2002, ICALP).
 
-In each row of the table every number is added, with a sign, to one column. Columns and signs follow from the seed and
-the round, so that no number has collisions for ever. Each row estimates each number without bias, with an error of
-about the norm of all numbers over the root of the columns: it is for updates with few large numbers.
+In each row of the table every coordinate is added, with a sign, to one column. Columns and signs follow from the seed
+and the round, so that no coordinate has collisions for ever. Each row estimates each coordinate without bias, with an
+error of about the norm of the update over the root of the columns: it is for updates with few large coordinates.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def send(
     given: Tensor,
     context: FilterContext,
     *,
-    rows: Annotated[int, "1..31", "Rows of the table: estimates of each number."] = 5,
-    columns: Annotated[int, "2..100000000", "Columns of the table; rows times columns numbers are sent."] = 256,
+    rows: Annotated[int, "1..31", "Rows of the table: estimates of each coordinate."] = 5,
+    columns: Annotated[int, "2..100000000", "Columns of the table; rows times columns sums are sent."] = 256,
     estimate: Annotated[
         Literal["median", "mean"],
-        "How rows are combined: median finds large numbers among many small ones; mean is unbiased.",
+        "How rows are combined: median finds large coordinates among many small ones; mean is unbiased.",
     ] = "median",
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     import torch
@@ -84,13 +84,13 @@ def _middle(estimates: list[Tensor]) -> Tensor:
 
 
 def _hashed(like: Tensor, context: FilterContext, row: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return the columns and signs of all numbers, (numbers,) each.
+    """Return the columns and signs of all coordinates, (size,) each.
 
     They are equal for all clients, so that sketches can be added.
     """
     import torch
 
     generator = context.generator(row)
-    places = torch.randint(columns, (context.numbers,), generator=generator)
-    signs = torch.randint(2, (context.numbers,), generator=generator) * 2 - 1
+    places = torch.randint(columns, (context.size,), generator=generator)
+    signs = torch.randint(2, (context.size,), generator=generator) * 2 - 1
     return places.to(like.device), signs.to(like.device, like.dtype)

@@ -1,4 +1,4 @@
-"""The largest numbers and their places; the others wait for later rounds (Stich et al., 2018, arXiv 1809.07599).
+"""The largest coordinates and their indices; the others wait for later rounds (Stich et al., 2018, arXiv 1809.07599).
 
 Error feedback adds what the server did not receive of earlier updates, after all filters, to the client's next one.
 Without it a biased compression need not converge to the optimum (Karimireddy et al., 2019, arXiv 1901.09847).
@@ -26,19 +26,19 @@ def send(
     given: Tensor,
     context: FilterContext,
     *,
-    density: Annotated[float, "0.00001..1", "Share of an update's numbers that is sent, with their places."] = 0.1,
+    density: Annotated[float, "0.00001..1", "Share of an update's coordinates that is sent, with their indices."] = 0.1,
     feedback: Annotated[bool, "Whether what is left out is added to the client's next update."] = True,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     whole = _with_residual(given, context)
-    places = _largest(whole, max(1, round(density * context.numbers)))
+    places = _largest(whole, max(1, round(density * context.size)))
     return whole.gather(1, places), {"places": places.int()}
 
 
 def receive(values: Tensor, extras: Mapping[str, Tensor], context: FilterContext, **options: object) -> Tensor:
     places = extras["places"].long()
-    if (places[:, 0] < 0).any() or (places[:, -1] >= context.numbers).any() or (places.diff() <= 0).any():
-        raise ValueError(f"the places of the largest must ascend, from 0 to {context.numbers - 1}")
-    return values.new_zeros(len(values), context.numbers).scatter_(1, places, values)
+    if (places[:, 0] < 0).any() or (places[:, -1] >= context.size).any() or (places.diff() <= 0).any():
+        raise ValueError(f"the indices of the largest must ascend, from 0 to {context.size - 1}")
+    return values.new_zeros(len(values), context.size).scatter_(1, places, values)
 
 
 def keep(given: Tensor, received: Tensor, context: FilterContext, **options: object) -> Mapping[str, Tensor]:
@@ -50,7 +50,7 @@ def _with_residual(given: Tensor, context: FilterContext) -> Tensor:
 
 
 def _largest(whole: Tensor, count: int) -> Tensor:
-    """Return the places of the largest numbers, (clients, count), ascending; of equal ones the first, on any device.
+    """Return the indices of the largest values, (clients, count), ascending; of equal ones the first, on any device.
 
     NaN and infinity count as the largest, so that the server sees them.
     """

@@ -35,20 +35,20 @@ class RankExchange:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def tree_sum(self, tree: Tree, shares: Sequence[range], chunks: int, numbers: int) -> Tensor:
-        """Return the sum over all chunks, (numbers,) float64, equal on every rank.
+    def tree_sum(self, tree: Tree, shares: Sequence[range], chunks: int, size: int) -> Tensor:
+        """Return the sum over all chunks, (size,) float64, equal on every rank.
 
         `shares`: the chunks of each rank.
         """
         if self._world.size == 1:
             return tree.root
         local = dict(tree.nodes())
-        whole = sums.zeros(numbers, self._world.device)
+        whole = sums.zeros(size, self._world.device)
         if self._world.leads:
             parts = dict(local)
             for rank, share in enumerate(shares[1:], start=1):
                 for node in sums.subtrees(share, chunks):
-                    parts[node] = sums.zeros(numbers, self._world.device)
+                    parts[node] = sums.zeros(size, self._world.device)
                     dist.recv(parts[node], src=rank)
             whole = sums.root_of(chunks, parts)
         else:
