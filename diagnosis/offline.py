@@ -26,8 +26,8 @@ from diagnosis.source_kind import kind_of
 from diagnosis.verdict import Verdict
 
 STDIN = "-"
-MOST_CALLS = 1 << 19  # in all flight recorders together
-MOST_RECORDS = 4_096  # of a scheduler, or stacks; at most twice that
+MAX_CALLS = 1 << 19  # in all flight recorders together
+MAX_RECORDS = 4_096  # of a scheduler, or stacks; at most twice that
 
 
 def open_logs(names: Sequence[str], stdin: BinaryIO | None = None) -> tuple[list[Log], list[str]]:
@@ -69,7 +69,7 @@ class ReadLogs:
     def is_full(self) -> bool:
         """Return whether it holds more records than one run ever has."""
         calls = sum(len(flight.started) for flight in self.flights)
-        return calls >= MOST_CALLS or len(self.records) >= MOST_RECORDS or len(self.stacks) >= MOST_RECORDS
+        return calls >= MAX_CALLS or len(self.records) >= MAX_RECORDS or len(self.stacks) >= MAX_RECORDS
 
     @property
     def unavailable(self) -> list[str]:
@@ -110,14 +110,14 @@ def _read(log: Log, prefilter: Prefilter, is_cut: bool, until: float, found: Rea
             return
         found.kinds.add(kind)
         text = _text(
-            head, blocks, slurm_records.MOST_BYTES if kind in {"sacct", "scontrol"} else flight_recorder.MOST_BYTES
+            head, blocks, slurm_records.MAX_BYTES if kind in {"sacct", "scontrol"} else flight_recorder.MAX_BYTES
         )
         if kind == "flight":
             found.flights += filter(None, [flight_recorder.parse_flight(log.name, text)])
         elif kind == "stacks":
             found.stacks += stacks.parse_stacks(log.name, text)
         else:
-            found.records += slurm_records.signs_of_record(kind, log.name, text)[:MOST_RECORDS]
+            found.records += slurm_records.signs_of_record(kind, log.name, text)[:MAX_RECORDS]
         return
     expansions = json_records.LineExpansions()
     lines = json_records.as_text(itertools.chain([head], blocks), expansions)

@@ -30,13 +30,13 @@ HEAD_BLOCKS, TAIL_BLOCKS = 16, 8  # blocks with matches, from both ends
 STREAMS = 64  # further streams whose first line of an entry is stored …
 STREAMS_WITHIN = 200  # … if it is among this many lines of that entry
 FLOOD = 64  # matches in a block from which on it is split into lines at once
-MOST_CLOSE_READS = 40  # matches of an entry around which the log is read closely, besides its end
-MOST_STRUCTURES = 2_000  # tracebacks around which it is
+MAX_CLOSE_READS = 40  # matches of an entry around which the log is read closely, besides its end
+MAX_STRUCTURES = 2_000  # tracebacks around which it is
 SAMPLE_BYTES = 4096  # of the end of a block, to find steps
 SAMPLED_MARKS = 3  # steps recorded from it
-MOST_MARKS = 20_000
-MOST_MATCHED_LINES = 200_000
-MOST_STREAMS = 2_048
+MAX_MARKS = 20_000
+MAX_MATCHED_LINES = 200_000
+MAX_STREAMS = 2_048
 
 _ANSI = re2.compile(rb"\x1b\[[\d;?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]", options())
 
@@ -131,7 +131,7 @@ class Scanner:
             self._process(block.first, block.data)
 
     def _process(self, first: int, block: bytes) -> None:
-        if len(self.scanned.marks) < MOST_MARKS:
+        if len(self.scanned.marks) < MAX_MARKS:
             self._sample_progress(first, block)
         if self._places:
             self._store(first, block)
@@ -191,12 +191,12 @@ class Scanner:
             entries = (*entries, *kind.entries.matching_digits(without_prefixes(line) if kind.is_anchored else line))
         is_new = False
         for entry in entries:
-            is_new |= self._count(entry, number, line) <= MOST_CLOSE_READS
-        if entries and len(self._matched_lines) < MOST_MATCHED_LINES:
+            is_new |= self._count(entry, number, line) <= MAX_CLOSE_READS
+        if entries and len(self._matched_lines) < MAX_MATCHED_LINES:
             self._matched_lines.add(number)
         if kind.is_structure:
             self._structures += 1
-            is_new |= self._structures <= MOST_STRUCTURES
+            is_new |= self._structures <= MAX_STRUCTURES
         if is_new:
             self._places.append(number)
 
@@ -291,7 +291,7 @@ class Scanner:
             scanned.stamps.append((line.number, prefix.stamp))
         reader = readers.get(prefix.stream)
         if reader is None:
-            if len(readers) > MOST_STREAMS:
+            if len(readers) > MAX_STREAMS:
                 return
             reader = readers[prefix.stream] = TracebackReader()
         words = line.text[prefix.length :]
@@ -305,7 +305,7 @@ class Scanner:
             if not was_open and reader.is_open and (level := self._levels.get(prefix.stream)):
                 scanned.level_before[line.number] = level
         elif mark is not None:
-            if len(scanned.marks) < MOST_MARKS:
+            if len(scanned.marks) < MAX_MARKS:
                 scanned.marks.append((mark, prefix))
         elif words.strip() and line.number not in self._matched_lines:
             scanned.ordinary_lines.setdefault(prefix.stream, []).append(line.number)

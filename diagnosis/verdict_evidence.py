@@ -9,12 +9,12 @@ from diagnosis.signs.sign import Sign
 from diagnosis.verdict import EvidenceLine
 from vigil_core.masking import masked
 
-MOST_EVIDENCE = 24
-MOST_TEXT = 1000
+MAX_EVIDENCE = 24
+MAX_TEXT = 1000
 
 
 def evidence_of(root: Sign | None, case: Case) -> list[EvidenceLine]:
-    """Return the root, what confirms it, echoes and what was survived; each line once, at most `MOST_EVIDENCE`."""
+    """Return the root, what confirms it, echoes and what was survived; each line once, at most `MAX_EVIDENCE`."""
     lines: list[EvidenceLine] = []
     groups = [("root", [root] if root else [])]
     if root is not None:
@@ -29,16 +29,16 @@ def evidence_of(root: Sign | None, case: Case) -> list[EvidenceLine]:
     groups.append(("context", case.context))
     places: set[tuple[str, int, str]] = set()
     for role, signs in groups:
-        for sign in sorted(signs, key=chronological)[: MOST_EVIDENCE // 3]:
+        for sign in sorted(signs, key=chronological)[: MAX_EVIDENCE // 3]:
             place = (sign.file, sign.line, "" if sign.line else sign.text)  # records have no lines
-            if place in places or len(lines) >= MOST_EVIDENCE:
+            if place in places or len(lines) >= MAX_EVIDENCE:
                 continue
             places.add(place)
             lines.append(
                 EvidenceLine(
                     sign.file,
                     sign.line,
-                    masked(sign.text.strip())[:MOST_TEXT],
+                    masked(sign.text.strip())[:MAX_TEXT],
                     role=role,
                     cause=sign.cause,
                     rank=sign.rank,

@@ -7,7 +7,7 @@ import re
 from diagnosis.causes import CAUSES
 from diagnosis.verdict import Verdict
 
-MOST_DETAIL = 160  # letters of an exception in the sentence
+MAX_DETAIL = 160  # letters of an exception in the sentence
 _XID = re.compile(r"\b(?P<kind>S?Xid)\b[^:]*(?:\([^)]*\))?: (?P<code>\d{1,4})\b")
 _FAILED_WITH = re.compile(" (?:failed with|so):")
 # What the sentence quotes of a root.
@@ -44,7 +44,7 @@ def _where(verdict: Verdict, root: str) -> str:
 def _detail(verdict: Verdict, root: str) -> str:
     """Return what the sentence quotes of the root: the exception, or a federation's counts."""
     if verdict.cause == "program.exception" and verdict.exception:
-        return f": {(root or verdict.exception).splitlines()[0][:MOST_DETAIL]}"
+        return f": {(root or verdict.exception).splitlines()[0][:MAX_DETAIL]}"
     if verdict.cause in _DETAILS and (detail := _DETAILS[verdict.cause].search(root)):
-        return f": {_FAILED_WITH.sub(':', detail[0], count=1)[:MOST_DETAIL].strip()}"
+        return f": {_FAILED_WITH.sub(':', detail[0], count=1)[:MAX_DETAIL].strip()}"
     return ""

@@ -31,7 +31,7 @@ SUCCESSOR = "successor"
 BEFORE_DELETION = "Delete them on their pages first, or keep the project and rename it."
 FOUND = 200
 """Maximum number of jobs found by a search."""
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Maximum number of projects named in a message."""
 
 if TYPE_CHECKING:  # generic only for the type checker
@@ -124,8 +124,8 @@ def _reasons_to_keep(chosen: QuerySet[Project]) -> list[str]:
 
 
 def _first(names: list[str]) -> list[str]:
-    more = len(names) - MOST_NAMED
-    return [*names[:MOST_NAMED], f"{formatting.count(more)} more have jobs"] if more > 0 else names
+    more = len(names) - MAX_NAMED
+    return [*names[:MAX_NAMED], f"{formatting.count(more)} more have jobs"] if more > 0 else names
 
 
 def _found(request: HttpRequest, term: str) -> list[int]:

@@ -21,7 +21,7 @@ from nodes.scheduling import node_states
 
 CAUSE, EVENT = "corruption", "guard.corruption"
 EXCLUDED_FOR = timedelta(hours=24)
-MOST_UNHEALTHY = 1_000
+MAX_UNHEALTHY = 1_000
 FRACTION = 10
 """At most one in this many of the partition's nodes is excluded from a job, but at least one."""
 
@@ -131,7 +131,7 @@ def excluded_nodes(job: Job, *, before: int) -> list[str]:
 def excluding_findings() -> dict[str, str]:
     """Return the nodes that a health rule excludes with what it found, the most serious and oldest first."""
     rows = HealthEntry.objects.excluding().exclude(node="").order_by("opened_at")
-    by_age = rows.values_list("severity", "node", "title")[:MOST_UNHEALTHY]
+    by_age = rows.values_list("severity", "node", "title")[:MAX_UNHEALTHY]
     found: dict[str, str] = {}
     for _, node, title in sorted(by_age, key=lambda row: row[0] not in ("critical", "fatal")):
         found.setdefault(node, title)

@@ -7,7 +7,7 @@ from jobs.spec import JobSpec
 from nodes.models import Node, Partition
 from nodes.scheduling import features, gpu_types
 
-MOST_NAMED = 12
+MAX_NAMED = 12
 
 
 def eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | None]:
@@ -32,7 +32,7 @@ def eligible(spec: JobSpec, nodes: list[Node]) -> tuple[list[Node], Problem | No
         there = sorted({feature for node in fitting for feature in node.features})
         fitting = [node for node in fitting if any(features.holds(way.every, node.features) for way in ways)]
         if not fitting:
-            existing = f"There are: {', '.join(there[:MOST_NAMED])}." if there else "None has any feature."
+            existing = f"There are: {', '.join(there[:MAX_NAMED])}." if there else "None has any feature."
             message = f"No node that the job may use has the features {resources.constraint}. {existing}"
             return [], Problem("resources.constraint", message)
     return fitting, None

@@ -24,7 +24,7 @@ from jobs.models import Attempt, Checkpoint
 from portal.series import read
 
 SERIES = "step_seconds"
-MOST_STARTS = 1_000
+MAX_STARTS = 1_000
 EXACT = 64
 """Points are read individually until half as many full chunks exist (some 30,000 steps): pages ask often."""
 
@@ -50,7 +50,7 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
     if not wall or not len(found.first):
         return None
     ids = [(owner[1], incarnation) for owner, incarnation in sources]
-    limits = _limits(ids, starting_steps.steps(attempts, MOST_STARTS), attempts[-1])
+    limits = _limits(ids, starting_steps.steps(attempts, MAX_STARTS), attempts[-1])
     last_useful = np.array([limits[source] for source in found.source.tolist()])
     length = found.last - found.first + 1
     useful = np.clip((last_useful - found.first + 1) / length, 0.0, 1.0)

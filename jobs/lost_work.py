@@ -19,7 +19,7 @@ from portal.series import read
 
 SERIES = ("step_seconds", "loss")
 """The series whose newest points show when there was progress last."""
-MOST_STARTS = 1_000
+MAX_STARTS = 1_000
 _AGAIN = (Attempt.Origin.RESTARTED, Attempt.Origin.REQUEUED)
 
 
@@ -124,7 +124,7 @@ def _following(attempt: Attempt) -> Attempt | None:
 def _starts(attempt: Attempt) -> list[tuple[datetime, int]]:
     """Return when ranks began to train, and of which incarnation."""
     events = Event.objects.filter(attempt=attempt, kind=starting_steps.kind_of(attempt.job)).order_by("id")
-    rows = events.values_list("time", "incarnation", "data")[:MOST_STARTS]
+    rows = events.values_list("time", "incarnation", "data")[:MAX_STARTS]
     return [(at, number_of(data) if incarnation is None else incarnation) for at, incarnation, data in rows]
 
 

@@ -11,7 +11,7 @@ from jobs.models import Attempt, Event
 from vigil_core import untrusted
 
 REQUESTED, SAVED, FAILED = "profile.asked", "profile.saved", "profile.failed"
-MOST = 50
+MAX_PROFILES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class Profile:
 
 
 def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
-    """Return the profiles, newest first, from at most the newest 2 × MOST events."""
+    """Return the profiles, newest first, from at most the newest 2 × MAX_PROFILES events."""
     numbers = {attempt.pk: attempt for attempt in attempts}
     rows = Event.objects.filter(attempt__in=list(numbers), kind__in=(REQUESTED, SAVED, FAILED)).order_by("-id")[
-        : 2 * MOST
+        : 2 * MAX_PROFILES
     ]
     by_number: dict[tuple[int, str], dict[str, Any]] = {}
     for event in rows:
@@ -56,7 +56,7 @@ def profiles(attempts: Iterable[Attempt]) -> list[Profile]:
     return [
         _profile(merged, numbers[attempt_id], answered.get((attempt_id, merged.get("rank", 0))))
         for (attempt_id, _), merged in by_number.items()
-    ][:MOST]
+    ][:MAX_PROFILES]
 
 
 def _profile(merged: dict[str, Any], attempt: Attempt, answered: datetime | None) -> Profile:

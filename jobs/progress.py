@@ -18,7 +18,7 @@ class Progress:
     eta_seconds: float | None = None
 
 
-LONGEST_ESTIMATE_S = 10 * 366 * 86_400  # a trainer may report any number of steps; a longer estimate is not shown
+MAX_ESTIMATE_S = 10 * 366 * 86_400  # a trainer may report any number of steps; a longer estimate is not shown
 
 
 def progress(attempt: Attempt | None, now: datetime | None = None) -> Progress:
@@ -40,4 +40,4 @@ def _eta_seconds(attempt: Attempt, left: int, now: datetime) -> float | None:
     whole = left * attempt.pace_seconds / attempt.pace_steps
     since = max(0.0, (now - attempt.last_report_at).total_seconds())
     left_s = max(0.0, whole - since)
-    return round(left_s, 1) if left_s <= LONGEST_ESTIMATE_S else None
+    return round(left_s, 1) if left_s <= MAX_ESTIMATE_S else None

@@ -15,7 +15,7 @@ from jobs.queueing import queue
 from vigil_core import untrusted
 
 ENDED = "incarnation.ended"
-MOST = 50  # incidents per attempt: a job's own reports must not cost others anything
+MAX_INCIDENTS = 50  # per attempt: a job's own reports must not cost others anything
 NOT_BAD = frozenset({"joined", "stopped"})  # it made room for more nodes, or was asked to stop
 
 
@@ -30,7 +30,7 @@ def note_events(attempt: Attempt, events: Iterable[Mapping[str, Any]]) -> None:
     in_place = Incident.objects.filter(attempt=attempt).exclude(incarnation=None)
     there = set(in_place.values_list("incarnation", flat=True))
     now = timezone.now()
-    new = [number for number in bad if number not in there][: max(0, MOST - len(there))]
+    new = [number for number in bad if number not in there][: max(0, MAX_INCIDENTS - len(there))]
     made = Incident.objects.bulk_create(
         [
             Incident(

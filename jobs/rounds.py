@@ -15,11 +15,11 @@ from jobs.models import Attempt, Client, ClientSplit, Job, Round
 from portal.series import read
 from portal.series.store import Owner
 
-MOST_STARTS = 1_000
+MAX_STARTS = 1_000
 NAMED = np.dtype([("client", "<u4"), ("state", "<u1"), ("loss", "<f4"), ("accuracy", "<f4"), ("seconds", "<f4")])
 """A client in a round; NaN: unknown."""
 SENT = ("mib_up", "mib_down")
-MOST_BY_NUMBER = 500
+MAX_BY_NUMBER = 500
 """Maximum number of clients queried by number; beyond that all names are read."""
 EXACT = 64
 """Up to this many rows, points are added individually; beyond that by whole rows."""
@@ -45,7 +45,7 @@ def unpack(packed: bytes | memoryview) -> NDArray[np.void]:
 
 def spans(attempts: Sequence[Attempt]) -> list[RoundSpan]:
     """Return the spans of a job's attempts, oldest first: rounds beyond a later attempt's start are not of record."""
-    begun = starting_steps.steps(attempts, MOST_STARTS)
+    begun = starting_steps.steps(attempts, MAX_STARTS)
     found, limit = [], None
     for attempt in reversed(attempts):
         if limit is None or limit > 0:
@@ -82,7 +82,7 @@ def names(job: Job, clients: Iterable[int]) -> dict[int, str]:
     """Return the names of those clients that have one."""
     wanted = set(clients)
     rows = Client.objects.filter(job=job).exclude(name="")
-    if len(wanted) <= MOST_BY_NUMBER:
+    if len(wanted) <= MAX_BY_NUMBER:
         rows = rows.filter(number__in=wanted)
     return {number: name for number, name in rows.values_list("number", "name") if number in wanted}
 

@@ -31,11 +31,11 @@ from portal.models import Announcement, AuditEntry, Membership, Token, User
 from portal.records import site
 from vigil_core import formatting
 
-MOST = 10_000
+MAX_ROWS = 10_000
 """Maximum number of rows that are counted and can be paged through."""
 SEARCHED_ROWS = 20_000
 """Number of newest rows that are searched for a word: no index helps."""
-MOST_SHOWN = 300
+MAX_SENTENCE_LENGTH = 300
 """Characters of a change shown in the audit log's list; its page shows all."""
 _CHANGE = "vigil.change"
 
@@ -85,16 +85,16 @@ class CappedCount(int):
     """A number of rows, shown as "n+" if there are more than were counted."""
 
     def __str__(self) -> str:
-        return f"{MOST:,}+" if self > MOST else int.__repr__(self)
+        return f"{MAX_ROWS:,}+" if self > MAX_ROWS else int.__repr__(self)
 
 
 class BoundedPaginator(_Paginator):
-    """Paginate only the first MOST rows, so that counting and skipping have a bounded cost."""
+    """Paginate only the first MAX_ROWS rows, so that counting and skipping have a bounded cost."""
 
     @cached_property
     def count(self) -> int:
         rows = cast("QuerySet[Any]", self.object_list)
-        return CappedCount(rows.order_by()[: MOST + 1].count())
+        return CappedCount(rows.order_by()[: MAX_ROWS + 1].count())
 
 
 class NewestFirstList(ChangeList):
@@ -258,7 +258,7 @@ class AuditEntryAdmin(HistoryAdmin):
 
     @admin.display(description="Change")
     def change(self, entry: AuditEntry) -> str:
-        return Truncator(audit.sentence(entry.before, entry.after)).chars(MOST_SHOWN)
+        return Truncator(audit.sentence(entry.before, entry.after)).chars(MAX_SENTENCE_LENGTH)
 
 
 @admin.register(AccessAttempt, site=site)

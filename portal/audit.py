@@ -10,8 +10,8 @@ from typing import Any
 from vigil_core.masking import DOTS, masked
 from vigil_core.untrusted import plain
 
-MOST_CHARACTERS = 2_000  # of a value: enough to see what changed; a runbook may be twenty times as long
-MOST_VALUES = 50  # of a change, and of a list in it
+MAX_CHARACTERS = 2_000  # of a value: enough to see what changed; a runbook may be twenty times as long
+MAX_VALUES = 50  # of a change, and of a list in it
 _SECRET = ("password", "secret", "token", "digest", "salt", "post_data", "get_data")
 _MISSING = object()
 
@@ -29,7 +29,7 @@ class Change:
             name
             for name in dict.fromkeys([*self.before, *self.after])
             if self.before.get(name, _MISSING) != self.after.get(name, _MISSING)
-        ][:MOST_VALUES]
+        ][:MAX_VALUES]
         return (
             {name: _storable(name, self.before[name]) for name in names if name in self.before},
             {name: _storable(name, self.after[name]) for name in names if name in self.after},
@@ -62,11 +62,11 @@ def _storable(name: str, value: object) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        return [_text(item) for item in list(value)[:MOST_VALUES]]
+        return [_text(item) for item in list(value)[:MAX_VALUES]]
     return _text(value)
 
 
 def _text(value: object) -> str:
     """Return the value as text, masked before it is cut: half a secret would not be recognised."""
     text = masked(plain(str(value)))
-    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"

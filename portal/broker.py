@@ -14,7 +14,7 @@ import kombu
 from celery.app.amqp import AMQP
 
 FIRST_RETRY_S = 0.1
-LONGEST_RETRY_S = 1.0
+MAX_RETRY_S = 1.0
 
 
 class Connection(kombu.Connection):
@@ -35,7 +35,7 @@ class Connection(kombu.Connection):
         options = {
             "interval_start": FIRST_RETRY_S,
             "interval_step": FIRST_RETRY_S,
-            "interval_max": LONGEST_RETRY_S,
+            "interval_max": MAX_RETRY_S,
             **options,
         }
         return super().ensure_connection(once, *args, **options)

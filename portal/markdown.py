@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-MOST = 20_000  # characters that are read
+MAX_CHARACTERS = 20_000  # that are read
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -21,7 +21,7 @@ def render(text: str, *, deeper: int = 1, link: Callable[[str], str] | None = No
     Raw HTML, pictures, and addresses other than web, e-mail and this site come out as the original text.
     """
     parser = _parser()
-    tokens = parser.parse(text[:MOST])
+    tokens = parser.parse(text[:MAX_CHARACTERS])
     for token in _all(tokens):
         if token.type in {"heading_open", "heading_close"}:
             token.tag = f"h{min(max(int(token.tag[1]) + deeper, 2), 6)}"

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 SYSADMINS: Final = Notice.Audience.SYSADMINS
 WITHDRAWN_RETENTION = timedelta(days=30)
-MOST_TITLE, MOST_DETAIL, MOST_KEY, MOST_LINK, MOST_EDITION = 300, 1000, 200, 500, 64
-MOST_FACTS, MOST_NAME, MOST_FACT = 12, 40, 400
+MAX_TITLE, MAX_DETAIL, MAX_KEY, MAX_LINK, MAX_EDITION = 300, 1000, 200, 500, 64
+MAX_FACTS, MAX_NAME, MAX_FACT = 12, 40, 400
 Facts = Sequence[tuple[str, str]]
 _KIND = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _LINK = re.compile(r"/(?![/\\])[^\s\\]*")
@@ -61,7 +61,7 @@ def raise_notice(
     """
     now = timezone.now()
     words = _words(title, detail, link) | {"tone": tone, "facts": _facts(facts), "last_raised_at": now}
-    news = {"kind": _kind(kind), "edition": edition[:MOST_EDITION], "raised_at": now, "withdrawn_at": None}
+    news = {"kind": _kind(kind), "edition": edition[:MAX_EDITION], "raised_at": now, "withdrawn_at": None}
     values = {**words, **_audience(to), **news}
     rows = Notice.objects.filter(key=_key(key))
     with transaction.atomic():
@@ -127,16 +127,16 @@ def _log_raised(key: str) -> None:
 
 
 def _words(title: str, detail: str, link: str) -> dict[str, Any]:
-    title_line = _line(title, MOST_TITLE)
+    title_line = _line(title, MAX_TITLE)
     if not title_line:
         raise ValueError("A notice needs a title.")
-    if link and (len(link) > MOST_LINK or not _LINK.fullmatch(link)):
+    if link and (len(link) > MAX_LINK or not _LINK.fullmatch(link)):
         raise ValueError(f"{link[:100]!r} is not a path of this site: use reverse(…).")
-    return {"title": title_line, "detail": _line(detail, MOST_DETAIL), "link": link}
+    return {"title": title_line, "detail": _line(detail, MAX_DETAIL), "link": link}
 
 
 def _facts(facts: Facts) -> list[list[str]]:
-    pairs = ([_line(name, MOST_NAME), _line(text, MOST_FACT)] for name, text in facts[:MOST_FACTS])
+    pairs = ([_line(name, MAX_NAME), _line(text, MAX_FACT)] for name, text in facts[:MAX_FACTS])
     return [pair for pair in pairs if all(pair)]
 
 
@@ -157,6 +157,6 @@ def _kind(kind: str) -> str:
 
 
 def _key(key: str) -> str:
-    if not untrusted.name(key, MOST_KEY):
-        raise ValueError(f"{key[:100]!r} is not a valid key: use printable characters, at most {MOST_KEY} characters.")
+    if not untrusted.name(key, MAX_KEY):
+        raise ValueError(f"{key[:100]!r} is not a valid key: use printable characters, at most {MAX_KEY} characters.")
     return key

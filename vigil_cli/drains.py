@@ -15,7 +15,7 @@ from vigil_cli.tables import local, table
 from vigil_cli.terminal import echo
 from vigil_core import formatting
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 STANDING = {"over": "no longer true", "stands": "still true", "unknown": "not checked"}
 STILL_TRUE = {"over": "no", "stands": "yes", "unknown": "not checked"}
 
@@ -94,20 +94,20 @@ def _preview_lines(found: dict[str, Any], *, replace: bool) -> list[str]:
     by_others = "Drained by others" if replace else "Drained by others: these stay without --replace"
     lines = _preview_group("Your drains", found["yours"]) + _preview_group(by_others, found["by_others"])
     if found["in_service"]:
-        more = len(found["in_service"]) - MOST_NAMED
-        names = [*found["in_service"][:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+        more = len(found["in_service"]) - MAX_NAMED
+        names = [*found["in_service"][:MAX_NAMED], *([f"{more} more"] if more > 0 else [])]
         lines.append(f"In service already: {formatting.listed(names)}")
     return lines
 
 
 def _preview_group(head: str, drained: list[dict[str, Any]]) -> list[str]:
     lines = [f"{head}:"] if drained else []
-    for item in drained[:MOST_NAMED]:
+    for item in drained[:MAX_NAMED]:
         holder = f", by {_drained_by(item)}" if _drained_by(item) else ""
         jobs = ", jobs run there" if item["has_jobs"] else ""
         standing = STANDING.get(item["standing"], item["standing"])
         lines.append(f"  {item['node']}: {item['reason'] or 'no reason'}{holder} ({standing}{jobs})")
-    more = len(drained) - MOST_NAMED
+    more = len(drained) - MAX_NAMED
     return lines + ([f"  and {formatting.count(more)} more"] if more > 0 else [])
 
 

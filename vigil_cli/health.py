@@ -12,8 +12,8 @@ from vigil_cli.portal import CliError, find_portal
 from vigil_cli.tables import local, table
 from vigil_core import formatting
 
-MOST = 1_000
-MOST_SINGLE = 5
+MAX_FINDINGS = 1_000
+MAX_SINGLE = 5
 """More equal findings than this are one line, as on the page. REST calls a finding an entry."""
 entry_id = click.argument("entry", metavar="ID", type=click.IntRange(min=1))
 reason = click.option(
@@ -162,7 +162,7 @@ def _read_newest(**wanted: Any) -> tuple[list[dict[str, Any]], bool]:
     portal = find_portal()
     answer = portal.get("health", limit=200, **wanted)
     found = list(answer["items"])
-    while answer["next"] and len(found) < MOST:
+    while answer["next"] and len(found) < MAX_FINDINGS:
         answer = portal.get("health", limit=200, cursor=answer["next"], **wanted)
         found += answer["items"]
     return found, bool(answer["next"])
@@ -183,7 +183,9 @@ def _lines(answer: dict[str, Any]) -> list[str]:
     ]
     lines = table(head, rows, "No findings: nothing is wrong with the nodes that report.")
     if answer.get("has_more"):
-        lines.append(f"There are more: only the newest {MOST:,} are shown. Choose a node with --node, or see /health.")
+        lines.append(
+            f"There are more: only the newest {MAX_FINDINGS:,} are shown. Choose a node with --node, or see /health."
+        )
     breaker = answer.get("breaker")
     if breaker and breaker["tripped_at"]:
         since = local(breaker["tripped_at"])[:16]
@@ -204,7 +206,7 @@ def _group_key(entry: dict[str, Any]) -> tuple[object, ...]:
 
 def _places(group: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str, str]]:
     """Return entries with node and place: one for many equal ones."""
-    if len(group) <= MOST_SINGLE:
+    if len(group) <= MAX_SINGLE:
         return [(entry, entry["node"], _where(entry)) for entry in group]
     return [(group[0], f"{group[0]['node']} and {formatting.count(len(group) - 1)} more", "")]
 

@@ -12,7 +12,7 @@ from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_core import formatting
 
-MOST_NAMES = 4
+MAX_NAMES = 4
 
 
 @click.command()
@@ -59,10 +59,10 @@ def _lines(answer: dict[str, Any]) -> Iterator[str]:
 def _names(version: dict[str, Any]) -> str:
     """Return the nodes if they are few: those of the usual version are of no interest."""
     names = version["odd"] or version["nodes"]
-    if version["count"] > MOST_NAMES and not version["odd"]:
+    if version["count"] > MAX_NAMES and not version["odd"]:
         return ""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _note(version: dict[str, Any]) -> str:
@@ -78,7 +78,7 @@ def _mixed(titles: dict[tuple[str, str], str], mixed: dict[str, Any]) -> str:
     title = titles.get((mixed["software"], mixed["part"]), mixed["software"])
     where = ", ".join(text for text in (mixed["partition"], mixed["model"]) if text)
     counts = [f"{version['version']} on {formatting.plural(version['count'], 'node')}" for version in mixed["versions"]]
-    return f"{title}{f' ({where})' if where else ''}: {formatting.listed(counts, MOST_NAMES)}"
+    return f"{title}{f' ({where})' if where else ''}: {formatting.listed(counts, MAX_NAMES)}"
 
 
 def _finding(titles: dict[tuple[str, str], str], finding: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from vigil_cli.portal import CliError, Portal, kind_of
 from vigil_cli.terminal import echo_whole
 
 AT_ONCE = 32  # the portal's limit of series per request
-MOST_POINTS = 20_000
+MAX_POINTS = 20_000
 
 
 def show(
@@ -35,7 +35,7 @@ def show(
     wanted = list(dict.fromkeys(names)) or there
     which = {"rank": rank, "all": _flag(superseded)}
     if as_json:
-        found = _curves(portal, job_id, wanted, {**which, "points": MOST_POINTS})
+        found = _curves(portal, job_id, wanted, {**which, "points": MAX_POINTS})
         click.echo(json.dumps({"items": found}, indent=2))
         return
     found = [item for item in _curves(portal, job_id, wanted, {**which, "points": 2}) if item["step"]]

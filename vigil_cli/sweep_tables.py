@@ -8,7 +8,7 @@ from typing import Any
 from vigil_cli import tables
 from vigil_core import formatting
 
-MOST_REFUSED = 10
+MAX_REFUSED = 10
 """How many combinations without a job are printed."""
 
 
@@ -49,7 +49,7 @@ def _without_jobs(answer: dict[str, Any]) -> list[str]:
         return []
     lines = [
         f"  {', '.join(f'{path} = {value}' for path, value in combination['values'].items())}: {combination['message']}"
-        for combination in refused[:MOST_REFUSED]
+        for combination in refused[:MAX_REFUSED]
     ]
     more = len(refused) - len(lines)
     rest = [f"  and {more:,} more: vigil sweep {answer['id']} --json"] if more else []

@@ -20,7 +20,7 @@ from vigil_core import formatting
 # Sign-in links, tokens for Slurm (they live a minute) and the order of events are still right below this.
 APART_S = 5.0
 REMEDY = "Let NTP (chrony, systemd-timesyncd) set the clocks of both machines."
-MOST_NAMED = 3
+MAX_NAMED = 3
 SCHEDULER_FRESH = timedelta(minutes=15)  # it is read every five
 
 
@@ -73,8 +73,8 @@ def _nodes() -> Iterator[Finding]:
         title = "The portal's clock differs from every node's by more than a minute."
     else:
         title = f"The clock of {formatting.plural(len(wrong), 'node')} differs from the portal's by more than a minute."
-    named = ", ".join(f"{node} ({offsets[node]:+,.0f} s)" for node in wrong[:MOST_NAMED])
-    more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+    named = ", ".join(f"{node} ({offsets[node]:+,.0f} s)" for node in wrong[:MAX_NAMED])
+    more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
     yield Finding("clock", "clock.nodes", "warning", title, f"{named}{more}.", REMEDY)
 
 

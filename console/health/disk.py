@@ -18,7 +18,7 @@ from vigil_core import formatting
 # Both must hold, so that neither a large disk with terabytes free nor a small one that is half empty is called full.
 NEARLY_FULL_SHARE, NEARLY_FULL_BYTES = 0.05, 20 * 1024**3
 FULL_BYTES = 256 * 1024**2  # a write-ahead log and one upload still fit
-FEW_INODES = 0.01
+MIN_FREE_INODE_SHARE = 0.01
 PATIENCE_S = 2.0  # for a file system that hangs
 
 
@@ -37,7 +37,7 @@ class DiskSpace:
 
     @property
     def is_nearly_full(self) -> bool:
-        few = 0 < self.free_inodes < self.total_inodes * FEW_INODES
+        few = 0 < self.free_inodes < self.total_inodes * MIN_FREE_INODE_SHARE
         return few or (self.free < NEARLY_FULL_BYTES and self.free < self.total * NEARLY_FULL_SHARE)
 
 

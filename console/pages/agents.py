@@ -24,7 +24,7 @@ from portal.access import CLUSTER, can, sysadmin_of, user_of
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 
-MOST = 200  # a page
+AGENTS_PER_PAGE = 200  # a page
 GAP_WINDOW = timedelta(days=7)  # of which gaps are counted
 NEVER, SILENT, CLOCK, GAPS, REPORTING = range(5)
 WORDS = {
@@ -111,12 +111,12 @@ def _page(request: HttpRequest, *, new: EnrolmentSecret | None = None, secret: s
         "place": "agents",
         "fragment": is_fragment(request),
         "headline": headline(found, now),
-        "rows": found[first : first + MOST],
+        "rows": found[first : first + AGENTS_PER_PAGE],
         "found": len(found),
         "first": first + 1,
-        "last": min(len(found), first + MOST),
-        "before": max(0, first - MOST) if first else None,
-        "after": first + MOST if first + MOST < len(found) else None,
+        "last": min(len(found), first + AGENTS_PER_PAGE),
+        "before": max(0, first - AGENTS_PER_PAGE) if first else None,
+        "after": first + AGENTS_PER_PAGE if first + AGENTS_PER_PAGE < len(found) else None,
         "without": without,
         "version": VERSION,
         "may_enroll": can(user, "change", CLUSTER),

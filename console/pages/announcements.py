@@ -16,7 +16,7 @@ from portal.access import CLUSTER, can, sysadmin_of, user_of
 from portal.announcements import write
 from portal.models import Announcement
 
-MOST_PAST = 30
+MAX_PAST = 30
 GLYPHS = {"info": "notice", "warning": "warn", "critical": "failed"}
 
 
@@ -41,10 +41,10 @@ def index(request: HttpRequest) -> HttpResponse:
     context = {
         "section": "home",
         "standing": [(row, GLYPHS[row.level]) for row in standing],
-        "past": past[:MOST_PAST],
+        "past": past[:MAX_PAST],
         "may_change": can(user_of(request), "change", CLUSTER),
         "levels": Announcement.Level.values,
-        "most": Announcement.MOST,
+        "most": Announcement.MAX_LENGTH,
         "mistake": mistake,
         "sent": request.POST,
         "zone": timezone.get_current_timezone_name(),

@@ -26,7 +26,7 @@ class BulkPreview(Protocol):
     def reasons(self) -> dict[str, str]: ...
 
 
-MOST_PROBLEMS = 3
+MAX_PROBLEMS = 3
 Preview = TypeVar("Preview", bound=BulkPreview)
 
 
@@ -93,8 +93,8 @@ def show_outcomes(request: HttpRequest, action: str, outcomes: Sequence[BulkOutc
     others = [o.problem for o in outcomes if o.order is None and not o.is_in_service and not o.is_by_another]
     if by_others:
         text += f" Left as they are, because somebody else drained them: {formatting.listed(by_others, 5)}."
-    if len(others) > MOST_PROBLEMS:
-        others = [*others[:MOST_PROBLEMS], f"And {len(others) - MOST_PROBLEMS} more were left as they are."]
+    if len(others) > MAX_PROBLEMS:
+        others = [*others[:MAX_PROBLEMS], f"And {len(others) - MAX_PROBLEMS} more were left as they are."]
     text = " ".join((text, *others))
     if by_others or others:
         messages.warning(request, text)

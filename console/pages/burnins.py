@@ -27,8 +27,8 @@ from vigil_core.formatting import listed, plural
 from vigil_core.untrusted import plain, whole
 
 PER_PAGE = 50
-MOST_GOLDEN = 200
-MOST_CHARACTERS = 20_000
+MAX_GOLDEN = 200
+MAX_CHARACTERS = 20_000
 """In the field of nodes: all names of the largest burn-in, one by one."""
 DURATIONS = (("1 minute", 60), ("10 minutes", 600), ("1 hour", 3_600), ("8 hours", 28_800), ("48 hours", 172_800))
 GLYPHS = {PASSED: "completed", FAILED: "failed"}
@@ -108,7 +108,7 @@ class BurnInForm:
     def read(cls, request: HttpRequest, default_seconds: int = plan.DEFAULT_SECONDS) -> BurnInForm:
         seconds = whole(request.POST.get("seconds"), 2**31)
         return cls(
-            plain(request.POST.get("nodes", "")).strip()[:MOST_CHARACTERS],
+            plain(request.POST.get("nodes", "")).strip()[:MAX_CHARACTERS],
             default_seconds if seconds is None else seconds,
             "may_undrain" in request.POST,
         )
@@ -138,7 +138,7 @@ def start(request: HttpRequest) -> HttpResponse:
         return redirect("burn_ins")
     form = BurnInForm.read(request)
     try:
-        names = host_expression.expand(form.nodes, plan.MAX_NODES, MOST_CHARACTERS)
+        names = host_expression.expand(form.nodes, plan.MAX_NODES, MAX_CHARACTERS)
         burn_in = burnins.start(user, names, form.seconds, may_undrain=form.may_undrain)
     except (burnins.CannotBurnIn, BadHostExpression, Conflict) as error:
         return _list_page(request, form.refused(error))
@@ -158,11 +158,11 @@ def _list_page(request: HttpRequest, form: BurnInForm, node: str = "") -> HttpRe
         "place": "burnins",
         "node": node,
         "form": form,
-        "most_characters": MOST_CHARACTERS,
+        "most_characters": MAX_CHARACTERS,
         "rows": [BurnInRow(row, list(row.nodes.all())) for row in found.items],
         "next": found.next,
         "durations": DURATIONS,
-        "golden": [(row, golden.value_of(row)) for row in GoldenRecord.objects.all()[:MOST_GOLDEN]],
+        "golden": [(row, golden.value_of(row)) for row in GoldenRecord.objects.all()[:MAX_GOLDEN]],
         "models": list(GoldenRecord.objects.values_list("model", "driver").distinct().order_by("model", "driver")[:50]),
     }
     template = "nodes/_burn_ins.html" if is_fragment(request) else "nodes/burn_ins.html"

@@ -28,7 +28,7 @@ from vigil_core.untrusted import plain
 
 VIEWS = (("state", "State"), ("use", "Utilisation"), ("heat", "Temperature"), ("owner", "Owner"))
 SLOW_WINDOW = timedelta(days=1)  # how long a slow file system stays on the page
-MOST_OWNERS = 12  # listed in the legend
+MAX_OWNERS = 12  # listed in the legend
 
 
 @login_required
@@ -56,8 +56,8 @@ def index(request: HttpRequest) -> HttpResponse:
         "rack": rack,
         "by": _chosen_view(request),
         "choices": VIEWS,
-        "owners": shown.owners[:MOST_OWNERS],
-        "more_owners": len(shown.owners) - MOST_OWNERS,
+        "owners": shown.owners[:MAX_OWNERS],
+        "more_owners": len(shown.owners) - MAX_OWNERS,
         "slow": [(event, event.text(now)) for event in slow],
         "ramp": range(9),
         "heat": (rack_map.LOW_C, rack_map.HIGH_C),

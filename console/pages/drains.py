@@ -29,7 +29,7 @@ from portal.access import CLUSTER, can, user_of
 from portal.models import User
 from vigil_core import formatting
 
-MOST = 100
+MAX_NODES = 100
 """Nodes on the page, the most costly; the others are listed by REST.
 
 Only these are judged: for 1,000 nodes that takes 0.2 s of CPU, and the page refreshes itself.
@@ -147,7 +147,7 @@ def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mista
     out = [OutNode(*values) for values in overview.out_of_service().values_list(*OutNode._fields).order_by("name")]
     standing_by = {node.name for node in out if node.name in spares and node.is_standby}
     out = sorted((node for node in out if node.name not in standing_by), key=lambda node: (-node.idle_gpus, node.name))
-    rows = _rows([node.name for node in out[:MOST]], user, now)
+    rows = _rows([node.name for node in out[:MAX_NODES]], user, now)
     context = {
         "section": "cluster",
         "place": "drains",
@@ -158,8 +158,8 @@ def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mista
         "sent_spare": spare,
         "spare_mistake": spare_mistake,
         "rows": rows,
-        "has_more": len(out) > MOST,
-        "most": MOST,
+        "has_more": len(out) > MAX_NODES,
+        "most": MAX_NODES,
         "windows": MaintenanceWindow.objects.standing().order_by("starts_at")[:5],
         "may_change": can(user, "change", CLUSTER),
         "most_reason": orders.MOST_REASON,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nodes.models import Node
 from vigil_core import formatting
 
-MOST_CELLS = 16
+MAX_CELLS = 16
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FreeSlots:
     @property
     def cells(self) -> list[tuple[int, str]]:
         """Return (x, style) of each cell; a cell stands for several GPUs where a node has more than fit."""
-        shown = min(self.total, MOST_CELLS)
+        shown = min(self.total, MAX_CELLS)
         if self.is_out:
             return [(i * 8, "out") for i in range(shown)]
         used = round(shown * self.used / self.total) if self.total else 0

@@ -22,7 +22,7 @@ from portal.models import Project, User
 from vigil_core.untrusted import plain
 
 PER_PAGE = 20
-MOST_CHOICES = 200
+MAX_CHOICES = 200
 GLYPHS = {
     "passed": "completed", "failed": "failed", "running": "running", "waiting": "pending", "not tried": "cancelled",
 }  # fmt: skip
@@ -75,10 +75,10 @@ def _page(
     }
     if is_fragment(request):
         return vary_on_fragment(render(request, "nodes/_gameday.html", context))
-    projects = Project.objects.visible_to(user).order_by("slug")[:MOST_CHOICES]
+    projects = Project.objects.visible_to(user).order_by("slug")[:MAX_CHOICES]
     context["projects"] = [project.slug for project in projects if can(user, "submit", project)]
     partitions = Partition.objects.reported().order_by("name")
-    context["partitions"] = list(partitions.values_list("name", flat=True)[:MOST_CHOICES])
+    context["partitions"] = list(partitions.values_list("name", flat=True)[:MAX_CHOICES])
     context["project"], context["partition"] = sent or ((chosen.project.slug, chosen.partition) if chosen else ("", ""))
     context["mistake"] = mistake
     return vary_on_fragment(render(request, "nodes/gameday.html", context, status=status))

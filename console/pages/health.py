@@ -30,9 +30,9 @@ from portal.access import CLUSTER, can, sees_all, sysadmin_of, user_of
 from portal.models import User
 from vigil_core import formatting
 
-MOST = {EntryList.WAITING: 50, EntryList.OPEN: 50, EntryList.WATCHED: 50}
+MAX_ENTRIES = {EntryList.WAITING: 50, EntryList.OPEN: 50, EntryList.WATCHED: 50}
 """Entries of each list; the page of all entries has the rest."""
-MOST_OLD = 20
+MAX_PAST = 20
 GLYPHS = {"fatal": "failed", "critical": "failed", "warning": "warn", "info": "notice"}
 State = HealthEntry.EntryState
 
@@ -107,9 +107,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "lists": {which.value: _EntryRows.read(entries, which, rules, shows_text) for which in EntryList},
         "cleared": [
             EntryRow(entry, rules.get(entry.rule), shows_kernel_text=shows_text)
-            for entry in cleared.select_related("gpu", "decided_by").defer("progress")[:MOST_OLD]
+            for entry in cleared.select_related("gpu", "decided_by").defer("progress")[:MAX_PAST]
         ],
-        "orders": NodeOrder.objects.by_health_rules()[:MOST_OLD],
+        "orders": NodeOrder.objects.by_health_rules()[:MAX_PAST],
         "breaker": control if control is not None and control.tripped_at else None,
         "limits": limits_used(now) if acts else None,
         "acts": acts,
@@ -184,7 +184,7 @@ class _EntryRows:
 
     @classmethod
     def read(cls, entries: ActiveEntries, which: EntryList, rules: Mapping[str, Rule], shows_text: bool) -> _EntryRows:
-        lines = entries.newest(which, MOST[which])
+        lines = entries.newest(which, MAX_ENTRIES[which])
         rows = [EntryRow(line.entry, rules.get(line.entry.rule), line.number, shows_text) for line in lines]
         return cls(rows, entries.count(which))
 

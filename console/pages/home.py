@@ -32,11 +32,11 @@ from vigil_core import formatting
 
 DEFAULT_WINDOW = timedelta(days=1)  # how far back the page goes for somebody who never marked it as seen
 FURTHEST = timedelta(days=14)
-MOST_NEWS = 20
-MOST_ENDED = 200  # jobs of a sweep among the newest ends fold into one line, so that they do not fill the page
-MOST_ROWS = 10
-MOST_NOTICES = 6
-MOST_ALIVE = 5_000  # jobs per state that are loaded and counted
+MAX_NEWS = 20
+MAX_ENDED_JOBS = 200  # jobs of a sweep among the newest ends fold into one line, so that they do not fill the page
+MAX_ROWS = 10
+MAX_NOTICES = 6
+MAX_ALIVE_PER_STATE = 5_000  # jobs per state that are loaded and counted
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def home(request: HttpRequest) -> HttpResponse:
     waiting, more_waiting = _waiting(user, now)
     nodes = list(Node.objects.all())
     unread = Notice.objects.visible_to(user).standing().unread_by(user)
-    notices = list(unread.order_by("-raised_at", "-id")[:MOST_NOTICES])
-    many_notices = unread.count() if len(notices) == MOST_NOTICES else len(notices)
+    notices = list(unread.order_by("-raised_at", "-id")[:MAX_NOTICES])
+    many_notices = unread.count() if len(notices) == MAX_NOTICES else len(notices)
     context = {
         "section": "home",
         "now": now,
@@ -148,8 +148,8 @@ def _news(user: User, since: datetime) -> list[EndedAttempt]:
     owned_job = Job.objects.visible_to(user).filter(pk=OuterRef("job_id"), owner=user)
     # Check the owners of recently ended attempts, newest first, instead of finding all ended jobs of the person.
     ended = Attempt.objects.filter(Exists(owned_job), ended_at__gt=since).order_by("-ended_at")
-    first = _first_of_each(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MOST_ENDED])
-    keys = list(first)[:MOST_NEWS]
+    first = _first_of_each(ended.values_list("pk", "job__sweep", "state", "job__latest")[:MAX_ENDED_JOBS])
+    keys = list(first)[:MAX_NEWS]
     others = _others(ended, {first[pk]: pk for pk in keys if first[pk] is not None})
     related = ("job", "job__latest", "job__project", "job__owner", "job__sweep")
     rows = Attempt.objects.select_related(*related).in_bulk(keys)
@@ -227,12 +227,12 @@ def _rows(user: User, states: tuple[str, ...], now: datetime) -> tuple[list[JobR
     """Return the person's own jobs in these states first, then their projects'; and how many more there are."""
     found, many = _in_states(user, states)
     rows = _first(user, found, now)
-    return rows, (many - len(rows)) if len(rows) == MOST_ROWS else 0
+    return rows, (many - len(rows)) if len(rows) == MAX_ROWS else 0
 
 
 def _in_states(user: User, states: tuple[str, ...]) -> tuple[JobQuerySet, int]:
     """Return visible jobs in these states and their number, by the listing's index, as few of all jobs are alive."""
-    numbers = [pk for _, pk in JobSearch(states=[*states]).finder(user).page(None, MOST_ALIVE).places]
+    numbers = [pk for _, pk in JobSearch(states=[*states]).finder(user).page(None, MAX_ALIVE_PER_STATE).places]
     return Job.objects.filter(pk__in=numbers), len(numbers)
 
 
@@ -244,13 +244,13 @@ def _waiting(user: User, now: datetime) -> tuple[list[PendingLine], int]:
     shown = {row.job.sweep_id for row in rows} - {None}
     many = dict(of_sweeps.filter(sweep__in=shown).values_list("sweep").annotate(jobs=Count("pk")))
     lines = [PendingLine(row, many.get(row.job.sweep_id, 1)) for row in rows]
-    return lines, (all_of_them - sum(line.jobs for line in lines)) if len(lines) == MOST_ROWS else 0
+    return lines, (all_of_them - sum(line.jobs for line in lines)) if len(lines) == MAX_ROWS else 0
 
 
 def _first(user: User, found: JobQuerySet, now: datetime) -> list[JobRow]:
     ordered = found.with_latest_attempt().order_by("-id")
-    owned = list(ordered.filter(owner=user)[:MOST_ROWS])
-    return [JobRow(job, now) for job in (*owned, *ordered.exclude(owner=user)[: MOST_ROWS - len(owned)])]
+    owned = list(ordered.filter(owner=user)[:MAX_ROWS])
+    return [JobRow(job, now) for job in (*owned, *ordered.exclude(owner=user)[: MAX_ROWS - len(owned)])]
 
 
 def headline(news: list[EndedAttempt], running: int, waiting: int, notices: int, now: datetime) -> tuple[str, str, str]:

@@ -17,12 +17,12 @@ from nodes.models import Agent, Node
 from nodes.monitoring import software
 from vigil_core import formatting
 
-MOST_FINDINGS = 100
-MOST_VERSIONS = 20
+MAX_FINDINGS = 100
+MAX_VERSIONS = 20
 """Versions of one software on the page; kernels and firmware have few, unless somebody makes them up."""
-MOST_SOFTWARE = 60
-MOST_NAMES = 40
-MOST_MIXED, MOST_COUNTS = 20, 4
+MAX_SOFTWARE = 60
+MAX_NAMES = 40
+MAX_MIXED, MAX_COUNTS = 20, 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class VersionRow:
     @property
     def names(self) -> list[str]:
         """Return the nodes, odd ones first, as far as they fit the page."""
-        return sorted(self.group.nodes, key=lambda name: (name not in self.group.odd, name))[:MOST_NAMES]
+        return sorted(self.group.nodes, key=lambda name: (name not in self.group.odd, name))[:MAX_NAMES]
 
     @property
     def more(self) -> int:
@@ -56,7 +56,7 @@ class SoftwareRow:
 
     @classmethod
     def of(cls, group: SoftwareGroup) -> SoftwareRow:
-        shown = [VersionRow(version) for version in group.versions[:MOST_VERSIONS]]
+        shown = [VersionRow(version) for version in group.versions[:MAX_VERSIONS]]
         return cls(group.software, shown, len(group.versions) - len(shown))
 
 
@@ -77,10 +77,10 @@ class MixedRow:
         counts = self.mixed.counts
         parts = [
             f"{formatting.plural(number, 'node')} {'has' if number == 1 else 'have'} {version}"
-            for version, number in counts[:MOST_COUNTS]
+            for version, number in counts[:MAX_COUNTS]
         ]
-        if len(counts) > MOST_COUNTS:
-            parts.append(formatting.plural(len(counts) - MOST_COUNTS, "more version"))
+        if len(counts) > MAX_COUNTS:
+            parts.append(formatting.plural(len(counts) - MAX_COUNTS, "more version"))
         return ", ".join(parts)
 
 
@@ -92,11 +92,11 @@ def index(request: HttpRequest) -> HttpResponse:
         "section": "cluster",
         "place": "inventory",
         "headline": headline(found),
-        "findings": found.findings[:MOST_FINDINGS],
-        "more_findings": max(0, len(found.findings) - MOST_FINDINGS),
-        "mixed": [MixedRow(mixed) for mixed in found.mixed[:MOST_MIXED]],
-        "more_mixed": max(0, len(found.mixed) - MOST_MIXED),
-        "rows": [SoftwareRow.of(group) for group in found.groups[:MOST_SOFTWARE]],
+        "findings": found.findings[:MAX_FINDINGS],
+        "more_findings": max(0, len(found.findings) - MAX_FINDINGS),
+        "mixed": [MixedRow(mixed) for mixed in found.mixed[:MAX_MIXED]],
+        "more_mixed": max(0, len(found.mixed) - MAX_MIXED),
+        "rows": [SoftwareRow.of(group) for group in found.groups[:MAX_SOFTWARE]],
         "minimums": minimums.items,
         "problem": problem,
     }

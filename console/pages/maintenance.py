@@ -23,7 +23,7 @@ from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import plain
 
-MOST_PAST = 20
+MAX_PAST = 20
 
 
 @login_required
@@ -44,7 +44,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "place": "drains",
         "headline": headline(standing),
         "standing": standing,
-        "past": MaintenanceWindow.objects.exclude(pk__in=[window.pk for window in standing])[:MOST_PAST],
+        "past": MaintenanceWindow.objects.exclude(pk__in=[window.pk for window in standing])[:MAX_PAST],
         "may_change": can(user_of(request), "change", CLUSTER),
         "may_reserve": sync.capabilities().has_slurm_options,
         "scheduler": scheduler_name(),

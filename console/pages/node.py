@@ -37,8 +37,8 @@ from vigil_core.untrusted import plain
 
 Fact = tuple[str, str, str]
 NBSP = formatting.NBSP
-MOST_SLOW = 5
-MOST_FINDINGS = 5
+MAX_SLOW = 5
+MAX_FINDINGS = 5
 NOTHING = "nothing"
 SHOWN_NOTES = 50
 
@@ -82,7 +82,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
 def _findings(name: str, user: User) -> dict[str, Any]:
     """Return the node's most urgent active findings, and how many it has."""
     found = active_of_node(name)
-    entries = list(found[:MOST_FINDINGS])
+    entries = list(found[:MAX_FINDINGS])
     if not entries:
         return {}
     rules, shows_text = rules_in_force(), sees_all(user)
@@ -117,7 +117,7 @@ def _scheduler_context(user: User, node: Node) -> dict[str, Any]:
 def _slow(shown: MachineView) -> list[SlowFileSystem]:
     """Return shared file systems that were slow on this node and on others, which is a problem of the cluster."""
     start, end = shown.span.moments
-    return mounts.between(start, end, node=shown.agent.node, now=shown.now)[:MOST_SLOW]
+    return mounts.between(start, end, node=shown.agent.node, now=shown.now)[:MAX_SLOW]
 
 
 def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
@@ -128,9 +128,9 @@ def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
         "ranges": node_facts.RANGES,
         "lanes": node_facts.lanes(shown),
         "marks": node_facts.marks(shown),
-        "happened": shown.events[: node_facts.MOST_EVENTS],
+        "happened": shown.events[: node_facts.MAX_EVENTS],
         "slow": [(event, event.text(shown.now)) for event in _slow(shown)],
-        "has_more_events": len(shown.events) > node_facts.MOST_EVENTS,
+        "has_more_events": len(shown.events) > node_facts.MAX_EVENTS,
         "processes": node_facts.processes(shown),
         "counters": (rows := node_facts.counters(shown)),
         "counters_text": attention_text(rows, [gpu.index for gpu in shown.present_gpus if gpu.lost_at]),

@@ -26,7 +26,7 @@ from vigil_core import formatting, untrusted
 HOUR_S, DAY_S = 3600, 86_400
 RANGES = {"1h": HOUR_S, "6h": 6 * HOUR_S, "24h": DAY_S, "7d": 7 * DAY_S, "30d": 30 * DAY_S, "90d": 90 * DAY_S}
 USUAL = "1h"
-MOST_EVENTS, MOST_MARKS, MOST_PROCESSES, MOST_JOBS, MOST_MATRIX = 100, 300, 100, 50, 16
+MAX_EVENTS, MAX_MARKS, MAX_PROCESSES, MAX_JOBS, MAX_MATRIX = 100, 300, 100, 50, 16
 NBSP = formatting.NBSP
 
 
@@ -172,7 +172,7 @@ class MachineView:
         """Return events in this range and open ones, newest first."""
         start, end = self.span.moments
         rows = NodeEvent.objects.filter(agent=self.agent, at__lte=end).filter(Q(last_at__gte=start) | Q(is_open=True))
-        found = list(rows.select_related("gpu").order_by("-at", "-id")[:MOST_MARKS])
+        found = list(rows.select_related("gpu").order_by("-at", "-id")[:MAX_MARKS])
         first = min((row.at.timestamp() for row in found), default=self.span.start)
         visible = access_of(self.user, {row.gpu_id for row in found if row.gpu_id}, first, max(self.span.end, first))
         return [self._in_words(row, is_hidden=visible.hides_text(row)) for row in found]
@@ -208,7 +208,7 @@ def driver_errors(agent: Agent, since: datetime) -> list[machine.DriverError]:
     alike = rows.values_list("code", "gpu__index", "kind", "data__fatal").annotate(last=Max("last_at"), n=Sum("count"))
     return [
         machine.DriverError(code, index, last, many, kind, is_fatal is True)
-        for code, index, kind, is_fatal, last, many in alike[:MOST_MARKS]
+        for code, index, kind, is_fatal, last, many in alike[:MAX_MARKS]
     ]
 
 
@@ -330,7 +330,7 @@ def processes(shown: MachineView) -> list[GpuProcessRow]:
     """Return the processes on its GPUs, as last reported."""
     by_uuid = {gpu.uuid: gpu for gpu in shown.present_gpus}
     found = []
-    for process in shown.agent.processes[:MOST_PROCESSES]:
+    for process in shown.agent.processes[:MAX_PROCESSES]:
         gpu = by_uuid.get(process["gpu"])
         if gpu is not None and not shown.hides(gpu):
             found.append(_process(shown, gpu, process))
@@ -358,7 +358,7 @@ def visits(shown: MachineView) -> tuple[list[JobVisit], int]:
     found = [_visit(allocations, index) for allocations in by_job.values()]
     others = gpu_allocations.jobs_without_gpus(shown.user, shown.agent.node, *shown.span.moments, by_job)
     found += [JobVisit(allocation, [], allocation.since, allocation.until) for allocation in others]
-    return sorted(found, key=lambda visit: visit.since, reverse=True)[:MOST_JOBS], hidden
+    return sorted(found, key=lambda visit: visit.since, reverse=True)[:MAX_JOBS], hidden
 
 
 def _visit(allocations: Sequence[AllocationSpan], index: dict[int, int]) -> JobVisit:
@@ -372,7 +372,7 @@ def topology(agent: Agent) -> list[list[str]]:
     """Return how each GPU is connected to each other; [] if what was reported is not a matrix."""
     matrix = agent.facts.get("topology")
     rows = matrix if isinstance(matrix, list) else []
-    if not 1 < len(rows) <= MOST_MATRIX or not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
+    if not 1 < len(rows) <= MAX_MATRIX or not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
         return []
     return [[untrusted.line(cell, 8) for cell in row] for row in rows]
 

@@ -27,7 +27,7 @@ from portal.access import user_of
 from vigil_core import formatting
 from vigil_core.untrusted import plain, whole
 
-MOST = 120  # nodes a page: each is drawn with its GPUs
+NODES_PER_PAGE = 120  # nodes a page: each is drawn with its GPUs
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def index(request: HttpRequest) -> HttpResponse:
     partition, text = plain(request.GET.get("partition", "")), plain(request.GET.get("q", ""))[:200]
     wanted = [node for node in everything if _matches(node, partition, text, request.GET.get("state", ""))]
     first = min(whole(request.GET.get("from")) or 0, max(0, len(wanted) - 1))
-    page = wanted[first : first + MOST]
+    page = wanted[first : first + NODES_PER_PAGE]
     jobs_by_node = visibility.allocations_on(user, (node.name for node in page))
     jobs = QueueSearch().counts(user)
     damage = damaged_gpus.by_node()
@@ -140,8 +140,8 @@ def index(request: HttpRequest) -> HttpResponse:
         "found": len(wanted),
         "first": first + 1,
         "last": first + len(page),
-        "before": max(0, first - MOST) if first else None,
-        "after": first + MOST if first + MOST < len(wanted) else None,
+        "before": max(0, first - NODES_PER_PAGE) if first else None,
+        "after": first + NODES_PER_PAGE if first + NODES_PER_PAGE < len(wanted) else None,
         "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
     }
     return vary_on_fragment(

@@ -16,7 +16,7 @@ LETTERS = {
     "hot": "h",
     "stray": "s",
 }
-MOST_OWNERS = 255
+MAX_OWNERS = 255
 NOTHING = "--"
 HEX: dict[int | None, str] = {value: f"{value:02x}" for value in range(256)} | {None: NOTHING}
 FULL = HEX[255]  # also for values beyond the scale
@@ -29,7 +29,7 @@ def packed(drawn: RackMap) -> dict[str, Any]:
     Per GPU: a letter for its state, and two hex digits each for utilisation, temperature and index into `owners`.
     Indices are null where they count from 0.
     """
-    owners = drawn.owners[:MOST_OWNERS]
+    owners = drawn.owners[:MAX_OWNERS]
     places = {user: i for i, (_, user, _, _) in enumerate(owners)}
     return {
         "heat": [LOW_C, HIGH_C],

@@ -74,7 +74,7 @@ def edit(request: HttpRequest, code: str) -> HttpResponse:
         "text": text,
         "problem": problem,
         "site": found.site,
-        "most": SiteRunbook.MOST,
+        "most": SiteRunbook.MAX_LENGTH,
     }
     return render(request, "portal/runbook_edit.html", context, status=422 if problem else 200)
 

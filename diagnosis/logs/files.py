@@ -23,7 +23,7 @@ READ_WHOLE_BYTES = 4 << 30  # bytes of all logs together that are read whole
 HEAD_BYTES, TAIL_BYTES = 64 << 20, 256 << 20  # of each log, where all together are more
 SECONDS = 60.0  # for all logs together, in which everything is read
 TAIL_SECONDS = 30.0  # more, in which their tails are; after that the last block of each
-MOST_FILES = 4096
+MAX_FILES = 4096
 # Files in folders that are not logs.
 SKIPPED_SUFFIXES = tuple(
     f".{kind}"
@@ -90,7 +90,7 @@ def _is_gzip(file: BinaryIO) -> bool:
 
 
 def files_under(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder that may be logs, in order, at most `MOST_FILES`; links are not followed."""
+    """Yield the files of a folder that may be logs, in order, at most `MAX_FILES`; links are not followed."""
     found = 0
     for where, folders, names in os.walk(folder):
         folders.sort()
@@ -99,7 +99,7 @@ def files_under(folder: Path) -> Iterator[Path]:
             if name.lower().endswith(SKIPPED_SUFFIXES) or path.is_symlink() or not path.is_file():
                 continue
             found += 1
-            if found > MOST_FILES:
+            if found > MAX_FILES:
                 return
             yield path
 

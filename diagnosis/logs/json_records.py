@@ -21,11 +21,11 @@ import re2
 
 from diagnosis.regex import options
 
-MOST_EXPANDED = 20_000  # lines of a log that become several; further ones stay JSON
-MOST_RECORDS = 500_000  # of a log that are read: some 10 µs each
-MOST_LINES = 400  # of one record
-MOST_BYTES = 256 * 1024  # of a record that is read
-MOST_DEPTH = 3  # records within records
+MAX_EXPANDED = 20_000  # lines of a log that become several; further ones stay JSON
+MAX_RECORDS = 500_000  # of a log that are read: some 10 µs each
+MAX_LINES = 400  # of one record
+MAX_BYTES = 256 * 1024  # of a record that is read
+MAX_DEPTH = 3  # records within records
 
 _RECORD = re.compile(rb'(?m)^(?P<before>[^\n{]{0,120})(?P<json>\{[ \t]*"[^\n]*\})[ \t\r]*$')
 # What makes a record worth reading: more than one line in it, a container's or a service's envelope, or a level.
@@ -81,14 +81,14 @@ def as_text(blocks: Iterable[bytes], expansions: LineExpansions) -> Iterator[byt
         pieces, at, line = [], 0, passed + 1
         has_records = (b'{"' in block or b'{ "' in block) and _WORTH.search(block) is not None
         for record in _RECORD.finditer(block) if has_records else ():
-            if len(expansions.first) >= MOST_EXPANDED or read >= MOST_RECORDS or _WORTH.search(record["json"]) is None:
+            if len(expansions.first) >= MAX_EXPANDED or read >= MAX_RECORDS or _WORTH.search(record["json"]) is None:
                 continue
             read += 1
             text = _text_of(record["json"])
             if text is None:
                 continue
             before = record["before"]
-            lines = [before + each.encode(errors="replace") for each in text.split("\n")[:MOST_LINES]]
+            lines = [before + each.encode(errors="replace") for each in text.split("\n")[:MAX_LINES]]
             line += block.count(b"\n", at, record.start())
             pieces += [block[at : record.start()], b"\n".join(lines)]
             at = record.end()
@@ -99,9 +99,9 @@ def as_text(blocks: Iterable[bytes], expansions: LineExpansions) -> Iterator[byt
         yield b"".join([*pieces, block[at:]]) if pieces else block
 
 
-def _text_of(data: bytes, depth: int = MOST_DEPTH) -> str | None:
+def _text_of(data: bytes, depth: int = MAX_DEPTH) -> str | None:
     """Return the text of a record; None if its format is unknown."""
-    if len(data) > MOST_BYTES:
+    if len(data) > MAX_BYTES:
         return None
     try:
         record = msgspec.json.decode(data)

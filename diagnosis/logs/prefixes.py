@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-MOST_PREFIXES = 8  # prefixes of one line
+MAX_PREFIXES = 8  # prefixes of one line
 _MONTHS = {
     name: index
     for index, name in enumerate(
@@ -105,7 +105,7 @@ class Prefix:
 def parse_prefix(line: str, *, year: int = 0) -> Prefix:
     """Return the prefixes of one line. `year` completes time stamps that name none."""
     at, rank, local, node, stamp, is_dated, up, level = 0, None, None, "", None, False, None, ""
-    for _ in range(MOST_PREFIXES):
+    for _ in range(MAX_PREFIXES):
         for pattern in _PATTERNS:
             if (match := pattern.match(line, at)) is not None and match.end() > at:
                 break

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 _BEGIN = re.compile(r"Root Cause \(first observed failure\):")
 _FIELD = re.compile(r"\s+(time|host|rank|exitcode|error_file|traceback) *: (.*)")
-MOST_LINES = 12  # that one may have
+MAX_LINES = 12  # that one may have
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class SummaryReader:
     def feed(self, number: int, text: str) -> None:
         if _BEGIN.search(text):
             self.found.append(TorchrunSummary(number, text.strip()))
-            self._left = MOST_LINES
+            self._left = MAX_LINES
         elif self._left:
             self._left -= 1
             if match := _FIELD.match(text):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-MOST_MESSAGE_LINES = 40  # of one exception
-MOST_FRAMES = 400  # of one traceback: recursion prints a thousand
+MAX_MESSAGE_LINES = 40  # of one exception
+MAX_FRAMES = 400  # of one traceback: recursion prints a thousand
 
 _HEADER = re.compile(
     r"\s*(?:\+ )?(?:(?:Original |Remote |Exception Group )?Traceback \(most recent call last\)|"
@@ -175,7 +175,7 @@ class TracebackReader:
         if self._open is None:
             self._open = Traceback(number, is_whole=False)
         function = frame["function"] or ""
-        if len(self._open.frames) < MOST_FRAMES:
+        if len(self._open.frames) < MAX_FRAMES:
             self._open.frames.append(StackFrame(frame["path"], function.strip()))
         self._code_due = True
         return True
@@ -224,12 +224,12 @@ class TracebackReader:
                 before.wraps = ended
                 self.found.remove(before)
                 self.found.append(before)
-                self._open, self._last, self._message_left, self._link = None, ended, MOST_MESSAGE_LINES, ""
+                self._open, self._last, self._message_left, self._link = None, ended, MAX_MESSAGE_LINES, ""
                 return True
             if self._link and before in self.found:
                 self.found.remove(before)
         self._store(ended)
-        self._open, self._last, self._message_left, self._link = None, ended, MOST_MESSAGE_LINES, ""
+        self._open, self._last, self._message_left, self._link = None, ended, MAX_MESSAGE_LINES, ""
         return True
 
     def _close_stack(self, number: int) -> None:

@@ -30,7 +30,7 @@ _BEGIN = re.compile(
 _NAMED_GROUP = re.compile(r"(?<!\\)\(\?P<\w+>")  # patterns may share group names; an alternation may not
 
 
-MOST_CLASSES = 10_000  # exception classes whose entries are cached
+MAX_CLASSES = 10_000  # exception classes whose entries are cached
 
 
 def _has_any(words: Words, text: str, lowered: str) -> bool:
@@ -191,7 +191,7 @@ class Catalogue:
         """Return the entries for tracebacks whose `exception` matches a class, given without and with its module."""
         key = (class_name, full_name)
         if (found := self._by_class.get(key)) is None:
-            if len(self._by_class) >= MOST_CLASSES:
+            if len(self._by_class) >= MAX_CLASSES:
                 self._by_class.clear()
             found = [entry for entry in self.traceback_entries if self.matches_class(entry, class_name, full_name)]
             self._by_class[key] = found

@@ -15,9 +15,9 @@ from diagnosis.logs.prefixes import Prefix
 from diagnosis.signs.sign import Sign
 from vigil_core import untrusted
 
-MOST_BYTES = 16 << 20  # of one dump, or of one file of stacks
-MOST_RANKS = 1_000_000
-MOST_ENTRIES = 8_192  # of one dump; torch keeps 2,000, of each library
+MAX_BYTES = 16 << 20  # of one dump, or of one file of stacks
+MAX_RANKS = 1_000_000
+MAX_ENTRIES = 8_192  # of one dump; torch keeps 2,000, of each library
 NEWEST = 128  # of them in one group
 
 
@@ -46,8 +46,8 @@ def parse_flight(name: str, text: str) -> FlightRecord | None:
     started: dict[str, dict[int, str]] = {}
     try:
         dump = json.loads(text)
-        rank = untrusted.count(dump.get("rank", _number_in(name)), MOST_RANKS)
-        for entry in dump["entries"][-MOST_ENTRIES:]:
+        rank = untrusted.count(dump.get("rank", _number_in(name)), MAX_RANKS)
+        for entry in dump["entries"][-MAX_ENTRIES:]:
             operation = str(entry.get("profiling_name", "?"))
             group = f"{operation.partition(':')[0]} {entry.get('process_group', '')}"
             sizes = json.dumps(entry.get("input_sizes", ""))[:200]

@@ -21,12 +21,12 @@ from diagnosis.signs.sign import Sign
 from gpus.pci import normalised
 from vigil_core import untrusted
 
-MOST_BYTES = 512 * 1024  # of the file
+MAX_BYTES = 512 * 1024  # of the file
 KERNEL_LINES = 2_000
 SIGKILL = 9
 NEARLY_FULL = 0.99  # of a control group's memory limit
 FULL = 0.95  # of /dev/shm, which is sampled only now and then
-LEAST_FREE_MIB = 1
+MIN_FREE_MIB = 1
 _XID = re.compile(r"\bS?Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\)")
 _KILLED_FOR_MEMORY = re.compile(
     r"oom-kill:|Killed process \d|[Mm]emory cgroup out of memory|invoked oom-killer|oom_reaper|out_of_memory|"
@@ -168,7 +168,7 @@ def _disk_signs(snapshot: NodeSnapshot) -> Iterator[Sign]:
         text = "the quota of the run directory's file system was used up"
     elif snapshot.inodes and snapshot.inodes_free == 0:
         text = f"the run directory's file system had none of its {snapshot.inodes:,} inodes left"
-    elif snapshot.problem == "ENOSPC" or (snapshot.free_mib is not None and snapshot.free_mib < LEAST_FREE_MIB):
+    elif snapshot.problem == "ENOSPC" or (snapshot.free_mib is not None and snapshot.free_mib < MIN_FREE_MIB):
         text = "the run directory's file system was full"
     else:
         if snapshot.problem:

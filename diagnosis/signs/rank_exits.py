@@ -15,8 +15,8 @@ from diagnosis.logs.prefixes import Prefix
 from diagnosis.signs.sign import Sign
 from vigil_core import untrusted
 
-MOST_RANKS = 65_536  # ranks
-MOST_SIGNS = 6  # earliest exits that become signs
+MAX_RANKS = 65_536  # ranks
+MAX_SIGNS = 6  # earliest exits that become signs
 CLOCK_SKEW_S = 2.0  # closer exits have no order: clocks differ, and ranks take time to exit
 LAUNCHER = "launcher"
 # Signals that end a process at once. Others unwind first, and may seem to end earlier.
@@ -58,7 +58,7 @@ def parse_exits(document: dict[str, Any], *, node: str) -> list[RankExit]:
     """Return the exits that one node's file lists; invalid ones are left out."""
     ranks = document.get("ranks")
     found = (
-        [_parse_exit(item, node) for item in ranks[:MOST_RANKS] if isinstance(item, dict)]
+        [_parse_exit(item, node) for item in ranks[:MAX_RANKS] if isinstance(item, dict)]
         if isinstance(ranks, list)
         else []
     )
@@ -107,7 +107,7 @@ def first_failed_rank(exits: Sequence[RankExit], named: int | None) -> int | Non
 def signs_of_exits(exits: Sequence[RankExit], *, named: int | None = None) -> list[Sign]:
     """Return signs of the earliest failures, the first one marked, and of ranks that could not be ended."""
     first, failed = first_failed_rank(exits, named), failures(exits)
-    reported = failed[:MOST_SIGNS] + [end for end in failed[MOST_SIGNS:] if end.rank == first]
+    reported = failed[:MAX_SIGNS] + [end for end in failed[MAX_SIGNS:] if end.rank == first]
     signs = []
     for end in reported:
         groups = {"signal": str(end.signal)} if end.signal else {"code": str(end.exit_code)}

@@ -9,7 +9,7 @@ from typing import Any
 from diagnosis.logs.prefixes import Prefix
 from diagnosis.signs.sign import Sign
 
-MOST_BYTES = 2 << 20  # of one file
+MAX_BYTES = 2 << 20  # of one file
 
 # States of jobs and steps, in sacct's and scontrol's words: cause, and what part they play.
 _STATES = {

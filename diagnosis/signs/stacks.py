@@ -15,9 +15,9 @@ from diagnosis.logs.tracebacks import StackFrame
 from diagnosis.signatures.operations import operations_of
 from diagnosis.signs.sign import Sign
 
-MOST_FRAMES = 200
-MOST_PROCESSES = 4_096  # processes in one file
-MOST_SIGNS = 4
+MAX_FRAMES = 200
+MAX_PROCESSES = 4_096  # processes in one file
+MAX_SIGNS = 4
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(?P<path>[^"\n]{1,1000})", line (?P<line>\d{1,7}) in (?P<function>\S.*)')
 _PROCESS = re.compile(r"Process (?P<pid>\d+): ?(?P<command>.*)")
@@ -82,7 +82,7 @@ def parse_faulthandler(name: str, text: str) -> ProcessStack | None:
     for number, line in enumerate(text.splitlines(), 1):
         if _THREAD.match(line):
             stack = ProcessStack(name, number, _rank_of(name))
-        elif stack is not None and (found := _FRAME.match(line)) and len(stack.frames) < MOST_FRAMES:
+        elif stack is not None and (found := _FRAME.match(line)) and len(stack.frames) < MAX_FRAMES:
             stack.frames.insert(0, StackFrame(found["path"], found["function"]))
             stack.numbers.insert(0, int(found["line"]))
     return stack if stack is not None and stack.frames else None
@@ -94,14 +94,14 @@ def _parse_py_spy(name: str, text: str) -> list[ProcessStack]:
     is_main = False
     for number, line in enumerate(text.splitlines(), 1):
         if process := _PROCESS.match(line):
-            if len(found) == MOST_PROCESSES:
+            if len(found) == MAX_PROCESSES:
                 break
             found.append(ProcessStack(name, number, _rank_of(f"{name} {process['command']}")))
             is_main = False
         elif found and (thread := _SPY_THREAD.match(line)):
             is_main = thread["name"] in {"MainThread", None} and not found[-1].frames
             found[-1].line = number if is_main else found[-1].line
-        elif found and is_main and (frame := _SPY_FRAME.match(line)) and len(found[-1].frames) < MOST_FRAMES:
+        elif found and is_main and (frame := _SPY_FRAME.match(line)) and len(found[-1].frames) < MAX_FRAMES:
             found[-1].frames.insert(0, StackFrame(frame["path"], frame["function"]))
             found[-1].numbers.insert(0, int(frame["line"] or 0))
     return [stack for stack in found if stack.frames]
@@ -113,12 +113,12 @@ def _rank_of(text: str) -> int | None:
 
 
 def signs_of_stacks(stacks: Sequence[ProcessStack]) -> list[Sign]:
-    """Return where ranks were, those outside of a collective first if others wait in one; at most `MOST_SIGNS`."""
+    """Return where ranks were, those outside of a collective first if others wait in one; at most `MAX_SIGNS`."""
     waiting = [stack for stack in stacks if stack.is_waiting]
     elsewhere = [stack for stack in stacks if not stack.is_waiting]
     is_odd = bool(waiting) and 0 < len(elsewhere) < len(stacks)
     ordered = elsewhere + waiting if is_odd else list(stacks)
-    return [_sign(stack, while_others_wait=is_odd and not stack.is_waiting) for stack in ordered[:MOST_SIGNS]]
+    return [_sign(stack, while_others_wait=is_odd and not stack.is_waiting) for stack in ordered[:MAX_SIGNS]]
 
 
 def _sign(stack: ProcessStack, *, while_others_wait: bool) -> Sign:

@@ -38,14 +38,14 @@ MEMORY = 8 << 20  # bytes that RE2 may use for each pattern
 PREFILTER_FACTOR, PREFILTER_EXTRA_S = 2.0, 0.02  # how much the prefilter may slow down on a healthy log
 CPU_SECONDS = 10  # after which the kernel ends the process
 ADDRESS_SPACE_BYTES = 2 << 30  # bytes of memory that it may allocate
-MOST_HEALTHY_SHARE = 0.02  # of the lines of a healthy log, that an entry may find at most
+MAX_HEALTHY_SHARE = 0.02  # of the lines of a healthy log, that an entry may find at most
 RARE = 1_000  # a pattern is rare if it matches fewer than one in this many lines of a healthy log
 SLICE_BYTES = 16 << 10  # of the reference between two checks of the time
-LONGEST = {
+MAX_LENGTHS = {
     "name": 64, "cause": 32, "source": 300, "pattern": 1000, "unless": 500, "exception": 300, "frame": 300,
     "advice": 1000, "example": 1000, "look_alike": 1000,
 }  # fmt: skip
-MOST_WORDS = 16  # of a list
+MAX_WORDS = 16  # of a list
 GROUPS = 50  # "(" in one pattern
 SHOWN_NAMES = 4  # names in a sentence
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(?:\.[a-z0-9][a-z0-9_-]*)*")
@@ -101,7 +101,7 @@ def run_trial(raw: Mapping[str, Any], others: tuple[Entry, ...] = ()) -> EntryTr
 
 def check_fields(raw: Mapping[str, Any], trial: EntryTrial) -> Entry | None:
     """Return the entry if its fields are valid, else None; adds findings to `trial`. No pattern is run."""
-    for name, most in LONGEST.items():
+    for name, most in MAX_LENGTHS.items():
         text = raw.get(name)
         if isinstance(text, str) and len(text) > most:
             trial.add("error", name, f"Longer than {most:,} characters.")
@@ -120,13 +120,15 @@ def check_fields(raw: Mapping[str, Any], trial: EntryTrial) -> Entry | None:
             trial.add("error", name, f"It needs {what}.")
         elif "\n" in getattr(entry, name):
             trial.add("error", name, "Must be one line.")
-    for name in sorted({*entry.during[:MOST_WORDS]} - {operation.name for operation in operations()}):
+    for name in sorted({*entry.during[:MAX_WORDS]} - {operation.name for operation in operations()}):
         allowed = ", ".join(sorted(operation.name for operation in operations()))
         trial.add("error", "during", f"Unknown operation {name[:40]!r}. Choose from {allowed}.")
     for name in ("during", "frameworks"):
         words = getattr(entry, name)
-        if len(words) > MOST_WORDS or any(not _NAME.fullmatch(word) or len(word) > LONGEST["name"] for word in words):
-            trial.add("error", name, f"At most {MOST_WORDS} words of lower-case letters, digits, -, _ and dots.")
+        if len(words) > MAX_WORDS or any(
+            not _NAME.fullmatch(word) or len(word) > MAX_LENGTHS["name"] for word in words
+        ):
+            trial.add("error", name, f"At most {MAX_WORDS} words of lower-case letters, digits, -, _ and dots.")
     return entry
 
 
@@ -226,7 +228,7 @@ def _measure(entry: Entry, others: tuple[Entry, ...], trial: EntryTrial) -> None
     if match_count and not entry.is_for_tracebacks:
         line_text = masked(sample.decode(errors="replace"))[:160]
         lines = healthy.count(b"\n")
-        level: Level = "error" if match_count > lines * MOST_HEALTHY_SHARE else "warn"
+        level: Level = "error" if match_count > lines * MAX_HEALTHY_SHARE else "warn"
         trial.add(level, "pattern", f"It matches {match_count:,} of {lines:,} lines of healthy runs: {line_text}")
     _measure_prefilter(entry, others, healthy, trial)
 

@@ -15,11 +15,11 @@ from diagnosis.signatures.entry import FIELDS, Entry
 from diagnosis.trial.checks import CPU_SECONDS, EntryTrial, TrialFinding, check_fields
 
 SECONDS = 30.0  # of waiting; CPU time is limited further
-MOST_AT_ONCE = 2  # per process
+MAX_CONCURRENT = 2  # per process
 WAIT_S = 10.0  # for a free place
 ROOT = Path(__file__).resolve().parents[2]
 """The folder from which the packages are imported."""
-_slots = threading.BoundedSemaphore(MOST_AT_ONCE)
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
 
 
 def try_entry(raw: Mapping[str, Any], others: Iterable[Entry] = ()) -> EntryTrial:

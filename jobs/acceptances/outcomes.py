@@ -25,7 +25,7 @@ from nodes.models import BurnIn, BurnInNode, BurnInTest, HealthEntry
 from vigil_core import formatting
 
 REQUIRED_RATE = "Meta RSC-1"
-MOST_ENTRIES = 1_000
+MAX_ENTRIES = 1_000
 
 
 def outcome_clauses(burn_in: BurnIn, rows: list[BurnInNode]) -> list[ClauseOutcome]:
@@ -81,6 +81,6 @@ def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
 
 def _findings(start: datetime, end: datetime, names: set[str]) -> Iterable[tuple[str, datetime, str]]:
     entries = HealthEntry.objects.out_of_service_between(start, end).filter(node__in=names)
-    for entry in entries.order_by("pk")[:MOST_ENTRIES]:
+    for entry in entries.order_by("pk")[:MAX_ENTRIES]:
         if entry.opened_at is not None:
             yield entry.node, entry.opened_at, f"{entry.title} (health rule {entry.rule})."

@@ -18,7 +18,7 @@ from portal.http.api import ApiRequest, Cursor, Limit, Text
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 
-MOST_SETTINGS = 100  # of up to 1,000, the best first
+MAX_SETTINGS = 100  # of up to 1,000, the best first
 
 router = Router(tags=["sweeps"])
 
@@ -167,7 +167,7 @@ def _standing_shape(standing: SweepStanding) -> dict[str, Any]:
             "seeds": setting.seeds,
             "jobs": [job.job for job in setting.jobs],
         }
-        for setting in standing.settings[:MOST_SETTINGS]
+        for setting in standing.settings[:MAX_SETTINGS]
     ]
     best = sorted(standing.best_jobs)
     return {"metric": standing.metric, "text": standing.text, "best": best, "settings": settings}

@@ -26,9 +26,9 @@ from nodes.health.rules.condition import FieldValue
 WINDOW = timedelta(days=30)
 PROGRAM_WINDOW = timedelta(days=14)
 TIME_LIMIT = "scheduler.time_limit"
-LEAST_FAILURES = 3
-MOST_PROGRAMS = 200
-MOST_FAILURES = 100  # of one program that are read
+MIN_FAILURES = 3
+MAX_PROGRAMS = 200
+MAX_FAILURES = 100  # of one program that are read
 DAY_S = 86_400.0
 Fields = dict[str, FieldValue]
 
@@ -63,12 +63,12 @@ def failing_nodes(now: datetime) -> dict[Subject, Fields]:
 def failing_programs(now: datetime) -> dict[Subject, Fields]:
     """Return the fields of `program_failures` of each error that one person's programs had several times."""
     rows = errors_of_programs(now)
-    several = rows.order_by().values("program").annotate(n=Count("pk")).filter(n__gte=LEAST_FAILURES)
-    names = list(several.order_by("-n").values_list("program", flat=True)[:MOST_PROGRAMS])
+    several = rows.order_by().values("program").annotate(n=Count("pk")).filter(n__gte=MIN_FAILURES)
+    names = list(several.order_by("-n").values_list("program", flat=True)[:MAX_PROGRAMS])
     by_program = {}
     for name in names:
         newest = rows.filter(program=name).select_related("incident__attempt__job__owner").order_by("-at")
-        failures = list(newest[:MOST_FAILURES])
+        failures = list(newest[:MAX_FAILURES])
         if failures[0].incident is None:  # deleted meanwhile
             continue
         places = [failure.incident.attempt.nodes for failure in failures if failure.incident]

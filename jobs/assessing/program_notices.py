@@ -11,7 +11,7 @@ from datetime import datetime
 
 from django.urls import reverse
 
-from jobs.assessing.offenders import MOST_FAILURES, errors_of_programs
+from jobs.assessing.offenders import MAX_FAILURES, errors_of_programs
 from jobs.failures.incidents import ERROR
 from jobs.models import Attempt, Job
 from nodes.models import HealthEntry
@@ -21,7 +21,7 @@ from vigil_core import formatting
 
 KIND = "program.failing"
 RULE = "failing-program"
-MOST_PROGRAMS, SHOWN = 100, 5
+MAX_PROGRAMS, SHOWN = 100, 5
 _ITEM = "program "
 
 
@@ -46,7 +46,7 @@ def notify_owners(now: datetime) -> None:
 
 
 def _findings() -> Sequence[HealthEntry]:
-    return list(HealthEntry.objects.open().filter(rule=RULE, item__startswith=_ITEM).order_by("pk")[:MOST_PROGRAMS])
+    return list(HealthEntry.objects.open().filter(rule=RULE, item__startswith=_ITEM).order_by("pk")[:MAX_PROGRAMS])
 
 
 def _notify(entry: HealthEntry, now: datetime) -> Iterator[str]:
@@ -55,7 +55,7 @@ def _notify(entry: HealthEntry, now: datetime) -> Iterator[str]:
     failures = _failures(program, now)
     if not failures or not failures[0].job.owner.is_active:
         return
-    key = f"{KIND}:{program}"[: notify.MOST_KEY]
+    key = f"{KIND}:{program}"[: notify.MAX_KEY]
     newest, nodes = failures[0], sorted({node for failure in failures for node in failure.attempt.nodes})
     times, places = formatting.plural(len(failures), "time"), formatting.plural(len(nodes), "node")
     notify.raise_notice(
@@ -71,7 +71,7 @@ def _notify(entry: HealthEntry, now: datetime) -> Iterator[str]:
 def _failures(program: str, now: datetime) -> list[ProgramFailure]:
     """Return the failures of one person's program with this error, newest first."""
     rows = errors_of_programs(now).filter(program=f"{ERROR}{program}")
-    newest = rows.select_related("incident__attempt__job__owner").order_by("-at")[:MOST_FAILURES]
+    newest = rows.select_related("incident__attempt__job__owner").order_by("-at")[:MAX_FAILURES]
     return [ProgramFailure(row.at, row.incident.attempt, row.incident.says) for row in newest if row.incident]
 
 

@@ -34,11 +34,11 @@ REPAIRS = timedelta(days=90)
 """How far back repairs count: an attempt may have run for weeks when its node was repaired."""
 REMEASURE_AFTER = timedelta(minutes=30)
 """How often an attempt that runs is measured."""
-MOST_MEASURED = 200
+MAX_MEASURED = 200
 BUDGET_S = 8.0
 """For measurements, per run: the lease is renewed before and after."""
-MOST_TIMES = 20_000
-LEAST_STEPS = 50
+MAX_TIMES = 20_000
+MIN_STEPS = 50
 POINTS = 400
 # What changes no step's duration.
 _OTHER_KEYS = frozenset(
@@ -58,7 +58,7 @@ def measure(now: datetime) -> int:
     types = dict(Node.objects.values_list("name", "gpu_type"))
     first = F("measured_pace__measured_at").asc(nulls_first=True)
     until, measured = time.monotonic() + BUDGET_S, []
-    for attempt in due.select_related("job").order_by(first, "pk")[:MOST_MEASURED]:
+    for attempt in due.select_related("job").order_by(first, "pk")[:MAX_MEASURED]:
         measured.append(_measured(attempt, types, now))
         if time.monotonic() > until:
             break  # the next run measures the rest
@@ -97,7 +97,7 @@ def paces(now: datetime) -> dict[Subject, dict[str, FieldValue]]:
         "program", "attempt__job__owner", "attempt__job", "attempt__nodes", "step_s", "attempt__started_at"
     )
     times = []
-    for program, owner, job, nodes, step_s, started_at in values[:MOST_TIMES]:
+    for program, owner, job, nodes, step_s, started_at in values[:MAX_TIMES]:
         if step_s is None or started_at is None:
             continue
         if not any(node in repaired and started_at < repaired[node] for node in nodes):
@@ -112,7 +112,7 @@ def _median_step(attempt: Attempt) -> tuple[float | None, int]:
     """Return the median step time in seconds of rank 0, without the first tenth, and the number of steps."""
     curve = read.curve([owner_of(attempt.pk)], SERIES, points=POINTS)
     values = curve.value if curve.value is not None else curve.mean
-    if values is None or curve.count < LEAST_STEPS:
+    if values is None or curve.count < MIN_STEPS:
         return None, curve.count
     steady = values[len(values) // 10 :]
     steady = steady[np.isfinite(steady)]

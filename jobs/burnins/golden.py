@@ -14,7 +14,7 @@ from nodes.models import GoldenRecord
 from portal.access import note
 from portal.models import User
 
-MOST_VALUES = 50
+MAX_VALUES = 50
 
 
 def records_for(nodes: Sequence[NodeResults]) -> dict[GoldenKey, GoldenValue]:
@@ -40,7 +40,7 @@ def add(nodes: Sequence[NodeResults]) -> None:
             if _contradicts(key, value, digest, row):
                 continue
             changed[key] = row
-            row.values = [*row.values, value][-MOST_VALUES:]
+            row.values = [*row.values, value][-MAX_VALUES:]
             row.digest = row.digest or digest
             row.count += 1
     new = [row for row in changed.values() if row.pk is None]

@@ -26,8 +26,8 @@ def counted_nodes(rows: Any) -> Any:
 
 
 COUNTED = Prefetch("nodes", counted_nodes(BurnInNode.objects.all()))
-MOST_PEERS = 20_000
-MOST_EARLIER = 10
+MAX_PEERS = 20_000
+MAX_EARLIER = 10
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def item_reports(row: BurnInNode) -> list[ItemReport]:
 def earlier_rows(row: BurnInNode) -> list[BurnInNode]:
     """Return the node's earlier burn-ins, newest first."""
     rows = BurnInNode.objects.filter(node=row.node, pk__lt=row.pk).select_related("burn_in").order_by("-pk")
-    return list(rows[:MOST_EARLIER])
+    return list(rows[:MAX_EARLIER])
 
 
 def progress(burn_in: BurnIn, now: datetime | None = None) -> float | None:
@@ -88,7 +88,7 @@ def _earlier_tests(row: BurnInNode) -> Iterable[BurnInTest]:
 
 def _peers(row: BurnInNode) -> dict[tuple[str, str, str], PeerMedians]:
     """Return the medians of each kind of test in the burn-in: of this node, and of others up to a limit."""
-    others = BurnInTest.objects.filter(burn_in_node__burn_in=row.burn_in).exclude(burn_in_node=row)[:MOST_PEERS]
+    others = BurnInTest.objects.filter(burn_in_node__burn_in=row.burn_in).exclude(burn_in_node=row)[:MAX_PEERS]
     found: dict[tuple[str, str, str], list[float]] = {}
     for test in (*row.tests.all(), *others):
         if test.values:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _SUMS = ("unit", "basis", "count", "failures", "absences", "values", "digests", "detail")
 READ_BYTES = 256 * 1024  # per node and tick
-MOST_BYTES = 1024 * 1024 * 1024  # of one node: 48 hours of 64 GPUs are a quarter of it
+MAX_BYTES = 1024 * 1024 * 1024  # of one node: 48 hours of 64 GPUs are a quarter of it
 
 
 def read_results(burn_in: BurnIn, until: float) -> bool:
@@ -42,7 +42,7 @@ def read_results(burn_in: BurnIn, until: float) -> bool:
 
 def _read(row: BurnInNode, root: Path) -> bool:
     """Store the next part of a node's file; return whether there is no other."""
-    if row.read_bytes >= MOST_BYTES:
+    if row.read_bytes >= MAX_BYTES:
         return True
     try:
         descriptor = rundir.open_under(root, f"job/results/{row.node}.jsonl")

@@ -29,7 +29,7 @@ from nodes.remediation import inbox
 from nodes.remediation.reason import NODE
 from portal import bulk
 
-MOST_CHARACTERS = 150
+MAX_CHARACTERS = 150
 ORDER_AGAIN = timedelta(minutes=1)  # after a refusal
 NodeState = NodeOrder.State
 
@@ -105,9 +105,9 @@ def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:
     """Return the reason to drain the node with; "" if it stays as it is."""
     if row.verdict == FAILED:
         first = row.findings[0]["text"] if row.findings else "failed"
-        return f"{NODE} {first}".rstrip(".")[:MOST_CHARACTERS]
+        return f"{NODE} {first}".rstrip(".")[:MAX_CHARACTERS]
     if row.verdict != PASSED and row.undrain_order is not None:
-        return f"{NODE} no result of burn-in {burn_in.pk}; before: {row.earlier_reason}"[:MOST_CHARACTERS]
+        return f"{NODE} no result of burn-in {burn_in.pk}; before: {row.earlier_reason}"[:MAX_CHARACTERS]
     return ""
 
 

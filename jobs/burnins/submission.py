@@ -20,7 +20,7 @@ PROJECT = ".burnins"
 """The folder of burn-ins below VIGIL_RUNS; no project can have this name."""
 SCRATCH = "/tmp"  # noqa: S108 (on each node)
 GRACE_S = 30
-LONGEST_CALL = timedelta(seconds=30)
+MAX_CALL_DURATION = timedelta(seconds=30)
 """After which a submission has reached the scheduler or never will."""
 
 
@@ -74,7 +74,7 @@ def names(burn_in: BurnIn) -> list[str]:
 def claim(burn_in: BurnIn) -> bool:
     """Note that this worker submits the tests; return False while the call of another may still be on its way."""
     now = timezone.now()
-    is_free = Q(submitting_at=None) | Q(submitting_at__lt=now - LONGEST_CALL)
+    is_free = Q(submitting_at=None) | Q(submitting_at__lt=now - MAX_CALL_DURATION)
     rows = BurnIn.objects.filter(is_free, pk=burn_in.pk, state=BurnIn.BurnInState.STARTING, scheduler_id="")
     return bool(rows.update(submitting_at=now))
 

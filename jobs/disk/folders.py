@@ -12,7 +12,7 @@ from typing import Any
 from jobs.disk import rundir
 from jobs.models import Attempt
 
-MOST_FOLDERS = 1_000  # attempt folders that are read: a job may have made any number
+MAX_FOLDERS = 1_000  # attempt folders that are read: a job may have made any number
 _FOLDER = re.compile(r"attempt-\d{1,9}\Z")
 
 
@@ -40,7 +40,7 @@ def _folders(root: Path, number: int) -> Iterator[str]:
     expected = f"attempt-{number}"
     yield expected
     names = (name for name in rundir.names_under(root, "job") if _FOLDER.match(name) and name != expected)
-    yield from sorted(names, key=lambda name: -int(name.removeprefix("attempt-")))[:MOST_FOLDERS]
+    yield from sorted(names, key=lambda name: -int(name.removeprefix("attempt-")))[:MAX_FOLDERS]
 
 
 def result_of(attempt: Attempt) -> dict[str, Any] | None:

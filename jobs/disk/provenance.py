@@ -17,9 +17,9 @@ from jobs.disk.folders import find_folder, root_of
 from jobs.models import Attempt
 from vigil_core import untrusted
 
-MOST_BYTES = 256 * 1024
-MOST_GPUS = 64
-MOST_VARIABLES = 200
+MAX_BYTES = 256 * 1024
+MAX_GPUS = 64
+MAX_VARIABLES = 200
 MAX_EARLIER_ATTEMPTS = 5  # searched for an environment to compare with
 _VERSION = 1
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,7 +33,7 @@ def read(attempt: Attempt) -> CapturedEnvironment | None:
     root, folder = root_of(attempt), find_folder(attempt)
     if root is None or not folder:
         return None
-    found = rundir.read_json_under(root, f"job/{folder}/environment.json", limit=MOST_BYTES)
+    found = rundir.read_json_under(root, f"job/{folder}/environment.json", limit=MAX_BYTES)
     return None if found is None else parse(found)
 
 
@@ -121,7 +121,7 @@ def _packages(value: object) -> dict[str, str] | None:
 def _gpus(value: object) -> list[CapturedGpu] | None:
     if not isinstance(value, list):
         return None
-    found = [gpu for gpu in value[:MOST_GPUS] if isinstance(gpu, dict)]
+    found = [gpu for gpu in value[:MAX_GPUS] if isinstance(gpu, dict)]
     return [
         CapturedGpu(name, untrusted.number(gpu.get("memory_gib"), 1e5))
         for gpu in found
@@ -132,7 +132,7 @@ def _gpus(value: object) -> list[CapturedGpu] | None:
 def _variables(value: object) -> list[str] | None:
     if not isinstance(value, list):
         return None
-    return sorted({name for item in value[:MOST_VARIABLES] if (name := untrusted.matching(_NAME, item))})
+    return sorted({name for item in value[:MAX_VARIABLES] if (name := untrusted.matching(_NAME, item))})
 
 
 _FIELDS = [field.name for field in fields(CapturedEnvironment)]

@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs.models import Checkpoint, DiskSum, Job
 from portal.models import Project
 
-FEW_JOBS = 10_000
+MAX_SUMMED_JOBS = 10_000
 """Up to this many jobs are summed at each request."""
 MAX_AGE = timedelta(hours=1)  # sums are renewed even without new measurements, because jobs are deleted
 PAUSE_FACTOR = 200  # times the duration of adding up, before it is repeated
@@ -53,7 +53,7 @@ def update(now: datetime | None = None) -> int:
 
 def _are_few(projects: Sequence[int]) -> bool:
     jobs = Job.objects.filter(project__in=projects).order_by()
-    return jobs[: FEW_JOBS + 1].count() <= FEW_JOBS
+    return jobs[: MAX_SUMMED_JOBS + 1].count() <= MAX_SUMMED_JOBS
 
 
 def _add_up(projects: Sequence[int]) -> dict[int, DiskSum]:

@@ -24,7 +24,7 @@ CHANGED_WITHIN = timedelta(
     days=7
 )  # for changes after a job was measured: far longer than they ever wait for their turn
 BUDGET_S = 10.0  # of one go; the worker is niced, and others wait for it
-MOST_ENTRIES = 1_000_000
+MAX_ENTRIES = 1_000_000
 MAX_DEPTH = 32
 _BLOCK = 512  # what st_blocks counts in, on every system
 
@@ -90,7 +90,7 @@ def _size_of(job: Job, deadline: float) -> DiskSize:
         return DiskSize(0, False)
 
 
-def size_of(folder: int, *, deadline: float, most_entries: int = MOST_ENTRIES) -> DiskSize:
+def size_of(folder: int, *, deadline: float, most_entries: int = MAX_ENTRIES) -> DiskSize:
     """Return the disk use of everything below an open folder, in blocks, so that holes count nothing.
 
     The job filled it: no link is followed, no other file system entered, nothing opened but folders, nothing counted

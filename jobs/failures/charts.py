@@ -13,9 +13,9 @@ from jobs.reliability.published import PUBLISHED, PublishedRate
 from vigil_core import formatting
 
 HEIGHT, TOP = 150.0, 8.0
-MOST_LABELS = 8
+MAX_LABELS = 8
 ENOUGH = 4  # minimum node-days of a week that sets the scale, as a share of the median
-LEAST_APART = 13.0  # pixels between two stacked labels
+MIN_LABEL_DISTANCE = 13.0  # pixels between two stacked labels
 _Place = Callable[[float], float]
 _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 10 * 86400)
 
@@ -65,7 +65,7 @@ def weeks(rows: Sequence[FailureRow]) -> Weeks | None:
     def y(value: float) -> float:
         return round(TOP + HEIGHT * (1 - min(1.0, value / most)), 1)
 
-    each = max(1, math.ceil(len(rows) / MOST_LABELS))
+    each = max(1, math.ceil(len(rows) / MAX_LABELS))
     marks = []
     for place, row in used:
         low, high = row.rate.per_thousand_interval or (0.0, 0.0)
@@ -101,9 +101,9 @@ def _lines(y: _Place, most: float) -> list[PublishedLine]:
     shown = sorted((rate for rate in PUBLISHED if rate.per_thousand <= most), key=lambda rate: -rate.per_thousand)
     texts = [y(rate.per_thousand) + 4 for rate in shown]
     for place in range(1, len(texts)):
-        texts[place] = max(texts[place], texts[place - 1] + LEAST_APART)
+        texts[place] = max(texts[place], texts[place - 1] + MIN_LABEL_DISTANCE)
     for place in range(len(texts) - 1, -1, -1):
-        lowest = texts[place + 1] - LEAST_APART if place + 1 < len(texts) else TOP + HEIGHT
+        lowest = texts[place + 1] - MIN_LABEL_DISTANCE if place + 1 < len(texts) else TOP + HEIGHT
         texts[place] = round(min(texts[place], lowest), 1)
     return [_line(rate, y(rate.per_thousand), text) for rate, text in zip(shown, texts, strict=True)]
 

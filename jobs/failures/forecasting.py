@@ -10,7 +10,7 @@ from jobs.reliability.published import TYPICAL
 from jobs.reliability.rate import THOUSAND, AssumedRate, Rate
 from vigil_core import untrusted
 
-MOST_NODES, MOST_DAYS, MOST_SECONDS = 100_000, 366, 86_400
+MAX_NODES, MAX_DAYS, MAX_SECONDS = 100_000, 366, 86_400
 NODES, DAYS = 8, 14
 SAVE_S, RESTART_S = 30.0, 300.0
 
@@ -28,8 +28,8 @@ def plan_of(nodes: int, days: float, save: float | None, restart: float | None, 
 
 def from_form(params: Mapping[str, str], found: FailureReport) -> Forecast:
     """Return the forecast for the form's fields; invalid fields are treated as empty."""
-    nodes, days = untrusted.whole(params.get("nodes"), MOST_NODES + 1), _number(params.get("for"), MOST_DAYS)
-    save, restart = (_number(params.get(name), MOST_SECONDS) for name in ("save", "restart"))
+    nodes, days = untrusted.whole(params.get("nodes"), MAX_NODES + 1), _number(params.get("for"), MAX_DAYS)
+    save, restart = (_number(params.get(name), MAX_SECONDS) for name in ("save", "restart"))
     plan = plan_of(nodes or NODES, days or DAYS, save or None, restart, found.total.recover_s)
     return from_observed(plan, found.interruptions)
 

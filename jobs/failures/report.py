@@ -31,7 +31,7 @@ from portal.models import Project, User
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 WINDOWS = (7, 30, 90, 365)
 BY = ("cause", "node", "rack", "partition", "project", "week")
-MOST_TIMES = 3_000  # newest failures used for medians
+MAX_TIMES = 3_000  # newest failures used for medians
 SOME_S = 1.0  # rounding error of sums that are added and subtracted again
 NO_NODE, NO_RACK, NO_PARTITION = "on several nodes", "in no rack", "none named"
 NOT_DIAGNOSED = "not diagnosed"
@@ -236,7 +236,7 @@ class _FailureQuery:
 
     def medians(self) -> Medians:
         """Return median seconds to detect and to recover by cause, and over all causes under None."""
-        rows = self.failures.order_by("-day").values_list("cause", "detect_s", "recover_s")[:MOST_TIMES]
+        rows = self.failures.order_by("-day").values_list("cause", "detect_s", "recover_s")[:MAX_TIMES]
         detect: dict[str | None, list[float]] = defaultdict(list)
         recover: dict[str | None, list[float]] = defaultdict(list)
         for cause, detected, recovered in rows:

@@ -26,10 +26,10 @@ from nodes.models import RackPlace, RackTemperature
 WINDOW = timedelta(days=90)
 HOUR = timedelta(hours=1)
 BAND_C = 2
-MOST_BANDS = 12
+MAX_BANDS = 12
 """Of measured and of estimated temperatures; outer bands are joined."""
-MOST_FAILURES = 5_000
-MOST_PAIRS = 200
+MAX_FAILURES = 5_000
+MAX_PAIRS = 200
 """Racks and hours in one query."""
 RackAndHour = tuple[str, datetime]
 
@@ -58,7 +58,7 @@ class TemperatureBand:
 def failures_by_inlet(now: datetime) -> list[TemperatureBand]:
     """Return bands of 2 °C in which any node was, from cold to warm: measured ones, then estimated ones.
 
-    Only whole hours count. Of more failures than MOST_FAILURES the newest count, and the node-days since the oldest of
+    Only whole hours count. Of more failures than MAX_FAILURES the newest count, and the node-days since the oldest of
     them.
     """
     until = now.replace(minute=0, second=0, microsecond=0)
@@ -83,8 +83,8 @@ def _failures(since: datetime, until: datetime) -> tuple[datetime, Counter[RackA
     happened = Failure.objects.filter(
         at__gte=since, at__lt=until, day__gte=since.date(), cause__in=MACHINES, node__in=list(racks)
     )
-    rows = list(happened.order_by("-at").values_list("node", "at")[: MOST_FAILURES + 1])
-    if len(rows) > MOST_FAILURES:
+    rows = list(happened.order_by("-at").values_list("node", "at")[: MAX_FAILURES + 1])
+    if len(rows) > MAX_FAILURES:
         since = _hour(rows[-1][1]) + HOUR
     return since, Counter((racks[node], _hour(at)) for node, at in rows if at >= since)
 
@@ -106,7 +106,7 @@ def _by_band(failures: Counter[RackAndHour]) -> Counter[BandKey]:
 def _bands_of(pairs: Iterable[RackAndHour]) -> Iterator[tuple[RackAndHour, BandKey]]:
     """Yield the band that each rack was in at each hour, as far as it is known."""
     rest = iter(pairs)
-    while some := list(islice(rest, MOST_PAIRS)):
+    while some := list(islice(rest, MAX_PAIRS)):
         any_of = Q(*(Q(rack=rack, hour=hour) for rack, hour in some), _connector=Q.OR)
         rows = RackTemperature.objects.filter(any_of, count__gt=0).order_by()
         for rack, hour, total, count, is_estimate in rows.values_list("rack", "hour", "sum_c", "count", "is_estimate"):
@@ -114,9 +114,9 @@ def _bands_of(pairs: Iterable[RackAndHour]) -> Iterator[tuple[RackAndHour, BandK
 
 
 def _few(bands: Sequence[TemperatureBand]) -> list[TemperatureBand]:
-    """Join outer bands, those with fewer node-days first, until MOST_BANDS are left."""
+    """Join outer bands, those with fewer node-days first, until MAX_BANDS are left."""
     found = list(bands)
-    while len(found) > MOST_BANDS:
+    while len(found) > MAX_BANDS:
         if found[0].rate.node_days <= found[-1].rate.node_days:
             found[:2] = [found[0].joined_with(found[1])]
         else:

@@ -22,7 +22,7 @@ LOOK_BACK = timedelta(days=1)
 PAUSE_S = 15.0  # after accounting did not answer: each such call may take as long as a whole tick
 AT_ONCE = 10  # per tick
 BUDGET_S = 1.0
-MOST = 40  # steps stored: a script may call srun in a loop
+MAX_STEPS = 40  # stored: a script may call srun in a loop
 
 
 _silent_until = 0.0
@@ -73,7 +73,7 @@ def _canceller(tick: TickContext, attempt: Attempt) -> str:
 def as_rows(found: Iterable[SlurmStep]) -> list[dict[str, Any]]:
     """Return Slurm's steps as rows store them: of too many, those that failed before the others."""
     steps = list(found)
-    if len(steps) > MOST:
-        steps = sorted(steps, key=lambda step: step.state == "completed")[:MOST]
+    if len(steps) > MAX_STEPS:
+        steps = sorted(steps, key=lambda step: step.state == "completed")[:MAX_STEPS]
         steps.sort(key=lambda step: step.started_at or 0.0)
     return [{**asdict(step), "nodes": list(step.nodes)} for step in steps]

@@ -16,8 +16,8 @@ from vigil_core import untrusted
 
 RECORD = "game-day.json"
 """What the program writes into an attempt's folder (training/gameday.py)."""
-MOST_RECORD_BYTES = 4_096
-MOST_POINTS = 10_000
+MAX_RECORD_BYTES = 4_096
+MAX_POINTS = 10_000
 SOFTWARE = ("driver", "slurm")
 """What an agent's facts call the versions that drills are compared by."""
 Losses = tuple[list[int], list[float]]
@@ -87,7 +87,7 @@ def _recorded(job: Job | None, attempt: Attempt, name: str) -> float | None:
         return None
     relative = f"job/{attempt.directory}/{RECORD}"
     try:
-        record = rundir.read_json_under(rundir.path_of(job.directory), relative, limit=MOST_RECORD_BYTES)
+        record = rundir.read_json_under(rundir.path_of(job.directory), relative, limit=MAX_RECORD_BYTES)
     except OSError:
         return None
     return untrusted.number((record or {}).get(name), untrusted.MAX_UNIX_TIME)
@@ -100,7 +100,7 @@ def _seconds(since: float, until: datetime) -> float:
 def _losses(job: Job) -> Losses:
     """Return the steps and losses of rank 0 over all attempts; of a repeated step the later value counts."""
     owners = [owner_of(pk) for pk in job.attempts.order_by("number").values_list("pk", flat=True)]
-    curve = read.curve(owners, "loss", rank=0, start=None, end=MOST_POINTS, points=None)
+    curve = read.curve(owners, "loss", rank=0, start=None, end=MAX_POINTS, points=None)
     values = np.asarray([] if curve.value is None else curve.value)
     return curve.step.tolist(), values.tolist()
 

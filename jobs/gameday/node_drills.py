@@ -34,7 +34,7 @@ SLACK = timedelta(seconds=30)
 """For the rules and the scheduler, after a fault has ended."""
 LATE_REPORT = timedelta(seconds=30)
 """How long after a request was taken back its agent may report the fault: it had read the request just before."""
-MOST_ENTRIES, MOST_EVENTS = 50, 50
+MAX_ENTRIES, MAX_EVENTS = 50, 50
 Decision = HealthEntry.EntryDecision
 HOW_TO = "Set VIGIL_AGENT_GAMEDAY=yes for the agent of a node there (docs/how-to/game-day.md)."
 
@@ -186,7 +186,7 @@ def _measure(drill: Drill, fault: Fault, now: datetime) -> None:
 def _entries(drill: Drill) -> list[HealthEntry]:
     """Return what was found on the node because of the fault, and of nothing else."""
     rows = HealthEntry.objects.filter(node=drill.node, is_planted=True).select_related("order__asked_by", "decided_by")
-    newest = sorted(rows.order_by("-pk")[:MOST_ENTRIES], key=lambda entry: entry.pk)
+    newest = sorted(rows.order_by("-pk")[:MAX_ENTRIES], key=lambda entry: entry.pk)
     return [entry for entry in newest if any(o.fields.get("planted") == drill.pk for o in entry.observations())]
 
 
@@ -211,7 +211,7 @@ def _is_settled(drill: Drill) -> bool:
 def _is_still_reported(drill: Drill) -> bool:
     """Return whether the node still reports the planted state."""
     rows = NodeEvent.objects.filter(agent__node=drill.node, is_open=True, kind__in=("gpu.silent", "mount.slow"))
-    return any(row.data.get("planted") == drill.pk for row in rows[:MOST_EVENTS])
+    return any(row.data.get("planted") == drill.pk for row in rows[:MAX_EVENTS])
 
 
 def _clean_up(game_day: GameDay, drill: Drill, now: datetime) -> str:

@@ -13,7 +13,7 @@ from vigil_core import untrusted
 from vigil_core.installation import version
 
 State = Drill.DrillState
-MOST_EARLIER = 200
+MAX_EARLIER = 200
 """Drills to look back for the last one of each fault: some thirty game days."""
 
 
@@ -77,6 +77,6 @@ def drill_reports(game_day: GameDay) -> list[DrillReport]:
         game_day__partition=game_day.partition, game_day__lt=game_day.pk, state__in=(State.PASSED, State.FAILED)
     )
     earlier: dict[str, Drill] = {}
-    for drill in tried.select_related("game_day").order_by("-pk")[:MOST_EARLIER]:
+    for drill in tried.select_related("game_day").order_by("-pk")[:MAX_EARLIER]:
         earlier.setdefault(drill.fault, drill)
     return [DrillReport(drill, earlier.get(drill.fault)) for drill in game_day.drills.select_related("game_day")]

@@ -15,7 +15,7 @@ from portal.series import read, store
 from portal.series.read import Curve
 from vigil_core import formatting
 
-MOST_RESTARTS = 200
+MAX_RESTARTS = 200
 FIRST_POINTS = 500
 SPEEDS = ("tokens_per_second", "samples_per_second", "step_seconds")
 
@@ -62,7 +62,7 @@ def _restarts(life: JobLife) -> list[int]:
     if not again:
         return []
     steps: dict[int, list[int]] = defaultdict(list)
-    for (attempt_id, incarnation), step in sorted(starting_steps.steps(again, MOST_RESTARTS).items()):
+    for (attempt_id, incarnation), step in sorted(starting_steps.steps(again, MAX_RESTARTS).items()):
         if incarnation > 0:
             steps[attempt_id].append(step)
     found: list[int] = []

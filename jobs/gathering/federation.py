@@ -33,7 +33,7 @@ PACES_WITHOUT_WAITING = frozenset({"asynchronous", "deadline"})
 """Paces that do not wait for stragglers: late updates are expected and used."""
 DROPPED = "client.dropped"
 DROPPED_READ = 200
-MOST_TEXT = 8_000
+MAX_TEXT = 8_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ def dropout_groups(life: JobLife) -> tuple[list[DropoutGroup], bool]:
         text = data.get("traceback")
         if client is None or at is None or not isinstance(text, str):
             continue
-        text = text[-MOST_TEXT:].strip()
+        text = text[-MAX_TEXT:].strip()
         reason = untrusted.line(text.rpartition("\n")[2]) or "No reason given."
         name = untrusted.name(data.get("name"), NAME_CHARACTERS)
         found.setdefault(text, DropoutGroup(reason, text, [], client_name(client, name))).who.append((client, at))

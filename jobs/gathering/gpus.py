@@ -27,7 +27,7 @@ _BY_LAUNCHER = {
     "watts": ("gpu_watts", 1.0),
 }
 AGENT, LAUNCHER = "agent", "launcher"
-MOST_NODES = 512
+MAX_NODES = 512
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _by_launcher(attempts: Sequence[Attempt], field: str, start: int, end: int, 
     rows = []
     for attempt in attempts:
         launchers = Stream.objects.filter(attempt=attempt, rank__lt=0).order_by("-rank")
-        for rank, node in launchers.values_list("rank", "node").distinct()[:MOST_NODES]:
+        for rank, node in launchers.values_list("rank", "node").distinct()[:MAX_NODES]:
             read = curve([owner_of(attempt.pk)], name, rank=rank, points=columns * 4)
             values = read.value if read.value is not None else read.mean
             if values is None or not len(values):

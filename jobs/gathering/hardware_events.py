@@ -11,7 +11,7 @@ from nodes.presenting.events import ECHO, words
 from vigil_core import formatting
 
 KINDS = ("xid", "gpu.lost")
-MOST = 200
+MAX_READ = 200
 SHOWN = 5
 
 Spans = dict[int, list[tuple[datetime, datetime]]]  # since and until, by GPU
@@ -30,7 +30,7 @@ def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]
     rows = NodeEvent.objects.filter(gpu__in=spans, kind__in=KINDS, at__lte=ended, last_at__gte=began)
     events = [
         event
-        for event in rows.select_related("gpu", "agent").order_by("-at")[:MOST]
+        for event in rows.select_related("gpu", "agent").order_by("-at")[:MAX_READ]
         if _happened_within(event, spans) and not event.is_planted
     ]
     if any(event.code != ECHO for event in events):

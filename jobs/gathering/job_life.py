@@ -30,7 +30,7 @@ from jobs.waiting.reasons import waiting_reason_of
 from training.federation.tables import MIN_EVALUATED
 from vigil_core import formatting
 
-MOST_EVENTS = 600
+MAX_EVENTS = 600
 EVALUATED_WITHIN = 20
 """Rounds to search for the worst client, which is only reported for rounds that evaluate clients."""
 
@@ -317,7 +317,7 @@ def _restarts(attempts: list[Attempt]) -> dict[int, list[tuple[datetime, str]]]:
     rows = [
         (kind, pk, incarnation, number_of(data), at, data)
         for kind, pk, incarnation, at, data in events.values_list("kind", "attempt_id", "incarnation", "time", "data")[
-            :MOST_EVENTS
+            :MAX_EVENTS
         ]
     ]
     return header.recoveries(rows, {attempt.pk: attempt.incarnation for attempt in attempts})

@@ -24,7 +24,7 @@ from jobs.reliability.node_time import whole
 from portal.models import User
 from vigil_core import formatting
 
-MOST_PIECES = 40
+MAX_PIECES = 40
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Document:
     @cached_property
     def pieces(self) -> list[EvidencePiece]:
         """Return the evidence of the verdict, piece by piece with node and time."""
-        return verdicts.pieces(self.attempt, self.verdict, MOST_PIECES)
+        return verdicts.pieces(self.attempt, self.verdict, MAX_PIECES)
 
     @cached_property
     def evidence(self) -> list[EvidencePiece]:

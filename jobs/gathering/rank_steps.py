@@ -11,7 +11,7 @@ from portal.series import store
 from portal.series.codec import decode_loose
 
 SERIES = ("step_seconds", "loss")  # the first is measured by each rank
-MOST_LOOSE = 64  # newest chunks, not merged yet
+MAX_LOOSE = 64  # newest chunks, not merged yet
 # The end of each rank's range of the index; a GROUP BY would read all rows of a long run.
 _MERGED = (
     "SELECT ranks.rank, (SELECT last_step FROM portal_chunk WHERE series_id = %s AND kind = 2 AND rank = ranks.rank"
@@ -30,7 +30,7 @@ def last_steps(attempt: Attempt, incarnation: int) -> dict[int, int]:
         cursor.execute(_MERGED, [series_id, incarnation, attempt.pk, incarnation])
         found = {rank: step for rank, step in cursor.fetchall() if step is not None}
     loose = Chunk.objects.filter(series_id=series_id, incarnation=incarnation, kind__lt=Chunk.Kind.MERGED)
-    for data in loose.order_by("-last_step").values_list("data", flat=True)[:MOST_LOOSE]:
+    for data in loose.order_by("-last_step").values_list("data", flat=True)[:MAX_LOOSE]:
         for rank, points in decode_loose(bytes(data)):
             if rank >= 0 and len(points):
                 found[rank] = max(found.get(rank, 0), int(points.step.max()))

@@ -36,8 +36,8 @@ def write(user: User, code: str, text: str) -> None:
     text = plain(text).replace("\r\n", "\n").strip()
     if not text:
         raise ValueError("The text is empty. To restore Vigil's text, use the button for that.")
-    if len(text) > SiteRunbook.MOST:
-        raise ValueError(f"The text has {len(text):,} characters; at most {SiteRunbook.MOST:,} are allowed.")
+    if len(text) > SiteRunbook.MAX_LENGTH:
+        raise ValueError(f"The text has {len(text):,} characters; at most {SiteRunbook.MAX_LENGTH:,} are allowed.")
     fields = {"text": f"{text}\n", "changed_by": user, "changed_at": timezone.now()}
     before = SiteRunbook.objects.filter(code=code).values_list("text", flat=True).first()
     SiteRunbook.objects.update_or_create(code=code, defaults=fields)

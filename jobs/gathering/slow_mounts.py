@@ -18,7 +18,7 @@ from nodes.models import NodeEvent
 from portal.series import read, store
 from vigil_core import formatting, untrusted
 
-MOST = 500  # events of all its nodes
+MAX_EVENTS = 500  # of all its nodes
 SHOWN = 50
 NODES = 512
 POINTS = 1_000
@@ -73,7 +73,7 @@ def _rows(life: JobLife, attempts: Sequence[Attempt]) -> list[_Row]:
     nodes = {node for attempt in attempts for node in attempt.nodes[:NODES]}
     there = NodeEvent.objects.filter(kind="mount.slow", agent__node__in=nodes, at__lt=ended)
     rows = there.filter(Q(is_open=True) | Q(last_at__gt=began)).order_by("-at")
-    return list(rows.values_list("agent__node", "data", "at", "last_at", "is_open")[:MOST])[::-1]
+    return list(rows.values_list("agent__node", "data", "at", "last_at", "is_open")[:MAX_EVENTS])[::-1]
 
 
 def _of_attempt(life: JobLife, attempt: Attempt, rows: Iterable[_Row]) -> Iterator[SlowMountSpan]:

@@ -27,14 +27,14 @@ KINDS = frozenset({ROUNDS, SPLIT, NAMED, STARTED})
 PACKED = frozenset({"rounds", "clients", "counts", "evaluated", "names"})
 ROUNDS_AT_ONCE = 2_000  # that are dropped by one transaction
 CLIENTS_AT_ONCE = 1_500  # of a split or of names that one transaction writes: 35 ms of processor time on PostgreSQL
-MOST_PENDING = 100  # of an attempt: what is beyond waits in its spool
-MOST_ROUNDS = 1_000_000
+MAX_PENDING = 100  # of an attempt: what is beyond waits in its spool
+MAX_ROUNDS = 1_000_000
 """Limit of rounds of a federation, as in its configuration; and of clients:"""
-MOST_CLIENTS = 100_000
-MOST_PARTS = 2_000
+MAX_CLIENTS = 100_000
+MAX_PARTS = 2_000
 """Rows of a job's split: 100,000 clients of 64 labels take 1,076."""
-_MOST = 2**31
-_MOST_BYTES = 2**53
+_COUNT_LIMIT = 2**31
+_MAX_BYTES = 2**53
 _FIELDS = [f.name for f in Round._meta.concrete_fields if f.name not in {"id", "attempt", "number"}]
 
 _OUTCOMES = ("trained", "late", "dropped", "rejected", "broken", "timed", "seconds_sum")
@@ -66,7 +66,7 @@ def note_pending(attempt: Attempt, events: Iterable[Event]) -> bool:
 
 def has_room(attempt_id: int, until: float) -> bool:
     """Return whether an attempt may send more; until that monotonic time it makes room."""
-    return count_pending(attempt_id) < MOST_PENDING or apply_pending(attempt_id, until)
+    return count_pending(attempt_id) < MAX_PENDING or apply_pending(attempt_id, until)
 
 
 def count_pending(attempt_id: int) -> int:
@@ -171,27 +171,27 @@ def _drop_repeated(attempt: Attempt, incarnation: int, start: object) -> bool:
 
 
 def _check_clients(last: int) -> None:
-    if last > MOST_CLIENTS:
+    if last > MAX_CLIENTS:
         raise TableError("more clients than there can be")
 
 
 def _checked(table: RoundTable) -> RoundTable:
     """Check that a table fits the columns, and the limits of a configuration."""
     columns = table.rounds
-    if (columns["round"] > MOST_ROUNDS).any() or (table.clients["client"] >= MOST_CLIENTS).any():
+    if (columns["round"] > MAX_ROUNDS).any() or (table.clients["client"] >= MAX_CLIENTS).any():
         raise TableError("more rounds or clients than there can be")
-    if any((columns[name] >= _MOST).any() for name in STATES) or (columns["worst"] >= MOST_CLIENTS).any():
+    if any((columns[name] >= _COUNT_LIMIT).any() for name in STATES) or (columns["worst"] >= MAX_CLIENTS).any():
         raise TableError("more clients than there can be")
-    if any((columns[name] > _MOST_BYTES).any() for name in ("bytes_up", "bytes_down")):
+    if any((columns[name] > _MAX_BYTES).any() for name in ("bytes_up", "bytes_down")):
         raise TableError("more bytes than there can be")
     return table
 
 
 def _limits(attempt: Attempt) -> dict[int, int]:
     """Return, by incarnation, the round from which a later one continued: rounds beyond it are not of record."""
-    starts = starting_steps.steps([attempt], rounds.MOST_STARTS)
+    starts = starting_steps.steps([attempt], rounds.MAX_STARTS)
     begun = {incarnation: step for (_, incarnation), step in starts.items()}
-    found, limit = {}, MOST_ROUNDS
+    found, limit = {}, MAX_ROUNDS
     for incarnation in sorted(begun, reverse=True):
         found[incarnation] = limit
         limit = min(limit, begun[incarnation])
@@ -200,7 +200,7 @@ def _limits(attempt: Attempt) -> dict[int, int]:
 
 def _write_rounds(attempt: Attempt, event: Event, table: RoundTable) -> None:
     assert event.incarnation is not None
-    limit = _limits(attempt).get(event.incarnation, MOST_ROUNDS)
+    limit = _limits(attempt).get(event.incarnation, MAX_ROUNDS)
     rows = {row.number: row for row in _rows(attempt, event.time, event.incarnation, table) if row.number <= limit}
     Round.objects.bulk_create(
         rows.values(), update_conflicts=True, unique_fields=["attempt", "number"], update_fields=_FIELDS
@@ -262,7 +262,7 @@ def _last_finite(values: NDArray[Any], first: NDArray[np.int64]) -> NDArray[Any]
 
 def _write_split(attempt: Attempt, split: SplitTable) -> None:
     parts = ClientSplit.objects.filter(job_id=attempt.job_id)
-    if parts.exclude(first=split.first).count() >= MOST_PARTS:
+    if parts.exclude(first=split.first).count() >= MAX_PARTS:
         parts.delete()  # another split than before
     values = {
         "clients": len(split.counts),
@@ -274,7 +274,7 @@ def _write_split(attempt: Attempt, split: SplitTable) -> None:
 
 def _as_integers(counts: NDArray[np.int64]) -> list[int]:
     """Return counts of samples, no larger than their column takes."""
-    return [int(count) for count in np.minimum(counts, _MOST - 1)]
+    return [int(count) for count in np.minimum(counts, _COUNT_LIMIT - 1)]
 
 
 def _set_column(attempt: Attempt, column: str, first: int, values: Sequence[Any]) -> None:

@@ -18,8 +18,8 @@ from training import manifest
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES = 20 * 10**9  # larger ones are only verified by their trainer
-FIRST_WAIT, LONGEST_WAIT = timedelta(seconds=30), timedelta(hours=1)  # before what could not be read is tried again
+MAX_BYTES = 20 * 10**9  # larger ones are only verified by their trainer
+FIRST_WAIT, MAX_WAIT = timedelta(seconds=30), timedelta(hours=1)  # before what could not be read is tried again
 MISSED = 2  # times that its folder may be missing before it counts as lost: its pruning is reported later
 
 
@@ -78,7 +78,7 @@ def _verify_folder(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
     try:
         with rundir.folder_under(root, f"job/checkpoints/{checkpoint.name}") as folder:
             try:
-                return manifest.verify(folder, max_bytes=MOST_BYTES), ""
+                return manifest.verify(folder, max_bytes=MAX_BYTES), ""
             except manifest.TooLarge:
                 checked = manifest.check(folder)
                 return (
@@ -91,7 +91,7 @@ def _verify_folder(checkpoint: Checkpoint) -> tuple[manifest.Manifest, str]:
 
 def _try_later(checkpoint: Checkpoint, error: Exception) -> None:
     """Postpone it, twice as long as the time before, so that others get their turn."""
-    wait = min(FIRST_WAIT * 2 ** min(checkpoint.verify_tries, 10), LONGEST_WAIT)
+    wait = min(FIRST_WAIT * 2 ** min(checkpoint.verify_tries, 10), MAX_WAIT)
     tries = min(checkpoint.verify_tries + 1, 1000)
     Checkpoint.objects.filter(pk=checkpoint.pk).update(verify_tries=tries, verify_after=timezone.now() + wait)
     level = logging.INFO if isinstance(error, CheckpointGone) else logging.WARNING

@@ -20,7 +20,7 @@ from vigil_core.untrusted import whole
 
 SET_BACK = timedelta(days=2)
 """Job ids increase with submission time, except if a clock was set back by up to this much."""
-_SHORTEST = 3  # shortest word that a trigram index can find
+_MIN_WORD_LENGTH = 3  # shortest word that a trigram index can find
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SearchWord:
 
         None if the word is too short.
         """
-        if len(self.text) < _SHORTEST:
+        if len(self.text) < _MIN_WORD_LENGTH:
             return None
         parts = [dialect().MATCHING_NAMES]
         params: list[Any] = [dialect().name_pattern(self.text)]

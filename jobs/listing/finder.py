@@ -1,6 +1,6 @@
 """Find a page of jobs, and count them, at a cost that does not grow with the number of jobs ever submitted.
 
-few     a filter gives at most MOST jobs according to an index: they are read, sorted and counted exactly
+few     a filter gives at most MAX_COUNTED jobs according to an index: they are read, sorted and counted exactly
 plain   only projects and states are restricted: the page is a range of an index, or merged from several ranges
 scan    else the order's index is scanned, checking each row; common filters fill a page within few rows
 words   if a scan found too little, the index of names tells whether a word is rare: then its jobs are few
@@ -20,7 +20,7 @@ from jobs.listing.filters import JobQuery, dialect, in_list, with_conditions
 from jobs.listing.sql import Sql
 from jobs.models import Attempt
 
-MOST = 10_000
+MAX_COUNTED = 10_000
 """Up to this many jobs are counted and sorted; beyond that the page says that there are more."""
 MAX_SCANNED_ROWS = 10_000
 """Rows that a scan reads before it stops and offers to continue."""
@@ -112,19 +112,19 @@ class Finder:
     # Few
 
     def _few(self, cursor: Any, *, states: bool) -> Sql | None:
-        """Return the source with the fewest jobs, if these are no more than MOST."""
+        """Return the source with the fewest jobs, if these are no more than MAX_COUNTED."""
         sources = self.query.candidates(states=states)
         if not sources:
             return None
         counts = self._measured(cursor, sources)
         at = min(range(len(sources)), key=counts.__getitem__)
-        return sources[at] if counts[at] <= MOST else None
+        return sources[at] if counts[at] <= MAX_COUNTED else None
 
     @cached_property
     def _rare(self) -> Sql | None:
-        """Return the jobs of the rarest word, if these are no more than MOST: looked up once, then used by id."""
+        """Return the jobs of the rarest word, if at most MAX_COUNTED: looked up once, then used by id."""
         sources = [source for word in self.query.words if (source := word.source) is not None]
-        most, fewest = MOST, None
+        most, fewest = MAX_COUNTED, None
         if sources:
             with connection.cursor() as cursor, dialect().by_index(cursor, bitmaps=True):
                 for source in sources:
@@ -139,7 +139,7 @@ class Finder:
 
     def _measured(self, cursor: Any, sources: Sequence[Sql]) -> list[int]:
         text = " UNION ALL ".join(
-            f"SELECT {at} AS n, count(*) FROM (SELECT * FROM ({source.text}) s LIMIT {MOST + 1}) c"
+            f"SELECT {at} AS n, count(*) FROM (SELECT * FROM ({source.text}) s LIMIT {MAX_COUNTED + 1}) c"
             for at, source in enumerate(sources)
         )
         cursor.execute(text, [value for source in sources for value in source.params])
@@ -153,14 +153,14 @@ class Finder:
             table, value = f" JOIN {name} g ON g.id = l.{key}", f"g.{column}"
         else:
             value = f"l.{_COLUMNS.get(self.sort, 'id')}"
-        head = f"SELECT l.id, {value} FROM ({source.text} LIMIT {MOST + 1}) d {dialect().JOIN}{table}"
+        head = f"SELECT l.id, {value} FROM ({source.text} LIMIT {MAX_COUNTED + 1}) d {dialect().JOIN}{table}"
         where = [*self.query.conditions(), *self._after_cursor(after, value, "l.id")]
         found = with_conditions(head, where, self._order_by(value, "l.id", limit + 1))
         cursor.execute(found.text, [*source.params, *found.params])
         return self._to_page([(place, pk) for pk, place in cursor.fetchall()], limit)
 
     def _counts_of(self, cursor: Any, source: Sql) -> dict[str, Count]:
-        head = f"SELECT l.state, count(*) FROM ({source.text} LIMIT {MOST + 1}) d {dialect().JOIN}"
+        head = f"SELECT l.state, count(*) FROM ({source.text} LIMIT {MAX_COUNTED + 1}) d {dialect().JOIN}"
         found = with_conditions(head, self.query.conditions(states=False), " GROUP BY l.state")
         cursor.execute(found.text, [*source.params, *found.params])
         return {state: Count(count) for state, count in cursor.fetchall() if state}
@@ -209,7 +209,7 @@ class Finder:
             where = [Sql("state = %s", (state,))]
             if self.query.scope is not None:
                 where.append(in_list("project_id", self.query.scope))
-            parts.append(with_conditions("SELECT state FROM jobs_listing", where, f" LIMIT {MOST + 1}"))
+            parts.append(with_conditions("SELECT state FROM jobs_listing", where, f" LIMIT {MAX_COUNTED + 1}"))
         text = " UNION ALL ".join(f"SELECT max(state), count(*) FROM ({part.text}) s" for part in parts)
         cursor.execute(text, [value for part in parts for value in part.params])
         return {state: _bounded(count) for state, count in cursor.fetchall() if state}
@@ -294,12 +294,12 @@ class Finder:
     def _counts_of_scan(self, cursor: Any) -> dict[str, Count]:
         """Count the newest rows by state: all, or a lower bound."""
         by_number = Finder(replace(self.query, states=None), "created", True)
-        inner = by_number._inner([], None, "id", f" LIMIT {MOST}")
+        inner = by_number._inner([], None, "id", f" LIMIT {MAX_COUNTED}")
         where = by_number.query.conditions()
         found = with_conditions(f"SELECT l.state, count(*) FROM ({inner.text}) l", where, " GROUP BY l.state")
         cursor.execute(found.text, [*inner.params, *found.params])
         rows = cursor.fetchall()
-        last = by_number._inner([], None, "id", f" LIMIT 1 OFFSET {MOST}", "id")
+        last = by_number._inner([], None, "id", f" LIMIT 1 OFFSET {MAX_COUNTED}", "id")
         cursor.execute(last.text, last.params)
         more = cursor.fetchone() is not None
         return {state: Count(count, more) for state, count in rows if state}
@@ -330,4 +330,4 @@ class Finder:
 
 
 def _bounded(count: int) -> Count:
-    return Count(MOST, more=True) if count > MOST else Count(count)
+    return Count(MAX_COUNTED, more=True) if count > MAX_COUNTED else Count(count)

@@ -12,7 +12,7 @@ from nodes.models import Agent, Holding
 from portal.access import sees_all
 from portal.models import User
 
-MOST = 1_000  # newest intervals
+MAX_INTERVALS = 1_000  # the newest
 NEWEST_ATTEMPTS = 2_000  # newest attempts searched for jobs without GPUs, which no index finds by node
 
 
@@ -39,7 +39,9 @@ class AllocationSpan:
 
 def allocation_spans(user: User, agent: Agent, start: datetime, end: datetime) -> list[AllocationSpan]:
     """Return the allocations of this node's GPUs between two moments, newest first."""
-    rows = list(Holding.objects.between(start, end).filter(agent=agent).order_by("-since", "gpu__index")[:MOST])
+    rows = list(
+        Holding.objects.between(start, end).filter(agent=agent).order_by("-since", "gpu__index")[:MAX_INTERVALS]
+    )
     attempts = _attempts(user, {row.scheduler_id for row in rows})
     return [_span(user, row, _attempt_of(row, attempts.get(row.scheduler_id, ()))) for row in rows]
 

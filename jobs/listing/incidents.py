@@ -22,7 +22,7 @@ from portal.models import Project, User
 
 NEWEST = SortOrder("at", descending=True)
 COUNTED = 10_000  # of each interval
-MOST_STRETCHES = 40
+MAX_STRETCHES = 40
 OWNERS = ("researcher", "sysadmin", "both", "nobody")
 
 _Place = tuple[datetime, int]
@@ -84,11 +84,11 @@ class IncidentSearch:
         if self.node:
             rows = rows.filter(node=self.node)
         of_causes = Q(cause__in=causes) if causes else Q()
-        if projects is not None and not self.node and not self.is_published and len(projects) <= MOST_STRETCHES:
+        if projects is not None and not self.node and not self.is_published and len(projects) <= MAX_STRETCHES:
             return [rows.filter(of_causes, project=pk) for pk in projects]
         if projects is not None:  # phrased so that no index on projects is used for it
             rows = rows.alias(project_key=F("project_id") + 0).filter(project_key__in=projects)
-        if causes and not self.node and not self.is_published and len(causes) <= MOST_STRETCHES:
+        if causes and not self.node and not self.is_published and len(causes) <= MAX_STRETCHES:
             return [rows.filter(cause=cause) for cause in causes]
         return [rows.filter(of_causes)]
 

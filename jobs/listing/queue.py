@@ -25,7 +25,7 @@ from vigil_core.untrusted import whole
 STATES = ("pending", "running", "suspended", "completing")
 HOLD_REASONS = ("JobHeld", LAUNCH_FAILED)  # prefix of Slurm's reason for a job waiting to be released
 READING_LAG = timedelta(seconds=30)  # longest time of one reading; jobs submitted meanwhile may be missing
-MOST_UNSEEN = 10_000
+MAX_UNSEEN = 10_000
 _GROUP = 10**12  # above any priority, so that one number combines group and priority
 _ORDER = SortOrder("place")
 
@@ -159,7 +159,7 @@ def unseen_jobs(user: User) -> Unseen:
     handed = alive.exclude(scheduler_id="").exclude(submitted_at=None)
     if read_at is not None:
         handed = handed.filter(submitted_at__gt=read_at - READING_LAG)
-    ids = set(handed.order_by("-id").values_list("scheduler_id", flat=True)[:MOST_UNSEEN])
+    ids = set(handed.order_by("-id").values_list("scheduler_id", flat=True)[:MAX_UNSEEN])
     arrays = {scheduler_id.partition("_")[0] for scheduler_id in ids}
     there = set(QueuedJob.objects.filter(scheduler_id__in=ids | arrays).values_list("scheduler_id", flat=True))
     newer = sum(1 for scheduler_id in ids if scheduler_id not in there and scheduler_id.partition("_")[0] not in there)

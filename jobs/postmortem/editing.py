@@ -26,7 +26,7 @@ from portal.models import User
 from vigil_core.masking import masked
 
 MAX_NARRATIVE, MAX_FACTOR, MAX_ACTION, MAX_WHY = 20_000, 500, 300, 2_000  # letters at most
-MOST_FACTORS, MOST_ACTIONS = 50, 50
+MAX_FACTORS, MAX_ACTIONS = 50, 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +147,8 @@ def _may_write(user: User, incident: Incident) -> None:
 def _check(narrative: str | None, factors: Sequence[str] | None, actions: Sequence[Action] | None) -> None:
     problems = [
         *_too_long("narrative", narrative or "", MAX_NARRATIVE),
-        *_too_many("factors", factors or (), MOST_FACTORS),
-        *_too_many("actions", actions or (), MOST_ACTIONS),
+        *_too_many("factors", factors or (), MAX_FACTORS),
+        *_too_many("actions", actions or (), MAX_ACTIONS),
     ]
     for i, factor in enumerate(factors or ()):
         problems += _too_long(f"factors.{i}", factor, MAX_FACTOR)

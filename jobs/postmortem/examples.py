@@ -18,16 +18,16 @@ from jobs.models import Diagnosis, Incident
 from jobs.postmortem.evidence.ranks import open_logs
 from vigil_core.masking import masked
 
-MOST_CASES = 1_000  # cases, the newest
+MAX_CASES = 1_000  # the newest
 HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines
 MAX_LINE = 1_000  # letters of one
 MAX_LOG = 64_000  # of one log
 SACCT = "sacct.txt"
-MOST_BYTES = 64 << 20  # bytes of one log
+MAX_BYTES = 64 << 20  # bytes of one log
 _KERNEL = re.compile(r"kernel of ([\w.-]{1,255})\Z")
 
 
-def examples(most: int = MOST_CASES) -> Iterator[dict[str, Any]]:
+def examples(most: int = MAX_CASES) -> Iterator[dict[str, Any]]:
     """Yield cases, newest first:
 
     `id`, `label`, `said` (the diagnosed cause), `why`, and `log`, or `logs` by their names.
@@ -112,6 +112,6 @@ def _excerpt(log: Log, wanted: set[int]) -> str:
                 size += len(text)
             else:
                 tail.append(text)
-        if read > MOST_BYTES:
+        if read > MAX_BYTES:
             break
     return "\n".join([*excerpt, *tail, ""]).replace("\0", "")

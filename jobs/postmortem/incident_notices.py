@@ -264,7 +264,7 @@ def _withdraw_from_sysadmins(incident: Incident) -> None:
 
 
 def _key_of_site(incident: Incident, code: str, node: str) -> str:
-    return f"{SITE}:{code}:{incident.at.date()}:{node or incident.pk}"[: notify.MOST_KEY]
+    return f"{SITE}:{code}:{incident.at.date()}:{node or incident.pk}"[: notify.MAX_KEY]
 
 
 def _incidents_of_day(incident: Incident, code: str, node: str) -> QuerySet[Incident]:

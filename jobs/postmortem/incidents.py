@@ -50,7 +50,7 @@ RETRY_AFTER = timedelta(seconds=60)  # for late evidence: kernel logs, accountin
 RETRY_IN_PLACE = timedelta(minutes=11)  # again if the attempt continues: agents have reported by then
 FINAL_AFTER = timedelta(minutes=30)
 LOCK_TIME = timedelta(minutes=2)  # from an incident during whose diagnosis a worker may have been killed
-MOST_TRIES = 5  # without a verdict; then it gives up
+MAX_TRIES = 5  # without a verdict; then it gives up
 READ_BY_HAND = (
     "This is a fault of Vigil, not of the job. See logs/diagnose.log, or run `vigil diagnose` on the job's logs."
 )
@@ -119,8 +119,8 @@ def diagnose(incident_id: int) -> bool:
     if due.update(due_at=now + LOCK_TIME, tries=F("tries") + 1) != 1:
         return False
     incident = Incident.objects.select_related("attempt__job").get(pk=incident_id)
-    if incident.tries > MOST_TRIES:
-        return _stop_trying(incident, f"its worker was killed at each of {MOST_TRIES} attempts")
+    if incident.tries > MAX_TRIES:
+        return _stop_trying(incident, f"its worker was killed at each of {MAX_TRIES} attempts")
     began = time.monotonic()
     try:
         verdict = diagnose_incident(incident)
@@ -132,9 +132,9 @@ def diagnose(incident_id: int) -> bool:
         raise
     except Exception as error:  # an incident that cannot be read must not block the others
         logger.exception("attempt %s: not diagnosed at try %d", incident.attempt_id, incident.tries)
-        if incident.tries < MOST_TRIES:
+        if incident.tries < MAX_TRIES:
             return False
-        return _stop_trying(incident, f"reading its files failed {MOST_TRIES} times: {_one_line(error)}")
+        return _stop_trying(incident, f"reading its files failed {MAX_TRIES} times: {_one_line(error)}")
 
 
 def _stop_trying(incident: Incident, why: str) -> bool:

@@ -29,23 +29,23 @@ from jobs.queueing import queue
 from portal.models import User
 from vigil_core.masking import masked
 
-MOST_INCIDENTS = 500  # incidents
-MOST_JUDGED = 200  # of them, by people
+MAX_INCIDENTS = 500
+MAX_JUDGED = 200  # by people
 SLICE_S = 1.0
-MOST_S = 180.0  # of reading
-MOST_DIAGNOSIS_S = 4.0  # longer diagnoses are left out: each is made twice, and real ones wait meanwhile
+MAX_READING_S = 180.0
+MAX_DIAGNOSIS_S = 4.0  # longer diagnoses are left out: each is made twice, and real ones wait meanwhile
 STALLED_AFTER = timedelta(seconds=20)  # without a step
 VIEW_INTERVAL = timedelta(seconds=5)
 
 
-def start(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int = MOST_INCIDENTS) -> Replay:
+def start(user: User, raw: Mapping[str, Any], *, instead_of: str = "", most: int = MAX_INCIDENTS) -> Replay:
     """Start a replay. Raises SpecError if the entry would be rejected. `instead_of`: the entry that it replaces."""
     trial = site_catalogue.check(raw, instead_of=instead_of or str(raw.get("name", "")))
     if not trial.is_fit:
         raise SpecError(Problem(finding.field, finding.text) for finding in trial.errors)
     Replay.objects.old().delete()
     incidents_with_verdict = Incident.objects.filter(version__gt=0)
-    judged = list(incidents_with_verdict.judged().values_list("pk", flat=True)[: min(most, MOST_JUDGED)])
+    judged = list(incidents_with_verdict.judged().values_list("pk", flat=True)[: min(most, MAX_JUDGED)])
     newest = incidents_with_verdict.order_by("-at", "-id").values_list("pk", flat=True)[:most]
     numbers = list(dict.fromkeys([*judged, *newest]))[:most]
     replay = Replay.objects.create(
@@ -90,8 +90,8 @@ def run_slice(replay_id: int) -> None:
     pair = _CataloguePair(entry.name, site_catalogue.combined(others), site_catalogue.combined((*other_entries, entry)))
     until = time.monotonic() + SLICE_S
     while replay.place < replay.of:
-        if replay.seconds > MOST_S:
-            _end(replay, f"Stopped after {MOST_S:.0f} s of reading.")
+        if replay.seconds > MAX_READING_S:
+            _end(replay, f"Stopped after {MAX_READING_S:.0f} s of reading.")
             return
         if has_due := Incident.objects.due().exists():
             incidents.enqueue()
@@ -158,7 +158,7 @@ class _CataloguePair:
         """Return the result for an incident; None if it is gone, has nothing left to read, or takes too long."""
         incident = Incident.objects.select_related("attempt__job").filter(pk=incident_id).first()
         last = incident.diagnoses.first() if incident is not None else None
-        if incident is None or last is None or last.seconds > MOST_DIAGNOSIS_S:
+        if incident is None or last is None or last.seconds > MAX_DIAGNOSIS_S:
             return None
         verdict = self._diagnosed(incident, last, self.extended)
         if verdict is None:

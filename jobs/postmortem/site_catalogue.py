@@ -27,7 +27,7 @@ from portal.models import User
 from vigil_core import untrusted
 
 logger = logging.getLogger(__name__)
-MOST_ENTRIES = 500  # entries of a site
+MAX_ENTRIES = 500  # entries of a site
 
 
 def current_catalogue() -> Catalogue:
@@ -97,8 +97,8 @@ def add(user: User, raw: Mapping[str, Any]) -> SiteEntry:
 
 def store(user: User, entry: Entry) -> SiteEntry:
     """Store an entry that has passed its trial. Raises Conflict if its name is taken or the site has too many."""
-    if SiteEntry.objects.count() >= MOST_ENTRIES:
-        raise Conflict(f"The site has {MOST_ENTRIES} entries. Remove some first.")
+    if SiteEntry.objects.count() >= MAX_ENTRIES:
+        raise Conflict(f"The site has {MAX_ENTRIES} entries. Remove some first.")
     try:
         with transaction.atomic():
             row = SiteEntry.objects.create(made_by=user, changed_by=user, **_values(entry))

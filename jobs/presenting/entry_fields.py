@@ -10,7 +10,7 @@ from typing import Any, get_args
 from diagnosis.causes import CAUSES, NONE, UNKNOWN
 from diagnosis.signatures.entry import FIELDS, LISTS, Role, Scope
 from diagnosis.signatures.operations import operations
-from diagnosis.trial.checks import LONGEST, TrialFinding
+from diagnosis.trial.checks import MAX_LENGTHS, TrialFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class EntryField:
 
     @property
     def most(self) -> int:
-        return LONGEST.get(self.name, 1000)
+        return MAX_LENGTHS.get(self.name, 1000)
 
 
 _ROLES = {

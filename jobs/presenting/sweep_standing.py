@@ -16,8 +16,8 @@ from typing import Any
 
 from vigil_core import formatting
 
-MOST_METRICS = 4
-FEWEST_SEEDS = 2
+MAX_METRICS = 4
+MIN_SEEDS = 2
 # The metrics shown first, and those for which more is better; for all others less is better.
 FIRST = ("validation_loss", "loss", "validation_accuracy", "accuracy")
 MORE_IS_BETTER = ("accuracy", "score", "auc", "reward", "f1")
@@ -70,7 +70,7 @@ class SweepSetting:
     @property
     def spread(self) -> float | None:
         """Return the standard deviation over seeds; None of a single one."""
-        return statistics.stdev(self.measured) if self.seeds >= FEWEST_SEEDS else None
+        return statistics.stdev(self.measured) if self.seeds >= MIN_SEEDS else None
 
     @property
     def text(self) -> str:
@@ -111,7 +111,7 @@ def value_text(value: Any) -> str:
 def metrics_of(latest: Iterable[dict[str, Any]]) -> list[str]:
     """Return what the jobs measure, validation and loss first."""
     found = {name for values in latest for name in values if not name.startswith(SPREADS)} - LEFT_OUT
-    return [*(name for name in FIRST if name in found), *sorted(found - {*FIRST})][:MOST_METRICS]
+    return [*(name for name in FIRST if name in found), *sorted(found - {*FIRST})][:MAX_METRICS]
 
 
 def more_is_better(metric: str) -> bool:
@@ -162,16 +162,16 @@ def _without(job: JobValue, seeds: Sequence[str]) -> dict[str, Any]:
 def _seeds_only(metric: str, setting: SweepSetting) -> str:
     """Return how far apart the seeds of one set-up are: "accuracy 0.950 to 0.970 over 5 seeds"."""
     values = setting.measured
-    if len(values) < FEWEST_SEEDS:
+    if len(values) < MIN_SEEDS:
         return ""
     ends = f"{formatting.loss(min(values))} to {formatting.loss(max(values))}"
     return f"No significant difference: {_words(metric)} {ends} over {formatting.plural(len(values), 'seed')}."
 
 
 def _compare_settings(metric: str, settings: Sequence[SweepSetting], *, is_over: bool) -> SweepStanding:
-    measured = [setting for setting in settings if setting.seeds >= FEWEST_SEEDS]
+    measured = [setting for setting in settings if setting.seeds >= MIN_SEEDS]
     measured.sort(key=lambda setting: _rank(metric, setting.mean))
-    ordered = (*measured, *(setting for setting in settings if setting.seeds < FEWEST_SEEDS))
+    ordered = (*measured, *(setting for setting in settings if setting.seeds < MIN_SEEDS))
     if not measured:
         is_begun = any(setting.seeds for setting in settings)
         text = "No setting has been measured with two seeds yet, so none is ahead." if is_begun else ""

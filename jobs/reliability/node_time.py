@@ -13,9 +13,9 @@ from django.db.models.fields.json import KeyTextTransform, KeyTransform
 from jobs.models import Attempt
 from nodes.models import Partition
 
-MOST = 5_000
+MAX_ATTEMPTS = 5_000
 """Number of newest attempts that are examined; more hardly ever run at once."""
-MOST_NAME = 255
+MAX_NAME = 255
 WEEK = 7
 DAY_S = 86_400
 _EPOCH = date(1970, 1, 1).toordinal()
@@ -51,7 +51,7 @@ class AttemptAllocation:
         return max(self.since, datetime.combine(first, time(), UTC))
 
 
-def uncounted(now: datetime, *, most: int = MOST) -> list[AttemptAllocation]:
+def uncounted(now: datetime, *, most: int = MAX_ATTEMPTS) -> list[AttemptAllocation]:
     """Return allocations that the sums lack, newest first."""
     rows = Attempt.objects.confirmed().filter(is_counted=False).exclude(started_at=None)
     return allocations(rows.order_by("-pk")[:most], now)
@@ -92,7 +92,7 @@ def default_partition() -> str:
 
 def partition_of(named: object, default: str) -> str:
     """Return a spec's partition, truncated since jobs from outside Vigil may contain any text."""
-    return str(named or "")[:MOST_NAME] or default
+    return str(named or "")[:MAX_NAME] or default
 
 
 def whole(value: object) -> int:

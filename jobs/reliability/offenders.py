@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jobs.reliability import poisson
-from jobs.reliability.rate import FEW
+from jobs.reliability.rate import MIN_FAILURES
 
 SURE = 0.05
-MOST_SCORE = 300.0
+MAX_SCORE = 300.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Offender:
     @property
     def score(self) -> float:
         """Return minus the decimal logarithm of the chance: from 1.3 on, chance is excluded."""
-        return MOST_SCORE if self.chance <= 0 else min(MOST_SCORE, -math.log10(self.chance))
+        return MAX_SCORE if self.chance <= 0 else min(MAX_SCORE, -math.log10(self.chance))
 
     @property
     def times(self) -> float:
@@ -77,7 +77,7 @@ def offenders(nodes: Iterable[NodeFailures]) -> list[Offender]:
     """Return the offenders, worst first."""
     counted = list(nodes)
     failures, days = sum(node.failures for node in counted), sum(node.node_days for node in counted)
-    found = [_judge(node, failures, days, len(counted)) for node in counted if node.failures >= FEW]
+    found = [_judge(node, failures, days, len(counted)) for node in counted if node.failures >= MIN_FAILURES]
     return sorted(
         (offender for offender in found if offender is not None),
         key=lambda offender: (-offender.score, offender.counts.node),

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 OUTSIDE = 0.05
 _CLOSE = 1e-15
-_MOST_TERMS = 1_000_000
+_MAX_TERMS = 1_000_000
 
 
 def at_least(count: int, mean: float) -> float:
@@ -68,7 +68,7 @@ def upper_gamma(a: float, x: float) -> float:
 
 def _series(a: float, x: float) -> float:
     term = total = 1.0 / a
-    for n in range(1, _MOST_TERMS):
+    for n in range(1, _MAX_TERMS):
         term *= x / (a + n)
         total += term
         if term < total * _CLOSE:
@@ -82,7 +82,7 @@ def _fraction(a: float, x: float) -> float:
     b = x + 1 - a
     c, d = 1 / tiny, 1 / b
     found = d
-    for n in range(1, _MOST_TERMS):
+    for n in range(1, _MAX_TERMS):
         factor = -n * (n - a)
         b += 2
         d = 1 / (factor * d + b or tiny)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from jobs.reliability import poisson
 
-FEW = 3
-"""With fewer failures than this no mean time is given."""
+MIN_FAILURES = 3
+"""With fewer no mean time is given."""
 THOUSAND = 1_000
 
 
@@ -20,7 +20,7 @@ class Rate:
 
     @property
     def is_few(self) -> bool:
-        return self.failures < FEW
+        return self.failures < MIN_FAILURES
 
     @property
     def per_day(self) -> float:

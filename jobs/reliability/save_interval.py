@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 
-LEAST_GAIN = 0.001
+MIN_GAIN = 0.001
 """Smallest share of the time worth recommending a change for."""
-_MOST = 700.0  # largest exponent
+_MAX_EXPONENT = 700.0
 _TINY = 1e-12  # below this, floating point leaves only the root of 2c
 
 
 def useful_share(period: float, *, cost: float, mtbf: float, restart: float = 0.0) -> float:
     """Return the share of allocated time that is useful training if the run saves every `period` seconds."""
-    if period <= cost or (period + restart) / mtbf > _MOST:
+    if period <= cost or (period + restart) / mtbf > _MAX_EXPONENT:
         return 0.0
     return (period - cost) / (mtbf * math.exp(restart / mtbf) * math.expm1(period / mtbf))
 

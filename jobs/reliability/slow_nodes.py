@@ -4,7 +4,7 @@ A step time is the product of what the program does and how fast its slowest nod
 effect plus a node's. Both are taken out by medians (the first step of Tukey's median polish, Exploratory Data Analysis,
 1977, chapter 11): a program's jobs on the node are divided by the median of its jobs elsewhere, and the median of these
 ratios over programs, each of which has one vote, is the node's. So one program that happens to be slow there changes
-nothing. A program votes "slow" if the ratio is at least LEAST and exceeds three of its own spreads elsewhere (the
+nothing. A program votes "slow" if the ratio is at least MIN_RATIO and exceeds three of its own spreads elsewhere (the
 scaled median absolute deviation; Leys et al., 2013, doi 10.1016/j.jesp.2013.03.013).
 
 Step times are what jobs report of themselves. Restarts of a job therefore count once, a program is always one person's,
@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Self
 
-LEAST = 1.1
-LEAST_OTHER_NODES = 2
-LEAST_SPREAD = 0.01
+MIN_RATIO = 1.1
+MIN_OTHER_NODES = 2
+MIN_SPREAD = 0.01
 MAD_TO_SIGMA = 1.4826
 SPREADS = 3.0
-MOST_NODES = 50
+MAX_NODES = 50
 """Slow nodes that are found at once; if there are more, they are not outliers."""
-MOST_COMPARED = 200
+MAX_COMPARED = 200
 """Times of a program, the first ones, that those on a node are compared with: a sweep may have thousands of jobs."""
 
 
@@ -67,17 +67,17 @@ class NodePace:
 
 
 def slow_nodes(times: Iterable[StepTime], also: Collection[str] = ()) -> list[NodePace]:
-    """Return the nodes that are at least LEAST times as slow as others, the slowest first; times are newest first.
+    """Return the nodes that are at least MIN_RATIO times as slow as others, the slowest first; times are newest first.
 
     The nodes of `also` follow, if they are not slow and can be compared.
     """
     programs = _ComparedPrograms(_by_job(time for time in times if time.seconds > 0))
     candidates: Collection[str] = programs.nodes()
     paces: list[NodePace] = []
-    while candidates and len(paces) < MOST_NODES:
+    while candidates and len(paces) < MAX_NODES:
         votes = {node: programs.votes(node) for node in candidates}
         votes = {node: node_votes for node, node_votes in votes.items() if _slow(node_votes)}
-        slow = [node for node, node_votes in votes.items() if _ratio(node_votes) >= LEAST]
+        slow = [node for node, node_votes in votes.items() if _ratio(node_votes) >= MIN_RATIO]
         if not slow:
             break
         worst = max(slow, key=lambda node: (len(_slow(votes[node])), _ratio(votes[node]), node))
@@ -112,7 +112,7 @@ class _ComparedProgram:
         for time in times:
             for node in time.nodes:
                 by_node[node].append(time)
-        return cls(key, times, sorted(times[:MOST_COMPARED], key=lambda time: time.seconds), by_node)
+        return cls(key, times, sorted(times[:MAX_COMPARED], key=lambda time: time.seconds), by_node)
 
     def elsewhere(self, node: str) -> list[StepTime]:
         return [time for time in self.compared if node not in time.nodes]
@@ -120,14 +120,14 @@ class _ComparedProgram:
     def vote(self, node: str) -> _ProgramVote | None:
         """Return how its steps on the node compare; None if too few ran elsewhere."""
         elsewhere = self.elsewhere(node)
-        if len(elsewhere) < LEAST_OTHER_NODES or not _are_on_several(elsewhere):
+        if len(elsewhere) < MIN_OTHER_NODES or not _are_on_several(elsewhere):
             return None
         middle = median(time.seconds for time in elsewhere)
         ratio = median(time.seconds for time in self.by_node[node]) / middle
-        is_slow = ratio >= LEAST
+        is_slow = ratio >= MIN_RATIO
         if is_slow:
             spread = MAD_TO_SIGMA * median(abs(time.seconds / middle - 1) for time in elsewhere)
-            is_slow = ratio >= 1 + SPREADS * max(spread, LEAST_SPREAD)
+            is_slow = ratio >= 1 + SPREADS * max(spread, MIN_SPREAD)
         return _ProgramVote(self, ratio, is_slow)
 
 
@@ -172,7 +172,7 @@ def _are_on_several(times: Iterable[StepTime]) -> bool:
     names: set[str] = set()
     for time in times:
         names |= time.nodes
-        if len(names) >= LEAST_OTHER_NODES:
+        if len(names) >= MIN_OTHER_NODES:
             return True
     return False
 

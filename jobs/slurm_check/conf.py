@@ -11,7 +11,7 @@ from jobs.spec import STOP_SECONDS
 from nodes.schedulers.base import SchedulerError
 
 Conf = Mapping[str, str]
-LEAST_JOB_AGE_S = 120
+MIN_JOB_AGE_S = 120
 
 
 def check(site: CheckedSite) -> Iterator[CheckFinding]:
@@ -49,11 +49,9 @@ def _requeue(conf: Conf) -> CheckFinding:
 
 def _age(conf: Conf) -> CheckFinding:
     seconds = _seconds(conf.get("MinJobAge", ""))
-    if seconds is None or seconds >= LEAST_JOB_AGE_S:
+    if seconds is None or seconds >= MIN_JOB_AGE_S:
         return ok("MinJobAge", conf.get("MinJobAge", "not reported"))
-    remedy = (
-        f"MinJobAge={LEAST_JOB_AGE_S} or more (Slurm's default is 300), so that slurmctld still reports ended jobs."
-    )
+    remedy = f"MinJobAge={MIN_JOB_AGE_S} or more (Slurm's default is 300), so that slurmctld still reports ended jobs."
     return warn("MinJobAge", f"{seconds} s: ended jobs are soon forgotten, and only accounting has them", remedy)
 
 

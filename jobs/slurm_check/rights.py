@@ -10,7 +10,7 @@ from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, s
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.http import SlurmUnreachable
 
-MOST = 200  # people whose tokens are tried
+MAX_PEOPLE = 200  # whose tokens are tried
 
 
 def accounts(site: CheckedSite) -> Iterator[CheckFinding]:
@@ -85,7 +85,7 @@ def people(site: CheckedSite) -> Iterator[CheckFinding]:
         return
     usable_count = 0
     users = sorted({*site.without_project, *(submitter.slurm_user for submitter in site.people)})
-    for user in users[:MOST]:
+    for user in users[:MAX_PEOPLE]:
         problems = list(_person(site, user))
         yield from problems
         usable_count += not problems

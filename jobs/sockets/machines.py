@@ -27,7 +27,7 @@ from nodes.telemetry import live
 from portal.http import sockets
 from portal.models import User
 
-MOST_GPUS = 64  # of a machine
+MAX_GPUS = 64  # of a machine
 HIDDEN_S = 5.0  # how long a person may still see a GPU that was just allocated to a job hidden from them
 
 
@@ -47,7 +47,7 @@ class _GpuIndexes:
 
     @database_sync_to_async
     def _read(self) -> dict[str, int]:
-        rows = Gpu.objects.filter(gone_at=None, index__lt=MOST_GPUS).order_by().values_list("uuid", "index")
+        rows = Gpu.objects.filter(gone_at=None, index__lt=MAX_GPUS).order_by().values_list("uuid", "index")
         return dict(rows)
 
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from datetime import MAXYEAR, MINYEAR, datetime, timedelta, tzinfo
 
-MOST_NODES = 1_000  # named in one list
+MAX_NODES = 1_000  # named in one list
 AHEAD = timedelta(days=366)  # how late a job may begin
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.\-&|*()\[\]:]{0,199}\Z")
 _LICENSE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@-]{0,63})(?::[1-9][0-9]{0,5})?\Z")
-MOST_LICENSES = 20  # in one list; no known cluster has more
+MAX_LICENSES = 20  # in one list; no known cluster has more
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _HOSTS = re.compile(r"([A-Za-z0-9._-]*)\[([0-9,-]{1,200})\]([A-Za-z0-9._-]*)\Z")
 _SPAN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
@@ -47,10 +47,10 @@ def licenses(value: str) -> str:
     if not value:
         return value
     found = [_LICENSE.match(item) for item in value.split(",")]
-    if not all(found) or len(found) > MOST_LICENSES:
+    if not all(found) or len(found) > MAX_LICENSES:
         raise ValueError(
             f'"{value[:80]}" is not a list of licences. Write it without spaces, like matlab:2,abaqus,'
-            f" with {MOST_LICENSES} names at most."
+            f" with {MAX_LICENSES} names at most."
         )
     names = [match[1] for match in found if match]
     if twice := next((name for name in names if names.count(name) > 1), ""):
@@ -74,8 +74,8 @@ def hosts(value: list[str]) -> list[str]:
     for text in value:
         for name in _expanded(text):
             found[name] = None
-            if len(found) > MOST_NODES:
-                raise ValueError(f"These are more than {MOST_NODES:,} nodes. Name fewer, or use a constraint.")
+            if len(found) > MAX_NODES:
+                raise ValueError(f"These are more than {MAX_NODES:,} nodes. Name fewer, or use a constraint.")
     return list(found)
 
 

@@ -23,14 +23,14 @@ from jobs.spec.table import SpecTable
 from jobs.spec.toml import read_toml
 from training.federation.data_division import EMPTY_CLIENTS
 
-MOST = 1_000  # combinations
-MOST_PROBLEMS = 20
+MAX_COMBINATIONS = 1_000  # combinations
+MAX_PROBLEMS = 20
 # Values and lines of all combinations together: each is checked and written out for every job. 250,000 take 3 s; what
 # 64 KB can hold, times a thousand, took 30 s.
-MOST_IN_ALL = 250_000
+MAX_VALUES_AND_LINES = 250_000
 # Tags and jobs to wait for, of all combinations together: rows that one transaction inserts while others wait for it.
 # 50,000 tags took 1.4 s of processor time.
-MOST_LINKS = 10_000
+MAX_LINKS = 10_000
 TABLE = "sweep"
 _PATH = re.compile(r"run(\.\w+)+|script\.args|script\.env\.\w+", re.ASCII)
 _EXAMPLE = 'Write a line [sweep.over], and below it the values, such as "run.learning_rate" = [1e-3, 2e-3].'
@@ -54,7 +54,11 @@ class SweepTable(SpecTable):
     """[sweep]: the values by path, and how many jobs run at once."""
 
     at_once: int | None = Field(
-        default=None, ge=1, le=MOST, title="At once", description="How many of the jobs run at the same time."
+        default=None,
+        ge=1,
+        le=MAX_COMBINATIONS,
+        title="At once",
+        description="How many of the jobs run at the same time.",
     )
     over: Annotated[dict[str, list[Any]], BeforeValidator(_flatten)] = Field(
         title="Over", description='Values by path: "run.learning_rate" = [1e-3, 2e-3]. Every combination is a job.'
@@ -118,7 +122,7 @@ class SweepSpec:
         name = base.get("name")
         _check_cost(found.size, _count(base), "values")
         links = sum(len(base[key]) for key in ("tags", "after") if isinstance(base.get(key), list))
-        _check_cost(found.size, links, "tags and jobs to wait for", most=MOST_LINKS)
+        _check_cost(found.size, links, "tags and jobs to wait for", most=MAX_LINKS)
         combinations, specs, refused = _parsed(base, found.over, name)
         texts = _texts(text if text is not None else plain_toml(data), combinations, specs, found.over)
         points = (
@@ -181,13 +185,13 @@ def _table_problems(found: SweepTable) -> Iterator[Problem]:
             yield Problem(field, f"{inner} lies within it. Remove one of them.")
         elif (twice := _duplicate(values)) is not None:
             yield Problem(field, f"{_quote(twice)} is given twice. Remove one of them.")
-    if len(found.over) and found.size > MOST:
+    if len(found.over) and found.size > MAX_COMBINATIONS:
         each = " × ".join(str(len(values)) for values in found.over.values())
-        text = f"{each} = {found.size:,} combinations; a sweep has {MOST:,} at most."
+        text = f"{each} = {found.size:,} combinations; a sweep has {MAX_COMBINATIONS:,} at most."
         yield Problem("sweep.over", f"{text} Use fewer values, or split it into several sweeps.")
 
 
-def _check_cost(jobs: int, each: int, what: str, *, most: int = MOST_IN_ALL) -> None:
+def _check_cost(jobs: int, each: int, what: str, *, most: int = MAX_VALUES_AND_LINES) -> None:
     """Refuse a sweep that is many jobs of a very long specification."""
     if jobs * each > most:
         text = f"{jobs:,} jobs of {each:,} {what} each are too much: {most:,} {what} in total at most."
@@ -266,7 +270,7 @@ def _parsed(
             combinations.append(values)
         except SpecError as error:
             failed.append((values, error.problems))
-            if sum(not _is_drawn(problems) for _, problems in failed) >= MOST_PROBLEMS:
+            if sum(not _is_drawn(problems) for _, problems in failed) >= MAX_PROBLEMS:
                 break
     wrong = failed if not specs else [row for row in failed if not _is_drawn(row[1])]
     if wrong:
@@ -302,7 +306,7 @@ def _merge_problems(failed: list[tuple[dict[str, Any], list[Problem]]], *, is_al
             else:
                 with_them = ", ".join(f"{path} = {_quote(value)}" for path, value in values.items())
                 merged.setdefault(Problem(problem.field, f"{problem.message} That is with {with_them}."))
-    return list(merged)[:MOST_PROBLEMS]
+    return list(merged)[:MAX_PROBLEMS]
 
 
 def _quote(value: object) -> str:

@@ -13,7 +13,7 @@ from portal.access import can, note_if_sysadmin
 from portal.audit import Change
 from portal.models import User
 
-MOST = 10**9
+MAX_EVERY = 10**9
 
 
 def set_cadence(user: User, job: Job, every: int | None) -> None:
@@ -25,8 +25,8 @@ def set_cadence(user: User, job: Job, every: int | None) -> None:
         raise Refused(f"#{job.pk} belongs to {job.owner}.", f"Ask them or a lead of {job.project}.")
     if not job.job_kind.trains:
         raise Conflict(f"Not changed. #{job.pk} runs your own program, which decides itself when to save.")
-    if every is not None and not 1 <= every <= MOST:
-        raise SpecError.at("every", f"{every:,} {job.job_kind.units} is out of range: use 1 to {MOST:,}.")
+    if every is not None and not 1 <= every <= MAX_EVERY:
+        raise SpecError.at("every", f"{every:,} {job.job_kind.units} is out of range: use 1 to {MAX_EVERY:,}.")
     with transaction.atomic():
         before = CadenceOrder.objects.filter(job=job).values_list("every", flat=True).first()
         if every is None:

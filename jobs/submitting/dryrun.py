@@ -40,8 +40,8 @@ from training.federation.coverage_forecast import forecast
 from training.federation.outline import DataOutline, outline
 from vigil_core import formatting
 
-MOST_AVOIDED = 5
-MOST_WINDOWS = 3
+MAX_AVOIDED = 5
+MAX_WINDOWS = 3
 NEWEST = 200
 """Number of a project's newest jobs that are searched for a similar one."""
 
@@ -145,7 +145,7 @@ def _start(user: User, spec: JobSpec, project: Project) -> Iterator[DryRunFindin
 
 
 def _avoided_text(avoided: Mapping[str, str]) -> str:
-    named = [f"{node} ({reason})" for node, reason in list(avoided.items())[:MOST_AVOIDED]]
+    named = [f"{node} ({reason})" for node, reason in list(avoided.items())[:MAX_AVOIDED]]
     more = len(avoided) - len(named)
     return formatting.listed([*named, f"{more} more"] if more else named)
 
@@ -171,7 +171,7 @@ def _maintenance(spec: JobSpec, start: Sequence[DryRunFinding]) -> list[DryRunFi
     request, there = request_of(spec), read.read()
     effects = maintenance.effects(request, survey(request, there), windows, there.now)
     texts = [effect.text for effect in effects if not any(effect.text in finding.text for finding in start)]
-    return [DryRunFinding("warn", "Maintenance", text) for text in texts[:MOST_WINDOWS]]
+    return [DryRunFinding("warn", "Maintenance", text) for text in texts[:MAX_WINDOWS]]
 
 
 def _topology(spec: JobSpec) -> list[DryRunFinding]:

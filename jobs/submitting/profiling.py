@@ -15,7 +15,7 @@ from portal.access import can, note_if_sysadmin
 from portal.audit import Change
 from portal.models import User
 
-STEPS, MOST_STEPS = 5, 100
+STEPS, MAX_STEPS = 5, 100
 
 
 def request_profile(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) -> str:
@@ -31,8 +31,8 @@ def request_profile(user: User, job: Job, *, steps: int = STEPS, rank: int = 0) 
     attempt = job.latest
     if attempt is None or attempt.state != Attempt.State.RUNNING:
         raise Conflict(f"Not profiled. #{job.pk} is not running: it is {attempt.state if attempt else 'being made'}.")
-    if not 1 <= steps <= MOST_STEPS:
-        raise SpecError.at("steps", f"{steps:,} is out of range: use 1 to {MOST_STEPS}.")
+    if not 1 <= steps <= MAX_STEPS:
+        raise SpecError.at("steps", f"{steps:,} is out of range: use 1 to {MAX_STEPS}.")
     attempt = Attempt.objects.select_related("job").get(pk=attempt.pk)
     running = size_of(attempt)
     if running is not None and rank >= running.ranks:  # perhaps a rank of a lost node: it would never respond

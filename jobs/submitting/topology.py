@@ -11,8 +11,8 @@ from training.config.run_config import RunConfig
 from vigil_core import formatting
 
 AXIS = "tp"
-MOST_NODES, MOST_GPUS = 200, 64
-MOST_NAMED = 3
+MAX_NODES, MAX_GPUS = 200, 64
+MAX_NAMED = 3
 
 
 def warnings(spec: JobSpec) -> list[str]:
@@ -22,13 +22,13 @@ def warnings(spec: JobSpec) -> list[str]:
         return []
     short: dict[str, list[str]] = {}
     agents = Agent.objects.filter(node__in=_usable(spec)).order_by("node")
-    for node, matrix in agents.values_list("node", "facts__topology")[:MOST_NODES]:
+    for node, matrix in agents.values_list("node", "facts__topology")[:MAX_NODES]:
         islands = nvlink_islands(matrix)
         if islands and islands[0] < degree:
             short.setdefault(_text(islands), []).append(node)
     needs = f"mesh.{AXIS} = {degree} needs {degree}-way NVLink"
     return [
-        f"{needs}; {formatting.listed(names, MOST_NAMED)} {'has' if len(names) == 1 else 'have'} {text}."
+        f"{needs}; {formatting.listed(names, MAX_NAMED)} {'has' if len(names) == 1 else 'have'} {text}."
         for text, names in short.items()
     ]
 
@@ -38,7 +38,7 @@ def nvlink_islands(matrix: object) -> list[int]:
 
     `matrix`: in nvidia-smi's terms, [a][b] is X, NV18, PIX, SYS …
     """
-    if not isinstance(matrix, list) or not 1 < len(matrix) <= MOST_GPUS:
+    if not isinstance(matrix, list) or not 1 < len(matrix) <= MAX_GPUS:
         return []
     if not all(isinstance(row, list) and len(row) == len(matrix) for row in matrix):
         return []
@@ -61,4 +61,4 @@ def _usable(spec: JobSpec) -> list[str]:
         return list(spec.resources.require_nodes)
     partition = Partition.objects.filter(name=spec.resources.partition).first()
     names = list(partition.nodes) if partition is not None else list(Node.objects.values_list("name", flat=True))
-    return sorted(set(names) - set(spec.resources.exclude_nodes))[:MOST_NODES]
+    return sorted(set(names) - set(spec.resources.exclude_nodes))[:MAX_NODES]

@@ -21,7 +21,7 @@ from portal.access import can, user_of
 from vigil_core import formatting
 from vigil_core.untrusted import whole
 
-MOST_AT_ONCE = 100
+MAX_JOBS = 100
 _NO_CHECKPOINT = "Its processes end without a last checkpoint."
 
 
@@ -81,7 +81,7 @@ def kill(request: HttpRequest, job_id: int) -> HttpResponse:
 @require_POST
 def cancel_several(request: HttpRequest) -> HttpResponse:
     """Cancel the jobs selected in the list."""
-    numbers = [whole(number) for number in request.POST.getlist("job")[:MOST_AT_ONCE]]
+    numbers = [whole(number) for number in request.POST.getlist("job")[:MAX_JOBS]]
     chosen = [number for number in numbers if number is not None]
     user, done = user_of(request), 0
     for job in Job.objects.visible_to(user).with_latest_attempt().filter(pk__in=chosen):

@@ -28,8 +28,8 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 CHANGE = "change the catalogue"
-MOST_TEXT = 200_000  # characters of an entry file
-MOST_AT_ONCE = 20  # entries per file, because each is tried for up to a second
+MAX_TEXT = 200_000  # characters of an entry file
+MAX_ENTRIES_PER_FILE = 20  # entries per file, because each is tried for up to a second
 PREFILLED = ("name", "pattern", "example", "cause", "role")  # by a link to the form
 
 
@@ -56,7 +56,7 @@ def _index(request: HttpRequest, *, text: str = "", mistakes: Sequence[str] = ()
         "judged": Incident.objects.judged()[:1].exists(),
         "text": text,
         "mistakes": mistakes,
-        "most": MOST_AT_ONCE,
+        "most": MAX_ENTRIES_PER_FILE,
     }
     return render(request, "jobs/catalogue.html", context, status=422 if mistakes else 200)
 
@@ -81,13 +81,13 @@ def add_entries(request: HttpRequest) -> HttpResponse:
     text = request.POST.get("text", "").replace("\r\n", "\n")
     mistakes = []
     try:
-        if len(text) > MOST_TEXT:
+        if len(text) > MAX_TEXT:
             raise BadEntry(
-                f"The text is longer than {MOST_TEXT:,} characters: add it in parts, or use `vigil catalogue add`."
+                f"The text is longer than {MAX_TEXT:,} characters: add it in parts, or use `vigil catalogue add`."
             )
         given = read_entries(text)
-        if not 1 <= len(given) <= MOST_AT_ONCE:
-            mistakes = [f"The text has {len(given)} [[entry]] tables; 1 to {MOST_AT_ONCE} are allowed."]
+        if not 1 <= len(given) <= MAX_ENTRIES_PER_FILE:
+            mistakes = [f"The text has {len(given)} [[entry]] tables; 1 to {MAX_ENTRIES_PER_FILE} are allowed."]
         for entry in given if not mistakes else ():
             trial = site_catalogue.check(entry_as_json(entry))
             mistakes += [f"{entry.name}, {finding.field}: {finding.text}" for finding in trial.errors]

@@ -20,7 +20,7 @@ from portal.access import user_of
 from vigil_core.untrusted import MAX_UNIX_TIME, whole
 
 COLUMNS = 240
-MOST_TABLE = 200  # rows of the table under the map
+MAX_TABLE_ROWS = 200  # rows of the table under the map
 REFRESHED = ("gpu-summary", "told")  # the element that htmx refreshes; "told" on pages opened before 0.2.0
 
 
@@ -45,8 +45,8 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
         picture=drawn,
         gpu_summary=(lead, rest if heat.source else _missing_field_text(chosen, shown)),
         source=words.SOURCES.get(heat.source, ""),
-        rows=drawn.rows[:MOST_TABLE],
-        more=max(0, len(drawn.rows) - MOST_TABLE),
+        rows=drawn.rows[:MAX_TABLE_ROWS],
+        more=max(0, len(drawn.rows) - MAX_TABLE_ROWS),
         finding=gpu_tab.low_use(shown.life),
         heat_data=_map_payload(shown, heat, drawn, start, end),
     )

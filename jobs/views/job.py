@@ -34,7 +34,7 @@ from portal.access import can, user_of
 
 OVERVIEW_CHECKPOINTS = 6
 SHOWN_SLOW = 3  # slow periods of a mount described in words
-MOST_READ = 25  # attempts whose environments are read from disk for one page
+MAX_ENVIRONMENTS = 25  # attempts whose environments are read from disk for one page
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _exports(job: Job, checkpoint: Checkpoint | None) -> list[Export]:
 @require_safe
 def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
     page = page_of(request, job_id)
-    ran = environments.attempt_environments(history(page.life.attempts, most=MOST_READ))
+    ran = environments.attempt_environments(history(page.life.attempts, most=MAX_ENVIRONMENTS))
     guarded, chosen = guard_events.by_attempt(page.life.attempts), layouts.chosen_layouts(page.life.attempts)
     in_place = verdicts.incidents_in_place(page.life.attempts)
     before = {
@@ -212,7 +212,7 @@ def attempts(request: HttpRequest, job_id: int) -> HttpResponse:
         )
         for attempt in reversed(page.life.attempts)
     ]
-    unread = len(rows) > MOST_READ
+    unread = len(rows) > MAX_ENVIRONMENTS
     return render(request, "jobs/attempts.html", page.context("attempts", rows=rows, unread=unread))
 
 

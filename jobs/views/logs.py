@@ -22,7 +22,7 @@ from portal.http.api import stream
 from vigil_core.untrusted import plain, whole
 
 PAGE = 400
-MOST = 1_000
+MAX_LINES = 1_000
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def lines(request: HttpRequest, job_id: int) -> HttpResponse:
     job = get_object_or_404(jobs, pk=job_id)
     selection = _selection(request, job)
     tail = _number(request, "tail")
-    limit = min(tail or _number(request, "limit") or PAGE, MOST)
+    limit = min(tail or _number(request, "limit") or PAGE, MAX_LINES)
     after, before = _number(request, "after"), _number(request, "before")
     try:
         part = logs.read(job, selection, after=after, before=before, limit=limit)

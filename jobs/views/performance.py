@@ -32,7 +32,7 @@ from vigil_core.untrusted import whole
 
 BOTTLENECK = "run.verdict"
 SHOWN_PROFILES = 5
-MOST_CHARACTERS = 400  # of a sentence
+MAX_CHARACTERS = 400  # of a sentence
 
 LABEL, LETTER = 0.035, 0.0175
 """Shares of the bar's width on a phone: the margin around a part's name, and each of its letters."""
@@ -180,8 +180,8 @@ def _bottleneck(event: Event | None, life: JobLife) -> BottleneckPanel:
     parts = _parts(data.get("split"))
     return BottleneckPanel(
         title=_BOUNDS[bound] if bound in BOUNDS else "",
-        because=untrusted.line(data.get("because"), MOST_CHARACTERS),
-        remedy=untrusted.line(data.get("remedy"), MOST_CHARACTERS) if bound in BOUNDS else "",
+        because=untrusted.line(data.get("because"), MAX_CHARACTERS),
+        remedy=untrusted.line(data.get("remedy"), MAX_CHARACTERS) if bound in BOUNDS else "",
         parts=parts,
         step_seconds=sum(part.seconds for part in parts),
         facts=list(_facts(data)),

@@ -29,7 +29,7 @@ from vigil_core.untrusted import plain, whole
 PIECES = 16  # pieces of evidence before "all of it"
 SPANS = (("near", "Around it"), ("hour", "1 h"), ("attempt", "Attempt"))
 NEW_ACTIONS = 2  # empty rows that the form offers
-MOST_ROWS = 2 * editing.MOST_ACTIONS  # rows read from a form
+MAX_ROWS = 2 * editing.MAX_ACTIONS  # rows read from a form
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _posted(request: HttpRequest) -> PostMortemDraft:
             due=_text(request, f"due-{key}"),
             is_done=request.POST.get(f"done-{key}") == "1",
         )
-        for key in map(plain, request.POST.getlist("row")[:MOST_ROWS])
+        for key in map(plain, request.POST.getlist("row")[:MAX_ROWS])
     ]
     revision = plain(request.POST.get("revision", ""))
     return PostMortemDraft(_text(request, "narrative"), _text(request, "factors"), rows, revision, is_refused=True)

@@ -13,7 +13,7 @@ from nodes.scheduling.capacity import CandidateNode, Request, assess
 from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 
 
 def effects(
@@ -101,7 +101,7 @@ def _are_needed(facts: WaitFacts, nodes: Sequence[str]) -> bool:
 
 def _names(nodes: Sequence[str], usable: int) -> str:
     """Return the nodes by name if they are few, else how many; `usable` is how many the job could use without it."""
-    if len(nodes) <= MOST_NAMES:
+    if len(nodes) <= MAX_NAMES:
         return formatting.listed([*nodes])
     every = "all " if len(nodes) == usable else ""
     return f"{every}{formatting.count(len(nodes))} nodes that it could use ({nodes[0]} … {nodes[-1]})"

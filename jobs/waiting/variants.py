@@ -19,10 +19,10 @@ from training.config.run_config import RunConfig
 from training.planning import checking
 from vigil_core import formatting
 
-MOST = 5
+MAX_VARIANTS = 5
 MAX_ALIKE = 2  # of a kind that start now
 MAX_TRIED = 8  # of each way to change it
-LEAST_TIME_S = 600
+MIN_TIME_S = 600
 MARGIN_S = 120  # between its end and the next start, which takes a moment
 SAME, OTHER, LESS = range(3)  # as many GPUs of the same kind; elsewhere or of another kind; fewer
 
@@ -66,9 +66,9 @@ def propose(
     try_request: Callable[[Request], TrialOutcome],
     ends: list[float],
 ) -> tuple[Variant, ...]:
-    """Return at most MOST variants, the best first. `ends`: moments before which it would have to end to fit in."""
+    """Return at most MAX_VARIANTS, the best first. `ends`: moments before which it would have to end to fit in."""
     limits = sorted({_rounded(end - cluster.now - MARGIN_S) for end in ends}, reverse=True)
-    times = [limit for limit in limits if LEAST_TIME_S <= limit < request.time_limit_s][:3]
+    times = [limit for limit in limits if MIN_TIME_S <= limit < request.time_limit_s][:3]
     tried: list[tuple[_Candidate, TrialOutcome]] = []
     for candidate in _candidates(spec, request, cluster):
         outcome = try_request(candidate.request)
@@ -196,7 +196,7 @@ def _allowed(spec: JobSpec, found: list[tuple[_Candidate, TrialOutcome]]) -> Ite
         kind = (outcome.room, candidate.tier)
         if (
             chosen[kind] < (MAX_ALIKE if outcome.room == "now" else 1)
-            and chosen.total() < MOST
+            and chosen.total() < MAX_VARIANTS
             and _is_allowed(plain, candidate.changes)
         ):
             chosen[kind] += 1

@@ -195,7 +195,7 @@ def _notify_unallocated(now: datetime) -> None:
     by_node: dict[str, list[tuple[Gpu, dict[str, object]]]] = defaultdict(list)
     for gpu, process in _persistent(use.processes_on_free_gpus(now), now):
         by_node[gpu.agent.node].append((gpu, process))
-    keys = {node: f"{UNALLOCATED}:{node}"[: notify.MOST_KEY] for node in by_node}
+    keys = {node: f"{UNALLOCATED}:{node}"[: notify.MAX_KEY] for node in by_node}
     for node, found in by_node.items():
         title, detail = _unallocated_text(node, found)
         link = reverse("node", args=[node])

@@ -25,7 +25,7 @@ WINDOWS = (1, 7, 30, 90)
 BY = ("project", "person", "job")
 SORTS = ("name", "allocated", "used", "share", "idle")
 FORMER_SORTS = ("held", "-held")  # deprecated names of "allocated" and "-allocated"
-MOST_DAYS = 90
+MAX_DAYS = 90
 OUTSIDE_VIGIL = "outside Vigil"  # jobs of unknown projects
 
 

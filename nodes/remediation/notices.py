@@ -84,11 +84,11 @@ def _notices(now: datetime) -> Iterator[HealthNotice]:
     for (node, rule), entries in shown:
         advice = rules[rule].advice if rule in rules else ""
         yield HealthNotice(
-            key=f"{KIND}:{_within(f'{node}:{rule}', notify.MOST_KEY - len(KIND) - 1)}",
+            key=f"{KIND}:{_within(f'{node}:{rule}', notify.MAX_KEY - len(KIND) - 1)}",
             title=_title(entries),
             detail=f"{_follow_up(entries)} {advice}".strip(),
             link=_link(entries),
-            edition=_call(entries) + _within(_places(entries), notify.MOST_EDITION - len(_REFUSED)),
+            edition=_call(entries) + _within(_places(entries), notify.MAX_EDITION - len(_REFUSED)),
         )
     if findings > len(shown):
         yield HealthNotice(

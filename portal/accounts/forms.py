@@ -63,7 +63,7 @@ class ReauthenticateForm(RewordedErrors, allauth.ReauthenticateForm):
     names: ClassVar = {"password": "Password"}
 
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Maximum number of tokens that the new-password form names."""
 
 
@@ -91,8 +91,8 @@ class RevokesTokens(forms.Form):
     def tokens_text(self) -> str:
         """Return which tokens there are: "laptop (write, used 3 d ago), ci (read, never used) and 3 more"."""
         shown = [f"{token.name} ({token.get_scope_display().lower()}, {_used(token)})" for token in self.tokens]
-        more = len(shown) - MOST_NAMED
-        return formatting.listed([*shown[:MOST_NAMED], f"{more} more"] if more > 0 else shown)
+        more = len(shown) - MAX_NAMED
+        return formatting.listed([*shown[:MAX_NAMED], f"{more} more"] if more > 0 else shown)
 
     @property
     def revoked_text(self) -> str:

@@ -43,7 +43,7 @@ class WantedAnnouncements(WantedPage):
 
 class NewAnnouncement(Schema):
     model_config = {"extra": "forbid"}
-    text: str = Field(min_length=1, max_length=Announcement.MOST, description="Plain text, one paragraph.")
+    text: str = Field(min_length=1, max_length=Announcement.MAX_LENGTH, description="Plain text, one paragraph.")
     level: str = Field("info", max_length=16, description="info, warning or critical.")
     starts_at: Moment | None = Field(None, description="Default: now.")
     ends_at: Moment | None = Field(None, description="Default: until it is withdrawn.")

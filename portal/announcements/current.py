@@ -14,11 +14,11 @@ from django.http import HttpRequest, HttpResponse
 
 from portal.models import Announcement
 
-MOST = 5
+MAX_ANNOUNCEMENTS = 5
 """Announcements that are shown at once: the most urgent, the newest of them first."""
 FRESH_S = 5.0
 HEADER = "Vigil-Announcements"
-MOST_HEADER = 2_000
+MAX_HEADER_BYTES = 2_000
 """Bytes of the header. A proxy that has no room for all headers, in nginx 4 KiB by default, answers 502 instead."""
 CUT = quote("…")
 URGENCY = {Announcement.Level.CRITICAL: 0, Announcement.Level.WARNING: 1, Announcement.Level.INFO: 2}
@@ -30,8 +30,11 @@ def current() -> tuple[Announcement, ...]:
     global _cached
     database = str(settings.DATABASES["default"]["NAME"])
     if _cached is None or time.monotonic() - _cached[0] > FRESH_S or _cached[1] != database:
-        rows = sorted(Announcement.objects.shown()[: 10 * MOST], key=lambda row: URGENCY[Announcement.Level(row.level)])
-        _cached = (time.monotonic(), database, tuple(rows[:MOST]))
+        rows = sorted(
+            Announcement.objects.shown()[: 10 * MAX_ANNOUNCEMENTS],
+            key=lambda row: URGENCY[Announcement.Level(row.level)],
+        )
+        _cached = (time.monotonic(), database, tuple(rows[:MAX_ANNOUNCEMENTS]))
     return tuple(row for row in _cached[2] if row.is_shown)
 
 
@@ -59,7 +62,7 @@ def add_header(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
 def _header(shown: Sequence[Announcement]) -> str:
     """Return `level;text` of each, quoted. Long texts are cut: each gets its share of what earlier ones left."""
     parts: list[str] = []
-    room = MOST_HEADER
+    room = MAX_HEADER_BYTES
     for number, row in enumerate(shown):
         share = room // (len(shown) - number)
         parts.append(f"{row.level};{_quoted(row.text, share - len(row.level) - 2)}")  # with `;` and `,`

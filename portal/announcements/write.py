@@ -13,7 +13,7 @@ from portal.audit import Change
 from portal.models import Announcement, User
 from vigil_core.untrusted import plain
 
-MOST_STANDING = 50
+MAX_STANDING = 50
 """Announcements that are shown or planned at one time."""
 FARTHEST = timedelta(days=366)
 
@@ -32,8 +32,8 @@ def announce(
     """Show the text to everybody between these times; by default from now on. Raises BadAnnouncement."""
     now = timezone.now()
     text, starts_at = " ".join(plain(text).split()), starts_at or now
-    if not text or len(text) > Announcement.MOST:
-        raise BadAnnouncement("text", f"Write a text of at most {Announcement.MOST} characters.")
+    if not text or len(text) > Announcement.MAX_LENGTH:
+        raise BadAnnouncement("text", f"Write a text of at most {Announcement.MAX_LENGTH} characters.")
     if not text.isprintable():
         raise BadAnnouncement("text", "The text contains characters that cannot be printed. Remove them.")
     if level not in Announcement.Level.values:
@@ -47,8 +47,8 @@ def announce(
     if ends_at is not None and ends_at > starts_at + FARTHEST:
         raise BadAnnouncement("ends_at", "The end is more than a year after the start. Leave it out.")
     with transaction.atomic():
-        if Announcement.objects.pending(now).count() >= MOST_STANDING:
-            raise BadAnnouncement("text", f"There are {MOST_STANDING} announcements already. Withdraw one first.")
+        if Announcement.objects.pending(now).count() >= MAX_STANDING:
+            raise BadAnnouncement("text", f"There are {MAX_STANDING} announcements already. Withdraw one first.")
         row = Announcement.objects.create(
             text=text, level=level, starts_at=starts_at, ends_at=ends_at, written_by=user, written_at=now
         )

@@ -37,7 +37,7 @@ from vigil_core import bounded
 
 log = logging.getLogger(__name__)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-MOST_ERRORS = 100  # listed for one request: a body of 60,000 unknown fields was answered by 4 MB
+MAX_ERRORS = 100  # listed for one request: a body of 60,000 unknown fields was answered by 4 MB
 
 # Text that people may write into a field or a filter: PostgreSQL stores no NUL characters.
 Piece = TypeVar("Piece", str, bytes)
@@ -296,7 +296,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 
 
 def _validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
-    errors = [FieldError(field=_field(e["loc"]), message=plain_message(e)) for e in error.errors[:MOST_ERRORS]]
+    errors = [FieldError(field=_field(e["loc"]), message=plain_message(e)) for e in error.errors[:MAX_ERRORS]]
     detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors[:3])
     return Problem(422, detail, kind="invalid", errors=errors).response()
 

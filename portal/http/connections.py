@@ -17,7 +17,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 WAIT_S = 10.0
-LEAST_BYTES_S = 1_000  # a post of 1 MB may take 17 minutes, a request of 2 kB 12 s
+MIN_BYTES_S = 1_000  # a post of 1 MB may take 17 minutes, a request of 2 kB 12 s
 # No legitimate cookies, query and token are longer; httptools would collect any amount. In one-byte chunks, a body has
 # five bytes of framing for each byte of content.
 HEAD_BYTES, FRAMING = 64 * 1024, 8
@@ -79,7 +79,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._body_bytes += len(body)
         self._head_bytes -= len(body)
         if self._body_began:
-            slowest = self._body_began + WAIT_S + self._body_bytes / LEAST_BYTES_S
+            slowest = self._body_began + WAIT_S + self._body_bytes / MIN_BYTES_S
             self._await(min(self.loop.time() + WAIT_S, slowest))
 
     def on_message_complete(self) -> None:
@@ -146,7 +146,7 @@ class PatientProtocol(HttpToolsProtocol):
         """Abort the connection of a client that reads nearly nothing; an orderly close would wait for it."""
         self._reader_timer = None
         before, self._unread = self._unread, self.transport.get_write_buffer_size()
-        if before - self._unread < WAIT_S * LEAST_BYTES_S:
+        if before - self._unread < WAIT_S * MIN_BYTES_S:
             self._forget_client()
             self.transport.abort()
         else:

@@ -13,7 +13,7 @@ PRIVATE = "private, no-store"
 """Cache-Control header of all responses except static files."""
 
 
-MOST_DETAIL, MOST_ERROR = 20_000, 2_000
+MAX_DETAIL, MAX_ERROR = 20_000, 2_000
 """Maximum characters of quoted request text in a document, which may be, for example, a key of 500 kB."""
 
 
@@ -48,8 +48,8 @@ class Problem(Exception):
             "type": f"urn:vigil:problem:{self.kind}" if self.kind else "about:blank",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
-            "detail": _short(self.detail, MOST_DETAIL),
-            "errors": [{name: _short(str(text), MOST_ERROR) for name, text in error.items()} for error in self.errors],
+            "detail": _short(self.detail, MAX_DETAIL),
+            "errors": [{name: _short(str(text), MAX_ERROR) for name, text in error.items()} for error in self.errors],
         }
         return HttpResponse(json.dumps(body), status=self.status, content_type=MEDIA_TYPE, headers=self.headers)
 

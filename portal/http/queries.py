@@ -11,7 +11,7 @@ from ninja.operation import Operation
 
 from portal.http.problems import FieldError, Problem
 
-MOST_NAMED = 20  # parameters of one request
+MAX_NAMED = 20  # parameters of one request
 
 
 def strict(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def parameters_of(operation: Operation) -> list[str]:
 
 
 def _problem(unknown: Sequence[str], parameters: Sequence[str]) -> Problem:
-    errors = [FieldError(field=name[:80], message=_message(name[:80], parameters)) for name in unknown[:MOST_NAMED]]
+    errors = [FieldError(field=name[:80], message=_message(name[:80], parameters)) for name in unknown[:MAX_NAMED]]
     return Problem(422, " ".join(error["message"] for error in errors[:3]), kind="invalid", errors=errors)
 
 

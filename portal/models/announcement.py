@@ -32,14 +32,14 @@ class AnnouncementQuerySet(models.QuerySet["Announcement"]):
 class Announcement(models.Model):
     """A short plain text for everybody who is signed in, from a time until a time."""
 
-    MOST = 400  # characters
+    MAX_LENGTH = 400  # characters
 
     class Level(models.TextChoices):
         INFO = "info"
         WARNING = "warning"
         CRITICAL = "critical"
 
-    text = models.CharField(max_length=MOST)
+    text = models.CharField(max_length=MAX_LENGTH)
     level = models.CharField(max_length=16, choices=Level.choices, default=Level.INFO)
     starts_at = models.DateTimeField(default=timezone.now)
     ends_at = models.DateTimeField(null=True, blank=True, help_text="Empty: until it is withdrawn.")

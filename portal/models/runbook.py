@@ -10,10 +10,10 @@ from django.utils import timezone
 class SiteRunbook(models.Model):
     """The site's page on one cause, in Markdown. Without one, Vigil's own is shown."""
 
-    MOST = 20_000  # characters
+    MAX_LENGTH = 20_000  # characters
 
     code = models.CharField(max_length=32, unique=True)
-    text = models.TextField(max_length=MOST)
+    text = models.TextField(max_length=MAX_LENGTH)
     changed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     changed_at = models.DateTimeField(default=timezone.now)
 

@@ -16,7 +16,7 @@ from portal.models import Channel, Delivery, Project, User
 from portal.outbox import filling, pruning
 from portal.sending import webhook
 
-MOST = 10  # per person, or per project
+MAX_CHANNELS = 10  # per person, or per project
 
 
 class TooManyChannels(Exception):
@@ -37,7 +37,7 @@ class ChannelRow:
 
 def shown(channels: QuerySet[Channel]) -> list[ChannelRow]:
     newest = Delivery.objects.filter(channel=OuterRef("pk")).order_by("-id").values("pk")[:1]
-    found = list(channels.annotate(last_id=Subquery(newest))[: 10 * MOST])
+    found = list(channels.annotate(last_id=Subquery(newest))[: 10 * MAX_CHANNELS])
     last = Delivery.objects.in_bulk([channel.last_id for channel in found if channel.last_id])
     return [ChannelRow(channel, last.get(channel.last_id)) for channel in found]
 
@@ -58,8 +58,8 @@ def may_make(user: User, project: Project | None) -> bool:
 def make(user: User, project: Project | None, kind: str, fields: dict[str, Any]) -> Channel:
     """Create a channel of the person, or of the project."""
     owner: dict[str, Any] = {"project": project} if project else {"user": user}
-    if Channel.objects.filter(**owner).count() >= MOST:
-        raise TooManyChannels(f"{project or 'You'} can have at most {MOST} channels. Remove one first.")
+    if Channel.objects.filter(**owner).count() >= MAX_CHANNELS:
+        raise TooManyChannels(f"{project or 'You'} can have at most {MAX_CHANNELS} channels. Remove one first.")
     channel = Channel.objects.create(kind=kind, **owner, **fields)
     if project:
         note(user, "channel.made", project, str(channel), Change(after=_values(channel)))

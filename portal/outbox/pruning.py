@@ -9,7 +9,7 @@ from django.utils import timezone
 from portal.models import Channel, Delivery
 
 RETENTION = timedelta(days=30)
-MOST = 5_000  # rows at once, so that nobody waits long for the database
+ROWS_PER_DELETE = 5_000  # rows at once, so that nobody waits long for the database
 
 
 def remove_old() -> int:
@@ -17,9 +17,9 @@ def remove_old() -> int:
     count = 0
     while True:
         old = Delivery.objects.filter(created_at__lt=timezone.now() - RETENTION).order_by("created_at")
-        keys = list(old.values_list("pk", flat=True)[:MOST])
+        keys = list(old.values_list("pk", flat=True)[:ROWS_PER_DELETE])
         count += Delivery.objects.filter(pk__in=keys).delete()[0]
-        if len(keys) < MOST:
+        if len(keys) < ROWS_PER_DELETE:
             return count
 
 

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 16  # channels that are sent to concurrently
 LEASE = timedelta(minutes=2)
-MOST_TRIES = 12
-FIRST_S, LONGEST_S = 30.0, 7200.0  # between attempts: doubled each time; all of them take some eight hours
+MAX_TRIES = 12
+FIRST_RETRY_S, MAX_RETRY_S = 30.0, 7200.0  # between attempts: doubled each time; all of them take some eight hours
 SENT, WAITING, GIVEN_UP, DROPPED = (Delivery.State[name] for name in ("SENT", "WAITING", "GIVEN_UP", "DROPPED"))
 
 
@@ -144,7 +144,7 @@ def _note(delivery: Delivery, failure: DeliveryFailure | None) -> None:
         notify.withdraw(failure_notice_key(delivery.channel_id))
         logger.info("delivery %s: %s to channel %s", delivery.pk, delivery.kind, delivery.channel_id)
         return
-    is_last = failure.is_for_good or delivery.tries >= MOST_TRIES
+    is_last = failure.is_for_good or delivery.tries >= MAX_TRIES
     again_at = _after_quiet_hours(delivery, now + timedelta(seconds=wait_s(delivery.tries, failure.retry_after_s)))
     # Only if no other process has it by now: a time-out may be recorded late.
     ours = rows.filter(due_at=delivery.due_at)
@@ -164,8 +164,8 @@ def _after_quiet_hours(delivery: Delivery, at: datetime) -> datetime:
 
 def wait_s(tries: int, retry_after_s: float | None = None) -> float:
     """Return the seconds until the next attempt: doubled each time, ± 50 % jitter, no earlier than Retry-After."""
-    doubled: float = FIRST_S * 2 ** (tries - 1)
-    return max(min(doubled, LONGEST_S) * random.uniform(0.5, 1.5), min(retry_after_s or 0.0, LONGEST_S))
+    doubled: float = FIRST_RETRY_S * 2 ** (tries - 1)
+    return max(min(doubled, MAX_RETRY_S) * random.uniform(0.5, 1.5), min(retry_after_s or 0.0, MAX_RETRY_S))
 
 
 def _notify_failure(delivery: Delivery, failure: DeliveryFailure) -> None:

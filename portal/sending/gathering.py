@@ -15,7 +15,7 @@ from vigil_core import formatting
 
 HELD, WAITING, GATHERED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.State.GATHERED
 FLOOD = 5  # if more than this many wait for one channel, they are sent as one
-MOST = 100  # notices in one digest; the rest are only counted
+MAX_NOTICES = 100  # notices in one digest; the rest are only counted
 
 
 def release_held(now: datetime) -> None:
@@ -45,7 +45,7 @@ def _gather(channel_id: int, rows: QuerySet[Delivery], now: datetime) -> None:
     if len(left) < 2:
         Delivery.objects.filter(pk__in=[row.pk for row in left]).update(state=WAITING)
         return
-    notices = [content_of(row.notice) if row.notice else (row.content or {}) for row in left[:MOST]]
+    notices = [content_of(row.notice) if row.notice else (row.content or {}) for row in left[:MAX_NOTICES]]
     title = f"{formatting.plural(len(left), 'notice')} since {formatting.clock(left[0].created_at, now)}"
     digest = Delivery.objects.create(
         channel_id=channel_id, key=f"digest:{left[0].pk}", kind=kinds.DIGEST, title=title, due_at=now,

@@ -12,7 +12,7 @@ from django.template.loader import render_to_string
 from portal.models import Delivery
 from vigil_core.untrusted import line
 
-MOST_SUBJECT = 160
+MAX_SUBJECT = 160
 
 
 def is_set_up() -> bool:
@@ -24,7 +24,7 @@ def send(delivery: Delivery) -> None:
     content = delivery.content or {}
     about = {"content": content, "notices": content.get("notices") or [content], "site": settings.VIGIL_PUBLIC_URL}
     about["is_digest"] = bool(content.get("notices"))
-    subject = line(f"[Vigil] {content['title']}", MOST_SUBJECT)
+    subject = line(f"[Vigil] {content['title']}", MAX_SUBJECT)
     letter = EmailMultiAlternatives(
         subject, render_to_string("mail/notice.txt", about), settings.DEFAULT_FROM_EMAIL, [delivery.channel.address]
     )

@@ -22,8 +22,8 @@ import httpx
 from django.conf import settings
 
 TOTAL_S, STEP_S = 8.0, 5.0
-MOST_ANSWER = 16 * 1024  # bytes of a response that are read at most
-MOST_TRIED = 3  # addresses tried per name
+MAX_RESPONSE_BYTES = 16 * 1024  # that are read
+MAX_ADDRESSES = 3  # tried per name
 Address = IPv4Address | IPv6Address
 _NAT64 = IPv6Network("64:ff9b::/96")
 
@@ -49,7 +49,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str]) -> ExternalRes
         if proxy := settings.VIGIL_WEBHOOK_PROXY:
             return await _send(url, body, headers, proxy=proxy)
         failure: Exception | None = None
-        for address in (await resolve(host, port, is_https))[:MOST_TRIED]:
+        for address in (await resolve(host, port, is_https))[:MAX_ADDRESSES]:
             there = httpx.URL(url).copy_with(host=str(address))
             named = {**headers, "Host": httpx.URL(url).netloc.decode("ascii")}
             try:
@@ -71,10 +71,10 @@ async def _send(
         received = bytearray()
         async for chunk in response.aiter_raw():
             received += chunk
-            if len(received) >= MOST_ANSWER:
+            if len(received) >= MAX_RESPONSE_BYTES:
                 break
         return ExternalResponse(
-            response.status_code, received[:MOST_ANSWER].decode(errors="replace"), _retry_after(response)
+            response.status_code, received[:MAX_RESPONSE_BYTES].decode(errors="replace"), _retry_after(response)
         )
 
 

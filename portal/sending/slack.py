@@ -8,8 +8,8 @@ from typing import Any
 from portal.models import Delivery
 from portal.sending.escaping import for_slack
 
-MOST_NOTICES = 20  # of a digest: Slack accepts 50 blocks of at most 3,000 characters
-MOST_TEXT = 2_800
+MAX_NOTICES = 20  # of a digest: Slack accepts 50 blocks of at most 3,000 characters
+MAX_TEXT = 2_800
 
 
 def message(delivery: Delivery) -> tuple[bytes, dict[str, str]]:
@@ -18,13 +18,13 @@ def message(delivery: Delivery) -> tuple[bytes, dict[str, str]]:
     notices = content.get("notices") or []
     blocks = [_plain(content["title"])] if notices else _blocks(content)
     lines = [for_slack(content["title"])] if notices else [_line(content)]
-    for notice in notices[:MOST_NOTICES]:
+    for notice in notices[:MAX_NOTICES]:
         blocks += _blocks(notice, short=True)
         lines.append(f"• {_line(notice)}")
-    if (more := len(notices) + content.get("more", 0) - min(len(notices), MOST_NOTICES)) > 0:
+    if (more := len(notices) + content.get("more", 0) - min(len(notices), MAX_NOTICES)) > 0:
         blocks.append(_plain(f"and {more} more"))
         lines.append(f"and {more} more")
-    body = {"text": "\n".join(lines)[:MOST_TEXT], "mrkdwn": False, "unfurl_links": False, "blocks": blocks}
+    body = {"text": "\n".join(lines)[:MAX_TEXT], "mrkdwn": False, "unfurl_links": False, "blocks": blocks}
     return json.dumps(body).encode(), {"Content-Type": "application/json", "User-Agent": "Vigil"}
 
 
@@ -44,7 +44,7 @@ def _blocks(notice: dict[str, Any], *, short: bool = False) -> list[dict[str, An
 
 
 def _plain(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "plain_text", "text": text[:MOST_TEXT], "emoji": False}}
+    return {"type": "section", "text": {"type": "plain_text", "text": text[:MAX_TEXT], "emoji": False}}
 
 
 def _line(notice: dict[str, Any]) -> str:

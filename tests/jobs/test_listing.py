@@ -50,7 +50,7 @@ def signed_in(mira: User) -> Client:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A portal for which four jobs are many."""
-    for bound in ("MOST", "MAX_SCANNED_ROWS", "ROWS_BEFORE_INDEX_LOOKUP"):
+    for bound in ("MAX_COUNTED", "MAX_SCANNED_ROWS", "ROWS_BEFORE_INDEX_LOOKUP"):
         monkeypatch.setattr(finder, bound, 3)
 
 

@@ -125,8 +125,8 @@ def test_only_what_differs_is_kept_and_bounded() -> None:
     before, after = Change(before={"a": 1, "b": 2, "c": "x"}, after={"a": 1, "b": 3, "d": "y" * 5_000}).stored()
     assert before == {"b": 2, "c": "x"}
     assert after["b"] == 3
-    assert len(after["d"]) == audit.MOST_CHARACTERS
+    assert len(after["d"]) == audit.MAX_CHARACTERS
     many = Change(after={str(number): number for number in range(500)}).stored()[1]
-    assert len(many) == audit.MOST_VALUES
+    assert len(many) == audit.MAX_VALUES
     assert audit.sentence({"tags": []}, {"tags": ["a", "b"]}) == "tags: nothing → a, b"
     assert audit.sentence({"b": 2, "c": "x"}, {"b": 3, "d": "y"}) == "b: 2 → 3; c: x → gone; d: y"

@@ -207,7 +207,7 @@ def test_an_incident_is_not_given_up_for_a_database_that_is_busy(mira: Any, monk
         raise OperationalError("database is locked")
 
     monkeypatch.setattr(incidents, "diagnose_incident", fail)
-    for _ in range(incidents.MOST_TRIES + 1):
+    for _ in range(incidents.MAX_TRIES + 1):
         with pytest.raises(OperationalError):
             incidents.diagnose(incident.pk)
     incident.refresh_from_db()

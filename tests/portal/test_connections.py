@@ -132,7 +132,7 @@ def test_a_body_that_stops_is_answered_and_the_application_hears_of_it(body: byt
 
 
 def test_a_body_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LEAST_BYTES_S", 1_000)
+    monkeypatch.setattr(connections, "MIN_BYTES_S", 1_000)
 
     async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         closed = asyncio.create_task(rest(reader))

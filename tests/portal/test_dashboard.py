@@ -98,7 +98,7 @@ def test_ends_of_a_sweep_are_one_line_for_each_state(
     assert html.count("of sweep rates") == 2
     assert ">wren</a> failed" in html
     assert "needs your attention. So did 10 others." in html.replace("\N{NO-BREAK SPACE}", " ")
-    monkeypatch.setattr("console.pages.home.MOST_ENDED", 5)
+    monkeypatch.setattr("console.pages.home.MAX_ENDED_JOBS", 5)
     assert ">9 other jobs</a> of sweep rates failed." in home(mira), "all are counted, however few are looked through"
 
 

@@ -168,7 +168,7 @@ def test_what_no_list_can_be_asked_for_leads_to_a_page(browser: Client, asked: s
 
 
 def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "MOST", 3)
+    monkeypatch.setattr(admin, "MAX_ROWS", 3)
     monkeypatch.setattr(admin.HistoryAdmin, "list_per_page", 2)
     for number in range(5):
         AuditEntry.objects.create(action="job.cancel", thing=f"#{number}")

@@ -28,7 +28,7 @@ from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 router = Router(tags=["burn-ins"])
 NO_BURN_IN = FORBIDDEN | {404: "No such burn-in, or the node is not in it."}
 HostExpression = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.,\[\]\-]+$")]
-MOST_CHARACTERS = 256 * plan.MAX_NODES
+MAX_CHARACTERS = 256 * plan.MAX_NODES
 
 
 class BurnInFindingShape(Schema):
@@ -159,7 +159,7 @@ def start(request: ApiRequest, wanted: NewBurnIn) -> Status[dict[str, Any]]:
     """Test nodes inside a reservation, once no job runs there. Those that pass are in service afterwards."""
     only_sysadmins(request, "start burn-ins")
     with burn_in_problems():
-        names = host_expression.expand(" ".join(wanted.nodes), plan.MAX_NODES, MOST_CHARACTERS)
+        names = host_expression.expand(" ".join(wanted.nodes), plan.MAX_NODES, MAX_CHARACTERS)
         started = burnins.start(request.auth, names, wanted.seconds, may_undrain=wanted.may_undrain)
     return Status(201, burn_in_shape(_burn_in(started.pk)))
 

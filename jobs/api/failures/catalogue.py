@@ -85,9 +85,9 @@ class TrialShape(Schema):
 class WantedReplay(CatalogueEntry):
     instead_of: Word = Field("", description="The entry that it replaces, if that has another name.")
     most: int = Field(
-        replay.MOST_INCIDENTS,
+        replay.MAX_INCIDENTS,
         ge=1,
-        le=replay.MOST_INCIDENTS,
+        le=replay.MAX_INCIDENTS,
         description="Number of incidents, newest first; those with a person's cause before others.",
     )
 
@@ -123,7 +123,7 @@ class ReplayShape(Schema):
 
 
 class WantedExamples(Schema):
-    limit: int = Field(examples.MOST_CASES, ge=1, le=examples.MOST_CASES, description="Number of cases, newest first.")
+    limit: int = Field(examples.MAX_CASES, ge=1, le=examples.MAX_CASES, description="Number of cases, newest first.")
 
 
 @router.get(

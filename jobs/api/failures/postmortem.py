@@ -175,9 +175,9 @@ class PostMortemChanges(Schema):
 
     model_config = {"extra": "forbid"}
     narrative: Narrative | None = None
-    factors: list[Factor] | None = Field(None, max_length=editing.MOST_FACTORS)
+    factors: list[Factor] | None = Field(None, max_length=editing.MAX_FACTORS)
     actions: list[FollowUpChange] | None = Field(
-        None, max_length=editing.MOST_ACTIONS, description="The complete list: actions that are missing are deleted."
+        None, max_length=editing.MAX_ACTIONS, description="The complete list: actions that are missing are deleted."
     )
     is_published: bool | None = None
     overrule: OverruleChange | None = None

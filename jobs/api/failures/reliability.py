@@ -12,7 +12,7 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from jobs.failures import forecasting, report, sentences
-from jobs.failures.forecasting import MOST_DAYS, MOST_NODES, MOST_SECONDS
+from jobs.failures.forecasting import MAX_DAYS, MAX_NODES, MAX_SECONDS
 from jobs.failures.kinds import KINDS
 from jobs.failures.report import BY, FailureFilter, FailureRow
 from jobs.reliability.offenders import Offender
@@ -31,13 +31,13 @@ CSV_HEADER = (
     *("mttf_days", "mttf_days_low", "mttf_days_high", "lost_gpu_hours", "detect_seconds", "recover_seconds"),
 )
 CSV_ROWS = 20_000  # at most
-MOST_WINDOW = 366
+MAX_WINDOW = 366
 
 
 class WantedReliability(Schema):
     """The days, grouping and project of the report."""
 
-    days: int = Field(30, ge=1, le=MOST_WINDOW, description="Number of days in UTC; the last one is today so far.")
+    days: int = Field(30, ge=1, le=MAX_WINDOW, description="Number of days in UTC; the last one is today so far.")
     by: Annotated[str, one_of(BY, "a grouping")] = Field("cause", description=", ".join(BY))
     kind: Annotated[str, one_of(KINDS, "a kind of failure")] = Field(
         "all", description="all, machines (failures that hit any program), or programs."
@@ -53,15 +53,15 @@ class WantedReliabilityPage(WantedReliability):
 class WantedForecast(Schema):
     """The planned run."""
 
-    nodes: int = Field(ge=1, le=MOST_NODES)
-    days: float = Field(gt=0, le=MOST_DAYS)
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    days: float = Field(gt=0, le=MAX_DAYS)
     save_seconds: float = Field(
-        forecasting.SAVE_S, gt=0, le=MOST_SECONDS, description="Cost of a save, including all its consequences."
+        forecasting.SAVE_S, gt=0, le=MAX_SECONDS, description="Cost of a save, including all its consequences."
     )
     restart_seconds: float | None = Field(
-        None, ge=0, le=MOST_SECONDS, description="From a failure until training resumes; default: as observed here."
+        None, ge=0, le=MAX_SECONDS, description="From a failure until training resumes; default: as observed here."
     )
-    window: int = Field(30, ge=1, le=MOST_WINDOW, description="Number of days over which the rate is measured.")
+    window: int = Field(30, ge=1, le=MAX_WINDOW, description="Number of days over which the rate is measured.")
 
 
 class RateShape(Schema):

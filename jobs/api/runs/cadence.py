@@ -52,7 +52,7 @@ class CadenceShape(Schema):
 
 class CadenceChange(Schema):
     model_config = {"extra": "forbid", "strict": True}
-    every: Annotated[int, Field(ge=1, le=ordering.MOST)] | None = Field(
+    every: Annotated[int, Field(ge=1, le=ordering.MAX_EVERY)] | None = Field(
         description="Steps or rounds from one save to the next, for attempts not yet submitted to the "
         "scheduler; null: the specification's interval."
     )

@@ -25,7 +25,7 @@ class ProfileRequest(Schema):
     """The steps of a rank to record, starting with the next one."""
 
     model_config = {"extra": "forbid", "strict": True}
-    steps: int = Field(profiling.STEPS, ge=1, le=profiling.MOST_STEPS)
+    steps: int = Field(profiling.STEPS, ge=1, le=profiling.MAX_STEPS)
     rank: int = Field(0, ge=0, lt=10**6, description="The rank that records its own steps.")
 
 

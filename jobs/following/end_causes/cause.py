@@ -44,7 +44,7 @@ CAUSE_TEXTS = {
 NUMERICS = {"divergence": "diverged", "nonfinite": "nonfinite", "corruption": "corruption"}
 _NUMERICS = re.compile(rf"(?:[\w.]+\.)?NumericsError: numerics\.({'|'.join(NUMERICS)}): (.+)")
 
-MOST_LINES, MOST_LINE = 3, 200  # quoted from the end of a log, as many as the launcher sends
+MAX_LINES, MAX_LINE_LENGTH = 3, 200  # quoted from the end of a log, as many as the launcher sends
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def _parse_failure(value: object) -> dict[str, Any]:
 def _lines(value: object) -> list[str]:
     """Return the lines that the launcher quotes from the end of a log, with secrets masked, within bounds."""
     lines = [line for line in value if isinstance(line, str)] if isinstance(value, list) else []
-    text = "\n".join(storable(line)[: 2 * MOST_LINE] for line in lines[-MOST_LINES:])
-    return [line[:MOST_LINE] for line in masked(text).split("\n") if line.strip()]
+    text = "\n".join(storable(line)[: 2 * MAX_LINE_LENGTH] for line in lines[-MAX_LINES:])
+    return [line[:MAX_LINE_LENGTH] for line in masked(text).split("\n") if line.strip()]
 
 
 def describe_failure(failure: Mapping[str, Any], cause: str) -> str:

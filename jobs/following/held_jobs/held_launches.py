@@ -14,13 +14,13 @@ from portal.notify import SYSADMINS
 from vigil_core import formatting
 
 OWNER, SITE = "job.held", "job.held.site"
-MOST = 100  # jobs per tick: a node whose prolog fails may hold a whole queue within minutes
+MAX_PER_TICK = 100  # a node whose prolog fails may hold a whole queue within minutes
 
 
 def notify_people() -> None:
     """Raise a notice for each such job, once, and withdraw those of jobs that were released or have ended."""
     waiting = Attempt.objects.alive().confirmed().filter(state=Attempt.State.PENDING)
-    found = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MOST])
+    found = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MAX_PER_TICK])
     standing = set(Notice.objects.standing().filter(kind__in=(OWNER, SITE)).values_list("key", flat=True))
     keys = {kind: [f"{kind}:{attempt.pk}" for attempt in found] for kind in (OWNER, SITE)}
     for attempt in found:

@@ -14,10 +14,10 @@ from jobs.postmortem.evidence.ranks import EVENTS
 from training.federation.tables import NAME_CHARACTERS
 from vigil_core import untrusted
 
-MOST_DROPPED = 4  # listed one by one, each with a different error
-MOST_EVENTS = 64
-MOST_NAMED = 1_000  # excluded clients
-SHOWN_CHARACTERS, MOST_CHARACTERS = 700, 8_000  # of a traceback, shown and read
+MAX_DROPPED = 4  # listed one by one, each with a different error
+MAX_EVENTS = 64
+MAX_NAMED = 1_000  # excluded clients
+SHOWN_CHARACTERS, MAX_CHARACTERS = 700, 8_000  # of a traceback, shown and read
 FEDERATED = "federated"
 _NONE_FINITE = re.compile(r"none of the [\d,]+ updates was (?:finite|made of numbers)")  # the latter: before 0.2
 _ENDS = {"ClientsFailed": "federated.clients", "QuorumLost": "federated.quorum", "CoverageError": "federated.coverage"}
@@ -37,7 +37,7 @@ def collect_federation_clients(incident: Incident, catalogue: Catalogue, found: 
 def _run_end(incident: Incident, found: IncidentEvidence) -> None:
     """Add what rank 0 reported when the run ended: a root if its log is gone."""
     rows = Event.objects.filter(attempt=incident.attempt, kind="run.failed", incarnation=found.incarnation)
-    for event in rows.order_by("id")[:MOST_EVENTS]:
+    for event in rows.order_by("id")[:MAX_EVENTS]:
         cause = _ENDS.get(untrusted.name(event.data.get("exception"), 64))
         if cause is None:
             continue
@@ -56,14 +56,14 @@ def _dropped_clients(incident: Incident, found: IncidentEvidence) -> None:
     """Add the first dropout of the newest round, one for each kind of error."""
     rows = Event.objects.filter(attempt=incident.attempt, kind="client.dropped", incarnation=found.incarnation)
     signs: dict[str, Sign] = {}
-    for event in sorted(rows.order_by("-id")[:MOST_EVENTS], key=lambda event: (-_round_of(event), event.pk)):
+    for event in sorted(rows.order_by("-id")[:MAX_EVENTS], key=lambda event: (-_round_of(event), event.pk)):
         client, text = untrusted.count(event.data.get("client")), _text(event.data.get("traceback"))
         if client is not None and text and _round_of(event):
             who = client_name(client, _name(event.data))
             dropout = f"{who} dropped out in round {_round_of(event):,}: {_shortened(text)}"
             sign = context(EVENTS, dropout, cause="federated.clients", at=event.time.timestamp())
             signs.setdefault(_exception_line(text).partition(":")[0], sign)
-    found.signs += list(signs.values())[:MOST_DROPPED]
+    found.signs += list(signs.values())[:MAX_DROPPED]
 
 
 def _round_of(event: Event) -> int:
@@ -77,7 +77,7 @@ def _excluded_clients(incident: Incident, found: IncidentEvidence) -> None:
         attempt__job=attempt.job_id, attempt__number__lte=attempt.number, kind="client.quarantined"
     )
     since: dict[int, tuple[int, str]] = {}
-    for data in rows.order_by("id").values_list("data", flat=True)[:MOST_NAMED]:
+    for data in rows.order_by("id").values_list("data", flat=True)[:MAX_NAMED]:
         client, round_ = untrusted.count(data.get("client")), untrusted.count(data.get("step"))
         if client is not None and round_ is not None:
             since.setdefault(client, (round_, client_name(client, _name(data))))
@@ -93,7 +93,7 @@ def _name(data: dict[str, object]) -> str:
 
 def _text(value: object) -> str:
     """Return a traceback in lines that are safe to display."""
-    return "\n".join(map(untrusted.line, value[:MOST_CHARACTERS].splitlines())) if isinstance(value, str) else ""
+    return "\n".join(map(untrusted.line, value[:MAX_CHARACTERS].splitlines())) if isinstance(value, str) else ""
 
 
 def _shortened(traceback: str) -> str:

@@ -20,7 +20,7 @@ from jobs.disk.logs import LogFile
 from jobs.models import Incident
 
 NEAR_END = timedelta(minutes=10)  # from an end, within which other events may be related
-MOST_S = 100.0  # for all sources; logs take most of it (diagnosis.logs.files)
+MAX_COLLECTING_S = 100.0  # for all sources; logs take most of it (diagnosis.logs.files)
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class IncidentEvidence:
 
     incarnation: int = 0
     """The incarnation that failed; the last one if the attempt ended."""
-    until: float = field(default_factory=lambda: time.monotonic() + MOST_S)
+    until: float = field(default_factory=lambda: time.monotonic() + MAX_COLLECTING_S)
     """When to stop collecting, in monotonic seconds."""
     logs: list[LogFile] = field(default_factory=list)
     read: ReadLogs = field(default_factory=ReadLogs)

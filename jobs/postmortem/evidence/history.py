@@ -20,9 +20,9 @@ from jobs.postmortem.evidence.ranks import EVENTS
 from vigil_core import untrusted
 
 NEAR_IN_TIME = timedelta(minutes=2)
-MOST_OTHERS = 1_000
-MOST_CHANGES = 8
-MOST_DAMAGED = 4
+MAX_OTHERS = 1_000
+MAX_CHANGES = 8
+MAX_DAMAGED = 4
 CHECKPOINTS, ENVIRONMENT, OTHERS = "checkpoints", "environment", "other jobs"
 # Causes that jobs share and no single job is to blame for.
 _SHARED = frozenset({"storage.io", "storage.full", "network.fabric", "scheduler.node_fail", "environment.driver"})
@@ -34,7 +34,7 @@ def collect_checkpoints(incident: Incident, catalogue: Catalogue, found: Inciden
     attempt = incident.attempt
     events = Event.objects.filter(attempt=attempt, kind="checkpoint.damaged", incarnation=found.incarnation)
     damaged: set[str] = set()
-    for event in events.order_by("id")[:MOST_DAMAGED]:
+    for event in events.order_by("id")[:MAX_DAMAGED]:
         name, why = untrusted.name(event.data.get("name"), 64), untrusted.line(event.data.get("reason"), 300)
         damaged.add(name)
         prefix = Prefix(stamp=event.time.timestamp(), is_dated=True)
@@ -85,9 +85,9 @@ def collect_environment_changes(incident: Incident, catalogue: Catalogue, found:
         return
     changes = [
         f"{change.what} {change.before or 'absent'} → {change.after or 'absent'}"
-        for change in ran.changes[:MOST_CHANGES]
+        for change in ran.changes[:MAX_CHANGES]
     ]
-    more = f" and {len(ran.changes) - MOST_CHANGES:,} more" if len(ran.changes) > MOST_CHANGES else ""
+    more = f" and {len(ran.changes) - MAX_CHANGES:,} more" if len(ran.changes) > MAX_CHANGES else ""
     text = f"changed since attempt {ran.since}: {', '.join(changes)}{more}"
     found.signs.append(context(ENVIRONMENT, text, cause="environment.package"))
 
@@ -113,7 +113,7 @@ def _others(incidents: IncidentQuerySet, attempt: Attempt) -> dict[int, tuple[st
     if attempt.job.sweep_id:
         same_job |= Q(attempt__job__sweep=attempt.job.sweep_id)
     rows = incidents.exclude(same_job).exclude(cause=NONE).order_by("-at")
-    found = rows.values_list("attempt__job", "node", "cause", "overruled_cause")[:MOST_OTHERS]
+    found = rows.values_list("attempt__job", "node", "cause", "overruled_cause")[:MAX_OTHERS]
     return {job: (node, UNKNOWN if overruled else cause) for job, node, cause, overruled in found}
 
 

@@ -20,8 +20,8 @@ from vigil_core import untrusted
 
 EXITS, SNAPSHOTS = "ends", "looks"
 EXITS_BYTES = 4 << 20
-MOST_SNAPSHOTS = 256
-MOST_KERNEL_BYTES = 16 << 20  # of all nodes
+MAX_SNAPSHOTS = 256
+MAX_KERNEL_BYTES = 16 << 20  # of all nodes
 
 
 def collect_rank_exits(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
@@ -30,7 +30,7 @@ def collect_rank_exits(incident: Incident, catalogue: Catalogue, found: Incident
     if folder is None:
         return
     for node, document in folder.of_nodes(EXITS, found, limit=EXITS_BYTES):
-        found.exits += rank_exits.parse_exits(document, node=node)[: rank_exits.MOST_RANKS - len(found.exits)]
+        found.exits += rank_exits.parse_exits(document, node=node)[: rank_exits.MAX_RANKS - len(found.exits)]
     if found.exits:
         found.available.add("ends")
         found.signs += rank_exits.signs_of_exits(found.exits, named=_blamed_rank(incident, found))
@@ -96,7 +96,7 @@ def collect_node_snapshots(incident: Incident, catalogue: Catalogue, found: Inci
     folder, attempt = job_folder(incident), incident.attempt
     if folder is None:
         return
-    documents = itertools.islice(folder.of_nodes(SNAPSHOTS, found, limit=node_snapshot.MOST_BYTES), MOST_SNAPSHOTS)
+    documents = itertools.islice(folder.of_nodes(SNAPSHOTS, found, limit=node_snapshot.MAX_BYTES), MAX_SNAPSHOTS)
     parsed = (node_snapshot.parse_snapshot(document, node=node) for node, document in documents)
     snapshots = [snapshot for snapshot in parsed if snapshot is not None]
     nodes_with_snapshot = {snapshot.node for snapshot in snapshots}
@@ -129,7 +129,7 @@ def _read_logs(snapshots: list[NodeSnapshot], catalogue: Catalogue, found: Incid
     for snapshot in snapshots:
         for log in node_snapshot.logs_of_snapshot(snapshot, _exits_on(snapshot, found)):
             size += log.size or 0
-            if size <= MOST_KERNEL_BYTES:
+            if size <= MAX_KERNEL_BYTES:
                 logs.append(log)
     for scanned in offline.read_logs(logs, catalogue).scanned:
         scanned.is_from_job_folder = True

@@ -20,8 +20,8 @@ from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner
 from nodes.telemetry.read import Key, TelemetryCurve
 
-MOST_EVENTS = 200
-MOST_AGENTS = 16  # whose curves are read
+MAX_EVENTS = 200
+MAX_AGENTS = 16  # whose curves are read
 LAST_S = 120  # before the end, in which full memory counts
 NEARLY_FULL = 0.98
 
@@ -39,7 +39,7 @@ def collect_machine_events(incident: Incident, catalogue: Catalogue, found: Inci
         found.available.add("machines")
     _note_monitoring(attempt, incident.at, found)
     rows = NodeEvent.objects.filter(agent__node__in=attempt.nodes, at__lte=until, last_at__gte=since)
-    events = list(rows.select_related("agent", "gpu").order_by("at")[:MOST_EVENTS])
+    events = list(rows.select_related("agent", "gpu").order_by("at")[:MAX_EVENTS])
     others = _events_of_other_jobs(attempt, events)
     for event in events:
         if event.pk not in others and not event.is_planted:
@@ -130,7 +130,7 @@ def collect_machine_curves(incident: Incident, catalogue: Catalogue, found: Inci
     gpus: dict[int, list[Gpu]] = {}
     for holding in allocations.allocated_to([attempt]).get(attempt.pk, []):
         gpus.setdefault(holding.agent_id, []).append(holding.gpu)
-    for agent in agents[:MOST_AGENTS]:
+    for agent in agents[:MAX_AGENTS]:
         found.signs += _signs_of_curves(agent, gpus.get(agent.pk, []), round(incident.at.timestamp()))
 
 

@@ -19,10 +19,10 @@ from jobs.models import Event, Incident
 from jobs.postmortem.evidence.collected import IncidentEvidence, context, first_few, job_folder
 from vigil_core import untrusted
 
-MOST_LOGS = 2_048
-MOST_FLIGHTS = 1_024
-MOST_STACKS = 256
-MOST_BEATS = 1_024
+MAX_LOGS = 2_048
+MAX_FLIGHTS = 1_024
+MAX_STACKS = 256
+MAX_BEATS = 1_024
 STACK_BYTES = 1 << 18
 EVENTS = "events"
 _NUMERICS = re.compile(r"step-\d{1,15}\.json\Z")
@@ -69,15 +69,15 @@ def _log_sizes(incident: Incident, found: IncidentEvidence) -> dict[str, int]:
     if root is None:
         return {}
     ranks = [log for log in found.logs if log.rank is not None and log.rank >= 0 and log.incarnation == last]
-    if len(ranks) > MOST_LOGS:
-        found.unavailable.append(f"the logs of {len(ranks) - MOST_LOGS:,} ranks: only {MOST_LOGS:,} are read")
-    named = {f"job/{folder}/logs/{log.incarnation}.{log.rank}.log": log.bytes for log in ranks[:MOST_LOGS]}
+    if len(ranks) > MAX_LOGS:
+        found.unavailable.append(f"the logs of {len(ranks) - MAX_LOGS:,} ranks: only {MAX_LOGS:,} are read")
+    named = {f"job/{folder}/logs/{log.incarnation}.{log.rank}.log": log.bytes for log in ranks[:MAX_LOGS]}
     launchers = [log for log in found.logs if log.rank is not None and -max(1, len(attempt.nodes)) <= log.rank < 0]
     named |= {f"job/{folder}/logs/launcher.{-1 - (log.rank or 0)}.log": log.bytes for log in launchers}
     if incident.incarnation is None:
         named |= {logs.batch_log(attempt): log.bytes for log in found.logs if log.rank is None}
         flights = [name for name in rundir.names_under(root, f"job/{folder}/flight") if name.startswith(f"{last}.")]
-        named |= {f"job/{folder}/flight/{name}": 0 for name in flights[:MOST_FLIGHTS]}
+        named |= {f"job/{folder}/flight/{name}": 0 for name in flights[:MAX_FLIGHTS]}
     return named
 
 
@@ -102,7 +102,7 @@ def collect_rank_stacks(incident: Incident, catalogue: Catalogue, found: Inciden
     if folder is None:
         return
     names = [name for name in folder.names("stacks") if name.startswith(f"{found.incarnation}.")]
-    for name in names[:MOST_STACKS]:
+    for name in names[:MAX_STACKS]:
         with suppress(OSError):
             data = rundir.read_under(folder.root, f"job/{folder.name}/stacks/{name}", limit=STACK_BYTES)
             if (stack := stacks.parse_faulthandler(f"stacks/{name}", data.decode(errors="replace"))) is not None:
@@ -117,7 +117,7 @@ def collect_rank_steps(incident: Incident, catalogue: Catalogue, found: Incident
     beats: dict[int, tuple[int, str]] = {}
     for name in folder.names("heartbeat"):
         incarnation, _, rank = name.partition(".")
-        if incarnation != str(found.incarnation) or not rank.isdecimal() or len(beats) >= MOST_BEATS:
+        if incarnation != str(found.incarnation) or not rank.isdecimal() or len(beats) >= MAX_BEATS:
             continue
         heartbeat = folder.table(f"heartbeat/{name}", limit=_BEAT_BYTES)
         if heartbeat and (step := untrusted.count(heartbeat.get("step"))) is not None:

@@ -12,7 +12,7 @@ from jobs.postmortem.evidence.collected import NEAR_END, IncidentEvidence, conte
 from nodes.models import Node, NodeOrder
 
 SCHEDULER = "scheduler"
-MOST_NODES = 20
+MAX_NODES = 20
 
 # States that name a cause by themselves.
 _STATES = {
@@ -102,7 +102,7 @@ def _lost_node(incident: Incident) -> str:
 def _changed_nodes(incident: Incident) -> list[Node]:
     """Return the attempt's nodes whose state was given a reason around the end."""
     near = Q(reason_at__gte=incident.at - NEAR_END, reason_at__lte=incident.at + NEAR_END)
-    return list(Node.objects.filter(near, name__in=incident.attempt.nodes).order_by("name")[:MOST_NODES])
+    return list(Node.objects.filter(near, name__in=incident.attempt.nodes).order_by("name")[:MAX_NODES])
 
 
 def collect_node_states(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
@@ -116,7 +116,7 @@ def collect_node_states(incident: Incident, catalogue: Catalogue, found: Inciden
         found.signs.append(context(SCHEDULER, text, cause="scheduler.node_fail", node=node.name, at=at))
     near = Q(ended_at__gte=incident.at - NEAR_END, ended_at__lte=incident.at + NEAR_END)
     orders = NodeOrder.objects.filter(near, node__in=nodes, state=NodeOrder.State.DONE).order_by("id")
-    for order in orders[:MOST_NODES]:
+    for order in orders[:MAX_NODES]:
         done = "drained" if order.action == NodeOrder.Action.DRAIN else "put back into service"
         text = f"{order.node} was {done}" + (f": {order.reason}" if order.reason else "")
         at = order.ended_at.timestamp() if order.ended_at else None

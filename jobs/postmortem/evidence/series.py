@@ -38,10 +38,10 @@ from portal.series.read import incarnation_curves, outline_of, word
 
 FILE = "reported series"
 SECONDS = 5.0  # of a hundred for all sources; a series of a million points takes some 20 ms
-MOST_NAMES = 5_000
-MOST_PER_KIND = 8
-MOST_RANKS = 4  # of a series, besides rank 0
-MOST_STRETCHES = 1_000
+MAX_NAMES = 5_000
+MAX_PER_KIND = 8
+MAX_RANKS = 4  # of a series, besides rank 0
+MAX_STRETCHES = 1_000
 NORM_EXPLODED = 100.0
 RATE_COLLAPSED = 0.5
 NEARLY_FULL = 0.9
@@ -118,12 +118,12 @@ class _SeriesReader:
         self._until = min(found.until, time.monotonic() + SECONDS)
         self.is_late = False
         rows = Series.objects.filter(owner_kind="attempt", owner_id=incident.attempt_id, column="")
-        self.names = dict(rows.order_by("id").values_list("name", "id")[:MOST_NAMES])
+        self.names = dict(rows.order_by("id").values_list("name", "id")[:MAX_NAMES])
 
     def curves(self, kind: str) -> Iterator[ReportedCurve]:
         """Yield the series of a kind, shortest names first, each of rank 0 and of ranks with values not finite."""
         names = [name for name in self.names if _KINDS[kind].search(name) and not _EVALUATION.search(name)]
-        for name in sorted(names, key=lambda name: (len(name), name))[:MOST_PER_KIND]:
+        for name in sorted(names, key=lambda name: (len(name), name))[:MAX_PER_KIND]:
             for rank in self._ranks(self.names[name]):
                 if (curve := self.curve(name, rank)) is not None:
                     yield curve
@@ -133,7 +133,7 @@ class _SeriesReader:
             self.is_late = True
             return None
         outline = outline_of(
-            self._owner, name, self._incarnation, rank=rank, start=start, end=end, points=MOST_STRETCHES
+            self._owner, name, self._incarnation, rank=rank, start=start, end=end, points=MAX_STRETCHES
         )
         return ReportedCurve(name, rank, outline) if len(outline.first) else None
 
@@ -150,8 +150,8 @@ class _SeriesReader:
         first = rows.order_by("rank").values_list("rank", flat=True).first()
         if first is None:
             return []
-        odd = rows.filter(odd__gt=0).order_by("rank").values_list("rank", flat=True).distinct()[: MOST_RANKS + 1]
-        return list(dict.fromkeys([max(0, first), *(max(0, rank) for rank in odd)]))[: MOST_RANKS + 1]
+        odd = rows.filter(odd__gt=0).order_by("rank").values_list("rank", flat=True).distinct()[: MAX_RANKS + 1]
+        return list(dict.fromkeys([max(0, first), *(max(0, rank) for rank in odd)]))[: MAX_RANKS + 1]
 
 
 def _sign(curve: ReportedCurve, text: str, cause: str, role: str, at: float | None) -> Sign:
@@ -254,7 +254,7 @@ def _memory_signs(incident: Incident, reader: _SeriesReader) -> list[Sign]:
     limit = (incident.attempt.job.spec.get("resources") or {}).get("memory_gib")
     if "memory_gib" not in reader.names or not isinstance(limit, int | float) or not limit > 0:
         return []
-    for number, node in enumerate(incident.attempt.nodes[:MOST_RANKS] or [""]):
+    for number, node in enumerate(incident.attempt.nodes[:MAX_RANKS] or [""]):
         curve = reader.curve("memory_gib", -1 - number)
         if curve is None or len(curve.finite) < MIN_POINTS:
             continue

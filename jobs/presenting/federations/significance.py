@@ -11,8 +11,8 @@ DEVIATIONS = 2.0
 """Standard deviations of the difference that count as chance: covers about 95 % of differences between two seeds."""
 EVALUATIONS = 10
 """Number of newest evaluations from which the scatter is estimated; earlier ones are of a different model."""
-FEWEST = 5
-"""Fewest evaluations; fewer leave at most two second differences, too few to estimate a scatter."""
+MIN_EVALUATIONS = 5
+"""Fewer leave at most two second differences, too few to estimate a scatter."""
 
 
 def chance_margin(
@@ -43,4 +43,4 @@ def _sampling(share: float, many: float | None) -> float:
 def _scatter(values: NDArray[np.float64]) -> float:
     """Return the variance about a straight line, so that a run that is still improving does not count as noisy."""
     newest = values[-EVALUATIONS:]
-    return float(np.square(np.diff(newest, n=2)).mean()) / 6 if len(newest) >= FEWEST else 0.0
+    return float(np.square(np.diff(newest, n=2)).mean()) / 6 if len(newest) >= MIN_EVALUATIONS else 0.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobs.presenting.price import price_text
-from jobs.reliability.save_interval import LEAST_GAIN
+from jobs.reliability.save_interval import MIN_GAIN
 from vigil_core import formatting
 
 _SOURCES = {"config": "as configured", "seen": "observed on its nodes", "assumed": "assumed"}
-MOST_EVERY = 10**9
+MAX_EVERY = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,12 @@ class CadenceFacts:
 
     @property
     def is_worth_it(self) -> bool:
-        return self.gain >= LEAST_GAIN and not self.is_automatic
+        return self.gain >= MIN_GAIN and not self.is_automatic
 
     @property
     def best_every(self) -> int | None:
         """Return the best interval in steps; None if the duration of a step is unknown."""
-        return min(MOST_EVERY, max(1, round(self.best_s / self.step_s))) if self.step_s else None
+        return min(MAX_EVERY, max(1, round(self.best_s / self.step_s))) if self.step_s else None
 
     @property
     def gpu_hours_a_day(self) -> float:
@@ -69,7 +69,7 @@ def summary(cadence: CadenceFacts) -> tuple[str, str]:
         return "It saves only at the end.", f"A failure would lose all its work. The best interval is {best}."
     every = f"It saves every {formatting.duration(cadence.present_s)}"
     if not cadence.is_worth_it:
-        least = formatting.percent(LEAST_GAIN)
+        least = formatting.percent(MIN_GAIN)
         return (
             f"{every}, which is close to the best interval.",
             f"Saving every {best} would gain less than {least} of its time.",

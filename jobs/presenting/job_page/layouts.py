@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vigil_core import formatting
 
-MOST, TEXT = 20, 300
+MAX_ITEMS, MAX_TEXT = 20, 300
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class ChosenLayout:
 
 def layout(data: dict[str, object]) -> ChosenLayout:
     mesh, why = data.get("mesh"), data.get("why")
-    axes = list(mesh.items())[:MOST] if isinstance(mesh, dict) else []
-    along = " × ".join(f"{str(axis)[:TEXT]} {size}" for axis, size in axes if type(size) is int and size > 1)
-    tried = [str(way)[:TEXT] for way in why[:MOST]] if isinstance(why, list) else []
+    axes = list(mesh.items())[:MAX_ITEMS] if isinstance(mesh, dict) else []
+    along = " × ".join(f"{str(axis)[:MAX_TEXT]} {size}" for axis, size in axes if type(size) is int and size > 1)
+    tried = [str(way)[:MAX_TEXT] for way in why[:MAX_ITEMS]] if isinstance(why, list) else []
     return ChosenLayout(
-        f"{str(data.get('parallelism', formatting.MISSING))[:TEXT]}: {along or 'one rank'}", "; ".join(tried)
+        f"{str(data.get('parallelism', formatting.MISSING))[:MAX_TEXT]}: {along or 'one rank'}", "; ".join(tried)
     )

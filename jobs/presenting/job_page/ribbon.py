@@ -13,8 +13,8 @@ from vigil_core import formatting
 # Width in pixels assumed when keeping labels apart.
 WIDTH_PX = 1040
 LETTER_PX, MARGIN_PX = 6, 26  # width of a label: its letters, and its glyph with a margin
-LEAST_LOST = 1.0  # per cent, so that lost work stays visible
-MOST_TICKS = WIDTH_PX // 4
+MIN_LOST = 1.0  # per cent, so that lost work stays visible
+MAX_TICKS = WIDTH_PX // 4
 _AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400)
 
 
@@ -193,7 +193,7 @@ def _segment(piece: AttemptSpan, start: datetime, end: datetime, scale: Scale) -
     ran = formatting.duration((end - start).total_seconds())
     lost_x, lost_width = None, 0.0
     if piece.lost_from:
-        lost_width = round(min(width, max(LEAST_LOST, x + width - scale(max(piece.lost_from, start)))), 3)
+        lost_width = round(min(width, max(MIN_LOST, x + width - scale(max(piece.lost_from, start)))), 3)
         lost_x = round(x + width - lost_width, 3)
     did = "rounds {:,}–{:,}".format(*piece.rounds) if piece.rounds else ""
     title = f"Attempt {piece.number}: {formatting.word(piece.state)}, {f'{did}, ' if did else ''}{ran}"
@@ -205,14 +205,14 @@ def _rounds(piece: AttemptSpan, segment: RibbonSegment) -> list[float]:
     if piece.rounds is None:
         return []
     count = piece.rounds[1] - piece.rounds[0] + 1
-    every = -(-count // max(1, int(MOST_TICKS * segment.width / 100)))
+    every = -(-count // max(1, int(MAX_TICKS * segment.width / 100)))
     return [round(segment.x + segment.width * at / count, 3) for at in range(every, count + 1, every)]
 
 
 def _ticks(saves: list[RibbonSave], scale: Scale) -> list[tuple[float, str, str, str]]:
     """Return a tick per checkpoint, oldest first; thinned evenly, but never the newest or a damaged one."""
     saves = sorted((save for save in saves if save.state != "pruned"), key=lambda save: save.at)
-    every = -(-len(saves) // MOST_TICKS) or 1
+    every = -(-len(saves) // MAX_TICKS) or 1
     shown = [save for i, save in enumerate(reversed(saves)) if i % every == 0 or save.state == "corrupt"]
     classes = {"verified": "tick", "committed": "tick soft", "corrupt": "corrupt"}
     return [

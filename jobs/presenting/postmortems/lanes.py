@@ -14,10 +14,10 @@ from vigil_core import formatting
 LEFT = 13.0  # per cent of the width for the names of lanes
 HEIGHT, TOP = 30, 26  # of a lane, and above the first
 WIDTH_PX, LETTER_PX = 720, 6.4  # for measuring labels: no narrower than on paper
-MOST_NODES = 8
+MAX_NODES = 8
 ACT = 1.7  # per cent of the width for a number
 BEFORE, AFTER = timedelta(minutes=3), timedelta(minutes=1)  # margin around the incident
-LONGEST_AFTER = timedelta(minutes=30)  # how long the default view waits for the next attempt
+MAX_WAIT_FOR_NEXT = timedelta(minutes=30)  # how long the default view waits for the next attempt
 HOUR = timedelta(hours=1)
 SPANS = ("near", "hour", "attempt")
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
@@ -186,7 +186,7 @@ def _window(facts: LaneFacts, span: str) -> tuple[datetime, datetime]:
     first = min(facts.bad_at or facts.ended_at, facts.ended_at)
     last = facts.ended_at
     again = facts.resumed_at or facts.next_started_at
-    if again is not None and again - last <= LONGEST_AFTER:
+    if again is not None and again - last <= MAX_WAIT_FOR_NEXT:
         last = max(last, again)
     if span == "attempt":
         return facts.started_at, max(last, facts.started_at + timedelta(seconds=20)) + (last - facts.started_at) * 0.04
@@ -229,11 +229,11 @@ def _vigil(facts: LaneFacts, scale: Scale) -> AttemptLane:
 
 
 def _nodes(facts: LaneFacts, scale: Scale) -> list[AttemptLane]:
-    """Return lanes of the nodes, blamed ones and those with signs first; nodes beyond MOST_NODES share one lane."""
+    """Return lanes of the nodes, blamed ones and those with signs first; nodes beyond MAX_NODES share one lane."""
     nodes = list(facts.nodes)
     shown = nodes
-    if len(nodes) > MOST_NODES:
-        preferred = sorted(nodes, key=lambda node: (not node.is_blamed, not node.signs))[: MOST_NODES - 1]
+    if len(nodes) > MAX_NODES:
+        preferred = sorted(nodes, key=lambda node: (not node.is_blamed, not node.signs))[: MAX_NODES - 1]
         shown = [node for node in nodes if node in preferred]
     lanes = [lane for node in shown for lane in _node(facts, node, scale)]
     if rest := [node for node in nodes if node not in shown]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from vigil_core import formatting
 
-MOST_CELLS = 128  # ranks; with more, each cell is a node and shows its slowest rank
+MAX_CELLS = 128  # ranks; with more, each cell is a node and shows its slowest rank
 BANDS = 4
-FEW = 8  # ranks named individually
+MAX_NAMED_RANKS = 8
 STEPS_OF_COLOUR = 4  # on either side of the middle of the ramp
 
 
@@ -58,7 +58,7 @@ def compare_ranks(
     by_step = Counter(steps.values())
     usual = max(by_step, key=lambda step: (by_step[step], step))
     behind = sorted(rank for rank, step in steps.items() if step < usual)
-    odd = set(behind) if 0 < len(behind) <= max(FEW, len(steps) // 10) else set()
+    odd = set(behind) if 0 < len(behind) <= max(MAX_NAMED_RANKS, len(steps) // 10) else set()
     if blamed is not None and blamed in steps:
         odd.add(blamed)
     return RankSteps(
@@ -79,7 +79,7 @@ def _groups(
     spread = max(1, usual - min(steps.values()), max(steps.values()) - usual)
     groups = []
     for node, ranks in by_node.items():
-        shown = ranks if len(steps) <= MOST_CELLS else [min(ranks, key=lambda rank: (rank not in odd, steps[rank]))]
+        shown = ranks if len(steps) <= MAX_CELLS else [min(ranks, key=lambda rank: (rank not in odd, steps[rank]))]
         cells = [
             RankCell(
                 f"rank {rank}{f' on {node}' if node else ''}: {unit} {formatting.count(steps[rank])}",
@@ -89,7 +89,7 @@ def _groups(
             for rank in shown
         ]
         groups.append(NodeRanks(node, cells))
-    if len(steps) > MOST_CELLS:  # one row of nodes
+    if len(steps) > MAX_CELLS:  # one row of nodes
         return [NodeRanks("one cell per node: its slowest rank", [cell for group in groups for cell in group.cells])]
     return groups
 
@@ -124,7 +124,7 @@ def ranks_text(ranks: list[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    if len(runs) > FEW:
+    if len(runs) > MAX_NAMED_RANKS:
         return formatting.plural(len(ranks), "rank")
     parts = [part for a, b in runs for part in ([f"{a}–{b}"] if b > a + 1 else [str(n) for n in range(a, b + 1)])]
     return f"ranks {formatting.listed(parts)}"

@@ -184,7 +184,7 @@ def test_of_many_jobs_sums_are_kept_and_made_anew_when_something_was_measured(mo
         return [(item["project"], item["jobs"], item["bytes"], item["checkpoint_bytes"]) for item in items]
 
     exact = told()
-    monkeypatch.setattr(sums, "FEW_JOBS", 1)
+    monkeypatch.setattr(sums, "MAX_SUMMED_JOBS", 1)
     assert told() == exact, "nothing is kept yet"
     now = timezone.now()
     assert sums.update(now) == 2

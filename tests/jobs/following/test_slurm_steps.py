@@ -123,7 +123,7 @@ def test_a_script_with_many_keeps_what_went_wrong() -> None:
     many = [SlurmStep(number=str(n), name="srun", state="completed", started_at=float(n)) for n in range(500)]
     many[450] = SlurmStep(number="450", name="srun", state="failed", exit_code=3, started_at=450.0)
     stored = slurm_steps.as_rows(many)
-    assert len(stored) == slurm_steps.MOST
+    assert len(stored) == slurm_steps.MAX_STEPS
     assert stored[-1]["number"] == "450"
 
 

@@ -263,7 +263,7 @@ def killed_after(patch: pytest.MonkeyPatch, *, transactions: int) -> None:
 
 
 def test_an_attempt_with_much_to_apply_takes_no_more(federated: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "MOST_PENDING", 2)
+    monkeypatch.setattr(rounds, "MAX_PENDING", 2)
     spooled, other = Spooled(rank=0), Spooled(rank=0, uid="f" * 16)
     for first in range(1, 7, 2):
         spooled.add_event("round.clients", step=first, **table(first))

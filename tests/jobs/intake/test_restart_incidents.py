@@ -94,7 +94,7 @@ def test_is_told_once_however_often_and_not_without_end(attempt: Attempt) -> Non
         tell(attempt, {"incarnation": 0, "restarting": True}, uid=uid)
     assert Incident.objects.count() == 1
     tell(attempt, *({"incarnation": n, "restarting": True} for n in range(90)), uid="c" * 16)
-    assert Incident.objects.count() == restart_incidents.MOST
+    assert Incident.objects.count() == restart_incidents.MAX_INCIDENTS
 
 
 def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:

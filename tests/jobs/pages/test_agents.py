@@ -93,7 +93,7 @@ def test_without_agents_it_says_how_to_enrol_one(mira: User) -> None:
 
 
 def test_a_page_has_so_many(mira: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "MOST", 2)
+    monkeypatch.setattr(agents, "AGENTS_PER_PAGE", 2)
     for i in range(5):
         agent(f"n{i}")
     assert order(text(mira)) == ["n0", "n1"]

@@ -71,7 +71,7 @@ def test_one_log_that_cannot_be_read_is_one_that_was_not_seen(left: Left, monkey
 
 
 def test_of_too_many_ranks_the_launchers_logs_are_read(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "MOST_LOGS", 1)
+    monkeypatch.setattr(ranks, "MAX_LOGS", 1)
     left.write("logs/launcher.1.log", FULL)
     left.write("logs/launcher.7.log", OOM)
     incident, report = left.diagnosed()
@@ -89,7 +89,7 @@ def test_a_requeued_attempt_goes_on_in_the_first_ones_log(left: Left) -> None:
 
 
 def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_exits, "MOST_RANKS", 2)
+    monkeypatch.setattr(rank_exits, "MAX_RANKS", 2)
     left.ends(0, r0=(1, None, 2.0))
     left.ends(1, r1=(None, 11, 4.0), r3=(None, 11, 9.0))
     left.ends(2, r2=(None, 9, 30.0))
@@ -101,7 +101,7 @@ def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.Mon
 
 
 def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collected, "MOST_S", -1.0)
+    monkeypatch.setattr(collected, "MAX_COLLECTING_S", -1.0)
     incident, report = left.diagnosed()
     assert (incident.cause, incident.version) == ("unknown", 1)
     assert {"ranks' logs: no time was left", "other failures at that time: no time was left"} <= {*report["not_seen"]}
@@ -167,14 +167,14 @@ class TestRecords:
         assert sign.text.encode()
 
     def test_what_there_is_no_place_for_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(offline, "MOST_CALLS", 5)
+        monkeypatch.setattr(offline, "MAX_CALLS", 5)
         logs = [log_from_text(self.flight(rank, range(3)), f"0.{rank}.json") for rank in range(4)]
         verdict = offline.diagnose_logs(logs)
         assert "0.2.json and 1 more files: skipped, too much to read" in verdict.unavailable
 
     def test_a_dump_of_ours_is_one_process(self, left: Left) -> None:
         spied = "".join(f"Process {n}: python\nThread {n} (idle)\n    f (a.py:1)\n" for n in range(9_000))
-        assert len(stacks.parse_stacks("spied.txt", spied)) == stacks.MOST_PROCESSES
+        assert len(stacks.parse_stacks("spied.txt", spied)) == stacks.MAX_PROCESSES
         left.write("stacks/0.0.txt", spied)
         assert not [item for item in left.diagnosed()[1]["evidence"] if item["file"] == "stacks/0.0.txt"]
 

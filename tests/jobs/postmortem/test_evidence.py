@@ -72,7 +72,7 @@ class TestEnds:
 
     def test_a_thousand_ranks_are_a_few_signs(self) -> None:
         ends = [rank_exits.RankExit(rank, "a", exit_code=1, at=float(rank)) for rank in range(1024)]
-        assert len(rank_exits.signs_of_exits(ends)) == rank_exits.MOST_SIGNS
+        assert len(rank_exits.signs_of_exits(ends)) == rank_exits.MAX_SIGNS
 
     def test_a_file_that_is_a_link_a_pipe_or_too_large_is_none(self, left: Left, tmp_path: Path) -> None:
         left.ends(0, r0=(1, None, 1.0))
@@ -81,7 +81,7 @@ class TestEnds:
             (left.folder / "looks" / name).unlink()
         (left.folder / "looks/0.1.json").symlink_to("/etc/passwd")
         os.mkfifo(left.folder / "looks/0.2.json")
-        left.write("looks/0.3.json", " " * (node_snapshot.MOST_BYTES + 1))
+        left.write("looks/0.3.json", " " * (node_snapshot.MAX_BYTES + 1))
         left.write("ends/0.1.json", '{"ranks": [{"rank": 5}, 7, {"rank": "x"}, {"rank": 1, "ended_at": 1e400}]}')
         incident, report = left.diagnosed()
         assert incident.version == 1

@@ -127,7 +127,7 @@ def test_what_would_be_another_anyway_is_no_change_of_it(ops: User, fail: Fail) 
 
 def test_logs_that_are_gone_and_those_that_take_long_are_passed_over(ops: User, fail: Fail) -> None:
     Attempt.objects.filter(pk=fail(r0_0=f"{LINE}\n").attempt_id).update(directory="elsewhere")
-    Diagnosis.objects.filter(incident=fail(r0_0=f"{LINE}\n")).update(seconds=replay.MOST_DIAGNOSIS_S + 1)
+    Diagnosis.objects.filter(incident=fail(r0_0=f"{LINE}\n")).update(seconds=replay.MAX_DIAGNOSIS_S + 1)
     found = through(replay.start(ops, OURS))
     assert (found.of, found.place, found.read, found.changes) == (2, 2, 0, [])
 
@@ -233,7 +233,7 @@ def test_it_is_bounded_in_time_and_old_ones_go(ops: User, fail: Fail, monkeypatc
         fail(r0_0=f"{LINE}\n")
     old = replay.start(ops, OURS)
     Replay.objects.update(asked_at=timezone.now() - timedelta(days=2))
-    monkeypatch.setattr(replay, "MOST_S", 0.0)
+    monkeypatch.setattr(replay, "MAX_READING_S", 0.0)
     found = through(replay.start(ops, OURS))
     assert found.outcome.startswith("Stopped after")
     assert found.place == 1

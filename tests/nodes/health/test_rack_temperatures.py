@@ -159,7 +159,7 @@ def test_outer_bands_are_joined_and_the_warmest_is_there(lab: Lab) -> None:
 def test_of_very_many_failures_the_newest_count_and_the_node_days_since_then(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temperatures, "MOST_FAILURES", 4)
+    monkeypatch.setattr(temperatures, "MAX_FAILURES", 4)
     now = timezone.now()
     store("A", now, 240, lambda at: 21.0)
     project, hour = a_project(), now.replace(minute=0, second=0, microsecond=0)

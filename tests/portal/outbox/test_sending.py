@@ -216,8 +216,8 @@ class TestTriedAgain:
     def test_twelve_times_then_it_is_given_up_and_said(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel()
         tell(oskar)
-        web.answers = [status(500)] * due.MOST_TRIES
-        for _ in range(due.MOST_TRIES):
+        web.answers = [status(500)] * due.MAX_TRIES
+        for _ in range(due.MAX_TRIES):
             assert only().state == "waiting"
             is_due()
             send()
@@ -227,9 +227,9 @@ class TestTriedAgain:
         assert send() == 0
 
     def test_ever_later(self) -> None:
-        waits = [due.wait_s(tries) for tries in range(1, due.MOST_TRIES)]
+        waits = [due.wait_s(tries) for tries in range(1, due.MAX_TRIES)]
         assert all(0.5 * 30 * 2**n <= waits[n] <= 1.5 * 30 * 2**n for n in range(8))
-        assert max(waits) <= 1.5 * due.LONGEST_S
+        assert max(waits) <= 1.5 * due.MAX_RETRY_S
         assert 3600 * 3 < sum(waits) < 3600 * 13
         assert len(set(waits)) == len(waits), "spread, so that not all come at once"
 

@@ -273,7 +273,7 @@ class TestCheckpoints:
     def test_one_too_large_to_read_is_no_corrupt_one(
         self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(verify, "MOST_BYTES", 3)
+        monkeypatch.setattr(verify, "MAX_BYTES", 3)
         on_disk(job)
         for step, data in ((100, b"good"), (200, b"short"), (300, None)):
             note_checkpoints(attempt, event(step))
