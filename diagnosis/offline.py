@@ -92,11 +92,11 @@ def read_logs(logs: Iterable[Log], catalogue: Catalogue, *, size: int | None = N
         size = sum(log.size or 0 for log in logs)
     prefilter = prefilter_of(catalogue)
     until = time.monotonic() + files.SECONDS
-    found = ReadLogs()
+    result = ReadLogs()
     for log in logs:
         with log:
-            _read(log, prefilter, size > files.READ_WHOLE_BYTES, until, found, of_job)
-    return found
+            _read(log, prefilter, size > files.READ_WHOLE_BYTES, until, result, of_job)
+    return result
 
 
 def _read(log: Log, prefilter: Prefilter, is_cut: bool, until: float, found: ReadLogs, of_job: bool) -> None:

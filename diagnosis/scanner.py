@@ -157,11 +157,11 @@ class Scanner:
     # Searching.
 
     def _search(self, first: int, block: bytes) -> None:
-        at, number, counted, found = 0, first, 0, 0
+        at, number, counted, hit_count = 0, first, 0, 0
         search = self._prefilter.search
         while (hit := search(block, at)) is not None:
-            found += 1
-            if found > FLOOD:
+            hit_count += 1
+            if hit_count > FLOOD:
                 self._search_every_line(number + block.count(b"\n", counted, at), block[at:])
                 return
             place = hit.start()

@@ -63,7 +63,7 @@ def allocated_to(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:
     by_id: dict[str, list[Attempt]] = {}
     for attempt in rows.values():
         by_id.setdefault(attempt.scheduler_id, []).append(attempt)
-    found: dict[int, list[Holding]] = {pk: [] for pk in rows}
+    by_attempt: dict[int, list[Holding]] = {pk: [] for pk in rows}
     allocated = (
         Holding.objects.filter(scheduler_id__in=by_id)
         .select_related("gpu", "agent")
@@ -72,8 +72,8 @@ def allocated_to(attempts: Iterable[Attempt]) -> dict[int, list[Holding]]:
     for holding in allocated:
         for attempt in by_id[holding.scheduler_id]:
             if overlaps(holding, attempt):
-                found[attempt.pk].append(holding)
-    return found
+                by_attempt[attempt.pk].append(holding)
+    return by_attempt
 
 
 def overlaps(holding: Holding, attempt: Attempt) -> bool:

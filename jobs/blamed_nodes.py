@@ -90,17 +90,17 @@ class EligibleNodes:
         """
         names = {node.name for node in self.nodes}
         closed = {node.name for node in self.nodes if not node_states.is_in_service(node.state)}
-        found: list[str] = []
+        dispensable_nodes: list[str] = []
         for name in unhealthy:
-            more = [*without, *found, name]
+            more = [*without, *dispensable_nodes, name]
             if (
                 name in names
                 and name not in without
                 and self.at_most(more) == more
                 and self.are_enough({*more, *closed})
             ):
-                found.append(name)
-        return found
+                dispensable_nodes.append(name)
+        return dispensable_nodes
 
 
 def blamed(job: Job, *, before: int) -> list[str]:

@@ -32,11 +32,11 @@ def newest_before(attempt: Attempt, step: int) -> Checkpoint | None:
     if (newest := rows.order_by("-generation", "-step").first()) is not None:
         return newest
     earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number").first()
-    found = attempt.resume_from or (newest_on_line(earlier) if earlier is not None else None)
-    while found is not None and found.step > step:
-        parent = _parent(found)
-        found = _ancestor(parent) if parent is not None and parent.step < found.step else None
-    return found if found is None or found.resumable else _ancestor(found)
+    checkpoint = attempt.resume_from or (newest_on_line(earlier) if earlier is not None else None)
+    while checkpoint is not None and checkpoint.step > step:
+        parent = _parent(checkpoint)
+        checkpoint = _ancestor(parent) if parent is not None and parent.step < checkpoint.step else None
+    return checkpoint if checkpoint is None or checkpoint.resumable else _ancestor(checkpoint)
 
 
 def committed_by(attempt: Attempt) -> int:

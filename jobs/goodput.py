@@ -46,15 +46,15 @@ def goodput(attempts: Sequence[Attempt], now: datetime) -> Goodput | None:
     ]
     wall = sum(span for span in spans if span > 0)
     owners = [owner_of(attempt.pk) for attempt in attempts]
-    found, sources = read.stretches(owners, SERIES, points=EXACT)
-    if not wall or not len(found.first):
+    stretches, sources = read.stretches(owners, SERIES, points=EXACT)
+    if not wall or not len(stretches.first):
         return None
     ids = [(owner[1], incarnation) for owner, incarnation in sources]
     limits = _limits(ids, starting_steps.steps(attempts, MAX_STARTS), attempts[-1])
-    last_useful = np.array([limits[source] for source in found.source.tolist()])
-    length = found.last - found.first + 1
-    useful = np.clip((last_useful - found.first + 1) / length, 0.0, 1.0)
-    return Goodput(float(np.sum(np.maximum(found.sum, 0.0) * useful)), wall)
+    last_useful = np.array([limits[source] for source in stretches.source.tolist()])
+    length = stretches.last - stretches.first + 1
+    useful = np.clip((last_useful - stretches.first + 1) / length, 0.0, 1.0)
+    return Goodput(float(np.sum(np.maximum(stretches.sum, 0.0) * useful)), wall)
 
 
 def _limits(sources: Sequence[tuple[int, int]], starts: dict[tuple[int, int], int], latest: Attempt) -> list[float]:

@@ -103,15 +103,15 @@ def unpack(frame: bytes) -> tuple[dict[str, Any], memoryview]:
 
 def columns_of(about: dict[str, Any], data: memoryview) -> list[dict[str, NDArray[Any]]]:
     """Return the columns of each entry of the header's `series`, by name."""
-    found, at = [], 0
+    series_columns, at = [], 0
     for entry in about.get("series", ()):
         n, columns = entry["n"], {"step": np.frombuffer(data, "<f8", entry["n"], at)}
         at += 8 * n
         for name in BAND if entry.get("kind") == "band" else ("value",):
             columns[name] = np.frombuffer(data, "<f4", n, at)
             at += 4 * n
-        found.append(columns)
-    return found
+        series_columns.append(columns)
+    return series_columns
 
 
 def split(message: bytes) -> tuple[bytes, bytes]:
@@ -128,7 +128,7 @@ def narrow(value: NDArray[Any]) -> NDArray[np.float32]:
 
 def _values(about: dict[str, Any], columns: Iterable[NewPoints]) -> list[NDArray[Any]]:
     """Return the columns of rank 0 and of the first launcher, and list them in the header."""
-    about["series"], found = [], []
+    about["series"], arrays = [], []
     for fresh in columns:
         ranks = {run[0] for run in fresh.runs}
         for rank in sorted(ranks & {0, -1}):
@@ -139,8 +139,8 @@ def _values(about: dict[str, Any], columns: Iterable[NewPoints]) -> list[NDArray
             about["series"].append(
                 {"name": fresh.name, "kind": "value", "rank": rank, "incarnation": fresh.incarnation, "n": len(step)}
             )
-            found += [step.astype("<f8"), narrow(value)]
-    return found
+            arrays += [step.astype("<f8"), narrow(value)]
+    return arrays
 
 
 def _others(about: dict[str, Any], columns: Sequence[NewPoints]) -> bytes:

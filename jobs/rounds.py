@@ -66,16 +66,16 @@ def of_record(spanned: Sequence[RoundSpan]) -> QuerySet[Round]:
 
 def newest(spanned: Sequence[RoundSpan], most: int, *, before: int | None = None) -> list[Round]:
     """Return the last rows, optionally before a round, oldest first. Reads no further than it must."""
-    found: list[Round] = []
+    newest_rounds: list[Round] = []
     for span in reversed(spanned):
         rows = Round.objects.filter(attempt=span.attempt)
         bounds = [bound for bound in (span.last, None if before is None else before - 1) if bound is not None]
         if bounds:
             rows = rows.filter(number__lte=min(bounds))
-        found += rows.order_by("-number")[: most - len(found)]
-        if len(found) >= most:
+        newest_rounds += rows.order_by("-number")[: most - len(newest_rounds)]
+        if len(newest_rounds) >= most:
             break
-    return found[::-1]
+    return newest_rounds[::-1]
 
 
 def names(job: Job, clients: Iterable[int]) -> dict[int, str]:
@@ -103,13 +103,13 @@ def splits(job: Job, clients: Sequence[int]) -> tuple[list[str], dict[int, list[
         if at >= 0 and client < parts[at][1] + parts[at][2]:
             wanted.setdefault(parts[at][0], []).append(client)
     labels: list[str] = []
-    found: dict[int, list[int]] = {}
+    counts_by_client: dict[int, list[int]] = {}
     for part in ClientSplit.objects.filter(pk__in=list(wanted)):
         labels = labels or list(part.labels)
         counts = np.frombuffer(bytes(part.counts), "<u4").reshape(part.clients, -1)
         if list(part.labels) == labels:
-            found |= {client: counts[client - part.first].tolist() for client in wanted[part.pk]}
-    return labels, found
+            counts_by_client |= {client: counts[client - part.first].tolist() for client in wanted[part.pk]}
+    return labels, counts_by_client
 
 
 def sent_bytes(owners: Sequence[Owner]) -> float | None:

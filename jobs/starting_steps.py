@@ -28,7 +28,7 @@ def steps(attempts: Sequence[Attempt], most: int) -> dict[tuple[int, int], int]:
         return {}
     kind = kind_of(attempts[0].job)
     rows = Event.objects.filter(attempt__in=list(attempts), kind=kind).order_by("-id")
-    found: dict[tuple[int, int], int] = {}
+    by_incarnation: dict[tuple[int, int], int] = {}
     for attempt_id, stream_incarnation, data in reversed(
         list(rows.values_list("attempt_id", "incarnation", "data")[:most])
     ):
@@ -37,8 +37,8 @@ def steps(attempts: Sequence[Attempt], most: int) -> dict[tuple[int, int], int]:
         else:
             incarnation, step = stream_incarnation, untrusted.count(data.get("start_step"))
         if step is not None:
-            found.setdefault((attempt_id, incarnation or 0), step)
-    return found
+            by_incarnation.setdefault((attempt_id, incarnation or 0), step)
+    return by_incarnation
 
 
 def _step_of(resumed_from: Any) -> int | None:

@@ -91,15 +91,15 @@ def _is_gzip(file: BinaryIO) -> bool:
 
 def files_under(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder that may be logs, in order, at most `MAX_FILES`; links are not followed."""
-    found = 0
+    file_count = 0
     for where, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(where, name)
             if name.lower().endswith(SKIPPED_SUFFIXES) or path.is_symlink() or not path.is_file():
                 continue
-            found += 1
-            if found > MAX_FILES:
+            file_count += 1
+            if file_count > MAX_FILES:
                 return
             yield path
 

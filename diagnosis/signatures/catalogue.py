@@ -147,8 +147,8 @@ class Catalogue:
         words: set[tuple[str, bool]] = set()
         patterns: dict[str, None] = {}
         for entry in self._line_entries:
-            if (found := required_words(entry.pattern)) is not None:
-                words |= found
+            if (required := required_words(entry.pattern)) is not None:
+                words |= required
             else:
                 patterns[_NAMED_GROUP.sub("(?:", unbounded(_BEGIN.sub("", entry.pattern)))] = None
         sensitive = [re2.escape(word.encode()) for word, any_case in sorted(words) if not any_case]

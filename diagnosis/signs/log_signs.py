@@ -262,16 +262,16 @@ def _most_specific_per_line(signs: list[Sign]) -> list[Sign]:
     by_line: dict[int, list[Sign]] = {}
     for sign in signs:
         by_line.setdefault(sign.line, []).append(sign)
-    found = []
+    chosen = []
     for several in by_line.values():
         meant = [sign for sign in several if sign.role in {"root", "echo"}]
         exits = [sign for sign in several if sign.role == "exit"]
-        found += [sign for sign in several if sign not in meant and sign not in exits]
+        chosen += [sign for sign in several if sign not in meant and sign not in exits]
         if exits:
-            found.append(max(exits, key=lambda sign: len(sign.groups)))
+            chosen.append(max(exits, key=lambda sign: len(sign.groups)))
         if meant:
-            found.append(max(meant, key=_priority))
-    return found
+            chosen.append(max(meant, key=_priority))
+    return chosen
 
 
 def _priority(sign: Sign) -> tuple[int, bool, bool, int]:

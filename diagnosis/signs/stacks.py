@@ -90,21 +90,21 @@ def parse_faulthandler(name: str, text: str) -> ProcessStack | None:
 
 def _parse_py_spy(name: str, text: str) -> list[ProcessStack]:
     """Return py-spy's dumps of one or more processes."""
-    found: list[ProcessStack] = []
+    stacks: list[ProcessStack] = []
     is_main = False
     for number, line in enumerate(text.splitlines(), 1):
         if process := _PROCESS.match(line):
-            if len(found) == MAX_PROCESSES:
+            if len(stacks) == MAX_PROCESSES:
                 break
-            found.append(ProcessStack(name, number, _rank_of(f"{name} {process['command']}")))
+            stacks.append(ProcessStack(name, number, _rank_of(f"{name} {process['command']}")))
             is_main = False
-        elif found and (thread := _SPY_THREAD.match(line)):
-            is_main = thread["name"] in {"MainThread", None} and not found[-1].frames
-            found[-1].line = number if is_main else found[-1].line
-        elif found and is_main and (frame := _SPY_FRAME.match(line)) and len(found[-1].frames) < MAX_FRAMES:
-            found[-1].frames.insert(0, StackFrame(frame["path"], frame["function"]))
-            found[-1].numbers.insert(0, int(frame["line"] or 0))
-    return [stack for stack in found if stack.frames]
+        elif stacks and (thread := _SPY_THREAD.match(line)):
+            is_main = thread["name"] in {"MainThread", None} and not stacks[-1].frames
+            stacks[-1].line = number if is_main else stacks[-1].line
+        elif stacks and is_main and (frame := _SPY_FRAME.match(line)) and len(stacks[-1].frames) < MAX_FRAMES:
+            stacks[-1].frames.insert(0, StackFrame(frame["path"], frame["function"]))
+            stacks[-1].numbers.insert(0, int(frame["line"] or 0))
+    return [stack for stack in stacks if stack.frames]
 
 
 def _rank_of(text: str) -> int | None:

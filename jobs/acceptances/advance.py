@@ -60,7 +60,7 @@ def advance(acceptance: Acceptance) -> None:
     outcomes = configuration_clauses(with_peaks(nodes, peaks), settings.VIGIL_PUBLIC_URL)
     outcomes.append(versions_clause(read_software(rows), len(rows), minimums_in_force()))
     histories = _histories(acceptance, outcomes, nodes, now)
-    outcomes = [histories[found.key].applied(found) if found.key in histories else found for found in outcomes]
+    outcomes = [histories[item.key].applied(item) if item.key in histories else item for item in outcomes]
     is_over = burn_in.state == BurnIn.BurnInState.ENDED
     if not is_over or _waits_for_agents(burn_in, nodes, now):
         _store(acceptance, outcomes, peaks, histories, now)
@@ -118,10 +118,10 @@ def _histories(
     if not is_running or not any(node.is_reporting for node in nodes):  # if none does, it may be the portal's fault
         return {key: replace(history, since=None) for key, history in histories.items()}
     previous = (acceptance.observed_at or now).timestamp()
-    found = {outcome.key: outcome for outcome in outcomes}
+    by_key = {outcome.key: outcome for outcome in outcomes}
     return {
-        key: history.observed(found[key], now.timestamp(), previous)
-        for key, history in histories.items() if key in found
+        key: history.observed(by_key[key], now.timestamp(), previous)
+        for key, history in histories.items() if key in by_key
     }  # fmt: skip
 
 

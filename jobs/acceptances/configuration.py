@@ -33,8 +33,8 @@ def read_configuration(rows: Sequence[BurnInNode], now: datetime) -> list[NodeCo
     for event in NodeEvent.objects.filter(agent__in=ids, kind="mount.slow", is_open=True)[:1_000]:
         if not event.is_planted:
             slow[event.agent_id].append(untrusted.line(event.data.get("mount"), 200))
-    found = [_node(row, agents.get(row.node), gpus, slow, now) for row in rows]
-    return [_with_scheduler(node, scheduled.get(node.node, 0)) for node in found]
+    nodes = [_node(row, agents.get(row.node), gpus, slow, now) for row in rows]
+    return [_with_scheduler(node, scheduled.get(node.node, 0)) for node in nodes]
 
 
 def read_software(rows: Sequence[BurnInNode]) -> list[NodeSoftware]:

@@ -66,10 +66,10 @@ def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
         return FailureCount(0.0, gpus, (), ())
     end = burn_in.job_ended_at or burn_in.ended_at or burn_in.started_at
     judged_at = max(end, burn_in.ended_at or end)
-    found = distinct_failures(_findings(burn_in.tests_began_at, judged_at, {row.node for row in rows}))
-    counted = {node for node, *_ in found}
+    failures = distinct_failures(_findings(burn_in.tests_began_at, judged_at, {row.node for row in rows}))
+    counted = {node for node, *_ in failures}
     lost = [row.node for row in rows if row.node not in counted and row.is_lost]
-    texts = [f"{node}, {formatting.exact(at)}: {text}" for node, at, text in found]
+    texts = [f"{node}, {formatting.exact(at)}: {text}" for node, at, text in failures]
     texts += [f"{node}: {LOST_NODE}" for node in lost]
     hours = max(0.0, (end - burn_in.started_at).total_seconds() / 3600)
     expected = tuple(

@@ -360,12 +360,12 @@ def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[st
 
     `name` is as in the list, such as step-400; step-400.g2 always means the one that generation 2 wrote.
     """
-    found = job_of(request, job_id, "change")
-    checkpoint = found.checkpoints.by_name(plain(name)).first()
+    job = job_of(request, job_id, "change")
+    checkpoint = job.checkpoints.by_name(plain(name)).first()
     if checkpoint is None:
         raise Problem(404, f"#{job_id} has no checkpoint {name[:80]}.")
-    lifecycle.pin(request.auth, found, checkpoint, pinned=wanted.pinned)
-    return checkpoint_shape(found.checkpoints.select_related("attempt").get(pk=checkpoint.pk))
+    lifecycle.pin(request.auth, job, checkpoint, pinned=wanted.pinned)
+    return checkpoint_shape(job.checkpoints.select_related("attempt").get(pk=checkpoint.pk))
 
 
 @router.get("/{int:job_id}/events", response=Events, summary="A job's events, in order of arrival")

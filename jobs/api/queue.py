@@ -93,11 +93,11 @@ def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
     search = QueueSearch(
         text=wanted.q, states=wanted.state, partition=wanted.partition, user=wanted.user, mine=wanted.mine
     )
-    found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    results = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
     unseen = unseen_jobs(request.auth)
     return {
-        "items": [queued_shape(entry) for entry in describe_rows(request.auth, found.items)],
-        "next": found.next,
+        "items": [queued_shape(entry) for entry in describe_rows(request.auth, results.items)],
+        "next": results.next,
         "counts": search.counts(request.auth),
         "reading": sync.readings()[Reading.Part.QUEUE],
         "unseen": with_former_names(asdict(unseen), kept="unsubmitted") | {"text": unseen.text},

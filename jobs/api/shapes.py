@@ -299,8 +299,8 @@ def job_shape(job: Job) -> dict[str, Any]:
 def job_detail(job: Job) -> dict[str, Any]:
     directory = str(settings.VIGIL_RUNS / job.directory) if job.directory else ""
     attempts = list(job.attempts.select_related("resume_from").order_by("number"))
-    found = goodput(attempts, timezone.now())
-    goodput_shape = {**asdict(found), "fraction": found.fraction} if found else None
+    job_goodput = goodput(attempts, timezone.now())
+    goodput_shape = {**asdict(job_goodput), "fraction": job_goodput.fraction} if job_goodput else None
     covered = coverage_of(attempts) if job.kind == "federated" else None
     coverage = {**covered.pack(), "text": sentence_of(attempts)} if covered else None
     shown = job_shape(job)

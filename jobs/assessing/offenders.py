@@ -106,14 +106,14 @@ def _failures(since: date, repaired: Mapping[str, date]) -> dict[str, _NodeCount
 
     Of a job that was deleted only the project is still known: it stands for the owner.
     """
-    found: defaultdict[str, _NodeCounts] = defaultdict(_NodeCounts)
+    by_node: defaultdict[str, _NodeCounts] = defaultdict(_NodeCounts)
     rows = Failure.objects.filter(day__gte=since).exclude(node="").exclude(cause__in=PROGRAMS).order_by()
     values = rows.values_list("node", "day", "cause", "program", "project", "incident__attempt__job__owner")
     for node, day, cause, program, project, owner_id in values.iterator():
         if node not in repaired or day > repaired[node]:
             owner = f"project {project}" if owner_id is None else str(owner_id)
-            found[node].add(f"{CLAIMS}{owner}" if cause in UNDIAGNOSED else program, owner)
-    return found
+            by_node[node].add(f"{CLAIMS}{owner}" if cause in UNDIAGNOSED else program, owner)
+    return by_node
 
 
 def _node_seconds(since: date, repaired: Mapping[str, date], now: datetime) -> dict[str, float]:

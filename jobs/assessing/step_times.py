@@ -73,16 +73,16 @@ def measure(now: datetime) -> int:
 
 def _measured(attempt: Attempt, gpu_types: Mapping[str, str], now: datetime) -> AttemptPace:
     """Return the attempt's pace; without a step time if what is stored of it cannot be read."""
-    found = AttemptPace(attempt=attempt, measured_at=now, is_final=attempt.closed_at is not None)
+    pace = AttemptPace(attempt=attempt, measured_at=now, is_final=attempt.closed_at is not None)
     try:
-        found.step_s, found.steps = _median_step(attempt)
-        found.program = _program(attempt, gpu_types)
+        pace.step_s, pace.steps = _median_step(attempt)
+        pace.program = _program(attempt, gpu_types)
     except database.ERRORS:
         raise
     except Exception:  # it would be the first one of the next run, too
         logger.exception("the step times of attempt %s cannot be read and are left out", attempt)
-        found.step_s = None
-    return found
+        pace.step_s = None
+    return pace
 
 
 def paces(now: datetime) -> dict[Subject, dict[str, FieldValue]]:

@@ -306,9 +306,9 @@ class _Step:
         if self.statuses is None:
             return
         if self.burn_in.scheduler_id == "" and self.burn_in.submitting_at is not None:
-            found = self.scheduler.find(self.burn_in.key, user=sync.service_user())
-            if found is not None:  # submitted just before the worker was killed
-                self.scheduler.cancel(found, user=sync.service_user())
+            existing_id = self.scheduler.find(self.burn_in.key, user=sync.service_user())
+            if existing_id is not None:  # submitted just before the worker was killed
+                self.scheduler.cancel(existing_id, user=sync.service_user())
         self.scheduler.unreserve(self.burn_in.reservation)
         sync.hurry(Reading.Part.RESERVATIONS)
         sync.hurry(Reading.Part.NODES)

@@ -59,27 +59,27 @@ def barrier(path: Path, user: str, *, write: bool = False) -> Barrier | None:
         groups = set(os.getgrouplist(user, entry.pw_gid))
         for folder in (*reversed(path.parents), path):
             needs = ENTER | (WRITE if write and folder == path else 0)
-            if entry.pw_uid and (found := _check(folder, entry, groups, needs)) is not None:
-                return found
+            if entry.pw_uid and (denial := _check(folder, entry, groups, needs)) is not None:
+                return denial
     except (KeyError, OSError, ValueError):  # an unknown user, an unreachable or closed folder, an unusual list
         return None
     return None
 
 
 def _check(folder: Path, entry: pwd.struct_passwd, groups: set[int], needs: int) -> Barrier | None:
-    found = folder.stat()
-    mode = stat.S_IMODE(found.st_mode)
+    status = folder.stat()
+    mode = stat.S_IMODE(status.st_mode)
     acl = _acl(folder, mode)
-    if _bits(acl, found, entry.pw_uid, groups) & needs == needs:
+    if _bits(acl, status, entry.pw_uid, groups) & needs == needs:
         return None
     return Barrier(
         path=folder,
         user=entry.pw_name,
-        owner=user_name(found.st_uid),
-        group=group_name(found.st_gid),
+        owner=user_name(status.st_uid),
+        group=group_name(status.st_gid),
         mode=mode,
         action="write to" if needs & WRITE else "enter",
-        is_group_only=found.st_gid not in groups and acl.group & needs == needs and entry.pw_uid not in acl.users,
+        is_group_only=status.st_gid not in groups and acl.group & needs == needs and entry.pw_uid not in acl.users,
     )
 
 

@@ -62,15 +62,15 @@ def history(attempts: list[Attempt], *, most: int) -> dict[int, EnvironmentDiff]
 
     Attempts come oldest first; each file is read once.
     """
-    found, before = dict[int, EnvironmentDiff](), (0, CapturedEnvironment())
+    by_number, before = dict[int, EnvironmentDiff](), (0, CapturedEnvironment())
     for attempt in attempts[-most:]:
         if (environment := read(attempt)) is None:
             continue
         number, earlier = before
         changed = list(changes(earlier, environment)) if number else []
-        found[attempt.number] = EnvironmentDiff(environment, number or None, changed)
+        by_number[attempt.number] = EnvironmentDiff(environment, number or None, changed)
         before = (attempt.number, environment)
-    return found
+    return by_number
 
 
 def changes(before: CapturedEnvironment, after: CapturedEnvironment) -> Iterator[EnvironmentChange]:

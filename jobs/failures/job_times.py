@@ -24,13 +24,13 @@ def job_times(lock: ActiveLease, jobs: set[int], now: datetime) -> list[JobTime]
     owners = [owner_of(attempt.pk) for several in attempts.values() for attempt in several]
     reporting = {owners[place][1] for place in read.ids_of(owners, SERIES).values()}
     default = default_partition()
-    found = []
+    times = []
     for number, several in enumerate(attempts.values()):
         if number % FEW == 0:
             lock.check()
         if reporting & {attempt.pk for attempt in several} and (time := _job_time(several, default, now)) is not None:
-            found.append(time)
-    return found
+            times.append(time)
+    return times
 
 
 def _job_time(attempts: list[Attempt], default_partition: str, now: datetime) -> JobTime | None:

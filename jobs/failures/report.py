@@ -191,13 +191,13 @@ class _FailureQuery:
         return _worst_first(rows)
 
     def weeks(self) -> list[FailureRow]:
-        found = self._counts_by("day")
+        by_day = self._counts_by("day")
         by_week: dict[date, _Counts] = defaultdict(_Counts)
         week_of = monday(self.since)
         while week_of <= self.now.astimezone(UTC).date():
             by_week[week_of] = _Counts()
             week_of += timedelta(days=7)
-        for day, counts in found.items():
+        for day, counts in by_day.items():
             week = by_week[monday(day)]
             week.failures += counts.failures
             week.node_s += counts.node_s
@@ -273,15 +273,15 @@ class _FailureQuery:
     def _read_node_seconds(self, name: str) -> dict[Any, float]:
         """Return allocated node seconds by the values of a column. Whole weeks have the day of their Monday."""
         rows = self._visible(ProjectHeld.objects.filter(rows_since(self.since)))
-        found: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
+        node_seconds: dict[Any, float] = defaultdict(float, rows.order_by().values_list(name).annotate(Sum("node_s")))
         for allocation in self.live:
             nodes = max(1, len(allocation.nodes))
             if name == "day":
                 for day, seconds in allocation.days(self.since):
-                    found[day] += seconds * nodes
+                    node_seconds[day] += seconds * nodes
             else:
-                found[getattr(allocation, name)] += allocation.seconds(self.since) * nodes
-        return found
+                node_seconds[getattr(allocation, name)] += allocation.seconds(self.since) * nodes
+        return node_seconds
 
     def _read_node_seconds_by_node(self, name: str) -> dict[str, float]:
         model = NodeHeld if self.projects is None else ProjectNodeHeld

@@ -55,8 +55,8 @@ def end(
 
     `only` narrows it to a row that is still in that condition.
     """
-    found, failure = cause_of(ended)
-    cause = cause or found
+    detected_cause, failure = cause_of(ended)
+    cause = cause or detected_cause
     now = timezone.now()
     state = Attempt.State.CANCELLED if cause == "cancelled" else ended.state
     changes = {

@@ -307,10 +307,10 @@ def _jobs_of_keys(tracked: Sequence[TrackedAttempt], statuses: Mapping[str, JobS
         status = statuses.get(attempt.scheduler_id)
         if status is not None and not attempt.matches_key(status):
             foreign |= status.keys
-    found: dict[str, int] = {}
+    job_by_key: dict[str, int] = {}
     for part in chunks(sorted(foreign)):
-        found |= dict(Attempt.objects.filter(key__in=part).values_list("key", "job_id"))
-    return found
+        job_by_key |= dict(Attempt.objects.filter(key__in=part).values_list("key", "job_id"))
+    return job_by_key
 
 
 def _time(seconds: float | None) -> datetime | None:

@@ -39,11 +39,11 @@ def fetch(tick: TickContext) -> None:
         if time.monotonic() > until:
             return
         try:
-            found = tick.scheduler.steps(attempt.scheduler_id, attempt.scheduler_restart_count)
+            reported_steps = tick.scheduler.steps(attempt.scheduler_id, attempt.scheduler_restart_count)
         except SchedulerError:
             _silent_until = time.monotonic() + PAUSE_S
             raise
-        _store(tick, attempt, found)
+        _store(tick, attempt, reported_steps)
 
 
 def _store(tick: TickContext, attempt: Attempt, steps: tuple[SlurmStep, ...]) -> None:

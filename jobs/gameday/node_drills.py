@@ -135,13 +135,13 @@ def _idle_node(partition: str, fault: Fault, now: datetime) -> str:
         name = partition or "the default partition"
         raise NoNode(f"no agent on {name} lets game days plant faults. {HOW_TO}", may_change=False)
     in_maintenance = MaintenanceWindow.ends_by_node(now)
-    found: list[str] = []
+    unusable: list[str] = []
     for agent in sorted(agents, key=lambda agent: agent.node):
         problem = "is in maintenance" if agent.node in in_maintenance else _why_unusable(agent, fault, now)
         if not problem:
             return agent.node
-        found.append(f"{agent.node} {problem}")
-    raise NoNode(f"{formatting.listed(found[:5])}.")
+        unusable.append(f"{agent.node} {problem}")
+    raise NoNode(f"{formatting.listed(unusable[:5])}.")
 
 
 def _why_unusable(agent: Agent, fault: Fault, now: datetime) -> str:

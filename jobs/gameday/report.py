@@ -50,13 +50,13 @@ def upgrades_since(game_day: GameDay) -> list[str]:
     """Return which software was upgraded since the game day, so that another one is due."""
     drills = list(game_day.drills.exclude(node="").select_related("game_day"))
     agents = {agent.node: agent for agent in Agent.objects.filter(node__in={drill.node for drill in drills})}
-    found: dict[str, None] = {}
+    upgrades: dict[str, None] = {}
     for drill in drills:
         now = {"Vigil": version()}
         if (agent := agents.get(drill.node)) is not None:
             now |= {name: untrusted.line(agent.facts.get(part), 64) for name, part in _PARTS.items()}
-        found |= dict.fromkeys(_changes(_software_of(drill), now))
-    return list(found)
+        upgrades |= dict.fromkeys(_changes(_software_of(drill), now))
+    return list(upgrades)
 
 
 def _software_of(drill: Drill) -> dict[str, str]:

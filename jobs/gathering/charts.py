@@ -65,15 +65,15 @@ def _restarts(life: JobLife) -> list[int]:
     for (attempt_id, incarnation), step in sorted(starting_steps.steps(again, MAX_RESTARTS).items()):
         if incarnation > 0:
             steps[attempt_id].append(step)
-    found: list[int] = []
+    restarts: list[int] = []
     for attempt in life.attempts:
         if attempt.started_at is None:
             continue
         begins = attempt.resume_from.step if attempt.resume_from else 0
         for step in (begins, *steps[attempt.pk]):  # each repeats the steps after its checkpoint
-            found = [before for before in found if before < step]
-            found += [step] if step > begins else []
-    return found
+            restarts = [before for before in restarts if before < step]
+            restarts += [step] if step > begins else []
+    return restarts
 
 
 def _item(curve: Curve) -> dict[str, Any]:

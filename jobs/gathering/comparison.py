@@ -98,13 +98,13 @@ def _curve(owners: list[Owner], name: str) -> RoundCurve:
 
 def _cumulative(owners: list[Owner], name: str) -> RoundCurve:
     """Return the cumulative sum by round. In a long series each point stands for several rounds."""
-    found = read.curve(owners, name, points=POINTS)
-    if not len(found.step):
+    curve = read.curve(owners, name, points=POINTS)
+    if not len(curve.step):
         return RoundCurve(np.zeros(0), np.zeros(0))
-    if found.value is not None:
-        return RoundCurve(found.step.astype(np.float64), np.cumsum(np.nan_to_num(found.value)))
-    assert found.mean is not None
-    assert found.last_step is not None
-    ends = np.append(found.step[1:] - 1, found.last_step)
-    widths = ends - found.step + 1
-    return RoundCurve(ends.astype(np.float64), np.cumsum(np.nan_to_num(found.mean) * widths))
+    if curve.value is not None:
+        return RoundCurve(curve.step.astype(np.float64), np.cumsum(np.nan_to_num(curve.value)))
+    assert curve.mean is not None
+    assert curve.last_step is not None
+    ends = np.append(curve.step[1:] - 1, curve.last_step)
+    widths = ends - curve.step + 1
+    return RoundCurve(ends.astype(np.float64), np.cumsum(np.nan_to_num(curve.mean) * widths))

@@ -173,7 +173,7 @@ def _pace(life: JobLife) -> object:
 def dropout_groups(life: JobLife) -> tuple[list[DropoutGroup], bool]:
     """Return why clients dropped out, by the exception they raised; and whether there may be more than were read."""
     events = Event.objects.filter(attempt__in=life.attempts, kind=DROPPED, rank=0).order_by("-id")
-    found: dict[str, DropoutGroup] = {}
+    groups: dict[str, DropoutGroup] = {}
     reports = list(events.values_list("data", flat=True)[:DROPPED_READ])
     for data in reports:
         client, at = untrusted.count(data.get("client"), 2**32), untrusted.count(data.get("step"), 2**32)
@@ -183,8 +183,8 @@ def dropout_groups(life: JobLife) -> tuple[list[DropoutGroup], bool]:
         text = text[-MAX_TEXT:].strip()
         reason = untrusted.line(text.rpartition("\n")[2]) or "No reason given."
         name = untrusted.name(data.get("name"), NAME_CHARACTERS)
-        found.setdefault(text, DropoutGroup(reason, text, [], client_name(client, name))).who.append((client, at))
-    return list(found.values()), len(reports) == DROPPED_READ
+        groups.setdefault(text, DropoutGroup(reason, text, [], client_name(client, name))).who.append((client, at))
+    return list(groups.values()), len(reports) == DROPPED_READ
 
 
 @dataclass(frozen=True)

@@ -65,18 +65,18 @@ def _gpu_uuids(data: dict[str, Any]) -> list[str]:
 def loss_between(life: JobLife, start: int | None, end: int | None) -> dict[str, Any] | None:
     """Return the loss of the steps done between two moments, or of all; None if there is none."""
     owners = charts.owners(life)
-    found = read.curve(owners, "loss", points=LOSS_POINTS)
-    if start is not None and end is not None and len(found.step):
-        inside = np.flatnonzero((found.time >= start) & (found.time < end))
+    losses = read.curve(owners, "loss", points=LOSS_POINTS)
+    if start is not None and end is not None and len(losses.step):
+        inside = np.flatnonzero((losses.time >= start) & (losses.time < end))
         if not len(inside):
             return None
-        first, last = int(found.step[inside[0]]), int(found.step[inside[-1]])
-        found = read.curve(owners, "loss", start=first, end=last, points=LOSS_POINTS)
-    if not len(found.step):
+        first, last = int(losses.step[inside[0]]), int(losses.step[inside[-1]])
+        losses = read.curve(owners, "loss", start=first, end=last, points=LOSS_POINTS)
+    if not len(losses.step):
         return None
-    values = found.value if found.value is not None else found.mean
+    values = losses.value if losses.value is not None else losses.mean
     assert values is not None
-    return {"step": found.step.tolist(), "time": _short(found.time, 3), "value": _short(values, 5)}
+    return {"step": losses.step.tolist(), "time": _short(losses.time, 3), "value": _short(values, 5)}
 
 
 def _short(values: Floats, digits: int) -> list[float | None]:

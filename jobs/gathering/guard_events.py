@@ -29,17 +29,17 @@ def by_attempt(attempts: Iterable[Attempt]) -> dict[int, list[GuardEvent]]:
     """Return the warnings of these attempts by attempt id, in chronological order."""
     units = {attempt.pk: attempt.job.job_kind.unit for attempt in attempts}
     events = Event.objects.filter(_shown_events(), attempt__in=list(units)).order_by("id")
-    found: dict[int, list[GuardEvent]] = defaultdict(list)
+    events_by_attempt: dict[int, list[GuardEvent]] = defaultdict(list)
     place = Window(RowNumber(), partition_by=[F("attempt_id"), F("kind")], order_by=F("id").asc())
     first = events.annotate(place=place).filter(place__lte=MAX_SHOWN)
     for attempt_id, kind, at, data in first.values_list("attempt_id", "kind", "time", "data"):
-        found[attempt_id].append((at, describe_event(kind, data, units[attempt_id])))
+        events_by_attempt[attempt_id].append((at, describe_event(kind, data, units[attempt_id])))
     counted = events.order_by().values("attempt_id", "kind").annotate(count=Count("id"), last=Max("time"))
     for kinds in counted.filter(count__gt=MAX_SHOWN):
-        found[kinds["attempt_id"]].append(
+        events_by_attempt[kinds["attempt_id"]].append(
             (kinds["last"], f"and {kinds['count'] - MAX_SHOWN} more of this kind, the last")
         )
-    return {attempt_id: sorted(events, key=lambda event: event[0]) for attempt_id, events in found.items()}
+    return {attempt_id: sorted(events, key=lambda event: event[0]) for attempt_id, events in events_by_attempt.items()}
 
 
 def _shown_events() -> Q:

@@ -28,13 +28,13 @@ def last_steps(attempt: Attempt, incarnation: int) -> dict[int, int]:
         return {}
     with connection.cursor() as cursor:
         cursor.execute(_MERGED, [series_id, incarnation, attempt.pk, incarnation])
-        found = {rank: step for rank, step in cursor.fetchall() if step is not None}
+        steps = {rank: step for rank, step in cursor.fetchall() if step is not None}
     loose = Chunk.objects.filter(series_id=series_id, incarnation=incarnation, kind__lt=Chunk.Kind.MERGED)
     for data in loose.order_by("-last_step").values_list("data", flat=True)[:MAX_LOOSE]:
         for rank, points in decode_loose(bytes(data)):
             if rank >= 0 and len(points):
-                found[rank] = max(found.get(rank, 0), int(points.step.max()))
-    return found
+                steps[rank] = max(steps.get(rank, 0), int(points.step.max()))
+    return steps
 
 
 def nodes(attempt: Attempt, incarnation: int) -> dict[int, str]:

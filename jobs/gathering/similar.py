@@ -23,11 +23,11 @@ def find(incident: Incident, user: User) -> list[SimilarIncident]:
 
     Incidents of projects that the user cannot see are never included.
     """
-    found: dict[int, SimilarIncident] = {}
+    similar: dict[int, SimilarIncident] = {}
     others = Incident.objects.visible_to(user).exclude(pk=incident.pk).with_people().order_by("-at", "-id")
     for what, same in (("same failure", {"fingerprint": incident.fingerprint}), ("same node", {"node": incident.node})):
         if not next(iter(same.values())):
             continue
-        for other in others.filter(**same).exclude(pk__in=found)[: MAX_SIMILAR - len(found)]:
-            found[other.pk] = SimilarIncident(other, what)
-    return list(found.values())
+        for other in others.filter(**same).exclude(pk__in=similar)[: MAX_SIMILAR - len(similar)]:
+            similar[other.pk] = SimilarIncident(other, what)
+    return list(similar.values())

@@ -86,7 +86,7 @@ def _of_attempt(life: JobLife, attempt: Attempt, rows: Iterable[_Row]) -> Iterat
 
 
 def _joined(rows: Iterable[SlowMountSpan]) -> list[SlowMountSpan]:
-    found: list[SlowMountSpan] = []
+    joined: list[SlowMountSpan] = []
     last: dict[str, SlowMountSpan] = {}
     for mount in rows:
         before = last.get(mount.mount)
@@ -94,8 +94,8 @@ def _joined(rows: Iterable[SlowMountSpan]) -> list[SlowMountSpan]:
             before.until = max(before.until, mount.until)
             continue
         last[mount.mount] = mount
-        found.append(mount)
-    return found
+        joined.append(mount)
+    return joined
 
 
 def _progress_curve(attempt: Attempt) -> read.Curve | None:

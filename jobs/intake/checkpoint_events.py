@@ -186,10 +186,10 @@ def _note_start(attempt: Attempt, events: Iterable[Mapping[str, Any]]) -> None:
     # By step, as the index has it: a job may have 50,000 checkpoints.
     rows = Checkpoint.objects.filter(job_id=attempt.job_id, step__in=set(names.values()), name__in=list(names))
     newest = {row.name: row for row in rows.exclude(attempt=attempt).order_by("generation")}
-    found = next((newest[name] for name in names if name in newest), None)
-    if found is not None:
-        Attempt.objects.filter(pk=attempt.pk, resume_from=None).update(resume_from=found)
-        attempt.resume_from = found
+    checkpoint = next((newest[name] for name in names if name in newest), None)
+    if checkpoint is not None:
+        Attempt.objects.filter(pk=attempt.pk, resume_from=None).update(resume_from=checkpoint)
+        attempt.resume_from = checkpoint
 
 
 def _time(value: object) -> datetime:

@@ -101,15 +101,15 @@ class JobQuery:
 
     def candidates(self, *, states: bool = True) -> list[Sql]:
         """Return indexed sources that may yield few jobs."""
-        found = list(self.sources)
+        sources = list(self.sources)
         equal = []
         if self.scope is not None:
             equal.append(in_list("project_id", self.scope))
         if states and self.states is not None:
             equal.append(in_list("state", self.states))
         if equal:
-            found.append(select("id", equal))
-        return found
+            sources.append(select("id", equal))
+        return sources
 
 
 def dialect() -> ModuleType:

@@ -155,8 +155,8 @@ class Finder:
             value = f"l.{_COLUMNS.get(self.sort, 'id')}"
         head = f"SELECT l.id, {value} FROM ({source.text} LIMIT {MAX_COUNTED + 1}) d {dialect().JOIN}{table}"
         where = [*self.query.conditions(), *self._after_cursor(after, value, "l.id")]
-        found = with_conditions(head, where, self._order_by(value, "l.id", limit + 1))
-        cursor.execute(found.text, [*source.params, *found.params])
+        statement = with_conditions(head, where, self._order_by(value, "l.id", limit + 1))
+        cursor.execute(statement.text, [*source.params, *statement.params])
         return self._to_page([(place, pk) for pk, place in cursor.fetchall()], limit)
 
     def _counts_of(self, cursor: Any, source: Sql) -> dict[str, Count]:
@@ -226,10 +226,10 @@ class Finder:
         column = "id" if self.sort in _GROUPS else _COLUMNS.get(self.sort, "id")
         inner = self._inner(equal, after, column, f" LIMIT {max_rows}")
         # Already ordered inside: with another ORDER BY the databases would read everything before the first row.
-        found = with_conditions(
+        statement = with_conditions(
             f"SELECT l.id, l.{column} FROM ({inner.text}) l", self.query.conditions(), f" LIMIT {limit + 1}"
         )
-        cursor.execute(found.text, [*inner.params, *found.params])
+        cursor.execute(statement.text, [*inner.params, *statement.params])
         rows = [(place, pk) for pk, place in cursor.fetchall()]
         if len(rows) > limit:
             return self._to_page(rows, limit)
@@ -244,17 +244,17 @@ class Finder:
 
     def _narrowed(self, equal: list[Sql], column: str) -> list[Sql]:
         """Return the conditions that the index of this order can check itself."""
-        found = list(equal)
+        conditions = list(equal)
         scope, states = self.query.scope, self.query.states
         if column == "id":
-            found += self.query.bounds
+            conditions += self.query.bounds
             if self.query.owner is not None and not equal:
-                return [*found, Sql("owner_id = %s", (self.query.owner,))]
+                return [*conditions, Sql("owner_id = %s", (self.query.owner,))]
             if states is not None and len(states) == 1 and not equal:
-                found.append(Sql("state = %s", (states[0],)))
+                conditions.append(Sql("state = %s", (states[0],)))
         if scope is not None and len(scope) == 1 and not equal:
-            found.append(Sql("project_id = %s", (scope[0],)))
-        return found
+            conditions.append(Sql("project_id = %s", (scope[0],)))
+        return conditions
 
     def _scan_groups(self, cursor: Any, after: Place | None, limit: int, max_rows: int) -> FoundPlaces:
         """Scan group by group in the order of their names, each by id."""
@@ -263,10 +263,10 @@ class Finder:
         for name, group in self._groups(cursor, after):
             begin = (None, after[1]) if after is not None and after[0] == name else None
             equal = [Sql(f"{key} = %s", (group,))]
-            found = self._scan_index(cursor, equal, begin, limit - len(rows), max_rows)
-            rows += [(name, pk) for _, pk in found.places]
-            if found.next is not None:
-                return FoundPlaces(rows, (name, found.next[1]))
+            scanned = self._scan_index(cursor, equal, begin, limit - len(rows), max_rows)
+            rows += [(name, pk) for _, pk in scanned.places]
+            if scanned.next is not None:
+                return FoundPlaces(rows, (name, scanned.next[1]))
             if len(rows) == limit:
                 return FoundPlaces(rows, rows[-1])
             max_rows -= self._length(cursor, equal, begin, max_rows)  # fewer, otherwise there would be a next row
@@ -287,8 +287,8 @@ class Finder:
         if key == "project_id" and self.query.scope is not None:
             where.append(in_list("g.id", self.query.scope))
         order = f" ORDER BY g.{column} {'DESC' if self.descending else 'ASC'}"
-        found = with_conditions(f"SELECT g.{column}, g.id FROM {table} g", where, order)
-        cursor.execute(found.text, found.params)
+        statement = with_conditions(f"SELECT g.{column}, g.id FROM {table} g", where, order)
+        cursor.execute(statement.text, statement.params)
         return list(cursor.fetchall())
 
     def _counts_of_scan(self, cursor: Any) -> dict[str, Count]:
@@ -296,8 +296,8 @@ class Finder:
         by_number = Finder(replace(self.query, states=None), "created", True)
         inner = by_number._inner([], None, "id", f" LIMIT {MAX_COUNTED}")
         where = by_number.query.conditions()
-        found = with_conditions(f"SELECT l.state, count(*) FROM ({inner.text}) l", where, " GROUP BY l.state")
-        cursor.execute(found.text, [*inner.params, *found.params])
+        statement = with_conditions(f"SELECT l.state, count(*) FROM ({inner.text}) l", where, " GROUP BY l.state")
+        cursor.execute(statement.text, [*inner.params, *statement.params])
         rows = cursor.fetchall()
         last = by_number._inner([], None, "id", f" LIMIT 1 OFFSET {MAX_COUNTED}", "id")
         cursor.execute(last.text, last.params)

@@ -43,11 +43,11 @@ class IncidentSearch:
         """Return one page, newest first: its keys are read first, then its rows."""
         place = _place(cursor)
         after = Q() if place is None else Q(at__lte=place[0]) & (Q(at__lt=place[0]) | Q(pk__lt=place[1]))
-        found = [
+        sorted_keys = [
             rows.filter(after).order_by("-at", "-id").values_list("at", "pk")[: limit + 1]
             for rows in self._stretches(user, self._causes)
         ]
-        keys = list(islice(merge(*found, reverse=True), limit + 1))
+        keys = list(islice(merge(*sorted_keys, reverse=True), limit + 1))
         rows = Incident.objects.with_people().in_bulk([pk for _, pk in keys[:limit]])
         items = [rows[pk] for _, pk in keys[:limit] if pk in rows]  # one may have been deleted in between
         if len(keys) <= limit or not items:

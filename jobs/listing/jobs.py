@@ -48,16 +48,16 @@ class JobSearch(JobCriteria):
         match that the caller decides whether to continue (jobs.listing.finder).
         """
         order = SortOrder(_ORDERS[self._sort], self._descending)
-        found = (finder or self.finder(user)).page(self._place(cursor, order), limit)
-        numbers = [pk for _, pk in found.places]
+        found_places = (finder or self.finder(user)).page(self._place(cursor, order), limit)
+        numbers = [pk for _, pk in found_places.places]
         jobs = Job.objects.visible_to(user).with_latest_attempt()
         rows = jobs.defer("spec_toml", *without).in_bulk(numbers) if numbers else {}
         items = [rows[pk] for pk in numbers if pk in rows]  # one may have been deleted in between
         _load_tags(items)
         _break_cycles(items)
-        if found.next is None:
+        if found_places.next is None:
             return Page(items, None)
-        value, pk = found.next
+        value, pk = found_places.next
         return Page(items, encode(order, _time(value) if self._sort in _TIMES else value, pk))
 
     def finder(self, user: User) -> Finder:

@@ -94,18 +94,18 @@ def names_of(rows: Iterable[QueuedJob | _Running]) -> dict[str, str]:
     A name from outside Vigil may end like one of its keys.
     """
     named = {row.scheduler_id: row.name for row in rows}
-    keyed = {scheduler_id: found for scheduler_id, name in named.items() if (found := _KEY.search(name))}
+    keyed = {scheduler_id: match for scheduler_id, name in named.items() if (match := _KEY.search(name))}
     if keyed:
-        keys = {found[1] for found in keyed.values()}
+        keys = {match[1] for match in keyed.values()}
         vigil_keys = {
             key
             for kind in (Attempt, Sweep, Stray)
             for key in kind.objects.filter(key__in=keys).values_list("key", flat=True)
         }
         named |= {
-            scheduler_id: found.string[: found.start()] or found.string
-            for scheduler_id, found in keyed.items()
-            if found[1] in vigil_keys
+            scheduler_id: match.string[: match.start()] or match.string
+            for scheduler_id, match in keyed.items()
+            if match[1] in vigil_keys
         }
     return named
 
@@ -117,15 +117,15 @@ def allocations_on(user: User, names: Iterable[str]) -> dict[str, list[NodeAlloc
     vigil_jobs = _vigil_jobs(user, [row.scheduler_id for row in running])
     given = names_of(row for row in running if row.scheduler_id not in vigil_jobs)
     shown = sees_all(user)
-    found: dict[str, list[NodeAllocation]] = {name: [] for name in wanted}
+    by_node: dict[str, list[NodeAllocation]] = {name: [] for name in wanted}
     for row in running:
         job = vigil_jobs.get(row.scheduler_id)
         for node in wanted.intersection(row.nodes):
-            found[node].append(_node_allocation(row, node, user, job, shown, given.get(row.scheduler_id, "")))
-    for allocations in found.values():
+            by_node[node].append(_node_allocation(row, node, user, job, shown, given.get(row.scheduler_id, "")))
+    for allocations in by_node.values():
         if len(allocations) > 1:
             allocations.sort(key=lambda allocation: (not allocation.is_mine, allocation.gpus, allocation.scheduler_id))
-    return found
+    return by_node
 
 
 def _running() -> Iterator[_Running]:

@@ -61,16 +61,16 @@ def evidence_lines(incident: Incident, last: Diagnosis) -> dict[str, str]:
 
     Files are logs of ranks, kernel logs, and the scheduler's record as sacct prints it.
     """
-    found: dict[str, list[tuple[int, str]]] = {}
+    lines_by_file: dict[str, list[tuple[int, str]]] = {}
     for item in last.verdict.get("evidence", ()):
         name, line, text = str(item.get("file", "")), int(item.get("line") or 0), str(item.get("text", ""))
         if line:
-            found.setdefault(name, []).append((line, text))
+            lines_by_file.setdefault(name, []).append((line, text))
         elif match := _KERNEL.match(name):
             at = datetime.fromtimestamp(item.get("at") or incident.at.timestamp(), UTC)
             words = f"{at:%Y-%m-%dT%H:%M:%S.%f}+00:00 {match[1]} kernel: {text}"
-            found.setdefault(f"{match[1]}.kern.log", []).append((0, words))
-    logs = {name: masked("\n".join(text for _, text in sorted(lines)) + "\n") for name, lines in found.items()}
+            lines_by_file.setdefault(f"{match[1]}.kern.log", []).append((0, words))
+    logs = {name: masked("\n".join(text for _, text in sorted(lines)) + "\n") for name, lines in lines_by_file.items()}
     return logs | _sacct_record(incident)
 
 
@@ -88,12 +88,12 @@ def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:
     for item in last.verdict.get("evidence", ()):
         if item.get("line"):
             wanted.setdefault(str(item["file"]), set()).add(int(item["line"]))
-    found: dict[str, str] = {}
+    excerpts: dict[str, str] = {}
     for log in open_logs(incident):
         with log:
-            if log.name.endswith(".log") and (log.name in wanted or (not wanted and not found)):
-                found[log.name] = masked(_excerpt(log, wanted.get(log.name, set())))
-    return found
+            if log.name.endswith(".log") and (log.name in wanted or (not wanted and not excerpts)):
+                excerpts[log.name] = masked(_excerpt(log, wanted.get(log.name, set())))
+    return excerpts
 
 
 def _excerpt(log: Log, wanted: set[int]) -> str:

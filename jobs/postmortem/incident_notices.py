@@ -132,8 +132,8 @@ def _replace_stale_notices(incident: Incident, key: str, cause: Cause) -> None:
     if job.sweep_id is None:
         return
     before = Q(key=f"{KIND}:{incident.pk}") | Q(key__startswith=_key_of_alike(job.sweep_id, "", ""))
-    found = Notice.objects.standing().filter(before, user=job.owner).exclude(key=key)
-    if not (editions := dict(found.values_list("key", "edition"))):
+    stale = Notice.objects.standing().filter(before, user=job.owner).exclude(key=key)
+    if not (editions := dict(stale.values_list("key", "edition"))):
         return
     for old in sorted(editions.keys() - _keys_of_sweep(job.sweep_id)):
         if editions[old] == cause.owner:

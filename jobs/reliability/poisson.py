@@ -81,13 +81,13 @@ def _fraction(a: float, x: float) -> float:
     tiny = 1e-300
     b = x + 1 - a
     c, d = 1 / tiny, 1 / b
-    found = d
+    fraction = d
     for n in range(1, _MAX_TERMS):
         factor = -n * (n - a)
         b += 2
         d = 1 / (factor * d + b or tiny)
         c = b + factor / c or tiny
-        found *= c * d
+        fraction *= c * d
         if abs(c * d - 1) < _CLOSE:
             break
-    return found * math.exp(a * math.log(x) - x - math.lgamma(a))
+    return fraction * math.exp(a * math.log(x) - x - math.lgamma(a))

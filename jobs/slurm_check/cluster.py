@@ -39,17 +39,17 @@ def nodes(site: CheckedSite) -> Iterator[CheckFinding]:
 def partitions(site: CheckedSite) -> Iterator[CheckFinding]:
     """Check that partitions are listed: since v0.0.40 slurmrestd lists them only while slurmdbd is up."""
     try:
-        found = site.partitions
+        listed = site.partitions
     except SchedulerError as error:
         yield from_exception(
             "Partitions", error, "Fix slurmdbd first: while it is down, slurmrestd lists no partitions."
         )
         return
-    if found:
-        yield ok("Partitions", ", ".join(partition.name for partition in found))
+    if listed:
+        yield ok("Partitions", ", ".join(partition.name for partition in listed))
     else:
         yield failed("Partitions", "Slurm reports none", "See slurm.conf.")
-    yield from _left_out("Partitions", found.unreadable)
+    yield from _left_out("Partitions", listed.unreadable)
 
 
 def _left_out(title: str, unreadable: int) -> Iterator[CheckFinding]:

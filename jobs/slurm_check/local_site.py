@@ -15,21 +15,21 @@ from portal.models import Project, User
 
 def site() -> CheckedSite:
     """Return the site with its people, without any network access."""
-    found = settings_only()
-    found.open = sync.scheduler
+    this_site = settings_only()
+    this_site.open = sync.scheduler
     try:
-        found.user = found.user or sync.service_user()
+        this_site.user = this_site.user or sync.service_user()
         users = list(User.objects.filter(is_active=True).exclude(slurm_user=None).exclude(slurm_user="").order_by("pk"))
         projects = list(Project.objects.order_by("pk"))
         people = [who for user in users for who in _submitters(user, projects)]
-        found.accounts_of_projects = {project.slug: project.slurm_account for project in projects}
+        this_site.accounts_of_projects = {project.slug: project.slurm_account for project in projects}
     except DatabaseError:
-        found.people = None
-        return found
+        this_site.people = None
+        return this_site
     placed = {who.slurm_user for who in people}
-    found.people = people
-    found.without_project = [str(user.slurm_user) for user in users if user.slurm_user not in placed]
-    return found
+    this_site.people = people
+    this_site.without_project = [str(user.slurm_user) for user in users if user.slurm_user not in placed]
+    return this_site
 
 
 def settings_only() -> CheckedSite:

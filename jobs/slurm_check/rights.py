@@ -20,15 +20,15 @@ def accounts(site: CheckedSite) -> Iterator[CheckFinding]:
         yield failed(title, "this slurmrestd does not serve accounting", remedy)
         return
     try:
-        found = site.accounts
+        listed = site.accounts
     except SchedulerError as error:
         remedy = "Is slurmdbd up, with AuthAltTypes=auth/jwt and the same key in slurmdbd.conf? See its log."
         yield from_exception(title, error, remedy)
         return
-    people = {association.user for association in found.associations if association.user}
+    people = {association.user for association in listed.associations if association.user}
     yield ok(
         title,
-        f"{len(people)} people, {len({a.account for a in found.associations})} accounts, {len(found.qos)} QOS",
+        f"{len(people)} people, {len({a.account for a in listed.associations})} accounts, {len(listed.qos)} QOS",
     )
 
 

@@ -110,15 +110,15 @@ class Environment(SpecTable):
         Python, conda and container are one choice: a container here takes no Python from `base`. Mounts and variables
         add up; the nearest list of modules counts alone.
         """
-        found = base.model_dump()
+        merged = base.model_dump()
         changes = {name: value for name, value in self.model_dump().items() if value is not None}
         if changes.keys() & {"python", "conda", "container"}:
-            found |= {"python": None, "conda": None, "container": None}
+            merged |= {"python": None, "conda": None, "container": None}
         if "mounts" in changes:
             changes["mounts"] = list(dict.fromkeys([*(base.mounts or ()), *changes["mounts"]]))
         if "env" in changes:
             changes["env"] = {**(base.env or {}), **changes["env"]}
-        return Environment.model_construct(**found | changes)
+        return Environment.model_construct(**merged | changes)
 
     @property
     def runs_in(self) -> str:

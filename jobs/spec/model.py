@@ -155,11 +155,11 @@ class JobSpec(SpecTable):
         if kind_problems := list(_kind_first(data, problems)):
             return kind_problems
         rest, more = validate_rest(cls, data, problems)
-        found = [*problems, *more]
+        all_problems = [*problems, *more]
         return (
-            [*found, *independent_problems(cls, rest._cross_field_problems(), found, data.get("kind"))]
+            [*all_problems, *independent_problems(cls, rest._cross_field_problems(), all_problems, data.get("kind"))]
             if rest is not None
-            else found
+            else all_problems
         )
 
     @classmethod
@@ -196,11 +196,11 @@ class JobSpec(SpecTable):
             return [Problem(f"run.{p.field}", p.message) for p in federation.problems(self.run, self.world_size)]
         assert self.run is not None
         full = self.resources.local_world_size * self.resources.max_nodes
-        found = list(checking.problems(self.run, full))
-        if not found and full != self.world_size:
+        run_problems = list(checking.problems(self.run, full))
+        if not run_problems and full != self.world_size:
             # On fewer nodes the shares of a batch may be uneven, and accumulate; the mesh has to fit them all the same.
-            found = list(checking.problems(self.run, self.world_size, allow_uneven=True))
-        return [Problem(f"run.{p.field}", p.message) for p in found]
+            run_problems = list(checking.problems(self.run, self.world_size, allow_uneven=True))
+        return [Problem(f"run.{p.field}", p.message) for p in run_problems]
 
     def _client_problems(self, run: FederationConfig) -> Iterator[Problem]:
         if self.client is None and run.custom:

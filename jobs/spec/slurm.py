@@ -46,13 +46,13 @@ def licenses(value: str) -> str:
     """Check a list of licences with their counts, "matlab:2,abaqus"; each is named once."""
     if not value:
         return value
-    found = [_LICENSE.match(item) for item in value.split(",")]
-    if not all(found) or len(found) > MAX_LICENSES:
+    matches = [_LICENSE.match(item) for item in value.split(",")]
+    if not all(matches) or len(matches) > MAX_LICENSES:
         raise ValueError(
             f'"{value[:80]}" is not a list of licences. Write it without spaces, like matlab:2,abaqus,'
             f" with {MAX_LICENSES} names at most."
         )
-    names = [match[1] for match in found if match]
+    names = [match[1] for match in matches if match]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f'Licence "{twice}" is named twice. Write it once, with the number of both, like {twice}:2.')
     return value

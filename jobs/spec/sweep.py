@@ -41,13 +41,13 @@ def _flatten(over: object) -> object:
     """Return {"run.steps": […]} for what TOML makes of run.steps without quotes: {"run": {"steps": […]}}."""
     if not isinstance(over, Mapping):
         return over
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, inner in over.items():
         deeper = _flatten(inner)
-        found |= {f"{name}.{rest}": value for rest, value in deeper.items()} if isinstance(deeper, dict) else {
+        flat |= {f"{name}.{rest}": value for rest, value in deeper.items()} if isinstance(deeper, dict) else {
             name: deeper
         }  # fmt: skip
-    return found
+    return flat
 
 
 class SweepTable(SpecTable):
@@ -117,19 +117,19 @@ class SweepSpec:
     @classmethod
     def parse(cls, data: dict[str, Any], text: str | None = None) -> SweepSpec:
         """Parse plain values and the text they come from. Raises SpecError that names path and value."""
-        found = _table(data)
+        table = _table(data)
         base = {name: value for name, value in data.items() if name != TABLE}
         name = base.get("name")
-        _check_cost(found.size, _count(base), "values")
+        _check_cost(table.size, _count(base), "values")
         links = sum(len(base[key]) for key in ("tags", "after") if isinstance(base.get(key), list))
-        _check_cost(found.size, links, "tags and jobs to wait for", most=MAX_LINKS)
-        combinations, specs, refused = _parsed(base, found.over, name)
-        texts = _texts(text if text is not None else plain_toml(data), combinations, specs, found.over)
+        _check_cost(table.size, links, "tags and jobs to wait for", most=MAX_LINKS)
+        combinations, specs, refused = _parsed(base, table.over, name)
+        texts = _texts(text if text is not None else plain_toml(data), combinations, specs, table.over)
         points = (
             SweepPoint(values=values, spec=spec, spec_toml=toml)
             for values, spec, toml in zip(combinations, specs, texts, strict=True)
         )
-        return cls(name=str(name), at_once=found.at_once, over=found.over, points=tuple(points), refused=refused)
+        return cls(name=str(name), at_once=table.at_once, over=table.over, points=tuple(points), refused=refused)
 
     @classmethod
     def parse_toml(cls, text: str) -> SweepSpec:
@@ -219,13 +219,13 @@ def _combinations(base: dict[str, Any], over: dict[str, list[Any]]) -> list[dict
 
     Options that a job does not use are left out, and jobs that differ only in such options become one.
     """
-    found: dict[str, dict[str, Any]] = {}
+    combinations: dict[str, dict[str, Any]] = {}
     for values in itertools.product(*over.values()):
         whole = dict(zip(over, values, strict=True))
         tables = unused_tables(base, over, values=whole)
         used = {path: value for path, value in whole.items() if not is_within(path, tables)}
-        found.setdefault(json.dumps(used, sort_keys=True, default=str), used)
-    return list(found.values())
+        combinations.setdefault(json.dumps(used, sort_keys=True, default=str), used)
+    return list(combinations.values())
 
 
 def _data_of(

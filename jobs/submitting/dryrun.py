@@ -74,15 +74,16 @@ def dry_run(user: User, spec: JobSpec, *, others: Sequence[JobSpec] = ()) -> lis
 
 def sweep_run(user: User, sweep: SweepSpec) -> list[DryRunFinding]:
     """Return what stops this sweep, what its jobs are, then what the first of them would do."""
-    found = dry_run(user, sweep.first, others=sweep.others)
-    if any(finding.level == "error" for finding in found):
-        return found
+    findings = dry_run(user, sweep.first, others=sweep.others)
+    if any(finding.level == "error" for finding in findings):
+        return findings
     many, turns = len(sweep.points), sweep.at_once
     over = " × ".join(f"{len(values)} of {path}" for path, values in sweep.over.items())
     at_once = f", {turns:,} at once" if turns is not None and turns < many else ""
     jobs = f"{formatting.plural(many, 'job')}: {over}{at_once}. The following describes the first."
     without = refusals_text([(point.values, point.message) for point in sweep.refused], many + len(sweep.refused))
-    return [DryRunFinding("ok", "Sweep", jobs), *([DryRunFinding("warn", "Sweep", without)] if without else []), *found]
+    warnings = [DryRunFinding("warn", "Sweep", without)] if without else []
+    return [DryRunFinding("ok", "Sweep", jobs), *warnings, *findings]
 
 
 def _specification(spec: JobSpec) -> DryRunFinding:
@@ -329,5 +330,5 @@ def _checkpoint_bytes(spec: JobSpec) -> int | None:
     newest_similar = similar.filter(checkpoints__isnull=False).order_by("-id").values_list("pk", flat=True).first()
     if newest_similar is None:
         return None
-    found: int | None = Checkpoint.objects.filter(job=newest_similar).aggregate(most=Max("bytes"))["most"]
-    return found
+    largest: int | None = Checkpoint.objects.filter(job=newest_similar).aggregate(most=Max("bytes"))["most"]
+    return largest

@@ -227,14 +227,14 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
 def show_replay(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Show a replay's progress and results; only that part if htmx asks."""
     sysadmin_of(request, CHANGE)
-    found = replay.refresh(get_object_or_404(Replay, pk=replay_id))
-    row = site_catalogue.find_row(found.instead_of)
+    stored_replay = replay.refresh(get_object_or_404(Replay, pk=replay_id))
+    row = site_catalogue.find_row(stored_replay.instead_of)
     context = {
         "section": "postmortems",
-        "replay": found,
+        "replay": stored_replay,
         "row": row,
-        "headline": replay_summary(found),
-        "fields": [(name, str(value)) for name, value in found.entry.items() if name in PATTERNS],
+        "headline": replay_summary(stored_replay),
+        "fields": [(name, str(value)) for name, value in stored_replay.entry.items() if name in PATTERNS],
     }
     is_fragment = request.headers.get("HX-Target") == "replay"
     answer = render(request, "jobs/_replay.html" if is_fragment else "jobs/catalogue_replay.html", context)
@@ -262,13 +262,14 @@ def replay_summary(found: Replay) -> tuple[str, str]:
 def save_replayed(request: HttpRequest, replay_id: int) -> HttpResponse:
     """Save the entry that was replayed."""
     user = sysadmin_of(request, CHANGE)
-    found = get_object_or_404(Replay, pk=replay_id)
-    row = site_catalogue.find_row(found.instead_of)
+    stored_replay = get_object_or_404(Replay, pk=replay_id)
+    row = site_catalogue.find_row(stored_replay.instead_of)
     try:
-        saved = site_catalogue.change(user, row, found.entry) if row else site_catalogue.add(user, found.entry)
+        entry = stored_replay.entry
+        saved = site_catalogue.change(user, row, entry) if row else site_catalogue.add(user, entry)
     except (SpecError, Conflict) as error:
         messages.error(request, f"Not saved: {error}")
-        return redirect("catalogue_replay", replay_id=found.pk)
+        return redirect("catalogue_replay", replay_id=stored_replay.pk)
     messages.success(request, _saved(saved))
     return redirect("catalogue")
 

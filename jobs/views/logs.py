@@ -46,16 +46,16 @@ class LogChoice:
 @login_required
 @require_safe
 def page(request: HttpRequest, job_id: int) -> HttpResponse:
-    found = page_of(request, job_id)
-    selection = _selection(request, found.job)
+    job_page = page_of(request, job_id)
+    selection = _selection(request, job_page.job)
     files = logs.available(selection.attempt)
     before = _number(request, "before")
     try:
-        part = logs.read(found.job, selection, after=_number(request, "after"), before=before, limit=PAGE)
+        part = logs.read(job_page.job, selection, after=_number(request, "after"), before=before, limit=PAGE)
         problem = ""
     except LogError as error:
         part, problem = None, str(error)
-    context = found.context(
+    context = job_page.context(
         "logs",
         selection=selection,
         part=part,
@@ -144,16 +144,16 @@ def _address(selection: LogSelection) -> str:
 
 def _choices(files: list[logs.LogFile], selection: LogSelection) -> list[LogChoice]:
     """Return every rank once, then launchers, then the batch script; the selected one even if it has no file yet."""
-    found: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for log in files:
         if log.rank is None:
-            found[BATCH] = "Batch script"
+            titles[BATCH] = "Batch script"
         elif log.rank < 0:
-            found[str(log.rank)] = f"Launcher of node {-1 - log.rank}"
+            titles[str(log.rank)] = f"Launcher of node {-1 - log.rank}"
         else:
-            found[str(log.rank)] = f"Rank {log.rank}"
-    found.setdefault(selection.name, f"Rank {selection.name}")
-    return [LogChoice(value, title, value == selection.name) for value, title in found.items()]
+            titles[str(log.rank)] = f"Rank {log.rank}"
+    titles.setdefault(selection.name, f"Rank {selection.name}")
+    return [LogChoice(value, title, value == selection.name) for value, title in titles.items()]
 
 
 def _number(request: HttpRequest, name: str) -> int | None:

@@ -120,13 +120,13 @@ def performance_panel(life: JobLife, *, may_change: bool) -> Performance | None:
     """Return the performance of a run of Vigil's trainer that has started; None for anything else."""
     if not life.job.job_kind.profiles or not any(attempt.started_at for attempt in life.attempts):
         return None
-    found = profiles(life.attempts)
+    stored_profiles = profiles(life.attempts)
     return Performance(
         bottleneck=_bottleneck(_newest(life.attempts), life),
         goodput=goodput(life.attempts, life.now),
-        profiles=found[:SHOWN_PROFILES],
+        profiles=stored_profiles[:SHOWN_PROFILES],
         may_profile=may_change and life.latest.state == Attempt.State.RUNNING and not life.cancelling,
-        more_profiles=max(0, len(found) - SHOWN_PROFILES),
+        more_profiles=max(0, len(stored_profiles) - SHOWN_PROFILES),
     )
 
 
@@ -195,27 +195,27 @@ def _parts(split: object) -> list[StepPart]:
     seconds = {
         name: value for name in SPLIT if (value := untrusted.duration(values.get(name))) is not None and value > 0
     }
-    total, at, found = sum(seconds.values()), 0.0, []
+    total, at, parts = sum(seconds.values()), 0.0, []
     for name, value in seconds.items():
         title, color = _PARTS[name]
-        found.append(StepPart(title, color, value, value / total, round(100 * at / total, 3)))
+        parts.append(StepPart(title, color, value, value / total, round(100 * at / total, 3)))
         at += value
-    return found
+    return parts
 
 
 def _facts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = []
+    facts = []
     if (mfu := untrusted.share(data.get("mfu"))) is not None:
-        found.append(("MFU", formatting.percent(mfu)))
+        facts.append(("MFU", formatting.percent(mfu)))
     if (busy := untrusted.share(data.get("busy"))) is not None:
-        found.append(("Computing", f"{formatting.percent(busy)} of the sampled step"))
+        facts.append(("Computing", f"{formatting.percent(busy)} of the sampled step"))
     if (matmul := untrusted.share(data.get("matmul"))) is not None:
-        found.append(("Matrix products", f"{formatting.percent(matmul)} of compute time"))
+        facts.append(("Matrix products", f"{formatting.percent(matmul)} of compute time"))
     steps, last = untrusted.count(data.get("steps")), untrusted.count(data.get("last_step"))
     if steps and last:
         each = untrusted.duration(data.get("step_seconds"))
         mean = f", {formatting.duration(each)} each" if each else ""
-        found.append(("Measured", f"{formatting.plural(steps, 'step')}, to step {formatting.count(last)}{mean}"))
+        facts.append(("Measured", f"{formatting.plural(steps, 'step')}, to step {formatting.count(last)}{mean}"))
     if sampled := untrusted.count(data.get("sampled_step")):
-        found.append(("Sampled", f"step {formatting.count(sampled)}"))
-    return found
+        facts.append(("Sampled", f"step {formatting.count(sampled)}"))
+    return facts

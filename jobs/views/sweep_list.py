@@ -55,12 +55,12 @@ class SweepRow:
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    found = _page(user_of(request), request.GET.get("after") or None)
-    lines = _lines(found.items)
+    results = _page(user_of(request), request.GET.get("after") or None)
+    lines = _lines(results.items)
     context = {
         "section": "jobs",
         "lines": lines,
-        "next": found.next,
+        "next": results.next,
         "first": "after" not in request.GET,
         "headline": summary(lines),
     }

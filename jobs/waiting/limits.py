@@ -58,18 +58,18 @@ class _LimitSource:
 
 def checks(request: Request, cluster: ClusterCapacity, usage: Usage) -> list[LimitCheck]:
     """Return every limit that applies to the request, exceeded or not."""
-    found: list[LimitCheck] = []
+    limit_checks: list[LimitCheck] = []
     settled: set[tuple[str, str]] = set()
     for source in _sources(request, cluster):
         checks_of_source = list(_source_checks(source, request, usage))
-        found += [check for check in checks_of_source if _kind(check) not in settled]
+        limit_checks += [check for check in checks_of_source if _kind(check) not in settled]
         # A QOS's limits replace those of accounts; a group's limits apply at every level of accounts.
         settled |= {
             _kind(check)
             for check in checks_of_source
             if source.prefix == "QOS" or not check.word.startswith("AssocGrp")
         }
-    return found
+    return limit_checks
 
 
 def submit_check(request: Request, cluster: ClusterCapacity, *, unseen: int = 0, many: int = 1) -> LimitCheck | None:

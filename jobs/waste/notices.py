@@ -86,8 +86,8 @@ def idle_jobs(now: datetime | None = None) -> list[IdleJob]:
         return []
     holdings = list(Holding.objects.filter(until=None, scheduler_id__in=by_job))
     allocated = _AllocatedJobs(holdings)
-    wasted = {scheduler_id: allocated.without_spares(scheduler_id, found) for scheduler_id, found in by_job.items()}
-    return [allocated.job(scheduler_id, found) for scheduler_id, found in wasted.items() if found]
+    wasted = {scheduler_id: allocated.without_spares(scheduler_id, gpus) for scheduler_id, gpus in by_job.items()}
+    return [allocated.job(scheduler_id, gpus) for scheduler_id, gpus in wasted.items() if gpus]
 
 
 class _AllocatedJobs:
@@ -196,8 +196,8 @@ def _notify_unallocated(now: datetime) -> None:
     for gpu, process in _persistent(use.processes_on_free_gpus(now), now):
         by_node[gpu.agent.node].append((gpu, process))
     keys = {node: f"{UNALLOCATED}:{node}"[: notify.MAX_KEY] for node in by_node}
-    for node, found in by_node.items():
-        title, detail = _unallocated_text(node, found)
+    for node, processes in by_node.items():
+        title, detail = _unallocated_text(node, processes)
         link = reverse("node", args=[node])
         notify.raise_notice(keys[node], kind=UNALLOCATED, to=SYSADMINS, title=title, detail=detail, link=link)
     if _has_active(UNALLOCATED):

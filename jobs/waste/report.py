@@ -115,11 +115,11 @@ def idle_now(user: User, now: datetime) -> list[tuple[IdleJob, bool]]:
 
     The second value of each says whether they may open the job's page.
     """
-    found = idle_jobs(now)
-    visible = set(_visible_jobs(user, [job.attempt.job_id for job in found if job.attempt]))
+    idle = idle_jobs(now)
+    visible = set(_visible_jobs(user, [job.attempt.job_id for job in idle if job.attempt]))
     return [
         (job, job.attempt is None or job.attempt.job_id in visible)
-        for job in found
+        for job in idle
         if sees_all(user) or job.owner == user or (job.attempt is not None and job.attempt.job_id in visible)
     ]
 
@@ -195,10 +195,10 @@ def _jobs(user: User, wanted: WasteFilter, since: date, limit: int, skip: int) -
     place = F("place").desc(nulls_last=True) if wanted.is_falling else F("place").asc(nulls_last=True)
     # Keys first, from a covering index: SQLite would otherwise sort whole rows.
     first = list(begun.order_by(place, "pk").values_list("pk", flat=True)[: skip + limit + 1])
-    found = [*JobHours.objects.in_bulk(first).values(), *_older(user, since)]
-    found.sort(key=lambda row: row.pk)
-    found.sort(key=lambda row: _sort_value(row, wanted), reverse=wanted.is_falling)
-    return _job_rows(user, found[skip : skip + limit]), len(found) <= skip + limit
+    hours = [*JobHours.objects.in_bulk(first).values(), *_older(user, since)]
+    hours.sort(key=lambda row: row.pk)
+    hours.sort(key=lambda row: _sort_value(row, wanted), reverse=wanted.is_falling)
+    return _job_rows(user, hours[skip : skip + limit]), len(hours) <= skip + limit
 
 
 _ORDERS = {
@@ -231,15 +231,15 @@ def _older(user: User, since: date) -> list[JobHours]:
 
 def _days_of(ids: Sequence[str], since: date) -> dict[tuple[int | None, str], tuple[float, float, float]]:
     """Return (held, used, idle) seconds by Vigil's job number, else by the scheduler's id."""
-    found: dict[tuple[int | None, str], tuple[float, float, float]] = {}
+    totals: dict[tuple[int | None, str], tuple[float, float, float]] = {}
     for chunk in chunks(ids):
         days = GpuUse.objects.filter(scheduler_id__in=chunk, day__gte=since).order_by()
         sums = days.values_list("scheduler_id", "job").annotate(Sum("held_s"), Sum("used_s"), Sum("idle_s"))
         for scheduler_id, job, allocated, used, idle in sums:
             key = (job, "" if job else scheduler_id)
-            before = found.get(key, (0.0, 0.0, 0.0))
-            found[key] = (before[0] + allocated, before[1] + used, before[2] + idle)
-    return found
+            before = totals.get(key, (0.0, 0.0, 0.0))
+            totals[key] = (before[0] + allocated, before[1] + used, before[2] + idle)
+    return totals
 
 
 def _job_rows(user: User, found: Sequence[JobHours]) -> list[WasteEntry]:

@@ -173,11 +173,11 @@ def burn_ins(request: ApiRequest, wanted: Query[WantedBurnIns]) -> dict[str, Any
         rows = rows.active() if wanted.state == "active" else rows.filter(state=BurnIn.BurnInState.ENDED)
     if wanted.node:
         rows = rows.filter(pk__in=BurnInNode.objects.filter(node=wanted.node).values("burn_in"))
-    found = page(
+    results = page(
         rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log"),
         SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit,
     )  # fmt: skip
-    return {"items": [burn_in_shape(row) for row in found.items], "next": found.next}
+    return {"items": [burn_in_shape(row) for row in results.items], "next": results.next}
 
 
 @router.get("/golden", response=GoldenRecords, summary="Golden records", openapi_extra=described(errors=FORBIDDEN))

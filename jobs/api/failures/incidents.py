@@ -74,8 +74,8 @@ def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResp
         is_published=wanted.published,
         since=wanted.since,
     )
-    found = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
-    return json_response({"items": [incident_row(incident) for incident in found.items], "next": found.next})
+    results = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    return json_response({"items": [incident_row(incident) for incident in results.items], "next": results.next})
 
 
 def incident_row(incident: Incident) -> dict[str, Any]:

@@ -61,12 +61,12 @@ def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpRes
     job = job_of(request, job_id)
     if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
         raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
-    found = gathered.heat(
+    heat = gathered.heat(
         job, wanted.field, start=wanted.start, end=wanted.end, columns=wanted.columns, user=request.auth
     )
     same = ("source", "field", "start", "width", "columns", "mean")
-    items = [_row(row, wanted.digits) for row in found.rows]
-    return json_response({"items": items, "next": None, **{name: getattr(found, name) for name in same}})
+    items = [_row(row, wanted.digits) for row in heat.rows]
+    return json_response({"items": items, "next": None, **{name: getattr(heat, name) for name in same}})
 
 
 def _row(row: gathered.GpuUseRow, digits: int) -> dict[str, Any]:

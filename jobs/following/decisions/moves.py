@@ -51,15 +51,15 @@ def _default(code: str) -> Move:
 
 def overrides(job: Mapping[str, Any], project: Project) -> dict[str, tuple[Move, str]]:
     """Return the changed rows, by cause or kind of causes: the move, and whether job, project or site changed it."""
-    found: dict[str, tuple[Move, str]] = {}
+    by_key: dict[str, tuple[Move, str]] = {}
     for level, on in (
         ("the job", _job_moves(job)),
         ("its project", project_moves(project)),
         ("the site", site_moves()),
     ):
         for key, move in on.items():
-            found.setdefault(key, (move, level))
-    return found
+            by_key.setdefault(key, (move, level))
+    return by_key
 
 
 def summary() -> list[str]:

@@ -178,17 +178,17 @@ def _too_few_nodes(node: str) -> str:
 
 def _away_from_corruption(request: _RestartRequest) -> Decision:
     """Restart without the node that was named, from a checkpoint that is sound as far as it is known."""
-    attempt, found = request.attempt, blamed_nodes.corruption_finding(request.attempt)
-    if found is None or not (found.node or found.is_intact):
+    attempt, corruption = request.attempt, blamed_nodes.corruption_finding(request.attempt)
+    if corruption is None or not (corruption.node or corruption.is_intact):
         return request.stop(f"the faulty node is unknown. {ADVICE['corruption']}")
-    if found.is_intact:
+    if corruption.is_intact:
         start = checkpoints.newest_on_line(attempt)
-    elif (start := checkpoints.newest_before(attempt, found.clean_step)) is None:
+    elif (start := checkpoints.newest_before(attempt, corruption.clean_step)) is None:
         return request.stop(f"it has no checkpoint from before the last clean check. {ADVICE['corruption']}")
-    exclusion = _exclude(attempt, [found.node]) if found.node else None
-    if found.node and not exclusion:
-        return request.stop(_too_few_nodes(found.node))
-    which = "" if found.node else " The faulty node is unknown."
+    exclusion = _exclude(attempt, [corruption.node]) if corruption.node else None
+    if corruption.node and not exclusion:
+        return request.stop(_too_few_nodes(corruption.node))
+    which = "" if corruption.node else " The faulty node is unknown."
     decision = _restart_decision(
         attempt, f"{request.why.text}{which}", count_text=request.count_text, exclusion=exclusion, start=start
     )

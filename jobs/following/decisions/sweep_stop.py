@@ -39,12 +39,12 @@ def _shared_failure(sweep_id: int) -> str:
     if len(first) < FIRST:
         return ""
     rows = Incident.objects.filter(attempt__in=first, incarnation=None, version__gt=0)
-    found = list(rows.values_list("fingerprint", "cause", "overruled_cause", "says"))
-    causes = {CAUSES.get(overruled or cause) for _, cause, overruled, _ in found}
-    if len(found) < FIRST or len({fingerprint for fingerprint, *_ in found}) > 1 or not found[0][0]:
+    incidents = list(rows.values_list("fingerprint", "cause", "overruled_cause", "says"))
+    causes = {CAUSES.get(overruled or cause) for _, cause, overruled, _ in incidents}
+    if len(incidents) < FIRST or len({fingerprint for fingerprint, *_ in incidents}) > 1 or not incidents[0][0]:
         return ""
     cause = causes.pop()
     if causes or cause is None or cause.owner != "researcher":
         return ""
-    text = found[0][3].strip()
+    text = incidents[0][3].strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."

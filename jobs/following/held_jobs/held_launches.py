@@ -20,10 +20,10 @@ MAX_PER_TICK = 100  # a node whose prolog fails may hold a whole queue within mi
 def notify_people() -> None:
     """Raise a notice for each such job, once, and withdraw those of jobs that were released or have ended."""
     waiting = Attempt.objects.alive().confirmed().filter(state=Attempt.State.PENDING)
-    found = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MAX_PER_TICK])
+    held = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MAX_PER_TICK])
     standing = set(Notice.objects.standing().filter(kind__in=(OWNER, SITE)).values_list("key", flat=True))
-    keys = {kind: [f"{kind}:{attempt.pk}" for attempt in found] for kind in (OWNER, SITE)}
-    for attempt in found:
+    keys = {kind: [f"{kind}:{attempt.pk}" for attempt in held] for kind in (OWNER, SITE)}
+    for attempt in held:
         if f"{SITE}:{attempt.pk}" not in standing:
             _raise(attempt)
     if standing - {key for of_kind in keys.values() for key in of_kind}:

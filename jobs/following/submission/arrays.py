@@ -90,11 +90,12 @@ def _claim(sweep: Sweep) -> tuple[datetime, list[Attempt]]:
     """
     now = timezone.now()
     rows = _due(now).filter(job__sweep=sweep)
-    found = list(rows.select_related("job__project", "job__owner", "job__sweep").order_by("job__sweep_index"))
-    user = next((attempt.scheduler_user for attempt in found if attempt.scheduler_user), sweep.owner.slurm_user or "")
+    attempts = list(rows.select_related("job__project", "job__owner", "job__sweep").order_by("job__sweep_index"))
+    users = (attempt.scheduler_user for attempt in attempts if attempt.scheduler_user)
+    user = next(users, sweep.owner.slurm_user or "")
     rows.update(submitting_at=now, scheduler_user=user)
     ours = set(Attempt.objects.filter(job__sweep=sweep, submitting_at=now).values_list("pk", flat=True))
-    claimed = [attempt for attempt in found if attempt.pk in ours]
+    claimed = [attempt for attempt in attempts if attempt.pk in ours]
     for attempt in claimed:
         attempt.scheduler_user = user
     return now, claimed

@@ -27,16 +27,18 @@ _CANNOT_COMPLETE = Q(before=None) | (
 
 def problems(user: User, numbers: Iterable[int]) -> list[Problem]:
     """Return what stops a job from waiting for these."""
-    found = []
+    reasons = []
     there = {job.pk: job for job in Job.objects.visible_to(user).select_related("latest").filter(pk__in=[*numbers])}
     for number in numbers:
         latest = there[number].latest if number in there else None
         if latest is None:
-            found.append(Problem("after", f"#{number} does not exist or you may not see it. Remove it."))
+            reasons.append(Problem("after", f"#{number} does not exist or you may not see it. Remove it."))
         elif latest.decided_at is not None and latest.state != Attempt.State.COMPLETED:
             fix = f"Resume #{number} first, or remove it"
-            found.append(Problem("after", f"#{number} ended as {_word(latest)}, so this job would never start. {fix}."))
-    return found
+            reasons.append(
+                Problem("after", f"#{number} ended as {_word(latest)}, so this job would never start. {fix}.")
+            )
+    return reasons
 
 
 def wait(job: Job, numbers: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ def waiting_attempts() -> list[int]:
 
     An attempt that has ended counts until Vigil has decided what follows: its restart takes the same place.
     """
-    found: list[int] = []
+    attempt_ids: list[int] = []
     waits = Q(number=1, scheduler_id="", ended_at=None, submitting_at=None, cancel_asked_at=None)
     some_wait = Attempt.objects.filter(waits, job__sweep__at_once__isnull=False).values("job__sweep")
     for sweep in Sweep.objects.filter(pk__in=some_wait).defer("spec_toml"):
@@ -23,8 +23,8 @@ def waiting_attempts() -> list[int]:
         assert sweep.at_once is not None
         rest = waiting[max(0, sweep.at_once - busy) :]
         _set_reason(sweep.at_once, [pk for pk, reason in rest if not reason])
-        found += [pk for pk, _ in rest]
-    return found
+        attempt_ids += [pk for pk, _ in rest]
+    return attempt_ids
 
 
 def _set_reason(at_once: int, waiting: list[int]) -> None:

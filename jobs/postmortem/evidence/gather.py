@@ -50,16 +50,16 @@ SOURCES: tuple[tuple[str, Source], ...] = (
 
 def gather(incident: Incident, catalogue: Catalogue) -> IncidentEvidence:
     """Query every source; one that fails is listed as unavailable."""
-    found = IncidentEvidence(incarnation=incident.incarnation or 0, available={ATTEMPT})
+    evidence = IncidentEvidence(incarnation=incident.incarnation or 0, available={ATTEMPT})
     for name, source in SOURCES:
-        if time.monotonic() > found.until:
-            found.unavailable.append(f"{name}: no time was left")
+        if time.monotonic() > evidence.until:
+            evidence.unavailable.append(f"{name}: no time was left")
             continue
         try:
-            source(incident, catalogue, found)
+            source(incident, catalogue, evidence)
         except OSError as error:
-            found.unavailable.append(f"{name}: {error.strerror or error}")
-    return found
+            evidence.unavailable.append(f"{name}: {error.strerror or error}")
+    return evidence
 
 
 def records_of(found: IncidentEvidence) -> list[Sign]:

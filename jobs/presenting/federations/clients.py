@@ -259,13 +259,13 @@ def shares(counts: Sequence[int], most: int) -> list[BarShare]:
     shown = list(counts[: COLOUR_COUNT - 1]) + (
         [sum(counts[COLOUR_COUNT - 1 :])] if len(counts) >= COLOUR_COUNT else []
     )
-    found, x = [], 0.0
+    segments, x = [], 0.0
     for color, count in enumerate(shown, first_colour(shown)):
         width = 100 * count / most
         if count:
-            found.append(BarShare(color, round(x, 3), round(width, 3)))
+            segments.append(BarShare(color, round(x, 3), round(width, 3)))
         x += width
-    return found
+    return segments
 
 
 def first_colour(counts: Sequence[int]) -> int:

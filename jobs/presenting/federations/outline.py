@@ -112,13 +112,13 @@ def _paths(counts: NDArray[np.int64], most: int, *, is_uneven: bool) -> list[tup
     parts = counts.cumsum(axis=1) / np.maximum(1, counts.sum(axis=1, keepdims=True))
     tops = HEIGHT - np.rint(HEIGHT * parts * (np.sqrt(sizes) if is_uneven else sizes)).astype(np.int64)
     bottoms = np.concatenate([np.full((len(counts), 1), HEIGHT), tops[:, :-1]], axis=1)
-    found = []
+    paths = []
     for colour in range(counts.shape[1]):
         pieces = zip(tops[:, colour].tolist(), (bottoms - tops)[:, colour].tolist(), strict=True)
         path = "".join(f"M{x} {top}h1v{tall}h-1z" for x, (top, tall) in enumerate(pieces) if tall)
         if path:
-            found.append((first_colour(counts[0].tolist()) + colour, path))
-    return found
+            paths.append((first_colour(counts[0].tolist()) + colour, path))
+    return paths
 
 
 def _spreads(outline: DataOutline) -> list[tuple[str, list[str]]]:

@@ -170,10 +170,10 @@ def gpu_map(chosen: MapField, samples: Sequence[GpuUsage], ranks: Mapping[str, i
             rows[gpu.node, gpu.gpu, gpu.uuid] = GpuMapRow(gpu.node, gpu.gpu, gpu.uuid, values, chosen, rank)
         else:
             row.values = np.where(np.isfinite(values), values, row.values)
-    found = sorted(rows.values(), key=lambda row: (row.node, -1 if row.gpu is None else row.gpu))
-    if len(found) > MAX_ROWS:
-        return GpuMap(chosen, _mark_odd(_by_node(found)), is_folded=True)
-    return GpuMap(chosen, _mark_odd(found))
+    sorted_rows = sorted(rows.values(), key=lambda row: (row.node, -1 if row.gpu is None else row.gpu))
+    if len(sorted_rows) > MAX_ROWS:
+        return GpuMap(chosen, _mark_odd(_by_node(sorted_rows)), is_folded=True)
+    return GpuMap(chosen, _mark_odd(sorted_rows))
 
 
 def _by_node(rows: Sequence[GpuMapRow]) -> list[GpuMapRow]:

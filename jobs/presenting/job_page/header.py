@@ -171,7 +171,7 @@ def recoveries(rows: list[EventRow], last: dict[int, int]) -> dict[int, list[tup
 
     `last` is the newest incarnation of each attempt.
     """
-    found: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
+    by_attempt: dict[int, list[tuple[datetime, str]]] = defaultdict(list)
     # Lost nodes are reported with the incarnation that lost them, new ones with the next incarnation.
     lost = {(pk, about): _names(data) for kind, pk, _, about, _, data in rows if kind == "nodes.lost"}
     came = {(pk, about): _names(data) for kind, pk, _, about, _, data in rows if kind == "nodes.joined"}
@@ -183,8 +183,8 @@ def recoveries(rows: list[EventRow], last: dict[int, int]) -> dict[int, list[tup
         how = "hung" if data.get("failure") == HUNG else "lost"
         what = f"{gone} lost" if gone else f"rank {data['rank']} {how}" if data.get("rank") is not None else ""
         again = f"restarted with {more}" if more else "restarted without" if gone else "restarted in place"
-        found[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
-    return found
+        by_attempt[attempt_id].append((at, ", ".join(part for part in (what, again) if part)))
+    return by_attempt
 
 
 def _names(data: dict[str, Any]) -> str:
