@@ -65,12 +65,12 @@ def endings_of(stack: Stack) -> Endings:
     return {(item.job, item.number): item for item in found}
 
 
-def _ending(told: dict[str, Any]) -> Ending:
+def _ending(payload: dict[str, Any]) -> Ending:
     incidents = tuple(
         Incident(**{**item, "verdicts": tuple(Verdict(**verdict) for verdict in item["verdicts"])})
-        for item in told.pop("incidents")
+        for item in payload.pop("incidents")
     )
-    return Ending(**{**told, "nodes": tuple(told["nodes"])}, incidents=incidents)
+    return Ending(**{**payload, "nodes": tuple(payload["nodes"])}, incidents=incidents)
 
 
 def _print() -> None:
@@ -80,26 +80,26 @@ def _print() -> None:
     from jobs.models import Attempt
 
     rows = Attempt.objects.exclude(ended_at=None).prefetch_related("incidents__diagnoses").order_by("job_id", "number")
-    print(json.dumps([_told(attempt) for attempt in rows]))
+    print(json.dumps([_as_json(attempt) for attempt in rows]))
 
 
-def _told(attempt: Any) -> dict[str, Any]:
+def _as_json(attempt: Any) -> dict[str, Any]:
     names = ("number", "state", "cause", "decision", "decided_version", "nodes")
     return {
         "job": attempt.job_id,
         **{name: getattr(attempt, name) for name in names},
         **{name: _stamp(getattr(attempt, name)) for name in ("ended_at", "decided_at")},
-        "incidents": [_told_incident(incident) for incident in attempt.incidents.all()],
+        "incidents": [_incident_as_json(incident) for incident in attempt.incidents.all()],
     }
 
 
-def _told_incident(incident: Any) -> dict[str, Any]:
-    verdicts = sorted(incident.diagnoses.all(), key=lambda one: one.version)
+def _incident_as_json(incident: Any) -> dict[str, Any]:
+    verdicts = sorted(incident.diagnoses.all(), key=lambda verdict: verdict.version)
     return {
         **{name: getattr(incident, name) for name in ("incarnation", "cause", "says", "rank", "node", "is_final")},
         "verdicts": [
-            {"version": one.version, "cause": one.cause, "made_at": _stamp(one.made_at), "seconds": one.seconds}
-            for one in verdicts
+            {"version": row.version, "cause": row.cause, "made_at": _stamp(row.made_at), "seconds": row.seconds}
+            for row in verdicts
         ],
     }
 

@@ -28,7 +28,7 @@ GONE = "RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection close
 XID = "[449410.332316] NVRM: Xid (PCI:0000:ab:00): 79, pid=41833, name=python, GPU has fallen off the bus."
 
 
-def of(rank: int, text: str) -> str:
+def rank_log(rank: int, text: str) -> str:
     return "\n".join(f"[rank{rank}]: {line}" for line in text.splitlines())
 
 
@@ -41,7 +41,7 @@ def verdict(text: str) -> Verdict:
 
 
 def test_the_first_root_counts_and_what_follows_are_echoes() -> None:
-    found = verdict("\n".join([steps(0, 5), of(1, RAISED), of(0, GONE), of(2, GONE)]))
+    found = verdict("\n".join([steps(0, 5), rank_log(1, RAISED), rank_log(0, GONE), rank_log(2, GONE)]))
     assert (found.cause, found.rank, found.exception) == ("program.exception", 1, "KeyError")
     assert found.frame == "/home/mira/train.py:main"
     assert [item.role for item in found.evidence] == ["root", "echo", "echo"]
@@ -64,12 +64,12 @@ def test_advice_is_no_evidence() -> None:
 
 
 def test_a_peer_that_vanished_and_nothing_else_is_unknown() -> None:
-    found = verdict("\n".join([steps(0, 3), of(0, GONE), of(2, GONE)]))
+    found = verdict("\n".join([steps(0, 3), rank_log(0, GONE), rank_log(2, GONE)]))
     assert (found.cause, found.owner) == ("unknown", "both")
 
 
 def test_a_kill_that_nobody_explains_is_unknown_with_memory_beside_it() -> None:
-    found = verdict("\n".join([steps(0, 3), "srun: error: dgx-03: task 2: Killed", of(0, GONE)]))
+    found = verdict("\n".join([steps(0, 3), "srun: error: dgx-03: task 2: Killed", rank_log(0, GONE)]))
     assert found.cause == "unknown"
     assert found.runner_up is not None
     assert found.runner_up.cause == "memory.host_oom"
@@ -116,7 +116,10 @@ def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
 
 
 def test_what_was_not_given_is_said_and_what_was_read_is_ruled_out() -> None:
-    log, kernel = f"{steps(0, 3)}\n{of(0, GONE)}", "[4410.332316] usb 1-1: new device\n[4411.332316] eth0: link up\n"
+    log, kernel = (
+        f"{steps(0, 3)}\n{rank_log(0, GONE)}",
+        "[4410.332316] usb 1-1: new device\n[4411.332316] eth0: link up\n",
+    )
     assert any("kernel log" in item for item in verdict(log).unavailable)
     found = offline.diagnose_logs([offline.log_from_text(log, "log"), offline.log_from_text(kernel, "dmesg.txt")])
     assert not any("kernel log" in item for item in found.unavailable)

@@ -30,7 +30,7 @@ def an_attempt(job: Job, number: int, minutes: float, **fields: object) -> Attem
     return attempt_of(job, number=number, started_at=NOW - timedelta(minutes=minutes), **fields)
 
 
-def of(job: Job) -> tuple[float, float] | None:
+def goodput_of(job: Job) -> tuple[float, float] | None:
     found = goodput(list(job.attempts.select_related("resume_from").order_by("number")), NOW)
     return (round(found.useful_seconds, 3), round(found.wall_seconds, 3)) if found else None
 
@@ -38,9 +38,9 @@ def of(job: Job) -> tuple[float, float] | None:
 def test_steps_over_the_time_since_the_start() -> None:
     job = job_of()
     attempt = an_attempt(job, 1, minutes=10)
-    assert of(job) is None  # nothing reported
+    assert goodput_of(job) is None  # nothing reported
     trained(attempt, 0, 100)
-    assert of(job) == (200.0, 600.0)
+    assert goodput_of(job) == (200.0, 600.0)
     found = goodput([attempt], NOW)
     assert found is not None
     assert found.fraction == pytest.approx(1 / 3)
@@ -52,7 +52,7 @@ def test_steps_done_again_count_once() -> None:
     attempt = an_attempt(job, 1, minutes=10)
     trained(attempt, 0, 60)
     trained(attempt, 40, 100, incarnation=1, seconds=3.0)
-    assert of(job) == (40 * 2.0 + 60 * 3.0, 600.0)
+    assert goodput_of(job) == (40 * 2.0 + 60 * 3.0, 600.0)
 
 
 def test_of_a_program_of_somebody_s_the_launcher_says_where_it_went_on() -> None:
@@ -70,7 +70,7 @@ def test_of_a_program_of_somebody_s_the_launcher_says_where_it_went_on() -> None
             stream.log(step, step_seconds=2.0)
         reports.ingest(attempt.pk, post(stream))
     reports.ingest(attempt.pk, post(launcher))
-    assert of(job) == (100.0, 600.0), "41 to 60 were done in vain, whether it has done them again or not"
+    assert goodput_of(job) == (100.0, 600.0), "41 to 60 were done in vain, whether it has done them again or not"
 
 
 def test_steps_behind_a_restart_are_lost_before_they_are_done_again() -> None:
@@ -79,24 +79,24 @@ def test_steps_behind_a_restart_are_lost_before_they_are_done_again() -> None:
     trained(first, 0, 60)
     second = an_attempt(job, 2, minutes=5)
     trained(second, 40, 45)
-    assert of(job) == (45 * 2.0, 900.0)  # the queue between them is not counted
+    assert goodput_of(job) == (45 * 2.0, 900.0)  # the queue between them is not counted
 
 
 def test_of_a_job_that_ended_badly_what_no_checkpoint_has_is_lost() -> None:
     job = job_of()
     attempt = an_attempt(job, 1, minutes=10, state="failed", ended_at=NOW)
     trained(attempt, 0, 60)
-    assert of(job) == (0.0, 600.0)
+    assert goodput_of(job) == (0.0, 600.0)
     a_checkpoint(Job.objects.get(pk=job.pk), 50)
-    assert of(job) == (100.0, 600.0)
+    assert goodput_of(job) == (100.0, 600.0)
     Attempt.objects.filter(pk=attempt.pk).update(state="completed")
-    assert of(job) == (120.0, 600.0)
+    assert goodput_of(job) == (120.0, 600.0)
 
 
 def test_nothing_is_said_of_what_has_not_run() -> None:
     job = job_of()
     attempt_of(job, state="pending")
-    assert of(job) is None
+    assert goodput_of(job) is None
 
 
 def test_long_runs_are_added_in_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +110,6 @@ def test_long_runs_are_added_in_stretches(monkeypatch: pytest.MonkeyPatch) -> No
     compact.compact(quiet=everybody)
     found, _ = read.stretches([("attempt", first.pk), ("attempt", second.pk)], "step_seconds", points=64)
     assert len(found.first) < 200
-    useful, wall = of(job) or (0.0, 0.0)
+    useful, wall = goodput_of(job) or (0.0, 0.0)
     assert useful == pytest.approx(150 * 2.0 + 250 * 3.0, abs=4 * 3.0)
     assert wall == 3600.0

@@ -68,7 +68,7 @@ def scrape(query: str = "") -> Found:
     return {(name, labels): value for name, labels, value in rows}
 
 
-def of(found: Found, name: str, **labels: str) -> float | None:
+def value_of(found: Found, name: str, **labels: str) -> float | None:
     """The one sample of this name that has these labels; None: there is none."""
     (value,) = [v for (n, given), v in found.items() if n == name and labels.items() <= dict(given).items()] or [None]
     return value
@@ -107,32 +107,32 @@ class TestCluster:
         held("7", [0])
         found = scrape()
         gpu = {"node": "dgx-01", "gpu": "0", "uuid": item.gpus[0]}
-        assert of(found, "vigil_agent_up", node="dgx-01") == 1
-        assert of(found, "vigil_gpu_utilization_ratio", **gpu) == 0.4
-        assert of(found, "vigil_gpu_memory_used_bytes", **gpu) == 1024**3
-        assert of(found, "vigil_gpu_temperature_celsius", **gpu) == 61
-        assert of(found, "vigil_gpu_power_watts", **gpu) is None, "not told is not 0"
-        assert of(found, "vigil_gpu_allocated", **gpu) == 1
-        assert of(found, "vigil_gpu_allocated", gpu="1") == 0
+        assert value_of(found, "vigil_agent_up", node="dgx-01") == 1
+        assert value_of(found, "vigil_gpu_utilization_ratio", **gpu) == 0.4
+        assert value_of(found, "vigil_gpu_memory_used_bytes", **gpu) == 1024**3
+        assert value_of(found, "vigil_gpu_temperature_celsius", **gpu) == 61
+        assert value_of(found, "vigil_gpu_power_watts", **gpu) is None, "not told is not 0"
+        assert value_of(found, "vigil_gpu_allocated", **gpu) == 1
+        assert value_of(found, "vigil_gpu_allocated", gpu="1") == 0
 
     def test_a_silent_machine_has_no_gauges_but_its_counters_stay(self) -> None:
         item = machine(1, gpu_percent=40)
         item.post(item.event("xid", time.time(), gpu=item.gpus[0], xid=79, text="fallen", seq=5, count=3))
         Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=1))
         found = scrape()
-        assert of(found, "vigil_agent_up", node="dgx-01") == 0
+        assert value_of(found, "vigil_agent_up", node="dgx-01") == 0
         assert not [name for name, _ in found if name.startswith("vigil_gpu_") and "xid" not in name]
-        assert of(found, "vigil_gpu_xid_total", node="dgx-01", gpu="0", uuid=item.gpus[0], xid="79") == 3
+        assert value_of(found, "vigil_gpu_xid_total", node="dgx-01", gpu="0", uuid=item.gpus[0], xid="79") == 3
 
     def test_the_agent_of_a_node_that_was_taken_away_disappears_after_a_week(self) -> None:
         machine(1)
         Agent.objects.update(heard_at=timezone.now() - timedelta(days=8))
-        assert of(scrape(), "vigil_agent_up", node="dgx-01") == 0, "without nodes the scheduler was not read"
+        assert value_of(scrape(), "vigil_agent_up", node="dgx-01") == 0, "without nodes the scheduler was not read"
         Node.objects.update_or_create(name="dgx-02", defaults={"state": "idle"})
         Node.objects.filter(name="dgx-01").delete()
-        assert of(scrape(), "vigil_agent_up", node="dgx-01") is None
+        assert value_of(scrape(), "vigil_agent_up", node="dgx-01") is None
         Agent.objects.update(heard_at=timezone.now() - timedelta(days=6))
-        assert of(scrape(), "vigil_agent_up", node="dgx-01") == 0
+        assert value_of(scrape(), "vigil_agent_up", node="dgx-01") == 0
 
     def test_findings_that_escalated_are_counted_by_rule(self) -> None:
         name = "vigil_health_rule_escalated"
@@ -142,9 +142,9 @@ class TestCluster:
                 node=node, rule="thermal-slowdown", title="Hot", state="open", severity=severity, action="drain",
                 first_seen=now, last_seen=now, opened_at=now,
             )  # fmt: skip
-        assert of(scrape(), name, rule="thermal-slowdown") == 2
-        assert of(scrape(), name, rule="unknown-xid") == 0
-        assert of(scrape(), name, rule="row-remap-failed") is None, "critical from the start"
+        assert value_of(scrape(), name, rule="thermal-slowdown") == 2
+        assert value_of(scrape(), name, rule="unknown-xid") == 0
+        assert value_of(scrape(), name, rule="row-remap-failed") is None, "critical from the start"
 
     def test_xids_are_counted_by_gpu_and_number(self) -> None:
         item = machine(2)
@@ -164,15 +164,15 @@ class TestCluster:
         item = machine(2)
         places = [{"node": item.node, "gpu": str(index)} for index in range(2)]
         found = scrape()
-        assert [of(found, "vigil_gpu_critical_xid_total", **place) for place in places] == [0, 0]
-        assert [of(found, "vigil_nvswitch_sxid_total", fatal=fatal) for fatal in ("no", "yes")] == [0, 0]
+        assert [value_of(found, "vigil_gpu_critical_xid_total", **place) for place in places] == [0, 0]
+        assert [value_of(found, "vigil_nvswitch_sxid_total", fatal=fatal) for fatal in ("no", "yes")] == [0, 0]
         item.post(item.event("xid", time.time(), gpu=item.gpus[1], xid=79, text="off", seq=1))
         item.post(item.event("xid", time.time(), gpu=item.gpus[1], xid=13, text="a program's own", seq=2))
         for seq, fatal in ((3, True), (4, None)):
             item.post(item.event("sxid", time.time(), sxid=20034 + seq, text=f"{fatal}", seq=seq, fatal=fatal))
         found = scrape()
-        assert [of(found, "vigil_gpu_critical_xid_total", **place) for place in places] == [0, 1]
-        assert [of(found, "vigil_nvswitch_sxid_total", fatal=fatal) for fatal in ("no", "yes")] == [1, 1]
+        assert [value_of(found, "vigil_gpu_critical_xid_total", **place) for place in places] == [0, 1]
+        assert [value_of(found, "vigil_nvswitch_sxid_total", fatal=fatal) for fatal in ("no", "yes")] == [1, 1]
 
     def test_nodes_and_the_queue(self) -> None:
         Node.objects.create(name="dgx-01", state="mixed", partitions=["gpu"])
@@ -180,30 +180,30 @@ class TestCluster:
         QueuedJob.objects.create(scheduler_id="8", name="a", state="pending", partition="gpu", tasks=40)
         QueuedJob.objects.create(scheduler_id="9", name="b", state="pending", partition="gpu")
         found = scrape()
-        assert of(found, "vigil_node_state", node="dgx-01", state="mixed") == 1
-        assert of(found, "vigil_queue_jobs", partition="gpu", state="pending") == 41
-        assert of(found, "vigil_queue_jobs", partition="gpu", state="running") == 1
+        assert value_of(found, "vigil_node_state", node="dgx-01", state="mixed") == 1
+        assert value_of(found, "vigil_queue_jobs", partition="gpu", state="pending") == 41
+        assert value_of(found, "vigil_queue_jobs", partition="gpu", state="running") == 1
 
     def test_hostile_names_break_no_line(self) -> None:
         nasty = 'a"} 1\nvigil_agent_up{node="forged\\'
         QueuedJob.objects.create(scheduler_id="8", name="a", state="pending", partition=nasty)
         found = scrape()
-        assert of(found, "vigil_queue_jobs", state="pending") == 1
+        assert value_of(found, "vigil_queue_jobs", state="pending") == 1
         assert ("partition", nasty) in [pair for _, labels in found for pair in labels]
-        assert of(found, "vigil_agent_up") is None
+        assert value_of(found, "vigil_agent_up") is None
 
     def test_it_asks_a_few_queries_however_many_machines(self, django_assert_max_num_queries: Any) -> None:
         for number in range(6):
             machine(2, node=f"dgx-{number:02}")
         scrape("?only=cluster")  # reads checks of the portal itself, which stay valid for seconds
         with django_assert_max_num_queries(17):  # PostgreSQL is asked for its clock, too
-            assert of(scrape("?only=cluster"), "vigil_agent_up", node="dgx-03") == 1
+            assert value_of(scrape("?only=cluster"), "vigil_agent_up", node="dgx-03") == 1
 
 
 @pytest.mark.django_db
 class TestVigilItself:
     def difference(self, name: str, before: Found, **labels: str) -> float:
-        return (of(scrape("?only=process"), name, **labels) or 0) - (of(before, name, **labels) or 0)
+        return (value_of(scrape("?only=process"), name, **labels) or 0) - (value_of(before, name, **labels) or 0)
 
     def test_what_agents_post(self, django_capture_on_commit_callbacks: Any) -> None:
         before, item = scrape("?only=process"), Machine()
@@ -243,26 +243,26 @@ class TestVigilItself:
         publish.connection.cache_clear()
         found = scrape()
         publish.connection.cache_clear()
-        assert of(found, "vigil_redis_up") == 0
-        assert of(found, "vigil_task_queue_length") is None
+        assert value_of(found, "vigil_redis_up") == 0
+        assert value_of(found, "vigil_task_queue_length") is None
 
     def test_tasks_that_wait_and_the_followers_tick(self, server: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         server.rpush("work", b"a", b"b")
-        assert of(scrape(), "vigil_follower_ticks_total") is None
+        assert value_of(scrape(), "vigil_follower_ticks_total") is None
         monkeypatch.setattr(idle, "_query_bool", lambda *parameters: True)
         tasks.follow()
         tasks.follow()
         found = scrape()
-        assert of(found, "vigil_redis_up") == 1
-        assert of(found, "vigil_task_queue_length", queue="work") == 2
-        assert of(found, "vigil_task_queue_length", queue="follow") == 0
-        assert of(found, "vigil_follower_ticks_total") == 2
-        assert 0 < (of(found, "vigil_follower_tick_seconds") or 0) < 60
-        assert abs(time.time() - (of(found, "vigil_follower_tick_timestamp_seconds") or 0)) < 60
+        assert value_of(found, "vigil_redis_up") == 1
+        assert value_of(found, "vigil_task_queue_length", queue="work") == 2
+        assert value_of(found, "vigil_task_queue_length", queue="follow") == 0
+        assert value_of(found, "vigil_follower_ticks_total") == 2
+        assert 0 < (value_of(found, "vigil_follower_tick_seconds") or 0) < 60
+        assert abs(time.time() - (value_of(found, "vigil_follower_tick_timestamp_seconds") or 0)) < 60
         other = lease.take("follow")
         assert other is not None
         tasks.follow()
-        assert of(scrape(), "vigil_follower_ticks_total") == 2, "somebody else is at it"
+        assert value_of(scrape(), "vigil_follower_ticks_total") == 2, "somebody else is at it"
 
     def test_nothing_is_written_where_nobody_may_ask(self, server: redis.Redis, settings: Any) -> None:
         settings.VIGIL_METRICS_TOKEN = ""
@@ -352,10 +352,10 @@ def test_a_whole_portal_is_scraped(make_stack: Callable[..., Stack]) -> None:
         }
 
     assert httpx.get(f"{stack.url}/metrics", timeout=30).status_code == 401
-    until(lambda: of(told(), "vigil_intake_posts_total", kind="telemetry", outcome="taken", process="web-1"))
+    until(lambda: value_of(told(), "vigil_intake_posts_total", kind="telemetry", outcome="taken", process="web-1"))
     found = told()
-    assert of(found, "vigil_agent_up") == 1
-    assert of(found, "vigil_redis_up") == 1
-    assert (of(found, "vigil_http_requests_total", method="GET", status="4xx") or 0) >= 1
-    assert (of(found, "vigil_http_requests_total", method="POST", status="2xx") or 0) >= 1
-    assert until(lambda: of(told(), "vigil_follower_ticks_total"))
+    assert value_of(found, "vigil_agent_up") == 1
+    assert value_of(found, "vigil_redis_up") == 1
+    assert (value_of(found, "vigil_http_requests_total", method="GET", status="4xx") or 0) >= 1
+    assert (value_of(found, "vigil_http_requests_total", method="POST", status="2xx") or 0) >= 1
+    assert until(lambda: value_of(told(), "vigil_follower_ticks_total"))

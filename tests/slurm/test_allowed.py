@@ -51,7 +51,7 @@ def narrow(slurm: Cluster) -> Iterator[None]:
     slurm.run("sacctmgr", "-i", "delete", "qos", "tight,long")
 
 
-def told(user: User, **resources: object) -> set[str]:
+def refusals(user: User, **resources: object) -> set[str]:
     try:
         check(user, spec_of(resources=resources, run={"global_batch": 3360}), code=None)
     except SpecError as error:
@@ -69,12 +69,12 @@ def submission(qos: str) -> Submission:
 def test_limits_and_reservations_are_known_beforehand(slurm: Cluster, rest: SlurmRest, narrow: None) -> None:
     alice = person("alice", Project.objects.create(slug="default", slurm_account="vision"), slurm_user=ALICE)
     sync.read(anew(slurm, rest))
-    assert told(alice, time_limit="01:00:00") == set()
-    assert told(alice, partition="short", time_limit="01:00:00") == {"time_limit"}
-    assert told(alice, partition="short", time_limit="01:00:00", qos="long") == set()
-    assert told(alice, qos="tight", gpus_per_node=4, time_limit="02:00:00") == {"time_limit", "gpus_per_node"}
-    assert told(alice, reservation="bobs") == {"reservation"}
-    assert told(alice, reservation="alices") == {"reservation"}
+    assert refusals(alice, time_limit="01:00:00") == set()
+    assert refusals(alice, partition="short", time_limit="01:00:00") == {"time_limit"}
+    assert refusals(alice, partition="short", time_limit="01:00:00", qos="long") == set()
+    assert refusals(alice, qos="tight", gpus_per_node=4, time_limit="02:00:00") == {"time_limit", "gpus_per_node"}
+    assert refusals(alice, reservation="bobs") == {"reservation"}
+    assert refusals(alice, reservation="alices") == {"reservation"}
 
     held = slurm.run("sbatch", "--parsable", "--hold", "-q", "tight", "--wrap=true", user=ALICE).strip()
     try:
@@ -83,6 +83,6 @@ def test_limits_and_reservations_are_known_beforehand(slurm: Cluster, rest: Slur
         assert caught.value.number == 2050, "which names no field"
         sync.read(anew(slurm, rest))
         assert "tight" in {job.qos for job in read.read().queue}
-        assert told(alice, qos="tight", time_limit="00:10:00") == {"qos"}
+        assert refusals(alice, qos="tight", time_limit="00:10:00") == {"qos"}
     finally:
         slurm.run("scancel", held)

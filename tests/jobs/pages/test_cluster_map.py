@@ -178,41 +178,41 @@ def test_a_packed_map_says_the_same() -> None:
 
 
 # The sentence, and the numbers.
-def said(*machines: MapNode, slow: tuple[SlowFileSystem, ...] = (), waiting: PendingDemand | None = None) -> str:
+def summary(*machines: MapNode, slow: tuple[SlowFileSystem, ...] = (), waiting: PendingDemand | None = None) -> str:
     return " ".join(headline(drawn(*machines), slow, waiting or PendingDemand(), NOON)).replace(NBSP, " ")
 
 
 def test_the_sentence_says_what_is_broken_first() -> None:
     out = {"state": "drained", "is_in_service": False, "takes_jobs": False, "reason": "XID 79."}
-    assert said() == "No nodes yet. The scheduler is polled within seconds of Vigil’s start."
-    assert said(machine("n", MapGpu(0))) == "The node is in service. No pending jobs."
-    assert said(machine("a"), machine("b"), waiting=PendingDemand(2, 36)) == (
+    assert summary() == "No nodes yet. The scheduler is polled within seconds of Vigil’s start."
+    assert summary(machine("n", MapGpu(0))) == "The node is in service. No pending jobs."
+    assert summary(machine("a"), machine("b"), waiting=PendingDemand(2, 36)) == (
         "All 2 nodes are in service. 2 pending jobs need 36 GPUs."
     )
-    assert said(machine("a", **out), machine("b", busy(5, is_lost=True)), waiting=PendingDemand(1, 0)) == (
+    assert summary(machine("a", **out), machine("b", busy(5, is_lost=True)), waiting=PendingDemand(1, 0)) == (
         "a is drained (XID 79) and GPU 5 of b is lost. 1 pending job."
     )
     three = [machine(name, **out) for name in "abc"]
-    assert said(*three).startswith("3 nodes are out of service (a, b and c).")
-    assert said(*three, machine("d", **out)).startswith("4 nodes are out of service.")
+    assert summary(*three).startswith("3 nodes are out of service (a, b and c).")
+    assert summary(*three, machine("d", **out)).startswith("4 nodes are out of service.")
     lost = [busy(i, is_lost=True) for i in range(2)]
-    assert said(machine("a", *lost)).startswith("2 GPUs are lost on a.")
-    assert said(machine("a", lost[0]), machine("b", lost[1])).startswith("2 GPUs are lost on 2 nodes.")
+    assert summary(machine("a", *lost)).startswith("2 GPUs are lost on a.")
+    assert summary(machine("a", lost[0]), machine("b", lost[1])).startswith("2 GPUs are lost on 2 nodes.")
     silent = machine("a", silent_since=NOON)
-    assert re.match(r"The agent of a has been silent since .*\d\d:\d\d\. ", said(silent))
-    assert said(silent, replace(silent, name="b")).startswith("2 agents are silent.")
+    assert re.match(r"The agent of a has been silent since .*\d\d:\d\d\. ", summary(silent))
+    assert summary(silent, replace(silent, name="b")).startswith("2 agents are silent.")
 
 
 def test_the_sentence_says_what_is_idle_and_held_and_what_hangs() -> None:
     wasted = [busy(i, 0, is_wasted=True) for i in range(3)]
-    assert "3 GPUs are allocated but idle: mira’s." in said(machine("a", *wasted))
+    assert "3 GPUs are allocated but idle: mira’s." in summary(machine("a", *wasted))
     noor = structs.replace(wasted[2], holder=MapHolder("noor", "x"))
-    assert "3 GPUs are allocated but idle, 2 of them mira’s." in said(machine("a", *wasted[:2], noor))
+    assert "3 GPUs are allocated but idle, 2 of them mira’s." in summary(machine("a", *wasted[:2], noor))
     open_one = SlowFileSystem("nfs01:/x", ["/x"], ["a", "b"], NOON - timedelta(minutes=11), NOON, None)
-    assert said(machine("a"), slow=(open_one,)).startswith("nfs01 has been slow for 11 min on 2 nodes.")
+    assert summary(machine("a"), slow=(open_one,)).startswith("nfs01 has been slow for 11 min on 2 nodes.")
     over = replace(open_one, until=NOON)
-    assert said(machine("a"), slow=(over,)).startswith("The node is in service.")
-    warm = said(rack("1", 60), rack("2", 66), rack("3", 60))
+    assert summary(machine("a"), slow=(over,)).startswith("The node is in service.")
+    warm = summary(rack("1", 60), rack("2", 66), rack("3", 60))
     assert warm.endswith("Rack 2 is 6.0 °C warmer than its neighbours.")
 
 

@@ -10,7 +10,7 @@ from jobs.presenting.job_page.sentence import SentenceFacts, describe_job
 NOW = datetime(2026, 11, 21, 9, 14, tzinfo=UTC)
 
 
-def told(state: str, **facts: Any) -> str:
+def sentence(state: str, **facts: Any) -> str:
     text = describe_job(SentenceFacts(state=state, now=NOW, **facts))
     return f"{text.lead} | {text.rest} | {text.move}".replace("\N{NO-BREAK SPACE}", " ")
 
@@ -72,11 +72,11 @@ RUNNING: dict[str, Any] = {"started_at": before(hours=6), "last_report_at": NOW,
     ],
 )  # fmt: skip
 def test_what_is_said(text: str, facts: dict[str, Any]) -> None:
-    assert told(**facts) == text
+    assert sentence(**facts) == text
 
 
 def test_a_limit_that_will_not_hold_is_said_before_it_strikes() -> None:
-    text = told("running", **RUNNING, done_at=after(hours=9), ends_by=after(hours=7))
+    text = sentence("running", **RUNNING, done_at=after(hours=9), ends_by=after(hours=7))
     assert "That is 2 h after its time limit: it will stop at 16:14 with a checkpoint, to be resumed." in text
 
 

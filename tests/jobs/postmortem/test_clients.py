@@ -35,7 +35,7 @@ def federated(left: Left) -> Left:
     return left
 
 
-def told(left: Left, kind: str, *, incarnation: int = 0, **data: Any) -> None:
+def report_event(left: Left, kind: str, *, incarnation: int = 0, **data: Any) -> None:
     Event.objects.create(attempt=left.attempt, time=timezone.now(), kind=kind, incarnation=incarnation, data=data)
 
 
@@ -44,12 +44,12 @@ def raised(left: Left, name: str, message: str) -> None:
     frame = '  File "/opt/vigil/training/rank.py", line 103, in _train\n    completed = _loop()'
     for rank in range(2):
         left.write(f"logs/0.{rank}.log", f"Traceback (most recent call last):\n{frame}\n{name}: {message}\n")
-    told(left, "run.failed", exception=name.rpartition(".")[2], error=message)
+    report_event(left, "run.failed", exception=name.rpartition(".")[2], error=message)
 
 
 class TestClients:
     def test_a_client_is_named_with_the_end_of_its_traceback(self, federated: Left) -> None:
-        told(federated, "client.dropped", step=7, client=5, traceback=TRACEBACK)
+        report_event(federated, "client.dropped", step=7, client=5, traceback=TRACEBACK)
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         incident, verdict = federated.diagnosed()
         assert (incident.cause, incident.rank) == ("federated.quorum", None)
@@ -63,7 +63,7 @@ class TestClients:
 
     def test_all_failed_by_the_first_ones_error(self, federated: Left) -> None:
         for client in range(5):
-            told(federated, "client.dropped", step=1, client=client, traceback=TRACEBACK)
+            report_event(federated, "client.dropped", step=1, client=client, traceback=TRACEBACK)
         raised(federated, "training.federated.client_failures.ClientsFailed", ALL)
         incident, verdict = federated.diagnosed()
         assert incident.cause == "federated.clients"
@@ -84,16 +84,16 @@ class TestClients:
     ) -> None:
         for rank in range(2):
             (federated.folder / f"logs/0.{rank}.log").unlink()
-        told(federated, "run.failed", exception=exception, error=error)
+        report_event(federated, "run.failed", exception=exception, error=error)
         assert federated.diagnosed()[0].cause == cause
 
     def test_who_was_left_out_and_since_which_round(self, federated: Left) -> None:
         """This holds for earlier attempts too."""
         attempt = federated.attempt
-        told(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
-        told(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
+        report_event(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
+        report_event(federated, "client.quarantined", step=3, client=2, name="ada", updates=3)
         Job.objects.filter(pk=attempt.job_id).update(latest=attempt)
-        told(federated, "client.quarantined", step=9, client=6, updates=3)
+        report_event(federated, "client.quarantined", step=9, client=6, updates=3)
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         _, verdict = federated.diagnosed()
         assert texts(verdict, "context") == [
@@ -101,20 +101,20 @@ class TestClients:
         ]
 
     def test_what_no_trainer_of_ours_tells_changes_nothing(self, federated: Left) -> None:
-        told(federated, "client.dropped", step="x", client=5, traceback=TRACEBACK)
-        told(federated, "client.dropped", step=1, client=5, traceback={"a": 1})
-        told(federated, "client.dropped", step=2, client=-1, traceback=["\x1b" * 9])
-        told(federated, "client.quarantined", step=None, client="x")
-        told(federated, "run.failed", exception=["ClientsFailed"], error=None)
+        report_event(federated, "client.dropped", step="x", client=5, traceback=TRACEBACK)
+        report_event(federated, "client.dropped", step=1, client=5, traceback={"a": 1})
+        report_event(federated, "client.dropped", step=2, client=-1, traceback=["\x1b" * 9])
+        report_event(federated, "client.quarantined", step=None, client="x")
+        report_event(federated, "run.failed", exception=["ClientsFailed"], error=None)
         _, verdict = federated.diagnosed()
         assert texts(verdict, "context") == []
 
     def test_another_kind_of_job_has_no_clients(self, left: Left) -> None:
-        told(left, "client.dropped", step=7, client=5, traceback=TRACEBACK)
+        report_event(left, "client.dropped", step=7, client=5, traceback=TRACEBACK)
         assert texts(left.diagnosed()[1], "context") == []
 
     def test_what_another_incarnation_told_is_not_of_this_one(self, federated: Left) -> None:
-        told(federated, "client.dropped", incarnation=3, step=7, client=5, traceback=TRACEBACK)
+        report_event(federated, "client.dropped", incarnation=3, step=7, client=5, traceback=TRACEBACK)
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         assert texts(federated.diagnosed()[1], "context") == []
 

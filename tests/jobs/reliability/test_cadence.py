@@ -49,7 +49,7 @@ def tell(job: Job, **changes: Any) -> None:
     )
 
 
-def asked(user: User, job: Job) -> dict[str, Any]:
+def get_json(user: User, job: Job) -> dict[str, Any]:
     answer = bearer(user, "read").get(f"/api/v1/jobs/{job.pk}/cadence")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -68,7 +68,7 @@ class TestTelling:
     def test_the_best_and_what_the_difference_costs(self, ada: User, job: Job, settings: Any) -> None:
         settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.0, "€"
         tell(job)
-        found = asked(ada, job)
+        found = get_json(ada, job)
         assert found["mtbf_source"] == "assumed"  # nothing is seen of its nodes yet
         assert found["best_interval_seconds"] == pytest.approx(math.sqrt(2 * 20 * 1e5), rel=0.01)
         assert found["best_every"] == round(found["best_interval_seconds"] / 2.0)
@@ -86,22 +86,22 @@ class TestTelling:
         for cause in ("gpu.ecc", "gpu.off_bus", None):
             ran(20.0, nodes=["a", "b"], cause=cause, node="a")
         count()
-        found = asked(ada, job)
+        found = get_json(ada, job)
         assert found["mtbf_source"] == "seen"
         # Three runs of 20 hours on both, two of which "a" interrupted: its two and one more, over 120 node-hours and
         # those in which the rest, which is these same two, would have had one.
         rate = (2 + 1) / (120 + (120 + 24) / (2 + 1))
         assert found["mtbf_seconds"] == pytest.approx(3600 / rate / 2, rel=1e-2)
         tell(job, source="config", mtbf_seconds=5e5)
-        assert asked(ada, job)["mtbf_seconds"] == 5e5
+        assert get_json(ada, job)["mtbf_seconds"] == 5e5
 
     def test_while_the_next_attempt_waits_its_nodes_are_those_it_had(self, ada: User, job: Job) -> None:
         tell(job)
         ran(20.0, nodes=["a", "b"], cause="gpu.ecc", node="a")
         count()
-        before = asked(ada, job)
+        before = get_json(ada, job)
         next_attempt(job.attempts.get(), Attempt.Origin.RESTARTED)
-        waiting = asked(ada, job)
+        waiting = get_json(ada, job)
         assert waiting["gpu_hours_a_day"] == pytest.approx(24 * 16 * waiting["gain"])
         assert waiting["mtbf_seconds"] == pytest.approx(before["mtbf_seconds"], rel=1e-3)
         assert waiting["best_every"] == before["best_every"], "and a step takes what it took"
@@ -115,7 +115,7 @@ class TestTelling:
         job.save(update_fields=["spec"])
         of_all = mtbf.hours_between_failures(1)
         assert of_all is not None
-        report = asked(ada, job)
+        report = get_json(ada, job)
         assert report["mtbf_seconds"] == pytest.approx(of_all * 3600 / 64, rel=1e-3)
         assert report["gpu_hours_a_day"] == pytest.approx(24 * 8 * 64 * report["gain"])
 
@@ -124,7 +124,7 @@ class TestTelling:
         job.spec["run"]["checkpoint_every"] = 50
         job.save(update_fields=["spec"])
         job.attempts.update(pace_seconds=1000.0, pace_steps=500.0)
-        assert asked(ada, job)["best_every"] == round(asked(ada, job)["best_interval_seconds"] / 2.0)
+        assert get_json(ada, job)["best_every"] == round(get_json(ada, job)["best_interval_seconds"] / 2.0)
 
     def test_auto_does_it_by_itself_and_says_so(self, ada: User, job: Job) -> None:
         tell(job, automatic=True, best_interval_seconds=4 * 3600.0)
@@ -140,7 +140,7 @@ class TestTelling:
 
     def test_never_more_often_than_a_write_takes(self, ada: User, job: Job) -> None:
         tell(job, write_seconds=3000.0)
-        assert asked(ada, job)["best_interval_seconds"] == 6000
+        assert get_json(ada, job)["best_interval_seconds"] == 6000
 
     @pytest.mark.parametrize("bad", [None, "x", -1, float("nan"), True, [], 1e300])
     def test_what_programs_may_tell(self, ada: User, job: Job, bad: Any) -> None:
@@ -171,14 +171,14 @@ class TestAsking:
         Attempt.objects.filter(pk=second.pk).update(submitting_at=timezone.now())
         assert "from attempt 3 on" in page(ada, job)
         send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 240})
-        assert asked(ada, job)["order"]["from_attempt"] == 3
+        assert get_json(ada, job)["order"]["from_attempt"] == 3
         third = next_attempt(second, Attempt.Origin.REQUEUED)
         Attempt.objects.filter(pk=third.pk).update(submitting_at=timezone.now())
-        assert asked(ada, job)["order"]["from_attempt"] == 4, "the scheduler starts the same file again"
+        assert get_json(ada, job)["order"]["from_attempt"] == 4, "the scheduler starts the same file again"
         fourth = next_attempt(third, Attempt.Origin.RESTARTED)
         Attempt.objects.filter(pk=fourth.pk).update(submitting_at=timezone.now())
         next_attempt(fourth, Attempt.Origin.RESTARTED)
-        assert asked(ada, job)["order"]["from_attempt"] == 4
+        assert get_json(ada, job)["order"]["from_attempt"] == 4
         assert "From attempt 4 on it saves every 240 steps" in page(ada, job)
 
     def test_the_next_attempts_run_file_has_it(self, ada: User, job: Job) -> None:

@@ -23,7 +23,7 @@ from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
 pytestmark = pytest.mark.django_db
 
 
-def asked(user: User, query: str = "") -> dict[str, Any]:
+def get_json(user: User, query: str = "") -> dict[str, Any]:
     answer = bearer(user, "read").get(f"/api/v1/reliability?{query}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -59,16 +59,16 @@ class TestNumbers:
         ],
     )
     def test_by_each(self, lab: dict[str, User], by: str, expected: dict[str, tuple[int, float]]) -> None:
-        assert failures(asked(lab["sam"], f"by={by}")) == expected
+        assert failures(get_json(lab["sam"], f"by={by}")) == expected
 
     def test_weeks_add_up(self, lab: dict[str, User]) -> None:
-        found = failures(asked(lab["sam"], "by=week&days=30"))
+        found = failures(get_json(lab["sam"], "by=week&days=30"))
         assert 1 <= len(found) <= 3, "none before the first in which a node was held"
         assert sum(number for number, _ in found.values()) == 2
         assert sum(days for _, days in found.values()) == pytest.approx(4.5, abs=0.01)
 
     def test_the_total_with_its_interval_and_too_few(self, lab: dict[str, User]) -> None:
-        found = asked(lab["sam"])
+        found = get_json(lab["sam"])
         total = found["total"]
         assert total["per_1000_node_days"] == pytest.approx(2 / 4.5 * 1000)
         assert total["per_1000_interval"] == pytest.approx([0.242209 / 4.5 * 1000, 7.224688 / 4.5 * 1000], rel=1e-5)
@@ -76,17 +76,17 @@ class TestNumbers:
         assert "too few" in found["text"].lower()
         ran(1.0, cause="gpu.off_bus")
         count()
-        assert asked(lab["sam"])["total"]["mttf_days"] == pytest.approx((4.5 + 1 / 24) / 3, rel=1e-3)
+        assert get_json(lab["sam"])["total"]["mttf_days"] == pytest.approx((4.5 + 1 / 24) / 3, rel=1e-3)
 
     def test_of_machines_and_of_programs(self, lab: dict[str, User]) -> None:
-        assert list(failures(asked(lab["sam"], "kind=machines"))) == ["gpu.ecc"]
-        assert list(failures(asked(lab["sam"], "kind=programs"))) == ["program.exception"]
+        assert list(failures(get_json(lab["sam"], "kind=machines"))) == ["gpu.ecc"]
+        assert list(failures(get_json(lab["sam"], "kind=programs"))) == ["program.exception"]
 
     def test_what_was_before_the_window_is_left_out(self, lab: dict[str, User]) -> None:
         ran(24.0, ago=24 * 60, nodes=["z"], cause="gpu.ecc")
         count()
-        assert "z" not in failures(asked(lab["sam"], "by=node&days=30"))
-        assert failures(asked(lab["sam"], "by=node&days=90"))["z"] == (1, 1.0)
+        assert "z" not in failures(get_json(lab["sam"], "by=node&days=30"))
+        assert failures(get_json(lab["sam"], "by=node&days=90"))["z"] == (1, 1.0)
 
     def test_effective_time(self, lab: dict[str, User]) -> None:
         attempt = ran(9.5, ago=20, project="siskin")
@@ -94,7 +94,7 @@ class TestNumbers:
         write("step_seconds", (0, reports), owner=("attempt", attempt.pk))
         Job.objects.get(pk=attempt.job_id).attempts.update(state="completed")
         count()
-        assert asked(lab["sam"])["effective_time"] == pytest.approx(0.95)
+        assert get_json(lab["sam"])["effective_time"] == pytest.approx(0.95)
 
     def test_a_node_that_fails_under_all_programs_stands_out(self, lab: dict[str, User]) -> None:
         for number in range(30):
@@ -103,7 +103,7 @@ class TestNumbers:
             ran(1.0, ago=50, nodes=["bad"], cause="gpu.off_bus", fingerprint="same")
             ran(1.0, ago=50, nodes=["used"], cause="program.exception", fingerprint="one")
         count()
-        found = asked(lab["sam"])["offenders"]
+        found = get_json(lab["sam"])["offenders"]
         assert {item["node"]: item["blame"] for item in found} == {"bad": "node", "used": "program"}
         page = text(signed_in(lab["sam"]).get("/reliability"))
         assert "bad fails" in page
@@ -114,7 +114,7 @@ class TestNumbers:
             ran(0.5, ago=50, nodes=["bad"], cause="gpu.off_bus")
         count()
         with CaptureQueriesContext(connection) as asked_of:
-            assert asked(lab["sam"])["offenders"]
+            assert get_json(lab["sam"])["offenders"]
         (programs,) = [item["sql"] for item in asked_of if "DISTINCT" in item["sql"]]
         if connection.vendor == "sqlite":
             with connection.cursor() as cursor:
@@ -208,7 +208,7 @@ class TestPage:
 
     def test_vigil(self, lab: dict[str, User], portal: Any) -> None:  # noqa: F811
         sam = lab["sam"]
-        portal.answers["GET", "reliability"] = asked(sam, "by=node")
+        portal.answers["GET", "reliability"] = get_json(sam, "by=node")
         lines = vigil("reliability", "--by", "node").stdout.splitlines()
         assert lines[0].startswith("2 failures in the last 30 days, over 4.5 node-days: 444 per 1,000 node-days")
         assert lines[-1].split() == ["b", "0", "1", "0", "0–3,689", "too", "few", "0.0"]
@@ -222,7 +222,7 @@ class TestPage:
 
 class TestWhoSeesWhat:
     def test_where_everybody_sees_the_queue_everybody_sees_numbers(self, lab: dict[str, User]) -> None:
-        assert set(failures(asked(lab["mira"], "by=project"))) == {"siskin", "wren"}
+        assert set(failures(get_json(lab["mira"], "by=project"))) == {"siskin", "wren"}
         page = signed_in(lab["mira"]).get("/reliability?by=project").content.decode()
         assert "project=siskin" in page
         assert "project=wren" not in page
@@ -230,10 +230,10 @@ class TestWhoSeesWhat:
     def test_elsewhere_of_ones_own_projects_alone(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         mira = lab["mira"]
-        assert failures(asked(mira, "by=project")) == {"siskin": (1, 2.0)}
-        assert failures(asked(mira, "by=node")) == {"a": (1, 1.0), "b": (0, 1.0)}
-        assert failures(asked(mira, "by=cause")) == {"gpu.ecc": (1, 2.0)}
-        assert failures(asked(mira, "by=project&project=wren")) == {}
+        assert failures(get_json(mira, "by=project")) == {"siskin": (1, 2.0)}
+        assert failures(get_json(mira, "by=node")) == {"a": (1, 1.0), "b": (0, 1.0)}
+        assert failures(get_json(mira, "by=cause")) == {"gpu.ecc": (1, 2.0)}
+        assert failures(get_json(mira, "by=project&project=wren")) == {}
         for by in ("cause", "node", "rack", "partition", "project", "week"):
             for address in (
                 f"/reliability?by={by}",
@@ -244,12 +244,12 @@ class TestWhoSeesWhat:
                 body = b"".join(answer) if answer.streaming else answer.content
                 assert b"wren" not in body
                 assert b"debug" not in body
-        assert set(failures(asked(lab["sam"], "by=project"))) == {"siskin", "wren"}
+        assert set(failures(get_json(lab["sam"], "by=project"))) == {"siskin", "wren"}
         nobodys = person("nobody")
-        assert asked(nobodys, "by=node")["total"]["node_days"] == 0
+        assert get_json(nobodys, "by=node")["total"]["node_days"] == 0
         assert signed_in(nobodys).get("/reliability").status_code == 200
         Membership.objects.create(user=mira, project=Project.objects.get(slug="wren"))
-        assert set(failures(asked(mira, "by=project"))) == {"siskin", "wren"}
+        assert set(failures(get_json(mira, "by=project"))) == {"siskin", "wren"}
 
     def test_nobody_without_a_session(self) -> None:
         from django.test import Client

@@ -33,7 +33,7 @@ def mira() -> User:
     return person("mira", a_project(), slurm_user="mira")
 
 
-async def told(machine: Machine, percent: int, *, ago: int = 10) -> None:
+async def post_samples(machine: Machine, percent: int, *, ago: int = 10) -> None:
     batch = machine.batch(int(time.time()) - ago, gpu_percent=percent, watts=300, host={"cpu_percent": 5})
     await sync_to_async(machine.post)(batch)
 
@@ -45,8 +45,8 @@ def test_a_line_of_each_machine_once_a_second(machine: Machine, mira: User) -> N
         socket = Socket("/ws/cluster", client)
         assert await socket.connect() is None
         await socket.hear("hello")
-        await told(machine, 10)
-        await told(machine, 20)
+        await post_samples(machine, 10)
+        await post_samples(machine, 20)
         received: list[Any] = []
         while not received or received[-1]["gpus"] != [[20, None, None, 300]] * 2:
             received += (await socket.hear("machines"))["machines"]
@@ -85,7 +85,7 @@ def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
         socket = Socket("/ws/cluster?node=dgx-01", client)
         assert await socket.connect() is None
         await socket.hear("hello")
-        await told(machine, 10)
+        await post_samples(machine, 10)
         received = await socket.hear("samples")
         assert (received["node"], received["period"], received["gpus"]) == ("dgx-01", 1, list(UUIDS[:2]))
         assert received["columns"] == {"gpu_percent": [[10] * 10] * 2, "watts": [[300] * 10] * 2}
@@ -118,8 +118,8 @@ def test_a_backlog_is_no_news(machine: Machine, mira: User) -> None:
         socket = Socket("/ws/cluster?node=dgx-01", client)
         await socket.connect()
         await socket.hear("hello")
-        await told(machine, 10, ago=3600)
-        await told(machine, 30)
+        await post_samples(machine, 10, ago=3600)
+        await post_samples(machine, 30)
         assert (await socket.hear("samples"))["columns"]["gpu_percent"][0][0] == 30
         await socket.disconnect()
 
@@ -141,7 +141,7 @@ def test_what_others_hold_is_left_out_where_the_site_hides_it(
         socket = Socket(path, client)
         await socket.connect()
         await socket.hear("hello")
-        await told(machine, 10)
+        await post_samples(machine, 10)
         if "node" in path:
             columns = (await socket.hear("samples"))["columns"]
             assert columns["gpu_percent"] == [[None] * 10, [10] * 10]
@@ -165,11 +165,11 @@ def test_a_job_that_begins_meanwhile_is_left_out_soon(
         socket = Socket("/ws/cluster?node=dgx-01", client)
         await socket.connect()
         await socket.hear("hello")
-        await told(machine, 10)
+        await post_samples(machine, 10)
         assert (await socket.hear("samples"))["columns"]["gpu_percent"][0][0] == 10
         await sync_to_async(Holding.objects.create)(**held, since=datetime.now(UTC))
         for _ in range(100):
-            await told(machine, 10)
+            await post_samples(machine, 10)
             if (await socket.hear("samples"))["columns"]["gpu_percent"] == [[None] * 10, [10] * 10]:
                 break
         else:

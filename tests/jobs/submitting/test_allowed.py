@@ -65,7 +65,7 @@ def read(*queue: QueuedJobInfo, reserved: tuple[ReservationInfo, ...] = (), **fa
     sync.read(scheduler)
 
 
-def told(user: User, **resources: Any) -> dict[str, str]:
+def refusals(user: User, **resources: Any) -> dict[str, str]:
     spec = spec_of(resources=resources, run={"global_batch": 3360})
     try:
         check(user, spec, code=None)
@@ -79,12 +79,12 @@ def told(user: User, **resources: Any) -> dict[str, str]:
 
 def test_a_partition_s_limits(oskar: User) -> None:
     read()
-    assert told(oskar) == {}
-    assert told(oskar, time_limit="25:00:00") == {
+    assert refusals(oskar) == {}
+    assert refusals(oskar, time_limit="25:00:00") == {
         "time_limit": "Partition gpu limits jobs to 1 d; this job requests 1 d 1 h."
         " Request 1 d at most, or choose another partition."
     }
-    found = told(oskar, partition="short", nodes=2, time_limit="01:00:00", qos="small")
+    found = refusals(oskar, partition="short", nodes=2, time_limit="01:00:00", qos="small")
     assert set(found) == {"time_limit", "nodes", "partition", "qos"}
     assert found["time_limit"].startswith("Partition short limits jobs to 10 min; this job requests 1 h.")
     assert found["nodes"] == "Partition short gives a job at most 1 node; this job requests 2."
@@ -110,14 +110,14 @@ def test_a_partition_s_limits(oskar: User) -> None:
 )
 def test_a_qos_s_limits(oskar: User, asked: dict[str, Any], field: str, says: str) -> None:
     read()
-    found = told(oskar, qos="small", **{"time_limit": "01:00:00", **asked})
+    found = refusals(oskar, qos="small", **{"time_limit": "01:00:00", **asked})
     assert list(found) == [field]
     assert says in found[field]
 
 
 def test_what_others_use_now_is_waited_for(oskar: User) -> None:
     read(QueuedJobInfo(scheduler_id="5", name="j", user="oskar", state="running", qos="small", gpus=8, partition="gpu"))
-    assert told(oskar, qos="small", gpus_per_node=2, time_limit="01:00:00") == {}
+    assert refusals(oskar, qos="small", gpus_per_node=2, time_limit="01:00:00") == {}
 
 
 def test_how_many_may_be_in_the_queue(oskar: User) -> None:
@@ -126,9 +126,9 @@ def test_how_many_may_be_in_the_queue(oskar: User) -> None:
     )
     read(queued_job_info)
     options = {"qos": "small", "time_limit": "01:00:00"}
-    assert told(oskar, **options) == {}
+    assert refusals(oskar, **options) == {}
     ask(oskar, spec_of(resources=options))  # which the queue does not have yet
-    assert told(oskar, **options) == {
+    assert refusals(oskar, **options) == {
         "qos": "QOS small lets a person have 2 jobs waiting and running at once; oskar has 2."
         " Submit it once one has ended, or cancel one."
     }
@@ -138,7 +138,9 @@ def test_how_many_may_be_in_the_queue(oskar: User) -> None:
             for n in range(3)
         )
     )
-    assert told(oskar)["project"].startswith("Account vision lets a person have 3 jobs waiting and running at once;")
+    assert refusals(oskar)["project"].startswith(
+        "Account vision lets a person have 3 jobs waiting and running at once;"
+    )
 
 
 def test_a_sweep_counts_with_all_its_jobs(oskar: User) -> None:
@@ -154,7 +156,7 @@ def test_a_sweep_counts_with_all_its_jobs(oskar: User) -> None:
 def test_reservations(oskar: User) -> None:
     now = time.time()
     read()
-    (message,) = told(oskar, reservation="workshop").values()
+    (message,) = refusals(oskar, reservation="workshop").values()
     assert re.fullmatch(r'Slurm has no reservation "workshop" \(as of .{5}\)\. It has none\. Remove it\.', message)
     read(
         reserved=(
@@ -163,18 +165,18 @@ def test_reservations(oskar: User) -> None:
             ReservationInfo(name="lab", nodes=("dgx-01",), ends_at=now + 90_000, accounts=("lab",)),
         )
     )
-    assert told(oskar, reservation="theirs")["reservation"] == "Reservation theirs is for others. Remove it."
-    assert "has no reservation" in told(oskar, reservation="thiers")["reservation"]
-    found = told(oskar, reservation="short", time_limit="01:00:00")["time_limit"]
+    assert refusals(oskar, reservation="theirs")["reservation"] == "Reservation theirs is for others. Remove it."
+    assert "has no reservation" in refusals(oskar, reservation="thiers")["reservation"]
+    found = refusals(oskar, reservation="short", time_limit="01:00:00")["time_limit"]
     assert found.startswith("Reservation short ends in 30 min ")
     assert found.endswith("this job requests 1 h. Request 30 min at most.")
-    assert "is over at" in told(oskar, reservation="short", time_limit="00:10:00", begin="+2h")["begin"]
-    assert told(oskar, reservation="lab", time_limit="01:00:00") == {}
+    assert "is over at" in refusals(oskar, reservation="short", time_limit="00:10:00", begin="+2h")["begin"]
+    assert refusals(oskar, reservation="lab", time_limit="01:00:00") == {}
 
 
 def test_one_error_for_one_type_of_gpu(oskar: User) -> None:
     read()
-    (message,) = told(oskar, gpus_per_node=1, gpu_type="a100").values()
+    (message,) = refusals(oskar, gpus_per_node=1, gpu_type="a100").values()
     assert re.fullmatch(r'Slurm has no GPU of type "a100" \(as of .{5}\)\. Did you mean "h100"\?', message)
     spec = spec_of(resources={"gpus_per_node": 1, "gpu_type": "a100"})
     with pytest.raises(SpecError) as caught:
@@ -194,8 +196,8 @@ def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
 
 def test_where_nothing_is_known_nothing_is_refused(oskar: User) -> None:
     options = {"qos": "small", "partition": "short", "reservation": "r", "time_limit": "90:00:00"}
-    assert told(oskar, **options) == {}
+    assert refusals(oskar, **options) == {}
     sync.read(ScriptedScheduler(broken=SchedulerError("Slurm does not answer")))
-    assert told(oskar, **options) == {}
+    assert refusals(oskar, **options) == {}
     sync.read(ScriptedScheduler(machines=[DGX_01]))  # one machine that plays all nodes knows no limits
-    assert told(oskar, time_limit="90:00:00") == {}
+    assert refusals(oskar, time_limit="90:00:00") == {}

@@ -33,27 +33,29 @@ def cluster() -> ScriptedScheduler:
     return scheduler
 
 
-def told(**resources: Any) -> dict[str, str]:
+def refusals(**resources: Any) -> dict[str, str]:
     spec = spec_of(resources={"gpus_per_node": 1, **resources}, run={"global_batch": 3360})
     return {problem.field.removeprefix("resources."): problem.message for problem in capacity_problems(spec)}
 
 
 def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: ScriptedScheduler) -> None:
-    assert told(nodes=3, gpus_per_node=8) == {}
-    assert told(nodes=4, gpus_per_node=8) == {
+    assert refusals(nodes=3, gpus_per_node=8) == {}
+    assert refusals(nodes=4, gpus_per_node=8) == {
         "nodes": "4 nodes are more than the 3 that fit the request. Request at most 3."
     }
 
 
 def test_the_partition_decides_which_nodes_count(cluster: ScriptedScheduler) -> None:
-    assert told(partition="old", gpus_per_node=4) == {}
-    assert "the largest eligible node, old-1, has 4" in told(partition="old", gpus_per_node=8)["gpus_per_node"]
-    assert told(partition="nowhere") == {}, "that is told as an unknown name"
+    assert refusals(partition="old", gpus_per_node=4) == {}
+    assert "the largest eligible node, old-1, has 4" in refusals(partition="old", gpus_per_node=8)["gpus_per_node"]
+    assert refusals(partition="nowhere") == {}, "that is told as an unknown name"
 
 
 def test_gpu_type_and_features(cluster: ScriptedScheduler) -> None:
-    assert told(gpu_type="H100", constraint="nvlink&rack1") == {}
-    assert told(gpu_type="v100") == {"gpu_type": "No node that the job may use has GPUs of type v100. There are: h100."}
-    assert told(partition="old", gpu_type="v100") == {}
-    assert told(constraint="rack7")["constraint"].endswith("There are: nvlink, rack0, rack1.")
-    assert told(constraint="rack1", nodes=2)["nodes"].endswith("Request at most 1.")
+    assert refusals(gpu_type="H100", constraint="nvlink&rack1") == {}
+    assert refusals(gpu_type="v100") == {
+        "gpu_type": "No node that the job may use has GPUs of type v100. There are: h100."
+    }
+    assert refusals(partition="old", gpu_type="v100") == {}
+    assert refusals(constraint="rack7")["constraint"].endswith("There are: nvlink, rack0, rack1.")
+    assert refusals(constraint="rack1", nodes=2)["nodes"].endswith("Request at most 1.")

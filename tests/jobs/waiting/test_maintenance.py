@@ -25,7 +25,7 @@ from tests.vigil_cli.commands import portal, vigil  # noqa: F401
 HOUR = 3600.0
 
 
-def told(job: QueuedJobInfo, machines: list[NodeStatus] = HALVES) -> None:
+def read_queue(job: QueuedJobInfo, machines: list[NodeStatus] = HALVES) -> None:
     sync.read(ScriptedScheduler(machines=machines, divided=[GPU], queued=[job]))
 
 
@@ -96,7 +96,7 @@ def test_a_single_machine_waits_for_the_end_of_the_window_not_for_a_sysadmin() -
 
 @pytest.mark.django_db
 def test_page_and_rest_name_the_window(oskar: User, project: Project) -> None:
-    told(queued("77"))
+    read_queue(queued("77"))
     job = eight_gpus(oskar, project)
     starts = timezone.now() + timedelta(hours=2)
     windows.plan(sysadmin("ops"), "dgx-[01-03]", "new fans", starts, starts + timedelta(hours=4))
@@ -112,7 +112,7 @@ def test_page_and_rest_name_the_window(oskar: User, project: Project) -> None:
 
 @pytest.mark.django_db
 def test_the_pages_lead_names_the_end_of_maintenance(oskar: User, project: Project) -> None:
-    told(queued("77"), [replace(machine, state="drained") for machine in HALVES])
+    read_queue(queued("77"), [replace(machine, state="drained") for machine in HALVES])
     job = eight_gpus(oskar, project, reason="ReqNodeNotAvail, UnavailableNodes:dgx-01")
     now = timezone.now()
     windows.plan(sysadmin("ops"), "dgx-[01-03]", "new fans", now - timedelta(hours=1), now + timedelta(hours=4))

@@ -53,7 +53,7 @@ def queued(scheduler_id: str, **facts: Any) -> QueuedJobInfo:
     return QueuedJobInfo(scheduler_id=scheduler_id, **{**given, **facts})
 
 
-def told(*queue: QueuedJobInfo, **facts: Any) -> None:
+def read_queue(*queue: QueuedJobInfo, **facts: Any) -> None:
     sync.read(ScriptedScheduler(machines=HALVES, divided=[GPU], queued=list(queue), **facts))
 
 
@@ -64,7 +64,7 @@ def plain(words: str) -> str:
 @pytest.mark.django_db
 def test_rest_tells_blocks_and_variants(oskar: User, project: Project) -> None:
     starts = timezone.now() + timedelta(hours=2)
-    told(queued("77", starts_at=starts.timestamp(), priority=5), queued("70", priority=9, gpus=16, node_count=2))
+    read_queue(queued("77", starts_at=starts.timestamp(), priority=5), queued("70", priority=9, gpus=16, node_count=2))
     job = eight_gpus(oskar, project)
     answer = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why")
     assert answer.status_code == 200
@@ -101,7 +101,7 @@ def test_names_only_jobs_that_the_reader_may_see(oskar: User, project: Project) 
     anna = person("anna", elsewhere)
     theirs = a_job(anna, elsewhere, state="pending", name="secret", attempt={"scheduler_id": "70"})
     mine = a_job(oskar, project, state="pending", name="mine", attempt={"scheduler_id": "71"})
-    told(queued("70", priority=9), queued("71", priority=8), queued("77", priority=1))
+    read_queue(queued("70", priority=9), queued("71", priority=8), queued("77", priority=1))
     job = eight_gpus(oskar, project)
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
     assert found["ahead"] == {"jobs": 2, "gpus": 16, "named": [f"#{mine.pk} mine"]}
@@ -133,7 +133,7 @@ def test_what_vigil_holds_itself(oskar: User, project: Project) -> None:
 
 @pytest.mark.django_db
 def test_a_hold_shows_with_what_ends_it(oskar: User, project: Project) -> None:
-    told(queued("77", reason="JobHeldUser"))
+    read_queue(queued("77", reason="JobHeldUser"))
     job = eight_gpus(oskar, project, reason="JobHeldUser")
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
     ways = f"“Release it” on its page, vigil release {job.pk} or scontrol release 77"
@@ -146,7 +146,7 @@ def test_a_hold_shows_with_what_ends_it(oskar: User, project: Project) -> None:
 @pytest.mark.django_db
 def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, project: Project) -> None:
     begin = timezone.now() + timedelta(hours=3)
-    told(queued("77", starts_at=begin.timestamp()))
+    read_queue(queued("77", starts_at=begin.timestamp()))
     job = eight_gpus(oskar, project, reason="Priority")
     Job.objects.update(spec={**job.spec, "resources": {**job.spec["resources"], "begin": begin.isoformat()}})
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
@@ -157,7 +157,7 @@ def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, proje
 
 @pytest.mark.django_db
 def test_says_when_the_scheduler_has_fallen_silent(oskar: User, project: Project) -> None:
-    told(queued("77"))
+    read_queue(queued("77"))
     sync.read(ScriptedScheduler(broken=SchedulerError("Slurm did not answer for 10 s.")))
     found = bearer(oskar).get(f"/api/v1/jobs/{eight_gpus(oskar, project).pk}/why").json()
     assert found["stale"] == "Slurm did not answer for 10 s."
@@ -179,7 +179,7 @@ def test_the_reason_comes_explained_wherever_it_is_told(oskar: User, project: Pr
 
 @pytest.mark.django_db
 def test_the_page_shows_it_while_it_waits(oskar: User, project: Project) -> None:
-    told(queued("77"))
+    read_queue(queued("77"))
     job, client = eight_gpus(oskar, project), signed_in(oskar)
     for address in (f"/jobs/{job.pk}", f"/jobs/{job.pk}/life?tab=overview"):
         page = text(client.get(address))
@@ -193,7 +193,7 @@ def test_the_page_shows_it_while_it_waits(oskar: User, project: Project) -> None
 
 @pytest.mark.django_db
 def test_a_variant_opens_the_form_with_its_changes(oskar: User, project: Project) -> None:
-    told(queued("77"))
+    read_queue(queued("77"))
     job = eight_gpus(oskar, project)
     url = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()["variants"][0]["url"]
     page = text(signed_in(oskar).get(url.partition("8000")[2]))
@@ -236,11 +236,11 @@ def test_reads_back_what_was_told() -> None:
 
 @pytest.mark.django_db
 def test_rows_are_taken_once_a_reading(django_assert_num_queries: Any) -> None:
-    told(queued("5"))
+    read_queue(queued("5"))
     assert len(read.read().nodes) == 3
     with django_assert_num_queries(1):
         assert len(read.read().queue) == 1
-    told(queued("5"), queued("6"))
+    read_queue(queued("5"), queued("6"))
     assert len(read.read().queue) == 2
 
 

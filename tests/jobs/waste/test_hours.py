@@ -65,7 +65,7 @@ def lab() -> dict[str, User]:
     return {"mira": mira, "ann": ann, "sam": sysadmin()}
 
 
-def asked(user: User, query: str = "") -> dict[str, Any]:
+def get_json(user: User, query: str = "") -> dict[str, Any]:
     answer = bearer(user, "read").get(f"/api/v1/waste?{query}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
@@ -115,10 +115,10 @@ class TestCounting:
         assert row.used_s == row.held_s
 
     def test_late_samples_of_a_day_long_past_count(self, lab: dict[str, User]) -> None:
-        before = hours(asked(lab["sam"], "by=project&days=90"))["wren"]
+        before = hours(get_json(lab["sam"], "by=project&days=90"))["wren"]
         use("80", "ann", (510, 250, 100), days_ago=20)
         waste()
-        after = hours(asked(lab["sam"], "by=project&days=90"))["wren"]
+        after = hours(get_json(lab["sam"], "by=project&days=90"))["wren"]
         assert (before[0], after[0]) == (540, 550)
         assert not GpuUse.objects.filter(is_added=False).exists()
 
@@ -129,7 +129,7 @@ class TestCounting:
         assert aggregation.update_sums() == 0
         other.release()
         assert aggregation.update_sums() == 1
-        assert hours(asked(lab["sam"], "by=project"))["siskin"][0] == 101
+        assert hours(get_json(lab["sam"], "by=project"))["siskin"][0] == 101
 
     def test_the_schedulers_number_used_again_is_another_job(self) -> None:
         mira, ann = person("mira", a_project("siskin")), person("ann", a_project("wren"))
@@ -140,9 +140,9 @@ class TestCounting:
         use("7", "vigil", (1, 1, 0), days_ago=60)
         use("7", "vigil", (2, 1, 0))
         aggregation.update_sums()
-        found = hours(asked(sysadmin(), "by=person&days=90"))
+        found = hours(get_json(sysadmin(), "by=person&days=90"))
         assert {name: report[0] for name, report in found.items()} == {"mira": 1, "ann": 2}
-        assert len(asked(User.objects.get(username="sam"), "by=job&days=90")["items"]) == 2
+        assert len(get_json(User.objects.get(username="sam"), "by=job&days=90")["items"]) == 2
 
     def test_a_holding_ends_when_its_job_did_and_not_when_the_queue_was_read(self) -> None:
         job = vigils(person("mira", a_project()), "7")
@@ -192,13 +192,13 @@ class TestCounting:
         use("7", "vigil", (3, 0, 3), days_ago=2)
         use("9", "vigil", (2, 1, 1))
         aggregation.update_sums()
-        (row,) = asked(ann, "by=job&days=10")["items"]
+        (row,) = get_json(ann, "by=job&days=10")["items"]
         assert (row["name"], row["job"], row["allocated_hours"]) == ("lora", job.pk, 55)
-        (row,) = asked(ann, "by=job&days=7")["items"]
+        (row,) = get_json(ann, "by=job&days=7")["items"]
         assert row["allocated_hours"] == 5
         use("9", "vigil", (4, 1, 1))
         aggregation.update_sums()
-        assert [item["allocated_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [7]
+        assert [item["allocated_hours"] for item in get_json(ann, "by=job&days=7")["items"]] == [7]
 
     def test_of_a_job_that_began_before_only_its_days_in_the_window_count(self) -> None:
         ann = person("ann", slurm_user="ann")
@@ -206,24 +206,24 @@ class TestCounting:
             use("7", "ann", (number, 0, number), days_ago=days_ago)
         use("8", "ann", (5, 0, 5))
         aggregation.update_sums()
-        assert [item["idle_hours"] for item in asked(ann, "by=job&days=7")["items"]] == [5, 3]
-        assert [item["idle_hours"] for item in asked(ann, "by=job&days=9")["items"]] == [43, 5]
-        assert [item["idle_hours"] for item in asked(ann, "by=job&days=10")["items"]] == [93, 5]
-        assert asked(ann, "by=job&days=3")["items"][1]["allocated_hours"] == 1
+        assert [item["idle_hours"] for item in get_json(ann, "by=job&days=7")["items"]] == [5, 3]
+        assert [item["idle_hours"] for item in get_json(ann, "by=job&days=9")["items"]] == [43, 5]
+        assert [item["idle_hours"] for item in get_json(ann, "by=job&days=10")["items"]] == [93, 5]
+        assert get_json(ann, "by=job&days=3")["items"][1]["allocated_hours"] == 1
 
 
 class TestWhoSees:
     def test_everybody_sees_all_where_the_queue_is_everybodys(self, lab: dict[str, User]) -> None:
         for who in lab.values():
-            assert set(hours(asked(who))) == {"siskin", "wren", "outside Vigil"}
+            assert set(hours(get_json(who))) == {"siskin", "wren", "outside Vigil"}
 
     def test_others_are_hidden_where_the_site_hides_them(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         mira, ann = lab["mira"], lab["ann"]
-        assert hours(asked(mira)) == {"siskin": (100, 60, 10)}
-        assert hours(asked(ann, "by=job")) == {"nightjar": (40, 4, 30), "job 90": (8, 0, 8)}
-        assert hours(asked(ann, "by=person")) == {"ann": (48, 4, 38)}
-        assert set(hours(asked(lab["sam"], "by=person"))) == {"mira", "ann", "stranger"}
+        assert hours(get_json(mira)) == {"siskin": (100, 60, 10)}
+        assert hours(get_json(ann, "by=job")) == {"nightjar": (40, 4, 30), "job 90": (8, 0, 8)}
+        assert hours(get_json(ann, "by=person")) == {"ann": (48, 4, 38)}
+        assert set(hours(get_json(lab["sam"], "by=person"))) == {"mira", "ann", "stranger"}
         html = text(signed_in(mira).get("/waste?by=job"))
         assert "lora" in html
         assert "nightjar" not in html
@@ -232,23 +232,23 @@ class TestWhoSees:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         machine(1)
         held("90", [0], user="mira", name="secret")
-        assert set(hours(asked(lab["ann"], "by=job"))) == {"nightjar", "job 90"}
+        assert set(hours(get_json(lab["ann"], "by=job"))) == {"nightjar", "job 90"}
 
     def test_a_project_is_all_of_its_members(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         Membership.objects.create(user=lab["mira"], project=Project.objects.get(slug="wren"))
-        assert set(hours(asked(lab["mira"]))) == {"siskin", "wren"}
+        assert set(hours(get_json(lab["mira"]))) == {"siskin", "wren"}
 
     def test_idle_now_is_told_to_whom_it_may(self, lab: dict[str, User], settings: Any) -> None:
         item = machine(2)
         held("70", [0], user="mira")
         held("91", [1], user="ann", name="jupyter")
         idle_for(item, 5)
-        assert {job["name"] for job in asked(lab["mira"])["idle_now"]} == {"lora", "jupyter"}
+        assert {job["name"] for job in get_json(lab["mira"])["idle_now"]} == {"lora", "jupyter"}
         settings.VIGIL_QUEUE_VISIBLE = "own"
-        (job,) = asked(lab["mira"])["idle_now"]
+        (job,) = get_json(lab["mira"])["idle_now"]
         assert (job["name"], job["gpus"], job["allocated_gpus"], job["nodes"]) == ("lora", 1, 1, ["dgx-01"])
-        assert {job["name"] for job in asked(lab["ann"])["idle_now"]} == {"jupyter"}
+        assert {job["name"] for job in get_json(lab["ann"])["idle_now"]} == {"jupyter"}
 
     def test_nobody_else(self) -> None:
         assert signed_in(person("ann")).get("/api/v1/waste").json()["items"] == []
@@ -263,20 +263,22 @@ class TestWhoSees:
 class TestAsking:
     def test_days(self, lab: dict[str, User]) -> None:
         sam = lab["sam"]
-        assert asked(sam, "days=20")["total"]["allocated_hours"] == 150
-        assert asked(sam, "days=21")["total"]["allocated_hours"] == 650
-        assert asked(sam, "days=1")["since"] == today().isoformat()
+        assert get_json(sam, "days=20")["total"]["allocated_hours"] == 150
+        assert get_json(sam, "days=21")["total"]["allocated_hours"] == 650
+        assert get_json(sam, "days=1")["since"] == today().isoformat()
 
     def test_a_sentence(self, lab: dict[str, User]) -> None:
         message = (
             "In the last 7 days, 150 GPU-hours were allocated and 43.3 % of them used; 48 were idle, most in wren (30)."
         )
-        assert asked(lab["sam"])["text"] == f"{message} No allocated GPU is idle now."
+        assert get_json(lab["sam"])["text"] == f"{message} No allocated GPU is idle now."
         assert message in text(signed_in(lab["sam"]).get("/waste"))
-        assert asked(lab["sam"], "by=job")["text"].startswith(message.replace("in wren (30)", "by ann (38)"))
+        assert get_json(lab["sam"], "by=job")["text"].startswith(message.replace("in wren (30)", "by ann (38)"))
         GpuUse.objects.all().delete()
         GpuHours.objects.all().delete()
-        assert asked(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No allocated GPU is idle now."
+        assert (
+            get_json(lab["sam"], "days=1")["text"] == "Today no GPU-hours were counted. No allocated GPU is idle now."
+        )
         assert "No GPU-hours" in text(signed_in(lab["sam"]).get("/waste"))
 
     @pytest.mark.parametrize(
@@ -290,15 +292,15 @@ class TestAsking:
         ],
     )
     def test_orders(self, lab: dict[str, User], sort: str, order: list[str]) -> None:
-        found = asked(lab["sam"], f"by=job&sort={sort}")
+        found = get_json(lab["sam"], f"by=job&sort={sort}")
         assert [item["name"] for item in found["items"]] == order
         html = text(signed_in(lab["sam"]).get(f"/waste?by=job&sort={sort}"))
         places = [html.index(f">{name}") for name in order]
         assert places == sorted(places)
 
     def test_names_in_order(self, lab: dict[str, User]) -> None:
-        assert list(hours(asked(lab["sam"], "sort=name"))) == ["outside Vigil", "siskin", "wren"]
-        assert list(hours(asked(lab["sam"], "sort=-name"))) == ["wren", "siskin", "outside Vigil"]
+        assert list(hours(get_json(lab["sam"], "sort=name"))) == ["outside Vigil", "siskin", "wren"]
+        assert list(hours(get_json(lab["sam"], "sort=-name"))) == ["wren", "siskin", "outside Vigil"]
 
     def test_page_by_page(self, lab: dict[str, User]) -> None:
         for by, names in (
@@ -307,7 +309,7 @@ class TestAsking:
         ):
             found, cursor = [], ""
             while cursor is not None:
-                page = asked(lab["sam"], f"by={by}&limit=1&cursor={cursor}" if cursor else f"by={by}&limit=1")
+                page = get_json(lab["sam"], f"by={by}&limit=1&cursor={cursor}" if cursor else f"by={by}&limit=1")
                 found += [item["name"] for item in page["items"]]
                 cursor = page["next"]
             assert set(found) == names

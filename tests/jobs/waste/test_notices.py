@@ -36,7 +36,7 @@ def oskar() -> User:
     return person("oskar", a_project(), slurm_user="oskar")
 
 
-def told(user: User) -> list[dict[str, Any]]:
+def notices_of(user: User) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = bearer(user, "read").get("/api/v1/notices").json()["items"]
     return [{**item, "title": item["title"].replace(NBSP, " ")} for item in items]
 
@@ -49,7 +49,7 @@ class TestIdle:
         idle_for(idle, 14.2)
         waste()
         waste()
-        (notice,) = told(oskar)
+        (notice,) = notices_of(oskar)
         assert notice["title"] == "notebook-oskar has left 1 GPU idle for 14 hours."
         assert notice["detail"] == ("Release it, or explain why it is needed. On dgx-01; no process uses it."), (
             "also without any process"
@@ -69,10 +69,10 @@ class TestIdle:
         held("7", [0], user="vigil", node="dgx-02")
         idle_for(idle, 14.2)
         waste()
-        assert len(told(oskar)) == 1, "nobody asked for it"
+        assert len(notices_of(oskar)) == 1, "nobody asked for it"
         Job.objects.filter(pk=job.pk).update(spec={**job.spec, "resources": {"spares": 1}})
         waste()
-        assert not told(oskar)
+        assert not notices_of(oskar)
 
     @pytest.mark.parametrize("nodes", [[], [{}], ["nowhere"], [["dgx-02"], None, 7], "dgx-01", {"dgx-01": 1}])
     def test_what_a_job_says_of_its_nodes_is_not_taken_on_trust(self, oskar: User, nodes: object) -> None:
@@ -87,17 +87,17 @@ class TestIdle:
         held("7", [0], user="vigil")
         held("8", [0], user="oskar", node="dgx-02")
         waste()
-        assert len(told(oskar)) == 2
+        assert len(notices_of(oskar)) == 2
 
     def test_of_a_foreign_job_whoever_is_its_slurm_user_here(self, oskar: User) -> None:
         idle_for_long = machine(2)
         held("7", [0, 1], user="oskar", name="jupyter")
         idle_for(idle_for_long, 3)
         waste()
-        (notice,) = told(oskar)
+        (notice,) = notices_of(oskar)
         assert notice["title"] == "jupyter has left 2 GPUs idle, the longest for 3 hours."
         assert notice["link"] == "/nodes/dgx-01"
-        assert told(sysadmin()) == []
+        assert notices_of(sysadmin()) == []
 
     def test_some_of_many_gpus_and_what_runs_on_them(self, oskar: User) -> None:
         item = machine(2, gpu_percent=[90, 0])
@@ -107,7 +107,7 @@ class TestIdle:
         item.post({**batch, "processes": [process]})
         idle_for(item, 1, 1)
         waste()
-        (notice,) = told(oskar)
+        (notice,) = notices_of(oskar)
         assert notice["title"] == "train has left 1 of its 2 GPUs idle for 60 minutes."
         assert notice["detail"].endswith("On dgx-01.")
 
@@ -116,7 +116,7 @@ class TestIdle:
         held("7", [0], user="oskar", hours=0.2)
         idle_for(item, 14)
         waste()
-        assert told(oskar) == [], "it has held it for 12 minutes alone"
+        assert notices_of(oskar) == [], "it has held it for 12 minutes alone"
         QueuedJob.objects.all().delete()
 
     def test_withdrawn_when_they_work_again_and_news_when_they_stop(self, oskar: User) -> None:
@@ -126,11 +126,11 @@ class TestIdle:
         waste()
         works(item, 60, ago_s=5)
         waste()
-        assert told(oskar) == []
+        assert notices_of(oskar) == []
         works(item, 0, ago_s=0)
         idle_for(item, 0.5)
         waste()
-        assert [notice["read_at"] for notice in told(oskar)] == [None]
+        assert [notice["read_at"] for notice in notices_of(oskar)] == [None]
         assert Notice.objects.count() == 1, "of the same job it is the same notice"
 
     def test_withdrawn_when_the_job_ends_and_the_next_of_its_number_is_another(self, oskar: User) -> None:
@@ -140,12 +140,12 @@ class TestIdle:
         waste()
         ends("7")
         waste()
-        assert told(oskar) == []
+        assert notices_of(oskar) == []
         Holding.objects.update(until=timezone.now() - timedelta(hours=3))
         held("7", [0], user="oskar", hours=2)
         idle_for(item, 1)
         waste()
-        assert len(told(oskar)) == 1
+        assert len(notices_of(oskar)) == 1
         assert Notice.objects.count() == 2
 
     def test_what_is_told_stands_while_the_machine_is_silent(self, oskar: User) -> None:
@@ -155,10 +155,10 @@ class TestIdle:
         waste()
         Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))
         waste()
-        assert len(told(oskar)) == 1, "nothing is known of it"
+        assert len(notices_of(oskar)) == 1, "nothing is known of it"
         ends("7")
         waste()
-        assert told(oskar) == []
+        assert notices_of(oskar) == []
 
     def test_sysadmins_are_told_once_of_people_whom_nobody_knows(self, oskar: User) -> None:
         sam, item = sysadmin(), machine(2)
@@ -166,24 +166,24 @@ class TestIdle:
         held("8", [1], user="stranger")
         idle_for(item, 1)
         waste()
-        (notice,) = told(sam)
+        (notice,) = notices_of(sam)
         assert notice["title"] == "2 GPUs are idle but allocated to people without an account here."
         assert signed_in(sam).get(notice["link"]).status_code == 200
         ends("7")
         waste()
-        assert [item["title"] for item in told(sam)] == [
+        assert [item["title"] for item in notices_of(sam)] == [
             "1 GPU is idle but allocated to people without an account here."
         ]
         ends("8")
         waste()
-        assert told(sam) == []
+        assert notices_of(sam) == []
 
     def test_a_name_is_anybodys_and_shown_as_it_is(self, oskar: User) -> None:
         item = machine(1)
         held("7", [0], user="oskar", name="<script>alert(1)</script>\n\x1b[31mred")
         idle_for(item, 1)
         waste()
-        (notice,) = told(oskar)
+        (notice,) = notices_of(oskar)
         assert "\n" not in notice["title"]
         assert "\x1b" not in notice["title"]
         assert "<script>alert" not in signed_in(oskar).get("/").text
@@ -211,7 +211,7 @@ def test_two_runs_at_once_tell_once() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(run, range(4)))) == 4
-    assert len(told(oskar)) == 1
+    assert len(notices_of(oskar)) == 1
     assert Notice.objects.count() == 1
 
 
@@ -236,18 +236,18 @@ class TestUnheld:
         sam, item = sysadmin(), machine(2)
         self.process(item)
         self.look(0)
-        assert told(sam) == [], "the queue may not have been read since its job began"
+        assert notices_of(sam) == [], "the queue may not have been read since its job began"
         self.look(1)
-        (notice,) = told(sam)
+        (notice,) = notices_of(sam)
         assert notice["title"] == "A process is on GPU 0 of dgx-01, which is not allocated to any job."
         assert notice["detail"] == "python3 (PID 17) of ann."
         assert (notice["link"], notice["kind"]) == ("/nodes/dgx-01", "gpu.unheld")
-        assert told(oskar) == []
+        assert notices_of(oskar) == []
         self.look(2)
         assert Notice.objects.count() == 1
         item.post(item.batch(int(time.time()), gpu_percent=0), first=None)
         self.look(3)
-        assert told(sam) == []
+        assert notices_of(sam) == []
 
     def test_a_process_on_every_gpu_is_one_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
@@ -257,7 +257,7 @@ class TestUnheld:
         item.post({**item.batch(int(time.time()) - 5, gpu_percent=50), "processes": there})
         self.look(0)
         self.look(1)
-        (notice,) = told(sam)
+        (notice,) = notices_of(sam)
         assert (
             notice["title"]
             == "A process is on GPUs 0, 1, 2, 3, 4, 5, 6 and 7 of dgx-01, which is not allocated to any job."
@@ -271,7 +271,7 @@ class TestUnheld:
         self.look(0)
         held("7", [0])
         self.look(1)
-        assert told(sam) == []
+        assert notices_of(sam) == []
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def node(tmp_path: Path, portal_stand_in: PortalStandIn) -> Iterator[Node]:
     item.end()
 
 
-def said(capfd: pytest.CaptureFixture[str]) -> str:
+def stderr_text(capfd: pytest.CaptureFixture[str]) -> str:
     return capfd.readouterr().err
 
 
@@ -153,10 +153,10 @@ def test_a_portal_that_is_away_is_found_again(node: Node, capfd: pytest.CaptureF
     node.portal.stop()
     node.tell(5)
     node.send()
-    until(lambda: "cannot be reached" in said(capfd))
+    until(lambda: "cannot be reached" in stderr_text(capfd))
     node.portal.start()
     assert node.all_taken() == list(range(5))
-    until(lambda: "The portal accepts node01's reports" in said(capfd))
+    until(lambda: "The portal accepts node01's reports" in stderr_text(capfd))
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -179,7 +179,7 @@ def test_a_token_that_is_refused_is_said_once_and_read_anew(node: Node, capfd: p
     node.tell(5)
     node.send()
     until(lambda: node.portal.wrong_tokens >= 3)
-    assert said(capfd).count("The portal rejects this token (401). A sysadmin creates a new one") == 1
+    assert stderr_text(capfd).count("The portal rejects this token (401). A sysadmin creates a new one") == 1
     node.token_file.write_text(TOKEN)
     assert node.all_taken() == list(range(5))
 
@@ -218,14 +218,14 @@ def test_what_is_no_portal_is_said(node: Node, capfd: pytest.CaptureFixture[str]
     node.portal.refuse = lambda post: (200, {"hello": "world"})
     node.tell(1)
     node.send()
-    until(lambda: "is not a Vigil portal" in said(capfd))
+    until(lambda: "is not a Vigil portal" in stderr_text(capfd))
 
 
 def test_a_node_that_it_does_not_know_is_said(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.portal.refuse = lambda post: (404, {"detail": "no such node"})
     node.tell(1)
     node.send()
-    until(lambda: "Set VIGIL_AGENT_NODE" in said(capfd))
+    until(lambda: "Set VIGIL_AGENT_NODE" in stderr_text(capfd))
 
 
 def test_a_portal_that_hangs_is_left_after_a_while(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_a_secret_gets_a_token_of_this_nodes_own(node: Node, capfd: pytest.Captu
     node.tell(1)
     assert node.all_taken() == [0, 1, 2]
     assert len(node.portal.enrolled) == 1, "a secret is for the first time alone"
-    assert "vge_" not in (log := said(capfd))
+    assert "vge_" not in (log := stderr_text(capfd))
     assert "vga_" not in log
 
 
@@ -265,7 +265,7 @@ def test_a_name_that_is_enrolled_says_what_to_do(node: Node, capfd: pytest.Captu
     node.portal.enrol = lambda secret: (409, {"detail": "enrolled"})
     node.tell(1)
     node.send()
-    until(lambda: "node01 is already enrolled" in said(capfd))
+    until(lambda: "node01 is already enrolled" in stderr_text(capfd))
     node.token_file.write_text(TOKEN)
     assert node.all_taken() == [0]
 
@@ -283,7 +283,7 @@ def test_a_token_file_without_a_token(
         node.token_file.write_text(contents)
     node.tell(1)
     node.send()
-    until(lambda: sentence in said(capfd))
+    until(lambda: sentence in stderr_text(capfd))
     node.token_file.write_text(TOKEN)
     assert node.all_taken() == [0]
 
@@ -296,7 +296,7 @@ def test_a_port_where_nobody_speaks_http(node: Node, capfd: pytest.CaptureFixtur
         connection, _ = server.accept()
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
         connection.close()
-        until(lambda: "cannot be reached" in said(capfd))
+        until(lambda: "cannot be reached" in stderr_text(capfd))
 
 
 def test_how_much_fits_into_a_post() -> None:

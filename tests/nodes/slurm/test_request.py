@@ -17,7 +17,7 @@ KEY = "0123456789abcdef"
 SCRIPT = "#!/bin/bash\nsrun true # ü\n"
 
 
-def asked(folder: Path, **options: Any) -> Submission:
+def submission_of(folder: Path, **options: Any) -> Submission:
     values: dict[str, Any] = {
         "key": KEY, "name": "train", "user": "alice", "script": str(folder / "batch.sh"), "directory": "/runs/1",
         "output": "/runs/1/output", "time_limit_s": 3601, "grace_s": 90,
@@ -47,7 +47,7 @@ def number(value: int) -> dict[str, Any]:
 
 
 def test_the_old_form(tmp_path: Path) -> None:
-    assert request(asked(tmp_path), SCRIPT, (0, 0, 38)) == {
+    assert request(submission_of(tmp_path), SCRIPT, (0, 0, 38)) == {
         "script": SCRIPT,
         "job": COMMON
         | {
@@ -56,7 +56,7 @@ def test_the_old_form(tmp_path: Path) -> None:
         },
     }  # fmt: skip
     elastic = {name: value for name, value in COMMON.items() if name != "tasks_per_node"}
-    assert request(asked(tmp_path, **EVERYTHING), SCRIPT, (0, 0, 38)) == {
+    assert request(submission_of(tmp_path, **EVERYTHING), SCRIPT, (0, 0, 38)) == {
         "script": SCRIPT,
         "job": elastic
         | CHOSEN
@@ -71,7 +71,7 @@ def test_the_old_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [(0, 0, 39), (0, 0, 40), (0, 0, 41), (0, 0, 42), (0, 0, 45), (0, 1, 0)])
 def test_the_new_form(tmp_path: Path, version: tuple[int, int, int]) -> None:
-    report = request(asked(tmp_path, **EVERYTHING), SCRIPT, version)
+    report = request(submission_of(tmp_path, **EVERYTHING), SCRIPT, version)
     job = COMMON | CHOSEN | {
         "environment": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=de_DE.UTF-8", "A=1=2"], "nodes": "2-4",
         "time_limit": number(61), "open_mode": ["APPEND"], "kill_warning_signal": "USR1",
@@ -88,7 +88,7 @@ def test_the_new_form(tmp_path: Path, version: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_array(tmp_path: Path, version: str) -> None:
     digits = tuple(map(int, version[1:].split(".")))
-    assert request(asked(tmp_path), SCRIPT, digits, array="0-19%4")["job"]["array"] == "0-19%4"  # type: ignore[arg-type]
+    assert request(submission_of(tmp_path), SCRIPT, digits, array="0-19%4")["job"]["array"] == "0-19%4"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -97,9 +97,11 @@ def test_submitting(tmp_path: Path, version: str) -> None:
     played = SimulatedRest(version)
     report = load(version, "taken/submit-submitted")
     played.answers["job/submit"] = report
-    assert played.slurm.submit(asked(tmp_path)) == str(report.json()["job_id"])
+    assert played.slurm.submit(submission_of(tmp_path)) == str(report.json()["job_id"])
     (sent,) = played.asked("job/submit")
-    assert json.loads(sent.content) == json.loads(json.dumps(request(asked(tmp_path), SCRIPT, played.rest.version)))
+    assert json.loads(sent.content) == json.loads(
+        json.dumps(request(submission_of(tmp_path), SCRIPT, played.rest.version))
+    )
     assert sent.headers["content-type"] == "application/json"
     assert sent.headers["x-slurm-user-name"] == "alice"
 
@@ -109,7 +111,7 @@ def test_nobody_s_job_is_not_the_portal_s_own(tmp_path: Path) -> None:
     (tmp_path / "batch.sh").write_text(SCRIPT)
     played = SimulatedRest(VERSIONS[-1])
     with pytest.raises(SchedulerError, match="has no Slurm user") as refused:
-        played.slurm.submit(asked(tmp_path, user=""))
+        played.slurm.submit(submission_of(tmp_path, user=""))
     assert refused.value.permanent
     assert not played.asked("job/submit")
 
@@ -121,7 +123,7 @@ def test_refusals_are_final_and_keep_slurm_s_words(tmp_path: Path, version: str,
     played = SimulatedRest(version)
     played.answers["job/submit"] = load(version, f"refused/submit-{name}")
     with pytest.raises(SchedulerError, match=r"Slurm error 2\d{3}: .*[Ii]nvalid") as refused:
-        played.slurm.submit(asked(tmp_path))
+        played.slurm.submit(submission_of(tmp_path))
     assert refused.value.permanent
     assert len(played.asked("job/submit")) == 1
 
@@ -142,17 +144,17 @@ def test_an_id_counts_whatever_is_said_beside(tmp_path: Path, answer: dict[str, 
     played = SimulatedRest(VERSIONS[-1])
     played.answers["job/submit"] = httpx.Response(200, json=answer)
     if job_id:
-        assert played.slurm.submit(asked(tmp_path)) == job_id
+        assert played.slurm.submit(submission_of(tmp_path)) == job_id
     else:
         with pytest.raises(SchedulerError, match="returned no id"):
-            played.slurm.submit(asked(tmp_path))
+            played.slurm.submit(submission_of(tmp_path))
 
 
 def test_scripts_that_cannot_be_read(tmp_path: Path) -> None:
     played = SimulatedRest(VERSIONS[-1])
     with pytest.raises(SchedulerError, match="cannot be read"):
-        played.slurm.submit(asked(tmp_path))
+        played.slurm.submit(submission_of(tmp_path))
     (tmp_path / "batch.sh").write_bytes(b"#!/bin/sh\necho \xff\n")
     with pytest.raises(SchedulerError, match="cannot be read"):
-        played.slurm.submit(asked(tmp_path))
+        played.slurm.submit(submission_of(tmp_path))
     assert not played.requests

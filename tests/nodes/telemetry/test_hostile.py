@@ -30,7 +30,7 @@ def machine(db: None) -> Machine:
     return machine
 
 
-def told(machine: Machine, *events: dict[str, Any]) -> None:
+def post_events(machine: Machine, *events: dict[str, Any]) -> None:
     parts = [list(events[at : at + EVENTS_PER_BATCH]) for at in range(0, len(events), EVENTS_PER_BATCH)]
     answer = machine.post(*({"at": int(time.time()), "n": 0, "events": part} for part in parts))
     assert answer.status_code == 200, answer.content
@@ -60,7 +60,7 @@ def test_names_of_processes_mounts_and_agents_are_words(machine: Machine, admin_
 @pytest.mark.parametrize("value", [1e12, 1e11, -1, 1e300, "9", None, True])
 def test_a_time_that_cannot_be_is_none(machine: Machine, admin_client: Client, value: object) -> None:
     now = time.time()
-    told(
+    post_events(
         machine,
         *({"kind": kind, "at": now, "mount": "/x", "since": value, "last_at": value} for kind in ("xid", "mount.slow")),
     )
@@ -70,14 +70,14 @@ def test_a_time_that_cannot_be_is_none(machine: Machine, admin_client: Client, v
 
 
 def test_an_event_of_the_future_is_of_now(machine: Machine) -> None:
-    told(machine, {"kind": "xid", "at": 32_000_000_000.0, "xid": 79})
+    post_events(machine, {"kind": "xid", "at": 32_000_000_000.0, "xid": 79})
     assert NodeEvent.objects.get().at.timestamp() < time.time() + 2 * 3600
 
 
 def test_counts_add_up_to_what_metrics_can_tell(machine: Machine, settings: Any) -> None:
     settings.VIGIL_METRICS_TOKEN = "t"
     for _ in range(2):
-        told(
+        post_events(
             machine,
             *(
                 {"kind": "xid", "at": time.time(), "xid": 79, "text": "a" * i, "count": 2**53 - 1}
@@ -89,8 +89,8 @@ def test_counts_add_up_to_what_metrics_can_tell(machine: Machine, settings: Any)
 
 def test_events_of_days_gone_by_do_not_fill_the_database(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodes.telemetry.events.MAX_OLD", 50)
-    told(machine, *({"kind": "xid", "at": 86_400.0 * day, "text": "long ago"} for day in range(100)))
-    told(machine, {"kind": "xid", "at": time.time(), "text": "now"})
+    post_events(machine, *({"kind": "xid", "at": 86_400.0 * day, "text": "long ago"} for day in range(100)))
+    post_events(machine, {"kind": "xid", "at": time.time(), "text": "now"})
     assert NodeEvent.objects.count() == 51
 
 
