@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from training.federated.filter_context import FilterContext
 
 STAGE = "width"
-LARGEST = 65504.0
+MAX_VALUE = 65504.0
 
 
 def send(given: Tensor, context: FilterContext) -> tuple[Tensor, Mapping[str, Tensor]]:
     # NaN and infinity are sent as they are: the server has to see them.
-    return given.clamp(-LARGEST, LARGEST).where(given.isfinite(), given).half(), {}
+    return given.clamp(-MAX_VALUE, MAX_VALUE).where(given.isfinite(), given).half(), {}
 
 
 def receive(values: Tensor, extras: Mapping[str, Tensor], context: FilterContext) -> Tensor:

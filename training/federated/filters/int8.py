@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from training.federated.filter_context import FilterContext
 
 STAGE = "width"
-LARGEST = 127
+MAX_VALUE = 127
 
 
 def send(
@@ -33,11 +33,11 @@ def send(
     from torch.nn.functional import pad
 
     blocks = pad(given, (0, -context.size % block)).view(len(given), -1, block)
-    scale = blocks.abs().amax(dim=2) / LARGEST
+    scale = blocks.abs().amax(dim=2) / MAX_VALUE
     steps = (blocks / torch.where(scale == 0, 1, scale)[..., None]).flatten(1)[:, : context.size]
     steps = steps.round() if rounding == "nearest" else (steps + _drawn(given, context)).floor()
     # A scale that is not finite stands for its whole block.
-    values = steps.nan_to_num(0).clamp(-LARGEST, LARGEST).to(torch.int8)
+    values = steps.nan_to_num(0).clamp(-MAX_VALUE, MAX_VALUE).to(torch.int8)
     return values, {"scale": scale}
 
 
