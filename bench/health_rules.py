@@ -141,7 +141,7 @@ def _past(nodes: int) -> dict[str, Any]:
     began = time.perf_counter()
     now = _make_past(nodes)
     print(f"  30 days of {nodes:,} nodes stored in {time.perf_counter() - began:.0f} s", flush=True)
-    module.MOST_FOUND = 10**9 if nodes > NODES else module.MOST_FOUND
+    module.MAX_FOUND = 10**9 if nodes > NODES else module.MAX_FOUND
     found: dict[str, Any] = {}
     for name, text in PAST_RULES.items():
         (rule,) = parse_rules(text)

@@ -26,11 +26,11 @@ def health() -> None:
     """Apply the health rules to what nodes report, act on what they find, and begin and end maintenance."""
     from nodes.drains import maintenance, spares
     from nodes.monitoring.evaluate import evaluate
-    from nodes.remediation.act import decide
+    from nodes.remediation.decide import decide
     from nodes.remediation.return_to_service import return_recovered
 
     errors: list[Exception] = []
-    for step in (maintenance.advance, evaluate, decide, return_recovered, spares.keep):
+    for step in (maintenance.advance, evaluate, decide, return_recovered, spares.advance):
         try:
             step()
         except Exception as error:  # one bad record must not stop the others, tick after tick
@@ -46,7 +46,7 @@ def judge() -> None:
     It runs where orders are carried out, beside short tasks only: what it orders follows at once.
     """
     from nodes.monitoring.evaluate import evaluate_events
-    from nodes.remediation.act import decide
+    from nodes.remediation.decide import decide
     from portal.wakes import HEALTH
 
     HEALTH.begin()

@@ -22,7 +22,7 @@ from jobs.burnins.start import CannotBurnIn
 from jobs.errors import Conflict
 from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, REJECTED
 from nodes.burnin import plan
-from nodes.drains.host_expression import MOST_CHARACTERS, BadHostExpression
+from nodes.drains.host_expression import MAX_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
 from portal.access import sysadmin_of
 from portal.http.paging import SortOrder, page_or_first
@@ -82,7 +82,7 @@ class ClauseRow:
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     sysadmin_of(request, "see acceptances")
-    return _list_page(request, BurnInForm(plain(request.GET.get("nodes", ""))[:MOST_CHARACTERS], plan.MAX_SECONDS))
+    return _list_page(request, BurnInForm(plain(request.GET.get("nodes", ""))[:MAX_CHARACTERS], plan.MAX_SECONDS))
 
 
 @login_required
@@ -108,7 +108,7 @@ def _list_page(request: HttpRequest, form: BurnInForm) -> HttpResponse:
         "section": "cluster",
         "place": "burnins",
         "form": form,
-        "most_characters": MOST_CHARACTERS,
+        "most_characters": MAX_CHARACTERS,
         "rows": [AcceptanceRow(row) for row in found.items],
         "next": found.next,
         "durations": DURATIONS,

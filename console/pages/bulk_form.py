@@ -42,7 +42,7 @@ class BulkForm(Generic[Preview]):
     @classmethod
     def read(cls, request: HttpRequest, preview: Callable[[str], Preview]) -> BulkForm[Preview]:
         sent = request.POST if request.method == "POST" else request.GET
-        expression = plain(sent.get("nodes", "")).strip()[: host_expression.MOST_CHARACTERS + 1]
+        expression = plain(sent.get("nodes", "")).strip()[: host_expression.MAX_CHARACTERS + 1]
         reason = forms.line(request, "reason")
         try:
             return cls(expression, reason, found=preview(expression) if expression else None)
@@ -79,9 +79,9 @@ class BulkForm(Generic[Preview]):
             "mistake": self.mistake,
             "found": self.found,
             "reasons": json.dumps(self.found.reasons) if self.found is not None else "",
-            "most_reason": orders.MOST_REASON,
-            "most_characters": host_expression.MOST_CHARACTERS,
-            "most_nodes": host_expression.MOST_NODES,
+            "most_reason": orders.MAX_REASON,
+            "most_characters": host_expression.MAX_CHARACTERS,
+            "most_nodes": host_expression.MAX_NODES,
         }
 
 

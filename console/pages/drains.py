@@ -162,7 +162,7 @@ def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mista
         "most": MAX_NODES,
         "windows": MaintenanceWindow.objects.standing().order_by("starts_at")[:5],
         "may_change": can(user, "change", CLUSTER),
-        "most_reason": orders.MOST_REASON,
+        "most_reason": orders.MAX_REASON,
         "burn_in_s": plan.DEFAULT_SECONDS,
     }
     template = "nodes/_drains.html" if is_fragment(request) else "nodes/drains.html"

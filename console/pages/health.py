@@ -114,7 +114,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "limits": limits_used(now) if acts else None,
         "acts": acts,
         "may_decide": can(user, "change", CLUSTER),
-        "most_reason": orders.MOST_REASON,
+        "most_reason": orders.MAX_REASON,
         "rules": len(rules),
         "portal_status": status_lines(user, now),
     }

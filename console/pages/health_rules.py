@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from console.pages import forms
 from console.pages.health import GLYPHS
-from nodes.cluster.drain import MOST_REASON
+from nodes.cluster.drain import MAX_REASON
 from nodes.health.rules.duration import write_duration
 from nodes.health.rules.rule import SEVERITIES, Rule
 from nodes.models import SiteRule
@@ -113,7 +113,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "rows": rows,
         "may_change": can(user_of(request), "change", CLUSTER),
         "policies": [(policy, policies.choices(policy.action)) for policy in policies.policies()],
-        "most_reason": MOST_REASON,
+        "most_reason": MAX_REASON,
     }
     return render(request, "nodes/health_rules.html", context)
 
@@ -211,8 +211,8 @@ def _page(
         "reason": forms.line(request, "reason"),
         "reason_problem": reason_problem,
         "may_change": can(user_of(request), "change", CLUSTER),
-        "most": edit_rules.MOST_CHARACTERS,
-        "most_reason": MOST_REASON,
+        "most": edit_rules.MAX_CHARACTERS,
+        "most_reason": MAX_REASON,
     }
     return render(request, "nodes/health_rule.html", context, status=422 if problem or reason_problem else 200)
 

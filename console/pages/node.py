@@ -67,7 +67,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
         "may_change": can(user, "change", CLUSTER),
         "may_drain": node is not None and not node.is_made_up and can(user, "change", CLUSTER),
         "drained_by_another": node is not None and orders.is_drained_by_another(node, user),
-        "most_reason": orders.MOST_REASON,
+        "most_reason": orders.MAX_REASON,
         "maintenance": _maintenance(name),
         **_findings(name, user),
         "notes": NodeNote.objects.filter(node=name).select_related("by")[:SHOWN_NOTES],

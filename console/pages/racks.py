@@ -120,8 +120,8 @@ def _uploaded_text(request: HttpRequest) -> tuple[str, str]:
     if sent is None:
         text = request.POST.get("text", "")
         return text, "" if text.strip() else "It is empty. Choose a file, or enter lines."
-    if isinstance(sent, list) or (sent.size or 0) > racks.MOST_BYTES:
-        return "", f"The file is larger than {racks.MOST_BYTES:,} bytes."
+    if isinstance(sent, list) or (sent.size or 0) > racks.MAX_BYTES:
+        return "", f"The file is larger than {racks.MAX_BYTES:,} bytes."
     try:
         return sent.read().decode("utf-8-sig"), ""
     except UnicodeDecodeError:

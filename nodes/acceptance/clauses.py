@@ -12,11 +12,11 @@ from typing import Any
 PASSED, FAILED, NOT_TRIED, PENDING = "passed", "failed", "not tried", "pending"
 NOT_APPLICABLE = "not applicable"
 """To nodes without GPUs, or to a single node. What could not be measured is not tried."""
-OTHERS = (PASSED, NOT_TRIED, NOT_APPLICABLE, PENDING)
+OUTCOMES_BESIDES_FAILED = (PASSED, NOT_TRIED, NOT_APPLICABLE, PENDING)
 ACCEPTED, REJECTED, INCONCLUSIVE = "accepted", "rejected", "inconclusive"
-BURN_IN = "burn_in"
-MOST_DETAILS = 20
-MOST_CHARACTERS = 400
+BURN_IN, PAIRS = "burn_in", "pairs"
+MAX_DETAILS = 20
+MAX_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,20 @@ def stored(outcomes: Sequence[ClauseOutcome]) -> list[dict[str, Any]]:
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the outcome of stored clauses in a sentence, failed ones first."""
     failed = [row["title"] for row in rows if row["outcome"] == FAILED]
-    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OTHERS}
+    count = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in OUTCOMES_BESIDES_FAILED}
     parts = [f"{len(failed)} failed ({', '.join(failed)})"] if failed else []
-    parts += [f"{count[outcome]} {outcome}" for outcome in OTHERS if count[outcome]]
+    parts += [f"{count[outcome]} {outcome}" for outcome in OUTCOMES_BESIDES_FAILED if count[outcome]]
     return f"Of {len(rows)} clauses {', '.join(parts)}."
 
 
 def _row(clause: Requirement, outcome: ClauseOutcome | None) -> dict[str, Any]:
     details = outcome.details if outcome else ()
-    shown = [text[:MOST_CHARACTERS] for text in details[:MOST_DETAILS]]
-    if len(details) > MOST_DETAILS:
-        shown.append(f"And {len(details) - MOST_DETAILS:,} more.")
+    shown = [text[:MAX_CHARACTERS] for text in details[:MAX_DETAILS]]
+    if len(details) > MAX_DETAILS:
+        shown.append(f"And {len(details) - MAX_DETAILS:,} more.")
     return {
         **vars(clause),
         "outcome": outcome.outcome if outcome else PENDING,
-        "measured": outcome.measured[:MOST_CHARACTERS] if outcome else "",
+        "measured": outcome.measured[:MAX_CHARACTERS] if outcome else "",
         "details": shown,
     }

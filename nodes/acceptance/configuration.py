@@ -14,11 +14,11 @@ from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, 
 from nodes.acceptance.facts import GpuConfiguration, NodeConfiguration
 from vigil_core import formatting
 
-MOST_CLOCK_OFFSET_S = 5.0
-LEAST_OPEN_FILES = 65_536
-LEAST_SHM_BYTES = 2**30
+MAX_CLOCK_OFFSET_S = 5.0
+MIN_OPEN_FILES = 65_536
+MIN_SHM_BYTES = 2**30
 UNLIMITED = -1
-MOST_NAMES = 5
+MAX_NAMES = 5
 NO_GPUS = "These nodes have no GPUs."
 Nodes = Sequence[NodeConfiguration]
 Value = TypeVar("Value")
@@ -158,7 +158,7 @@ def _clock(nodes: Nodes) -> ClauseOutcome:
     offsets = {node.node: node.clock_offset_s for node in nodes if node.clock_offset_s is not None}
     if not offsets:
         return ClauseOutcome("clock", NOT_TRIED, "No agent reports its clock.")
-    details = [f"{name}: {offset:+.1f} s." for name, offset in offsets.items() if abs(offset) > MOST_CLOCK_OFFSET_S]
+    details = [f"{name}: {offset:+.1f} s." for name, offset in offsets.items() if abs(offset) > MAX_CLOCK_OFFSET_S]
     measured = f"At most {max(map(abs, offsets.values())):.1f} s."
     return _outcome("clock", measured, details, [node.node for node in nodes if node.node not in offsets])
 
@@ -169,8 +169,8 @@ def _limits(nodes: Nodes) -> Iterable[ClauseOutcome]:
         yield _at_least("memlock", with_gpus, lambda node: node.memlock_bytes, UNLIMITED, formatting.memory)
     else:
         yield ClauseOutcome("memlock", NOT_APPLICABLE, NO_GPUS)
-    yield _at_least("open_files", nodes, lambda node: node.open_files, LEAST_OPEN_FILES, lambda value: f"{value:,.0f}")
-    yield _at_least("shm", nodes, lambda node: node.shm_bytes, LEAST_SHM_BYTES, formatting.memory)
+    yield _at_least("open_files", nodes, lambda node: node.open_files, MIN_OPEN_FILES, lambda value: f"{value:,.0f}")
+    yield _at_least("shm", nodes, lambda node: node.shm_bytes, MIN_SHM_BYTES, formatting.memory)
 
 
 def _at_least(
@@ -265,7 +265,7 @@ def _outcome(
     if details:
         return ClauseOutcome(key, FAILED, measured, details)
     if missing:
-        return ClauseOutcome(key, NOT_TRIED, measured, (f"{formatting.listed(missing, MOST_NAMES)}: {why}.",))
+        return ClauseOutcome(key, NOT_TRIED, measured, (f"{formatting.listed(missing, MAX_NAMES)}: {why}.",))
     return ClauseOutcome(key, PASSED, measured)
 
 
@@ -279,7 +279,7 @@ def _groups(pairs: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
 
 def _group_texts(groups: Mapping[str, list[str]]) -> list[str]:
     return [
-        f"{value}: {formatting.listed(list(dict.fromkeys(places)), MOST_NAMES)}." for value, places in groups.items()
+        f"{value}: {formatting.listed(list(dict.fromkeys(places)), MAX_NAMES)}." for value, places in groups.items()
     ]
 
 

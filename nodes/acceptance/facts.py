@@ -9,7 +9,7 @@ from typing import Any
 from nodes.health import temperature
 from vigil_core import untrusted
 
-MOST_GPUS, MOST_MOUNTS, MOST_LINKS = 64, 64, 64
+MAX_GPUS, MAX_MOUNTS, MAX_LINKS = 64, 64, 64
 POWER_BRAKE = 0x80
 """NVML's HwPowerBrakeSlowdown: the machine's power supply asks the GPU to slow down."""
 WORKING_PERCENT = 50
@@ -125,7 +125,7 @@ def read_gpu(
 def _nvlinks(counters: Mapping[str, Any]) -> tuple[bool, ...] | None:
     links = counters.get("nvlinks")
     if isinstance(links, list):
-        return tuple(bool(link) for link in links[:MOST_LINKS])
+        return tuple(bool(link) for link in links[:MAX_LINKS])
     return () if counters else None
 
 
@@ -136,7 +136,7 @@ def read_mounts(facts: Mapping[str, Any]) -> Mapping[str, str] | None:
         return None
     return {
         path: untrusted.line(row.get("source"), 200)
-        for row in rows[:MOST_MOUNTS]
+        for row in rows[:MAX_MOUNTS]
         if isinstance(row, dict) and (path := untrusted.name(row.get("mount"), 200))
     }
 
@@ -147,7 +147,7 @@ def read_topology(facts: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     if not isinstance(rows, list):
         return ()
     return tuple(
-        tuple(untrusted.line(link, 8) for link in row[:MOST_GPUS]) for row in rows[:MOST_GPUS] if isinstance(row, list)
+        tuple(untrusted.line(link, 8) for link in row[:MAX_GPUS]) for row in rows[:MAX_GPUS] if isinstance(row, list)
     )
 
 

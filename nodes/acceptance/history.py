@@ -19,7 +19,7 @@ DURING_TESTS = frozenset({"agents", "gpus", "nvlinks", "ecc", "mounts", "clock"}
 
 The others are about what somebody sets up, and may correct while the tests run.
 """
-MOST_DETAILS = 5
+MAX_DETAILS = 5
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ClauseHistory:
     since: float | None = None
     """When the present failure began; None if the clause holds."""
     began_at: float = 0.0
-    """When the longest failure began; `seconds` and `details` are its own, too."""
+    """When the longest failure began; `seconds` and `details` describe that failure."""
     seconds: float = 0.0
     details: Sequence[str] = ()
 
@@ -40,7 +40,7 @@ class ClauseHistory:
         since = now if self.since is None or now - previous > UNOBSERVED_S else self.since
         if now - since < max(LASTING_S, self.seconds):
             return replace(self, since=since)
-        return ClauseHistory(since, since, now - since, (outcome.details or (outcome.measured,))[:MOST_DETAILS])
+        return ClauseHistory(since, since, now - since, (outcome.details or (outcome.measured,))[:MAX_DETAILS])
 
     def applied(self, outcome: ClauseOutcome) -> ClauseOutcome:
         """Return a failed outcome if the clause failed for long, and does not now."""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import combinations
 from statistics import median
 
-from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, ClauseOutcome
+from nodes.acceptance.clauses import BURN_IN, FAILED, NOT_APPLICABLE, NOT_TRIED, PAIRS, PASSED, ClauseOutcome
 from nodes.burnin import judge
 from nodes.burnin.evidence import GAP, ON_GPU, TEST, BurnInFinding, NodeResults
 from nodes.burnin.pairs import Pair, pair_tests, slow_pairs
@@ -18,9 +18,9 @@ from vigil_core import formatting
 
 TOGETHER = timedelta(minutes=10)
 """Findings on one node within this time are one failure: a GPU off the bus has an Xid, a lost GPU and more."""
-LEAST_P = 0.05
-MOST_FAILURES = 10  # to list: the published rates follow them
-MOST_PAIRS = 10  # to name of those without a result
+MIN_P = 0.05
+MAX_FAILURES = 10  # to list: the published rates follow them
+MAX_PAIRS = 10  # to name of those without a result
 GPUS_OF_A_NODE = 8  # in published rates
 
 
@@ -43,7 +43,10 @@ class NodeVerdictRow:
 
 @dataclass(frozen=True)
 class ExpectedFailures:
-    """How many failures a published rate lets expect in the same time, and how probable so many or more are."""
+    """The number of failures that a published rate predicts for the same time.
+
+    `p` is the probability of at least the observed number.
+    """
 
     name: str
     source: str
@@ -74,10 +77,10 @@ def burn_in_clause(nodes: Sequence[NodeVerdictRow], problem: str) -> ClauseOutco
         for text in [finding.text for finding in node.findings] or [problem or "No verdict."]
     ]
     if judge.FAILED in verdicts.values():
-        return ClauseOutcome("burn_in", FAILED, measured, tuple(details))
+        return ClauseOutcome(BURN_IN, FAILED, measured, tuple(details))
     if passed < len(nodes) or not nodes:
-        return ClauseOutcome("burn_in", NOT_TRIED, problem or measured, tuple(details))
-    return ClauseOutcome("burn_in", PASSED, measured)
+        return ClauseOutcome(BURN_IN, NOT_TRIED, problem or measured, tuple(details))
+    return ClauseOutcome(BURN_IN, PASSED, measured)
 
 
 def pairs_clause(nodes: Sequence[NodeResults]) -> ClauseOutcome:
@@ -87,7 +90,7 @@ def pairs_clause(nodes: Sequence[NodeResults]) -> ClauseOutcome:
     """
     expected = list(combinations(sorted(results.node for results in nodes), 2))
     if not expected:
-        return ClauseOutcome("pairs", NOT_APPLICABLE, "There is only one node.")
+        return ClauseOutcome(PAIRS, NOT_APPLICABLE, "There is only one node.")
     lost = {results.node for results in nodes if results.is_node_lost}
     with_gpus = {results.node for results in nodes if results.has_gpus}
     tested: defaultdict[Pair, list[ItemSummary]] = defaultdict(list)
@@ -105,11 +108,11 @@ def pairs_clause(nodes: Sequence[NodeResults]) -> ClauseOutcome:
     details += [f"{_pair(pair)}: {text}." for pair, text in slow_pairs(nodes)]
     measured = f"{len(tested):,} of {formatting.plural(len(expected), 'pair')} tested{_speed_text(tested)}."
     if details:
-        return ClauseOutcome("pairs", FAILED, measured, tuple(details))
+        return ClauseOutcome(PAIRS, FAILED, measured, tuple(details))
     if missing := [_pair(pair) for pair in expected if pair not in tested]:
         on = " on their GPUs" if with_gpus else ""
-        return ClauseOutcome("pairs", NOT_TRIED, measured, (f"No result{on}: {'; '.join(missing[:MOST_PAIRS])}.",))
-    return ClauseOutcome("pairs", PASSED, measured)
+        return ClauseOutcome(PAIRS, NOT_TRIED, measured, (f"No result{on}: {'; '.join(missing[:MAX_PAIRS])}.",))
+    return ClauseOutcome(PAIRS, PASSED, measured)
 
 
 def distinct_failures(events: Iterable[tuple[str, datetime, str]]) -> list[tuple[str, datetime, str]]:
@@ -146,10 +149,10 @@ def failures_clause(count: FailureCount) -> ClauseOutcome:
         for expected in count.expected
         if not expected.is_required
     ]
-    details = [*count.texts[:MOST_FAILURES], *others]
-    if len(count.texts) > MOST_FAILURES:
-        details.insert(MOST_FAILURES, f"And {len(count.texts) - MOST_FAILURES:,} more failures.")
-    return ClauseOutcome("failures", FAILED if required.p < LEAST_P else PASSED, measured, tuple(details))
+    details = [*count.texts[:MAX_FAILURES], *others]
+    if len(count.texts) > MAX_FAILURES:
+        details.insert(MAX_FAILURES, f"And {len(count.texts) - MAX_FAILURES:,} more failures.")
+    return ClauseOutcome("failures", FAILED if required.p < MIN_P else PASSED, measured, tuple(details))
 
 
 def _p(value: float) -> str:

@@ -11,7 +11,7 @@ from nodes.inventory.minimums import MinimumVersion, MinimumVersions
 from nodes.inventory.software import NodeSoftware
 from vigil_core import formatting
 
-MOST_NAMES = 5
+MAX_NAMES = 5
 OF_GPUS = frozenset({"driver", "cuda", "vbios"})
 """Software that every node with GPUs must report."""
 
@@ -27,7 +27,7 @@ def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: Mini
             if finding.minimum is not None:
                 below[finding.software.title, finding.version, finding.minimum].append(node.node)
     details = tuple(
-        f"{title} {version} on {formatting.listed(names, MOST_NAMES)}: at least {minimum.version}. {minimum.why}"
+        f"{title} {version} on {formatting.listed(names, MAX_NAMES)}: at least {minimum.version}. {minimum.why}"
         f" ({minimum.source})"
         for (title, version, minimum), names in below.items()
     )
@@ -58,7 +58,7 @@ def _unreported(nodes: Sequence[NodeSoftware], minimums: MinimumVersions) -> Ite
                 missing[minimum.title].append(node.node)
     for title, found in missing.items():
         if found:
-            yield f"{title}: not reported by {formatting.listed(found, MOST_NAMES)}."
+            yield f"{title}: not reported by {formatting.listed(found, MAX_NAMES)}."
 
 
 def _concerns(minimum: MinimumVersion, model: str) -> bool:

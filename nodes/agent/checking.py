@@ -33,7 +33,7 @@ MOUNT_SECONDS = 1.0
 EVERY_SECONDS = 0.2
 MIB = 2**20
 ROOT_MIB, SHM_PERCENT = 512, 10
-MOST_BLOCKED = 16
+MAX_BLOCKED = 16
 NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
 
 
@@ -171,6 +171,6 @@ def _shm() -> Iterator[str]:
 def _blocked_processes(before: list[int], now: list[int]) -> Iterator[str]:
     """Report processes that were blocked at the start of the check and still are."""
     stuck = sorted(set(before) & set(now))
-    if len(stuck) > MOST_BLOCKED:
+    if len(stuck) > MAX_BLOCKED:
         shown = ", ".join(map(str, stuck[:3]))
         yield f"{len(stuck)} processes are blocked on a disk, file system or driver and cannot be killed ({shown}, …)."

@@ -22,7 +22,7 @@ COMMAND = ("ipmitool", "sdr", "type", "Temperature")
 TIMEOUT_S = 20.0
 STALE_S = 300.0
 """An older value is not reported any more."""
-MOST_PROBLEM = 300
+MAX_PROBLEM = 300
 _READING = re.compile(r"(-?\d{1,3}(?:\.\d+)?)\s*degrees C", re.IGNORECASE)
 
 
@@ -119,5 +119,5 @@ def redfish_celsius(output: str) -> float | str:
     if isinstance(answer.get("celsius"), float):
         return float(answer["celsius"])
     if isinstance(answer.get("problem"), str):
-        return f"The BMC by Redfish: {answer['problem']}"[:MOST_PROBLEM]
+        return f"The BMC by Redfish: {answer['problem']}"[:MAX_PROBLEM]
     return "The BMC's Redfish service could not be read."

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-MOST_BYTES = 65_536
+MAX_BYTES = 65_536
 
 
 class PolledCommand:
@@ -67,8 +67,8 @@ class PolledCommand:
         assert self._child is not None
         assert self._child.stdout is not None
         with suppress(BlockingIOError):
-            while chunk := os.read(self._child.stdout.fileno(), MOST_BYTES):
-                self._output = (self._output + chunk)[:MOST_BYTES]
+            while chunk := os.read(self._child.stdout.fileno(), MAX_BYTES):
+                self._output = (self._output + chunk)[:MAX_BYTES]
 
     def _end(self) -> str:
         assert self._child is not None

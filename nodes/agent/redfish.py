@@ -21,7 +21,7 @@ from typing import Any
 from nodes.agent.inlet_sensors import is_of_other_part, sounds_like_inlet
 from nodes.agent.redfish_client import ROOT, RedfishClient, RedfishError, ResourceMissing, TooManyResources
 
-MOST_CHASSIS, MOST_MEMBERS, MOST_SENSORS = 16, 2_000, 8
+MAX_CHASSIS, MAX_MEMBERS, MAX_SENSORS = 16, 2_000, 8
 COLDEST_C, WARMEST_C = -10.0, 80.0
 """Anything else is no air that a machine takes in; the portal believes the same."""
 _CONTEXTS = ("Intake", "Room")
@@ -80,7 +80,7 @@ def read_inlet(client: RedfishClient, sensor: str = "") -> SensorReading:
 
 def _temperatures(client: RedfishClient, sensor: str) -> Iterator[_ReportedTemperature]:
     """Yield the temperatures of all chassis."""
-    for chassis in _members(client, f"{ROOT}Chassis", MOST_CHASSIS):
+    for chassis in _members(client, f"{ROOT}Chassis", MAX_CHASSIS):
         for read in (_thermal, _thermal_metrics, _sensors):
             yield from read(client, chassis, sensor)
 
@@ -123,7 +123,7 @@ def _sensors(client: RedfishClient, chassis: dict[str, Any], sensor: str) -> Ite
     collection = _linked(client, chassis, "Sensors")
     paths = [path for row in _tables(collection.get("Members")) if (path := _path(row))]
     wanted = [path for path in paths if (_is_named(path, sensor) if sensor else sounds_like_inlet(path))]
-    for path in wanted[:MOST_SENSORS]:
+    for path in wanted[:MAX_SENSORS]:
         row = _get(client, path)
         is_temperature = row.get("ReadingType") == "Temperature" or row.get("ReadingUnits") in _UNITS
         if is_temperature and _is_there(row):
@@ -159,7 +159,7 @@ def _path(row: dict[str, Any]) -> str:
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
-    return [row for row in value[:MOST_MEMBERS] if isinstance(row, dict)] if isinstance(value, list) else []
+    return [row for row in value[:MAX_MEMBERS] if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def _texts(row: dict[str, Any], *names: str) -> tuple[str, ...]:

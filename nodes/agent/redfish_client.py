@@ -20,10 +20,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 ROOT = "/redfish/v1/"
-MOST_BYTES = 1024 * 1024
+MAX_BYTES = 1024 * 1024
 """Of one resource."""
-MOST_CREDENTIALS = 1024
-MOST_REQUESTS = 60
+MAX_CREDENTIALS = 1024
+MAX_REQUESTS = 60
 DEADLINE_S = 15.0
 SOCKET_S = 5.0
 """For one answer of the socket."""
@@ -76,8 +76,8 @@ class RedfishClient:
         if not _PATH.fullmatch(path):
             raise RedfishError("The BMC links to something that is no Redfish resource.")
         self._requests += 1
-        if self._requests > MOST_REQUESTS:
-            raise TooManyResources(f"More than {MOST_REQUESTS} resources were read without finding the sensor.")
+        if self._requests > MAX_REQUESTS:
+            raise TooManyResources(f"More than {MAX_REQUESTS} resources were read without finding the sensor.")
         try:
             body = self._fetch(path)
         except ssl.SSLCertVerificationError as error:
@@ -113,8 +113,8 @@ class RedfishClient:
         body = bytearray()
         while chunk := answer.read(CHUNK):
             body += chunk
-            if len(body) > MOST_BYTES:
-                raise RedfishError(f"{path} is larger than {MOST_BYTES // 1024} KiB.")
+            if len(body) > MAX_BYTES:
+                raise RedfishError(f"{path} is larger than {MAX_BYTES // 1024} KiB.")
             if time.monotonic() > self._until:
                 raise TimeoutError
         if time.monotonic() > self._until:
@@ -156,11 +156,11 @@ def _read_credentials(file: Path) -> str:
         with open(file, "rb") as opened:
             if stat.S_IMODE(os.fstat(opened.fileno()).st_mode) & 0o077:
                 raise RedfishError(f"Others can read {file}. Give it mode 0600.")
-            text = opened.read(MOST_CREDENTIALS + 1)
+            text = opened.read(MAX_CREDENTIALS + 1)
     except OSError as error:
         raise RedfishError(f"{file}: {error.strerror}.") from None
     line = text.strip()
-    if len(text) > MOST_CREDENTIALS or b":" not in line or b"\n" in line or b"\r" in line:
+    if len(text) > MAX_CREDENTIALS or b":" not in line or b"\n" in line or b"\r" in line:
         raise RedfishError(f"{file} must have one line, user:password.")
     return base64.b64encode(line).decode()
 
@@ -176,7 +176,7 @@ def _certificates(file: Path) -> frozenset[bytes]:
     """Return the certificates of a PEM file as DER."""
     try:
         with open(file, encoding="ascii", errors="replace") as opened:
-            text = opened.read(MOST_BYTES)
+            text = opened.read(MAX_BYTES)
     except OSError as error:
         raise RedfishError(f"{file}: {error.strerror}.") from None
     try:

@@ -18,7 +18,7 @@ from nodes.agent.cleaning import clean
 from nodes.agent.polled_command import PolledCommand
 
 EVERY_S, TIMEOUT_S = 3600.0, 10.0
-MOST_ADAPTERS = 32
+MAX_ADAPTERS = 32
 # Local folders only: a network file system that hangs would stop the agent.
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 FURTHER_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
@@ -111,7 +111,7 @@ def adapters(sys: Path) -> list[dict[str, str]]:
     """Return the InfiniBand and RoCE adapters: name, board and firmware version."""
     folder = sys / "class/infiniband"
     found = []
-    for name in proc.names(folder)[:MOST_ADAPTERS]:
+    for name in proc.names(folder)[:MAX_ADAPTERS]:
         firmware = clean(proc.read(folder / name / "fw_ver", 64).strip(), 64)
         board = clean(proc.read(folder / name / "board_id", 64).strip(), 64)
         if firmware:

@@ -78,7 +78,7 @@ _POST = {
         "batches": {"type": "array", "items": _BATCH, "maxItems": 60},
     },
 }
-_TAKEN = {
+_ACCEPTED = {
     "type": "object",
     "required": ["next"],
     "properties": {
@@ -149,7 +149,7 @@ class BySecret(HttpBearer):
     openapi_extra=described(
         {
             "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
-            "responses": {200: {"description": "Accepted.", "content": {"application/json": {"schema": _TAKEN}}}},
+            "responses": {200: {"description": "Accepted.", "content": {"application/json": {"schema": _ACCEPTED}}}},
             "security": [{"Bearer": []}],
         },
         errors={
@@ -161,7 +161,7 @@ class BySecret(HttpBearer):
         },
     ),
 )
-def take_telemetry(request: HttpRequest, name: str) -> HttpResponse:
+def receive_telemetry(request: HttpRequest, name: str) -> HttpResponse:
     """Store an agent's batches, each once.
 
     The bearer token is valid for this node only. A post that does not continue where its stream ended changes nothing;
@@ -228,9 +228,9 @@ def agents(request: ApiRequest) -> dict[str, Any]:
 
 
 def agent_shape(agent: Agent) -> dict[str, Any]:
-    same = ("node", "version", "enrolled_at", "enrolled_by", "sampled_at", "clock_offset_s", "is_made_up")
+    copied = ("node", "version", "enrolled_at", "enrolled_by", "sampled_at", "clock_offset_s", "is_made_up")
     counted: Any = agent
-    shown = {name: getattr(agent, name) for name in same} | {
+    shown = {name: getattr(agent, name) for name in copied} | {
         "last_report_at": agent.heard_at,
         "is_silent": agent.is_silent(timezone.now()),
         "gpus": counted.gpu_count,

@@ -9,7 +9,7 @@ from django.conf import settings
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.nodes import OrderShape, ReadingShape, Why, order_shape
+from nodes.api.nodes import OrderShape, ReadingShape, Reason, order_shape
 from nodes.cluster import sync
 from nodes.drains import bulk, bulk_return, cost, host_expression, overview
 from nodes.drains.bulk import BulkOutcome
@@ -65,7 +65,7 @@ BAD_NODES = {422: "The expression names no nodes, unknown ones, or too many."}
 class WantedNodeNames(Schema):
     model_config = {"extra": "forbid"}
     nodes: str = Field(
-        min_length=1, max_length=host_expression.MOST_CHARACTERS,
+        min_length=1, max_length=host_expression.MAX_CHARACTERS,
         description="Names and host expressions as Slurm writes them: dgx[01-16,20],login1. At most 1,000 nodes.",
     )  # fmt: skip
 
@@ -80,7 +80,7 @@ Replaces = Annotated[
 
 
 class WantedBulkDrain(WantedNodeNames):
-    reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
+    reason: Reason = Field(description="The reason that the scheduler shows; your name is added.")
     replaces: Replaces = None
     replace: bool = Field(
         False, description="Replace every drain of others, also those that came after the preview. Without `replaces`."
@@ -88,7 +88,7 @@ class WantedBulkDrain(WantedNodeNames):
 
 
 class WantedBulkReturn(WantedNodeNames):
-    reason: Why = Field(description="Why they return; it is kept with the orders and in the audit log.")
+    reason: Reason = Field(description="Why they return; it is kept with the orders and in the audit log.")
     replaces: Replaces = None
     replace: bool = Field(
         False, description="End every drain of others, also those that came after the preview. Without `replaces`."

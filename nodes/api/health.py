@@ -9,7 +9,7 @@ from django.utils import timezone
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from nodes.api.nodes import OrderShape, Why, order_shape
+from nodes.api.nodes import OrderShape, Reason, order_shape
 from nodes.cluster import drain as orders
 from nodes.models import HealthControl, HealthEntry, Node
 from nodes.models.health import hidden_fields
@@ -96,7 +96,7 @@ class WantedEntries(WantedPage):
 
 class WantedDecision(Schema):
     model_config = {"extra": "forbid"}
-    reason: Why = Field(description="Why; it is kept with the entry and in the audit log.")
+    reason: Reason = Field(description="Why; it is kept with the entry and in the audit log.")
     alike: bool = Field(
         False,
         description="Also decide about the other entries of this rule with the same `detail`, state and decision: at "
@@ -223,11 +223,11 @@ def _decision_shape(request: ApiRequest, entry_id: int, outcome: AlikeOutcome) -
 
 
 def entry_shape(entry: HealthEntry, user: User) -> dict[str, Any]:
-    same = (
+    copied = (
         "id", "node", "item", "rule", "title", "detail", "state", "severity", "action", "decision", "decision_reason",
         "held_back", "is_planted", "count", "first_seen", "last_seen", "opened_at", "cleared_at",
     )  # fmt: skip
-    return {name: getattr(entry, name) for name in same} | {
+    return {name: getattr(entry, name) for name in copied} | {
         "gpu": entry.gpu.index if entry.gpu else None,
         "gpu_uuid": entry.gpu.uuid if entry.gpu else None,
         "decided_by": entry.decided_by.username if entry.decided_by else None,

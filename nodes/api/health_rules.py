@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.api.nodes import Why
+from nodes.api.nodes import Reason
 from nodes.health.rules.duration import write_duration
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
@@ -63,7 +63,7 @@ class RuleText(Schema):
     """A rule's text, as docs/reference/health-rules.md describes it."""
 
     model_config = {"extra": "forbid"}
-    toml: str = Field(max_length=edit_rules.MOST_CHARACTERS, pattern=r"^[^\x00]*$")
+    toml: str = Field(max_length=edit_rules.MAX_CHARACTERS, pattern=r"^[^\x00]*$")
 
 
 class WantedDryRun(RuleText):
@@ -72,21 +72,21 @@ class WantedDryRun(RuleText):
 
 class NewRule(RuleText):
     dry_run: str = Field(max_length=500, description="`proof` of the dry run of this text, at most an hour old.")
-    reason: Why = Field(description="Why; it goes to the audit log.")
+    reason: Reason = Field(description="Why; it goes to the audit log.")
 
 
 class ChangedRule(Schema):
     model_config = {"extra": "forbid"}
-    toml: str | None = Field(None, max_length=edit_rules.MOST_CHARACTERS, pattern=r"^[^\x00]*$")
+    toml: str | None = Field(None, max_length=edit_rules.MAX_CHARACTERS, pattern=r"^[^\x00]*$")
     dry_run: str = Field("", max_length=500, description="`proof` of the dry run of this text.")
     is_enabled: bool = Field(True, description="False: the rule is switched off; needs neither text nor dry run.")
     version: Version
-    reason: Why
+    reason: Reason
 
 
 class WantedRemoval(Schema):
     version: Version
-    reason: Why
+    reason: Reason
 
 
 class DryRunEntryShape(Schema):
@@ -150,7 +150,7 @@ class WantedPolicies(Schema):
     modes: dict[Annotated[str, Field(max_length=16)], Literal["act", "propose", "ignore"]] = Field(
         description='By action: {"drain": "propose"}. Others stay as they are.', min_length=1, max_length=5
     )
-    reason: Why
+    reason: Reason
 
 
 @router.get("", response=Rules, summary="The health rules")

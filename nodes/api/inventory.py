@@ -16,7 +16,7 @@ from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 
 router = Router(tags=["nodes"])
-MOST_SOFTWARE, MOST_VERSIONS, MOST_NAMES, MOST_FINDINGS = 100, 100, 1_000, 1_000
+MAX_SOFTWARE, MAX_VERSIONS, MAX_NAMES, MAX_FINDINGS = 100, 100, 1_000, 1_000
 
 
 class MinimumShape(Schema):
@@ -122,10 +122,10 @@ def inventory(request: ApiRequest) -> dict[str, Any]:
     found, (minimums, problem) = software.recent_inventory(), software.site_minimums()
     return {
         "nodes": len(found.nodes),
-        "items": [_group_shape(group) for group in found.groups[:MOST_SOFTWARE]],
-        "findings": [_finding_shape(finding) for finding in found.findings[:MOST_FINDINGS]],
-        "more_findings": max(0, len(found.findings) - MOST_FINDINGS),
-        "mixed": [_mixed_shape(mixed) for mixed in found.mixed[:MOST_SOFTWARE]],
+        "items": [_group_shape(group) for group in found.groups[:MAX_SOFTWARE]],
+        "findings": [_finding_shape(finding) for finding in found.findings[:MAX_FINDINGS]],
+        "more_findings": max(0, len(found.findings) - MAX_FINDINGS),
+        "mixed": [_mixed_shape(mixed) for mixed in found.mixed[:MAX_SOFTWARE]],
         "minimums": [_minimum_shape(minimum) for minimum in minimums.items],
         "problem": problem,
     }
@@ -168,7 +168,7 @@ def _group_shape(group: SoftwareGroup) -> dict[str, Any]:
     return {
         **_names(group.software),
         "title": group.software.title,
-        "versions": [_version_shape(version) for version in group.versions[:MOST_VERSIONS]],
+        "versions": [_version_shape(version) for version in group.versions[:MAX_VERSIONS]],
     }
 
 
@@ -176,8 +176,8 @@ def _version_shape(group: VersionGroup) -> dict[str, Any]:
     return {
         "version": group.version,
         "count": len(group.nodes),
-        "nodes": group.nodes[:MOST_NAMES],
-        "odd": sorted(group.odd)[:MOST_NAMES],
+        "nodes": group.nodes[:MAX_NAMES],
+        "odd": sorted(group.odd)[:MAX_NAMES],
         "minimum": _minimum_shape(group.minimum),
         "is_judged": group.is_judged,
     }
@@ -194,7 +194,7 @@ def _finding_shape(finding: VersionFinding) -> dict[str, Any]:
 
 
 def _mixed_shape(mixed: MixedVersions) -> dict[str, Any]:
-    counts = [{"version": version, "count": count} for version, count in mixed.counts[:MOST_VERSIONS]]
+    counts = [{"version": version, "count": count} for version, count in mixed.counts[:MAX_VERSIONS]]
     return {**_names(mixed.software), "partition": mixed.partition, "model": mixed.model, "versions": counts}
 
 
@@ -205,5 +205,5 @@ def _names(item: Software) -> dict[str, str]:
 def _minimum_shape(minimum: MinimumVersion | None) -> dict[str, Any] | None:
     if minimum is None:
         return None
-    same = ("software", "branch", "version", "why", "source", "is_site")
-    return {name: getattr(minimum, name) for name in same} | {"models": list(minimum.models)}
+    copied = ("software", "branch", "version", "why", "source", "is_site")
+    return {name: getattr(minimum, name) for name in copied} | {"models": list(minimum.models)}

@@ -49,7 +49,7 @@ class WantedWindows(WantedPage):
 
 class NewWindow(Schema):
     model_config = {"extra": "forbid"}
-    nodes: str = Field(min_length=1, max_length=host_expression.MOST_CHARACTERS, description="Such as dgx[01-16,20].")
+    nodes: str = Field(min_length=1, max_length=host_expression.MAX_CHARACTERS, description="Such as dgx[01-16,20].")
     reason: Text = Field(description="Shown in the scheduler, on pages and to whoever submits a job.")
     starts_at: Moment
     ends_at: Moment
@@ -111,9 +111,9 @@ def cancel(request: ApiRequest, window_id: int) -> dict[str, Any]:
 
 
 def _shape(window: MaintenanceWindow) -> dict[str, Any]:
-    same = (
+    copied = (
         "id", "expression", "nodes", "reason", "starts_at", "ends_at", "state", "wants_reservation", "reservation",
         "problem", "ended_at",
     )  # fmt: skip
     planned_by = window.planned_by.username if window.planned_by else None
-    return {name: getattr(window, name) for name in same} | {"planned_by": planned_by}
+    return {name: getattr(window, name) for name in copied} | {"planned_by": planned_by}

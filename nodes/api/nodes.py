@@ -31,17 +31,17 @@ NOT_ORDERED = NO_NODE | {
 def _line(reason: str) -> str:
     """Return the reason stripped. Raises ValueError if it is empty, too long or has several lines."""
     reason = reason.strip()
-    if not reason or len(reason) > orders.MOST_REASON:
+    if not reason or len(reason) > orders.MAX_REASON:
         raise ValueError(
-            f"Give a reason of at most {orders.MOST_REASON} characters; the scheduler shows it to everybody."
+            f"Give a reason of at most {orders.MAX_REASON} characters; the scheduler shows it to everybody."
         )
     if any(letter < " " for letter in reason):
         raise ValueError("The reason must be one line. Remove line breaks and tabs.")
     return reason
 
 
-Why = Annotated[
-    str, AfterValidator(_line), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": orders.MOST_REASON})
+Reason = Annotated[
+    str, AfterValidator(_line), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": orders.MAX_REASON})
 ]
 
 
@@ -256,11 +256,11 @@ class WantedOrder(Schema):
 
 
 class Drain(WantedOrder):
-    reason: Why = Field(description="The reason that the scheduler shows; your name is added.")
+    reason: Reason = Field(description="The reason that the scheduler shows; your name is added.")
 
 
 class Undrain(WantedOrder):
-    reason: Why | None = Field(None, description="Why; it is kept with the order and in the audit log.")
+    reason: Reason | None = Field(None, description="Why; it is kept with the order and in the audit log.")
 
 
 @router.get("", response=Nodes, summary="All nodes")

@@ -33,7 +33,7 @@ _PLACE = {
         "order": {"type": "integer", "default": 0, "description": "Position of the rack among racks."},
     },
 }
-_WHOLE = {
+_RACKS = {
     "type": "object",
     "required": ["items"],
     "properties": {"items": {"type": "array", "items": _PLACE, "maxItems": racks.MOST}},
@@ -84,7 +84,7 @@ class RacksReplaced(Schema):
     changed: int = Field(description="Number of nodes that were added, moved or removed.")
 
 
-class _Given(msgspec.Struct, forbid_unknown_fields=True):
+class _RackRow(msgspec.Struct, forbid_unknown_fields=True):
     node: str
     rack: str
     slot: int = 0
@@ -92,7 +92,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _RackBody(msgspec.Struct, forbid_unknown_fields=True):
-    items: list[_Given]
+    items: list[_RackRow]
 
 
 @router.get("", response=RackPlaces, summary="Racks: the position of each node")
@@ -134,10 +134,10 @@ def temperatures(request: ApiRequest) -> dict[str, Any]:
     response=RacksReplaced,
     summary="Replace the positions of all nodes (sysadmins)",
     openapi_extra=described(
-        {"requestBody": {"required": True, "content": {"application/json": {"schema": _WHOLE}, "text/csv": _CSV}}},
+        {"requestBody": {"required": True, "content": {"application/json": {"schema": _RACKS}, "text/csv": _CSV}}},
         errors={
             403: "Only for sysadmins, with a token of scope admin.",
-            413: f"The body is larger than {racks.MOST_BYTES:,} bytes.",
+            413: f"The body is larger than {racks.MAX_BYTES:,} bytes.",
             415: "The body is neither application/json nor text/csv.",
             422: "Some lines are invalid. `errors` names each.",
         },
@@ -154,7 +154,7 @@ def put_places(request: ApiRequest) -> dict[str, int]:
 
 
 def _read(request: ApiRequest) -> Sequence[racks.RackPosition]:
-    if len(request.body) > racks.MOST_BYTES:
+    if len(request.body) > racks.MAX_BYTES:
         raise too_large()
     try:
         if request.content_type == "text/csv":
@@ -172,5 +172,5 @@ def _read(request: ApiRequest) -> Sequence[racks.RackPosition]:
     raise Problem(415, "Send application/json or text/csv.")
 
 
-def _cells(position: _Given) -> tuple[str, str, str, str]:
+def _cells(position: _RackRow) -> tuple[str, str, str, str]:
     return position.node, position.rack, str(position.slot), "" if position.order is None else str(position.order)

@@ -89,7 +89,7 @@ def remove_spare(request: ApiRequest, node: str) -> Status[None]:
 
 
 def _shape(spare: HotSpare) -> dict[str, Any]:
-    same = ("node", "partition", "state", "replaces", "since")
-    return {name: getattr(spare, name) for name in same} | {
+    copied = ("node", "partition", "state", "replaces", "since")
+    return {name: getattr(spare, name) for name in copied} | {
         "added_by": spare.added_by.username if spare.added_by else None
     }

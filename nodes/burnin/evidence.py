@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from nodes.burnin.reports import BurnInMachine, ItemSummary
 
-LEAST_NODES = 3
-"""So many passed nodes make a golden record that can fail others. A younger one only warns."""
+MIN_NODES = 3
+"""A golden record of at least this many passed nodes can fail others. A younger one only warns."""
 ON_GPU = "CUDA"  # in the basis of what was measured on a GPU
 TEST, EVENT, GAP = "test", "event", "gap"
 """Kinds of findings: what a test measured; what befell the node meanwhile; that there is no result."""
@@ -49,7 +49,7 @@ class GoldenValue:
 
     @property
     def is_strong(self) -> bool:
-        return self.count >= LEAST_NODES
+        return self.count >= MIN_NODES
 
     @property
     def source(self) -> str:

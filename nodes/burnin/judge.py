@@ -21,7 +21,7 @@ from nodes.burnin.reports import FACTS, START, ItemSummary
 from nodes.burnin.speeds import slow_items
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
-MOST_WHOLE_GPUS = 16
+MAX_WHOLE_GPUS = 16
 """A scheduler that lists more on one node lists MIG slices."""
 
 
@@ -38,14 +38,14 @@ def judge(nodes: Sequence[NodeResults], golden: Mapping[GoldenKey, GoldenValue])
     """Return the verdict about each node, by its name."""
     names = {results.node for results in nodes}
     found = {results.node: list(_reported_failures(results, names)) for results in nodes}
-    for place, finding in (
+    for node, finding in (
         *differing_products(nodes, golden), *slow_items(nodes, golden), *differing_mounts(nodes),
     ):  # fmt: skip
-        found[place].append(finding)
+        found[node].append(finding)
     faulty = {results.node for results in nodes if _is_faulty(results, found[results.node])}
     lost = {results.node for results in nodes if results.is_node_lost}
-    for place, finding in bad_pairs(nodes, golden, faulty):
-        found[place].append(replace(finding, kind=EVENT) if place in lost else finding)
+    for node, finding in bad_pairs(nodes, golden, faulty):
+        found[node].append(replace(finding, kind=EVENT) if node in lost else finding)
     return {results.node: _verdict(results, found[results.node]) for results in nodes}
 
 
@@ -91,7 +91,7 @@ def _has_slices(results: NodeResults) -> bool:
     """Return whether the node's GPUs are cut into MIG slices, of which a process can use only one."""
     machine = results.machine
     return machine is not None and (
-        "MIG" in machine.gpu_model.split() or machine.gpus < results.expected_gpus > MOST_WHOLE_GPUS
+        "MIG" in machine.gpu_model.split() or machine.gpus < results.expected_gpus > MAX_WHOLE_GPUS
     )
 
 

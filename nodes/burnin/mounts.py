@@ -34,7 +34,10 @@ class NodeMount:
 
 
 def differing_mounts(nodes: Sequence[NodeResults]) -> Iterable[tuple[str, BurnInFinding]]:
-    """Yield nodes of which a folder differs from most: one on a local disk there, and on a server elsewhere, fails."""
+    """Yield the nodes on which a folder's file system differs from most nodes.
+
+    A folder that is on a local disk there and on a server elsewhere fails the node.
+    """
     folders: dict[str, dict[str, NodeMount]] = {}
     for results in nodes:
         for test in results.tests:

@@ -10,7 +10,7 @@ from nodes.burnin.evidence import BurnInFinding, GoldenKey, GoldenValue, NodeRes
 from nodes.burnin.reports import ItemSummary
 from nodes.burnin.speeds import PeerMedians, is_slow, record_warning
 
-LEAST_PAIRS = 3  # to compare the speed of pairs
+MIN_PAIRS = 3  # to compare the speed of pairs
 Pair = tuple[str, str]
 
 
@@ -109,9 +109,9 @@ def _add_slow(
 
 def _normal(pair: Pair, speeds: Mapping[Pair, Sequence[float]], medians: PeerMedians) -> NormalSpeed | None:
     """Return what a pair is compared with. Of three nodes, a slow one is in two of the three pairs."""
-    if len(speeds) < LEAST_PAIRS:
+    if len(speeds) < MIN_PAIRS:
         return None
-    if len(speeds) == LEAST_PAIRS:
+    if len(speeds) == MIN_PAIRS:
         others = [median(values) for other, values in speeds.items() if other != pair]
         return NormalSpeed(max(others), "fastest other pair")
     value = medians.without(*speeds[pair])

@@ -14,7 +14,8 @@ from nodes.burnin.evidence import BurnInFinding, GoldenKey, GoldenValue, NodeRes
 from nodes.burnin.reports import MOUNT, ItemSummary
 
 SLOWEST_SHARE = {"memory": 0.8, "matrix": 0.85, "copy": 0.75, "all-reduce": 0.75, "pair": 0.75}
-"""Of the peers' median: a link at half its width, or a GPU that throttles, is below; their normal spread is not."""
+"""The share of the peers' median below which a result is slow. A link at half its width, or a GPU that throttles, is
+below; the normal spread of peers is not."""
 SLOWEST_SHARE_OF_HOST = 0.5
 MIN_PEERS = 2
 RESET = "If that is normal now, reset the golden record."

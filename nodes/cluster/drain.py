@@ -26,7 +26,7 @@ AGAIN = timedelta(seconds=10)  # before a retry, if the scheduler did not respon
 GIVE_UP = timedelta(minutes=10)  # an order that has waited so long may no longer be wanted
 NOT_REACHED = "Vigil did not get to it within 10 min. Order it again if it is still wanted."
 BUDGET_S = 2.0  # per tick
-MOST_REASON = 200
+MAX_REASON = 200
 
 
 _IS_URGENT = Exists(HealthEntry.objects.filter(order=OuterRef("pk"), severity__in=("critical", "fatal")))
@@ -131,7 +131,10 @@ def _has_reason(node: Node) -> bool:
 def is_drained_by_another_given(
     node: Node, last: NodeOrder | None, user: User | None, rule: str = "", *, read_at: datetime | None
 ) -> bool:
-    """As `is_drained_by_another`, with the node's last completed order given, and when the nodes were last read."""
+    """Return the same as `is_drained_by_another` without a query.
+
+    It takes the node's last completed order, and the time of the last reading.
+    """
     if not _has_reason(node):
         return False
     if last is not None and last.action == NodeOrder.Action.UNDRAIN and is_newer_than_rows(last, read_at):

@@ -19,10 +19,10 @@ def newest_orders(nodes: QuerySet[Node], **conditions: object) -> NodeOrderQuery
     return NodeOrder.objects.filter(pk__in=nodes.order_by().annotate(newest=Subquery(newest)).values("newest"))
 
 
-def newest_order(node: str, refused_before: datetime) -> NodeOrder | None:
-    """Return the node's newest order that stands: none that was replaced or refused.
+def newest_order(node: str, ignore_refused_before: datetime) -> NodeOrder | None:
+    """Return the node's newest order that counts. Replaced and refused orders are skipped.
 
-    One of Vigil's counts until some time after it was refused, `refused_before`: it is not repeated at once.
+    An order of Vigil's that was refused after `ignore_refused_before` still counts, so that it is not repeated at once.
     """
-    is_refused = Q(state=NodeOrder.State.REFUSED) & (Q(rule="") | Q(ended_at__lt=refused_before))
+    is_refused = Q(state=NodeOrder.State.REFUSED) & (Q(rule="") | Q(ended_at__lt=ignore_refused_before))
     return NodeOrder.objects.filter(node=node).exclude(state=NodeOrder.State.REPLACED).exclude(is_refused).first()

@@ -19,7 +19,7 @@ from portal.models import User
 from vigil_core import csv_text
 
 MOST = 10_000  # lines of input
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 MAX_REPORTED_MISTAKES = 20  # listed in one response
 COLUMNS = ("node", "rack", "slot", "order")
 NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")

@@ -62,7 +62,7 @@ class DrainPreview:
 
 @dataclass(frozen=True)
 class BulkOutcome:
-    """What became of one node: an order, or why there is none."""
+    """Describes what a bulk order did about one node: an order, or why there is none."""
 
     node: str
     order: NodeOrder | None
@@ -75,7 +75,7 @@ class BulkOutcome:
 
 @dataclass(frozen=True)
 class ReplacedReasons:
-    """Which reasons of other people an order replaces: those `by_node` that were seen, else every one or none."""
+    """Selects the reasons of other people that an order replaces: those `by_node` that were seen, else all or none."""
 
     every: bool = False
     by_node: Mapping[str, str] | None = None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-MOST_NODES = 1_000
-MOST_CHARACTERS = 2_000
-MOST_BRACKETS = 8
-"""In one name."""
+MAX_NODES = 1_000
+MAX_CHARACTERS = 2_000
+MAX_BRACKETS_PER_NAME = 8
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
@@ -17,7 +16,7 @@ class BadHostExpression(ValueError):
     """Raised for an expression that names no nodes, or too many; the message says where and why."""
 
 
-def expand(expression: str, most: int = MOST_NODES, most_characters: int = MOST_CHARACTERS) -> list[str]:
+def expand(expression: str, most: int = MAX_NODES, most_characters: int = MAX_CHARACTERS) -> list[str]:
     """Return the names in their order, each once. Raises BadHostExpression, before it makes more than `most` names.
 
     >>> expand("dgx[01-03,7],login")
@@ -30,8 +29,8 @@ def expand(expression: str, most: int = MOST_NODES, most_characters: int = MOST_
         raise BadHostExpression(f"The expression has more than {most_characters:,} characters.")
     names: dict[str, None] = {}
     for part in _parts(text):
-        if part.count("[") > MOST_BRACKETS:  # each is one more level of recursion
-            raise BadHostExpression(f"{part!r:.80} has more than {MOST_BRACKETS} pairs of brackets.")
+        if part.count("[") > MAX_BRACKETS_PER_NAME:  # each is one more level of recursion
+            raise BadHostExpression(f"{part!r:.80} has more than {MAX_BRACKETS_PER_NAME} pairs of brackets.")
         for number, name in enumerate(_expand(part, most)):
             if not _NAME.fullmatch(name):
                 raise BadHostExpression(f"{part.strip()!r:.80} is not the name of a node.")

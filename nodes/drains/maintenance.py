@@ -1,8 +1,8 @@
 """Plan maintenance, and drain and undrain its nodes at its times.
 
 Where the scheduler reserves the nodes (`nodes.drains.reservations`), nothing is drained: it starts no job that would
-overlap. Else Vigil drains at the start what nobody has drained, and undrains at the end what it drained itself, while
-its reason stands. Two windows may overlap: a node that another open window wants passes on to that one.
+overlap. Otherwise Vigil drains the nodes at the start, and at the end undrains those that it drained, unless somebody
+changed the reason. Two windows may overlap: a node that another open window wants passes on to that one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 LONGEST = timedelta(days=31)
 FARTHEST = timedelta(days=366)
-MOST_STANDING = 100
+MAX_STANDING = 100
 REPEAT_FOR = timedelta(days=1)
 """How long after a window's end Vigil repeats an order to return a node that failed."""
-MOST_REPEATED = 100
+MAX_REPEATED = 100
 State = MaintenanceWindow.WindowState
 
 
@@ -53,8 +53,8 @@ def plan(
     """Plan a window. Raises BadWindow, BadHostExpression and UnknownNodes."""
     now = timezone.now()
     reason = " ".join(reason.split())
-    if not reason or len(reason) > MaintenanceWindow.MOST_REASON or not reason.isprintable():
-        raise BadWindow("reason", f"Give a reason of at most {MaintenanceWindow.MOST_REASON} characters.")
+    if not reason or len(reason) > MaintenanceWindow.MAX_REASON or not reason.isprintable():
+        raise BadWindow("reason", f"Give a reason of at most {MaintenanceWindow.MAX_REASON} characters.")
     if ends_at <= max(now, starts_at):
         raise BadWindow("ends_at", "The end must lie after the beginning, and in the future.")
     if ends_at - max(starts_at, now) > LONGEST:
@@ -66,8 +66,8 @@ def plan(
     nodes = [node.name for node in bulk.find_nodes(expression)]
     with transaction.atomic():
         HealthControl.locked()
-        if MaintenanceWindow.objects.standing().count() >= MOST_STANDING:
-            raise BadWindow("nodes", f"{MOST_STANDING} windows are planned already. Cancel one first.")
+        if MaintenanceWindow.objects.standing().count() >= MAX_STANDING:
+            raise BadWindow("nodes", f"{MAX_STANDING} windows are planned already. Cancel one first.")
         window = MaintenanceWindow.objects.create(
             expression=expression.strip(), nodes=nodes, reason=reason, starts_at=starts_at, ends_at=ends_at,
             wants_reservation=wants_reservation, planned_by=user,
@@ -121,13 +121,13 @@ def _drain_missing(window: MaintenanceWindow) -> None:
     """
     _begin(window)
     settled = _settled(window, window.nodes)
-    missing = [name for name in _in_service(window.nodes) if name not in settled]
-    for some in _parts(missing):
+    in_service = [name for name in _in_service(window.nodes) if name not in settled]
+    for names in _batches(in_service):
         with transaction.atomic():
             HealthControl.locked()
             if not MaintenanceWindow.objects.filter(pk=window.pk, state=State.ACTIVE).exists():
                 return  # cancelled meanwhile
-            _drain(window, some)
+            _drain(window, names)
 
 
 def _drain(window: MaintenanceWindow, names: Sequence[str]) -> None:
@@ -192,19 +192,21 @@ def _return_nodes(window: MaintenanceWindow, now: datetime) -> list[str]:
     worker that is killed in between leaves the rest to the next one.
     """
     still_drained: list[str] = []
-    for some in _parts(window.nodes):
+    for names in _batches(window.nodes):
         with transaction.atomic():
             HealthControl.locked()
             if not MaintenanceWindow.objects.standing().filter(pk=window.pk).exists():
                 return []  # another worker or a person was faster
-            still_drained += _return_some(window, some, now)
+            still_drained += _return_some(window, names, now)
     return still_drained
 
 
 def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime) -> list[str]:
     findings = HealthEntry.objects.open().filter(node__in=names, action__in=OUT_OF_SERVICE)
     broken = set(findings.values_list("node", flat=True))
-    others = list(MaintenanceWindow.objects.open_at(now).filter(reservation="").exclude(pk=window.pk).order_by("pk"))
+    other_windows = list(
+        MaintenanceWindow.objects.open_at(now).filter(reservation="").exclude(pk=window.pk).order_by("pk")
+    )
     drained = NodeOrder.objects.filter(node__in=names, rule=window.requester).values_list("node", flat=True)
     still_drained: list[str] = []
     for name in sorted(set(drained)):
@@ -215,13 +217,13 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
         waiting.update(state=NodeOrder.State.REFUSED, outcome="The maintenance is over.", ended_at=now)
         if not _is_drained_by(window, node):
             continue
-        heir = next((other for other in others if name in other.nodes), None)
-        if heir is None and name in broken:
+        next_window = next((other for other in other_windows if name in other.nodes), None)
+        if next_window is None and name in broken:
             still_drained.append(name)
             continue
-        action = NodeOrder.Action.UNDRAIN if heir is None else NodeOrder.Action.DRAIN
-        reason = "" if heir is None else f"[node] {heir.reason}"
-        rule = window.requester if heir is None else heir.requester
+        action = NodeOrder.Action.UNDRAIN if next_window is None else NodeOrder.Action.DRAIN
+        reason = "" if next_window is None else f"[node] {next_window.reason}"
+        rule = window.requester if next_window is None else next_window.requester
         try:
             drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)
         except drain.NotOrdered as error:
@@ -247,14 +249,14 @@ def _repeat_returns(now: datetime) -> None:
         state=NodeOrder.State.REFUSED, ended_at__lt=now - drain.GIVE_UP,
     )  # fmt: skip
     nodes: defaultdict[str, list[str]] = defaultdict(list)
-    for rule, node in failed.order_by("asked_at").values_list("rule", "node")[:MOST_REPEATED]:
+    for rule, node in failed.order_by("asked_at").values_list("rule", "node")[:MAX_REPEATED]:
         nodes[rule].append(node)
     numbers = [number for rule in nodes if (number := rule.removeprefix("maintenance-")).isdecimal()]
     for window in MaintenanceWindow.objects.filter(pk__in=numbers, ended_at__gt=now - REPEAT_FOR):
-        for some in _parts(nodes[window.requester]):
+        for names in _batches(nodes[window.requester]):
             with transaction.atomic():
                 HealthControl.locked()
-                _return_some(window, some, now)
+                _return_some(window, names, now)
 
 
 def _still_drained_text(names: Sequence[str]) -> str:
@@ -267,7 +269,7 @@ def _in_service(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
+def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield some names at a time, and let other writers go first after each transaction."""
     for start in range(0, len(names), bulk.AT_ONCE):
         began = time.monotonic()

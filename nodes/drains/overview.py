@@ -37,7 +37,7 @@ from nodes.monitoring.site_rules import rules_in_force
 from nodes.scheduling import node_states
 from vigil_core import untrusted
 
-MOST_EVENTS = 2_000
+MAX_EVENTS = 2_000
 UNREACHABLE = frozenset({"down", "no_respond", "not_responding", "unknown"})
 
 
@@ -263,10 +263,10 @@ class _Records:
     def places(self) -> Mapping[int, list[GpuPlace]]:
         found: defaultdict[int, list[GpuPlace]] = defaultdict(list)
         agents = [agent.pk for agent in self.agents.values()]
-        for place in GpuPlace.objects.filter(agent__in=agents, since__gt=self.since)[:MOST_EVENTS]:
+        for place in GpuPlace.objects.filter(agent__in=agents, since__gt=self.since)[:MAX_EVENTS]:
             found[place.agent_id].append(place)
         for place in GpuPlace.objects.filter(agent__in=agents, since__lte=self.since, until__gt=self.since)[
-            :MOST_EVENTS
+            :MAX_EVENTS
         ]:
             found[place.agent_id].append(place)
         return found

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from vigil_core.untrusted import line
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 AUTOMATIC_USERS = frozenset({"", "root", "slurm"})
 """Users whom Slurm names for what nobody ordered; also people with sudo."""
 _REQUESTER = re.compile(r" \(vigil: ([^()]+)\)\Z")
@@ -130,7 +130,7 @@ def read_reason(reason: str, set_by: str = "", rules: Container[str] = frozenset
     >>> read_reason("NHC: check_fs_mount:  /scratch not mounted", "root").holder
     <DrainHolder.NHC: 'nhc'>
     """
-    text, requester = _without_requester(_STAMP.sub("", line(reason, MOST_CHARACTERS).strip()))
+    text, requester = _without_requester(_STAMP.sub("", line(reason, MAX_CHARACTERS).strip()))
     tag = _TAG.match(text)
     about = tag[1].lower() if tag else ""
     holder, cause = _automatic_holder(text, requester or set_by, rules)

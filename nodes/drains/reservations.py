@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 AGAIN = timedelta(seconds=30)
 BUDGET_S = 2.0  # per tick
-MOST_AT_ONCE = 5
+MAX_AT_ONCE = 5
 AT_THE_END = timedelta(minutes=1)
 """The scheduler drops a reservation at its end, by its own clock."""
 State = MaintenanceWindow.WindowState
@@ -36,7 +36,7 @@ def carry_out(scheduler: Scheduler) -> None:
     wanted = Q(state__in=(State.PLANNED, State.ACTIVE), wants_reservation=True, reservation="")
     is_tried = ~Q(reservation="") | Q(wants_reservation=True, tried_at__isnull=False)
     unwanted = Q(state__in=(State.ENDED, State.CANCELLED)) & is_tried
-    windows = MaintenanceWindow.objects.filter(due, wanted | unwanted).order_by("pk")[:MOST_AT_ONCE]
+    windows = MaintenanceWindow.objects.filter(due, wanted | unwanted).order_by("pk")[:MAX_AT_ONCE]
     for number, window in enumerate(windows):
         if number and time.monotonic() > until:
             return

@@ -40,8 +40,8 @@ from portal.models import User
 logger = logging.getLogger(__name__)
 
 RULE, REASON = "spare", "[node] hot spare"
-MOST_SPARES = 200
-MOST_ORDERS = 20
+MAX_SPARES = 200
+MAX_ORDERS = 20
 """In one transaction; what is left is due at the next one, seconds later."""
 HARDWARE = frozenset(
     {
@@ -62,8 +62,8 @@ def add(user: User, node: Node, partition: str) -> HotSpare:
         raise NotSuitable(f"{node.name} is not in the partition {partition}.")
     with transaction.atomic():
         HealthControl.locked()
-        if HotSpare.objects.count() >= MOST_SPARES:
-            raise NotSuitable(f"There are {MOST_SPARES} spares already.")
+        if HotSpare.objects.count() >= MAX_SPARES:
+            raise NotSuitable(f"There are {MAX_SPARES} spares already.")
         if HotSpare.objects.filter(node=node.name).exists():
             raise NotSuitable(f"{node.name} is a spare already.")
         spare = HotSpare.objects.create(node=node.name, partition=partition, added_by=user)
@@ -98,7 +98,7 @@ def remove(user: User, spare: HotSpare) -> None:
             drain.request_order(user, node, NodeOrder.Action.UNDRAIN, replaces=node.reason)
 
 
-def keep(now: datetime | None = None) -> None:
+def advance(now: datetime | None = None) -> None:
     """Drain spares that are in service, exchange one for a node that failed, take back what was repaired."""
     if not HotSpare.objects.exists():
         return
@@ -112,7 +112,7 @@ def keep(now: datetime | None = None) -> None:
                 _change(spare, State.STANDBY, "", now)
             elif spare.state == State.SERVING and spare.replaces:
                 _take_back(spare, nodes, now)
-            elif spare.node in nodes and nodes[spare.node].is_in_service and ordered < MOST_ORDERS:
+            elif spare.node in nodes and nodes[spare.node].is_in_service and ordered < MAX_ORDERS:
                 ordered += _keep_drained(spare, nodes[spare.node], now)
     with transaction.atomic():  # of its own: each locks nodes in the order of their names
         control = HealthControl.locked()
@@ -156,10 +156,10 @@ def _take_back(spare: HotSpare, nodes: dict[str, Node], now: datetime) -> None:
         note(None, "spare not in service", spare.node, f"{repaired.name} is in service again.")
         _change(spare, State.STANDBY, "", now)
         return
-    own = HotSpare.objects.filter(node=repaired.name)
-    if own.exclude(state=State.SERVING, replaces="").exists():
+    existing = HotSpare.objects.filter(node=repaired.name)
+    if existing.exclude(state=State.SERVING, replaces="").exists():
         return
-    own.delete()  # a person had undrained it, then it failed
+    existing.delete()  # a person had undrained it, then it failed
     note(None, "spare changed", repaired.name, f"It is in service again and stands by for {spare.node}.")
     spare.node = repaired.name
     _change(spare, State.STANDBY, "", now)
@@ -181,13 +181,13 @@ def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> 
     recent = NodeOrder.objects.filter(
         rule=RULE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
     ).count()
-    room = limits.hourly_limit(len(nodes)) - recent
+    remaining = limits.hourly_limit(len(nodes)) - recent
     failed = [name for name in sorted(_failed(nodes)) if name not in placed | in_maintenance.keys()]
     ready = [spare for spare in _ready(spares, nodes) if spare.node not in in_maintenance] if failed else []
     places: dict[str, str] = {}
     for name in failed:
         spare = next((spare for spare in ready if spare.partition in nodes[name].partitions), None)
-        if spare is not None and len(places) < room:
+        if spare is not None and len(places) < remaining:
             ready.remove(spare)
             places[spare.node] = name
     for spare in spares:

@@ -12,7 +12,7 @@ from vigil_core import formatting
 
 
 class ReasonStanding(StrEnum):
-    """Whether a reason is still true."""
+    """Tells whether the reason of a drain is still true."""
 
     STANDS = "stands"
     OVER = "over"
@@ -21,7 +21,7 @@ class ReasonStanding(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DrainEvidence:
-    """What was reported about a node since it was drained. None: nobody reports it."""
+    """Contains what was reported about a node since it was drained. None: nobody reports it."""
 
     since: datetime | None
     has_jobs: bool
@@ -49,7 +49,7 @@ class DrainEvidence:
 
 @dataclass(frozen=True)
 class ReasonJudgement:
-    """Whether the reason still stands, with the facts that speak for and against it."""
+    """Tells whether the reason is still true, with the facts for and against it."""
 
     standing: ReasonStanding
     facts: tuple[str, ...]

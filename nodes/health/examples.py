@@ -11,12 +11,12 @@ _SUBJECT = Subject("example")
 
 def fires(rule: Rule, example: Example) -> bool:
     """Return whether the rule opens a finding somewhere on the example's history."""
-    finding, opened = RuleProgress(), False
+    progress, opened = RuleProgress(), False
     for at, signal, fields in sorted(example.steps, key=lambda step: step[0]):
-        if finding.state == "cleared":
-            finding = finding.successor()
-        engine.observe(rule, finding, Observation(signal, _SUBJECT, at, fields))
-        opened = opened or finding.opened_at is not None
+        if progress.state == "cleared":
+            progress = progress.successor()
+        engine.observe(rule, progress, Observation(signal, _SUBJECT, at, fields))
+        opened = opened or progress.opened_at is not None
     return opened
 
 

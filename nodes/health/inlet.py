@@ -23,22 +23,22 @@ STEADY_W = 25.0
 STEADY_C = 1.5
 STEADY_S = 200.0
 """Two readings at most so far apart, with so little change, mean a steady state."""
-LEAST_JOINED, MOST_JOINED = 3, 8
-"""Steady readings that are averaged: GPUs report whole degrees."""
-LEAST_RISE_W = 150.0
+MIN_JOINED, MAX_JOINED = 3, 8
+"""How many steady readings are averaged: GPUs report whole degrees."""
+MIN_RISE_W = 150.0
 """A pair of levels must differ by this much power."""
 PAIR_S = 3_600.0
-MOST_PAIRS = 15
-LEAST_PAIRS = 5
-"""Pairs of all GPUs of a model before its resistance is known."""
+MAX_PAIRS = 15
+MIN_PAIRS = 5
+"""How many pairs of all GPUs of a model are needed before its resistance is known."""
 PLAUSIBLE = (0.005, 0.3)  # °C per W
-LEAST_GPUS = 2
-"""Steady GPUs of a node, if it has so many, before its inlet is estimated."""
-LEAST_MEASURING = 3
-"""Nodes of a model that measure their inlet before its estimates are corrected: one BMC may be broken."""
-LEAST_SHARE = 0.5
-"""Of a rack's nodes, before the rack is compared with others."""
-NEIGHBOURS, LEAST_NEIGHBOURS = 2, 2
+MIN_GPUS = 2
+"""How many GPUs of a node must be steady, if it has so many, before its inlet is estimated."""
+MIN_MEASURING = 3
+"""How many nodes of a model must measure their inlet before its estimates are corrected: one BMC may be broken."""
+MIN_SHARE = 0.5
+"""The share of a rack's nodes that must be known before the rack is compared with others."""
+NEIGHBOURS, MIN_NEIGHBOURS = 2, 2
 """Racks on either side with which a rack is compared, and how many of them must be known."""
 
 
@@ -52,8 +52,8 @@ class ThermalReading:
     count: int = 1
 
     def joined_by(self, other: ThermalReading) -> ThermalReading:
-        """Return the mean with one more reading; older ones fade beyond MOST_JOINED."""
-        count = min(self.count, MOST_JOINED - 1)
+        """Return the mean with one more reading; older ones fade beyond MAX_JOINED."""
+        count = min(self.count, MAX_JOINED - 1)
         celsius = (self.celsius * count + other.celsius) / (count + 1)
         watts = (self.watts * count + other.watts) / (count + 1)
         return ThermalReading(other.at, celsius, watts, self.count + 1)
@@ -61,7 +61,7 @@ class ThermalReading:
 
 @dataclass
 class GpuThermals:
-    """What is learnt about one GPU: its newest reading, the level of power it is at, the one before, and its pairs."""
+    """Remembers of one GPU its newest reading, the level of power it is at, the one before, and its pairs."""
 
     last: ThermalReading | None = None
     level: ThermalReading | None = None
@@ -85,7 +85,7 @@ class GpuThermals:
             self.level, self.before = reading, level
             return
         self.level = level.joined_by(reading)
-        if self.level.count == LEAST_JOINED and self.before is not None:  # once for each change of load
+        if self.level.count == MIN_JOINED and self.before is not None:  # once for each change of load
             self._pair(self.before, self.level)
 
     def as_payload(self) -> list[Any]:
@@ -100,7 +100,7 @@ class GpuThermals:
             return cls()
         try:
             last, level, before = (_stored_reading(values) if values else None for values in payload[:3])
-            return cls(last, level, before, payload[3] is True, [float(pair) for pair in payload[4]][-MOST_PAIRS:])
+            return cls(last, level, before, payload[3] is True, [float(pair) for pair in payload[4]][-MAX_PAIRS:])
         except (OverflowError, TypeError, ValueError):
             return cls()
 
@@ -110,11 +110,11 @@ class GpuThermals:
 
     def _pair(self, first: ThermalReading, second: ThermalReading) -> None:
         watts = second.watts - first.watts
-        if abs(watts) < LEAST_RISE_W or second.at - first.at > PAIR_S or first.count < LEAST_JOINED:
+        if abs(watts) < MIN_RISE_W or second.at - first.at > PAIR_S or first.count < MIN_JOINED:
             return
         resistance = (second.celsius - first.celsius) / watts
         if PLAUSIBLE[0] <= resistance <= PLAUSIBLE[1]:
-            self.pairs = [*self.pairs, resistance][-MOST_PAIRS:]
+            self.pairs = [*self.pairs, resistance][-MAX_PAIRS:]
 
 
 def _stored_reading(values: Any) -> ThermalReading:
@@ -130,7 +130,7 @@ def resistances(gpus: Iterable[tuple[str, GpuThermals]]) -> dict[str, float]:
         if thermals.pairs:
             by_model[model].append(median(thermals.pairs))
             counts[model] += len(thermals.pairs)
-    return {model: median(values) for model, values in by_model.items() if counts[model] >= LEAST_PAIRS}
+    return {model: median(values) for model, values in by_model.items() if counts[model] >= MIN_PAIRS}
 
 
 def node_inlet(gpus: Sequence[tuple[str, GpuThermals]], resistance: Mapping[str, float]) -> float | None:
@@ -141,11 +141,11 @@ def node_inlet(gpus: Sequence[tuple[str, GpuThermals]], resistance: Mapping[str,
     found = []
     for model, thermals in gpus:
         level = thermals.level
-        if level is None or not thermals.is_steady or level.count < LEAST_JOINED or model not in resistance:
+        if level is None or not thermals.is_steady or level.count < MIN_JOINED or model not in resistance:
             continue
-        gpu_resistance = median(thermals.pairs) if len(thermals.pairs) >= LEAST_PAIRS else resistance[model]
+        gpu_resistance = median(thermals.pairs) if len(thermals.pairs) >= MIN_PAIRS else resistance[model]
         found.append(level.celsius - gpu_resistance * level.watts)
-    return median(found) if found and len(found) >= min(LEAST_GPUS, len(gpus)) else None
+    return median(found) if found and len(found) >= min(MIN_GPUS, len(gpus)) else None
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _offsets(nodes: Iterable[NodeInlet]) -> dict[str, float]:
     for node in nodes:
         if node.estimated_c is not None and node.measured_c is not None:
             both[node.model].append(node.estimated_c - node.measured_c)
-    return {model: median(values) for model, values in both.items() if len(values) >= LEAST_MEASURING}
+    return {model: median(values) for model, values in both.items() if len(values) >= MIN_MEASURING}
 
 
 def _scales(nodes: Iterable[NodeInlet], offsets: Mapping[str, float]) -> Scales:
@@ -224,7 +224,7 @@ def _comparable(nodes: Sequence[NodeInlet], scales: Scales) -> Scales:
     return {
         scale: values
         for scale, values in scales.items()
-        if len(values) >= LEAST_SHARE * (total if scale == MEASURED else models[scale])
+        if len(values) >= MIN_SHARE * (total if scale == MEASURED else models[scale])
     }
 
 
@@ -238,6 +238,6 @@ def _above(rack: Scales, neighbours: Sequence[Scales]) -> float | None:
     above: list[float] = []
     for scale, values in rack.items():
         others = [median(other[scale]) for other in neighbours if scale in other]
-        if len(others) >= LEAST_NEIGHBOURS:
+        if len(others) >= MIN_NEIGHBOURS:
             above += [median(values) - median(others)] * len(values)
     return round(median(above), 2) if above else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 HOUR_S = 3_600.0
 HOURLY_SHARE = 0.05
 PARTITION_SHARE = 0.20
-LEAST_NODES = math.ceil(1 / PARTITION_SHARE)
+MIN_NODES = math.ceil(1 / PARTITION_SHARE)
 """Nodes of a partition from which on one of them may be drained automatically."""
 BREAKER_NODES = 3
 BREAKER_SHARE = 0.10
@@ -75,7 +75,7 @@ def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, 
         if not limit:
             return (
                 f"{name} has {len(members)} node{'s' * (len(members) != 1)}. Vigil drains by itself only where a"
-                f" partition has {LEAST_NODES} or more: 20 % of fewer is less than one. Approve the drain to take it"
+                f" partition has {MIN_NODES} or more: 20 % of fewer is less than one. Approve the drain to take it"
                 " out."
             )
         if len(out | {node}) > limit:

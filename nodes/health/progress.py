@@ -10,9 +10,9 @@ from nodes.health.rules.condition import FieldValue
 
 State = Literal["none", "watching", "open", "cleared"]
 
-MOST_OCCURRENCES = 1_000
-"""Of one trigger; older ones are dropped. A rule needs at most as many (`rule.MOST_COUNT`)."""
-MOST_OPENINGS = 50
+MAX_OCCURRENCES_PER_TRIGGER = 1_000
+"""Older ones are dropped. A rule needs at most as many (`rule.MAX_COUNT`)."""
+MAX_OPENINGS = 50
 
 
 class UnreadableProgress(ValueError):
@@ -74,7 +74,7 @@ class RuleProgress:
         return self.state in ("watching", "open")
 
     def as_payload(self) -> dict[str, Any]:
-        """Return the finding as JSON values."""
+        """Return the progress as JSON values."""
         values = {name: getattr(self, name) for name in _PLAIN if getattr(self, name) is not None}
         values["occurrences"] = [
             [number, occurrence.at, occurrence.count, occurrence.values]
@@ -85,18 +85,18 @@ class RuleProgress:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> RuleProgress:
-        """Return the finding of `as_payload`. Raises UnreadableProgress for anything else."""
+        """Return the progress of `as_payload`. Raises UnreadableProgress for anything else."""
         try:
-            finding = cls(**{name: payload[name] for name in _PLAIN if name in payload})
+            progress = cls(**{name: payload[name] for name in _PLAIN if name in payload})
             for number, at, count, values in payload.get("occurrences", ()):
-                finding.occurrences.setdefault(number, []).append(Occurrence(at, count, values))
-            finding.holding = dict(payload.get("holding", ()))
+                progress.occurrences.setdefault(number, []).append(Occurrence(at, count, values))
+            progress.holding = dict(payload.get("holding", ()))
         except (AttributeError, TypeError, ValueError) as error:
             raise UnreadableProgress(str(error)) from None
-        if not finding._is_readable():
+        if not progress._is_readable():
             raise UnreadableProgress("a value has another type than expected")
-        finding._add_reading()
-        return finding
+        progress._add_reading()
+        return progress
 
     def _add_reading(self) -> None:
         """Add when states were last read, if the entry was stored before that was noted: not before its last change."""
@@ -117,8 +117,8 @@ class RuleProgress:
         )
 
     def successor(self) -> RuleProgress:
-        """Return the finding that follows when something new happens after this one was cleared."""
-        return RuleProgress(cleared_at=self.cleared_at, openings=self.openings[-MOST_OPENINGS:])
+        """Return the progress that follows when something new happens after this one was cleared."""
+        return RuleProgress(cleared_at=self.cleared_at, openings=self.openings[-MAX_OPENINGS:])
 
 
 _MOMENTS = ("first_seen", "last_seen", "good_since", "read_at", "repaired_at", "opened_at", "cleared_at")

@@ -68,7 +68,7 @@ def replay_readings(
     position = 0
     for repair in (*repairs, None):
         end = len(readings.at) if repair is None else int(readings.at.searchsorted(repair.at, "right"))
-        while (position := min(end, choice.next(history.finding, position, end))) < end:
+        while (position := min(end, choice.next(history.progress, position, end))) < end:
             yield from history.follow(readings.observation(position))
             position += 1
         if repair is not None:
@@ -104,42 +104,42 @@ class _Choice:
         self.rule, self.readings, self.until = rule, readings, until
         self.number = len(readings.at)
 
-    def next(self, finding: RuleProgress, position: int, end: int) -> int:
+    def next(self, progress: RuleProgress, position: int, end: int) -> int:
         """Return the first reading that matters from `position` on; `end` or more: none before `end` does."""
         if position >= end:
             return end
-        if finding.state == "open":
-            return self._while_open(finding, position, end)
-        return self._while_watching(finding, position) if finding.holding else self._opening(position)
+        if progress.state == "open":
+            return self._while_open(progress, position, end)
+        return self._while_watching(progress, position) if progress.holding else self._opening(position)
 
     def _opening(self, position: int) -> int:
         return min((stretches.next(position) for stretches in self._holding), default=self.number)
 
-    def _while_watching(self, finding: RuleProgress, position: int) -> int:
-        due = min(since + self.rule.triggers[number].for_s for number, since in finding.holding.items())
+    def _while_watching(self, progress: RuleProgress, position: int) -> int:
+        due = min(since + self.rule.triggers[number].for_s for number, since in progress.holding.items())
         opening = int(self.readings.at.searchsorted(due))
         # The reading before it opens is what is shown as observed.
         return min(_first(self._changes, position, self.number), max(position, opening - 1))
 
-    def _while_open(self, finding: RuleProgress, position: int, end: int) -> int:
+    def _while_open(self, progress: RuleProgress, position: int, end: int) -> int:
         ending = self.rule.clearing.ending
         if self.rule.needs_burn_in or ending in ("burn-in", "person"):
             return self.number
         if ending == "recovered":
-            if finding.good_since is not None:
+            if progress.good_since is not None:
                 return _first(self._not_good, position, self.number)
             return self._good.next(position)
-        return self._around_repair(finding, position, end)
+        return self._around_repair(progress, position, end)
 
-    def _around_repair(self, finding: RuleProgress, position: int, end: int) -> int:
+    def _around_repair(self, progress: RuleProgress, position: int, end: int) -> int:
         """Return what decides whether a repair helped: the last reading before it that holds, and the first after."""
-        if finding.holding and not self._any[position]:
+        if progress.holding and not self._any[position]:
             return position
         found = int(self._places.searchsorted(position))
         last = int(self._places.searchsorted(end)) - 1
         if found > last:
             return end
-        return int(self._places[found if finding.repaired_at is not None else last])
+        return int(self._places[found if progress.repaired_at is not None else last])
 
     @cached_property
     def _holding(self) -> list[_Stretches]:

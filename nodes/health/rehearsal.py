@@ -24,7 +24,7 @@ TICK_S = 5.0
 
 @dataclass(frozen=True)
 class RehearsedDecision:
-    """What would have become of a finding; `held_back` says why Vigil would not have drained the node by itself."""
+    """Describes what Vigil would have done about a finding; `held_back` says why it would not have drained the node."""
 
     outcome: Outcome
     held_back: str = ""

@@ -51,7 +51,7 @@ class SubjectHistory:
 
     def __init__(self, rule: Rule, subject: Subject) -> None:
         self.rule, self.subject = rule, subject
-        self.finding = RuleProgress()
+        self.progress = RuleProgress()
         self.newest: Observation | None = None
         self.opening: tuple[Severity, Action, Observation | None] | None = None
 
@@ -59,35 +59,35 @@ class SubjectHistory:
         """Let time pass until the step, and take it; yield the finding that was over by then."""
         yield from self._advance(step.at)
         if isinstance(step, RepairStep):
-            engine.repair(self.rule, self.finding, step.kind, step.at)
+            engine.repair(self.rule, self.progress, step.kind, step.at)
         else:
             self._observe(step)
 
     def end(self, until: float) -> Iterator[ReplayedEntry]:
         """Let time pass until the end; yield a finding that was over by then, and one that is still open."""
         yield from self._advance(until)
-        if self.finding.state == "open":
+        if self.progress.state == "open":
             yield self._entry(None)
 
     def _advance(self, now: float) -> Iterator[ReplayedEntry]:
-        engine.advance(self.rule, self.finding, now)
+        engine.advance(self.rule, self.progress, now)
         self._note_opening()
-        if self.finding.state == "cleared":
-            yield self._entry(self.finding.cleared_at)
-            self.finding, self.opening = self.finding.successor(), None
+        if self.progress.state == "cleared":
+            yield self._entry(self.progress.cleared_at)
+            self.progress, self.opening = self.progress.successor(), None
 
     def _observe(self, observation: Observation) -> None:
         if any(trigger.matches(observation.signal, observation.fields) for trigger in self.rule.triggers):
             self.newest = observation
-        engine.observe(self.rule, self.finding, observation)
+        engine.observe(self.rule, self.progress, observation)
         self._note_opening()
 
     def _note_opening(self) -> None:
-        if self.opening is None and self.finding.opened_at is not None:
-            self.opening = (*engine.effective(self.rule, self.finding), self.newest)
+        if self.opening is None and self.progress.opened_at is not None:
+            self.opening = (*engine.effective(self.rule, self.progress), self.newest)
 
     def _entry(self, cleared_at: float | None) -> ReplayedEntry:
         assert self.opening is not None
         severity, action, observed = self.opening
-        opened_at = self.finding.opened_at or 0.0
-        return ReplayedEntry(self.subject, opened_at, cleared_at, severity, action, self.finding.count, observed)
+        opened_at = self.progress.opened_at or 0.0
+        return ReplayedEntry(self.subject, opened_at, cleared_at, severity, action, self.progress.count, observed)

@@ -14,7 +14,7 @@ from functools import cached_property
 from nodes.inventory.minimums import MinimumVersion, MinimumVersions
 from nodes.inventory.software import TITLES, NodeSoftware, Software
 
-LEAST_PEERS = 3
+MIN_PEERS = 3
 """Nodes whose versions are compared; within a node, GPUs or adapters."""
 MAJORITY = 0.6
 UsualVersions = Mapping[tuple[tuple[str, str], Software], str]
@@ -105,7 +105,7 @@ class Inventory:
     def alone(self) -> list[str]:
         """Return the nodes that have too few peers to be compared with."""
         numbers = Counter(node.peers for node in self.nodes)
-        return [node.node for node in self.nodes if numbers[node.peers] < LEAST_PEERS]
+        return [node.node for node in self.nodes if numbers[node.peers] < MIN_PEERS]
 
     @cached_property
     def groups(self) -> list[SoftwareGroup]:
@@ -135,14 +135,14 @@ def usual_versions(nodes: Iterable[NodeSoftware]) -> UsualVersions:
         for software, installed in node.versions.items():
             votes[node.peers, software].append(majority(installed))
     return {
-        key: usual for key, versions in votes.items() if len(versions) >= LEAST_PEERS and (usual := majority(versions))
+        key: usual for key, versions in votes.items() if len(versions) >= MIN_PEERS and (usual := majority(versions))
     }
 
 
 def expected_version(node: NodeSoftware, software: Software, usual: UsualVersions) -> str:
     """Return the version that the node should have: its peers' or, without, that of most of its GPUs or adapters."""
     installed = node.versions[software]
-    return usual.get((node.peers, software), "") or (majority(installed) if len(installed) >= LEAST_PEERS else "")
+    return usual.get((node.peers, software), "") or (majority(installed) if len(installed) >= MIN_PEERS else "")
 
 
 def node_findings(node: NodeSoftware, usual: UsualVersions, minimum_versions: MinimumVersions) -> list[VersionFinding]:

@@ -20,10 +20,10 @@ from vigil_core import bounded
 from vigil_core.bounded import Bounds
 
 SHIPPED = Path(__file__).with_name("minimums.toml")
-MOST_BYTES = 256 * 1024
-MOST_MINIMUMS = 200
-MOST_MODELS = 20
-MOST_ANSWERS = 20_000
+MAX_BYTES = 256 * 1024
+MAX_MINIMUMS = 200
+MAX_MODELS = 20
+MAX_ANSWERS = 20_000
 BOUNDS = Bounds(depth=4, items=5_000)
 _LONGEST = {"software": 32, "version": 64, "branch": 32, "why": 500, "source": 500}
 _REQUIRED = ("software", "version", "why", "source")
@@ -80,7 +80,7 @@ class MinimumVersions:
         """Return the highest minimum that the version is below; None if it is below none."""
         key = (software, model, version)
         if key not in self._answers:
-            if len(self._answers) >= MOST_ANSWERS:
+            if len(self._answers) >= MAX_ANSWERS:
                 self._answers.clear()
             self._answers[key] = self._highest(*key)
         return self._answers[key]
@@ -89,7 +89,7 @@ class MinimumVersions:
         """Return whether a minimum is about the version's branch, or none about any branch of the software."""
         key = (software, model, version)
         if key not in self._judged:
-            if len(self._judged) >= MOST_ANSWERS:
+            if len(self._judged) >= MAX_ANSWERS:
                 self._judged.clear()
             self._judged[key] = self._has_branch(*key)
         return self._judged[key]
@@ -118,9 +118,9 @@ def shipped_minimums() -> tuple[MinimumVersion, ...]:
 def read_site_file(path: Path) -> tuple[MinimumVersion, ...]:
     """Return a site's own minimum versions. Raises BadMinimum and OSError."""
     with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise BadMinimum(f"the file is larger than {MOST_BYTES // 1024} KiB")
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise BadMinimum(f"the file is larger than {MAX_BYTES // 1024} KiB")
     try:
         text = raw.decode()
     except UnicodeDecodeError:
@@ -145,8 +145,8 @@ def parse_minimums(text: str, *, is_site: bool = False) -> tuple[MinimumVersion,
         raise BadMinimum(f"unknown key {sorted(raw)[0]!r:.40}; a file has tables [[minimum]] only")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMinimum("a minimum must be a table: [[minimum]]")
-    if len(tables) > MOST_MINIMUMS:
-        raise BadMinimum(f"more than {MOST_MINIMUMS} minimums")
+    if len(tables) > MAX_MINIMUMS:
+        raise BadMinimum(f"more than {MAX_MINIMUMS} minimums")
     return tuple(_minimum(table, number, is_site) for number, table in enumerate(tables, 1))
 
 
@@ -164,10 +164,10 @@ def _minimum(table: dict[str, Any], number: int, is_site: bool) -> MinimumVersio
     models = table.get("models", [])
     if (
         not isinstance(models, list)
-        or len(models) > MOST_MODELS
+        or len(models) > MAX_MODELS
         or not all(isinstance(model, str) and 0 < len(model) <= 64 for model in models)
     ):
-        raise BadMinimum(f"{where}: models must be a list of at most {MOST_MODELS} texts")
+        raise BadMinimum(f"{where}: models must be a list of at most {MAX_MODELS} texts")
     software = table["software"]
     if software not in TITLES or software in UNORDERED:
         names = ", ".join(name for name in TITLES if name not in UNORDERED)

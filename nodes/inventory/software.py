@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vigil_core import untrusted
 
-MOST_GPUS, MOST_ADAPTERS = 64, 32
+MAX_GPUS, MAX_ADAPTERS = 64, 32
 LONGEST_VERSION, LONGEST_MODEL = 128, 128
 TITLES: Mapping[str, str] = {
     "driver": "NVIDIA driver",
@@ -65,7 +65,7 @@ def read_facts(node: str, partition: str, facts: Mapping[str, Any]) -> NodeSoftw
     for software, version in _reported(facts):
         if version:
             found.setdefault(software, []).append(version)
-    models = Counter(untrusted.line(gpu.get("name"), LONGEST_MODEL) for gpu in _rows(facts, "gpus", MOST_GPUS))
+    models = Counter(untrusted.line(gpu.get("name"), LONGEST_MODEL) for gpu in _rows(facts, "gpus", MAX_GPUS))
     model = models.most_common(1)[0][0] if models else ""
     return NodeSoftware(node, partition, model, {software: tuple(versions) for software, versions in found.items()})
 
@@ -73,11 +73,11 @@ def read_facts(node: str, partition: str, facts: Mapping[str, Any]) -> NodeSoftw
 def _reported(facts: Mapping[str, Any]) -> Iterator[tuple[Software, str]]:
     for name in _OF_NODE:
         yield Software(name), untrusted.line(facts.get(name), LONGEST_VERSION)
-    for gpu in _rows(facts, "gpus", MOST_GPUS):
+    for gpu in _rows(facts, "gpus", MAX_GPUS):
         model = untrusted.line(gpu.get("name"), LONGEST_MODEL)
         for name in ("vbios", "inforom"):
             yield Software(name, model), untrusted.line(gpu.get(name), LONGEST_VERSION)
-    for adapter in _rows(facts, "adapters", MOST_ADAPTERS):
+    for adapter in _rows(facts, "adapters", MAX_ADAPTERS):
         board = untrusted.line(adapter.get("board"), LONGEST_MODEL)
         yield Software("hca", board), untrusted.line(adapter.get("firmware"), LONGEST_VERSION)
 

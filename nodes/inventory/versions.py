@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-MOST_PARTS = 8
+MAX_PARTS = 8
 Numbers = tuple[int, ...]
 _DECIMAL = re.compile(r"[0-9]{1,9}")
 _HEXADECIMAL = re.compile(r"[0-9A-Fa-f]{1,8}")
@@ -18,8 +18,8 @@ def version_numbers(text: str, *, is_hexadecimal: bool = False) -> Numbers:
     NVIDIA writes the parts of a VBIOS version in hexadecimal: 96.00.A5.00.01.
     """
     if is_hexadecimal:
-        return tuple(int(part, 16) for part in _HEXADECIMAL.findall(text)[:MOST_PARTS])
-    return tuple(int(part) for part in _DECIMAL.findall(text)[:MOST_PARTS])
+        return tuple(int(part, 16) for part in _HEXADECIMAL.findall(text)[:MAX_PARTS])
+    return tuple(int(part) for part in _DECIMAL.findall(text)[:MAX_PARTS])
 
 
 def is_below(version: Numbers, minimum: Numbers) -> bool:

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import Q
 
 FRESH = timedelta(minutes=15)
-"""Three times as long as from one to the next. Older assessments say nothing: whatever computes them has stopped."""
+"""Three intervals. An older assessment is ignored: its computation has stopped."""
 FRESH_EACH_MINUTE = timedelta(minutes=3)
 EACH_MINUTE = ("rack_inlet",)
 """Signals that are assessed each minute; the others every five (portal.ticks)."""
@@ -17,7 +17,7 @@ EACH_MINUTE = ("rack_inlet",)
 
 class AssessmentQuerySet(models.QuerySet["Assessment"]):
     def fresh(self, now: datetime) -> Self:
-        """Return those that hold now: one alone never fulfils a rule that wants an hour."""
+        """Select assessments that are recent enough to count as the current state."""
         is_slow = ~Q(signal__in=EACH_MINUTE) & Q(assessed_at__gt=now - FRESH)
         return self.filter(is_slow | Q(signal__in=EACH_MINUTE, assessed_at__gt=now - FRESH_EACH_MINUTE))
 

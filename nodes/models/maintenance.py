@@ -27,7 +27,7 @@ class MaintenanceWindow(models.Model):
     `cancelled` windows are over: what the window drained is undrained.
     """
 
-    MOST_REASON = 150
+    MAX_REASON = 150
 
     class WindowState(models.TextChoices):
         PLANNED = "planned"
@@ -37,7 +37,7 @@ class MaintenanceWindow(models.Model):
 
     expression = models.CharField(max_length=2000, help_text="The nodes as they were named: dgx[01-16,20].")
     nodes = models.JSONField(default=list)
-    reason = models.CharField(max_length=MOST_REASON)
+    reason = models.CharField(max_length=MAX_REASON)
     starts_at = models.DateTimeField()
     ends_at = models.DateTimeField()
     state = models.CharField(max_length=16, choices=WindowState.choices, default=WindowState.PLANNED)

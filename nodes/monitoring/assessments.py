@@ -23,7 +23,7 @@ NORMAL_FOR = timedelta(days=7)
 """How long a subject that is normal again is still reported as such, so that findings about it clear."""
 MOST = 2_000
 """Subjects of one signal."""
-MOST_VALUE = 1e15
+MAX_VALUE = 1e15
 
 
 def replace(
@@ -69,6 +69,6 @@ def observations(now: datetime) -> Iterator[Observation]:
 
 def _is_readable(fields: object) -> bool:
     return isinstance(fields, dict) and all(
-        value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < MOST_VALUE)
+        value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < MAX_VALUE)
         for value in fields.values()
     )

@@ -35,14 +35,13 @@ from vigil_core import formatting
 
 DAYS = 30
 BUDGET_S = 20.0
-MOST_EVENTS = 200_000
-MOST_FOUND = 20_000
+MAX_EVENTS = 200_000
+MAX_FOUND = 20_000
 """Findings after which the dry run stops: a rule that opens so often is wrong, and the page says so."""
-MOST_LISTED = 200
-MOST_JOBS = 8
-"""Jobs named per entry."""
-MOST_GPUS = 16
-"""Of a node: as many allocations as that may belong to one job."""
+MAX_LISTED = 200
+MAX_JOBS_PER_ENTRY = 8
+MAX_GPUS_PER_NODE = 16
+"""As many allocations as that may belong to one job on a node."""
 AT_ONCE = 16
 """Machines that are read together."""
 
@@ -138,7 +137,7 @@ class _DryRunReader:
         self.result = RuleDryRun(rule.name, now - timedelta(days=days), now, untried=untried(rule))
         self.deadline = None if budget_s is None else time.monotonic() + budget_s
         self.budget_s = budget_s
-        self.rows_left = MOST_EVENTS
+        self.rows_left = MAX_EVENTS
         self.found: list[ReplayedEntry] = []
         self.gpus: dict[str, tuple[int, int]] = {}
         """Row id and index by UUID."""
@@ -176,13 +175,13 @@ class _DryRunReader:
         for subject, observations in steps.items():
             self._replay(subject, observations, None, repairs.get(subject.node, ()))
         if events.is_cut:
-            raise _Stop(f"Stopped after {MOST_EVENTS:,} events: {self._extent()}")
+            raise _Stop(f"Stopped after {MAX_EVENTS:,} events: {self._extent()}")
 
     @cached_property
     def _mounts(self) -> MountHistory:
         if "mount" not in self.signals:
             return MountHistory()
-        return MountHistory.read(self.result.start, self.result.end, MOST_EVENTS)
+        return MountHistory.read(self.result.start, self.result.end, MAX_EVENTS)
 
     @cached_property
     def _ports_usually_up(self) -> Callable[[str], bool]:
@@ -206,8 +205,8 @@ class _DryRunReader:
             if entry.opened_at < self.result.start.timestamp():
                 continue
             self.found.append(entry)
-            if len(self.found) >= MOST_FOUND:
-                raise _Stop(f"Stopped after {MOST_FOUND:,} findings: the rule opens far too often. {self._extent()}")
+            if len(self.found) >= MAX_FOUND:
+                raise _Stop(f"Stopped after {MAX_FOUND:,} findings: the rule opens far too often. {self._extent()}")
 
     def _entries(
         self,
@@ -244,7 +243,7 @@ class _DryRunReader:
         pairs = list(zip(self.found, rehearsal.decisions, strict=True))
         self.result.nodes_drained = len({e.subject.node for e, decision in pairs if decision.outcome == "drained"})
         self.result.tripped_at = None if rehearsal.tripped_at is None else _moment(rehearsal.tripped_at)
-        listed = pairs[:MOST_LISTED]
+        listed = pairs[:MAX_LISTED]
         jobs = self._jobs([entry for entry, _ in listed])
         self.result.entries = [
             self._entry(entry, decision, jobs[number]) for number, (entry, decision) in enumerate(listed)
@@ -273,8 +272,8 @@ class _DryRunReader:
         rows = Holding.objects.filter(Q(until=None) | Q(until__gte=at), agent=agent, since__lte=at)
         if (gpu := self.gpus.get(entry.subject.gpu, (None, None))[0]) is not None:
             rows = rows.filter(gpu=gpu)
-        names = rows.order_by("-since").values_list("scheduler_id", flat=True)[: MOST_JOBS * MOST_GPUS]
-        return list(dict.fromkeys(names))[:MOST_JOBS]
+        names = rows.order_by("-since").values_list("scheduler_id", flat=True)[: MAX_JOBS_PER_ENTRY * MAX_GPUS_PER_NODE]
+        return list(dict.fromkeys(names))[:MAX_JOBS_PER_ENTRY]
 
     def _entry(self, entry: ReplayedEntry, decision: RehearsedDecision, jobs: Sequence[str]) -> DryRunEntry:
         observed = entry.observed

@@ -26,8 +26,8 @@ from portal.access import note
 from portal.audit import Change
 from portal.models import User
 
-MOST_CHARACTERS = 20_000
-MOST_RULES = 200
+MAX_CHARACTERS = 20_000
+MAX_RULES = 200
 PROOF_LASTS = timedelta(hours=1)
 _ADDRESSES = frozenset({"new", "try", "policies"})
 _OTHER_ORDERS = re.compile(r"spare|burn-in|maintenance-.*")
@@ -50,8 +50,8 @@ def normalised(text: str) -> str:
 
 def checked(text: str) -> Rule:
     """Return the rule that a text writes, with its examples checked. Raises RuleRefused."""
-    if len(text) > MOST_CHARACTERS:
-        raise RuleRefused(f"The text has {len(text):,} characters. A rule may have {MOST_CHARACTERS:,}.")
+    if len(text) > MAX_CHARACTERS:
+        raise RuleRefused(f"The text has {len(text):,} characters. A rule may have {MAX_CHARACTERS:,}.")
     try:
         found = parse_rules(text, is_site=True)
     except tomllib.TOMLDecodeError as error:
@@ -130,8 +130,8 @@ def _store(user: User, name: str, version: int, reason: str, *, toml: str, is_en
 
 
 def _create(user: User, name: str, values: dict[str, object]) -> SiteRule:
-    if SiteRule.objects.count() >= MOST_RULES:
-        raise RuleRefused(f"The site already has {MOST_RULES} rules. Delete one first.")
+    if SiteRule.objects.count() >= MAX_RULES:
+        raise RuleRefused(f"The site already has {MAX_RULES} rules. Delete one first.")
     try:
         with transaction.atomic():
             return SiteRule.objects.create(name=name, changed_by=user, **values)

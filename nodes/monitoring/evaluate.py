@@ -32,8 +32,8 @@ from portal import bulk
 
 LATE = timedelta(minutes=10)
 """Evidence that is older when it arrives is history: it is proposed, never acted on."""
-MOST_DETAIL = 200
-MOST_ENTRIES = 120
+MAX_DETAIL = 200
+MAX_ENTRIES = 120
 """Subjects and entries per transaction: SQLite has one writer, and others wait for it."""
 EVENTS_S = 5.0
 """For new events, per evaluation."""
@@ -43,14 +43,14 @@ REFRESH_S = 60.0
 """How old the stored `last_seen` of a lasting state may become."""
 REREAD_S = 30.0
 """How old the stored `read_at` may become: with the next evaluation less than `engine.GAP_S`."""
-MOST_ITEMS = 64
+MAX_ITEMS = 64
 """Active entries of one rule about mounts or ports of one node: whatever its agent reports."""
-MOST_TITLE = 120
+MAX_TITLE = 120
 PLANTED = " (planted by a game day)"
 State = HealthEntry.EntryState
 
 
-class Key(NamedTuple):
+class EntryKey(NamedTuple):
     """What an active entry is about: one rule and one subject."""
 
     rule: str
@@ -110,28 +110,28 @@ def _judge_events(rules: Mapping[str, Rule], now: datetime, evaluation: Evaluati
     return len(judgements)
 
 
-def _keys_of_events(rules: Mapping[str, Rule], judgements: Iterable[events.Judgement]) -> set[Key]:
+def _keys_of_events(rules: Mapping[str, Rule], judgements: Iterable[events.Judgement]) -> set[EntryKey]:
     observations = [judgement.observation for judgement in judgements if judgement.observation is not None]
     matcher = RuleMatcher(rules)
-    return {Key(rule.name, o.subject) for o in observations for rule in matcher.matching(o)}
+    return {EntryKey(rule.name, o.subject) for o in observations for rule in matcher.matching(o)}
 
 
 def _judge_states(rules: Mapping[str, Rule], states: States, evaluation: EvaluationOutcome) -> None:
     active, matcher = _active_rules(), RuleMatcher(rules)
     concerned: defaultdict[Subject, list[Observation]] = defaultdict(list)
-    keys: dict[Subject, set[Key]] = defaultdict(set)
+    keys: dict[Subject, set[EntryKey]] = defaultdict(set)
     for observation in states.observations():
         subject = observation.subject
         for rule in matcher.matching(observation):
-            keys[subject].add(Key(rule.name, subject))
+            keys[subject].add(EntryKey(rule.name, subject))
         if names := active.get(subject):
             signal_rules = matcher.by_signal.get(observation.signal, ())
-            keys[subject].update(Key(rule.name, subject) for rule in signal_rules if rule.name in names)
+            keys[subject].update(EntryKey(rule.name, subject) for rule in signal_rules if rule.name in names)
         if keys.get(subject):
             concerned[subject].append(observation)
     removed = RemovedParts(states).among(active)
     for subject in removed:
-        keys[subject].update(Key(name, subject) for name in active[subject])
+        keys[subject].update(EntryKey(name, subject) for name in active[subject])
     for subjects in _batches(list(keys)):
         began = time.monotonic()
         with transaction.atomic():
@@ -151,13 +151,13 @@ def _advance(rules: Mapping[str, Rule], now: datetime, evaluation: EvaluationOut
     """Open, clear and forget what is due by now."""
     due = list(HealthEntry.objects.due(now).order_by("due_at").values_list("pk", flat=True))
     due += _of_ended_rules(rules)
-    for start in range(0, len(due), MOST_ENTRIES):
+    for start in range(0, len(due), MAX_ENTRIES):
         began = time.monotonic()
         with transaction.atomic():
             HealthControl.locked()
             changes = _EntryChanges(rules, now, evaluation)
             rows = HealthEntry.objects.active().select_related("gpu")
-            changes.take(rows.filter(pk__in=due[start : start + MOST_ENTRIES]))
+            changes.take(rows.filter(pk__in=due[start : start + MAX_ENTRIES]))
             changes.save()
         bulk.give_way(began)
 
@@ -177,11 +177,11 @@ class _EntryChanges:
         self.rules = rules
         self.now = now
         self.evaluation = evaluation
-        self.rows: dict[Key, HealthEntry] = {}
+        self.rows: dict[EntryKey, HealthEntry] = {}
         self.over: list[HealthEntry] = []
-        self.findings: dict[Key, RuleProgress] = {}
-        self.late: set[Key] = set()
-        self.evidence: defaultdict[Key, list[Any]] = defaultdict(list)
+        self.progress: dict[EntryKey, RuleProgress] = {}
+        self.late: set[EntryKey] = set()
+        self.evidence: defaultdict[EntryKey, list[Any]] = defaultdict(list)
         self._by_signal = RuleMatcher(rules).by_signal
 
     @cached_property
@@ -194,7 +194,7 @@ class _EntryChanges:
         """Return the rules that cannot be read: nobody ended their findings."""
         return unreadable_rules()
 
-    def load(self, keys: set[Key], nodes: Iterable[str] = ()) -> None:
+    def load(self, keys: set[EntryKey], nodes: Iterable[str] = ()) -> None:
         """Load the active entries of these keys, all active ones of these nodes, and what was cleared last."""
         rows = HealthEntry.objects.active().select_related("gpu").order_by()
         # Two queries: an index leads to the rows of each, but not to those of one or the other.
@@ -204,11 +204,11 @@ class _EntryChanges:
         missing = self._within_limit(keys - self.rows.keys())
         for row in self._cleared_last(missing) if missing else ():
             if (key := _key_of(row)) in missing:
-                self.findings[key] = progress_of(row).successor()
-        for key in missing - self.findings.keys():
-            self.findings[key] = RuleProgress()
+                self.progress[key] = progress_of(row).successor()
+        for key in missing - self.progress.keys():
+            self.progress[key] = RuleProgress()
 
-    def _within_limit(self, keys: set[Key]) -> set[Key]:
+    def _within_limit(self, keys: set[EntryKey]) -> set[EntryKey]:
         """Return those of the new keys about which there may be entries, too."""
         number = Counter((key.rule, key.subject.node) for key in self.rows if key.subject.item)
         found = set()
@@ -216,11 +216,11 @@ class _EntryChanges:
             place = key.rule, key.subject.node
             if key.subject.item and key.subject.node:
                 number[place] += 1
-            if number[place] <= MOST_ITEMS or not key.subject.item:
+            if number[place] <= MAX_ITEMS or not key.subject.item:
                 found.add(key)
         return found
 
-    def _cleared_last(self, keys: set[Key]) -> QuerySet[HealthEntry]:
+    def _cleared_last(self, keys: set[EntryKey]) -> QuerySet[HealthEntry]:
         """Select the entry of each key that was cleared last: there may be thousands before, which it sums up."""
         rows = HealthEntry.objects.filter(
             node__in={key.subject.node for key in keys}, rule__in={key.rule for key in keys},
@@ -233,123 +233,123 @@ class _EntryChanges:
     def take(self, rows: Iterable[HealthEntry]) -> None:
         for row in rows:
             key = _key_of(row)
-            self.rows[key], self.findings[key] = row, progress_of(row, self.rules.get(row.rule))
+            self.rows[key], self.progress[key] = row, progress_of(row, self.rules.get(row.rule))
 
-    def observe(self, observation: Observation, only: set[Key] | None = None) -> None:
+    def observe(self, observation: Observation, only: set[EntryKey] | None = None) -> None:
         for rule in self._by_signal.get(observation.signal, ()):
-            key = Key(rule.name, observation.subject)
-            if key not in self.findings or (only is not None and key not in only):
+            key = EntryKey(rule.name, observation.subject)
+            if key not in self.progress or (only is not None and key not in only):
                 continue
             self._advance(rule, key, observation.at)
-            finding = self.findings[key]
-            was_open = finding.state == "open"
-            engine.observe(rule, finding, observation)
+            progress = self.progress[key]
+            was_open = progress.state == "open"
+            engine.observe(rule, progress, observation)
             if _matches(rule, observation):
                 fields = {name: value for name, value in observation.fields.items() if value not in (None, "")}
                 self.evidence[key].append([observation.at, observation.signal, fields, observation.count])
             is_late = observation.at < (self.now - LATE).timestamp()
-            if finding.state == "open" and not was_open and is_late:
+            if progress.state == "open" and not was_open and is_late:
                 self.late.add(key)
 
-    def remove(self, keys: set[Key]) -> None:
+    def remove(self, keys: set[EntryKey]) -> None:
         """Note that what these findings are about no longer exists."""
         for key in keys & self.rows.keys():
             if (rule := self.rules.get(key.rule)) is not None:
                 self._advance(rule, key, self.now.timestamp())
-                engine.remove(rule, self.findings[key], self.now.timestamp())
+                engine.remove(rule, self.progress[key], self.now.timestamp())
 
-    def _advance(self, rule: Rule, key: Key, at: float) -> None:
+    def _advance(self, rule: Rule, key: EntryKey, at: float) -> None:
         """Let time pass until an observation. If the finding was over by then, the observation begins another."""
-        finding = self.findings[key]
-        if engine.is_unread(finding, at):
-            engine.advance_unread(rule, finding, at)
-        engine.advance(rule, finding, at)
-        if finding.state == "cleared" and key in self.rows:
+        progress = self.progress[key]
+        if engine.is_unread(progress, at):
+            engine.advance_unread(rule, progress, at)
+        engine.advance(rule, progress, at)
+        if progress.state == "cleared" and key in self.rows:
             row = self.rows.pop(key)
-            self._update(row, key, finding, rule)
+            self._update(row, key, progress, rule)
             self.over.append(row)
-            self.findings[key] = finding.successor()
+            self.progress[key] = progress.successor()
             self.evidence.pop(key, None)
             self.late.discard(key)
 
     def repair(self, node: str, kind: engine.Repair, at: float) -> None:
         for key in self._keys_by_node[node]:
             if (rule := self.rules.get(key.rule)) is not None:
-                engine.repair(rule, self.findings[key], kind, at)
+                engine.repair(rule, self.progress[key], kind, at)
 
     @cached_property
-    def _keys_by_node(self) -> Mapping[str, list[Key]]:
-        found: defaultdict[str, list[Key]] = defaultdict(list)
-        for key in self.findings:
+    def _keys_by_node(self) -> Mapping[str, list[EntryKey]]:
+        found: defaultdict[str, list[EntryKey]] = defaultdict(list)
+        for key in self.progress:
             found[key.subject.node].append(key)
         return found
 
     def save(self) -> None:
         changed, forgotten, new = [], [], []
-        uuids = {key.subject.gpu for key in self.findings.keys() - self.rows.keys() if key.subject.gpu}
+        uuids = {key.subject.gpu for key in self.progress.keys() - self.rows.keys() if key.subject.gpu}
         gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(uuid__in=uuids).only("uuid")} if uuids else {}
-        for key, finding in self.findings.items():
+        for key, progress in self.progress.items():
             rule, row = self.rules.get(key.rule), self.rows.get(key)
             if rule is not None:
-                engine.advance_unread(rule, finding, self.now.timestamp())
+                engine.advance_unread(rule, progress, self.now.timestamp())
             elif row is not None and key.rule not in self.unreadable:  # the rule was switched off or removed
-                engine.clear(finding, self.now.timestamp())
+                engine.clear(progress, self.now.timestamp())
             if row is None:
-                if rule is None or not finding.is_active or (key.subject.gpu and key.subject.gpu not in gpus):
+                if rule is None or not progress.is_active or (key.subject.gpu and key.subject.gpu not in gpus):
                     continue
                 row = self.rows[key] = _new_row(rule, key.subject, gpus.get(key.subject.gpu))
                 if evidence.is_planted(self.evidence[key]):
-                    row.is_planted, row.title = True, f"{rule.title[: MOST_TITLE - len(PLANTED)]}{PLANTED}"
+                    row.is_planted, row.title = True, f"{rule.title[: MAX_TITLE - len(PLANTED)]}{PLANTED}"
                 new.append(row)
-            elif finding.state == "none":
+            elif progress.state == "none":
                 forgotten.append(row.pk)
                 continue
-            elif not self._is_changed(key, finding):
+            elif not self._is_changed(key, progress):
                 continue
             else:
                 changed.append(row)
-            self._update(row, key, finding, rule)
+            self._update(row, key, progress, rule)
         HealthEntry.objects.filter(pk__in=forgotten).delete()
         bulk.update_rows([*self.over, *changed], _CHANGED)
         HealthEntry.objects.bulk_create(new)  # after those that are over: there is one active entry about a subject
 
-    def _is_changed(self, key: Key, finding: RuleProgress) -> bool:
+    def _is_changed(self, key: EntryKey, progress: RuleProgress) -> bool:
         """Return whether the row must be written: not for each reading of a state that just lasts."""
         before = progress_of(self.rows[key])
-        age = (finding.last_seen or 0) - (before.last_seen or 0)
+        age = (progress.last_seen or 0) - (before.last_seen or 0)
         unread = 0.0
-        if before.read_at is not None and finding.read_at is not None and finding.state == before.state:
-            is_needed = finding.state == "watching" or finding.good_since is not None
-            unread = finding.read_at - before.read_at if is_needed else 0.0
-            before.read_at = finding.read_at
-        before.last_seen = finding.last_seen
-        return before != finding or age >= REFRESH_S or unread >= REREAD_S
+        if before.read_at is not None and progress.read_at is not None and progress.state == before.state:
+            is_needed = progress.state == "watching" or progress.good_since is not None
+            unread = progress.read_at - before.read_at if is_needed else 0.0
+            before.read_at = progress.read_at
+        before.last_seen = progress.last_seen
+        return before != progress or age >= REFRESH_S or unread >= REREAD_S
 
-    def _update(self, row: HealthEntry, key: Key, finding: RuleProgress, rule: Rule | None) -> None:
+    def _update(self, row: HealthEntry, key: EntryKey, progress: RuleProgress, rule: Rule | None) -> None:
         was_open = row.state in (State.OPEN, State.DISMISSED)
-        if finding.state == "open" and not was_open:
+        if progress.state == "open" and not was_open:
             row.state = State.OPEN
             self.evaluation.opened.append(row)
-        elif finding.state == "cleared":
+        elif progress.state == "cleared":
             row.state = State.CLEARED
         if rule is not None:
             is_ignored = was_open and row.action == "ignore"  # by the policy of the time
-            row.severity, row.action = engine.effective(rule, finding)
+            row.severity, row.action = engine.effective(rule, progress)
             if is_ignored or (not was_open and self.modes.get(row.action) == policies.Mode.IGNORE):
                 row.action = "ignore"
-            due = engine.next_change(rule, finding)
+            due = engine.next_change(rule, progress)
             row.due_at = None if due is None else _moment(due)
-        row.count = finding.count
-        row.first_seen, row.last_seen = _moment(finding.first_seen or 0), _moment(finding.last_seen or 0)
-        row.opened_at = None if finding.opened_at is None else _moment(finding.opened_at)
-        row.cleared_at = _moment(finding.cleared_at or 0) if finding.state == "cleared" else None
+        row.count = progress.count
+        row.first_seen, row.last_seen = _moment(progress.first_seen or 0), _moment(progress.last_seen or 0)
+        row.opened_at = None if progress.opened_at is None else _moment(progress.opened_at)
+        row.cleared_at = _moment(progress.cleared_at or 0) if progress.state == "cleared" else None
         row.is_late = row.is_late or key in self.late
         if new := self.evidence[key]:
             if row.is_planted and not evidence.is_planted(new):
                 row.is_planted, row.title = False, rule.title if rule else row.title
             row.evidence = evidence.merged(row.observations(hidden=()), new)
-            row.detail = str(new[-1][2].get("outdated", ""))[:MOST_DETAIL]
-        row.progress = finding.as_payload()
+            row.detail = str(new[-1][2].get("outdated", ""))[:MAX_DETAIL]
+        row.progress = progress.as_payload()
 
 
 _MEMORY = timedelta(days=366)
@@ -373,8 +373,8 @@ def _active_rules() -> dict[Subject, set[str]]:
     return found
 
 
-def _key_of(row: HealthEntry) -> Key:
-    return Key(row.rule, Subject(row.node, row.gpu.uuid if row.gpu else "", row.item))
+def _key_of(row: HealthEntry) -> EntryKey:
+    return EntryKey(row.rule, Subject(row.node, row.gpu.uuid if row.gpu else "", row.item))
 
 
 def _matches(rule: Rule, observation: Observation) -> bool:
@@ -382,8 +382,8 @@ def _matches(rule: Rule, observation: Observation) -> bool:
 
 
 def _batches(subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]:
-    for start in range(0, len(subjects), MOST_ENTRIES):
-        yield subjects[start : start + MOST_ENTRIES]
+    for start in range(0, len(subjects), MAX_ENTRIES):
+        yield subjects[start : start + MAX_ENTRIES]
 
 
 def _moment(at: float) -> datetime:

@@ -23,7 +23,7 @@ from vigil_core import untrusted
 
 MOST = 150
 """Rows per transaction: a storm of events must not keep it open."""
-MOST_REPAIRED = 25
+MAX_REPAIRED = 25
 """Nodes per transaction that booted or were reset: each of their findings is read, and there may be dozens."""
 ECHO = timedelta(seconds=60)
 CLEAN_UP = 45  # the Xid that follows others
@@ -72,7 +72,7 @@ def _bounded(rows: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
     for place, row in enumerate(rows):
         if row.kind in REPAIRS:
             repaired.add(row.agent_id)
-            if len(repaired) > MOST_REPAIRED:
+            if len(repaired) > MAX_REPAIRED:
                 return rows[:place]
     return rows
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nodes.health.rules.signal import SIGNALS
 
-MOST_EVIDENCE = 20
+MAX_EVIDENCE = 20
 
 
 def merged(stored: Sequence[Any], new: Sequence[Any]) -> list[Any]:
@@ -18,7 +18,7 @@ def merged(stored: Sequence[Any], new: Sequence[Any]) -> list[Any]:
             found[-1] = [found[-1][0], *observation[1:]]
         else:
             found.append(observation)
-    return found[-MOST_EVIDENCE:]
+    return found[-MAX_EVIDENCE:]
 
 
 def is_planted(evidence: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from nodes.health.progress import Observation
 from nodes.health.rules.rule import Rule
 
-MOST_REMEMBERED = 50_000
+MAX_REMEMBERED = 50_000
 
 
 class RuleMatcher:
@@ -35,6 +35,6 @@ class RuleMatcher:
         found = self._matching.get(key)
         if found is None:
             found = tuple(rule for rule in rules if any(t.matches(signal, fields) for t in rule.triggers))
-            if len(self._matching) < MOST_REMEMBERED:
+            if len(self._matching) < MAX_REMEMBERED:
                 self._matching[key] = found
         return found

@@ -6,19 +6,19 @@ from collections.abc import Hashable, Mapping
 from statistics import median
 from typing import TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T", bound=Hashable)
 
-LEAST_PEERS = 2
+MIN_PEERS = 2
 
 
-def ratios(values: Mapping[Key, float | None], *, least: float = 0.0) -> dict[Key, float]:
+def ratios(values: Mapping[T, float | None], *, least: float = 0.0) -> dict[T, float]:
     """Return each value divided by the median of the *other* values; none where fewer than two others are known.
 
     `least` is the smallest divisor: three errors where the others have none are three times as many, not infinitely.
     """
     known = {key: float(value) for key, value in values.items() if value is not None}
-    found: dict[Key, float] = {}
-    if len(known) <= LEAST_PEERS:
+    found: dict[T, float] = {}
+    if len(known) <= MIN_PEERS:
         return found
     lowest = min(known.values())
     if lowest == max(known.values()):  # nearly always

@@ -8,7 +8,7 @@ from typing import Any
 from nodes.models import Agent
 from vigil_core import untrusted
 
-MOST_COUNTED = 1e15
+MAX_COUNTED = 1e15
 
 
 def table(value: object) -> Mapping[str, Any]:
@@ -21,9 +21,9 @@ def listed(value: object) -> Sequence[Any]:
 
 def number(values: Mapping[str, Any], name: str) -> float | None:
     value = values.get(name)
-    if value.__class__ is int and 0 <= value <= MOST_COUNTED:  # nearly always: an evaluation reads 100,000 of them
+    if value.__class__ is int and 0 <= value <= MAX_COUNTED:  # nearly always: an evaluation reads 100,000 of them
         return float(value)
-    return untrusted.number(value, MOST_COUNTED) if not isinstance(value, bool) else float(value)
+    return untrusted.number(value, MAX_COUNTED) if not isinstance(value, bool) else float(value)
 
 
 def host_values(agent: Agent) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)
 _UNREAD = ("facts", "first_seen_at", "counted_at", "fault")
-LEAST_SILENT = 3
+MIN_SILENT = 3
 """Silent agents from which on their share matters."""
 NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
 
@@ -139,7 +139,7 @@ class States:
     @property
     def _silent_share(self) -> float:
         """Return the share of silent agents; 0 for one or two, which are no sign of something common."""
-        return self._silent / (len(self.agents) - len(self._retired)) if self._silent >= LEAST_SILENT else 0.0
+        return self._silent / (len(self.agents) - len(self._retired)) if self._silent >= MIN_SILENT else 0.0
 
     def _silent_s(self, agent: Agent) -> float:
         event = self._silent_event(agent)
@@ -158,7 +158,7 @@ class States:
     def _missing(self, agent: Agent) -> int | None:
         """Return how many GPUs fewer the agent lists than the scheduler expects; None if that is unknown."""
         node = self.nodes.get(agent.node)
-        if node is None or node.gpus > MOST_PHYSICAL or agent.pk in self.sliced:
+        if node is None or node.gpus > MAX_PHYSICAL or agent.pk in self.sliced:
             return None
         return max(0, node.gpus - len(self.gpus.get(agent.pk, ())))
 
@@ -274,7 +274,7 @@ class States:
         fields["below_minimum"] = len(below) if node.versions else None
         fields["outdated"] = "; ".join(
             f"{finding.software.title} {finding.version}, at least {finding.minimum.version}"
-            for finding in below[:MOST_OUTDATED]
+            for finding in below[:MAX_OUTDATED]
             if finding.minimum is not None
         )
         return fields
@@ -298,14 +298,14 @@ class States:
         return str(node.partitions[0]) if node is not None and node.partitions else ""
 
 
-MOST_OUTDATED = 5
+MAX_OUTDATED = 5
 _COMPARED = {
     "driver": {"driver"},
     "kernel": {"kernel"},
     "vbios": {"vbios"},
     "firmware": {"inforom", "hca", "fabric_manager"},
 }
-MOST_PHYSICAL = 16
+MAX_PHYSICAL = 16
 """A scheduler that lists more GPUs than this on a node lists MIG slices."""
 
 

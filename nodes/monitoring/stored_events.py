@@ -30,7 +30,7 @@ MOMENTS = {"sxid": "sxid", "link_down": "link.down"}
 """Signals that events tell one by one, with the events' kind; Xids are selected by code, too."""
 STORED = frozenset({"xid", *MOMENTS, *LASTING})
 """Signals that events tell, with all their fields."""
-MOST_SPREAD = 100
+MAX_SPREAD = 100
 """Observations of one row, however often it counted."""
 OLDER = timedelta(days=7)
 """How long before the beginning a row may have begun that ended after it; rows that are open may be older."""
@@ -187,7 +187,7 @@ def _vanished_until(rows: Sequence[NodeEvent], end: datetime) -> dict[int, datet
 def _spread(row: NodeEvent, observation: Observation) -> Iterator[Observation]:
     """Yield a row's events as observations from its first to its last time, evenly spread."""
     first, last, count = row.at.timestamp(), row.last_at.timestamp(), observation.count
-    number = min(count, MOST_SPREAD) if last > first else 1
+    number = min(count, MAX_SPREAD) if last > first else 1
     if number == 1:
         yield replace(observation, at=last)
         return

@@ -13,7 +13,7 @@ from django.db.models import Q
 from nodes.models import Agent, NodeEvent
 from nodes.monitoring.reported import mounted
 
-MOST_CHANGES = 100
+MAX_CHANGES = 100
 """Moments within one event at which the share is computed anew."""
 
 
@@ -55,7 +55,7 @@ class MountHistory:
         """Return moments within the event at which the share changed, evenly chosen if there are many."""
         source, began = source_of(row), row.at.timestamp()
         found = sorted({at for times in (self.begins, self.ends) for at in times.get(source, ()) if began < at < ended})
-        pace = -(-len(found) // MOST_CHANGES) or 1
+        pace = -(-len(found) // MAX_CHANGES) or 1
         return set(found[::pace]) | set(found[-1:])
 
 

@@ -20,16 +20,16 @@ def progress_of(row: HealthEntry, rule: Rule | None = None) -> RuleProgress:
     What counted towards a trigger that `rule` no longer has is left out: its author has changed it since.
     """
     try:
-        finding = RuleProgress.from_payload(row.progress)
+        progress = RuleProgress.from_payload(row.progress)
     except UnreadableProgress as error:
         logger.error("the progress of health entry %s cannot be read, its columns are used: %s", row.pk, error)
-        finding = _from_columns(row)
+        progress = _from_columns(row)
     if rule is not None:
         events = {place for place, trigger in enumerate(rule.triggers) if trigger.signal.is_event}
         states = set(range(len(rule.triggers))) - events
-        finding.holding = {place: since for place, since in finding.holding.items() if place in states}
-        finding.occurrences = {place: some for place, some in finding.occurrences.items() if place in events}
-    return finding
+        progress.holding = {place: since for place, since in progress.holding.items() if place in states}
+        progress.occurrences = {place: some for place, some in progress.occurrences.items() if place in events}
+    return progress
 
 
 def _from_columns(row: HealthEntry) -> RuleProgress:

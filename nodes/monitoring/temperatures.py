@@ -20,7 +20,7 @@ from vigil_core import untrusted
 
 COLDEST_C, WARMEST_C = -10.0, 80.0
 """What a BMC reports or GPUs suggest outside of this is no inlet temperature."""
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Per transaction."""
 UNKNOWN = {"inlet_c": None, "above_neighbours_c": None, "nodes": 0}
 
@@ -159,5 +159,5 @@ def hourly(span: timedelta, now: datetime) -> dict[str, list[RackHour]]:
 
 
 def _batches(rows: Sequence[NodeThermals]) -> Iterable[Sequence[NodeThermals]]:
-    for start in range(0, len(rows), MOST_ROWS):
-        yield rows[start : start + MOST_ROWS]
+    for start in range(0, len(rows), MAX_ROWS):
+        yield rows[start : start + MAX_ROWS]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nodes.health.rules.condition import Condition, FieldValue
 
-MOST_TABLED = 4_096
+MAX_TABLED = 4_096
 """Widest range of whole numbers that is judged by a table of all of them."""
 
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ class ColumnVerdicts:
         code = self._codes.get(value)
         if code is None:
             code = sum(item.condition.holds(item.convert(value)) << bit for bit, item in enumerate(self.conditions))
-            if len(self._codes) < MOST_TABLED:
+            if len(self._codes) < MAX_TABLED:
                 self._codes[value] = code
         return code
 
@@ -49,7 +49,7 @@ class ColumnVerdicts:
         if not len(values):
             return np.zeros(0, np.int64)
         low, high = float(values.min()), float(values.max())
-        if high - low < MOST_TABLED and bool((values == np.rint(values)).all()):
+        if high - low < MAX_TABLED and bool((values == np.rint(values)).all()):
             table = np.array([self.at(float(value)) for value in range(int(low), int(high) + 1)], np.int64)
             tabled: Codes = table[(values - low).astype(np.int64)]
             return tabled
@@ -67,7 +67,7 @@ class ColumnVerdicts:
             return first
         if self._is_monotone:  # a threshold that both ends are on one side of is not between them
             return first if first == self.at(high) else None
-        if not (low.is_integer() and high.is_integer() and high - low < MOST_TABLED):
+        if not (low.is_integer() and high.is_integer() and high - low < MAX_TABLED):
             return None
         same = all(self.at(float(value)) == first for value in range(int(low) + 1, int(high) + 1))
         return first if same else None

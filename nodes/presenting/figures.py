@@ -9,7 +9,7 @@ from typing import Any
 from vigil_core import formatting
 
 GIB = 1 / 1024  # of MiB
-MOST_LINES = 5
+MAX_LINES = 5
 MARGIN_C = 5  # above the slowdown temperature, so that its line is visible
 COOL_C = 20
 
@@ -103,8 +103,7 @@ def _figure(
 ) -> dict[str, Any]:  # fmt: skip
     there = [(name, label) for name, label in wanted if name in names]
     lines = [
-        _line(name, label, (first - 1 + place) % 8 + 1, factor)
-        for place, (name, label) in enumerate(there[:MOST_LINES])
+        _line(name, label, (first - 1 + place) % 8 + 1, factor) for place, (name, label) in enumerate(there[:MAX_LINES])
     ]
     more = len(there) - len(lines)
     return {

@@ -9,21 +9,21 @@ from datetime import datetime
 from statistics import mean
 
 WIDTH, HEIGHT = 84.0, 20.0
-LEAST_SPAN_C = 4.0
+MIN_SPAN_C = 4.0
 """So that a tenth of a degree does not look like a heat wave."""
-HOURS_A_DAY, LEAST_DAYS = 24, 3
-LEAST_APART_C = 0.5
+HOURS_A_DAY, MIN_DAYS = 24, 3
+MIN_APART_C = 0.5
 """Hours of the day that differ by less are alike."""
 Hours = Sequence[tuple[datetime, float]]
 
 
 def scale(racks: Mapping[str, Hours]) -> tuple[float, float]:
-    """Return the lowest and highest temperature to draw for all racks, at least LEAST_SPAN_C apart."""
+    """Return the lowest and highest temperature to draw for all racks, at least MIN_SPAN_C apart."""
     values = [celsius for hours in racks.values() for _, celsius in hours]
     if not values:
-        return 0.0, LEAST_SPAN_C
+        return 0.0, MIN_SPAN_C
     low, high = min(values), max(values)
-    missing = max(0.0, LEAST_SPAN_C - (high - low)) / 2
+    missing = max(0.0, MIN_SPAN_C - (high - low)) / 2
     return low - missing, high + missing
 
 
@@ -51,7 +51,7 @@ class DailyPattern:
 
 
 def daily_pattern(racks: Mapping[str, Hours]) -> DailyPattern | None:
-    """Return the pattern over the racks of which every hour of the day is known on LEAST_DAYS days; None without one.
+    """Return the pattern over the racks of which every hour of the day is known on MIN_DAYS days; None without one.
 
     Each rack counts by how its hours differ from its own mean: a warm rack shifts no hour. `racks` are in the time zone
     of the reader.
@@ -62,7 +62,7 @@ def daily_pattern(racks: Mapping[str, Hours]) -> DailyPattern | None:
         by_hour: defaultdict[int, list[float]] = defaultdict(list)
         for at, celsius in hours:
             by_hour[at.hour].append(celsius)
-        if len(by_hour) < HOURS_A_DAY or min(map(len, by_hour.values())) < LEAST_DAYS:
+        if len(by_hour) < HOURS_A_DAY or min(map(len, by_hour.values())) < MIN_DAYS:
             continue
         days = max(days, len(hours) // HOURS_A_DAY)
         means = {hour: mean(values) for hour, values in by_hour.items()}
@@ -74,4 +74,4 @@ def daily_pattern(racks: Mapping[str, Hours]) -> DailyPattern | None:
     typical = {hour: mean(values) for hour, values in differences.items()}
     coolest, warmest = min(typical, key=lambda hour: typical[hour]), max(typical, key=lambda hour: typical[hour])
     apart_c = typical[warmest] - typical[coolest]
-    return DailyPattern(coolest, warmest, apart_c, days) if apart_c >= LEAST_APART_C else None
+    return DailyPattern(coolest, warmest, apart_c, days) if apart_c >= MIN_APART_C else None

@@ -20,7 +20,7 @@ from nodes.models import HealthEntry
 
 Decision = HealthEntry.EntryDecision
 State = HealthEntry.EntryState
-MOST_SINGLE = 5
+MAX_SINGLE = 5
 """More equal entries than this are one line."""
 
 
@@ -69,7 +69,7 @@ class EntryGroup:
     def is_one_line(self) -> bool:
         """Return whether it is listed as one: not where each node needs a decision of its own, or was drained."""
         is_waiting = self.belongs_to == EntryList.WAITING
-        return self.number > MOST_SINGLE and is_shared(self.detail, self.action, is_waiting=is_waiting)
+        return self.number > MAX_SINGLE and is_shared(self.detail, self.action, is_waiting=is_waiting)
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,9 @@ def clear(user: User | None, pk: int, reason: str) -> HealthEntry:
         if entry.state == State.CLEARED:
             return entry
         now = timezone.now()
-        finding = progress_of(entry)
-        engine.clear(finding, now.timestamp())
-        entry.progress, entry.cleared_at, entry.due_at = finding.as_payload(), now, None
+        progress = progress_of(entry)
+        engine.clear(progress, now.timestamp())
+        entry.progress, entry.cleared_at, entry.due_at = progress.as_payload(), now, None
         _decided(entry, user, entry.decision, State.CLEARED, reason)
         _withdraw_drain(entry)
     return entry

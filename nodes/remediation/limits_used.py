@@ -10,7 +10,7 @@ from nodes.health import limits
 from nodes.models import HotSpare, Node, NodeOrder
 from nodes.scheduling import node_states
 
-MOST_PLANTED = 4
+MAX_PLANTED = 4
 """Nodes that game days take out in an hour: each plants at most two faults that drain a node."""
 _HOUR = timedelta(seconds=limits.HOUR_S)
 
@@ -74,7 +74,7 @@ def automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
     rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
     # In no order: in that of ids, all orders would be read.
     found = list(rows.order_by().values_list("node", "asked_at", "is_planted"))
-    is_credible = len({node for node, _, is_planted in found if is_planted}) <= MOST_PLANTED
+    is_credible = len({node for node, _, is_planted in found if is_planted}) <= MAX_PLANTED
     return [
         limits.AutomaticDrain(node, at.timestamp())
         for node, at, is_planted in found

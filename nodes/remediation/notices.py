@@ -23,20 +23,23 @@ KIND, RETIRED_KIND = "hardware.state", "hardware.error"
 SEVERITIES = ("critical", "fatal")
 RECENT = timedelta(hours=24)
 """Older evidence, which an agent could only report late, is history."""
-MOST_NOTICES = 100
+MAX_NOTICES = 100
 """More findings at once are one event: a notice says how many more there are."""
 MAX_ENTRIES = 5_000
 """Entries that are read for the notices, the first to open first: an outage opens many on each node."""
-MOST_NAMED_GPUS = 8
+MAX_NAMED_GPUS = 8
 _WAITS, _REFUSED = "waits: ", "refused: "
-_CALLS = ("", _WAITS, _REFUSED)
-"""Begin the edition of a notice: what somebody has to decide."""
+_DECISION_PREFIXES = ("", _WAITS, _REFUSED)
+"""How the edition of a notice may begin: with the decision that is needed."""
 Decision = HealthEntry.EntryDecision
 
 
 @dataclass(frozen=True)
 class HealthNotice:
-    """The content of a notice. A changed `edition` notifies again: it has the places, after what has to be decided."""
+    """The content of a notice. A changed `edition` notifies again.
+
+    It lists the GPUs, mounts or ports, prefixed by the decision that is needed.
+    """
 
     key: str
     title: str
@@ -49,18 +52,18 @@ def notify_sysadmins(now: datetime | None = None) -> None:
     """Raise or update a notice per finding, withdraw those that are over; safe to run twice at once."""
     notices = {notice.key: notice for notice in _notices(now or timezone.now())}
     rows = Notice.objects.standing().filter(kind__in=(KIND, RETIRED_KIND))
-    standing = {notice.key: notice for notice in rows.only("key", "edition", "title", "detail")}
+    reported_before = {notice.key: notice for notice in rows.only("key", "edition", "title", "detail")}
     for notice in notices.values():
-        before, edition = standing.get(notice.key), notice.edition
-        if before is not None and before.edition in {f"{call}{edition}" for call in _CALLS}:
+        before, edition = reported_before.get(notice.key), notice.edition
+        if before is not None and before.edition in {f"{prefix}{edition}" for prefix in _DECISION_PREFIXES}:
             edition = before.edition  # that nobody has to decide any more is no news
-        words = (edition, _line(notice.title), _line(notice.detail))
-        if before is None or words != (before.edition, before.title, before.detail):
+        shown = (edition, _line(notice.title), _line(notice.detail))
+        if before is None or shown != (before.edition, before.title, before.detail):
             notify.raise_notice(
                 notice.key, kind=KIND, to=notify.SYSADMINS, title=notice.title, detail=notice.detail, tone="warn",
                 link=notice.link, edition=edition,
             )  # fmt: skip
-    if standing.keys() - notices.keys():
+    if reported_before.keys() - notices.keys():
         notify.withdraw_missing(KIND, notices)
         notify.withdraw_missing(RETIRED_KIND, ())
 
@@ -80,7 +83,7 @@ def _notices(now: datetime) -> Iterator[HealthNotice]:
     findings = len(by_rule)
     if len(entries_read) == MAX_ENTRIES:
         findings = rows.order_by().values("node", "rule").distinct().count()
-    shown = list(by_rule.items())[:MOST_NOTICES]
+    shown = list(by_rule.items())[:MAX_NOTICES]
     for (node, rule), entries in shown:
         advice = rules[rule].advice if rule in rules else ""
         yield HealthNotice(
@@ -88,7 +91,7 @@ def _notices(now: datetime) -> Iterator[HealthNotice]:
             title=_title(entries),
             detail=f"{_follow_up(entries)} {advice}".strip(),
             link=_link(entries),
-            edition=_call(entries) + _within(_places(entries), notify.MAX_EDITION - len(_REFUSED)),
+            edition=_decision_prefix(entries) + _within(_places(entries), notify.MAX_EDITION - len(_REFUSED)),
         )
     if findings > len(shown):
         yield HealthNotice(
@@ -138,7 +141,7 @@ def _waiting(entries: Sequence[HealthEntry]) -> list[HealthEntry]:
     return [entry for entry in entries if entry.decision == Decision.PROPOSED]
 
 
-def _call(entries: Sequence[HealthEntry]) -> str:
+def _decision_prefix(entries: Sequence[HealthEntry]) -> str:
     """Return what somebody has to decide about, if anything: a drain that was refused is news."""
     waiting = _waiting(entries)
     is_refused = any(entry.order is not None and entry.order.state == NodeOrder.State.REFUSED for entry in waiting)
@@ -151,7 +154,7 @@ def _places(entries: Sequence[HealthEntry]) -> str:
 
 
 def _named(indices: Sequence[int]) -> str:
-    if len(indices) > MOST_NAMED_GPUS:
+    if len(indices) > MAX_NAMED_GPUS:
         return f"{len(indices)} GPUs"
     return f"{'GPU' if len(indices) == 1 else 'GPUs'} {formatting.listed([str(index) for index in indices])}"
 

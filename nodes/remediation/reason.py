@@ -8,7 +8,7 @@ from nodes.monitoring.site_rules import rules_in_force
 
 NODE, USER = "[node]", "[user]"
 """Begin reasons about the machine itself, and about what a user's programs left behind."""
-MOST_CHARACTERS = 150
+MAX_CHARACTERS = 150
 
 
 def drain_reason(entry: HealthEntry) -> str:
@@ -17,7 +17,7 @@ def drain_reason(entry: HealthEntry) -> str:
     tag = USER if rule is not None and rule.blames == "user" else NODE
     planted = PLANTED if entry.is_planted else ""
     text = f"{tag} {_signal(entry).removesuffix(planted)}{_where(entry)}"
-    return text[: MOST_CHARACTERS - len(planted)] + planted
+    return text[: MAX_CHARACTERS - len(planted)] + planted
 
 
 def _signal(entry: HealthEntry) -> str:

@@ -25,7 +25,7 @@ class JobsAhead:
     until: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # by partition: the first planned start
 
 
-MOST_PLACED = 100  # jobs ahead that fit the free resources: a scheduler starts those within seconds
+MAX_PLACED = 100  # jobs ahead that fit the free resources: a scheduler starts those within seconds
 
 
 def after(ahead: Sequence[QueuedJobInfo], cluster: ClusterCapacity) -> JobsAhead:
@@ -40,7 +40,7 @@ def after(ahead: Sequence[QueuedJobInfo], cluster: ClusterCapacity) -> JobsAhead
     until: dict[str, tuple[float, str]] = {}
     for job in ahead:
         need, shape = _need(job), _shape(job)
-        if shape not in shapes_without_room and placed < MOST_PLACED:
+        if shape not in shapes_without_room and placed < MAX_PLACED:
             if job.partition not in by_partition:
                 there = of_partition(job.partition, cluster)
                 by_partition[job.partition] = [node for node in there if node.name in left]

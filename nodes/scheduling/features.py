@@ -16,7 +16,7 @@ from itertools import combinations
 
 Test = frozenset[frozenset[str]]  # any of these sets of features, all of its members
 ANY: Test = frozenset({frozenset()})
-MOST_WAYS = 32
+MAX_WAYS = 32
 _TOKEN = re.compile(r"\s*([&|*()\[\]]|[^\s&|*()\[\],]+)")
 
 
@@ -129,7 +129,7 @@ def _join(
         found = (FeatureSet(left[0].every | right[0].every),)
     else:
         raise ValueError("not an expression that we understand")
-    if len(found) > MOST_WAYS or any(len(way.counted) > 6 or len(way.every) > 64 for way in found):
+    if len(found) > MAX_WAYS or any(len(way.counted) > 6 or len(way.every) > 64 for way in found):
         raise ValueError("too many ways")
     return found
 

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from nodes.models import Holding
-from nodes.telemetry.claims import ClusterSnapshot, GpuClaim, Key, LauncherGpus, LauncherReport, Running, Source
+from nodes.telemetry.claims import ClusterSnapshot, GpuClaim, GpuJob, LauncherGpus, LauncherReport, Running, Source
 
 _BY_RELIABILITY = (Source.PROCESSES, Source.SCHEDULER, Source.LAUNCHER)
 TOLERANCE = timedelta(seconds=2)  # between two clocks, one of which reports whole seconds
@@ -31,7 +31,7 @@ class OpenAllocation(NamedTuple):
     since: datetime
 
     @property
-    def key(self) -> Key:
+    def key(self) -> GpuJob:
         return self.gpu_id, self.scheduler_id
 
 
@@ -56,9 +56,9 @@ def update(reports: Iterable[LauncherReport] = (), now: datetime | None = None) 
 
 def _claims(
     snapshot: ClusterSnapshot, reports: Iterable[LauncherReport], allocations: Iterable[OpenAllocation]
-) -> dict[Key, GpuClaim]:
+) -> dict[GpuJob, GpuClaim]:
     """Return the claims of the most reliable source per job and machine."""
-    by_launcher = snapshot.by_launchers(reports, _standing(snapshot, allocations))
+    by_launcher = snapshot.by_launchers(reports, _known_from_launchers(snapshot, allocations))
     claims = snapshot.by_processes | snapshot.by_scheduler
     claims = {key: claim for key, claim in claims.items() if (claim.agent_id, claim.scheduler_id) not in by_launcher}
     for (_, scheduler_id), gpus in by_launcher.items():
@@ -67,7 +67,7 @@ def _claims(
     return claims
 
 
-def _standing(snapshot: ClusterSnapshot, allocations: Iterable[OpenAllocation]) -> LauncherGpus:
+def _known_from_launchers(snapshot: ClusterSnapshot, allocations: Iterable[OpenAllocation]) -> LauncherGpus:
     """Return what launchers reported before, unless a process refutes it."""
     present = {gpu.pk: (machine, gpu) for machine in snapshot.machines.values() for gpu in machine.gpus}
     found: LauncherGpus = defaultdict(list)
@@ -92,11 +92,11 @@ class _AllocationChanges:
     """The changes to write."""
 
     snapshot: ClusterSnapshot
-    claims: Mapping[Key, GpuClaim]
+    claims: Mapping[GpuJob, GpuClaim]
     ended: list[tuple[OpenAllocation, datetime]] = field(default_factory=list)
     mistaken: list[int] = field(default_factory=list)
     upgraded: dict[tuple[str, str, str], list[int]] = field(default_factory=lambda: defaultdict(list))
-    confirmed: set[Key] = field(default_factory=set)
+    confirmed: set[GpuJob] = field(default_factory=set)
 
     def write(self, allocations: Iterable[OpenAllocation]) -> int:
         """Apply the changes; return how many rows changed."""
@@ -165,7 +165,7 @@ def _new_rows(new: Iterable[GpuClaim]) -> list[Holding]:
     """Return rows for new claims; one that resumes after a gap begins where its previous interval ended."""
     since = min((claim.since for claim in new), default=timezone.now())
     ended = Holding.objects.filter(until__gt=since, scheduler_id__in={claim.scheduler_id for claim in new}).order_by()
-    latest: dict[Key, datetime] = {}
+    latest: dict[GpuJob, datetime] = {}
     for gpu_id, scheduler_id, until in ended.values_list("gpu_id", "scheduler_id", "until"):
         if until is not None:
             latest[gpu_id, scheduler_id] = max(until, latest.get((gpu_id, scheduler_id), until))

@@ -21,7 +21,7 @@ from nodes.schedulers import choose
 from nodes.schedulers.cluster import ALLOCATED_STATES
 
 Source = Holding.Source
-Key = tuple[int, str]  # of a GPU and of a job
+GpuJob = tuple[int, str]  # of a GPU and of a job
 LauncherGpus = dict[tuple[int, str], list["GpuPosition"]]  # GPUs by machine and job
 MAX_REPORTED_GPUS = 64  # in one report of a launcher
 
@@ -141,7 +141,7 @@ class ClusterSnapshot:
         return GpuClaim(gpu.pk, gpu.agent_id, job.scheduler_id, job.user, job.name, source, since)
 
     @cached_property
-    def by_scheduler(self) -> dict[Key, GpuClaim]:
+    def by_scheduler(self) -> dict[GpuJob, GpuClaim]:
         """Return the claims from the scheduler's indices."""
         found = {}
         for job in self.running.values():
@@ -160,7 +160,7 @@ class ClusterSnapshot:
         return found
 
     @cached_property
-    def by_processes(self) -> dict[Key, GpuClaim]:
+    def by_processes(self) -> dict[GpuJob, GpuClaim]:
         """Return the claims from processes, for jobs whose scheduler reports no indices there."""
         found = {}
         for machine in self.machines.values():
@@ -203,10 +203,10 @@ class ClusterSnapshot:
                     found[node, job.user].append(job)
         return found
 
-    def by_launchers(self, reports: Iterable[LauncherReport], standing: LauncherGpus) -> LauncherGpus:
-        """Return the GPUs by launcher report: the standing ones, replaced by the last credible report per machine."""
+    def by_launchers(self, reports: Iterable[LauncherReport], known: LauncherGpus) -> LauncherGpus:
+        """Return the GPUs by launcher report: those known before, replaced by the last credible report per machine."""
         places = {gpu.uuid: (machine, gpu) for machine in self.machines.values() for gpu in machine.gpus}
-        found = {**standing}
+        found = {**known}
         for report in reports:
             if job := self.running.get(report.scheduler_id):
                 reported: dict[str, list[GpuPosition]] = {}

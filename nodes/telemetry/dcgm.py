@@ -44,7 +44,7 @@ LAST_XID = "last_xid"  # in a GPU's counters
 
 @dataclass(frozen=True)
 class _FieldMapping:
-    """The column and factor of a DCGM field; values above `most` are DCGM's markers for "unknown"."""
+    """The column and factor of a DCGM field; values above `maximum` are DCGM's markers for "unknown"."""
 
     column: str
     maximum: float

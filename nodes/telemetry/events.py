@@ -39,7 +39,7 @@ CANDIDATES = 2_000
 
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _CHANGED = ("count", "at", "last_at", "is_open", "is_confirmed", "first_seq", "last_seq")
-Key = tuple[str, str]  # fingerprint and boot
+EventKey = tuple[str, str]  # fingerprint and boot
 
 
 def store(agent: Agent, happenings: Sequence[MachineEvent], boot_id: str) -> bool:
@@ -109,7 +109,7 @@ class _EventReport:
         )
 
     @property
-    def key(self) -> Key:
+    def key(self) -> EventKey:
         return self.fingerprint, self.boot_id
 
     @property
@@ -165,7 +165,7 @@ class _Folding:
 
     agent: Agent
     reports: Sequence[_EventReport]
-    rows: dict[Key, _Rows]
+    rows: dict[EventKey, _Rows]
     gpus: dict[str, Gpu]
     lost: dict[str, Gpu] = field(default_factory=dict)
     """GPUs that were lost or came back."""
@@ -177,7 +177,7 @@ class _Folding:
     def read(cls, agent: Agent, reports: Sequence[_EventReport]) -> Self:
         names = {report.gpu for report in reports if report.gpu}
         gpus = Gpu.objects.filter(agent=agent, uuid__in=names).only("uuid", "lost_at", "gone_at") if names else ()
-        rows: dict[Key, _Rows] = defaultdict(_Rows)
+        rows: dict[EventKey, _Rows] = defaultdict(_Rows)
         for row in {row.pk: row for row in _candidates(agent, reports)}.values():
             rows[row.fingerprint, row.boot_id].add(row)
         return cls(agent, reports, rows, {gpu.uuid: gpu for gpu in gpus})

@@ -21,7 +21,7 @@ from portal.series.envelope import Outline, concatenate, of_points, thin
 from portal.series.read import SeriesReading, ids_of, retry_if_moved
 from portal.series.store import Owner
 
-Key = tuple[Owner, str]
+SeriesKey = tuple[Owner, str]
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class TelemetryCurve:
 
 
 def curves(
-    agent: Agent, wanted: Sequence[Key], *, start: int, end: int, points: int | None
-) -> dict[Key, TelemetryCurve]:
+    agent: Agent, wanted: Sequence[SeriesKey], *, start: int, end: int, points: int | None
+) -> dict[SeriesKey, TelemetryCurve]:
     """Return these series of one machine and its GPUs, from `start` to `end` (Unix seconds, inclusive)."""
     tails = _tails(agent, wanted, start, end)
     found = {}
@@ -103,10 +103,10 @@ def _thinned(level: ThinningLevel, owner: Owner, name: str, start: int, end: int
     )  # fmt: skip
 
 
-def _tails(agent: Agent, wanted: Sequence[Key], start: int, end: int) -> Mapping[Key, Points]:
+def _tails(agent: Agent, wanted: Sequence[SeriesKey], start: int, end: int) -> Mapping[SeriesKey, Points]:
     """Return the points of these series in frames, between these moments."""
     rows = Frame.objects.filter(agent=agent, at__gte=start - MAX_SPAN_S, at__lte=end, until__gt=start)
-    tails: dict[Key, list[Points]] = {}
+    tails: dict[SeriesKey, list[Points]] = {}
     for data in rows.order_by("at", "id").values_list("data", flat=True):
         frame = frames.decode(bytes(data))
         second = frame.seconds
@@ -121,7 +121,9 @@ def _tails(agent: Agent, wanted: Sequence[Key], start: int, end: int) -> Mapping
     return {key: _joined(parts) for key, parts in tails.items()}
 
 
-def _add(tails: dict[Key, list[Points]], key: Key, second: Integers, values: Values, start: int, end: int) -> None:
+def _add(
+    tails: dict[SeriesKey, list[Points]], key: SeriesKey, second: Integers, values: Values, start: int, end: int
+) -> None:
     is_wanted = (values != MISSING) & (second >= start) & (second <= end)
     if is_wanted.any():
         step = second[is_wanted]

@@ -46,7 +46,7 @@ MINUTES = ThinningLevel(seconds=60, after_s=48 * HOUR_S, made_of=1, marker="minu
 TENS = ThinningLevel(seconds=600, after_s=90 * DAY_S, made_of=60, marker="tens_to")
 LEVELS = (MINUTES, TENS)
 RETENTION_S = 730 * DAY_S
-MOST_DELETED = 500
+MAX_DELETED = 500
 """Rows per transaction."""
 PRECISION = 64
 """Means are rounded to this fraction of a unit: values are measured in whole degrees, watts and per cent, and the bits
@@ -81,10 +81,10 @@ def forget(*, now: float | None = None) -> int:
     RackTemperature.objects.filter(hour__lt=moment).delete()
     earlier = GpuPlace.objects.filter(gpu=OuterRef("gpu"), pk__lt=OuterRef("pk"))  # a GPU's first place decides whose
     places = GpuPlace.objects.filter(Exists(earlier), until__lt=moment)  # it is (nodes.telemetry.machines)
-    while passed := list(places.order_by().values_list("pk", flat=True)[:MOST_DELETED]):
+    while passed := list(places.order_by().values_list("pk", flat=True)[:MAX_DELETED]):
         GpuPlace.objects.filter(pk__in=passed).delete()
     cleared = HealthEntry.objects.filter(state=HealthEntry.EntryState.CLEARED, cleared_at__lt=moment)
-    while old := list(cleared.order_by("cleared_at").values_list("pk", flat=True)[:MOST_DELETED]):
+    while old := list(cleared.order_by("cleared_at").values_list("pk", flat=True)[:MAX_DELETED]):
         HealthEntry.objects.filter(pk__in=old).delete()
     deleted = 0
     for agent in Agent.objects.only("pk"):

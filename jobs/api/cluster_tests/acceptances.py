@@ -14,7 +14,7 @@ from jobs.api.cluster_tests.burnins import burn_in_problems
 from jobs.burnins import report
 from jobs.errors import Conflict
 from nodes.burnin import plan
-from nodes.drains.host_expression import MOST_CHARACTERS
+from nodes.drains.host_expression import MAX_CHARACTERS
 from nodes.models import Acceptance
 from portal.http.api import ApiRequest, WantedPage
 from portal.http.openapi import described
@@ -71,7 +71,7 @@ class WantedAcceptances(WantedPage):
 
 class NewAcceptance(Schema):
     model_config = {"extra": "forbid"}
-    nodes: str = Field(min_length=1, max_length=MOST_CHARACTERS, description="A host expression, such as dgx[01-08].")
+    nodes: str = Field(min_length=1, max_length=MAX_CHARACTERS, description="A host expression, such as dgx[01-08].")
     seconds: int = Field(DEFAULT_SECONDS, ge=plan.MIN_SECONDS, le=plan.MAX_SECONDS)
     may_undrain: bool = Field(False, description="Nodes that a person drained return to service if they pass.")
 

@@ -18,7 +18,7 @@ from nodes.health import temperature
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import gpu_owner, host_owner
-from nodes.telemetry.read import Key, TelemetryCurve
+from nodes.telemetry.read import SeriesKey, TelemetryCurve
 
 MAX_EVENTS = 200
 MAX_AGENTS = 16  # whose curves are read
@@ -136,7 +136,7 @@ def collect_machine_curves(incident: Incident, catalogue: Catalogue, found: Inci
 
 def _signs_of_curves(agent: Agent, gpus: Sequence[Gpu], end: int) -> list[Sign]:
     host = host_owner(agent.pk)
-    names: list[Key] = [(host, name) for name in ("memory_used_mib", "memory_total_mib")]
+    names: list[SeriesKey] = [(host, name) for name in ("memory_used_mib", "memory_total_mib")]
     names += [(host, name) for name in ("shm_used_mib", "shm_total_mib")]
     names += [(gpu_owner(gpu.pk), "temperature_c") for gpu in gpus if gpu.slowdown_c]
     curves = read.curves(agent, names, start=end - int(NEAR_END.total_seconds()), end=end, points=None)

@@ -19,10 +19,10 @@ from typing import Any
 FieldValue = bool | int | float | str | None
 """None: unknown, which fulfils no condition."""
 
-MOST_TEXT = 200
+MAX_TEXT = 200
 LARGEST = 2**63
 """Integers of TOML are smaller; Python's parser takes longer ones, which no float can hold."""
-MOST_CHOICES = 100
+MAX_CHOICES = 100
 _COMPARED = re.compile(r"\s*(<=|>=|!=|<|>)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*")
 _BITS = re.compile(r"\s*has\s+(0x[0-9a-fA-F]{1,16}|\d{1,19})\s*")
 _WORDS = re.compile(r"\s*contains\s+(\S.*?)\s*")
@@ -61,12 +61,12 @@ class Condition:
 def parse_condition(value: object) -> Condition:
     """Return the condition that a TOML value writes. Raises BadCondition."""
     if isinstance(value, list):
-        if not value or len(value) > MOST_CHOICES:
-            raise BadCondition(f"a list must have 1 to {MOST_CHOICES} values")
+        if not value or len(value) > MAX_CHOICES:
+            raise BadCondition(f"a list must have 1 to {MAX_CHOICES} values")
         return Condition(_written(value), "in", tuple(_scalar(choice) for choice in value))
     if isinstance(value, str):
-        if len(value) > MOST_TEXT:
-            raise BadCondition(f"text must be at most {MOST_TEXT} characters")
+        if len(value) > MAX_TEXT:
+            raise BadCondition(f"text must be at most {MAX_TEXT} characters")
         if found := _COMPARED.fullmatch(value):
             return _comparison(value, found[1], float(found[2]))
         if found := _BITS.fullmatch(value):
@@ -85,8 +85,8 @@ def _comparison(text: str, sign: str, number: float) -> Condition:
 
 
 def _scalar(value: object) -> FieldValue:
-    if isinstance(value, str) and len(value) > MOST_TEXT:
-        raise BadCondition(f"text must be at most {MOST_TEXT} characters")
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise BadCondition(f"text must be at most {MAX_TEXT} characters")
     if isinstance(value, bool | str) or is_number(value):
         return value  # type: ignore[return-value]
     raise BadCondition(f"{value!r:.40} is not a number, a text, or true or false")

@@ -30,12 +30,12 @@ OUT_OF_SERVICE: frozenset[Action] = frozenset({"drain", "reset", "replace"})
 """Actions that drain the node: a reset waits until nothing runs there, a replacement until somebody comes."""
 
 BOUNDS = Bounds(depth=6, items=20_000)  # of a file
-MOST_COUNT = 1_000
-MOST_ESCALATION = 50
-"""Openings that a finding remembers (`progress.MOST_OPENINGS`)."""
-MOST_TRIGGERS = 8
-MOST_EXAMPLES = 8
-MOST_STEPS = 200
+MAX_COUNT = 1_000
+MAX_ESCALATION = 50
+"""Openings that a finding remembers (`progress.MAX_OPENINGS`)."""
+MAX_TRIGGERS = 8
+MAX_EXAMPLES = 8
+MAX_STEPS = 200
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _TEXTS = {"title": 120, "advice": 500, "source": 500}
 
@@ -206,8 +206,8 @@ class _RuleTable:
         tables = self.raw.get("trigger")
         if tables is None:
             return (self._trigger(self.raw, ""),)
-        if not isinstance(tables, list) or not 1 <= len(tables) <= MOST_TRIGGERS:
-            raise self._bad("trigger", f"must be 1 to {MOST_TRIGGERS} tables")
+        if not isinstance(tables, list) or not 1 <= len(tables) <= MAX_TRIGGERS:
+            raise self._bad("trigger", f"must be 1 to {MAX_TRIGGERS} tables")
         shared = {key: self.raw[key] for key in _TRIGGER_KEYS if key in self.raw}
         found = []
         for number, table in enumerate(tables, 1):
@@ -227,8 +227,8 @@ class _RuleTable:
             raise self._bad(f"{place}signal", f"{name!r:.60} is not a signal{_meant(str(name), SIGNALS)}")
         count, within_s = table.get("count", 1), self._seconds(table, "within", place)
         for_s = self._seconds(table, "for", place)
-        if type(count) is not int or not 1 <= count <= MOST_COUNT:
-            raise self._bad(f"{place}count", f"must be a whole number from 1 to {MOST_COUNT}")
+        if type(count) is not int or not 1 <= count <= MAX_COUNT:
+            raise self._bad(f"{place}count", f"must be a whole number from 1 to {MAX_COUNT}")
         if signal.is_event and for_s:
             raise self._bad(f"{place}for", f"{signal.name} is an event: it has a count, not a duration")
         if not signal.is_event and (count > 1 or within_s or "distinct" in table):
@@ -289,8 +289,8 @@ class _RuleTable:
             raise self._bad("escalates", "must be a table")
         self._refuse_unknown(table, ("count", "within", "action", "severity"), "escalates: ")
         count = table.get("count")
-        if type(count) is not int or not 2 <= count <= MOST_ESCALATION:
-            raise self._bad("escalates.count", f"must be a whole number from 2 to {MOST_ESCALATION}")
+        if type(count) is not int or not 2 <= count <= MAX_ESCALATION:
+            raise self._bad("escalates.count", f"must be a whole number from 2 to {MAX_ESCALATION}")
         within_s = self._seconds(table, "within", "escalates.")
         if not within_s:
             raise self._bad("escalates.within", 'is missing: for example "30d"')
@@ -304,14 +304,14 @@ class _RuleTable:
 
     def _examples(self, triggers: tuple[Trigger, ...]) -> tuple[Example, ...]:
         tables = self.raw.get("example", [])
-        if not isinstance(tables, list) or len(tables) > MOST_EXAMPLES:
-            raise self._bad("example", f"must be at most {MOST_EXAMPLES} tables")
+        if not isinstance(tables, list) or len(tables) > MAX_EXAMPLES:
+            raise self._bad("example", f"must be at most {MAX_EXAMPLES} tables")
         return tuple(self._example(table, triggers[0].signal) for table in tables)
 
     def _example(self, table: object, signal: Signal) -> Example:
         steps = table.get("steps") if isinstance(table, dict) else None
-        if not isinstance(table, dict) or not isinstance(steps, list) or not 1 <= len(steps) <= MOST_STEPS:
-            raise self._bad("example", f"needs 1 to {MOST_STEPS} steps")
+        if not isinstance(table, dict) or not isinstance(steps, list) or not 1 <= len(steps) <= MAX_STEPS:
+            raise self._bad("example", f"needs 1 to {MAX_STEPS} steps")
         self._refuse_unknown(table, ("fires", "steps"), "example: ")
         if not isinstance(table.get("fires"), bool):
             raise self._bad("example", "fires must be true or false")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Subject = Literal["gpu", "node", "rack", "cluster"]
+SubjectKind = Literal["gpu", "node", "rack", "cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Signal:
 
     name: str
     kind: Literal["event", "state"]
-    subject: Subject
+    subject: SubjectKind
     description: str
     fields: Mapping[str, str]
     is_history: bool = False
@@ -202,7 +202,7 @@ _ALL = (
 )  # fmt: skip
 SIGNALS: Mapping[str, Signal] = {signal.name: signal for signal in _ALL}
 
-_SUBJECTS: Mapping[Subject, str] = {"gpu": "a GPU", "node": "a node", "rack": "a rack", "cluster": "the cluster"}
+_SUBJECTS: Mapping[SubjectKind, str] = {"gpu": "a GPU", "node": "a node", "rack": "a rack", "cluster": "the cluster"}
 
 
 def markdown_list() -> Iterator[str]:

@@ -35,7 +35,7 @@ def import_all() -> None:
     from nodes.drains import bulk, maintenance, spares  # noqa: F401
     from nodes.health.rules.catalogue import shipped_rules
     from nodes.monitoring import evaluate  # noqa: F401
-    from nodes.remediation import act, inbox, return_to_service  # noqa: F401
+    from nodes.remediation import decide, inbox, return_to_service  # noqa: F401
 
     shipped_rules(False)
 

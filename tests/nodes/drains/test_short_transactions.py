@@ -74,6 +74,6 @@ def test_many_spares_are_drained_a_part_at_a_time(lab: Lab, ops: User) -> None:
     HotSpare.objects.bulk_create([HotSpare(node=name, partition="gpu", added_by=ops) for name in NAMES[:30]])
     with longest_transaction() as found:
         for _ in range(2):
-            spares.keep()
+            spares.advance()
     assert NodeOrder.objects.open().count() == 30
     assert max(found) <= MOST

@@ -130,9 +130,9 @@ def test_a_spare_whose_order_fails_stands_by_again(lab: Lab, ops: User) -> None:
 
 def test_a_drain_that_the_rows_do_not_show_yet_is_not_taken_for_undone(lab: Lab, ops: User) -> None:
     spares.add(ops, Node.objects.get(name="dgx-12"), "gpu")
-    spares.keep()
+    spares.advance()
     drain.carry_out(lab.scheduler)
-    spares.keep()
+    spares.advance()
     assert spare().state == "standby"
 
 
@@ -227,7 +227,7 @@ def test_removing_undrains_it(lab: Lab, ops: User) -> None:
 
 def test_removed_before_the_nodes_were_read_again_it_is_undrained(lab: Lab, ops: User) -> None:
     spares.add(ops, Node.objects.get(name="dgx-12"), "gpu")
-    spares.keep()
+    spares.advance()
     drain.carry_out(lab.scheduler)
     assert list(lab.scheduler.drained) == ["dgx-12"]
     spares.remove(ops, spare())

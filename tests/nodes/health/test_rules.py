@@ -150,51 +150,51 @@ HEAT = rule_of(HOT)
 GPU = Subject("dgx-01", "GPU-1")
 
 
-def heat(finding: RuleProgress, at: float, margin: float | None) -> str:
-    engine.observe(HEAT, finding, Observation("gpu_samples", GPU, at, {"margin_c": margin}))
-    return finding.state
+def heat(progress: RuleProgress, at: float, margin: float | None) -> str:
+    engine.observe(HEAT, progress, Observation("gpu_samples", GPU, at, {"margin_c": margin}))
+    return progress.state
 
 
 def test_a_state_opens_after_its_time_and_clears_with_hysteresis() -> None:
-    finding = RuleProgress()
-    assert heat(finding, 0, 20) == "none"
-    assert heat(finding, 10, 3) == "watching"
-    assert heat(finding, 309, 2) == "watching"
-    assert heat(finding, 320, 2) == "open"
-    assert finding.opened_at == 310, "the moment at which the rule's time was over, not that of the reading"
-    assert heat(finding, 400, 4) == "open"
-    assert finding.good_since is None, "better, but not as good as the rule wants before it clears"
-    assert heat(finding, 500, 6) == "open"
-    assert heat(finding, 900, None) == "open"
-    assert finding.good_since is None, "an unknown temperature is no recovery"
-    assert heat(finding, 1000, 9) == "open"
-    assert heat(finding, 1600, 9) == "cleared"
+    progress = RuleProgress()
+    assert heat(progress, 0, 20) == "none"
+    assert heat(progress, 10, 3) == "watching"
+    assert heat(progress, 309, 2) == "watching"
+    assert heat(progress, 320, 2) == "open"
+    assert progress.opened_at == 310, "the moment at which the rule's time was over, not that of the reading"
+    assert heat(progress, 400, 4) == "open"
+    assert progress.good_since is None, "better, but not as good as the rule wants before it clears"
+    assert heat(progress, 500, 6) == "open"
+    assert heat(progress, 900, None) == "open"
+    assert progress.good_since is None, "an unknown temperature is no recovery"
+    assert heat(progress, 1000, 9) == "open"
+    assert heat(progress, 1600, 9) == "cleared"
 
 
 def test_a_state_that_ends_early_or_becomes_unknown_starts_again() -> None:
     for interruption in (10.0, None):
-        finding = RuleProgress()
-        heat(finding, 0, 1)
-        heat(finding, 200, interruption)
-        heat(finding, 210, 1)
-        assert heat(finding, 400, 1) == "watching"
-        assert heat(finding, 510, 1) == "open"
+        progress = RuleProgress()
+        heat(progress, 0, 1)
+        heat(progress, 200, interruption)
+        heat(progress, 210, 1)
+        assert heat(progress, 400, 1) == "watching"
+        assert heat(progress, 510, 1) == "open"
 
 
 def test_a_state_that_nobody_reads_neither_opens_nor_clears() -> None:
-    finding = RuleProgress()
-    heat(finding, 0, 1)
-    engine.advance_unread(HEAT, finding, 300)
-    assert finding.state == "none", "one reading, then the agent was silent"
-    heat(finding, 1000, 1)
-    finding = RuleProgress.from_payload(finding.as_payload())
-    assert not engine.is_unread(finding, 1090)
-    assert engine.is_unread(finding, 1091)
+    progress = RuleProgress()
+    heat(progress, 0, 1)
+    engine.advance_unread(HEAT, progress, 300)
+    assert progress.state == "none", "one reading, then the agent was silent"
+    heat(progress, 1000, 1)
+    progress = RuleProgress.from_payload(progress.as_payload())
+    assert not engine.is_unread(progress, 1090)
+    assert engine.is_unread(progress, 1091)
     for at in (1080, 1160, 1240, 1305):
-        assert heat(finding, at, 1) == ("watching" if at < 1300 else "open")
-    heat(finding, 1310, 9)
-    engine.advance_unread(HEAT, finding, 1310 + 600)
-    assert (finding.state, finding.good_since) == ("open", None), "one good reading, then the agent was silent"
+        assert heat(progress, at, 1) == ("watching" if at < 1300 else "open")
+    heat(progress, 1310, 9)
+    engine.advance_unread(HEAT, progress, 1310 + 600)
+    assert (progress.state, progress.good_since) == ("open", None), "one good reading, then the agent was silent"
 
 
 TWO_STATES = """
@@ -210,25 +210,25 @@ def test_a_rule_on_two_states_clears_by_the_first_one() -> None:
     rule = rule_of(head + TWO_STATES + end)
 
     def both(at: float, margin: float, errors: int) -> str:
-        engine.observe(rule, finding, Observation("gpu_samples", GPU, at, {"margin_c": margin}))
-        engine.observe(rule, finding, Observation("gpu_counters", GPU, at, {"ecc_uncorrected": errors}))
-        return finding.state
+        engine.observe(rule, progress, Observation("gpu_samples", GPU, at, {"margin_c": margin}))
+        engine.observe(rule, progress, Observation("gpu_counters", GPU, at, {"ecc_uncorrected": errors}))
+        return progress.state
 
-    finding = RuleProgress()
+    progress = RuleProgress()
     assert [both(at, margin, 0) for at, margin in ((0, 1), (100, 9), (690, 9))] == ["open"] * 3
     assert both(700, 9, 0) == "cleared"
-    finding = RuleProgress()
+    progress = RuleProgress()
     assert [both(at, 9, errors) for at, errors in ((0, 1), (500, 1), (1_000, 0), (1_010, 0))] == ["open"] * 4
     assert both(1_610, 9, 0) == "cleared"
 
 
 def test_progress_of_before_readings_were_noted_counts_until_its_last_evidence() -> None:
-    finding = RuleProgress()
-    heat(finding, 0, 1)
-    heat(finding, 60, 1)
-    stored = finding.as_payload()
+    progress = RuleProgress()
+    heat(progress, 0, 1)
+    heat(progress, 60, 1)
+    stored = progress.as_payload()
     del stored["read_at"]
-    assert RuleProgress.from_payload(stored) == finding
+    assert RuleProgress.from_payload(stored) == progress
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.sampled_from([1, 4, 9, None])), max_size=60), st.integers(1, 5))
@@ -247,47 +247,47 @@ def test_how_often_time_advances_does_not_matter(steps: list[tuple[int, int | No
 REPEATED = shipped_rules()["errors-follow-gpu"]
 
 
-def xid(finding: RuleProgress, at: float, user: str, program: str, rule: Rule = REPEATED, code: int = 13) -> str:
+def xid(progress: RuleProgress, at: float, user: str, program: str, rule: Rule = REPEATED, code: int = 13) -> str:
     fields = {"code": code, "user": user, "program": program}
-    engine.observe(rule, finding, Observation("xid", GPU, at, fields))
-    return finding.state
+    engine.observe(rule, progress, Observation("xid", GPU, at, fields))
+    return progress.state
 
 
 @given(st.permutations(range(4)))
 def test_events_count_in_whatever_order_they_arrive(order: list[int]) -> None:
-    finding = RuleProgress()
+    progress = RuleProgress()
     for number in order:
-        xid(finding, 1000.0 * number, f"user{number % 2}", f"program{number}")
-    assert finding.state == "open"
+        xid(progress, 1000.0 * number, f"user{number % 2}", f"program{number}")
+    assert progress.state == "open"
 
 
 def test_events_count_only_within_their_time_and_if_they_differ() -> None:
     day = 86_400.0
-    finding = RuleProgress()
+    progress = RuleProgress()
     for number in range(5):
-        assert xid(finding, number * 4 * day, f"user{number}", f"program{number}") == "watching"
-    finding = RuleProgress()
+        assert xid(progress, number * 4 * day, f"user{number}", f"program{number}") == "watching"
+    progress = RuleProgress()
     for number in range(50):
-        assert xid(finding, float(number), "ada", f"program{number}") == "watching"
-    finding = RuleProgress()
+        assert xid(progress, float(number), "ada", f"program{number}") == "watching"
+    progress = RuleProgress()
     for _ in range(3):
-        xid(finding, 0.0, "", "")
-    assert finding.state == "watching", "an unknown person is not a different one"
+        xid(progress, 0.0, "", "")
+    assert progress.state == "watching", "an unknown person is not a different one"
 
 
 LOST = shipped_rules()["off-bus"]
 
 
 def test_evidence_from_before_the_clear_never_reopens_and_newer_evidence_does() -> None:
-    finding = RuleProgress()
-    assert xid(finding, 100, "", "", LOST, 79) == "open"
-    engine.clear(finding, 200)
-    assert xid(finding, 150, "", "", LOST, 79) == "cleared"
-    assert xid(finding, 200, "", "", LOST, 79) == "cleared"
-    after = finding.successor()
+    progress = RuleProgress()
+    assert xid(progress, 100, "", "", LOST, 79) == "open"
+    engine.clear(progress, 200)
+    assert xid(progress, 150, "", "", LOST, 79) == "cleared"
+    assert xid(progress, 200, "", "", LOST, 79) == "cleared"
+    after = progress.successor()
     assert xid(after, 201, "", "", LOST, 79) == "open"
     assert engine.effective(LOST, after) == ("fatal", "replace"), "the second time within its period"
-    assert engine.effective(LOST, finding) == ("fatal", "drain")
+    assert engine.effective(LOST, progress) == ("fatal", "drain")
 
 
 def test_a_repair_ends_a_finding_unless_it_happens_again_or_a_burn_in_must_pass() -> None:
@@ -295,23 +295,23 @@ def test_a_repair_ends_a_finding_unless_it_happens_again_or_a_burn_in_must_pass(
     rule = rule_of(
         text.replace('clears = "recovered"', 'clears = "reset"').replace('clears_where = { code = "> 5" }', "")
     )
-    finding = RuleProgress()
-    assert xid(finding, 0, "", "", rule, 2) == "open"
-    engine.repair(rule, finding, "boot", 100)
-    assert xid(finding, 300, "", "", rule, 2) == "open"
-    engine.advance(rule, finding, 10_000)
-    assert finding.cleared_at is None, "the repair did not help"
-    engine.repair(rule, finding, "reset", 10_000)
-    engine.advance(rule, finding, 10_599)
-    assert finding.cleared_at is None
-    engine.advance(rule, finding, 10_600)
-    assert finding.cleared_at == 10_600
+    progress = RuleProgress()
+    assert xid(progress, 0, "", "", rule, 2) == "open"
+    engine.repair(rule, progress, "boot", 100)
+    assert xid(progress, 300, "", "", rule, 2) == "open"
+    engine.advance(rule, progress, 10_000)
+    assert progress.cleared_at is None, "the repair did not help"
+    engine.repair(rule, progress, "reset", 10_000)
+    engine.advance(rule, progress, 10_599)
+    assert progress.cleared_at is None
+    engine.advance(rule, progress, 10_600)
+    assert progress.cleared_at == 10_600
 
-    finding = RuleProgress()
-    xid(finding, 0, "", "", LOST, 79)
-    engine.repair(LOST, finding, "boot", 100)
-    engine.advance(LOST, finding, 1e9)
-    assert finding.cleared_at is None, "it needs a burn-in"
+    progress = RuleProgress()
+    xid(progress, 0, "", "", LOST, 79)
+    engine.repair(LOST, progress, "boot", 100)
+    engine.advance(LOST, progress, 1e9)
+    assert progress.cleared_at is None, "it needs a burn-in"
 
 
 @pytest.mark.parametrize("name", sorted({*shipped_rules(True).keys() - shipped_rules().keys(), "program-error"}))
@@ -328,10 +328,10 @@ def test_strict_rules_fire_on_what_they_must(name: str) -> None:
 def test_strict_treats_one_xid_13_31_or_79_as_a_reason_to_evict(code: int, is_strict: bool, drains: bool) -> None:
     actions = set()
     for rule in active_rules(is_strict=is_strict).values():
-        finding = RuleProgress()
+        progress = RuleProgress()
         fields = {"code": code, "is_listed": True, "is_fatal": False}
-        engine.observe(rule, finding, Observation("xid", GPU, 0.0, fields))
-        if finding.state == "open":
+        engine.observe(rule, progress, Observation("xid", GPU, 0.0, fields))
+        if progress.state == "open":
             actions.add(rule.action)
     assert bool(actions & OUT_OF_SERVICE) == drains
 
@@ -354,22 +354,22 @@ def fault(at: float, user: str, program: str = "p") -> Observation:
 
 def test_a_thousand_xids_of_nobody_cost_little() -> None:
     """Each of them took a third of a second, while all other writers waited."""
-    finding, before = RuleProgress(), time.process_time()
+    progress, before = RuleProgress(), time.process_time()
     for second in range(1_500):
-        engine.observe(FOLLOWS_GPU, finding, fault(second, ""))
-    assert finding.state == "watching"
+        engine.observe(FOLLOWS_GPU, progress, fault(second, ""))
+    assert progress.state == "watching"
     assert time.process_time() - before < 5
     for number, user in enumerate(("ada", "ben", "cleo")):
-        engine.observe(FOLLOWS_GPU, finding, fault(1_500 + number, user, f"program {number}"))
-    assert finding.state == "open"
+        engine.observe(FOLLOWS_GPU, progress, fault(1_500 + number, user, f"program {number}"))
+    assert progress.state == "open"
 
 
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.sampled_from(["", "ada", "ben"]), st.sampled_from("pqr"))))
 def test_events_count_together_whatever_their_order(events: list[tuple[int, str, str]]) -> None:
     """A finding opens if some period of the rule's length has enough events of enough users and programs."""
-    finding = RuleProgress()
+    progress = RuleProgress()
     for at, user, program in events:
-        engine.observe(FOLLOWS_GPU, finding, fault(at, user, program))
+        engine.observe(FOLLOWS_GPU, progress, fault(at, user, program))
     (trigger, *_) = FOLLOWS_GPU.triggers
     periods = [[event for event in events if 0 <= end[0] - event[0] <= trigger.within_s] for end in events]
     is_reached = any(
@@ -379,6 +379,6 @@ def test_events_count_together_whatever_their_order(events: list[tuple[int, str,
         for period in periods
     )
     if [at for at, _, _ in events] == sorted(at for at, _, _ in events):
-        assert (finding.openings != []) is is_reached
-    elif finding.openings:
+        assert (progress.openings != []) is is_reached
+    elif progress.openings:
         assert is_reached

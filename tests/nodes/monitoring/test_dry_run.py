@@ -256,8 +256,8 @@ def test_drains_stay_within_limits_and_the_breaker_stops_them() -> None:
 
 
 def test_a_rule_that_fires_on_everything_is_cut_and_says_so(cluster: StoredCluster, monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "MOST_FOUND", 50)
-    monkeypatch.setattr(module, "MOST_LISTED", 10)
+    monkeypatch.setattr(module, "MAX_FOUND", 50)
+    monkeypatch.setattr(module, "MAX_LISTED", 10)
     flapping = [85.0] * 10 + [60.0] * 10
     cluster.seconds("temperature_c", flapping * 200, 40 * HOUR)
     anything = HEAT.replace('for = "5m"', "").replace('clears_after = "10m"', "")
@@ -269,6 +269,6 @@ def test_a_rule_that_fires_on_everything_is_cut_and_says_so(cluster: StoredClust
 def test_time_and_rows_are_bounded(cluster: StoredCluster, monkeypatch: Any) -> None:
     cluster.xid(79, 0, ago=DAY)
     assert "0 of 3 nodes were read" in tried(shipped_rules()["off-bus"], budget_s=-1.0).cut
-    monkeypatch.setattr(module, "MOST_EVENTS", 1)
+    monkeypatch.setattr(module, "MAX_EVENTS", 1)
     cluster.xid(79, 0, ago=HOUR, text="again")
     assert tried(shipped_rules()["off-bus"]).cut.startswith("Stopped after 1 events")

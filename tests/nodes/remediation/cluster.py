@@ -11,7 +11,7 @@ from typing import Any
 from nodes.cluster import drain, sync
 from nodes.models import Agent, Assessment, HealthEntry, Reading
 from nodes.monitoring.evaluate import evaluate
-from nodes.remediation.act import decide
+from nodes.remediation.decide import decide
 from nodes.remediation.return_to_service import return_recovered
 from nodes.schedulers.base import NodeStatus, Scheduler
 from nodes.schedulers.cluster import PartitionInfo

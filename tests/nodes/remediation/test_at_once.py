@@ -18,7 +18,8 @@ from nodes.cluster import drain
 from nodes.drains import bulk, maintenance
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder
 from nodes.monitoring.evaluate import evaluate
-from nodes.remediation import act, inbox
+from nodes.remediation import inbox
+from nodes.remediation.decide import decide
 from portal.models import AuditEntry
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
@@ -56,7 +57,7 @@ def test_workers_together_exceed_no_limit(lab: Lab) -> None:
     for node in lab.names[:2]:  # a third would trip the breaker; of twelve nodes one an hour may be drained
         lab.xid(79, node)
     evaluate()
-    at_once(lambda _: act.decide())
+    at_once(lambda _: decide())
     assert NodeOrder.objects.count() == 1
     decisions = sorted(HealthEntry.objects.filter(rule="off-bus").values_list("decision", flat=True))
     assert decisions == ["automatic", "proposed"]
@@ -90,7 +91,7 @@ def test_a_person_and_a_rule_together_leave_one_drain(lab: Lab) -> None:
 
     def work(number: int) -> Any:
         if number:
-            return act.decide()
+            return decide()
         return drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.DRAIN, "smells burnt")
 
     at_once(work)
@@ -126,7 +127,7 @@ def test_a_window_and_a_rule_together_drain_once(lab: Lab) -> None:
     lab.xid(79)
     evaluate()
     window = maintenance.plan(sysadmin("ops"), "dgx-[01-02]", "new switch", now, now + timedelta(hours=1))
-    at_once(lambda number: maintenance.advance() if number % 2 else act.decide())
+    at_once(lambda number: maintenance.advance() if number % 2 else decide())
     for _ in range(3):
         lab.step()
     done = NodeOrder.objects.filter(action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE)

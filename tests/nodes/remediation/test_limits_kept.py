@@ -29,7 +29,8 @@ from nodes.models import (
     Reading,
 )
 from nodes.monitoring.evaluate import evaluate
-from nodes.remediation import act, inbox
+from nodes.remediation import inbox
+from nodes.remediation.decide import decide
 from nodes.remediation.return_to_service import return_recovered
 from nodes.schedulers.cluster import PartitionInfo
 from tests.examples import EXHAUSTIVE
@@ -139,7 +140,7 @@ class LimitedHistory:
         before = NodeOrder.objects.filter(action="undrain").count()
         return_recovered()
         self.happened["returned"] += NodeOrder.objects.filter(action="undrain").count() - before
-        spares.keep()
+        spares.advance()
         self.happened["exchanged"] += HotSpare.objects.exclude(replaces="").count()
         with suppress(Killed):
             self.carry_out()
@@ -150,7 +151,7 @@ class LimitedHistory:
     def decide(self) -> None:
         last = NodeOrder.objects.order_by("pk").values_list("pk", flat=True).last() or 0
         tripped = HealthControl.objects.exclude(tripped_at=None).exists()
-        act.decide()
+        decide()
         new = list(NodeOrder.objects.filter(pk__gt=last))
         self.happened["drained"] += len(new)
         self.happened["held back"] += HealthEntry.objects.open().filter(held_back__contains="of at most").count()

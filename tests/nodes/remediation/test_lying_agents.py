@@ -11,8 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from nodes.models import Agent, Gpu, HealthEntry, NodeOrder
-from nodes.monitoring.evaluate import MOST_ITEMS, evaluate
-from nodes.remediation.act import decide
+from nodes.monitoring.evaluate import MAX_ITEMS, evaluate
+from nodes.remediation.decide import decide
 from nodes.remediation.limits_used import automatic_drains
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab, gpus_of
@@ -142,14 +142,14 @@ def test_an_agent_that_makes_up_ports_gets_a_bounded_number_of_findings(lab: Lab
     liar = lab.machine(LIAR)
     events = [
         {"kind": "link.down", "at": time.time(), "port": f"port {number}", "count": 3}
-        for number in range(2 * MOST_ITEMS)
+        for number in range(2 * MAX_ITEMS)
     ]
     assert liar.post({"at": int(time.time()), "n": 0, "events": events}).status_code == 200
     lab.step()
-    assert HealthEntry.objects.filter(node=LIAR, rule="port-flapping").count() == MOST_ITEMS
+    assert HealthEntry.objects.filter(node=LIAR, rule="port-flapping").count() == MAX_ITEMS
     assert liar.post(liar.event("link.down", time.time(), port="port 0", count=3)).status_code == 200
     lab.step()
-    assert HealthEntry.objects.filter(node=LIAR, rule="port-flapping").count() == MOST_ITEMS
+    assert HealthEntry.objects.filter(node=LIAR, rule="port-flapping").count() == MAX_ITEMS
 
 
 def test_a_storm_of_different_events_is_judged_a_part_at_a_time(lab: Lab, django_assert_max_num_queries: Any) -> None:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from nodes.models import Agent, HealthEntry
 from nodes.remediation import inbox, notices
-from nodes.remediation.notices import MAX_ENTRIES, MOST_NOTICES
+from nodes.remediation.notices import MAX_ENTRIES, MAX_NOTICES
 from nodes.schedulers.base import SchedulerError
 from nodes.tasks import alert
 from portal.models import Notice
@@ -134,14 +134,14 @@ def test_findings_on_everything_are_bounded(lab: Lab, monkeypatch: pytest.Monkey
         HealthEntry(
             node=f"n{number}", rule="off-bus", title="GPU fell off the bus", state="open", severity="fatal",
             action="drain", first_seen=now, last_seen=now, opened_at=now, decision="proposed",
-        ) for number in range(MOST_NOTICES + 7)
+        ) for number in range(MAX_NOTICES + 7)
     )  # fmt: skip
     alert()
     found = Notice.objects.standing()
-    shown = min(MOST_NOTICES, max_entries)
+    shown = min(MAX_NOTICES, max_entries)
     assert found.count() == shown + 1
     more = found.get(key="hardware.state:more").title.replace("\N{NO-BREAK SPACE}", " ")
-    assert more == f"{MOST_NOTICES + 7 - shown} more findings on nodes."
+    assert more == f"{MAX_NOTICES + 7 - shown} more findings on nodes."
 
 
 def test_the_demonstration_alarms_nobody(lab: Lab) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nodes.models import HealthEntry
 from nodes.remediation import inbox
-from nodes.remediation.act import decide
+from nodes.remediation.decide import decide
 from portal.models import AuditEntry, User
 from tests.lab import bearer
 from tests.nodes.remediation.cluster import Lab

@@ -18,8 +18,8 @@ from nodes.drains import bulk, maintenance
 from nodes.models import HealthControl, HealthEntry, Node, NodeEvent, NodeOrder, Partition, Reading
 from nodes.monitoring import events
 from nodes.monitoring.evaluate import evaluate
-from nodes.remediation import act, inbox
-from nodes.remediation.act import decide
+from nodes.remediation import inbox
+from nodes.remediation.decide import decide
 from nodes.schedulers.base import SchedulerError
 from nodes.tasks import health
 from portal.models import AuditEntry
@@ -91,7 +91,7 @@ def test_harmless_errors_drain_nothing(lab: Lab) -> None:
 
 
 def test_a_cluster_that_boots_at_once_is_judged_in_batches(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST_REPAIRED", 2)
+    monkeypatch.setattr(events, "MAX_REPAIRED", 2)
     for node in NAMES[:5]:
         lab.xid(109, node, ago=60)
     lab.step()
@@ -161,7 +161,7 @@ def test_nodes_that_are_not_set_up_yet_are_not_out_of_service(lab: Lab) -> None:
 
 
 def test_a_pass_ends_with_its_budget_and_the_next_one_continues(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(act, "BUDGET_S", 0.0)
+    monkeypatch.setattr("nodes.remediation.decide.BUDGET_S", 0.0)
     for node in NAMES[:2]:
         lab.xid(79, node)
     evaluate()
