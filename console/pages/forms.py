@@ -7,7 +7,7 @@ from datetime import datetime
 from django.http import HttpRequest
 from django.utils import timezone
 
-from nodes.cluster.drain import MOST_REASON
+from nodes.cluster.drain import MAX_REASON
 from vigil_core.untrusted import plain
 
 
@@ -31,6 +31,6 @@ def line(request: HttpRequest, name: str) -> str:
 def reason(request: HttpRequest) -> str:
     """Return the reason of an order or a decision as one line; raise BadReason if it is missing or too long."""
     text = line(request, "reason")
-    if not text or len(text) > MOST_REASON:
-        raise BadReason(f"Enter a reason of at most {MOST_REASON} characters.")
+    if not text or len(text) > MAX_REASON:
+        raise BadReason(f"Enter a reason of at most {MAX_REASON} characters.")
     return text
