@@ -126,7 +126,7 @@ def test_two_workers_submit_once(cluster: SimulatedCluster) -> None:
     BurnIn.objects.update(submitting_at=timezone.now())
     cluster.tick(3)
     assert cluster.lab.scheduler.submissions == []
-    BurnIn.objects.update(submitting_at=timezone.now() - submission.LONGEST_CALL - timedelta(seconds=1))
+    BurnIn.objects.update(submitting_at=timezone.now() - submission.MAX_CALL_DURATION - timedelta(seconds=1))
     cluster.until_running()
     assert len(cluster.lab.scheduler.submissions) == 1
 
