@@ -23,7 +23,7 @@ from diagnosis.verdict import Verdict
 
 CASE = "case.toml"
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
-SURE = 0.9
+HIGH_CONFIDENCE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class Score:
         return found
 
     def sure(self) -> tuple[int, int, int]:
-        """Return (right, with a wrong owner, total) of verdicts that are at least `SURE` sure."""
-        among = [case for case in self.judged if case.verdict.confidence >= SURE]
+        """Return (right, with a wrong owner, total) of verdicts that are at least `HIGH_CONFIDENCE` sure."""
+        among = [case for case in self.judged if case.verdict.confidence >= HIGH_CONFIDENCE]
         return sum(case.is_right for case in among), sum(not case.has_right_owner for case in among), len(among)
 
     def as_json(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from portal.series import read
 SERIES = ("step_seconds", "loss")
 """The series whose newest points show when there was progress last."""
 MAX_STARTS = 1_000
-_AGAIN = (Attempt.Origin.RESTARTED, Attempt.Origin.REQUEUED)
+_FOLLOW_UP_ORIGINS = (Attempt.Origin.RESTARTED, Attempt.Origin.REQUEUED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def lost_work(incident: Incident) -> LostWork:
 
 def _following(attempt: Attempt) -> Attempt | None:
     """Return the attempt that continued by itself; not one that ended before it ran."""
-    rows = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number + 1, origin__in=_AGAIN)
+    rows = Attempt.objects.filter(job_id=attempt.job_id, number=attempt.number + 1, origin__in=_FOLLOW_UP_ORIGINS)
     return rows.exclude(started_at=None, ended_at__isnull=False).select_related("resume_from").first()
 
 

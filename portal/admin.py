@@ -153,7 +153,7 @@ class PersonForm(UserChangeForm):
         leaves = not (cleaned.get("is_superuser") and cleaned.get("is_active"))
         if leaves and self.instance.pk and sysadmins.would_leave_none([self.instance.pk]):
             lost = "is_active" if cleaned.get("is_superuser") else "is_superuser"
-            self.add_error(lost, f"{self.instance} {sysadmins.LAST}")
+            self.add_error(lost, f"{self.instance} {sysadmins.LAST_SYSADMIN}")
         return cleaned
 
     def clean_slurm_user(self) -> str | None:
@@ -221,7 +221,7 @@ class UserAdmin(AuditedAdmin, _UserAdmin, ModelAdmin):
         deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
         with transaction.atomic():
             if sysadmins.would_leave_none([user.pk for user in objs]):
-                protected = [*protected, f"One of these {sysadmins.LAST}"]
+                protected = [*protected, f"One of these {sysadmins.LAST_SYSADMIN}"]
         return deleted, counts, missing, protected
 
     @admin.display(boolean=True, description="Sysadmin", ordering="is_superuser")

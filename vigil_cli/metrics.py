@@ -14,7 +14,7 @@ from vigil_cli.params import out
 from vigil_cli.portal import CliError, Portal, kind_of
 from vigil_cli.terminal import echo_whole
 
-AT_ONCE = 32  # the portal's limit of series per request
+SERIES_PER_REQUEST = 32  # the portal's limit of series per request
 MAX_POINTS = 20_000
 
 
@@ -61,8 +61,8 @@ def _check(job_id: int, names: Iterable[str], there: list[str]) -> None:
 
 def _curves(portal: Portal, job_id: int, names: list[str], parameters: dict[str, Any]) -> list[dict[str, Any]]:
     found = []
-    for at in range(0, len(names), AT_ONCE):
-        found += portal.get(f"jobs/{job_id}/series", name=names[at : at + AT_ONCE], **parameters)["items"]
+    for at in range(0, len(names), SERIES_PER_REQUEST):
+        found += portal.get(f"jobs/{job_id}/series", name=names[at : at + SERIES_PER_REQUEST], **parameters)["items"]
     return found
 
 

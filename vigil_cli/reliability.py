@@ -11,12 +11,12 @@ from vigil_cli.portal import find_portal
 from vigil_cli.tables import table
 from vigil_core import formatting
 
-BY = ["cause", "node", "rack", "partition", "project", "week"]
+GROUPINGS = ["cause", "node", "rack", "partition", "project", "week"]
 
 
 @click.command()
 @click.option("--days", type=click.IntRange(1, 366), default=30, show_default=True, help="UTC days, including today.")
-@click.option("--by", type=click.Choice(BY), default="cause", show_default=True, help="Group rows by this.")
+@click.option("--by", type=click.Choice(GROUPINGS), default="cause", show_default=True, help="Group rows by this.")
 @click.option(
     "--kind", type=click.Choice(["all", "machines", "programs"]), default="all", show_default=True,
     help="Failures of what.",

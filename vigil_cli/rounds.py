@@ -15,7 +15,7 @@ from vigil_cli.tables import table
 from vigil_cli.terminal import echo_whole
 from vigil_core import csv_text, formatting
 
-AT_ONCE = 200
+MAX_PAGE_SIZE = 200
 NAME = 32  # maximum length of a printed name
 SORTS = ("worst", "number", "loss", "samples", "seconds", "trouble", "trained", "late", "dropped", "rejected", "broken")
 ROUND_COLUMNS = (
@@ -83,7 +83,7 @@ class _OutputForm:
 def _print(job_id: int, listing: _FederationTable, filters: dict[str, Any], form: _OutputForm) -> None:
     portal, limit = find_portal(), form.limit
     page_limit = None if form.as_csv else limit + 1  # one more than printed, to know whether there are more
-    at_once = AT_ONCE if page_limit is None else min(page_limit, AT_ONCE)
+    at_once = MAX_PAGE_SIZE if page_limit is None else min(page_limit, MAX_PAGE_SIZE)
     items = iter(portal.items(f"jobs/{job_id}/{listing.name}", most=page_limit, limit=at_once, **filters))
     if form.as_csv:
         first = list(itertools.islice(items, 1))

@@ -11,8 +11,10 @@ from console.health.finding import Finding
 from portal.backup import last
 from vigil_core import formatting
 
-FIRST = "Make one now with `vigil backup FILE` on the portal's machine, then run it by cron (docs/how-to/backup.md)."
-AGAIN = "Check the cron job that runs `vigil backup FILE` on the portal's machine, and what its last run printed."
+MISSING_REMEDY = (
+    "Make one now with `vigil backup FILE` on the portal's machine, then run it by cron (docs/how-to/backup.md)."
+)
+OLD_REMEDY = "Check the cron job that runs `vigil backup FILE` on the portal's machine, and what its last run printed."
 
 
 def check() -> Iterator[Finding]:
@@ -21,7 +23,7 @@ def check() -> Iterator[Finding]:
         return
     made = last.read(settings.VIGIL_HOME)
     if made is None:
-        yield Finding("backup", "backup", "warning", "No backup has been made yet.", "", FIRST)
+        yield Finding("backup", "backup", "warning", "No backup has been made yet.", "", MISSING_REMEDY)
     elif (age := time.time() - made.at) > hours * 3600:
         yield Finding(
             "backup",
@@ -29,5 +31,5 @@ def check() -> Iterator[Finding]:
             "warning",
             f"The newest backup is {formatting.duration(age)} old.",
             f"It is {made.file}; VIGIL_BACKUP_HOURS is {hours:g}.",
-            AGAIN,
+            OLD_REMEDY,
         )

@@ -14,7 +14,7 @@ from portal.models import Notice
 KIND = "portal.health"
 LASTS_S = 120.0
 # Longer than a web process takes to start and to run the checks: until then a predecessor's notice stands.
-OVER = timedelta(seconds=120)
+WITHDRAW_AFTER = timedelta(seconds=120)
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Notifier:
             if _key(code) in standing or time.monotonic() - self.since[code] >= LASTS_S:
                 _raise(finding)
         if standing:
-            notify.withdraw_stale(KIND, OVER)
+            notify.withdraw_stale(KIND, WITHDRAW_AFTER)
 
 
 def _raise(finding: Finding) -> None:

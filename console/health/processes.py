@@ -12,7 +12,7 @@ from console.health.heartbeats import Process
 from vigil_core import formatting
 
 NAMES = {"web": "The web process", "beat": "Beat"}
-DOES = {
+CONSEQUENCES = {
     "web": "pages and reports are not answered",
     "follow": "jobs are neither started nor followed",
     "work": "checkpoints are not verified, and curves are not merged",
@@ -62,7 +62,7 @@ def _role_is_silent(role: str, processes: list[Process]) -> Finding:
         "processes",
         role if role in NAMES else f"worker.{role}",
         "error",
-        f"{name} {silent}: {DOES[role]}.",
+        f"{name} {silent}: {CONSEQUENCES[role]}.",
         _last(last) if last and last.pid else "",
         _remedy(role),
     )

@@ -26,15 +26,15 @@ from vigil_core.untrusted import whole
 
 AGENTS_PER_PAGE = 200  # a page
 GAP_WINDOW = timedelta(days=7)  # of which gaps are counted
-NEVER, SILENT, CLOCK, GAPS, REPORTING = range(5)
+NEVER_REPORTED, SILENT, CLOCK, GAPS, REPORTING = range(5)
 WORDS = {
     SILENT: "silent",
-    NEVER: "never reported",
+    NEVER_REPORTED: "never reported",
     CLOCK: "clock is off",
     GAPS: "samples missing",
     REPORTING: "reporting",
 }
-GLYPHS = {SILENT: "node_fail", NEVER: "pending", CLOCK: "warn", GAPS: "warn", REPORTING: "completed"}
+GLYPHS = {SILENT: "node_fail", NEVER_REPORTED: "pending", CLOCK: "warn", GAPS: "warn", REPORTING: "completed"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class AgentRow:
     @property
     def condition(self) -> int:
         if self.agent.heard_at is None:
-            return NEVER
+            return NEVER_REPORTED
         if self.agent.is_silent(self.now) and not self.agent.is_made_up:
             return SILENT
         if abs(self.agent.clock_offset_s or 0) > CLOCK_S:
@@ -82,7 +82,7 @@ class AgentRow:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Sort worst first: silent for longest, then clocks, gaps, never reported, and reporting."""
-        order = (SILENT, CLOCK, GAPS, NEVER, REPORTING).index(self.condition)
+        order = (SILENT, CLOCK, GAPS, NEVER_REPORTED, REPORTING).index(self.condition)
         last_report = self.agent.heard_at.timestamp() if self.condition == SILENT and self.agent.heard_at else 0.0
         return order, last_report, natural_sort_key(self.agent.node)
 
@@ -143,7 +143,7 @@ def headline(found: Sequence[AgentRow], now: datetime) -> tuple[str, str]:
     if not found:
         return "No node has an agent yet.", "Until then Vigil knows only what the scheduler reports about nodes."
     silent = [row for row in found if row.condition == SILENT]
-    reporting = [row for row in found if row.condition != NEVER]
+    reporting = [row for row in found if row.condition != NEVER_REPORTED]
     if not silent:
         lead = "No agent has reported yet." if not reporting else _all_report(len(reporting))
     else:
@@ -182,7 +182,7 @@ def _gaps(found: Sequence[AgentRow]) -> str:
 
 
 def _never(found: Sequence[AgentRow]) -> str:
-    never = [row for row in found if row.condition == NEVER]
+    never = [row for row in found if row.condition == NEVER_REPORTED]
     if not never:
         return ""
     if len(never) == 1:

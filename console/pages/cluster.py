@@ -9,12 +9,12 @@ from nodes.cluster import sync
 from nodes.models import Reading
 from vigil_core import formatting
 
-LATE = timedelta(seconds=90)  # a part is read at least every minute
+LATE_AFTER = timedelta(seconds=90)  # a part is read at least every minute
 SILENT = timedelta(seconds=10)
 """Nodes are polled every 5 s, so a hanging Slurm is noticed long before its call times out. With a page's refresh of
 another 5 s, the page shows it within 15 s."""
 # These parts have no page of their own: what could not be read of them is shown with the nodes, or the queue.
-SHOWN_WITH = {
+PARTS_SHOWN_WITH = {
     Reading.Part.NODES: (Reading.Part.NODES, Reading.Part.PARTITIONS, Reading.Part.RESERVATIONS),
     Reading.Part.QUEUE: (Reading.Part.QUEUE, Reading.Part.LICENSES),
 }
@@ -27,7 +27,7 @@ def scheduler_name() -> str:
 def stale_text(part: Reading.Part, now: datetime) -> str:
     """Return what is wrong with the data of a page that shows this part; "" while it is fresh and complete."""
     readings = sync.readings()
-    unread = (readings[shown].unreadable_text for shown in SHOWN_WITH.get(part, (part,)))
+    unread = (readings[shown].unreadable_text for shown in PARTS_SHOWN_WITH.get(part, (part,)))
     return " ".join(filter(None, (_silence(readings[part], now) or _pause(readings.values(), now), *unread)))
 
 
@@ -48,7 +48,7 @@ def _silence(reading: Reading, now: datetime) -> str:
     silent = formatting.rough((now - reading.read_at).total_seconds())
     if reading.error:
         return f"{scheduler_name()} has not answered for {silent}; {shown} {_with_full_stop(reading.error)}"
-    if now - reading.read_at > LATE:
+    if now - reading.read_at > LATE_AFTER:
         return f"{scheduler_name()} was last polled {silent} ago; {shown} Is Vigil’s worker running?"
     return ""
 

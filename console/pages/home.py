@@ -31,7 +31,7 @@ from portal.models import Notice, User
 from vigil_core import formatting
 
 DEFAULT_WINDOW = timedelta(days=1)  # how far back the page goes for somebody who never marked it as seen
-FURTHEST = timedelta(days=14)
+MAX_WINDOW = timedelta(days=14)
 MAX_NEWS = 20
 MAX_ENDED_JOBS = 200  # jobs of a sweep among the newest ends fold into one line, so that they do not fill the page
 MAX_ROWS = 10
@@ -88,7 +88,7 @@ class PendingLine:
 def home(request: HttpRequest) -> HttpResponse:
     user = user_of(request)
     now = timezone.now()
-    since = max(user.seen_at or now - DEFAULT_WINDOW, now - FURTHEST)
+    since = max(user.seen_at or now - DEFAULT_WINDOW, now - MAX_WINDOW)
     news = _news(user, since)
     running, more_running = _rows(user, ("running", "suspended", "completing"), now)
     waiting, more_waiting = _waiting(user, now)

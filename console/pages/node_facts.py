@@ -25,7 +25,7 @@ from vigil_core import formatting, untrusted
 
 HOUR_S, DAY_S = 3600, 86_400
 RANGES = {"1h": HOUR_S, "6h": 6 * HOUR_S, "24h": DAY_S, "7d": 7 * DAY_S, "30d": 30 * DAY_S, "90d": 90 * DAY_S}
-USUAL = "1h"
+DEFAULT_RANGE = "1h"
 MAX_EVENTS, MAX_MARKS, MAX_PROCESSES, MAX_JOBS, MAX_MATRIX = 100, 300, 100, 50, 16
 NBSP = formatting.NBSP
 
@@ -41,7 +41,7 @@ class TimeSpan:
     @property
     def title(self) -> str:
         """Return the predefined range in words: "hour", "6 h", "30 d"."""
-        return "hour" if self.name == USUAL else f"{self.name[:-1]}{NBSP}{self.name[-1:]}"
+        return "hour" if self.name == DEFAULT_RANGE else f"{self.name[:-1]}{NBSP}{self.name[-1:]}"
 
     @property
     def moments(self) -> tuple[datetime, datetime]:
@@ -59,7 +59,7 @@ def span_of(query: Mapping[str, str], now: datetime) -> TimeSpan:
     if start is not None and end is not None and start < end:
         return TimeSpan(start, end, "")
     name = query.get("range", "")
-    name = name if name in RANGES else USUAL
+    name = name if name in RANGES else DEFAULT_RANGE
     return TimeSpan(second - RANGES[name], second, name)
 
 

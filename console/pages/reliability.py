@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from jobs.failures import charts, forecasting, report, sentences
 from jobs.failures.kinds import KINDS
-from jobs.failures.report import BY, WINDOWS, FailureFilter, FailureRow
+from jobs.failures.report import GROUPINGS, WINDOWS, FailureFilter, FailureRow
 from jobs.reliability.published import PUBLISHED
 from portal.access import user_of
 from vigil_core import formatting
@@ -44,7 +44,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "head": HEADS[wanted.by],
         "windows": [(days, formatting.plural(days, "day")) for days in WINDOWS],
         "kinds": [(kind, TITLES[kind]) for kind in KINDS],
-        "groups": [(by, HEADS[by]) for by in BY],
+        "groups": [(by, HEADS[by]) for by in GROUPINGS],
         "next": skip + ROWS if len(rows) > skip + ROWS else None,
         "is_first": not skip,
         "weeks": charts.weeks(found.weeks),
@@ -66,7 +66,7 @@ def wanted_of(params: QueryDict) -> FailureFilter:
     days, by, kind = whole(params.get("days"), 1000), params.get("by", ""), params.get("kind", "")
     return FailureFilter(
         days=days if days in WINDOWS else 30,
-        by=by if by in BY else "cause",
+        by=by if by in GROUPINGS else "cause",
         kind=kind if kind in KINDS else "all",
         project=plain(params.get("project", ""))[:64],
     )

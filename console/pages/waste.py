@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from jobs.waste import report, sentences
-from jobs.waste.report import BY, SORTS, WINDOWS, WasteFilter
+from jobs.waste.report import GROUPINGS, SORTS, WINDOWS, WasteFilter
 from portal.access import user_of
 from vigil_core import formatting
 from vigil_core.untrusted import whole
@@ -35,7 +35,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "headline": sentences.summary(found, wanted, sum(len(job.idle) for job, _ in idle)),
         "idle": idle,
         "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],
-        "groups": [(by, HEADS[by]) for by in BY],
+        "groups": [(by, HEADS[by]) for by in GROUPINGS],
         "columns": [_column(wanted, "name", HEADS[wanted.by]), *(_column(wanted, *column) for column in COLUMNS)],
         "next": None if found.is_last else skip + ROWS,
         "is_first": not skip,
@@ -49,7 +49,7 @@ def wanted_of(params: QueryDict) -> WasteFilter:
     days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), report.current_sort(params.get("sort", ""))
     return WasteFilter(
         days=days if days in WINDOWS else 7,
-        by=by if by in BY else "project",
+        by=by if by in GROUPINGS else "project",
         sort=sort if sort.removeprefix("-") in SORTS else "-idle",
     )
 

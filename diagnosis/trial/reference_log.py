@@ -9,8 +9,8 @@ import random
 
 HEALTHY_BYTES = 4 << 20  # bytes
 NEAR_BYTES = 1 << 20
-SAME = 3  # how often a line is there again with nothing changed, as rank after rank prints it
-LONG = 100_000  # one line that has no end
+REPETITIONS = 3  # how often a line is there again with nothing changed, as rank after rank prints it
+LONG_LINE_LENGTH = 100_000  # one line that has no end
 
 _FORMS = (
     "[rank{r}]:[I1121 03:{m:02d}:31.{n:09d} ProcessGroupNCCL.cpp:1234] [PG ID 1 PG GUID 1 Rank {r}] using GPU {g}",
@@ -44,18 +44,18 @@ def healthy_log(size: int = HEALTHY_BYTES) -> bytes:
             for name, most in zip("rshgmkpqn", (1024, 1024, 64, 8, 60, 1000, 9999, 65536, 500_000), strict=True)
         }
         line = (chance.choice(_FORMS).format_map(numbers) + "\n").encode()
-        lines += [line] * SAME
-        made += SAME * len(line)
+        lines += [line] * REPETITIONS
+        made += REPETITIONS * len(line)
     return b"".join(lines)
 
 
 def near_matches(example: str, size: int = NEAR_BYTES) -> bytes:
     """Return lines that begin like the example, or have all of it but a letter, alone and over and over."""
     words = example.encode()[:1000] or b"x"
-    long = words[:-1] * (LONG // max(1, len(words) - 1) + 1)
-    lines = [long[:LONG], words[:1] * LONG]
+    long = words[:-1] * (LONG_LINE_LENGTH // max(1, len(words) - 1) + 1)
+    lines = [long[:LONG_LINE_LENGTH], words[:1] * LONG_LINE_LENGTH]
     chance = random.Random(14)
-    made = 2 * LONG
+    made = 2 * LONG_LINE_LENGTH
     while made < size:
         cut, gone = chance.randrange(len(words)), chance.randrange(len(words))
         line = (words[:cut] + words[:gone] + words[gone + 1 :])[:1000]

@@ -36,15 +36,15 @@ from portal.access import note
 from portal.audit import Change
 
 logger = logging.getLogger(__name__)
-AT_ONCE = 50
-FOR_AGENTS = timedelta(minutes=10)  # to report again, before their node fails for its silence
-FOR_RULES = timedelta(seconds=30)  # samples must be so much newer than the end of the tests
+MAX_PER_TICK = 50
+AGENT_REPORT_TIMEOUT = timedelta(minutes=10)  # to report again, before their node fails for its silence
+RULE_LAG = timedelta(seconds=30)  # samples must be so much newer than the end of the tests
 
 
 def advance_all() -> None:
     """Advance every acceptance that is not over; those that were not observed for longest first."""
     rows = Acceptance.objects.active().select_related("burn_in")
-    for acceptance in rows.order_by(F("observed_at").asc(nulls_first=True), "pk")[:AT_ONCE]:
+    for acceptance in rows.order_by(F("observed_at").asc(nulls_first=True), "pk")[:MAX_PER_TICK]:
         try:
             advance(acceptance)
         except Exception:
@@ -76,11 +76,15 @@ def advance(acceptance: Acceptance) -> None:
 
 def _waits_for_agents(burn_in: BurnIn, nodes: list[NodeConfiguration], now: datetime) -> bool:
     """Return whether an agent may still report what happened during the tests, or health rules have not judged it."""
-    if burn_in.cancel_requested_at is not None or burn_in.ended_at is None or now >= burn_in.ended_at + FOR_AGENTS:
+    if (
+        burn_in.cancel_requested_at is not None
+        or burn_in.ended_at is None
+        or now >= burn_in.ended_at + AGENT_REPORT_TIMEOUT
+    ):
         return False
     if not all(node.is_reporting for node in nodes):
         return True
-    since = (burn_in.job_ended_at or burn_in.ended_at) + FOR_RULES
+    since = (burn_in.job_ended_at or burn_in.ended_at) + RULE_LAG
     agents = Agent.objects.filter(node__in=[node.node for node in nodes])
     if agents.exclude(sampled_at__gte=since.timestamp()).exists():
         return True

@@ -104,7 +104,7 @@ def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
     }
 
 
-_SAME = tuple(
+_ROW_FIELDS = tuple(
     name
     for name in QueuedShape.model_fields
     if name not in {"job", "name", "user", "sweep", "is_mine", "why", "position", "waiting"}
@@ -112,7 +112,7 @@ _SAME = tuple(
 
 
 def queued_shape(entry: QueueEntry) -> dict[str, Any]:
-    return {name: getattr(entry.row, name) for name in _SAME} | {
+    return {name: getattr(entry.row, name) for name in _ROW_FIELDS} | {
         "job": entry.job.pk if entry.job else None,
         "sweep": entry.sweep.pk if entry.sweep else None,
         "name": entry.name,

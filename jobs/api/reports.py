@@ -72,7 +72,7 @@ _POST = {
         },
     },
 }
-_TAKEN = {
+_RECEIPT_SCHEMA = {
     "type": "object",
     "required": ["streams", "version"],
     "properties": {
@@ -94,7 +94,7 @@ _TAKEN = {
     openapi_extra=described(
         {
             "requestBody": {"required": True, "content": {"application/json": {"schema": _POST}}},
-            "responses": {200: {"description": "Taken.", "content": {"application/json": {"schema": _TAKEN}}}},
+            "responses": {200: {"description": "Taken.", "content": {"application/json": {"schema": _RECEIPT_SCHEMA}}}},
             "security": [{"Bearer": []}],
         },
         errors={

@@ -21,7 +21,7 @@ from vigil_core import formatting
 
 KIND = "program.failing"
 RULE = "failing-program"
-MAX_PROGRAMS, SHOWN = 100, 5
+MAX_PROGRAMS, MAX_SHOWN = 100, 5
 _ITEM = "program "
 
 
@@ -87,5 +87,5 @@ def _facts(failures: Sequence[ProgramFailure], nodes: Sequence[str]) -> list[tup
 
 
 def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return formatting.listed([*names[:SHOWN], *([f"{formatting.count(more)} more"] if more > 0 else [])])
+    more = len(names) - MAX_SHOWN
+    return formatting.listed([*names[:MAX_SHOWN], *([f"{formatting.count(more)} more"] if more > 0 else [])])

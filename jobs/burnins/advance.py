@@ -36,8 +36,8 @@ from vigil_core import formatting
 logger = logging.getLogger(__name__)
 
 BUDGET_S = 2.0  # per tick
-AT_ONCE = 50
-AGAIN = timedelta(seconds=10)  # before a call to the scheduler that failed is repeated
+MAX_PER_TICK = 50
+RETRY_AFTER = timedelta(seconds=10)  # before a call to the scheduler that failed is repeated
 WAIT_FOR_JOBS = timedelta(days=7)  # the reservation lasts so long beyond the tests
 MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
 UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before a job counts as over whose state the scheduler does not know
@@ -62,7 +62,7 @@ def advance(lease: ActiveLease, scheduler: Scheduler, statuses: Mapping[str, Job
     If there are more than a tick handles, chance decides, so that none waits for the end of others.
     """
     until = time.monotonic() + BUDGET_S
-    burn_ins = list(BurnIn.objects.active().order_by("?")[:AT_ONCE])
+    burn_ins = list(BurnIn.objects.active().order_by("?")[:MAX_PER_TICK])
     for burn_in in burn_ins:
         if time.monotonic() > until:
             return
@@ -115,7 +115,7 @@ class _Step:
         tried_at = self.burn_in.tried_at
         if self.burn_in.state == State.RUNNING or tried_at is None:
             return False
-        return timezone.now() - AGAIN < tried_at <= timezone.now()
+        return timezone.now() - RETRY_AFTER < tried_at <= timezone.now()
 
     def _wait(self) -> None:
         if self.burn_in.cancel_requested_at is not None:
@@ -275,7 +275,7 @@ class _Step:
         verdicts.mark_lost(self.burn_in.nodes.filter(node__in=lost))
         if self.burn_in.problem != problem:
             self._set(problem=problem)
-        if self.burn_in.tried_at is None or timezone.now() - self.burn_in.tried_at > AGAIN:
+        if self.burn_in.tried_at is None or timezone.now() - self.burn_in.tried_at > RETRY_AFTER:
             self._set(tried_at=timezone.now())
             self.scheduler.cancel(self.burn_in.scheduler_id, user=sync.service_user())
 

@@ -30,7 +30,7 @@ from nodes.remediation.reason import NODE
 from portal import bulk
 
 MAX_CHARACTERS = 150
-ORDER_AGAIN = timedelta(minutes=1)  # after a refusal
+ORDER_RETRY_AFTER = timedelta(minutes=1)  # after a refusal
 NodeState = NodeOrder.State
 
 
@@ -53,7 +53,7 @@ def _forget_refused(burn_in: BurnIn) -> str:
     nodes = {node.name: node for node in Node.objects.filter(name__in=refused.values("node"))}
     rows = [row.pk for row in refused if (node := nodes.get(row.node)) is not None and not node.is_drained]
     first = NodeOrder.objects.filter(pk__in=refused.filter(pk__in=rows).values("return_order")).first()
-    before = timezone.now() - ORDER_AGAIN
+    before = timezone.now() - ORDER_RETRY_AFTER
     due = BurnInNode.objects.filter(pk__in=rows, return_order__ended_at__lt=before)
     due.update(is_returned=False, return_order=None)
     return f"{first.node} is not drained yet. {first.outcome_text}" if first else ""

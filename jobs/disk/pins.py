@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "portal/pinned.json"
 TRIES = 20
-AT_ONCE = 20  # of jobs in a tick, in any order
+MAX_PER_TICK = 20  # of jobs in a tick, in any order
 
 
 def write(job: Job) -> None:
@@ -42,7 +42,7 @@ def write(job: Job) -> None:
 def repair() -> None:
     """Rewrite the file of running jobs where it differs from the database."""
     running = Attempt.objects.alive().values("job")
-    jobs = Job.objects.filter(pk__in=running).exclude(directory="").only("directory").order_by("?")[:AT_ONCE]
+    jobs = Job.objects.filter(pk__in=running).exclude(directory="").only("directory").order_by("?")[:MAX_PER_TICK]
     by_job: dict[int, list[Checkpoint]] = {job.pk: [] for job in jobs}
     for checkpoint in Checkpoint.objects.pinned().filter(job__in=by_job):
         by_job[checkpoint.job_id].append(checkpoint)

@@ -25,14 +25,14 @@ from portal.models import Project, User
 logger = logging.getLogger(__name__)
 
 MAX_DAYS = 100_000  # days; a date that far back can still be represented
-AT_ONCE = 1_000  # in random order: entries that cannot be removed must not delay the rest
+MAX_PER_RUN = 1_000  # in random order: entries that cannot be removed must not delay the rest
 
 
 def remove_spools() -> int:
     """Remove the spools of attempts that closed VIGIL_SPOOL_DAYS ago. Return the number of attempts."""
     before = timezone.now() - timedelta(days=min(settings.VIGIL_SPOOL_DAYS, MAX_DAYS))
     due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).with_job().order_by("?")
-    done = [attempt.pk for attempt in due[:AT_ONCE] if _remove(attempt)]
+    done = [attempt.pk for attempt in due[:MAX_PER_RUN] if _remove(attempt)]
     Attempt.objects.filter(pk__in=done).update(spools_removed_at=timezone.now())
     return len(done)
 
@@ -74,7 +74,7 @@ def remove_checkpoints() -> int:
     now, removed = timezone.now(), 0
     for project in Project.objects.exclude(keep_checkpoints_days=None):
         ended_before = now - timedelta(days=project.keep_checkpoints_days or 0)
-        for job_id in _long_ended(project, ended_before).values_list("pk", flat=True)[:AT_ONCE]:
+        for job_id in _long_ended(project, ended_before).values_list("pk", flat=True)[:MAX_PER_RUN]:
             try:
                 removed += _prune_checkpoints(job_id, ended_before)
             except OSError as error:

@@ -14,7 +14,7 @@ from vigil_core import formatting
 
 HEIGHT, TOP = 150.0, 8.0
 MAX_LABELS = 8
-ENOUGH = 4  # minimum node-days of a week that sets the scale, as a share of the median
+MIN_SHARE_OF_MEDIAN = 0.25  # of the node-days of a week, if it sets the scale
 MIN_LABEL_DISTANCE = 13.0  # pixels between two stacked labels
 _Place = Callable[[float], float]
 _PERIODS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 4 * 3600, 12 * 3600, 86400, 3 * 86400, 10 * 86400)
@@ -88,7 +88,7 @@ def _top(rows: Sequence[FailureRow]) -> float:
 
     A week that has just begun may have any rate and a huge interval, which would flatten all others.
     """
-    enough = median(row.rate.node_days for row in rows) / ENOUGH
+    enough = median(row.rate.node_days for row in rows) * MIN_SHARE_OF_MEDIAN
     ends = [(row.rate.per_thousand_interval or (0.0, 0.0))[1] for row in rows if row.rate.node_days >= enough]
     return max(1.05 * max(ends), 1.25 * max(1.0, *(rate.per_thousand for rate in PUBLISHED[1:])))
 

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 BUDGET_S = 10.0
 ROWS = 200  # attempts per transaction, because reports wait for it on SQLite
 NODE_DAYS = 1_000  # per transaction, about 60 ms; an attempt with more has its own
-FEW = 25  # incidents per transaction: each takes several queries, and the lease expires
-AGAIN = 200  # failures rechecked at random until their successors are known
+INCIDENTS_PER_TRANSACTION = 25  # incidents per transaction: each takes several queries, and the lease expires
+RECHECKED_PER_RUN = 200  # failures rechecked at random until their successors are known
 
 Row = TypeVar("Row", Attempt, Incident)
 Fields = dict[str, Any] | None
@@ -51,10 +51,10 @@ def count(budget_s: float = BUDGET_S) -> int:
         return 0
     try:
         until = time.monotonic() + budget_s
-        done = _count_incidents(lock, _batches(incidents, until, FEW), now)
-        again = list(unsettled.order_by("?").values_list("incident", flat=True)[:AGAIN])
+        done = _count_incidents(lock, _batches(incidents, until, INCIDENTS_PER_TRANSACTION), now)
+        again = list(unsettled.order_by("?").values_list("incident", flat=True)[:RECHECKED_PER_RUN])
         followed = Incident.objects.filter(pk__in=again).select_related("attempt__job", "failure")
-        _count_incidents(lock, _batches(followed, until, FEW), now)
+        _count_incidents(lock, _batches(followed, until, INCIDENTS_PER_TRANSACTION), now)
         return done + _count_attempts(lock, _batches(closed, until, ROWS, _short_batch), now)
     finally:
         lock.release()

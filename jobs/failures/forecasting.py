@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jobs.failures.report import FailureReport
 from jobs.reliability.forecast import Forecast, Plan, forecast
-from jobs.reliability.published import TYPICAL
+from jobs.reliability.published import TYPICAL_RATE
 from jobs.reliability.rate import THOUSAND, AssumedRate, Rate
 from vigil_core import untrusted
 
@@ -17,7 +17,7 @@ SAVE_S, RESTART_S = 30.0, 300.0
 
 def from_observed(plan: Plan, observed: Rate) -> Forecast:
     is_enough = not observed.is_few and observed.node_days
-    return forecast(plan, observed if is_enough else AssumedRate(TYPICAL / THOUSAND))
+    return forecast(plan, observed if is_enough else AssumedRate(TYPICAL_RATE / THOUSAND))
 
 
 def plan_of(nodes: int, days: float, save: float | None, restart: float | None, recover: float | None) -> Plan:

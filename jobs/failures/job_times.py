@@ -12,7 +12,7 @@ from jobs.models import Attempt, JobTime
 from jobs.reliability.node_time import default_partition, partition_of
 from portal.series import read
 
-FEW = 25  # jobs between two checks of the lease, because each may take a while
+JOBS_PER_LEASE_CHECK = 25  # jobs between two checks of the lease, because each may take a while
 
 
 def job_times(lock: ActiveLease, jobs: set[int], now: datetime) -> list[JobTime]:
@@ -26,7 +26,7 @@ def job_times(lock: ActiveLease, jobs: set[int], now: datetime) -> list[JobTime]
     default = default_partition()
     times = []
     for number, several in enumerate(attempts.values()):
-        if number % FEW == 0:
+        if number % JOBS_PER_LEASE_CHECK == 0:
             lock.check()
         if reporting & {attempt.pk for attempt in several} and (time := _job_time(several, default, now)) is not None:
             times.append(time)

@@ -30,7 +30,7 @@ from portal.models import Project, User
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 WINDOWS = (7, 30, 90, 365)
-BY = ("cause", "node", "rack", "partition", "project", "week")
+GROUPINGS = ("cause", "node", "rack", "partition", "project", "week")
 MAX_TIMES = 3_000  # newest failures used for medians
 SOME_S = 1.0  # rounding error of sums that are added and subtracted again
 NO_NODE, NO_RACK, NO_PARTITION = "on several nodes", "in no rack", "none named"

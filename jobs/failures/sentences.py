@@ -6,7 +6,7 @@ from jobs.failures.report import FailureFilter, FailureReport
 from jobs.presenting.price import price_text
 from jobs.reliability.forecast import Forecast
 from jobs.reliability.offenders import Offender
-from jobs.reliability.published import TYPICAL
+from jobs.reliability.published import TYPICAL_RATE
 from jobs.reliability.rate import AssumedRate, Rate
 from vigil_core import formatting
 from vigil_core.formatting import MISSING
@@ -86,9 +86,8 @@ def forecast_text(found: Forecast) -> tuple[str, str]:
     plan = found.plan
     run = f"{formatting.plural(plan.nodes, 'node')} for {_days(plan.days)}"
     if isinstance(found.rate, AssumedRate):
-        basis = (
-            f"Too few failures were observed here, so Meta's published rate of {TYPICAL} per 1,000 node-days is used."
-        )
+        published = f"Meta's published rate of {TYPICAL_RATE} per 1,000 node-days"
+        basis = f"Too few failures were observed here, so {published} is used."
         many = formatting.measure(found.failures)
     else:
         basis = ""

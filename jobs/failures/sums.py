@@ -10,7 +10,7 @@ from typing import Any
 from jobs.models import JobTime, NodeHeld, ProjectHeld, ProjectNodeHeld
 from jobs.reliability.node_time import WEEK, AttemptAllocation, monday
 
-AT_ONCE = 200  # rows per statement
+ROWS_PER_STATEMENT = 200  # rows per statement
 
 Key = tuple[Any, ...]
 Values = tuple[float, ...]
@@ -86,14 +86,18 @@ class _Sums:
             wanted[key[0], key[1]].add(key[-1])
         for (days, day), last in wanted.items():
             rows = self.model.objects.filter(days=days, day=day)
-            if len(last) <= AT_ONCE:
+            if len(last) <= ROWS_PER_STATEMENT:
                 rows = rows.filter(**{f"{self.keys[-1]}__in": last})
             yield from rows.values_list(*self.keys, *self.values)
 
     def write(self) -> None:
         unique = [name.removesuffix("_id") for name in self.keys]
         self.model.objects.bulk_create(
-            self.rows, batch_size=AT_ONCE, update_conflicts=True, unique_fields=unique, update_fields=list(self.values)
+            self.rows,
+            batch_size=ROWS_PER_STATEMENT,
+            update_conflicts=True,
+            unique_fields=unique,
+            update_fields=list(self.values),
         )
 
 

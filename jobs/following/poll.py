@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
 UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before the launcher's result counts instead of the scheduler's state
-UNKNOWN_STATE_AT_ONCE = 20  # each costs an access to the shared file system
+MAX_UNKNOWN_STATES = 20  # each costs an access to the shared file system
 APPLY_S = 3.0  # per tick; attempts that are left still differ in the next one
 _REQUESTS = ("cancel_asked_at", "cancel_asked_by", "kill_requested_at", "kill_requested_by")
 
@@ -252,7 +252,7 @@ class Poll:
                 Attempt.objects.alive().filter(pk__in=part).update(untold_since=now)
         start = int(time.monotonic()) % max(1, len(long_unknown))  # others in each tick
         rotated = long_unknown[start:] + long_unknown[:start]
-        return [*ended, *changed, *missing, *rotated[:UNKNOWN_STATE_AT_ONCE]]
+        return [*ended, *changed, *missing, *rotated[:MAX_UNKNOWN_STATES]]
 
     def _load(self, ids: Sequence[int]) -> Iterator[Attempt]:
         """Read these rows as they are now, in this order."""

@@ -17,10 +17,10 @@ from jobs.models import Attempt
 from nodes.schedulers.base import ENDED, SchedulerError, SlurmStep
 from vigil_core import untrusted
 
-WAIT = timedelta(minutes=2)  # for accounting, which is updated later than slurmctld
+ACCOUNTING_DELAY = timedelta(minutes=2)  # for accounting, which is updated later than slurmctld
 LOOK_BACK = timedelta(days=1)
 PAUSE_S = 15.0  # after accounting did not answer: each such call may take as long as a whole tick
-AT_ONCE = 10  # per tick
+MAX_PER_TICK = 10  # per tick
 BUDGET_S = 1.0
 MAX_STEPS = 40  # stored: a script may call srun in a loop
 
@@ -35,7 +35,7 @@ def fetch(tick: TickContext) -> None:
         return
     until = time.monotonic() + BUDGET_S
     ended = Attempt.objects.filter(ended_at__gt=timezone.now() - LOOK_BACK, slurm_steps_at=None)
-    for attempt in ended.exclude(scheduler_id="").order_by("?")[:AT_ONCE]:
+    for attempt in ended.exclude(scheduler_id="").order_by("?")[:MAX_PER_TICK]:
         if time.monotonic() > until:
             return
         try:
@@ -50,7 +50,7 @@ def _store(tick: TickContext, attempt: Attempt, steps: tuple[SlurmStep, ...]) ->
     assert attempt.ended_at is not None
     now = timezone.now()
     is_whole = bool(steps) and all(step.state in ENDED for step in steps)
-    if not is_whole and now - attempt.ended_at < WAIT:
+    if not is_whole and now - attempt.ended_at < ACCOUNTING_DELAY:
         return
     canceller = _canceller(tick, attempt)
     with tick.lease.writing():

@@ -15,15 +15,17 @@ from jobs.models import Drill
 from nodes.models import HealthEntry
 from nodes.remediation import inbox
 
-AFTER = timedelta(minutes=5)
+MIN_EVIDENCE_AGE = timedelta(minutes=5)
 """How old the newest evidence must be: no planted fault lasts longer (nodes.agent.planting)."""
-AT_ONCE = 50
+MAX_PER_RUN = 50
 
 
 def clear_leftovers() -> None:
     """Clear planted findings whose evidence is old and whose drills do not run; their drains are then undone."""
-    before = timezone.now() - AFTER
-    entries = list(HealthEntry.objects.active().filter(is_planted=True, last_seen__lt=before).order_by("pk")[:AT_ONCE])
+    before = timezone.now() - MIN_EVIDENCE_AGE
+    entries = list(
+        HealthEntry.objects.active().filter(is_planted=True, last_seen__lt=before).order_by("pk")[:MAX_PER_RUN]
+    )
     if not entries:
         return
     running = set(Drill.objects.filter(state=State.RUNNING).values_list("pk", flat=True))

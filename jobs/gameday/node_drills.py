@@ -26,9 +26,9 @@ from nodes.telemetry import planting
 from portal.access import note
 from vigil_core import formatting
 
-FOR_A_NODE = timedelta(minutes=10)
+IDLE_NODE_TIMEOUT = timedelta(minutes=10)
 """How long to wait for an idle node."""
-FOR_RETURN = timedelta(minutes=10)
+RETURN_TIMEOUT = timedelta(minutes=10)
 """How long after the fault a node may take to be back in service."""
 SLACK = timedelta(seconds=30)
 """For the rules and the scheduler, after a fault has ended."""
@@ -55,7 +55,7 @@ def begin(game_day: GameDay, drill: Drill) -> None:
     try:
         node = _idle_node(game_day.partition, FAULTS[drill.fault], now)
     except NoNode as error:
-        has_waited = drill.submitted_at is not None and now - drill.submitted_at > FOR_A_NODE
+        has_waited = drill.submitted_at is not None and now - drill.submitted_at > IDLE_NODE_TIMEOUT
         if not error.may_change or has_waited:
             waiting.update(state=State.NOT_TRIED, detail=f"Not tried: {error}")
         else:
@@ -89,10 +89,10 @@ def follow(game_day: GameDay, drill: Drill) -> None:
     drill.planted_at = report.at
     _measure(drill, fault, now)
     is_expected = not _is_settled(drill) and now < report.until + SLACK  # also if cancelled: the node has it by now
-    if is_expected or (_is_still_reported(drill) and now < report.until + FOR_RETURN):
+    if is_expected or (_is_still_reported(drill) and now < report.until + RETURN_TIMEOUT):
         store(drill, State.RUNNING)
     elif problem := _clean_up(game_day, drill, now):
-        store(drill, State.FAILED if now > report.until + FOR_RETURN else State.RUNNING, problem)
+        store(drill, State.FAILED if now > report.until + RETURN_TIMEOUT else State.RUNNING, problem)
     else:
         problems = _problems(drill, fault)
         state = State.NOT_TRIED if is_cancelled else State.FAILED if problems else State.PASSED

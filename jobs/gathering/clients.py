@@ -11,7 +11,7 @@ from jobs.models import Client, Job
 from portal.http.paging import SortOrder
 from training.federation.tables import MIN_EVALUATED
 
-_FURTHEST = 1e300
+_LAST_PLACE = 1e300
 _SLOWER = 1e200
 NEVER_IN_TIME = Q(timed=0, trained=0) & (Q(late__gt=0) | Q(dropped__gt=0))
 """Outcomes without a known duration, except that it exceeded all others: the more often, the slower."""
@@ -52,7 +52,7 @@ def ordered(job: Job, sort: str = WORST) -> tuple[QuerySet[Client], SortOrder]:
     key, falls = _KEYS[sort.removeprefix("-")]
     falls ^= sort.startswith("-")
     name = f"by_{sort.replace('-', 'reverse_')}"
-    nothing = Value(-_FURTHEST if falls else _FURTHEST, output_field=FloatField())
+    nothing = Value(-_LAST_PLACE if falls else _LAST_PLACE, output_field=FloatField())
     by = Coalesce(Cast(key, FloatField()), nothing, output_field=FloatField())
     return Client.objects.filter(job=job).annotate(**{name: by}), SortOrder(name, descending=falls)
 

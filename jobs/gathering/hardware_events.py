@@ -12,7 +12,7 @@ from vigil_core import formatting
 
 KINDS = ("xid", "gpu.lost")
 MAX_READ = 200
-SHOWN = 5
+MAX_SHOWN = 5
 
 Spans = dict[int, list[tuple[datetime, datetime]]]  # since and until, by GPU
 
@@ -35,7 +35,7 @@ def recent_events(attempt: Attempt, now: datetime) -> list[tuple[datetime, str]]
     ]
     if any(event.code != ECHO for event in events):
         events = [event for event in events if event.code != ECHO]
-    return [(event.at, _describe(event)) for event in reversed(events[:SHOWN])]
+    return [(event.at, _describe(event)) for event in reversed(events[:MAX_SHOWN])]
 
 
 def _happened_within(event: NodeEvent, spans: Spans) -> bool:

@@ -19,7 +19,7 @@ from portal.series import read, store
 from vigil_core import formatting, untrusted
 
 MAX_EVENTS = 500  # of all its nodes
-SHOWN = 50
+MAX_SHOWN = 50
 NODES = 512
 POINTS = 1_000
 
@@ -47,7 +47,7 @@ def find(life: JobLife) -> list[SlowMountSpan]:
     """
     ran = [attempt for attempt in life.attempts if attempt.started_at and attempt.nodes]
     rows = _rows(life, ran) if ran else []
-    return [slow for attempt in ran for slow in _joined(_of_attempt(life, attempt, rows))][-SHOWN:]
+    return [slow for attempt in ran for slow in _joined(_of_attempt(life, attempt, rows))][-MAX_SHOWN:]
 
 
 def by_step(life: JobLife, slow: Iterable[SlowMountSpan]) -> list[list[object]]:

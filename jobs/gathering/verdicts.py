@@ -19,7 +19,7 @@ from jobs.presenting.postmortems.rank_steps import ranks_text
 from vigil_core import untrusted
 from vigil_core.masking import DOTS, masked
 
-SHOWN = 6  # pieces of evidence on a job's page
+MAX_SHOWN = 6  # pieces of evidence on a job's page
 _DIGITS = re.compile(r"\d+")
 _RANK = re.compile(r"(\d{1,9})\.(\d{1,9})\.log")
 _LAUNCHER = re.compile(r"launcher\.(\d{1,9})\.log")
@@ -94,7 +94,7 @@ def newest_verdict(attempt: Attempt) -> ShownVerdict | None:
     if newest is None:
         return None
     masked_newest = masked_verdict(newest.verdict)
-    return ShownVerdict(incident, masked_newest, pieces(attempt, masked_newest, SHOWN))
+    return ShownVerdict(incident, masked_newest, pieces(attempt, masked_newest, MAX_SHOWN))
 
 
 def masked_verdict(verdict: dict[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from vigil_core import untrusted
 ROUNDS, SPLIT, NAMED, STARTED = "round.clients", "clients.split", "clients.named", "run.started"
 KINDS = frozenset({ROUNDS, SPLIT, NAMED, STARTED})
 PACKED = frozenset({"rounds", "clients", "counts", "evaluated", "names"})
-ROUNDS_AT_ONCE = 2_000  # that are dropped by one transaction
-CLIENTS_AT_ONCE = 1_500  # of a split or of names that one transaction writes: 35 ms of processor time on PostgreSQL
+ROUNDS_PER_TRANSACTION = 2_000  # that are dropped
+CLIENTS_PER_TRANSACTION = 1_500  # of a split or of names: 35 ms of processor time on PostgreSQL
 MAX_PENDING = 100  # of an attempt: what is beyond waits in its spool
 MAX_ROUNDS = 1_000_000
 """Limit of rounds of a federation, as in its configuration; and of clients:"""
@@ -139,7 +139,7 @@ def _store_split(attempt: Attempt, event: Event, done: int) -> dict[str, int] | 
     _check_clients(split.first + len(split.counts))
     if not done:
         _write_split(attempt, split)
-    part = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
+    part = slice(done * CLIENTS_PER_TRANSACTION, (done + 1) * CLIENTS_PER_TRANSACTION)
     first = split.first + part.start
     _set_column(attempt, "samples", first, _as_integers(split.counts[part].astype(np.int64).sum(axis=1)))
     if split.evaluated is not None:
@@ -151,7 +151,7 @@ def _store_names(attempt: Attempt, event: Event, done: int) -> dict[str, int] | 
     """Store the names of some clients; return how many there are at the end."""
     named = ClientNames.unpack(event.data)
     _check_clients(named.first + len(named.names))
-    part = slice(done * CLIENTS_AT_ONCE, (done + 1) * CLIENTS_AT_ONCE)
+    part = slice(done * CLIENTS_PER_TRANSACTION, (done + 1) * CLIENTS_PER_TRANSACTION)
     _set_column(attempt, "name", named.first + part.start, named.names[part])
     return {"names": len(named.names)} if part.stop >= len(named.names) else None
 
@@ -165,9 +165,9 @@ def _drop_repeated(attempt: Attempt, incarnation: int, start: object) -> bool:
     if type(start) is not int or start < 0:
         return True
     beyond = attempt.rounds.filter(incarnation__lt=incarnation, number__gt=start)
-    batch = list(beyond.values_list("pk", flat=True)[:ROUNDS_AT_ONCE])
+    batch = list(beyond.values_list("pk", flat=True)[:ROUNDS_PER_TRANSACTION])
     Round.objects.filter(pk__in=batch).delete()
-    return len(batch) < ROUNDS_AT_ONCE
+    return len(batch) < ROUNDS_PER_TRANSACTION
 
 
 def _check_clients(last: int) -> None:

@@ -19,7 +19,9 @@ from training.reporting import spool
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # batches stored at once; a batch has at most POINTS_PER_BATCH of training.reporting.lines points
+_BATCHES_PER_READ = (
+    64  # batches stored at once; a batch has at most POINTS_PER_BATCH of training.reporting.lines points
+)
 
 
 def collect(
@@ -70,7 +72,7 @@ def _collect_stream(attempt_id: int, stream: spool.Spool, until: float) -> int:
         stream.seek(cursor, hint=near, until=until)
         if stream.next_seq < cursor:
             break  # no time to count further, or the file has lost its end
-        batches = stream.read(_AT_ONCE)
+        batches = stream.read(_BATCHES_PER_READ)
         if not batches and not stream.has_ended:
             break  # more may come
         post = wire.post_from_spool(stream.header, batches, end=stream.has_ended)

@@ -18,7 +18,7 @@ from jobs.models.job import Tag
 from portal.models import Project, User
 from vigil_core.untrusted import whole
 
-SET_BACK = timedelta(days=2)
+MAX_CLOCK_SETBACK = timedelta(days=2)
 """Job ids increase with submission time, except if a clock was set back by up to this much."""
 _MIN_WORD_LENGTH = 3  # shortest word that a trigram index can find
 
@@ -213,10 +213,10 @@ def _bounds(search: JobCriteria) -> Iterator[Sql]:
     """Yield bounds on job ids for the requested times, so that a scan by id starts and ends there."""
     if search.created_after:
         last = "SELECT id FROM jobs_listing WHERE created_at < %s ORDER BY created_at DESC, id DESC LIMIT 1"
-        yield Sql(f"id > COALESCE(({last}), 0)", (_moved(search.created_after, -SET_BACK),))
+        yield Sql(f"id > COALESCE(({last}), 0)", (_moved(search.created_after, -MAX_CLOCK_SETBACK),))
     if search.created_before:
         first = "SELECT id FROM jobs_listing WHERE created_at >= %s ORDER BY created_at, id LIMIT 1"
-        yield Sql(f"id < COALESCE(({first}), {2**63 - 1})", (_moved(search.created_before, SET_BACK),))
+        yield Sql(f"id < COALESCE(({first}), {2**63 - 1})", (_moved(search.created_before, MAX_CLOCK_SETBACK),))
 
 
 def _moved(time: datetime, by: timedelta) -> Any:

@@ -21,7 +21,7 @@ from portal.http.paging import BadCursor, Page, SortOrder, decode, encode
 from portal.models import Project, User
 
 NEWEST = SortOrder("at", descending=True)
-COUNTED = 10_000  # of each interval
+MAX_COUNTED = 10_000  # of each interval
 MAX_STRETCHES = 40
 OWNERS = ("researcher", "sysadmin", "both", "nobody")
 
@@ -59,10 +59,10 @@ class IncidentSearch:
         found: Counter[str] = Counter()
         is_cut = False
         for rows in self._stretches(user, []):
-            some = rows.order_by("-at", "-id").values_list("cause", flat=True)[:COUNTED]
+            some = rows.order_by("-at", "-id").values_list("cause", flat=True)[:MAX_COUNTED]
             counted = Counter(some)
             found.update(counted)
-            is_cut = is_cut or counted.total() >= COUNTED
+            is_cut = is_cut or counted.total() >= MAX_COUNTED
         return IncidentCounts(found, is_cut)
 
     @property

@@ -19,13 +19,13 @@ JOIN = "CROSS JOIN LATERAL (SELECT * FROM jobs_listing x WHERE x.id = d.id LIMIT
 EXISTING_TRIGGERS = (
     "SELECT tgname FROM pg_trigger WHERE tgrelid IN (to_regclass('jobs_job'), to_regclass('jobs_attempt'))"
 )
-_NEVER = "'1970-01-01 00:00:00+00'"
+_EPOCH = "'1970-01-01 00:00:00+00'"
 _FUNCTIONS = {
     "listing_of_job": f"""BEGIN
         IF TG_OP = 'DELETE' THEN DELETE FROM jobs_listing WHERE id = OLD.id; RETURN NULL; END IF;
         IF TG_OP = 'INSERT' THEN
             INSERT INTO jobs_listing (id, project_id, owner_id, kind, name, state, created_at, started_at, ended_at)
-            VALUES (NEW.id, NEW.project_id, NEW.owner_id, NEW.kind, NEW.name, '', NEW.created_at, {_NEVER}, {_NEVER});
+            VALUES (NEW.id, NEW.project_id, NEW.owner_id, NEW.kind, NEW.name, '', NEW.created_at, {_EPOCH}, {_EPOCH});
         ELSIF (NEW.project_id, NEW.owner_id, NEW.kind, NEW.name, NEW.created_at)
             IS DISTINCT FROM (OLD.project_id, OLD.owner_id, OLD.kind, OLD.name, OLD.created_at) THEN
             UPDATE jobs_listing SET project_id = NEW.project_id, owner_id = NEW.owner_id, kind = NEW.kind,
@@ -34,13 +34,13 @@ _FUNCTIONS = {
         IF TG_OP = 'INSERT' AND NEW.latest_id IS NOT NULL
             OR TG_OP = 'UPDATE' AND NEW.latest_id IS DISTINCT FROM OLD.latest_id THEN
             UPDATE jobs_listing l SET attempt_id = NEW.latest_id, state = COALESCE(a.state, ''),
-                started_at = COALESCE(a.started_at, {_NEVER}), ended_at = COALESCE(a.ended_at, {_NEVER})
+                started_at = COALESCE(a.started_at, {_EPOCH}), ended_at = COALESCE(a.ended_at, {_EPOCH})
             FROM (SELECT 1) one LEFT JOIN jobs_attempt a ON a.id = NEW.latest_id WHERE l.id = NEW.id;
         END IF;
         RETURN NULL; END""",
     "listing_of_attempt": f"""BEGIN
-        UPDATE jobs_listing SET state = NEW.state, started_at = COALESCE(NEW.started_at, {_NEVER}),
-            ended_at = COALESCE(NEW.ended_at, {_NEVER}) WHERE id = NEW.job_id AND attempt_id = NEW.id;
+        UPDATE jobs_listing SET state = NEW.state, started_at = COALESCE(NEW.started_at, {_EPOCH}),
+            ended_at = COALESCE(NEW.ended_at, {_EPOCH}) WHERE id = NEW.job_id AND attempt_id = NEW.id;
         RETURN NULL; END""",
 }
 _TRIGGERS = {

@@ -14,16 +14,16 @@ AGGREGATED_IDS = "count(*), CASE WHEN count(*) <= {most} THEN json_group_array(i
 UNPACKED_IDS = "SELECT DISTINCT value AS id FROM json_each(%s)"
 JOIN = "CROSS JOIN jobs_listing l ON l.id = d.id"  # SQLite keeps the order of a cross join
 EXISTING_TRIGGERS = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
-_NEVER = "'1970-01-01 00:00:00'"
+_EPOCH = "'1970-01-01 00:00:00'"
 _STATE = f"""
     attempt_id = NEW.latest_id,
     state = COALESCE((SELECT state FROM jobs_attempt WHERE id = NEW.latest_id), ''),
-    started_at = COALESCE((SELECT started_at FROM jobs_attempt WHERE id = NEW.latest_id), {_NEVER}),
-    ended_at = COALESCE((SELECT ended_at FROM jobs_attempt WHERE id = NEW.latest_id), {_NEVER})"""
+    started_at = COALESCE((SELECT started_at FROM jobs_attempt WHERE id = NEW.latest_id), {_EPOCH}),
+    ended_at = COALESCE((SELECT ended_at FROM jobs_attempt WHERE id = NEW.latest_id), {_EPOCH})"""
 _TRIGGERS = {
     "listing_added": f"""AFTER INSERT ON jobs_job BEGIN
         INSERT INTO jobs_listing (id, project_id, owner_id, kind, name, state, created_at, started_at, ended_at)
-        VALUES (NEW.id, NEW.project_id, NEW.owner_id, NEW.kind, NEW.name, '', NEW.created_at, {_NEVER}, {_NEVER});
+        VALUES (NEW.id, NEW.project_id, NEW.owner_id, NEW.kind, NEW.name, '', NEW.created_at, {_EPOCH}, {_EPOCH});
         UPDATE jobs_listing SET {_STATE} WHERE id = NEW.id AND NEW.latest_id IS NOT NULL; END""",
     "listing_changed": """AFTER UPDATE OF project_id, owner_id, kind, name, created_at ON jobs_job
         WHEN (NEW.project_id, NEW.owner_id, NEW.kind, NEW.name, NEW.created_at)
@@ -35,8 +35,8 @@ _TRIGGERS = {
     "listing_removed": """AFTER DELETE ON jobs_job BEGIN DELETE FROM jobs_listing WHERE id = OLD.id; END""",
     "listing_moved": f"""AFTER UPDATE OF state, started_at, ended_at ON jobs_attempt
         WHEN (NEW.state, NEW.started_at, NEW.ended_at) IS NOT (OLD.state, OLD.started_at, OLD.ended_at) BEGIN
-        UPDATE jobs_listing SET state = NEW.state, started_at = COALESCE(NEW.started_at, {_NEVER}),
-            ended_at = COALESCE(NEW.ended_at, {_NEVER}) WHERE id = NEW.job_id AND attempt_id = NEW.id; END""",
+        UPDATE jobs_listing SET state = NEW.state, started_at = COALESCE(NEW.started_at, {_EPOCH}),
+            ended_at = COALESCE(NEW.ended_at, {_EPOCH}) WHERE id = NEW.job_id AND attempt_id = NEW.id; END""",
     "listing_name_added": """AFTER INSERT ON jobs_listing BEGIN
         INSERT INTO jobs_listing_names(rowid, name) VALUES (NEW.id, NEW.name); END""",
     "listing_name_changed": """AFTER UPDATE OF name ON jobs_listing WHEN NEW.name <> OLD.name BEGIN

@@ -46,7 +46,7 @@ class SiteEntry(models.Model):
 class SiteCatalogue(models.Model):
     """The entries in force from a moment on, for earlier verdicts that are revised after a change."""
 
-    KEPT = timedelta(days=2)
+    RETENTION = timedelta(days=2)
 
     at = models.DateTimeField(default=timezone.now, db_index=True)
     entries = models.JSONField(help_text="Entries as TOML tables.")
@@ -60,7 +60,7 @@ class SiteCatalogue(models.Model):
 
 class ReplayQuerySet(models.QuerySet["Replay"]):
     def old(self) -> Self:
-        return self.filter(asked_at__lt=timezone.now() - Replay.KEPT)
+        return self.filter(asked_at__lt=timezone.now() - Replay.RETENTION)
 
 
 class Replay(models.Model):
@@ -69,7 +69,7 @@ class Replay(models.Model):
     It continues as long as somebody watches, in small pieces between which real incidents come first.
     """
 
-    KEPT = timedelta(days=1)
+    RETENTION = timedelta(days=1)
     ABANDONED_AFTER = timedelta(seconds=60)  # without a viewer
 
     entry = models.JSONField(help_text="The entry as a TOML table.")

@@ -19,7 +19,7 @@ from jobs.postmortem.evidence.ranks import open_logs
 from vigil_core.masking import masked
 
 MAX_CASES = 1_000  # the newest
-HEAD, BEFORE, AFTER, TAIL = 20, 20, 30, 60  # lines
+HEAD_LINES, LINES_BEFORE, LINES_AFTER, TAIL_LINES = 20, 20, 30, 60  # lines
 MAX_LINE = 1_000  # letters of one
 MAX_LOG = 64_000  # of one log
 SACCT = "sacct.txt"
@@ -97,16 +97,16 @@ def _excerpts(incident: Incident, last: Diagnosis) -> dict[str, str]:
 
 
 def _excerpt(log: Log, wanted: set[int]) -> str:
-    near = {number for line in wanted for number in range(line - BEFORE, line + AFTER + 1)}
+    near = {number for line in wanted for number in range(line - LINES_BEFORE, line + LINES_AFTER + 1)}
     excerpt: list[str] = []
-    tail: deque[str] = deque(maxlen=TAIL)
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
     number = read = size = 0
     for block in files.read_blocks(log):
         read += len(block)
         for raw in block.split(b"\n")[: -1 if block.endswith(b"\n") else None]:
             number += 1
             text = raw[: MAX_LINE * 4].decode(errors="replace")[:MAX_LINE]
-            if (number <= HEAD or number in near) and size < MAX_LOG:
+            if (number <= HEAD_LINES or number in near) and size < MAX_LOG:
                 tail.clear()  # what lies between two places is left out
                 excerpt.append(text)
                 size += len(text)

@@ -152,7 +152,7 @@ def _record_change(user: User, how: str, row: SiteEntry, change: Change) -> None
     note(user, f"catalogue.{how}", row.name, row.pattern or row.exception, change)
     now = timezone.now()
     SiteCatalogue.objects.create(at=now, entries=[entry_as_json(entry) for entry in enabled_entries()])
-    standing = SiteCatalogue.objects.filter(at__lt=now - SiteCatalogue.KEPT).values_list("pk", flat=True)[1:]
+    standing = SiteCatalogue.objects.filter(at__lt=now - SiteCatalogue.RETENTION).values_list("pk", flat=True)[1:]
     SiteCatalogue.objects.filter(pk__in=list(standing)).delete()
 
 

@@ -10,7 +10,7 @@ from jobs.reliability.rate import AssumedRate, Rate
 
 DAY_S = 86_400.0
 POINTS = 81
-WIDE = 12.0
+SPAN_FACTOR = 12.0
 """The curve spans the best period divided and multiplied by this."""
 
 
@@ -73,7 +73,7 @@ class Forecast:
     def curve(self) -> list[tuple[float, float]]:
         """Return (period, useful share) around the best period, on a logarithmic scale."""
         middle, half = self.best_seconds, (POINTS - 1) / 2
-        periods = [middle * WIDE ** ((i - half) / half) for i in range(POINTS)]
+        periods = [middle * SPAN_FACTOR ** ((i - half) / half) for i in range(POINTS)]
         return [(period, self.useful_share(period)) for period in periods if period > self.plan.save_seconds]
 
 

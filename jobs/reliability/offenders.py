@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from jobs.reliability import poisson
 from jobs.reliability.rate import MIN_FAILURES
 
-SURE = 0.05
+SIGNIFICANCE = 0.05
 MAX_SCORE = 300.0
 
 
@@ -93,7 +93,7 @@ def _judge(node: NodeFailures, failures: int, days: float, nodes: int) -> Offend
     if node.failures <= expected:
         return None
     chance = min(1.0, nodes * poisson.at_least(node.failures, expected))
-    if chance >= SURE:
+    if chance >= SIGNIFICANCE:
         return None
     programs_chance = min(1.0, nodes * poisson.at_least(node.programs, expected))
-    return Offender(node, expected, chance, programs_chance, is_node=programs_chance < SURE)
+    return Offender(node, expected, chance, programs_chance, is_node=programs_chance < SIGNIFICANCE)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-OUTSIDE = 0.05
+OUTSIDE_PROBABILITY = 0.05
 _CLOSE = 1e-15
 _MAX_TERMS = 1_000_000
 
@@ -27,7 +27,7 @@ def at_most(count: int, mean: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def interval(count: int, outside: float = OUTSIDE) -> tuple[float, float]:
+def interval(count: int, outside: float = OUTSIDE_PROBABILITY) -> tuple[float, float]:
     """Return the confidence interval of the mean; `outside` is the probability that the true mean lies outside."""
     low = 0.0 if count == 0 else _mean_where(lambda mean: at_least(count, mean) - outside / 2, count)
     return low, _mean_where(lambda mean: outside / 2 - at_most(count, mean), count + 1)

@@ -47,5 +47,5 @@ PUBLISHED = (
     ),
 )
 
-TYPICAL = 6.5
+TYPICAL_RATE = 6.5
 """Rate per 1,000 node-days assumed if too few failures were observed here, as measured by Meta."""

@@ -15,7 +15,7 @@ from jobs.slurm_check.checked_site import CheckedSite
 from jobs.slurm_check.finding import CheckFinding, failed, ok, warn
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
 
-LITTLE = 50 * 1024**3
+MIN_FREE_BYTES = 50 * 1024**3
 GIB = 1024**3
 MAKE = "install -d -o {owner} -g GROUP -m 2710 {root}"
 
@@ -101,7 +101,7 @@ def lists(site: CheckedSite) -> Iterator[CheckFinding]:
 def room(site: CheckedSite) -> Iterator[CheckFinding]:
     found = shutil.disk_usage(site.runs)
     room_text = f"{found.free / GIB:,.0f} of {found.total / GIB:,.0f} GiB are free"
-    if found.free < LITTLE:
+    if found.free < MIN_FREE_BYTES:
         yield warn(
             "VIGIL_RUNS: free space", room_text, "Checkpoints are large: delete unneeded jobs, or use a larger disk."
         )

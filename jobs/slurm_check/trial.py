@@ -38,7 +38,7 @@ EVERY_S = 1.0
 REMOVAL_S = 5.0
 NO_PROJECT = "vigil-check"  # the folder for people without a project
 # Reasons that no patience helps against.
-NEVER = (
+PERMANENT_REASONS = (
     "Partition", "InvalidAccount", "InvalidQOS", "BadConstraints", "AccountNotAllowed", "QOSNotAllowed", "JobHeld",
     "JobLaunchFailure", LAUNCH_FAILED, "AssocMaxWall", "ReqNodeNotAvail", "Nodes_required",
 )  # fmt: skip
@@ -225,7 +225,7 @@ def _wait(
 
 def _too_long(status: JobStatus, seconds: float, title: str) -> CheckFinding:
     why = explained(status.reason) or status.state
-    if status.state == "pending" and status.reason.startswith(NEVER):
+    if status.state == "pending" and status.reason.startswith(PERMANENT_REASONS):
         return failed(title, f"the job did not start: {why}", "See sinfo -R and scontrol show partition.")
     if status.state == "pending":
         detail = f"busy, not broken: the job is still waiting after {seconds:.0f} s. {why}"

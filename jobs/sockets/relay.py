@@ -23,7 +23,7 @@ Run = tuple[str, int, int, NDArray[Any], NDArray[Any]]  # series, incarnation, r
 
 MAX_BANDS = SERIES  # series and incarnations with bands in the making
 COLUMNS = 2**17  # of ranks in all of these: 600 MB
-EARLY = 64  # messages that may come while a relay opens
+MAX_EARLY_MESSAGES = 64  # messages that may come while a relay opens
 
 
 def relay_for(topic: str) -> Relay:
@@ -43,7 +43,7 @@ class JobRelay:
         self.job_id = job_id
         self._about: dict[str, Any] = {}
         self._gathering: dict[Key, BandCollector] = {}  # what was reported longest ago comes first
-        self._early: deque[bytes] | None = deque(maxlen=EARLY)  # None: it is open
+        self._early: deque[bytes] | None = deque(maxlen=MAX_EARLY_MESSAGES)  # None: it is open
 
     async def open(self) -> None:
         """Begin with what the ranks reported last: their other halves are still to come."""

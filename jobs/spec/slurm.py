@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import MAXYEAR, MINYEAR, datetime, timedelta, tzinfo
 
 MAX_NODES = 1_000  # named in one list
-AHEAD = timedelta(days=366)  # how late a job may begin
+MAX_BEGIN_DELAY = timedelta(days=366)  # how late a job may begin
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.\-&|*()\[\]:]{0,199}\Z")
 _LICENSE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@-]{0,63})(?::[1-9][0-9]{0,5})?\Z")
@@ -18,7 +18,7 @@ MAX_LICENSES = 20  # in one list; no known cluster has more
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _HOSTS = re.compile(r"([A-Za-z0-9._-]*)\[([0-9,-]{1,200})\]([A-Za-z0-9._-]*)\Z")
 _SPAN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
-_AFTER = re.compile(r"\+((?:\d{1,5}[dhms]){1,4})\Z")
+_DELAY = re.compile(r"\+((?:\d{1,5}[dhms]){1,4})\Z")
 _PAIRS = {")": "(", "]": "["}
 UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
@@ -100,7 +100,7 @@ def _expanded(text: str) -> Iterator[str]:
 
 def begin(value: str) -> str:
     """Check a moment as it is written: "+2h", or "2026-12-01T02:00" with or without an offset."""
-    if not value or _AFTER.match(value):
+    if not value or _DELAY.match(value):
         return value
     try:
         if not MINYEAR < datetime.fromisoformat(value).year < MAXYEAR:
@@ -117,7 +117,7 @@ def begin(value: str) -> str:
 
 def absolute(value: str, *, now: datetime, zone: tzinfo) -> str:
     """Return a moment with its offset, to the second. A time without an offset is the site's."""
-    if match := _AFTER.match(value):
+    if match := _DELAY.match(value):
         parts = re.findall(r"(\d+)([dhms])", match[1])
         moment = now + timedelta(seconds=sum(int(number) * UNITS[unit] for number, unit in parts))
     else:

@@ -12,14 +12,14 @@ from jobs.disk import environments, trust, upload
 from jobs.errors import Problem, Refused, SpecError
 from jobs.following.submission import dependencies
 from jobs.spec import JobSpec
-from jobs.spec.slurm import AHEAD
+from jobs.spec.slurm import MAX_BEGIN_DELAY
 from jobs.submitting import names, scheduler_limits
 from jobs.submitting.node_capacity import capacity_problems
 from nodes.schedulers import choose
 from portal.access import can
 from portal.models import Project, User
 
-LATE = timedelta(minutes=10)  # tolerance for a moment that passed while somebody wrote the spec
+PAST_TOLERANCE = timedelta(minutes=10)  # tolerance for a moment that passed while somebody wrote the spec
 
 
 def check(
@@ -94,9 +94,9 @@ def _begin_problems(spec: JobSpec) -> list[Problem]:
     """Return the problems with `begin`: it has passed, or is too far ahead. "+2h" counts from now."""
     now = timezone.now()
     moment = spec.with_absolute_begin(now=now, zone=timezone.get_default_timezone()).resources.begin_at
-    if moment is not None and moment < now - LATE:
+    if moment is not None and moment < now - PAST_TOLERANCE:
         return [Problem("resources.begin", f"{spec.resources.begin} has passed. Remove begin, or set a later time.")]
-    if moment is not None and moment > now + AHEAD:
+    if moment is not None and moment > now + MAX_BEGIN_DELAY:
         return [Problem("resources.begin", f"{spec.resources.begin} is more than a year ahead. Set an earlier time.")]
     return []
 

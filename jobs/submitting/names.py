@@ -27,7 +27,7 @@ PARTS = {
     "licenses": Reading.Part.LICENSES, "gpu_type": Reading.Part.NODES, "require_nodes": Reading.Part.NODES,
     "exclude_nodes": Reading.Part.NODES,
 }  # fmt: skip
-FRESH = timedelta(seconds=2)  # readings newer than this are not repeated
+FRESH_FOR = timedelta(seconds=2)  # readings newer than this are not repeated
 WAIT_S, POLL_S = 4.0, 0.1
 """A tick of the follower comes every two seconds, and a reading takes a fraction of one."""
 TITLES = {"partition": "partition", "qos": "QOS", "reservation": "reservation", "gpu_type": "GPU of type"}
@@ -83,7 +83,7 @@ def refresh(fields: Iterable[str]) -> bool:
     """
     wanted = {PARTS[name] for field in fields if (name := field.removeprefix("resources.")) in PARTS}
     now = timezone.now()
-    due = {reading.part for reading in _readings(wanted) if reading.read_at and now - reading.read_at > FRESH}
+    due = {reading.part for reading in _readings(wanted) if reading.read_at and now - reading.read_at > FRESH_FOR}
     if not due or connection.in_atomic_block:  # the worker could not write while we wait
         return False
     for part in due:

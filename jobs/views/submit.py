@@ -38,7 +38,7 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 PREFILLABLE = frozenset(Resources.model_fields)  # fields that a link may fill in
-AT_ONCE = 100  # names of clones that are searched
+NAMES_PER_QUERY = 100  # names of clones that are searched
 START = """\
 name = "my-first-run"
 kind = "distributed"
@@ -318,8 +318,8 @@ def _next_name(parent: Job) -> str:
     stem, dash, number = parent.name.rpartition("-")
     if not (dash and number.isdigit() and len(number) < 4):
         stem, number = parent.name[:59], "1"
-    for first in count(int(number) + 1, AT_ONCE):  # uses the listing's index on name and project
-        others = [f"{stem}-{n}" for n in range(first, first + AT_ONCE)]
+    for first in count(int(number) + 1, NAMES_PER_QUERY):  # uses the listing's index on name and project
+        others = [f"{stem}-{n}" for n in range(first, first + NAMES_PER_QUERY)]
         alike = Listing.objects.filter(project_id=parent.project_id, name__in=others)
         taken = set(alike.values_list("name", flat=True))
         if free := [name for name in others if name not in taken]:

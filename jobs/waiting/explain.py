@@ -26,7 +26,7 @@ from nodes.scheduling.maintenance import PlannedMaintenance
 from vigil_core import formatting
 
 # Slurm's reasons of a job that waits for its turn; any other keeps a job from starting whatever is free.
-IN_TURN = frozenset({"", "None", "Resources", "Priority"})
+QUEUED_REASONS = frozenset({"", "None", "Resources", "Priority"})
 SAME_TIME_S = 60  # Slurm rounds a begin to its own clock's seconds
 
 
@@ -156,7 +156,7 @@ def _is_in_turn(job: QueuedJobInfo, cluster: ClusterCapacity) -> bool:
     A single machine starts jobs in order, except those that begin later.
     """
     word = reason_word(job.reason)
-    return word != blocks.BEGIN if cluster.simulates_nodes else word in IN_TURN
+    return word != blocks.BEGIN if cluster.simulates_nodes else word in QUEUED_REASONS
 
 
 def _turn(job: QueuedJobInfo) -> tuple[float, float, float]:

@@ -25,7 +25,7 @@ from portal.models import User
 BUDGET_S = 10.0
 ROWS = 500  # per query and transaction, because reports wait for it on SQLite
 SLACK = timedelta(days=1)  # a machine's clock and the scheduler's may differ at midnight
-RECENT = timedelta(minutes=10)
+RECENT_WINDOW = timedelta(minutes=10)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def end_allocations_with_jobs(now: datetime | None = None) -> int:
     Returns how many were changed.
     """
     now = now or timezone.now()
-    closed = Holding.objects.filter(until__gt=now - RECENT, until__lte=now)
+    closed = Holding.objects.filter(until__gt=now - RECENT_WINDOW, until__lte=now)
     rows = list(closed.values_list("pk", "scheduler_id", "since", "until"))
     ends = dict(_attempts_of({row[1] for row in rows}).exclude(ended_at=None).values_list("scheduler_id", "ended_at"))
     early = [

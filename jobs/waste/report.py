@@ -22,7 +22,7 @@ from portal.models import Project, User
 
 HOUR_S = 3600
 WINDOWS = (1, 7, 30, 90)
-BY = ("project", "person", "job")
+GROUPINGS = ("project", "person", "job")
 SORTS = ("name", "allocated", "used", "share", "idle")
 FORMER_SORTS = ("held", "-held")  # deprecated names of "allocated" and "-allocated"
 MAX_DAYS = 90

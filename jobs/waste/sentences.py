@@ -6,7 +6,7 @@ from jobs.presenting.price import price_text
 from jobs.waste.report import OUTSIDE_VIGIL, AllocatedHours, WasteFilter, WasteReport
 from vigil_core import formatting
 
-LITTLE = 0.05  # hours that would be shown as 0
+MIN_SHOWN_HOURS = 0.05  # hours that would be shown as 0
 
 
 def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[str, str]:
@@ -21,7 +21,7 @@ def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[st
         f"{when} {hours(total.allocated)} {_were(total.allocated)} allocated and {share} of {of} used; {_idle(total)}"
     )
     most = found.most
-    if most is not None and most.hours.idle >= LITTLE:
+    if most is not None and most.hours.idle >= MIN_SHOWN_HOURS:
         lead += (
             f", {_most_idle(most.name, wanted)} ({figure(most.hours.idle)})"
             if most.hours != total
@@ -59,7 +59,9 @@ def cells(hours: AllocatedHours) -> dict[str, str]:
 
 
 def _cell(value: float) -> str:
-    return "< 0.1" if 0 < value < LITTLE else formatting.count(round(value)) if value >= 99.95 else f"{value:.1f}"
+    return (
+        "< 0.1" if 0 < value < MIN_SHOWN_HOURS else formatting.count(round(value)) if value >= 99.95 else f"{value:.1f}"
+    )
 
 
 def _were(value: float) -> str:
@@ -67,7 +69,7 @@ def _were(value: float) -> str:
 
 
 def _idle(total: AllocatedHours) -> str:
-    if total.idle < LITTLE:
+    if total.idle < MIN_SHOWN_HOURS:
         return "none were idle"
     price = price_text(total.idle)
     return f"{figure(total.idle)}{f' ({price})' if price else ''} {_were(total.idle)} idle"

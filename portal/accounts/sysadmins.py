@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from portal.models import User
 
-LAST = "is the last sysadmin: nobody could manage Vigil any more. Make somebody else a sysadmin first."
+LAST_SYSADMIN = "is the last sysadmin: nobody could manage Vigil any more. Make somebody else a sysadmin first."
 
 
 def would_leave_none(leaving: Collection[int]) -> bool:

@@ -15,7 +15,7 @@ from vigil_core.untrusted import plain
 
 MAX_STANDING = 50
 """Announcements that are shown or planned at one time."""
-FARTHEST = timedelta(days=366)
+MAX_DISTANCE = timedelta(days=366)
 
 
 class BadAnnouncement(ValueError):
@@ -38,13 +38,13 @@ def announce(
         raise BadAnnouncement("text", "The text contains characters that cannot be printed. Remove them.")
     if level not in Announcement.Level.values:
         raise BadAnnouncement("level", f"Choose one of {', '.join(Announcement.Level.values)}.")
-    if starts_at < now - FARTHEST:
+    if starts_at < now - MAX_DISTANCE:
         raise BadAnnouncement("starts_at", "The start is more than a year ago. Leave it out.")
-    if starts_at > now + FARTHEST:
+    if starts_at > now + MAX_DISTANCE:
         raise BadAnnouncement("starts_at", "The start is more than a year ahead.")
     if ends_at is not None and ends_at <= max(starts_at, now):
         raise BadAnnouncement("ends_at", "The end must be after the start, and in the future.")
-    if ends_at is not None and ends_at > starts_at + FARTHEST:
+    if ends_at is not None and ends_at > starts_at + MAX_DISTANCE:
         raise BadAnnouncement("ends_at", "The end is more than a year after the start. Leave it out.")
     with transaction.atomic():
         if Announcement.objects.pending(now).count() >= MAX_STANDING:

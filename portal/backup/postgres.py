@@ -21,7 +21,7 @@ from portal.backup.archive import Progress
 from portal.backup.sqlite import by_app
 from portal.run.preflight import StartRefused
 
-ASIDE = "before_restore_"  # prefix of the schemas that hold the tables from before a restore
+OLD_SCHEMA_PREFIX = "before_restore_"  # prefix of the schemas that hold the tables from before a restore
 _GET = "install postgresql-client-{0}, or put the folder of its programs first on PATH"
 
 
@@ -81,7 +81,8 @@ def dump(server: PostgresServer, target: Path, progress: Progress) -> tuple[dict
     assert row
     command = [
         "pg_dump", "--format=custom", "--compress=1", "--no-owner", "--no-privileges", "--no-password",
-        f"--exclude-schema={ASIDE}*", f"--snapshot={row[0]}", f"--file={target}", f"--dbname={server.address}",
+        f"--exclude-schema={OLD_SCHEMA_PREFIX}*", f"--snapshot={row[0]}", f"--file={target}",
+        f"--dbname={server.address}",
     ]  # fmt: skip
     with _Program(command, server) as program:
         while program.process.poll() is None:
@@ -169,7 +170,7 @@ def _moves(server: PostgresServer, stamp: str) -> tuple[str, str]:
     )
     if not rows:
         return "", ""
-    schema = f"{ASIDE}{stamp}".lower()
+    schema = f"{OLD_SCHEMA_PREFIX}{stamp}".lower()
     kinds = {"v": "VIEW", "m": "MATERIALIZED VIEW", "S": "SEQUENCE", "f": "FUNCTION"}
     lines = [sql.SQL("CREATE SCHEMA {};").format(sql.Identifier(schema))]
     for kind, name in rows:

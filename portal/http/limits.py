@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 UPLOAD = 52 * MIB  # a user's own code (50 MB packed) with its spec
 ORDINARY = 2 * MIB
 ANONYMOUS = 16 * 1024  # the sign-in form, an enrolment, a Slurm hook: none exceeds 1 kB
-LARGE_AT_ONCE = 16  # per person, in one web process: 2 MiB each in memory, uploads on disk
+MAX_LARGE_REQUESTS = 16  # per person, in one web process: 2 MiB each in memory, uploads on disk
 UPLOADS = ("/api/v1/jobs", "/api/v1/sweeps", "/submit")  # where code may be uploaded
 
 
@@ -96,7 +96,7 @@ class _Body:
         sender = await _writer_of(self.scope)
         if sender is None:
             raise _Refused(_stranger(self.scope))
-        if self._large[sender] >= LARGE_AT_ONCE:
+        if self._large[sender] >= MAX_LARGE_REQUESTS:
             raise _Refused(problems.plain(429, {"Retry-After": "1"}))
         self._large[sender] += 1
         self.sender = sender

@@ -14,7 +14,7 @@ from pydantic import Field
 from portal.http import problems
 
 SAFE = frozenset({"get", "head", "options"})
-USUAL = {
+DEFAULT_TEXTS = {
     400: "The body is not JSON, or not an object.",
     401: "Not signed in, or the token is unknown, revoked or expired.",
     403: "The token is read-only, or a session's CSRF token is missing.",
@@ -67,7 +67,7 @@ def complete(method: str, operation: dict[str, Any]) -> None:
     """Add the errors that follow from the operation's properties."""
     responses = operation["responses"]
     for status in sorted(_usual(method, operation) - set(responses)):
-        responses[status] = error(status, USUAL[status])
+        responses[status] = error(status, DEFAULT_TEXTS[status])
     operation["responses"] = dict(sorted(responses.items()))
 
 

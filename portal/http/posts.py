@@ -36,7 +36,7 @@ Answer = Callable[[str, str, str, Iterable[bytes]], HttpResponse]
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 COMPRESSED_BYTES = 1024 * 1024
 INFLATED_BYTES = 16 * 1024 * 1024
-LARGE_AT_ONCE = 64  # per attempt, each of whose nodes has a shipper, or per machine: 64 MB
+MAX_LARGE_POSTS = 64  # per attempt, each of whose nodes has a shipper, or per machine: 64 MB
 WAITING = 256  # posts in progress at most; a sender that is turned away retries
 
 
@@ -109,7 +109,7 @@ class Intake:
     def _take_slot(self, endpoint: ReportEndpoint, sender: str) -> Iterator[bool]:
         """Reserve a slot for one large post; yield False if its sender has too many in progress."""
         key = (endpoint.path.pattern, sender)
-        if self.large[key] >= LARGE_AT_ONCE:
+        if self.large[key] >= MAX_LARGE_POSTS:
             yield False
             return
         self.large[key] += 1

@@ -29,7 +29,7 @@ from vigil_core.untrusted import line
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 16  # channels that are sent to concurrently
+MAX_CONCURRENT = 16  # channels that are sent to concurrently
 LEASE = timedelta(minutes=2)
 MAX_TRIES = 12
 FIRST_RETRY_S, MAX_RETRY_S = 30.0, 7200.0  # between attempts: doubled each time; all of them take some eight hours
@@ -65,7 +65,9 @@ def _take(now: datetime) -> list[Delivery]:
     """Take and return the oldest due message of each channel that is not pausing after a failure."""
     awake = Q(channel__rests_until=None) | Q(channel__rests_until__lte=now)
     due = Delivery.objects.filter(awake, state=WAITING, due_at__lte=now, channel__is_paused=False)
-    oldest = due.order_by().values("channel").annotate(oldest=Min("pk")).values_list("oldest", flat=True)[:AT_ONCE]
+    oldest = (
+        due.order_by().values("channel").annotate(oldest=Min("pk")).values_list("oldest", flat=True)[:MAX_CONCURRENT]
+    )
     rows = Delivery.objects.filter(pk__in=list(oldest)).select_related("channel__user", "notice")
     return [row for row in rows if _is_ours(row, now)]
 

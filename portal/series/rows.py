@@ -14,7 +14,7 @@ from portal.models import Chunk
 from portal.series.codec import EMPTY, Points, decode_merged, decode_rank
 
 LAST_STEP = 2**53
-_AT_ONCE = 32  # series of which all data is in memory together
+_SERIES_PER_QUERY = 32  # series of which all data is in memory together
 
 _FIELDS = (
     "id", "series_id", "incarnation", "kind", "first_step", "last_step", "n", "stride",
@@ -92,8 +92,8 @@ def data_of(ids: Sequence[int]) -> list[tuple[int, int, bytes]]:
 
 def merged_of(series_ids: Sequence[int], rank: int, start: int, end: int) -> Iterator[tuple[int, list[bytes]]]:
     """Return each series' merged chunks with points of this rank in start..end, in order of their first step."""
-    for at in range(0, len(series_ids), _AT_ONCE):
-        part = series_ids[at : at + _AT_ONCE]
+    for at in range(0, len(series_ids), _SERIES_PER_QUERY):
+        part = series_ids[at : at + _SERIES_PER_QUERY]
         found: dict[int, list[bytes]] = {}
         with connection.cursor() as cursor:
             cursor.execute(_DATA.format(", ".join(["%s"] * len(part))), [*part, rank, end, start])
@@ -110,8 +110,8 @@ def merged_rows(
 
     Each is (series, (first step, last step, min, max, values that are not finite, data)).
     """
-    for at in range(0, len(series_ids), _AT_ONCE):
-        part = series_ids[at : at + _AT_ONCE]
+    for at in range(0, len(series_ids), _SERIES_PER_QUERY):
+        part = series_ids[at : at + _SERIES_PER_QUERY]
         with connection.cursor() as cursor:
             cursor.execute(_EXTREMES.format(", ".join(["%s"] * len(part))), [*part, 0, end, start])
             for series_id, *row, data in sorted(cursor.fetchall(), key=itemgetter(1)):

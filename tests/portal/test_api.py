@@ -177,7 +177,7 @@ def test_a_token_that_may_only_read_sends_no_body(transactional_db):
 
 
 def test_large_bodies_of_one_person_are_counted(known, monkeypatch):
-    monkeypatch.setattr(limits, "LARGE_AT_ONCE", 2)
+    monkeypatch.setattr(limits, "MAX_LARGE_REQUESTS", 2)
     release, answers = asyncio.Event(), []
 
     async def application(scope, receive, send):

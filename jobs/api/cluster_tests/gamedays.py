@@ -22,7 +22,7 @@ from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 
 router = Router(tags=["game days"])
 NO_GAME_DAY = FORBIDDEN | {404: "No such game day."}
-_SAME = (
+_DRILL_FIELDS = (
     "fault", "state", "node", "driver", "planted_at", "noticed_s", "verdict_s", "cause", "is_cause_right", "action",
     "is_action_right", "in_service_s", "training_again_s", "are_losses_identical", "detail", "slurm",
 )  # fmt: skip
@@ -157,7 +157,7 @@ def _shape(row: GameDay) -> dict[str, Any]:
 
 def _drill_shape(report: DrillReport) -> dict[str, Any]:
     drill = report.drill
-    return {name: getattr(drill, name) for name in _SAME} | {
+    return {name: getattr(drill, name) for name in _DRILL_FIELDS} | {
         "title": report.title,
         "job": drill.job_id,
         "entry": drill.entry_id,

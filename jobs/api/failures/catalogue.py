@@ -20,10 +20,10 @@ from portal.http.problems import Problem
 from portal.sysadmins import only_sysadmins
 
 router = Router(tags=["failures"])
-ONLY = "Only for sysadmins with an admin token."
+ONLY_SYSADMINS = "Only for sysadmins with an admin token."
 UNFIT = "The entry is invalid: `errors` names each field with valid values and, for a slow pattern, its time."
-TAKEN = "The site has another entry with the new name, or somebody has changed this one."
-WHAT = "change the catalogue"
+CONFLICT = "The site has another entry with the new name, or somebody has changed this one."
+ACTION = "change the catalogue"
 Line = Annotated[str, StringConstraints(max_length=1000, pattern=r"^[^\x00]*$")]
 Word = Annotated[str, StringConstraints(max_length=64, pattern=r"^[^\x00]*$")]
 
@@ -130,11 +130,11 @@ class WantedExamples(Schema):
     "/entries",
     response=SiteEntries,
     summary="The site's entries (sysadmins)",
-    openapi_extra=described(errors={403: ONLY}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def entries(request: ApiRequest) -> dict[str, Any]:
     """Return every entry that sysadmins of this site added, including disabled ones, by name."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return {"items": [_shape(row) for row in SiteEntry.objects.select_related("made_by", "changed_by")]}
 
 
@@ -143,12 +143,12 @@ def entries(request: ApiRequest) -> dict[str, Any]:
     response={201: SiteEntryShape},
     summary="Add an entry (sysadmins)",
     openapi_extra=described(
-        errors={403: ONLY, 409: "The site has an entry with this name, or too many entries.", 422: UNFIT}
+        errors={403: ONLY_SYSADMINS, 409: "The site has an entry with this name, or too many entries.", 422: UNFIT}
     ),
 )
 def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
     """Add an entry. It is tried first, and used from the next diagnosis on; existing verdicts do not change."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return Status(201, _shape(site_catalogue.add(request.auth, entry.model_dump())))
 
 
@@ -156,11 +156,11 @@ def add(request: ApiRequest, entry: CatalogueEntry) -> Status[dict[str, Any]]:
     "/entries/{str:name}",
     response=SiteEntryShape,
     summary="One entry (sysadmins)",
-    openapi_extra=described(errors={403: ONLY}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def entry(request: ApiRequest, name: str) -> dict[str, Any]:
     """Return one of the site's entries by name."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return _shape(_row(name))
 
 
@@ -168,11 +168,11 @@ def entry(request: ApiRequest, name: str) -> dict[str, Any]:
     "/entries/{str:name}",
     response=SiteEntryShape,
     summary="Replace an entry (sysadmins)",
-    openapi_extra=described(errors={403: ONLY, 409: TAKEN, 422: UNFIT}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS, 409: CONFLICT, 422: UNFIT}),
 )
 def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, Any]:
     """Replace an entry. Send it whole; it may have a new name. It is tried like a new one."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return _shape(site_catalogue.change(request.auth, _row(name), entry.model_dump()))
 
 
@@ -180,11 +180,11 @@ def change(request: ApiRequest, name: str, entry: CatalogueEntry) -> dict[str, A
     "/entries/{str:name}",
     response=SiteEntryShape,
     summary="Enable or disable an entry (sysadmins)",
-    openapi_extra=described(errors={403: ONLY}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def enable(request: ApiRequest, name: str, change: Enabling) -> dict[str, Any]:
     """Enable or disable an entry. A disabled entry is stored unchanged."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return _shape(site_catalogue.enable(request.auth, _row(name), change.is_enabled))
 
 
@@ -192,17 +192,20 @@ def enable(request: ApiRequest, name: str, change: Enabling) -> dict[str, Any]:
     "/entries/{str:name}",
     response={204: None},
     summary="Remove an entry (sysadmins)",
-    openapi_extra=described(errors={403: ONLY}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def remove(request: ApiRequest, name: str) -> Status[None]:
     """Delete an entry. Verdicts that name it keep its name."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     site_catalogue.remove(request.auth, _row(name))
     return Status(204, None)
 
 
 @router.post(
-    "/check", response=TrialShape, summary="Try an entry (sysadmins)", openapi_extra=described(errors={403: ONLY})
+    "/check",
+    response=TrialShape,
+    summary="Try an entry (sysadmins)",
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     """Try an entry without storing it.
@@ -210,7 +213,7 @@ def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     The trial checks its example and look-alike, its time for 5 MB of log, and overlaps with other entries.
     Patterns run in a separate process, which is stopped after a few seconds.
     """
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return site_catalogue.check(entry.model_dump()).as_json()
 
 
@@ -218,14 +221,14 @@ def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     "/replays",
     response={202: ReplayShape},
     summary="See which verdicts an entry would change (sysadmins)",
-    openapi_extra=described(errors={403: ONLY, 422: UNFIT}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS, 422: UNFIT}),
 )
 def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
     """Start reading the logs of past incidents again as if the entry existed. No verdict is changed.
 
     Poll the result every few seconds: a replay stops after a minute without polling.
     """
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     raw = wanted.model_dump()
     options = {name: raw.pop(name) for name in ("instead_of", "most")}
     return Status(202, _replayed(replay.start(request.auth, raw, **options)))
@@ -235,11 +238,11 @@ def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
     "/replays/{int:replay_id}",
     response=ReplayShape,
     summary="A replay's progress (sysadmins)",
-    openapi_extra=described(errors={403: ONLY}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def show_replay(request: ApiRequest, replay_id: int) -> dict[str, Any]:
     """Return the replay's progress and results so far. They are stored for a day."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     return _replayed(replay.refresh(_replay(replay_id)))
 
 
@@ -247,11 +250,11 @@ def show_replay(request: ApiRequest, replay_id: int) -> dict[str, Any]:
     "/replays/{int:replay_id}",
     response={204: None},
     summary="Stop a replay (sysadmins)",
-    openapi_extra=described(errors={403: ONLY}),
+    openapi_extra=described(errors={403: ONLY_SYSADMINS}),
 )
 def stop(request: ApiRequest, replay_id: int) -> Status[None]:
     """Stop a replay and delete its results."""
-    only_sysadmins(request, WHAT)
+    only_sysadmins(request, ACTION)
     _replay(replay_id).delete()
     return Status(204, None)
 
@@ -268,7 +271,7 @@ def stop(request: ApiRequest, replay_id: int) -> Status[None]:
                 }
             }
         },
-        errors={403: ONLY},
+        errors={403: ONLY_SYSADMINS},
     ),
 )
 def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpResponse:

@@ -14,7 +14,7 @@ from pydantic import Field
 from jobs.failures import forecasting, report, sentences
 from jobs.failures.forecasting import MAX_DAYS, MAX_NODES, MAX_SECONDS
 from jobs.failures.kinds import KINDS
-from jobs.failures.report import BY, FailureFilter, FailureRow
+from jobs.failures.report import GROUPINGS, FailureFilter, FailureRow
 from jobs.reliability.offenders import Offender
 from jobs.reliability.published import PUBLISHED, PublishedRate
 from jobs.reliability.rate import AssumedRate, Rate
@@ -38,7 +38,7 @@ class WantedReliability(Schema):
     """The days, grouping and project of the report."""
 
     days: int = Field(30, ge=1, le=MAX_WINDOW, description="Number of days in UTC; the last one is today so far.")
-    by: Annotated[str, one_of(BY, "a grouping")] = Field("cause", description=", ".join(BY))
+    by: Annotated[str, one_of(GROUPINGS, "a grouping")] = Field("cause", description=", ".join(GROUPINGS))
     kind: Annotated[str, one_of(KINDS, "a kind of failure")] = Field(
         "all", description="all, machines (failures that hit any program), or programs."
     )

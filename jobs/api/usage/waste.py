@@ -14,7 +14,7 @@ from pydantic import Field
 
 from jobs.waste import report, sentences
 from jobs.waste.notices import IdleJob
-from jobs.waste.report import BY, FORMER_SORTS, MAX_DAYS, SORTS, WasteEntry, WasteFilter
+from jobs.waste.report import FORMER_SORTS, GROUPINGS, MAX_DAYS, SORTS, WasteEntry, WasteFilter
 from portal.http import csv_file
 from portal.http.api import ApiRequest, Cursor, bad_field, one_of
 from portal.http.openapi import deprecated, described, with_former_names
@@ -32,7 +32,7 @@ class WantedWaste(Schema):
     """The days, grouping and order of the report."""
 
     days: int = Field(7, ge=1, le=MAX_DAYS, description="Number of days in UTC; the last one is today so far.")
-    by: Annotated[str, one_of(BY, "a grouping")] = Field("project", description=", ".join(BY))
+    by: Annotated[str, one_of(GROUPINGS, "a grouping")] = Field("project", description=", ".join(GROUPINGS))
     sort: Annotated[str, one_of(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
 
 

@@ -20,15 +20,15 @@ from jobs.models.attempt import AttemptQuerySet
 from jobs.spec import STOP_SECONDS
 
 LAUNCHER_WAIT = timedelta(seconds=15)  # beyond the grace: the launcher kills and reports in good order first
-KILL_AGAIN = timedelta(seconds=10)
+KILL_RETRY_AFTER = timedelta(seconds=10)
 BUDGET_S = 2.0  # per tick: a scheduler whose calls all time out must not delay the rest of the tick
-AT_ONCE = 200
+MAX_PER_TICK = 200
 
 
 def advance(tick: TickContext) -> None:
     """Take each cancellation that is due one step further within the budget; in random order, so that none starves."""
     until = time.monotonic() + BUDGET_S
-    for attempt in _due(timezone.now()).with_job().order_by("?")[:AT_ONCE]:
+    for attempt in _due(timezone.now()).with_job().order_by("?")[:MAX_PER_TICK]:
         if time.monotonic() > until:
             return
         tick.run_isolated(partial(_advance, tick, attempt), f"attempt {attempt.pk}")
@@ -43,7 +43,7 @@ def _due(now: datetime) -> AttemptQuerySet:
         | Q(kill_requested_at__isnull=False, cancel_killed_at=None)
         | Q(~waits, cancel_signalled_at=None, cancel_killed_at=None)
         | Q(~waits, cancel_killed_at=None, cancel_signalled_at__lt=shortest)
-        | Q(cancel_killed_at__lt=now - KILL_AGAIN)
+        | Q(cancel_killed_at__lt=now - KILL_RETRY_AFTER)
     )
     return Attempt.objects.alive().confirmed().exclude(scheduler_id="").exclude(cancel_asked_at=None).filter(due)
 
@@ -51,7 +51,7 @@ def _due(now: datetime) -> AttemptQuerySet:
 def _advance(tick: TickContext, attempt: Attempt) -> None:
     now = timezone.now()
     if attempt.cancel_killed_at is not None:
-        if now - attempt.cancel_killed_at > KILL_AGAIN:
+        if now - attempt.cancel_killed_at > KILL_RETRY_AFTER:
             _kill(tick, attempt, now)
     elif (
         attempt.state == Attempt.State.PENDING or attempt.job.is_attached

@@ -22,13 +22,13 @@ from jobs.models.attempt import AttemptQuerySet
 
 QUIET_FOR = timedelta(seconds=60)  # batch.sh ends within a second of its launchers
 BUDGET_S = 1.0  # per tick
-AT_ONCE = 20  # each costs an access to the shared file system
+MAX_PER_TICK = 20  # each costs an access to the shared file system
 
 
 def give_back(tick: TickContext) -> None:
     """End attempts whose launchers wrote their result and have been silent since; others in each tick."""
     until = time.monotonic() + BUDGET_S
-    for attempt in _silent(timezone.now() - QUIET_FOR).with_job().order_by("?")[:AT_ONCE]:
+    for attempt in _silent(timezone.now() - QUIET_FOR).with_job().order_by("?")[:MAX_PER_TICK]:
         if time.monotonic() > until:
             return
         tick.run_isolated(partial(_end_allocation, tick, attempt), f"attempt {attempt.pk}")

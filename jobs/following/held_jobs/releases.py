@@ -14,14 +14,14 @@ from nodes.schedulers.base import SchedulerError
 
 GIVE_UP = timedelta(minutes=10)  # nobody expects a job to start because of a request an hour ago
 BUDGET_S = 1.0  # per tick
-AT_ONCE = 50
+MAX_PER_TICK = 50
 
 
 def advance(tick: TickContext) -> None:
     """Release the jobs for which somebody has requested it, within a tick's budget."""
     until = time.monotonic() + BUDGET_S
     due = Attempt.objects.alive().confirmed().exclude(release_requested_at=None).exclude(scheduler_id="")
-    for attempt in due.select_related("release_requested_by").order_by("release_requested_at")[:AT_ONCE]:
+    for attempt in due.select_related("release_requested_by").order_by("release_requested_at")[:MAX_PER_TICK]:
         if time.monotonic() > until:
             return
         tick.run_isolated(partial(_release, tick, attempt), f"attempt {attempt.pk}")

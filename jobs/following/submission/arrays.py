@@ -32,7 +32,7 @@ from nodes.schedulers.base import Scheduler, SchedulerError
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 200  # run directories per tick
+MAX_PER_TICK = 200  # run directories per tick
 
 
 def due() -> list[int]:
@@ -73,7 +73,7 @@ def _prepare(sweep: Sweep, until: float) -> bool:
     """Write run directories, at least one however little time is left. Return whether all exist."""
     rows = Attempt.objects.filter(job__sweep=sweep, number=1, scheduler_id="", ended_at=None)
     rows = rows.select_related("job__project", "job__owner", "job__sweep", "resume_from").order_by("job__sweep_index")
-    for attempt in rows.filter(job__sweep_index__gte=sweep.prepared)[:AT_ONCE]:
+    for attempt in rows.filter(job__sweep_index__gte=sweep.prepared)[:MAX_PER_TICK]:
         attempt.scheduler_user = attempt.scheduler_user or sweep.owner.slurm_user or ""
         prepare(attempt)
         sweep.prepared = (attempt.job.sweep_index or 0) + 1

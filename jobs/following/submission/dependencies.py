@@ -19,7 +19,7 @@ from portal import bulk
 from portal.models import User
 
 BATCH = 5_000  # ids per query
-AT_ONCE = 200  # jobs ended per tick
+MAX_PER_TICK = 200  # jobs ended per tick
 _CANNOT_COMPLETE = Q(before=None) | (
     ~Q(before__latest__state=Attempt.State.COMPLETED) & Q(before__latest__decided_at__isnull=False)
 )
@@ -84,7 +84,7 @@ def _advance(unmet: QuerySet[Predecessor]) -> None:
         if completed:
             unmet.filter(before__in=completed).update(met=True)
     unmeetable = unmet.filter(_CANNOT_COMPLETE).select_related("job__latest", "before__latest")
-    for row in unmeetable.order_by("job", "number")[:AT_ONCE]:
+    for row in unmeetable.order_by("job", "number")[:MAX_PER_TICK]:
         _end(row)
     waiting: dict[int, list[int]] = {}
     for attempt_id, number in unmet.values_list("job__latest", "number").order_by("number"):

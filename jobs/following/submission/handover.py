@@ -36,7 +36,7 @@ from portal.models import User
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER = timedelta(seconds=30)
-WAIT = timedelta(seconds=4)  # for the previous attempt
+RECHECK_AFTER = timedelta(seconds=4)  # for the previous attempt
 # Errors of a file system that may pass, such as those of an empty mount point: the attempt stays due.
 TRANSIENT_ERRNOS = {
     errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.ENOTCONN,
@@ -192,7 +192,7 @@ def _may_start(attempt: Attempt, claim: datetime, source: Scheduler) -> bool:
         status.state not in ENDED and is_same_job(attempt, status) for status in source.status(ids).values()
     ):
         rows = Attempt.objects.filter(claimed_at(claim), pk=attempt.pk)
-        again = timezone.now() - RETRY_AFTER + WAIT  # not immediately: others are due as well
+        again = timezone.now() - RETRY_AFTER + RECHECK_AFTER  # not immediately: others are due as well
         rows.update(submitting_at=again, reason="Waiting for the previous attempt to end.")
         return False
     return True

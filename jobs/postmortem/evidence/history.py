@@ -26,7 +26,7 @@ MAX_DAMAGED = 4
 CHECKPOINTS, ENVIRONMENT, OTHERS = "checkpoints", "environment", "other jobs"
 # Causes that jobs share and no single job is to blame for.
 _SHARED = frozenset({"storage.io", "storage.full", "network.fabric", "scheduler.node_fail", "environment.driver"})
-_ALONE = 1  # with so few other failures nothing follows
+_MAX_ALONE = 1  # with so few other failures nothing follows
 
 
 def collect_checkpoints(incident: Incident, catalogue: Catalogue, found: IncidentEvidence) -> None:
@@ -124,7 +124,7 @@ def _sign_of_others(others: dict[int, tuple[str, str]]) -> Sign:
     text = f"{jobs} failed within two minutes"
     causes = Counter(cause for _, cause in others.values() if cause and cause != UNKNOWN)
     cause, most = causes.most_common(1)[0] if causes else (UNKNOWN, 0)
-    if most > _ALONE:
+    if most > _MAX_ALONE:
         text += f", {most:,} of them for the same cause: {CAUSES[cause].title}"
         if cause in _SHARED:
             return Sign(OTHERS, 0, text, cause=cause, role="confirmation", prefix=Prefix(), source_kind="others")

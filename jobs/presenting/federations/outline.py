@@ -18,7 +18,7 @@ MAX_ROWS = 16
 COLUMNS = 100
 """Columns of a band; with more clients it shows a sample."""
 HEIGHT = 1000
-UNEVEN = 20
+UNEVEN_FACTOR = 20
 """If the largest client exceeds the median by this factor, heights are square roots, or all others would be flat."""
 
 
@@ -99,7 +99,7 @@ def _band(outline: DataOutline) -> ClientBand:
         counts = np.concatenate(
             [counts[:, : COLOUR_COUNT - 1], counts[:, COLOUR_COUNT - 1 :].sum(axis=1, keepdims=True)], axis=1
         )
-    is_uneven = most > UNEVEN * float(np.median(outline.sizes))
+    is_uneven = most > UNEVEN_FACTOR * float(np.median(outline.sizes))
     if is_uneven:
         caption += "; heights are square roots"
     paths = _paths(counts, most, is_uneven=is_uneven)

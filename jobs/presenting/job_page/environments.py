@@ -8,7 +8,7 @@ from jobs.disk.captured import CapturedEnvironment, EnvironmentChange, Environme
 from vigil_core import formatting
 
 MAX_NAMED = 6  # changes named next to the attempt; its link shows all
-SHORT = 12  # characters of a commit or digest
+SHORT_LENGTH = 12  # characters of a commit or digest
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -82,7 +82,7 @@ def facts(environment: CapturedEnvironment) -> list[tuple[str, str]]:
         ("Python", _joined(e.python, e.executable)),
         ("torch", _joined(e.torch, f"for {e.torch_for}" if e.torch_for else "")),
         ("Code", _code(e)),
-        ("Vigil", _joined(e.vigil, f"commit {e.vigil_commit[:SHORT]}" if e.vigil_commit else "")),
+        ("Vigil", _joined(e.vigil, f"commit {e.vigil_commit[:SHORT_LENGTH]}" if e.vigil_commit else "")),
         ("Configuration", e.config_hash),
         ("Variables set", ", ".join(e.variables)),
     ]
@@ -90,12 +90,12 @@ def facts(environment: CapturedEnvironment) -> list[tuple[str, str]]:
 
 
 def _code(e: CapturedEnvironment) -> str:
-    commit = f"commit {e.commit[:SHORT]}" if e.commit else ""
+    commit = f"commit {e.commit[:SHORT_LENGTH]}" if e.commit else ""
     if e.git:
         return _joined(e.git, e.ref if e.ref != e.commit else "", commit)
     changed = " with uncommitted changes" if e.dirty else ""
     sent = f"sent from {commit}{changed}" if commit else "sent" if e.digest else ""
-    return _joined(sent, f"digest {e.digest[:SHORT]}" if e.digest else "")
+    return _joined(sent, f"digest {e.digest[:SHORT_LENGTH]}" if e.digest else "")
 
 
 def _change_text(change: EnvironmentChange) -> str:
@@ -106,7 +106,7 @@ def _change_text(change: EnvironmentChange) -> str:
 
 
 def _short(text: str) -> str:
-    return text[:SHORT] if len(text) >= 40 and set(text) <= _HEX else text
+    return text[:SHORT_LENGTH] if len(text) >= 40 and set(text) <= _HEX else text
 
 
 def _joined(*parts: str) -> str:

@@ -22,7 +22,7 @@ LOW_USE, LOW_USE_HOURS = 0.30, 1
 MAX_ROWS = 512  # with more, each row is a node
 TALL_ROWS, WIDE_ROWS = 24, 160
 ODD = 3.0  # times the median distance from the median
-BETWEEN = 6  # pixels between nodes
+NODE_GAP_PX = 6  # pixels between nodes
 AXIS = 22
 
 
@@ -144,7 +144,7 @@ class GpuMap:
     @property
     def height(self) -> int:
         """Return the height in pixels, so that the page reserves the space before the map is drawn."""
-        return len(self.rows) * self.row_height + len(self.nodes) * BETWEEN + AXIS
+        return len(self.rows) * self.row_height + len(self.nodes) * NODE_GAP_PX + AXIS
 
     @property
     def mean(self) -> float | None:

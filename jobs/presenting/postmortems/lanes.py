@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from jobs.presenting.scale import Scale
 from vigil_core import formatting
 
-LEFT = 13.0  # per cent of the width for the names of lanes
+LABEL_WIDTH = 13.0  # per cent of the width for the names of lanes
 HEIGHT, TOP = 30, 26  # of a lane, and above the first
 WIDTH_PX, LETTER_PX = 720, 6.4  # for measuring labels: no narrower than on paper
 MAX_NODES = 8
 ACT = 1.7  # per cent of the width for a number
-BEFORE, AFTER = timedelta(minutes=3), timedelta(minutes=1)  # margin around the incident
+MARGIN_BEFORE, MARGIN_AFTER = timedelta(minutes=3), timedelta(minutes=1)  # margin around the incident
 MAX_WAIT_FOR_NEXT = timedelta(minutes=30)  # how long the default view waits for the next attempt
 HOUR = timedelta(hours=1)
 SPANS = ("near", "hour", "attempt")
@@ -135,7 +135,7 @@ class Lanes:
     @property
     def first_side(self) -> str:
         """Return where the label is anchored: centred above its line, unless the next label is close."""
-        if self.first_x is None or self.first_x < LEFT + 9:
+        if self.first_x is None or self.first_x < LABEL_WIDTH + 9:
             return "start"
         return (
             "end" if self.first_x > 88 or (self.resumed_x is not None and self.resumed_x - self.first_x < 22) else "mid"
@@ -153,7 +153,7 @@ class Lanes:
 
 def draw(facts: LaneFacts, span: str = "near") -> Lanes:
     """Lay out the lanes around the failure. `span` is one of SPANS."""
-    scale = Scale(*_window(facts, span if span in SPANS else "near"), left=LEFT)
+    scale = Scale(*_window(facts, span if span in SPANS else "near"), left=LABEL_WIDTH)
     lanes = [_scheduler(facts, scale), _vigil(facts, scale), *_nodes(facts, scale)]
     for i, lane in enumerate(lanes):
         lane.y = TOP + HEIGHT * i + HEIGHT // 2
@@ -192,9 +192,11 @@ def _window(facts: LaneFacts, span: str) -> tuple[datetime, datetime]:
         return facts.started_at, max(last, facts.started_at + timedelta(seconds=20)) + (last - facts.started_at) * 0.04
     if span == "hour":
         middle = first + (last - first) / 2
-        return min(middle - HOUR / 2, first - BEFORE), max(middle + HOUR / 2, last + AFTER)
+        return min(middle - HOUR / 2, first - MARGIN_BEFORE), max(middle + HOUR / 2, last + MARGIN_AFTER)
     around = max((last - first) * 0.35, timedelta(seconds=20))
-    return max(facts.started_at - timedelta(seconds=20), first - max(around, BEFORE)), last + max(around / 2, AFTER)
+    return max(facts.started_at - timedelta(seconds=20), first - max(around, MARGIN_BEFORE)), last + max(
+        around / 2, MARGIN_AFTER
+    )
 
 
 def _scheduler(facts: LaneFacts, scale: Scale) -> AttemptLane:
@@ -317,7 +319,7 @@ def _place_labels(lane: AttemptLane) -> None:
             placed.append(mark)
             continue
         following = lane.marks[i + 1].x if i + 1 < len(lane.marks) else 100.0
-        before = lane.marks[i - 1].x if i else LEFT
+        before = lane.marks[i - 1].x if i else LABEL_WIDTH
         if i and placed[-1].side == "right":
             before = following  # that side is occupied
         right, left = _letters(following - mark.x), _letters(mark.x - before)

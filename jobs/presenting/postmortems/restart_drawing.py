@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vigil_core import formatting
 
-LEFT = 5.0  # per cent of the width for the labels of values
+LABEL_WIDTH = 5.0  # per cent of the width for the labels of values
 WIDTH, HEIGHT = 1000.0, 120.0
 TOP = 4.0  # of the drawing, above the curves
 TICKS = 5
@@ -61,8 +61,8 @@ class RestartCurve:
     resumed_x: float | None
     end_x: float | None
     words: str
-    left: float = LEFT
-    width: float = 100.0 - LEFT
+    left: float = LABEL_WIDTH
+    width: float = 100.0 - LABEL_WIDTH
 
 
 def draw(curve: RestartCurveInput) -> RestartCurve | None:
@@ -79,7 +79,7 @@ def draw(curve: RestartCurveInput) -> RestartCurve | None:
     low, high = low - room, high + room
 
     def x_of(step: int) -> float:
-        return round(LEFT + (100 - LEFT) * (step - first) / (last - first), 3)
+        return round(LABEL_WIDTH + (100 - LABEL_WIDTH) * (step - first) / (last - first), 3)
 
     lines = [
         AttemptLine(f"attempt {number}", _points(part, (first, last), (low, high)), number == curve.attempt_numbers[0])

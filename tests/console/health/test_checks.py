@@ -211,12 +211,12 @@ def test_what_lasts_is_notified_once_and_withdrawn() -> None:
     other.update(run.Report((), time.monotonic()))
     assert Notice.objects.standing().exists(), "it sees nothing wrong, and takes nothing back"
     successor = notifier.Notifier()
-    Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER + timedelta(seconds=20))
+    Notice.objects.update(last_raised_at=timezone.now() - notifier.WITHDRAW_AFTER + timedelta(seconds=20))
     successor.update(run.Report((finding,), time.monotonic()))
-    Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER + timedelta(seconds=20))
+    Notice.objects.update(last_raised_at=timezone.now() - notifier.WITHDRAW_AFTER + timedelta(seconds=20))
     other.update(run.Report((), time.monotonic()))
     assert Notice.objects.get().raised_at == notice.raised_at, "a restart of web makes no news of it"
-    Notice.objects.update(last_raised_at=timezone.now() - notifier.OVER - timedelta(seconds=1))
+    Notice.objects.update(last_raised_at=timezone.now() - notifier.WITHDRAW_AFTER - timedelta(seconds=1))
     other.update(run.Report((), time.monotonic()))
     assert not Notice.objects.standing().exists(), "nobody sees it any more"
 

@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.acceptances.advance import FOR_AGENTS, FOR_RULES, advance, advance_all
+from jobs.acceptances.advance import AGENT_REPORT_TIMEOUT, RULE_LAG, advance, advance_all
 from jobs.burnins.start import cancel as cancel_burn_in
 from jobs.tasks import advance_acceptances
 from nodes.acceptance.history import LASTING_S
@@ -75,7 +75,7 @@ def finish(cluster: SimulatedCluster, acceptance: Acceptance) -> dict[str, Any]:
     cluster.end_job()
     cluster.until_ended()
     now = timezone.now()
-    BurnIn.objects.update(job_ended_at=now, started_at=now - timedelta(hours=48), ended_at=now - FOR_AGENTS)
+    BurnIn.objects.update(job_ended_at=now, started_at=now - timedelta(hours=48), ended_at=now - AGENT_REPORT_TIMEOUT)
     advance_acceptances()
     acceptance.refresh_from_db()
     return {clause["key"]: clause for clause in acceptance.clauses}
@@ -149,7 +149,7 @@ def test_it_waits_for_what_agents_still_have_to_report_of_the_tests(cluster: Sim
     Agent.objects.update(heard_at=timezone.now())
     advance_acceptances()
     assert Acceptance.objects.get().is_active, "the agents post, but their newest samples are those of the tests"
-    newer = int(time.time() + FOR_RULES.total_seconds())
+    newer = int(time.time() + RULE_LAG.total_seconds())
     for name in NODES:
         cluster.lab.machine(name).post(cluster.lab.machine(name).batch(newer, gpu_percent=0))
     cluster.lab.xid(79, "dgx-02")

@@ -102,7 +102,7 @@ def test_a_strangers_body_is_not_read(attempt: Attempt) -> None:
 
 
 def test_large_posts_of_one_sender_are_counted(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posts, "LARGE_AT_ONCE", 0)
+    monkeypatch.setattr(posts, "MAX_LARGE_POSTS", 0)
     answer = knock(attempt, packed(frame(Spooled().log(1, loss=1.0))))
     assert answer is not None
     assert (answer[0], answer[2]) == (503, 1)

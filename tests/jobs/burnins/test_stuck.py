@@ -148,7 +148,7 @@ def test_a_failed_node_stays_reserved_until_a_scheduler_that_was_away_for_long_h
     assert (cluster.burn_in.state, bool(cluster.lab.scheduler.reserved)) == ("returning", True)
     assert cluster.burn_in.detail.startswith("dgx-01 is not drained yet. Refused: Given up after 10 min.")
     cluster.lab.scheduler.broken_parts = {}
-    NodeOrder.objects.update(ended_at=timezone.now() - returning.ORDER_AGAIN)
+    NodeOrder.objects.update(ended_at=timezone.now() - returning.ORDER_RETRY_AFTER)
     cluster.until_ended()
     assert list(cluster.lab.scheduler.drained) == ["dgx-01"]
     assert cluster.row().outcome == "Drained."
@@ -157,7 +157,7 @@ def test_a_failed_node_stays_reserved_until_a_scheduler_that_was_away_for_long_h
 def test_burn_ins_that_a_tick_has_no_time_for_do_not_wait_for_the_end_of_others(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advance, "AT_ONCE", 1)
+    monkeypatch.setattr(advance, "MAX_PER_TICK", 1)
     for node in ("dgx-01", "dgx-02", "dgx-03"):
         cluster.start(node)
     for _ in range(300):

@@ -98,7 +98,7 @@ def test_where_the_file_system_is_away_nothing_has_gone(root: Path) -> None:
 
 
 def test_what_cannot_be_removed_does_not_keep_the_rest_waiting(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    monkeypatch.setattr(retention, "MAX_PER_RUN", 1)
     (_, odd), (_, plain) = closed(20), closed(20)
     os.rename(odd / "spool", odd / "elsewhere")
     (odd / "spool").symlink_to(odd / "elsewhere")

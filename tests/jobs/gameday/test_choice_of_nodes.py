@@ -12,7 +12,7 @@ from django.utils import timezone
 from jobs.burnins import start as burn_ins
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
-from jobs.gameday.node_drills import FOR_A_NODE, HOW_TO, begin
+from jobs.gameday.node_drills import HOW_TO, IDLE_NODE_TIMEOUT, begin
 from jobs.models import Drill
 from nodes.models import HealthEntry, Node, Partition
 from nodes.telemetry import planting
@@ -54,7 +54,7 @@ class TestWhereItIsPlanted:
         advance()
         assert fault.drill.state == "waiting"
         assert fault.request is None
-        Drill.objects.update(submitted_at=timezone.now() - FOR_A_NODE - timedelta(seconds=1))
+        Drill.objects.update(submitted_at=timezone.now() - IDLE_NODE_TIMEOUT - timedelta(seconds=1))
         advance()
         assert (fault.drill.state, fault.drill.detail) == ("not tried", f"Not tried: {NODE} {problem}.")
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs.gameday.leftovers import AFTER
+from jobs.gameday.leftovers import MIN_EVIDENCE_AGE
 from jobs.gameday.node_drills import LATE_REPORT
 from jobs.models import Drill, GameDay
 from nodes.models import HealthEntry
@@ -35,7 +35,7 @@ class TestAfterTheDrill:
         assert NODE in fault.lab.scheduler.drained
         fault.advance()
         assert fault.lab.entry().state == "open", "it may still be noticed by a drill that runs"
-        HealthEntry.objects.update(last_seen=timezone.now() - AFTER)
+        HealthEntry.objects.update(last_seen=timezone.now() - MIN_EVIDENCE_AGE)
         fault.advance(2)
         assert (fault.lab.entry().state, fault.lab.scheduler.drained) == ("cleared", {})
 
@@ -60,7 +60,7 @@ class TestAfterTheDrill:
     def test_real_evidence_stays(self, late: Fault) -> None:
         late.lab.xid(79, NODE, text="GPU has fallen off the bus, really.")
         late.lab.step()
-        HealthEntry.objects.update(last_seen=timezone.now() - AFTER)
+        HealthEntry.objects.update(last_seen=timezone.now() - MIN_EVIDENCE_AGE)
         late.advance(2)
         assert late.lab.entry().state == "open"
         assert NODE in late.lab.scheduler.drained

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import advance
-from jobs.gameday.node_drills import FOR_RETURN, LATE_REPORT
+from jobs.gameday.node_drills import LATE_REPORT, RETURN_TIMEOUT
 from jobs.gameday.report import drill_reports, upgrades_since
 from jobs.models import Drill, GameDay, Job
 from nodes.models import Agent, HealthEntry, Node, NodeEvent, NodeOrder, SiteRule
@@ -107,7 +107,7 @@ def test_a_persons_drain_stays(xid: Fault) -> None:
     xid.advance(3)
     assert xid.lab.scheduler.drained == {NODE: "fan 3"}
     NodeEvent.objects.filter(kind="fault.planted").update(
-        data={"planted": xid.drill.pk, "planted_until": (timezone.now() - FOR_RETURN).timestamp() - 1}
+        data={"planted": xid.drill.pk, "planted_until": (timezone.now() - RETURN_TIMEOUT).timestamp() - 1}
     )
     xid.advance()
     assert xid.drill.state == "failed"
@@ -138,7 +138,7 @@ def test_a_driver_that_stays_silent_fails(lab: Lab, ops: User) -> None:
     lab.happens("gpu.silent", NODE, since=time.time() - 61, **mark)
     fault.advance()
     fault.advance()
-    over = {"planted_until": (timezone.now() - FOR_RETURN).timestamp() - 1}
+    over = {"planted_until": (timezone.now() - RETURN_TIMEOUT).timestamp() - 1}
     for row in NodeEvent.objects.filter(kind__in=("fault.planted", "gpu.silent")):
         row.data |= over
         row.save()

@@ -232,7 +232,7 @@ def test_rounds_are_applied_in_short_transactions_and_counted_once(
 def test_many_clients_are_stored_in_short_transactions(
     kills: int, federated: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "CLIENTS_AT_ONCE", 2)
+    monkeypatch.setattr(rounds, "CLIENTS_PER_TRANSACTION", 2)
     counts = np.arange(1, 6, dtype=np.uint32)
     split = SplitTable(10, ("samples",), counts[:, None], counts + 1)
     spooled = Spooled()

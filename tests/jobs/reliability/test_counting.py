@@ -119,7 +119,7 @@ class TestHeldTime:
 
     def test_more_than_a_transaction_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counting, "ROWS", 3)
-        monkeypatch.setattr(sums, "AT_ONCE", 2)
+        monkeypatch.setattr(sums, "ROWS_PER_STATEMENT", 2)
         for number in range(8):
             ran(1.0, nodes=[f"n{number}", "shared"])
         count()

@@ -103,7 +103,7 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
     django_assert_max_num_queries: Any,
 ) -> None:
-    monkeypatch.setattr(dependencies, "AT_ONCE", 1)
+    monkeypatch.setattr(dependencies, "MAX_PER_TICK", 1)
     with django_assert_max_num_queries(20) as nothing_yet:
         dependencies.advance()
     for _ in range(4):

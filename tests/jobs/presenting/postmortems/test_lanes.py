@@ -81,6 +81,6 @@ def test_everything_stays_inside(span: str, changes: dict[str, object]) -> None:
     drawn = lanes.draw(replace(FACTS, **changes), span)  # type: ignore[arg-type]
     assert len(drawn.axis) <= 10
     for lane in drawn.lanes:
-        assert all(lanes.LEFT <= bar.x1 < bar.x2 <= 100.2 for bar in lane.bars), lane
+        assert all(lanes.LABEL_WIDTH <= bar.x1 < bar.x2 <= 100.2 for bar in lane.bars), lane
         assert all(0 <= mark.x <= 100 for mark in lane.marks), lane
     assert drawn.first_side in {"start", "mid", "end"}
