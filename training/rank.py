@@ -131,12 +131,9 @@ def _loop(run: run_file.RunFile, workspace: workspaces.Workspace, world: World, 
             settings,
             workspace,
             world,
+            services,
             user_code=_user_code(run.client, workspace),
             least_share=run.least_share,
-            reporter=services.reporter,
-            heartbeat=services.heartbeat,
-            stop=services.stop,
-            mtbf_hours=services.mtbf_hours,
         )
     from training import contracts
     from training.trainer import Trainer

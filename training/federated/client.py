@@ -82,6 +82,22 @@ class Sgd:
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientInputs:
+    """The inputs that all clients of a chunk have in common."""
+
+    model: Tensor
+    """(parameters,): the shared part of the model that they start from."""
+    statistics: Tensor
+    """(statistics,): the server's running statistics."""
+    server: Mapping[str, Tensor]
+    """Vectors that the server sends along with the model, by name."""
+    steps: int
+    """Steps of each client."""
+    sgd: Sgd
+    round: int
+
+
 @dataclass(frozen=True)
 class ClientFunctions:
     """The functions of a client that run its model; the engine provides them."""
@@ -104,27 +120,26 @@ class Client:
 
     def __init__(
         self,
-        model: Tensor,
+        inputs: ClientInputs,
         *,
+        model: Tensor,
         statistics: Tensor,
-        steps: int,
-        sgd: Sgd,
         samples: Tensor,
-        server: Mapping[str, Tensor],
         state: Mapping[str, Tensor],
+        number: Tensor,
         functions: ClientFunctions,
-        number: Tensor | None = None,
     ) -> None:
+        """`model`, `statistics`: with the client's personal part, where it has one."""
         self.model = model
         """(parameters,): the model as the round begins, its personal part last."""
         self.statistics = statistics
         """(statistics,): running means and variances after the last step that was taken."""
-        self._steps, self.sgd = steps, sgd
-        self.learning_rate = sgd.learning_rate
+        self._steps, self.sgd = inputs.steps, inputs.sgd
+        self.learning_rate = inputs.sgd.learning_rate
         """The clients' learning rate in this round."""
         self.samples = samples
         """The number of its training samples, a scalar."""
-        self.server = server
+        self.server = inputs.server
         """Vectors that the server sends along with the model, by the names in the algorithm's BROADCAST."""
         self.state = dict(state)
         """What this client stores from round to round, by the names in `initial_client_state`. Replace its entries."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,27 +16,11 @@ from torch.func import functional_call
 
 from training.config.base import ConfigError, Problem
 from training.data import Batch
-from training.federated.client import Client, ClientFunctions, ExtraLoss, ForwardPass, Sgd
+from training.federated.client import Client, ClientFunctions, ClientInputs, ExtraLoss, ForwardPass
 from training.federated.client_tasks import ClientTask
 from training.federated.layout import Layout
 from training.federated.model import PERSONAL, STATISTICS, Model
 from training.federation.config import FederationConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientInputs:
-    """The inputs that all clients of a chunk have in common."""
-
-    model: Tensor
-    """(parameters,): the shared part of the model that they start from."""
-    statistics: Tensor
-    """(statistics,): the server's running statistics."""
-    server: Mapping[str, Tensor]
-    """Vectors that the server sends along with the model, by name."""
-    steps: int
-    """Steps of each client."""
-    sgd: Sgd
-    round: int
 
 
 class ClientComputation:
@@ -79,12 +62,10 @@ class ClientComputation:
             return self._loss(w, statistics, samples_of_client, is_sample)[0]
 
         client = Client(
-            start,
+            self._inputs,
+            model=start,
             statistics=statistics,
-            steps=self._inputs.steps,
-            sgd=self._inputs.sgd,
             samples=samples,
-            server=self._inputs.server,
             state=state,
             number=number,
             functions=ClientFunctions(

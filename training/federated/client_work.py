@@ -22,8 +22,8 @@ from training.corpus.errors import DataError
 from training.data import Batch, Split
 from training.federated import attention, client_failures
 from training.federated.attack_simulation import AttackSimulation
-from training.federated.client import Sgd
-from training.federated.client_computation import ClientComputation, ClientInputs
+from training.federated.client import ClientInputs, Sgd
+from training.federated.client_computation import ClientComputation
 from training.federated.client_failures import ClientsFailed
 from training.federated.client_tasks import ClientTask, ClientUpdates
 from training.federated.filter_chain import FilterChain

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.attempt.heartbeat import Heartbeat, NullHeartbeat
-from training.attempt.stopping import StopRequest
 from training.attempt.workspace import Workspace
 from training.checkpoint.staging import State
 from training.engine.validating import ValidationSchedule
@@ -41,7 +39,6 @@ from training.federation.config import FederationConfig
 from training.federation.round_plan import PaceContext, RoundPlan
 from training.loop import Loop, LoopServices, versions
 from training.manifest import Manifest
-from training.reporting.reporter import AnyReporter
 from training.runtime.distributed import StepFlags, World
 
 MAX_ATTEMPTS = 3
@@ -56,13 +53,10 @@ class Rounds(Loop):
     def __init__(
         self,
         config: FederationConfig,
-        place: Workspace,
+        workspace: Workspace,
         world: World,
+        services: LoopServices,
         *,
-        reporter: AnyReporter,
-        heartbeat: Heartbeat | NullHeartbeat,
-        stop: StopRequest,
-        mtbf_hours: float | None = None,
         user_code: UserCode | None = None,
         least_share: float = 0.0,
     ) -> None:
@@ -71,7 +65,7 @@ class Rounds(Loop):
         `least_share`: the share of all samples that must have counted in some round for the run to complete.
         """
         self.validations = ValidationSchedule(config, world)
-        super().__init__(config, place, world, LoopServices(reporter, heartbeat, stop, mtbf_hours))
+        super().__init__(config, workspace, world, services)
         self.config = config
         self.stateful_parts["validation"] = self.validations
         self.exchange = exchange(world)

@@ -20,6 +20,7 @@ from training.federated.messages import MessagePair
 from training.federated.round_report import RoundReport
 from training.federated.rounds import Rounds
 from training.federation.config import parse
+from training.loop import LoopServices
 from training.manifest import committed
 from training.reporting.reporter import AnyReporter, NullReporter
 from training.runtime.distributed import World
@@ -79,9 +80,7 @@ def start(
         parse(run),
         where,
         world or World(0, 1, torch.device("cpu")),
-        reporter=reporter or NullReporter(),
-        heartbeat=NullHeartbeat(),
-        stop=StopRequest(),
+        LoopServices(reporter or NullReporter(), NullHeartbeat(), StopRequest()),
         user_code=UserCode(code, where.job_dir) if code is not None else None,
     )
 

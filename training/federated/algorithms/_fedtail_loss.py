@@ -76,7 +76,6 @@ class FedTailLoss:
 
     def _domain_loss(self, forward: ForwardPass, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return λ times the cross entropy of the client's number."""
-        assert self._client.number is not None
         log_probabilities = functional.linear(features, weight, bias).log_softmax(dim=-1)
         is_client = torch.arange(len(bias), device=bias.device) == self._client.number
         return -self._adversarial * _mean(log_probabilities @ is_client.to(log_probabilities.dtype), forward)
