@@ -117,8 +117,8 @@ class Evaluator:
 
     def _is_personal(self, server: Server) -> bool:
         """Return whether each client is evaluated with a model of its own."""
-        has_own = self._model.algorithm.has_personalized_model
-        return has_own or PERSONAL in server.client_state or STATISTICS in server.client_state
+        has_personalized = self._model.algorithm.has_personalized_model
+        return has_personalized or PERSONAL in server.client_state or STATISTICS in server.client_state
 
     def _global_batches(self, server: Server) -> list[ScoringBatch]:
         """Return batches of samples, of any client, for the global model."""
