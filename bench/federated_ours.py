@@ -37,6 +37,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     from training.attempt.stopping import StopRequest
     from training.federated.rounds import Rounds
     from training.federation import config
+    from training.loop import LoopServices
     from training.reporting.reporter import Reporter
     from training.runtime import distributed
     from training.runtime.distributed import StepFlags
@@ -59,7 +60,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     where = distributed.broadcast(world, made)
     reporter = Reporter.open(where.attempt_dir, rank=world.rank, incarnation=0)
     heartbeat = Heartbeat.open(where.attempt_dir, rank=world.rank, incarnation=0)
-    rounds = Watched(settings, where, world, reporter=reporter, heartbeat=heartbeat, stop=StopRequest())
+    rounds = Watched(settings, where, world, LoopServices(reporter, heartbeat, StopRequest()))
 
     def run() -> None:
         with contextlib.suppress(EvaluatedRound):
