@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import UTC, datetime
+from typing import Any
 
 MAX_COUNT = 2**53  # of steps, samples and bytes: JSON parsers represent integers exactly up to here
 MAX_INTEGER = 2**31  # a 32-bit integer column holds less
@@ -47,6 +48,11 @@ def within(value: object, least: float, most: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def tables(value: object) -> list[dict[str, Any]]:
+    """Return the tables of a list, without anything else in it; [] if it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def share(value: object) -> float | None:

@@ -22,7 +22,7 @@ from nodes.cluster import sync
 from nodes.drains import cost, overview
 from nodes.drains.overview import DrainedNode
 from nodes.drains.reasons import DrainHolder
-from nodes.drains.standing import ReasonStanding
+from nodes.drains.validity import ReasonValidity
 from nodes.models import BurnInNode, HotSpare, MaintenanceWindow, Node, NodeOrder, Partition, Reading
 from nodes.scheduling import node_states
 from portal.access import CLUSTER, can, user_of
@@ -91,10 +91,10 @@ class DrainRow:
     @property
     def standing(self) -> str:
         return {
-            ReasonStanding.OVER: "no longer true",
-            ReasonStanding.STANDS: "still true",
-            ReasonStanding.UNKNOWN: "not checked",
-        }[self.drained.judgement.standing]
+            ReasonValidity.OUTDATED: "no longer true",
+            ReasonValidity.VALID: "still true",
+            ReasonValidity.UNKNOWN: "not checked",
+        }[self.drained.judgement.validity]
 
     @property
     def facts(self) -> str:
@@ -160,7 +160,7 @@ def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mista
         "rows": rows,
         "has_more": len(out) > MAX_NODES,
         "most": MAX_NODES,
-        "windows": MaintenanceWindow.objects.standing().order_by("starts_at")[:5],
+        "windows": MaintenanceWindow.objects.unfinished().order_by("starts_at")[:5],
         "may_change": can(user, "change", CLUSTER),
         "most_reason": orders.MAX_REASON,
         "burn_in_s": plan.DEFAULT_SECONDS,

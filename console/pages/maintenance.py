@@ -38,7 +38,7 @@ def index(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, "Planned.")
             return redirect("maintenance")
-    standing = list(MaintenanceWindow.objects.standing().select_related("planned_by").order_by("starts_at"))
+    standing = list(MaintenanceWindow.objects.unfinished().select_related("planned_by").order_by("starts_at"))
     context = {
         "section": "cluster",
         "place": "drains",

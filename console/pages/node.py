@@ -92,7 +92,7 @@ def _findings(name: str, user: User) -> dict[str, Any]:
 
 def _maintenance(name: str) -> list[MaintenanceWindow]:
     """Return the node's maintenance that is planned or has begun; there are at most a hundred windows."""
-    rows = MaintenanceWindow.objects.standing().order_by("starts_at")
+    rows = MaintenanceWindow.objects.unfinished().order_by("starts_at")
     return [window for window in rows if name in window.nodes][:3]
 
 

@@ -29,6 +29,7 @@ from jobs.errors import JobError
 from jobs.lease import ActiveLease
 from nodes.burnin import plan
 from nodes.cluster import drain, sync
+from nodes.health.requesters import BURN_IN
 from nodes.models import BurnIn, BurnInNode, Node, NodeOrder, Reading
 from nodes.schedulers.base import ENDED, UNKNOWN, JobStatus, Scheduler, SchedulerError
 from vigil_core import formatting
@@ -44,8 +45,6 @@ UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before a job counts as over whose s
 LATE_RESULTS = timedelta(seconds=20)  # after its end: shared file systems show new lines late
 LATE_BACKLOG = timedelta(hours=1)  # the same, while not all of what is there was read
 BACKLOG_S = 5.0  # per tick, to read it
-RULE = "burn-in"
-"""Stands for a person's name in orders: the reason in the scheduler ends with "(vigil: burn-in)"."""
 LOST = frozenset({"node_fail", "boot_fail"})
 State = BurnIn.BurnInState
 
@@ -217,7 +216,7 @@ class _Step:
             return None
         try:
             with transaction.atomic():
-                order = drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=RULE)
+                order = drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=BURN_IN)
                 BurnInNode.objects.filter(pk=row.pk).update(undrain_order=order)
         except (drain.OrderedByPerson, drain.NodeGone) as error:
             _end_early(self.burn_in, str(error))
@@ -300,7 +299,7 @@ class _Step:
                 verdicts.store(self.burn_in, found)
 
     def _return(self) -> None:
-        if waits_for := returning.order_all(self.burn_in, RULE):
+        if waits_for := returning.order_all(self.burn_in, BURN_IN):
             self._set_detail(waits_for)
             return
         if self.statuses is None:

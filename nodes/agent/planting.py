@@ -108,8 +108,11 @@ class PlantedFaults:
     def _answer(
         self, request: PlantRequest, kernel_log: KernelLog, gpus: GpuWatch, mounts: Callable[[], tuple[str, ...]]
     ) -> list[Event]:
-        """Plant what is requested; return an event that says so, or why not. A repeated request has been answered."""
-        if request.id <= self._last_id:
+        """Plant what is requested; return an event that says so, or why not. A repeated request has been answered.
+
+        Numbers need not grow: a portal that was restored from a backup gives lower ones.
+        """
+        if request.id == self._last_id:
             return []
         self._last_id = request.id
         event: Event = {"at": round(time.time(), 3), "planted": request.id, "fault": request.fault}

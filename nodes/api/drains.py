@@ -265,7 +265,7 @@ def _drain_shape(drained: DrainedNode) -> dict[str, Any]:
         "cause": drained.reason.cause,
         "about": drained.reason.about,
         "since": node.reason_at,
-        "standing": drained.judgement.standing,
+        "standing": drained.judgement.validity,
         "facts": list(drained.judgement.facts),
         "has_jobs": drained.has_jobs,
         "gpus": node.gpus,

@@ -63,7 +63,7 @@ class NewWindow(Schema):
 @router.get("", response=MaintenanceWindows, summary="Maintenance windows, newest first")
 def windows(request: ApiRequest, wanted: Query[WantedWindows]) -> dict[str, Any]:
     """List windows that are planned or have begun; with `all` also those that are over."""
-    rows = MaintenanceWindow.objects.all() if wanted.all else MaintenanceWindow.objects.standing()
+    rows = MaintenanceWindow.objects.all() if wanted.all else MaintenanceWindow.objects.unfinished()
     found = page(
         rows.select_related("planned_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
     )

@@ -47,7 +47,7 @@ def maintenance() -> list[PlannedMaintenance]:
             reservation=window.reservation,
             requester=window.requester,
         )
-        for window in models.MaintenanceWindow.objects.standing().order_by("starts_at")
+        for window in models.MaintenanceWindow.objects.unfinished().order_by("starts_at")
     ]
 
 

@@ -20,6 +20,7 @@ from django.utils import timezone
 from nodes.cluster import drain, sync
 from nodes.cluster.newest_orders import newest_order
 from nodes.drains import bulk
+from nodes.health.requesters import MAINTENANCE_PREFIX
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
 from portal.access import note
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST = timedelta(days=31)
 FARTHEST = timedelta(days=366)
-MAX_STANDING = 100
+MAX_UNFINISHED = 100
 REPEAT_FOR = timedelta(days=1)
 """How long after a window's end Vigil repeats an order to return a node that failed."""
 MAX_REPEATED = 100
@@ -66,8 +67,8 @@ def plan(
     nodes = [node.name for node in bulk.find_nodes(expression)]
     with transaction.atomic():
         HealthControl.locked()
-        if MaintenanceWindow.objects.standing().count() >= MAX_STANDING:
-            raise BadWindow("nodes", f"{MAX_STANDING} windows are planned already. Cancel one first.")
+        if MaintenanceWindow.objects.unfinished().count() >= MAX_UNFINISHED:
+            raise BadWindow("nodes", f"{MAX_UNFINISHED} windows are planned already. Cancel one first.")
         window = MaintenanceWindow.objects.create(
             expression=expression.strip(), nodes=nodes, reason=reason, starts_at=starts_at, ends_at=ends_at,
             wants_reservation=wants_reservation, planned_by=user,
@@ -78,11 +79,11 @@ def plan(
 
 
 def cancel(user: User, window: MaintenanceWindow) -> bool:
-    """End the window now; what it drained is undrained. Return whether it was standing."""
+    """End the window now; what it drained is undrained. Return whether it was unfinished."""
     now = timezone.now()
     with transaction.atomic():
         HealthControl.locked()
-        rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
+        rows = MaintenanceWindow.objects.unfinished().filter(pk=window.pk)
         is_planned = rows.filter(state=State.PLANNED).update(state=State.CANCELLED, cancelled_at=now, ended_at=now)
         # One that has begun is over now: whoever advances windows returns its nodes, if this process is killed.
         if not is_planned and not rows.filter(ends_at__gt=now).update(ends_at=now, cancelled_at=now):
@@ -96,7 +97,7 @@ def cancel(user: User, window: MaintenanceWindow) -> bool:
 def advance(now: datetime | None = None) -> None:
     """Begin and end what is due; safe to run twice at once."""
     now = now or timezone.now()
-    for window in MaintenanceWindow.objects.standing().filter(starts_at__lte=now).order_by("pk"):
+    for window in MaintenanceWindow.objects.unfinished().filter(starts_at__lte=now).order_by("pk"):
         if window.ends_at <= now:
             _end_if_possible(window, now)
         elif not window.reservation and (window.problem or not window.wants_reservation):
@@ -179,7 +180,7 @@ def _end_if_possible(window: MaintenanceWindow, now: datetime) -> None:
     newest = drains.order_by("-ended_at").first()
     if newest is not None and drain.is_newer_than_rows(newest, read_at):
         return
-    rows = MaintenanceWindow.objects.standing().filter(pk=window.pk)
+    rows = MaintenanceWindow.objects.unfinished().filter(pk=window.pk)
     state = Case(When(cancelled_at=None, then=Value(State.ENDED)), default=Value(State.CANCELLED))
     if rows.update(state=state, ended_at=now, problem=_still_drained_text(still_drained) or F("problem")):
         logger.info("maintenance %d ends on %s", window.pk, window.expression)
@@ -195,7 +196,7 @@ def _return_nodes(window: MaintenanceWindow, now: datetime) -> list[str]:
     for names in _batches(window.nodes):
         with transaction.atomic():
             HealthControl.locked()
-            if not MaintenanceWindow.objects.standing().filter(pk=window.pk).exists():
+            if not MaintenanceWindow.objects.unfinished().filter(pk=window.pk).exists():
                 return []  # another worker or a person was faster
             still_drained += _return_some(window, names, now)
     return still_drained
@@ -245,13 +246,13 @@ def _repeat_returns(now: datetime) -> None:
     recent = NodeOrder.objects.exclude(rule="").filter(asked_at__gt=now - REPEAT_FOR)  # as the index has them
     later = NodeOrder.objects.filter(node=OuterRef("node"), pk__gt=OuterRef("pk"))
     failed = recent.filter(
-        ~Exists(later), rule__startswith="maintenance-", action=NodeOrder.Action.UNDRAIN,
+        ~Exists(later), rule__startswith=MAINTENANCE_PREFIX, action=NodeOrder.Action.UNDRAIN,
         state=NodeOrder.State.REFUSED, ended_at__lt=now - drain.GIVE_UP,
     )  # fmt: skip
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for rule, node in failed.order_by("asked_at").values_list("rule", "node")[:MAX_REPEATED]:
         nodes[rule].append(node)
-    numbers = [number for rule in nodes if (number := rule.removeprefix("maintenance-")).isdecimal()]
+    numbers = [number for rule in nodes if (number := rule.removeprefix(MAINTENANCE_PREFIX)).isdecimal()]
     for window in MaintenanceWindow.objects.filter(pk__in=numbers, ended_at__gt=now - REPEAT_FOR):
         for names in _batches(nodes[window.requester]):
             with transaction.atomic():

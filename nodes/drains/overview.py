@@ -19,7 +19,8 @@ from django.utils import timezone
 from nodes.cluster import drain
 from nodes.cluster.newest_orders import newest_orders
 from nodes.drains.reasons import DrainHolder, DrainReason, read_reason
-from nodes.drains.standing import DrainEvidence, ReasonJudgement, ReasonStanding, judge
+from nodes.drains.validity import DrainEvidence, ReasonJudgement, ReasonValidity, judge
+from nodes.health.requesters import MAINTENANCE_PREFIX
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import (
     Agent,
@@ -38,7 +39,6 @@ from nodes.scheduling import node_states
 from vigil_core import untrusted
 
 MAX_EVENTS = 2_000
-UNREACHABLE = frozenset({"down", "no_respond", "not_responding", "unknown"})
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class DrainedNode:
 
     @property
     def is_over(self) -> bool:
-        return self.judgement.standing == ReasonStanding.OVER
+        return self.judgement.validity == ReasonValidity.OUTDATED
 
     @property
     def advice(self) -> str:
@@ -169,7 +169,7 @@ class _Records:
             since=node.reason_at,
             has_jobs=node.has_jobs,
             completing_jobs=tuple(self.completing.get(node.name, ())),
-            is_reachable=UNREACHABLE.isdisjoint(words),
+            is_reachable=node_states.UNREACHABLE.isdisjoint(words),
             agent_reports=reports,
             booted_at=max(booted, default=None),
             driver_reloaded_at=after.get("driver.reloaded"),
@@ -192,11 +192,11 @@ class _Records:
 
     @cached_property
     def windows(self) -> Mapping[str, bool]:
-        """Return whether each window is standing, by the name under which it drains."""
+        """Return whether each window is unfinished, by the name under which it drains."""
         names = {self._requester(node) for node in self.nodes}
-        numbers = [number for name in names if (number := untrusted.whole(name.removeprefix("maintenance-")))]
+        numbers = [number for name in names if (number := untrusted.whole(name.removeprefix(MAINTENANCE_PREFIX)))]
         rows = MaintenanceWindow.objects.filter(pk__in=numbers)
-        return {window.requester: window.is_standing for window in rows}
+        return {window.requester: window.is_unfinished for window in rows}
 
     def _replaced(self, agent: Agent | None, since: datetime | None) -> tuple[int, ...]:
         """Return the slots that another GPU has taken since."""

@@ -12,6 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nodes.health.requesters import BURN_IN, MAINTENANCE_PREFIX, SPARE
 from vigil_core.untrusted import line
 
 MAX_CHARACTERS = 500
@@ -116,9 +117,9 @@ _SLURM = (
     ("switch_g_job_postfini failed", DrainCause.LAUNCH),
 )
 _VIGIL = (
-    (DrainHolder.SPARE, "spare"),
-    (DrainHolder.MAINTENANCE, "maintenance-"),
-    (DrainHolder.BURN_IN, "burn-in"),
+    (DrainHolder.SPARE, SPARE),
+    (DrainHolder.MAINTENANCE, MAINTENANCE_PREFIX),
+    (DrainHolder.BURN_IN, BURN_IN),
 )
 """Names under which Vigil itself drains nodes, besides those of its rules."""
 _CHECKS = re.compile(r"checknode\(|health ?check|\[(?:node|user)_problem\]|hc:", re.IGNORECASE)

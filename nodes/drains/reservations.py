@@ -40,7 +40,7 @@ def carry_out(scheduler: Scheduler) -> None:
     for number, window in enumerate(windows):
         if number and time.monotonic() > until:
             return
-        if window.is_standing:
+        if window.is_unfinished:
             _reserve(window, scheduler)
         else:
             _remove(window, scheduler)
@@ -52,7 +52,7 @@ def _note_missing() -> None:
     Somebody deleted them, or the scheduler lost its state. Meanwhile jobs would start there.
     """
     now = timezone.now()
-    rows = MaintenanceWindow.objects.standing().exclude(reservation="").filter(ends_at__gt=now + AT_THE_END)
+    rows = MaintenanceWindow.objects.unfinished().exclude(reservation="").filter(ends_at__gt=now + AT_THE_END)
     reading = sync.readings()[Reading.Part.RESERVATIONS] if rows.exists() else None
     if reading is None or reading.read_at is None or reading.error or reading.unreadable:
         return
@@ -72,7 +72,7 @@ def _name(window: MaintenanceWindow) -> str:
 
 def _reserve(window: MaintenanceWindow, scheduler: Scheduler) -> None:
     rows = MaintenanceWindow.objects.filter(pk=window.pk)
-    if not rows.standing().update(tried_at=timezone.now()):
+    if not rows.unfinished().update(tried_at=timezone.now()):
         return  # cancelled since it was read
     try:
         scheduler.reserve_window(

@@ -21,6 +21,7 @@ from django.utils import timezone
 from nodes.cluster import drain, sync
 from nodes.drains.reasons import DrainCause, read_reason
 from nodes.health import limits
+from nodes.health.requesters import SPARE
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import (
     BurnInNode,
@@ -39,7 +40,7 @@ from portal.models import User
 
 logger = logging.getLogger(__name__)
 
-RULE, REASON = "spare", "[node] hot spare"
+REASON = "[node] hot spare"
 MAX_SPARES = 200
 MAX_ORDERS = 20
 """In one transaction; what is left is due at the next one, seconds later."""
@@ -89,7 +90,7 @@ def remove(user: User, spare: HotSpare) -> None:
         if not HotSpare.objects.filter(pk=spare.pk).delete()[0]:
             return
         note(user, "remove spare", spare.node, spare.partition)
-        NodeOrder.objects.open().filter(node=spare.node, rule=RULE).update(
+        NodeOrder.objects.open().filter(node=spare.node, rule=SPARE).update(
             state=NodeOrder.State.REFUSED, outcome="It is no longer a hot spare.", ended_at=timezone.now()
         )
         if node is not None and is_unread:
@@ -134,7 +135,7 @@ def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
         return False
     if BurnInNode.objects.filter(node=node.name, is_active=True).exists():
         return False  # in service inside the reservation of a burn-in
-    is_ours = newest is not None and newest.rule == RULE and newest.action == NodeOrder.Action.DRAIN
+    is_ours = newest is not None and newest.rule == SPARE and newest.action == NodeOrder.Action.DRAIN
     is_by_person = newest is not None and newest.asked_by_id is not None and newest.asked_at > spare.since
     if is_by_person or (is_ours and newest is not None and newest.state == NodeOrder.State.DONE):
         _change(spare, State.SERVING, "", now)  # a person undrained it, here or with scontrol: that stands
@@ -168,33 +169,40 @@ def _take_back(spare: HotSpare, nodes: dict[str, Node], now: datetime) -> None:
 def _was_not_undrained(spare: HotSpare, node: Node | None) -> bool:
     """Return whether the order that was to put the spare into service was refused or given up."""
     newest = NodeOrder.objects.filter(node=spare.node).first()
-    if node is None or newest is None or (newest.rule, newest.action) != (RULE, NodeOrder.Action.UNDRAIN):
+    if node is None or newest is None or (newest.rule, newest.action) != (SPARE, NodeOrder.Action.UNDRAIN):
         return False
     return newest.state == NodeOrder.State.REFUSED and not node.is_in_service and _drained_as_spare(node)
 
 
 def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> None:
-    # A spare that serves may fail as any other node does; then another takes the place that it had.
+    """Put ready spares into service in place of nodes that failed."""
     serving = {spare.node: spare for spare in spares if spare.state == State.SERVING}
-    placed = {spare.replaces for spare in spares} | {spare.node for spare in spares if spare.node not in serving}
+    replaced = _replacements(spares, nodes, now)
+    for spare in spares:
+        name = replaced.get(spare.node, "")
+        if name and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
+            _change(spare, State.SERVING, _give_up_place(serving.get(name), now) or name, now)
+            note(None, "spare in service", spare.node, f"In place of {name}.")
+
+
+def _replacements(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> dict[str, str]:
+    """Return by the names of ready spares which failed node each replaces, within the limit of an hour."""
+    # A spare that serves may fail as any other node does; then another takes the place that it had.
+    placed = {spare.replaces for spare in spares} | {spare.node for spare in spares if spare.state != State.SERVING}
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     recent = NodeOrder.objects.filter(
-        rule=RULE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
+        rule=SPARE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
     ).count()
     remaining = limits.hourly_limit(len(nodes)) - recent
     failed = [name for name in sorted(_failed(nodes)) if name not in placed | in_maintenance.keys()]
     ready = [spare for spare in _ready(spares, nodes) if spare.node not in in_maintenance] if failed else []
-    places: dict[str, str] = {}
+    found: dict[str, str] = {}
     for name in failed:
         spare = next((spare for spare in ready if spare.partition in nodes[name].partitions), None)
-        if spare is not None and len(places) < remaining:
+        if spare is not None and len(found) < remaining:
             ready.remove(spare)
-            places[spare.node] = name
-    for spare in spares:
-        name = places.get(spare.node, "")
-        if name and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
-            _change(spare, State.SERVING, _give_up_place(serving.get(name), now) or name, now)
-            note(None, "spare in service", spare.node, f"In place of {name}.")
+            found[spare.node] = name
+    return found
 
 
 def _give_up_place(failed: HotSpare | None, now: datetime) -> str:
@@ -242,20 +250,20 @@ def _is_only_drained(node: Node | None) -> bool:
 
 def _drained_as_spare(node: Node) -> bool:
     newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
-    return newest is not None and newest.rule == RULE and drain.is_reason_of(newest, node)
+    return newest is not None and newest.rule == SPARE and drain.is_reason_of(newest, node)
 
 
 def _is_drain_unread(node: Node) -> bool:
     """Return whether it was drained as a spare after the nodes were last read."""
     newest = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
-    is_ours = newest is not None and (newest.rule, newest.action) == (RULE, NodeOrder.Action.DRAIN)
+    is_ours = newest is not None and (newest.rule, newest.action) == (SPARE, NodeOrder.Action.DRAIN)
     read_at = sync.last_read_at(Reading.Part.NODES)
     return is_ours and newest is not None and drain.is_newer_than_rows(newest, read_at)
 
 
 def _order(node: Node, action: NodeOrder.Action, reason: str) -> bool:
     try:
-        drain.request_order(None, node, action, reason, rule=RULE)
+        drain.request_order(None, node, action, reason, rule=SPARE)
     except drain.NotOrdered as error:
         logger.info("the spare %s is left as it is: %s", node.name, error)
         return False

@@ -65,7 +65,9 @@ def read_facts(node: str, partition: str, facts: Mapping[str, Any]) -> NodeSoftw
     for software, version in _reported(facts):
         if version:
             found.setdefault(software, []).append(version)
-    models = Counter(untrusted.line(gpu.get("name"), LONGEST_MODEL) for gpu in _rows(facts, "gpus", MAX_GPUS))
+    models = Counter(
+        untrusted.line(gpu.get("name"), LONGEST_MODEL) for gpu in untrusted.tables(facts.get("gpus"))[:MAX_GPUS]
+    )
     model = models.most_common(1)[0][0] if models else ""
     return NodeSoftware(node, partition, model, {software: tuple(versions) for software, versions in found.items()})
 
@@ -73,15 +75,10 @@ def read_facts(node: str, partition: str, facts: Mapping[str, Any]) -> NodeSoftw
 def _reported(facts: Mapping[str, Any]) -> Iterator[tuple[Software, str]]:
     for name in _OF_NODE:
         yield Software(name), untrusted.line(facts.get(name), LONGEST_VERSION)
-    for gpu in _rows(facts, "gpus", MAX_GPUS):
+    for gpu in untrusted.tables(facts.get("gpus"))[:MAX_GPUS]:
         model = untrusted.line(gpu.get("name"), LONGEST_MODEL)
         for name in ("vbios", "inforom"):
             yield Software(name, model), untrusted.line(gpu.get(name), LONGEST_VERSION)
-    for adapter in _rows(facts, "adapters", MAX_ADAPTERS):
+    for adapter in untrusted.tables(facts.get("adapters"))[:MAX_ADAPTERS]:
         board = untrusted.line(adapter.get("board"), LONGEST_MODEL)
         yield Software("hca", board), untrusted.line(adapter.get("firmware"), LONGEST_VERSION)
-
-
-def _rows(facts: Mapping[str, Any], name: str, most: int) -> list[Mapping[str, Any]]:
-    rows = facts.get(name)
-    return [row for row in rows[:most] if isinstance(row, dict)] if isinstance(rows, list) else []

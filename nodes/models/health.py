@@ -31,7 +31,7 @@ def hidden_fields(user: User) -> frozenset[str]:
 
 
 class EntryObservation(NamedTuple):
-    """One observation among an entry's evidence: equal events, or a state with its newest values."""
+    """Describes one observation among an entry's evidence: equal events, or a state with its newest values."""
 
     at: float
     signal: str
@@ -83,7 +83,7 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
 
 
 class HealthEntry(models.Model):
-    """What one rule found about one GPU, or about a node, from its first evidence until it was cleared.
+    """Stores what one rule found about one GPU, or about a node, from its first evidence until it was cleared.
 
     `watching` until the rule's count or time is reached, then `open`. A `dismissed` entry is open, too, but somebody
     decided that nothing is to be done about it. Evidence that comes after `cleared` begins another entry.
@@ -219,7 +219,7 @@ class SiteRule(models.Model):
 
 
 class ActionPolicy(models.Model):
-    """How far Vigil goes with one action of health rules. Without a row it acts, as far as VIGIL_HEALTH lets it."""
+    """Stores how far Vigil goes with one action of health rules. Without a row it acts as far as VIGIL_HEALTH lets it."""
 
     class PolicyMode(models.TextChoices):
         ACT = "act"

@@ -9,15 +9,17 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from nodes.health.requesters import MAINTENANCE_PREFIX
+
 
 class MaintenanceWindowQuerySet(models.QuerySet["MaintenanceWindow"]):
-    def standing(self) -> Self:
+    def unfinished(self) -> Self:
         """Select windows that are planned or have begun."""
         return self.filter(state__in=(MaintenanceWindow.WindowState.PLANNED, MaintenanceWindow.WindowState.ACTIVE))
 
     def open_at(self, now: datetime) -> Self:
         """Select windows that this moment lies in."""
-        return self.standing().filter(starts_at__lte=now, ends_at__gt=now)
+        return self.unfinished().filter(starts_at__lte=now, ends_at__gt=now)
 
 
 class MaintenanceWindow(models.Model):
@@ -67,10 +69,10 @@ class MaintenanceWindow(models.Model):
     @property
     def requester(self) -> str:
         """Return the name under which Vigil drains its nodes; it stands in the scheduler's reason."""
-        return f"maintenance-{self.pk}"
+        return f"{MAINTENANCE_PREFIX}{self.pk}"
 
     @property
-    def is_standing(self) -> bool:
+    def is_unfinished(self) -> bool:
         return self.state in (self.WindowState.PLANNED, self.WindowState.ACTIVE)
 
     @staticmethod

@@ -8,9 +8,9 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
 
-NO_RULES = ("spare", "burn-in")
-MAINTENANCE = "maintenance-"
-"""Begins the name under which a window drains. These and `NO_RULES` are no health rules."""
+from nodes.health.requesters import BURN_IN, MAINTENANCE_PREFIX, SPARE, is_health_rule
+
+_BY_HEALTH_RULES = ~Q(rule="") & ~Q(rule__in=(SPARE, BURN_IN)) & ~Q(rule__startswith=MAINTENANCE_PREFIX)
 
 
 class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
@@ -20,13 +20,12 @@ class NodeOrderQuerySet(models.QuerySet["NodeOrder"]):
     def by_health_rules(self) -> Self:
         """Select what Vigil ordered for a finding: no orders of persons, maintenance, hot spares or burn-ins."""
         # One condition each: the first is that of the indexes.
-        return self.exclude(rule="").exclude(rule__in=NO_RULES).exclude(rule__startswith=MAINTENANCE)
+        return self.exclude(rule="").exclude(rule__in=(SPARE, BURN_IN)).exclude(rule__startswith=MAINTENANCE_PREFIX)
 
     def for_findings(self) -> Self:
         """Select what Vigil ordered for a finding, or a person who approved what a rule proposed."""
         approved = NodeOrder.objects.filter(pk=OuterRef("pk"), health_entries__isnull=False)
-        by_rules = ~Q(rule="") & ~Q(rule__in=NO_RULES) & ~Q(rule__startswith=MAINTENANCE)
-        return self.filter(by_rules | (Q(rule="") & Exists(approved)))
+        return self.filter(_BY_HEALTH_RULES | (Q(rule="") & Exists(approved)))
 
 
 class NodeOrder(models.Model):
@@ -81,7 +80,7 @@ class NodeOrder(models.Model):
     def is_for_finding(self) -> bool:
         """Return whether it follows a finding, as `for_findings` selects orders."""
         if self.rule:
-            return self.rule not in NO_RULES and not self.rule.startswith(MAINTENANCE)
+            return is_health_rule(self.rule)
         return self.health_entries.exists()
 
     @property
@@ -99,9 +98,9 @@ class NodeOrder(models.Model):
         """Return who or what gave the order: "by ops", "by the health rule off-bus", "by Vigil for maintenance 4"."""
         if not self.rule:
             return f"by {self.asked_by.username if self.asked_by else 'a deleted user'}"
-        if self.rule.startswith("maintenance-"):
-            return f"by Vigil for maintenance {self.rule.removeprefix('maintenance-')}"
-        return {"spare": "by Vigil for hot spares", "burn-in": "by Vigil for a burn-in"}.get(
+        if self.rule.startswith(MAINTENANCE_PREFIX):
+            return f"by Vigil for maintenance {self.rule.removeprefix(MAINTENANCE_PREFIX)}"
+        return {SPARE: "by Vigil for hot spares", BURN_IN: "by Vigil for a burn-in"}.get(
             self.rule, f"by the health rule {self.rule}"
         )
 

@@ -8,7 +8,6 @@ changed the rule meanwhile, it is refused.
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 from datetime import timedelta
 
@@ -19,6 +18,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from nodes.health.examples import broken_examples
+from nodes.health.requesters import is_health_rule
 from nodes.health.rules.catalogue import shipped_text
 from nodes.health.rules.rule import BadRule, Rule, parse_rules
 from nodes.models import SiteRule
@@ -30,8 +30,6 @@ MAX_CHARACTERS = 20_000
 MAX_RULES = 200
 PROOF_LASTS = timedelta(hours=1)
 _ADDRESSES = frozenset({"new", "try", "policies"})
-_OTHER_ORDERS = re.compile(r"spare|burn-in|maintenance-.*")
-"""Names under which Vigil orders what no health rule wants (`NodeOrder.objects.by_health_rules`)."""
 _SALT = "nodes.health.dry_run"
 
 
@@ -63,7 +61,7 @@ def checked(text: str) -> Rule:
     (rule,) = found
     if rule.name in _ADDRESSES:
         raise RuleRefused(f"name: {rule.name} is an address of these pages. Choose another name.")
-    if _OTHER_ORDERS.fullmatch(rule.name):
+    if not is_health_rule(rule.name):
         raise RuleRefused(f"name: Vigil itself drains nodes under the name {rule.name}. Choose another name.")
     if {example.fires for example in rule.examples} != {True, False}:
         raise RuleRefused(f"{rule.name} needs two examples: one that must fire (fires = true) and one that must not.")

@@ -30,7 +30,6 @@ FRESH = timedelta(seconds=60)
 _UNREAD = ("facts", "first_seen_at", "counted_at", "fault")
 MIN_SILENT = 3
 """Silent agents from which on their share matters."""
-NO_REPORT = frozenset({"down", "no_respond", "not_responding", "unknown"})
 
 
 @dataclass(frozen=True)
@@ -311,7 +310,9 @@ MAX_PHYSICAL = 16
 
 def _is_down(state: str) -> bool:
     """Return whether the scheduler has lost the node, rather than told it to reboot."""
-    return not NO_REPORT.isdisjoint(node_states.state_words(state)) and not node_states.is_rebooting(state)
+    return not node_states.UNREACHABLE.isdisjoint(node_states.state_words(state)) and not node_states.is_rebooting(
+        state
+    )
 
 
 def _gone_gpus(agents: Mapping[int, Agent]) -> dict[int, tuple[Gpu, ...]]:

@@ -19,6 +19,7 @@ from nodes.health.replay import RepairStep, Step
 from nodes.health.rules.condition import FieldValue
 from nodes.health.rules.rule import Rule
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
+from nodes.models.health import PEOPLE
 from nodes.monitoring import events
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.monitoring.stored_mounts import MountHistory
@@ -35,7 +36,6 @@ MAX_SPREAD = 100
 OLDER = timedelta(days=7)
 """How long before the beginning a row may have begun that ended after it; rows that are open may be older."""
 LIVE_S = 5.0
-_PEOPLE = frozenset({"user", "program"})
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _codes(rule: Rule) -> set[int] | None:
 
 
 def _names_people(rule: Rule) -> bool:
-    return any(_PEOPLE & (trigger.where.keys() | trigger.distinct.keys()) for trigger in rule.triggers)
+    return any(PEOPLE & (trigger.where.keys() | trigger.distinct.keys()) for trigger in rule.triggers)
 
 
 def _in_order(rows: QuerySet[NodeEvent]) -> Iterator[NodeEvent]:

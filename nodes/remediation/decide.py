@@ -22,13 +22,14 @@ from django.utils import timezone
 
 from nodes.cluster import drain
 from nodes.health import limits
+from nodes.health.requesters import SPARE
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
 from nodes.monitoring import policies
 from nodes.monitoring.evaluate import LATE
+from nodes.remediation.existing_drain import existing_drain
 from nodes.remediation.limits_used import automatic_drains, service_state
 from nodes.remediation.reason import drain_reason
-from nodes.remediation.standing_drain import standing_drain
 from portal import bulk
 from portal.access import note
 from vigil_core import formatting
@@ -163,10 +164,10 @@ def _act(entry: HealthEntry, control: HealthControl, now: datetime, usage: _Limi
 
 def _join(entry: HealthEntry, now: datetime) -> bool:
     """Link the entry to the drain for another finding, if that stands or waits; return whether there is one."""
-    standing = standing_drain(entry.node, now)
-    if standing is not None:
-        entry.order = standing
-    return standing is not None
+    existing = existing_drain(entry.node, now)
+    if existing is not None:
+        entry.order = existing
+    return existing is not None
 
 
 def _returns(node: str) -> QuerySet[NodeOrder]:
@@ -210,7 +211,7 @@ def _drain(entry: HealthEntry) -> str:
         return _UNKNOWN
     last = NodeOrder.objects.filter(node=node.name, state=NodeOrder.State.DONE).first()
     is_own = last is not None and drain.is_reason_of(last, node)
-    is_ending = last is not None and is_own and (last.rule == "spare" or _returns(node.name).exists())
+    is_ending = last is not None and is_own and (last.rule == SPARE or _returns(node.name).exists())
     try:
         entry.order = drain.request_order(
             None, node, NodeOrder.Action.DRAIN, drain_reason(entry), rule=entry.rule,

@@ -10,8 +10,8 @@ from nodes.health import engine
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
 from nodes.monitoring.stored_progress import progress_of
+from nodes.remediation.existing_drain import existing_drain
 from nodes.remediation.reason import drain_reason
-from nodes.remediation.standing_drain import standing_drain
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
@@ -40,11 +40,11 @@ def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) ->
             return entry
         if entry.action not in OUT_OF_SERVICE:
             raise NotPossible(f"The rule {entry.rule} proposes no action on the node.")
-        standing = standing_drain(entry.node, timezone.now())
+        existing = existing_drain(entry.node, timezone.now())
         is_done = entry.decision in (Decision.APPROVED, Decision.AUTOMATIC)
-        if is_done and standing is not None and entry.order == standing:
+        if is_done and existing is not None and entry.order == existing:
             return entry
-        entry.order = standing or _drain(user, entry, replaces)
+        entry.order = existing or _drain(user, entry, replaces)
         _decided(entry, user, Decision.APPROVED, State.OPEN, reason)
     return entry
 

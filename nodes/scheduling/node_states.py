@@ -38,6 +38,10 @@ def state_words(state: str) -> list[str]:
     return found
 
 
+UNREACHABLE = frozenset({"down", "no_respond", "not_responding", "unknown"})
+"""Words of states in which the scheduler does not reach the node."""
+
+
 @lru_cache(maxsize=512)
 def closed_reason(state: str) -> str:
     """Return the one-word reason why no new job starts on a node in this state; "" if one may."""

@@ -57,7 +57,7 @@ def forget_counters(agent: Agent) -> None:
 
 def uuids_of(facts: Mapping[str, Any]) -> list[str]:
     """Return the UUIDs of the GPUs that facts name."""
-    found = (untrusted.name(about.get("uuid"), 96) for about in _dicts(facts.get("gpus"))[:FACTS_GPUS])
+    found = (untrusted.name(about.get("uuid"), 96) for about in untrusted.tables(facts.get("gpus"))[:FACTS_GPUS])
     return [uuid for uuid in found if uuid]
 
 
@@ -106,7 +106,7 @@ class MachineGpus:
         """Note the machine's facts: new GPUs, moved ones, and those that it no longer reports."""
         self.agent.facts = cleaned(facts)
         listed = set()
-        for index, about in enumerate(_dicts(facts.get("gpus"))[:FACTS_GPUS]):
+        for index, about in enumerate(untrusted.tables(facts.get("gpus"))[:FACTS_GPUS]):
             uuid = untrusted.name(about.get("uuid"), 96)
             if uuid and self._note_gpu(uuid, index, about, at):
                 listed.add(uuid)
@@ -286,7 +286,3 @@ def _first(values: Iterable[Any], left: list[int] | None) -> list[Any]:
 def _rounded(value: object) -> int | None:
     number = untrusted.number(value, 1e6)
     return None if number is None else round(number)
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

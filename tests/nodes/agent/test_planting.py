@@ -70,6 +70,14 @@ def test_an_xid_and_a_hung_driver_are_noticed_and_marked(agent: Running, gpus: S
     agent.end()
 
 
+def test_a_portal_that_was_restored_may_number_anew_and_a_repeated_request_plants_once(
+    watch: GpuWatch, kernel_log: KernelLog
+) -> None:
+    faults = PlantedFaults(is_allowed=False)
+    answered = [len(answer(faults, kernel_log, watch, "xid", number)) for number in (9, 9, 2, 2)]
+    assert answered == [1, 0, 1, 0]
+
+
 @pytest.mark.slow
 def test_nothing_is_planted_where_the_operator_does_not_allow_it(agent: Running) -> None:
     agent.portal.plant = {"id": 7, "fault": "xid", "seconds": 30}

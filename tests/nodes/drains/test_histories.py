@@ -65,7 +65,7 @@ class History:
         maintenance.plan(self.ops, node, "work", starts, starts + timedelta(minutes=self.random.choice((8, 20))))
 
     def cancel(self, node: str) -> None:
-        for window in MaintenanceWindow.objects.standing()[:1]:
+        for window in MaintenanceWindow.objects.unfinished()[:1]:
             maintenance.cancel(self.ops, window)
 
     def spare(self, node: str) -> None:

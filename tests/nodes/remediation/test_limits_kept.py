@@ -110,7 +110,7 @@ class LimitedHistory:
         maintenance.plan(self.ops, node, "work", starts, starts + timedelta(minutes=50))
 
     def cancel(self, node: str) -> None:
-        for window in MaintenanceWindow.objects.standing()[:1]:
+        for window in MaintenanceWindow.objects.unfinished()[:1]:
             maintenance.cancel(self.ops, window)
 
     def name_spare(self, node: str) -> None:

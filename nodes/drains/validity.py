@@ -11,11 +11,11 @@ from nodes.drains.reasons import DrainCause, DrainHolder, DrainReason
 from vigil_core import formatting
 
 
-class ReasonStanding(StrEnum):
+class ReasonValidity(StrEnum):
     """Tells whether the reason of a drain is still true."""
 
-    STANDS = "stands"
-    OVER = "over"
+    VALID = "stands"
+    OUTDATED = "over"
     UNKNOWN = "unknown"
 
 
@@ -51,42 +51,42 @@ class DrainEvidence:
 class ReasonJudgement:
     """Tells whether the reason is still true, with the facts for and against it."""
 
-    standing: ReasonStanding
+    validity: ReasonValidity
     facts: tuple[str, ...]
 
 
 def judge(reason: DrainReason, evidence: DrainEvidence) -> ReasonJudgement:
     """Return whether the reason is still true, and the facts."""
-    return ReasonJudgement(_standing(reason, evidence), tuple(_facts(reason, evidence)))
+    return ReasonJudgement(_validity(reason, evidence), tuple(_facts(reason, evidence)))
 
 
-def _standing(reason: DrainReason, evidence: DrainEvidence) -> ReasonStanding:
+def _validity(reason: DrainReason, evidence: DrainEvidence) -> ReasonValidity:
     if reason.holder == DrainHolder.RULE:
         if evidence.open_findings:
-            return ReasonStanding.STANDS
-        return ReasonStanding.OVER if evidence.cleared_findings else ReasonStanding.UNKNOWN
+            return ReasonValidity.VALID
+        return ReasonValidity.OUTDATED if evidence.cleared_findings else ReasonValidity.UNKNOWN
     if reason.holder == DrainHolder.MAINTENANCE:
-        return ReasonStanding.STANDS if evidence.open_findings else _standing_if(evidence.is_window_open)
+        return ReasonValidity.VALID if evidence.open_findings else _validity_if(evidence.is_window_open)
     if reason.holder == DrainHolder.SPARE:
-        return ReasonStanding.STANDS
+        return ReasonValidity.VALID
     return _of_cause(reason.cause, evidence)
 
 
-def _of_cause(cause: DrainCause, evidence: DrainEvidence) -> ReasonStanding:
+def _of_cause(cause: DrainCause, evidence: DrainEvidence) -> ReasonValidity:
     match cause:
         case DrainCause.KILL_FAILED:
-            return _standing_if(_process_remains(evidence))
+            return _validity_if(_process_remains(evidence))
         case DrainCause.NOT_RESPONDING | DrainCause.POWER:
-            return _standing_if(None if evidence.is_reachable is None else not evidence.is_reachable)
+            return _validity_if(None if evidence.is_reachable is None else not evidence.is_reachable)
         case DrainCause.REBOOTED:
-            return _standing_if(False if evidence.is_reachable or evidence.agent_reports else None)
+            return _validity_if(False if evidence.is_reachable or evidence.agent_reports else None)
         case DrainCause.FEWER_GPUS:
-            return _standing_if(None if evidence.gpus_found is None else evidence.gpus_found < evidence.gpus_expected)
+            return _validity_if(None if evidence.gpus_found is None else evidence.gpus_found < evidence.gpus_expected)
         case DrainCause.LESS_MEMORY:
             # slurmd counts whole MiB of MemTotal, as the agent does.
-            return _standing_if(None if not evidence.memory_mib else evidence.memory_mib < evidence.memory_expected_mib)
+            return _validity_if(None if not evidence.memory_mib else evidence.memory_mib < evidence.memory_expected_mib)
         case _:
-            return ReasonStanding.UNKNOWN
+            return ReasonValidity.UNKNOWN
 
 
 def _process_remains(evidence: DrainEvidence) -> bool | None:
@@ -149,7 +149,7 @@ def _rebooted(evidence: DrainEvidence) -> bool:
     return evidence.booted_at is not None and evidence.since is not None and evidence.booted_at > evidence.since
 
 
-def _standing_if(stands: bool | None) -> ReasonStanding:
+def _validity_if(stands: bool | None) -> ReasonValidity:
     if stands is None:
-        return ReasonStanding.UNKNOWN
-    return ReasonStanding.STANDS if stands else ReasonStanding.OVER
+        return ReasonValidity.UNKNOWN
+    return ReasonValidity.VALID if stands else ReasonValidity.OUTDATED

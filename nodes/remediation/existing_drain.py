@@ -9,7 +9,7 @@ from nodes.cluster.newest_orders import newest_order
 from nodes.models import Node, NodeOrder
 
 
-def standing_drain(name: str, now: datetime) -> NodeOrder | None:
+def existing_drain(name: str, now: datetime) -> NodeOrder | None:
     """Return the order to drain the node for a finding, if it waits or its reason stands; None if there is none."""
     node, newest = Node.objects.filter(name=name).first(), newest_order(name, now)
     if node is None or newest is None or newest.action != NodeOrder.Action.DRAIN:
