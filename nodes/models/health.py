@@ -219,7 +219,7 @@ class SiteRule(models.Model):
 
 
 class ActionPolicy(models.Model):
-    """Stores how far Vigil goes with one action of health rules. Without a row it acts as far as VIGIL_HEALTH lets it."""
+    """Stores how far Vigil goes with one action of health rules. Without a row VIGIL_HEALTH decides."""
 
     class PolicyMode(models.TextChoices):
         ACT = "act"
