@@ -307,7 +307,7 @@ ANYWHERE = {
     "port": PORT,
     "success": SUCCESS,
 }
-"""Whose end no scheduler has a say in."""
+"""Programs that end by themselves, so that their end looks the same on every scheduler."""
 PATIENCE = {"step": 2.0, "data": 20.0, "exchange": 20.0, "validate": 20.0, "save": 20.0}
 HUNG = ("collective.timeout", r"Restarted from .* as attempt 2")
 

@@ -22,7 +22,7 @@ class Addition:
     """An example of one item of the list."""
 
     thing: str
-    """As in the list."""
+    """The name of the row, as CONTRIBUTING.md has it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """New files by path."""
     edits: Mapping[str, Edit | Sequence[Edit]] = field(default_factory=dict)

@@ -142,16 +142,16 @@ def test_everything_works_through_the_proxy(site: Site, browser: httpx.Client) -
         assert answer.status_code == 201, answer.text
         job_id = answer.json()["id"]
         for item in both:
-            assert job_id in heard(item), "a job's news reach the sockets of both processes"
+            assert job_id in next_job_ids(item), "a job's news reach the sockets of both processes"
         assert browser.get("/jobs").headers["Content-Encoding"] == "gzip"
         what = "the job, whose reports came through the proxy"
         until(lambda: state_of(browser, job_id) == "completed", what)
 
 
-def heard(one: ClientConnection) -> set[int]:
-    """Ids of the jobs in the next messages, until one names a job."""
+def next_job_ids(socket: ClientConnection) -> set[int]:
+    """Return the ids of jobs in the next message that names any."""
     for _ in range(50):
-        text = one.recv(timeout=PATIENCE_S)
+        text = socket.recv(timeout=PATIENCE_S)
         ids = {int(found) for found in re.findall(r'"(?:id|job)":\s*(\d+)', str(text))}
         if ids:
             return ids

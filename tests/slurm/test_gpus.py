@@ -84,7 +84,7 @@ class GpuNodes:
         return list(gpu["processes"])
 
     def wait_for(self, machine: Machine, jobs: Mapping[str, Sequence[int]]) -> None:
-        """Until these jobs hold these GPUs (minors) of a machine, and nobody any other."""
+        """Wait until these jobs hold these GPUs (by minor number) of a machine, and nobody holds any other."""
         wanted = {machine.uuid(minor): [job] for job, minors in jobs.items() for minor in minors}
         try:
             until(lambda: self.holders(machine.node) == wanted, f"{wanted} to be held")

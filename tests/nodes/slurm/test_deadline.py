@@ -18,7 +18,7 @@ EVERY_S = 0.02
 
 @pytest.fixture(params=[b"HTTP/1.1 200 OK\r\nX-Pad: ", b"HTTP/1.1 ", b""], ids=["header", "status", "garbage"])
 def dripping(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of one that begins its answer and then sends a letter at a time."""
+    """Yield the address of a server that begins its answer and then sends a letter at a time."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def drip(peer: socket.socket) -> None:

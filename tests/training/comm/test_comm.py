@@ -14,7 +14,7 @@ from training.config import communication
 
 ACTS = ["halved", "sparse", "low_rank", "skipped", "fewer", "replicas", "computed"]
 Told = dict[int, dict[str, list[dict[str, Any]]]]
-"""By number of ranks and act, what each rank found."""
+"""What each rank found, by the number of ranks and the act."""
 _PARAMETERS = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
