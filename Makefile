@@ -22,7 +22,7 @@ AS_ROOT ?=
 run: install ## start the portal on http://127.0.0.1:8000 (VIGIL_PORT, VIGIL_HOME: docs/reference/settings.md)
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent
 
-demo: install ## the same with a simulated lab
+demo: install ## the same with a demo lab
 	@exec $(PYTHON_OF_VENV) -m console.up --with-parent --demo
 
 install:

@@ -43,7 +43,7 @@ MAX_START_DEATHS = 4
 # Redis starts in milliseconds and everything waits for it: it is never left down for longer than this.
 REDIS_BACK_OFF_S = 1.0
 REDIS_PING_S = 2.0
-# More than the cores, because visitors want to run something besides the demonstration lab's own job.
+# More than the cores, because visitors want to run something besides the demo lab's own job.
 DEMO_SLOTS = 2
 # Processes that may know where Slurm's key is: `follow` uses it; `web` checks its mode at start and then forgets it.
 NEED_KEYS = frozenset({"follow", "web"})
@@ -220,7 +220,7 @@ class Up:
         return child
 
     def _make_demo(self) -> None:
-        print_line("Creating the demonstration lab …")
+        print_line("Creating the demo lab …")
         command = installation.manage("demo")
         demo = Child("demo", command, self.logs / "demo.log", installation.ROOT, self.environment)
         demo.start()
@@ -230,9 +230,7 @@ class Up:
         finally:
             demo.kill()
         if demo.process and demo.process.returncode:
-            raise StartRefused(
-                f"the demonstration lab could not be created; its log {demo.log} ends with\n{demo.log_tail()}"
-            )
+            raise StartRefused(f"the demo lab could not be created; its log {demo.log} ends with\n{demo.log_tail()}")
         self._add("demo", [*command, "--live"], niceness=10)  # its machines keep reporting
 
     def _wait_until_ready(self) -> None:
@@ -325,7 +323,7 @@ class Interrupted(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("vigil up", description="Run the portal on this machine until Ctrl-C.")
-    parser.add_argument("--demo", action="store_true", help="add a demonstration lab to explore")
+    parser.add_argument("--demo", action="store_true", help="add a demo lab to explore")
     parser.add_argument("--host", default=os.environ.get("VIGIL_HOST", "127.0.0.1"), help="address to listen on")
     parser.add_argument(
         "--port", default=os.environ.get("VIGIL_PORT") or "8000", help="port to listen on; 0 takes any free one"

@@ -122,7 +122,7 @@ run_lock=$(digest "$here/requirements.lock")
 dev_lock=$(digest "$here/requirements-dev.lock")
 if [ "$flavour" = dev ]; then
     if ! is_current dev "$dev_lock"; then
-        install "Installing the locked packages, tests' and checks' included (a minute or two)" \
+        install "Installing the locked packages, including those for tests and checks (a minute or two)" \
             --require-hashes --requirement "$here/requirements-dev.lock"
         mark dev "$dev_lock"
         mark run "$run_lock"

@@ -61,6 +61,6 @@ def retried(work: Callable[[], _Result], *, waits_s: tuple[float, ...] = (0.5, 2
         try:
             return work()
         except ERRORS as error:
-            logger.warning("the database did not answer, tried again in %g s: %s", wait_s, error)
+            logger.warning("the database did not answer, retrying in %g s: %s", wait_s, error)
             time.sleep(wait_s)
     return work()

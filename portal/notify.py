@@ -55,8 +55,8 @@ def raise_notice(
 ) -> bool:
     """Raise a notice for a person or the sysadmins, and return whether it is new.
 
-    While it stands, raising it again only updates its text; once withdrawn, it is new again. `project`: its channels
-    are notified as well. `edition`: a different one makes a standing notice new again. `settle`: how long messages wait
+    While it is active, raising it again only updates its text; once withdrawn, it is new again. `project`: its channels
+    are notified as well. `edition`: a different one makes an active notice new again. `settle`: how long messages wait
     for further details; later changes of the text are not sent.
     """
     now = timezone.now()
@@ -65,7 +65,7 @@ def raise_notice(
     values = {**words, **_audience(to), **news}
     rows = Notice.objects.filter(key=_key(key))
     with transaction.atomic():
-        if rows.standing().filter(edition=news["edition"]).update(**words):
+        if rows.active().filter(edition=news["edition"]).update(**words):
             return False
         if rows.exclude(withdrawn_at=None, edition=news["edition"]).update(**values):
             NoticeRead.objects.filter(notice__key=key).delete()
@@ -77,8 +77,8 @@ def raise_notice(
 
 
 def withdraw(key: str) -> bool:
-    """Withdraw a notice because its reason has ended; return whether it stood until now."""
-    return bool(Notice.objects.standing().filter(key=key).update(withdrawn_at=timezone.now()))
+    """Withdraw a notice because its reason has ended; return whether it was active until now."""
+    return bool(Notice.objects.active().filter(key=key).update(withdrawn_at=timezone.now()))
 
 
 def rename(old: str, new: str) -> None:
@@ -95,7 +95,7 @@ def rename(old: str, new: str) -> None:
 
 def withdraw_missing(kind: str, keys: Collection[str]) -> int:
     """Withdraw all notices of a kind except these keys, whose reason persists; return how many were withdrawn."""
-    gone = Notice.objects.standing().filter(kind=kind).exclude(key__in=keys)
+    gone = Notice.objects.active().filter(kind=kind).exclude(key__in=keys)
     return gone.update(withdrawn_at=timezone.now())
 
 
@@ -105,7 +105,7 @@ def withdraw_stale(kind: str, since: timedelta) -> int:
     For findings of several processes, each on its own machine: what one does not find may still be true for another.
     """
     now = timezone.now()
-    stale = Notice.objects.standing().filter(kind=kind, last_raised_at__lt=now - since)
+    stale = Notice.objects.active().filter(kind=kind, last_raised_at__lt=now - since)
     return stale.update(withdrawn_at=now)
 
 

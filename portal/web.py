@@ -1,4 +1,4 @@
-"""Start the web process by its module name from before version 0.2, for existing unit files."""
+"""Start the web process by its module name from before version 0.2, for existing unit files. Remove in 0.3."""
 
 import runpy
 

@@ -1,4 +1,4 @@
-"""Start a worker by its module name from before version 0.2, for existing unit files."""
+"""Start a worker by its module name from before version 0.2, for existing unit files. Remove in 0.3."""
 
 import runpy
 

@@ -13,7 +13,7 @@ import msgspec
 
 from portal.backup.make import backup as make
 from portal.backup.make import give_home_to_owner
-from portal.backup.restore import restore as take
+from portal.backup.restore import restore as put_in_place
 from portal.run import preflight
 from vigil_cli.portal import CliError
 from vigil_core.environment import whole
@@ -27,7 +27,7 @@ def backup(path: Path, *, force: bool) -> dict[str, Any]:
 
 def restore(path: Path, *, force: bool) -> dict[str, Any]:
     with _settings() as settings:
-        restored = take(settings, path, force=force)
+        restored = put_in_place(settings, path, force=force)
     previous = {"previous_data": restored.set_aside, "kept": restored.set_aside}  # `kept` is deprecated
     return {**msgspec.to_builtins(restored.manifest), **previous, "notes": restored.notes}
 

@@ -1,4 +1,4 @@
-"""Create the demonstration lab's cluster: nodes, partitions and a queue that the scheduler does not know."""
+"""Create the demo lab's cluster: nodes, partitions and a queue that the scheduler does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnose the failures of the demonstration lab like real ones, with times in the past."""
+"""Diagnose the failures of the demo lab like real ones, with times in the past."""
 
 from __future__ import annotations
 

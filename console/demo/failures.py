@@ -1,4 +1,4 @@
-"""Create the demonstration lab's last three months: node-days and failures. One node fails too often."""
+"""Create the demo lab's last three months: node-days and failures. One node fails too often."""
 
 from __future__ import annotations
 

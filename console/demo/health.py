@@ -1,4 +1,4 @@
-"""Create the demonstration lab's health: findings in each state, drains, burn-ins, maintenance, an announcement.
+"""Create the demo lab's health: findings in each state, drains, burn-ins, maintenance, an announcement.
 
 Nobody is notified of these findings, and nothing is drained: they are about machines that do not exist.
 """

@@ -1,4 +1,4 @@
-"""Create a believable demonstration lab: people, projects, nodes, jobs that ended well and badly, and a running one.
+"""Create a believable demo lab: people, projects, nodes, jobs that ended well and badly, and a running one.
 
 The past is reported through the intake that real jobs use; the running job is a real job of this machine's scheduler.
 """

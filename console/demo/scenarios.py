@@ -1,4 +1,4 @@
-"""Define the demonstration lab's past as data: each job and how it ended."""
+"""Define the demo lab's past as data: each job and how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generate three weeks of telemetry of the demonstration lab's machines, and continue it while the demo runs.
+"""Generate three weeks of telemetry of the demo lab's machines, and continue it while the demo runs.
 
 Values are a function of GPU and second, so that the past and the samples added every ten seconds fit together.
 """

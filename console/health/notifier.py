@@ -27,7 +27,7 @@ class Notifier:
         """Raise findings that have lasted or are raised already; withdraw those that no process has found lately."""
         found = {finding.code: finding for finding in report.findings}
         self.since = {code: self.since.get(code, report.made_at) for code in found}
-        standing = set(Notice.objects.standing().filter(kind=KIND).values_list("key", flat=True))
+        standing = set(Notice.objects.active().filter(kind=KIND).values_list("key", flat=True))
         for code, finding in found.items():
             if _key(code) in standing or time.monotonic() - self.since[code] >= LASTS_S:
                 _raise(finding)

@@ -36,11 +36,11 @@ def index(request: HttpRequest) -> HttpResponse:
             messages.success(request, "Announced.")
             return redirect("announcements")
     visible = Announcement.objects.visible_to(user_of(request))
-    standing = [*visible.pending().select_related("written_by").order_by("starts_at")]
-    past = visible.exclude(pk__in=[row.pk for row in standing]).select_related("written_by")
+    pending = [*visible.pending().select_related("written_by").order_by("starts_at")]
+    past = visible.exclude(pk__in=[row.pk for row in pending]).select_related("written_by")
     context = {
         "section": "home",
-        "standing": [(row, GLYPHS[row.level]) for row in standing],
+        "pending": [(row, GLYPHS[row.level]) for row in pending],
         "past": past[:MAX_PAST],
         "may_change": can(user_of(request), "change", CLUSTER),
         "levels": Announcement.Level.values,

@@ -27,6 +27,7 @@ class BulkPreview(Protocol):
 
 
 MAX_PROBLEMS = 3
+REQUESTED = {"drain": "Requested the drain of", "undrain": "Requested the return of"}
 Preview = TypeVar("Preview", bound=BulkPreview)
 
 
@@ -88,7 +89,7 @@ class BulkForm(Generic[Preview]):
 def show_outcomes(request: HttpRequest, action: str, outcomes: Sequence[BulkOutcome]) -> None:
     """Show how many nodes were ordered to drain or undrain, and which were left as they are."""
     ordered = sum(outcome.order is not None for outcome in outcomes)
-    text = f"Ordered to {action} {formatting.plural(ordered, 'node')}."
+    text = f"{REQUESTED[action]} {formatting.plural(ordered, 'node')}."
     by_others = [outcome.node for outcome in outcomes if outcome.is_by_another]
     others = [o.problem for o in outcomes if o.order is None and not o.is_in_service and not o.is_by_another]
     if by_others:

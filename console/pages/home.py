@@ -93,7 +93,7 @@ def home(request: HttpRequest) -> HttpResponse:
     running, more_running = _rows(user, ("running", "suspended", "completing"), now)
     waiting, more_waiting = _waiting(user, now)
     nodes = list(Node.objects.all())
-    unread = Notice.objects.visible_to(user).standing().unread_by(user)
+    unread = Notice.objects.visible_to(user).active().unread_by(user)
     notices = list(unread.order_by("-raised_at", "-id")[:MAX_NOTICES])
     many_notices = unread.count() if len(notices) == MAX_NOTICES else len(notices)
     context = {

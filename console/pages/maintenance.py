@@ -38,13 +38,13 @@ def index(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, "Planned.")
             return redirect("maintenance")
-    standing = list(MaintenanceWindow.objects.unfinished().select_related("planned_by").order_by("starts_at"))
+    unfinished = list(MaintenanceWindow.objects.unfinished().select_related("planned_by").order_by("starts_at"))
     context = {
         "section": "cluster",
         "place": "drains",
-        "headline": headline(standing),
-        "standing": standing,
-        "past": MaintenanceWindow.objects.exclude(pk__in=[window.pk for window in standing])[:MAX_PAST],
+        "headline": headline(unfinished),
+        "unfinished": unfinished,
+        "past": MaintenanceWindow.objects.exclude(pk__in=[window.pk for window in unfinished])[:MAX_PAST],
         "may_change": can(user_of(request), "change", CLUSTER),
         "may_reserve": sync.capabilities().has_slurm_options,
         "scheduler": scheduler_name(),
@@ -76,10 +76,10 @@ def cancel(request: HttpRequest, window_id: int) -> HttpResponse:
     return redirect("maintenance")
 
 
-def headline(standing: list[MaintenanceWindow]) -> tuple[str, str]:
+def headline(unfinished: list[MaintenanceWindow]) -> tuple[str, str]:
     """Return the page's lead: what is in maintenance now, then what comes next."""
-    active = [window for window in standing if window.state == MaintenanceWindow.WindowState.ACTIVE]
-    coming = [window for window in standing if window not in active]
+    active = [window for window in unfinished if window.state == MaintenanceWindow.WindowState.ACTIVE]
+    coming = [window for window in unfinished if window not in active]
     names = {name for window in active for name in window.nodes}
     rest = f"The next begins {formatting.clock(coming[0].starts_at)}." if coming else ""
     if names:

@@ -224,7 +224,7 @@ def _place_order(request: HttpRequest, name: str, action: NodeOrder.Action, reas
     if node is None:
         raise Http404(f"There is no node {name}.")
     if node.is_made_up:
-        raise PermissionDenied(f"{name} is a demonstration node: the scheduler does not know it.")
+        raise PermissionDenied(f"{name} is a demo node: the scheduler does not know it.")
     try:
         orders.request_order(user, node, action, reason, replaces=request.POST.get("replaces"))
     except orders.DrainedByAnother as error:
@@ -252,7 +252,7 @@ def add_note(request: HttpRequest, name: str) -> HttpResponse:
         messages.error(request, f"Write a note of at most {formatting.count(NodeNote.MOST)} characters.")
         return redirect("node", name)
     NodeNote.objects.create(node=name, text=text, by=user)
-    note(user, "note", name, change=Change(after={"text": text}))
+    note(user, "node_note.added", name, change=Change(after={"text": text}))
     return redirect(f"{reverse('node', args=[name])}#h-notes")
 
 
@@ -262,5 +262,5 @@ def remove_note(request: HttpRequest, name: str, note_id: int) -> HttpResponse:
     user = sysadmin_of(request, "remove notes about nodes")
     found = get_object_or_404(NodeNote, node=plain(name), pk=note_id)
     found.delete()
-    note(user, "remove note", found.node, change=Change(before={"text": found.text}))
+    note(user, "node_note.removed", found.node, change=Change(before={"text": found.text}))
     return redirect(f"{reverse('node', args=[found.node])}#h-notes")

@@ -41,7 +41,7 @@ class ProgramFailure:
 def notify_owners(now: datetime) -> None:
     """Raise a notice per program while its finding is open; withdraw the others. Safe to run twice."""
     keys = {key for entry in _findings() for key in _notify(entry, now)}
-    if Notice.objects.standing().filter(kind=KIND).exists():
+    if Notice.objects.active().filter(kind=KIND).exists():
         notify.withdraw_missing(KIND, keys)
 
 

@@ -132,7 +132,7 @@ def _replace_stale_notices(incident: Incident, key: str, cause: Cause) -> None:
     if job.sweep_id is None:
         return
     before = Q(key=f"{KIND}:{incident.pk}") | Q(key__startswith=_key_of_alike(job.sweep_id, "", ""))
-    stale = Notice.objects.standing().filter(before, user=job.owner).exclude(key=key)
+    stale = Notice.objects.active().filter(before, user=job.owner).exclude(key=key)
     if not (editions := dict(stale.values_list("key", "edition"))):
         return
     for old in sorted(editions.keys() - _keys_of_sweep(job.sweep_id)):
@@ -258,7 +258,7 @@ def _withdraw_from_sysadmins(incident: Incident) -> None:
     """Withdraw sysadmins' notices about an earlier verdict that no incident of that node and day supports any more."""
     nodes = {"", incident.node, *incident.diagnoses.values_list("verdict__node", flat=True)}
     keys = {_key_of_site(incident, code, node or ""): (code, node or "") for code in SYSADMIN_CAUSES for node in nodes}
-    for key in Notice.objects.standing().filter(key__in=keys).values_list("key", flat=True):
+    for key in Notice.objects.active().filter(key__in=keys).values_list("key", flat=True):
         if not _incidents_of_day(incident, *keys[key]).exists():
             notify.withdraw(key)
 

@@ -237,4 +237,4 @@ def _process_words(pid: object, name: str, user: str, gpus: int) -> str:
 
 
 def _has_active(kind: str) -> bool:
-    return Notice.objects.standing().filter(kind=kind).exists()
+    return Notice.objects.active().filter(kind=kind).exists()

@@ -24,7 +24,7 @@ Part = Reading.Part
 NO_NODE = {404: "No such node."}
 NOT_ORDERED = NO_NODE | {
     403: "Only for sysadmins, with a token of scope admin.",
-    409: "This is a demonstration node (`vigil up --demo`), somebody else drained it or has just ordered something.",
+    409: "This is a demo node (`vigil up --demo`), somebody else drained it or has just ordered something.",
 }
 
 
@@ -387,7 +387,7 @@ def _place_order(
     only_sysadmins(request, f"{action} nodes")
     node = _node(name)
     if node.is_made_up:
-        raise Problem(409, f"{name} is a demonstration node (`vigil up --demo`): the scheduler does not know it.")
+        raise Problem(409, f"{name} is a demo node (`vigil up --demo`): the scheduler does not know it.")
     try:
         replaces = wanted.replaced_reason(node) if wanted is not None else None
         order = orders.request_order(request.auth, node, action, reason, replaces=replaces)

@@ -74,7 +74,7 @@ def plan(
             wants_reservation=wants_reservation, planned_by=user,
         )  # fmt: skip
         when = {"from": starts_at.isoformat(), "until": ends_at.isoformat(), "reservation": wants_reservation}
-        note(user, "plan maintenance", window.expression, reason, Change(after=when))
+        note(user, "maintenance.planned", window.expression, reason, Change(after=when))
     return window
 
 
@@ -88,7 +88,7 @@ def cancel(user: User, window: MaintenanceWindow) -> bool:
         # One that has begun is over now: whoever advances windows returns its nodes, if this process is killed.
         if not is_planned and not rows.filter(ends_at__gt=now).update(ends_at=now, cancelled_at=now):
             return False
-        note(user, "cancel maintenance", window.expression, window.reason)
+        note(user, "maintenance.cancelled", window.expression, window.reason)
     if not is_planned:
         _end_if_possible(window, now)
     return True

@@ -68,7 +68,7 @@ def add(user: User, node: Node, partition: str) -> HotSpare:
         if HotSpare.objects.filter(node=node.name).exists():
             raise NotSuitable(f"{node.name} is a spare already.")
         spare = HotSpare.objects.create(node=node.name, partition=partition, added_by=user)
-        note(user, "add spare", node.name, partition)
+        note(user, "spare.added", node.name, partition)
     return spare
 
 
@@ -89,7 +89,7 @@ def remove(user: User, spare: HotSpare) -> None:
             raise NotSuitable(f"{problem} Approve or clear it first.")
         if not HotSpare.objects.filter(pk=spare.pk).delete()[0]:
             return
-        note(user, "remove spare", spare.node, spare.partition)
+        note(user, "spare.removed", spare.node, spare.partition)
         NodeOrder.objects.open().filter(node=spare.node, rule=SPARE).update(
             state=NodeOrder.State.REFUSED, outcome="It is no longer a hot spare.", ended_at=timezone.now()
         )
@@ -109,7 +109,7 @@ def advance(now: datetime | None = None) -> None:
         nodes, ordered = {node.name: node for node in Node.objects.reported()}, 0
         for spare in _by_node():
             if spare.state == State.SERVING and spare.replaces and _was_not_undrained(spare, nodes.get(spare.node)):
-                note(None, "spare not in service", spare.node, f"It did not take the place of {spare.replaces}.")
+                note(None, "spare.not_in_service", spare.node, f"It did not take the place of {spare.replaces}.")
                 _change(spare, State.STANDBY, "", now)
             elif spare.state == State.SERVING and spare.replaces:
                 _take_back(spare, nodes, now)
@@ -139,7 +139,7 @@ def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
     is_by_person = newest is not None and newest.asked_by_id is not None and newest.asked_at > spare.since
     if is_by_person or (is_ours and newest is not None and newest.state == NodeOrder.State.DONE):
         _change(spare, State.SERVING, "", now)  # a person undrained it, here or with scontrol: that stands
-        note(None, "spare in service", spare.node, "A person undrained it.")
+        note(None, "spare.in_service", spare.node, "A person undrained it.")
     elif not (is_ours and newest is not None and newest.asked_at > now - drain.GIVE_UP):
         return _order(node, NodeOrder.Action.DRAIN, REASON)
     return False
@@ -154,14 +154,14 @@ def _take_back(spare: HotSpare, nodes: dict[str, Node], now: datetime) -> None:
     if repaired is None or not repaired.is_in_service or repaired.reason:
         return
     if serving is None or not serving.is_in_service:
-        note(None, "spare not in service", spare.node, f"{repaired.name} is in service again.")
+        note(None, "spare.not_in_service", spare.node, f"{repaired.name} is in service again.")
         _change(spare, State.STANDBY, "", now)
         return
     existing = HotSpare.objects.filter(node=repaired.name)
     if existing.exclude(state=State.SERVING, replaces="").exists():
         return
     existing.delete()  # a person had undrained it, then it failed
-    note(None, "spare changed", repaired.name, f"It is in service again and stands by for {spare.node}.")
+    note(None, "spare.changed", repaired.name, f"It is in service again and stands by for {spare.node}.")
     spare.node = repaired.name
     _change(spare, State.STANDBY, "", now)
 
@@ -182,7 +182,7 @@ def _exchange(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> 
         name = replaced.get(spare.node, "")
         if name and _order(nodes[spare.node], NodeOrder.Action.UNDRAIN, ""):
             _change(spare, State.SERVING, _give_up_place(serving.get(name), now) or name, now)
-            note(None, "spare in service", spare.node, f"In place of {name}.")
+            note(None, "spare.in_service", spare.node, f"In place of {name}.")
 
 
 def _replacements(spares: list[HotSpare], nodes: dict[str, Node], now: datetime) -> dict[str, str]:

@@ -105,7 +105,7 @@ def delete(user: User, name: str, *, version: int, reason: str) -> None:
             raise SiteRule.DoesNotExist(name)
         if not SiteRule.objects.filter(pk=row.pk, version=version).delete()[0]:
             raise _changed(name)
-        note(user, "health rule deleted", name, reason, Change(before={"toml": row.toml}))
+        note(user, "health_rule.deleted", name, reason, Change(before={"toml": row.toml}))
 
 
 def _store(user: User, name: str, version: int, reason: str, *, toml: str, is_enabled: bool) -> SiteRule:
@@ -113,7 +113,7 @@ def _store(user: User, name: str, version: int, reason: str, *, toml: str, is_en
     with transaction.atomic():
         if version == 0:
             row = _create(user, name, after)
-            note(user, "health rule added" if is_enabled else "health rule off", name, reason, Change(after=after))
+            note(user, "health_rule.added" if is_enabled else "health_rule.disabled", name, reason, Change(after=after))
             return row
         old = SiteRule.objects.filter(name=name).first()
         changed = SiteRule.objects.filter(name=name, version=version).update(
@@ -122,7 +122,7 @@ def _store(user: User, name: str, version: int, reason: str, *, toml: str, is_en
         if old is None or not changed:
             raise _changed(name)
         before = {"toml": old.toml, "is_enabled": old.is_enabled}
-        action = "health rule changed" if is_enabled else "health rule off"
+        action = "health_rule.changed" if is_enabled else "health_rule.disabled"
         note(user, action, name, reason, Change(before=before, after=after))
         return SiteRule.objects.get(name=name)
 

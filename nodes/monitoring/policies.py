@@ -68,7 +68,7 @@ def set_modes(user: User, wanted: Mapping[str, str], reason: str) -> None:
             if before == mode:
                 continue
             ActionPolicy.objects.update_or_create(action=action, defaults={"mode": mode, "changed_by": user})
-            note(user, "health policy", action, reason, Change(before={"mode": before}, after={"mode": mode}))
+            note(user, "health_policy.changed", action, reason, Change(before={"mode": before}, after={"mode": mode}))
 
 
 def choices(action: str) -> tuple[str, ...]:

@@ -91,5 +91,5 @@ def _dismiss(user: User, others: QuerySet[HealthEntry], first: HealthEntry, reas
         if decided:
             what = formatting.plural(decided, "more finding")
             change = Change(before={"state": first.state}, after={"state": State.DISMISSED, "entries": decided})
-            note(user, f"health {State.DISMISSED}", f"{first.rule}: {what} like that on {first.node}", reason, change)
+            note(user, f"finding.{State.DISMISSED}", f"{first.rule}: {what} like that on {first.node}", reason, change)
     return AlikeOutcome(decided, len(pks) - decided)

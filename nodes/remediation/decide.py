@@ -254,5 +254,5 @@ def trip_if_widespread(now: datetime) -> bool:
         control.tripped_at, control.tripped_by = now, rule
         control.tripped_detail = f"{rule} was found on {number} nodes within two minutes."
         control.save(update_fields=["tripped_at", "tripped_by", "tripped_detail"])
-        note(None, "health breaker tripped", rule, control.tripped_detail)
+        note(None, "health_breaker.tripped", rule, control.tripped_detail)
     return True

@@ -111,7 +111,7 @@ def reset_breaker(user: User, reason: str) -> None:
         control = HealthControl.locked()
         if control.tripped_at is None:
             raise NotPossible("The breaker is not tripped.")
-        note(user, "health breaker reset", control.tripped_by, reason)
+        note(user, "health_breaker.reset", control.tripped_by, reason)
         control.tripped_at, control.tripped_by, control.tripped_detail = None, "", ""
         control.reset_at, control.reset_by = timezone.now(), user
         control.save()
@@ -131,4 +131,5 @@ def _decided(entry: HealthEntry, user: User | None, decision: str, state: str, r
     entry.state, entry.decision, entry.decided_by, entry.decided_at = state, decision, user, timezone.now()
     entry.decision_reason = reason
     entry.save()
-    note(user, f"health {state}", f"{entry.rule} on {entry.node}", reason, change)
+    action = f"finding.{'approved' if state == State.OPEN else state}"
+    note(user, action, f"{entry.rule} on {entry.node}", reason, change)

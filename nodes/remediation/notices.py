@@ -51,7 +51,7 @@ class HealthNotice:
 def notify_sysadmins(now: datetime | None = None) -> None:
     """Raise or update a notice per finding, withdraw those that are over; safe to run twice at once."""
     notices = {notice.key: notice for notice in _notices(now or timezone.now())}
-    rows = Notice.objects.standing().filter(kind__in=(KIND, RETIRED_KIND))
+    rows = Notice.objects.active().filter(kind__in=(KIND, RETIRED_KIND))
     reported_before = {notice.key: notice for notice in rows.only("key", "edition", "title", "detail")}
     for notice in notices.values():
         before, edition = reported_before.get(notice.key), notice.edition

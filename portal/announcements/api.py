@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
@@ -17,6 +17,7 @@ from portal.models import Announcement
 from portal.sysadmins import FORBIDDEN, only_sysadmins
 
 router = Router(tags=["people"])
+Level = Literal["info", "warning", "critical"]
 
 
 class AnnouncementShape(Schema):
@@ -24,7 +25,7 @@ class AnnouncementShape(Schema):
 
     id: int
     text: str
-    level: str = Field(description="info, warning or critical.")
+    level: Level
     starts_at: datetime
     ends_at: datetime | None = Field(description="Null: until it is withdrawn.")
     written_by: str | None
@@ -44,7 +45,7 @@ class WantedAnnouncements(WantedPage):
 class NewAnnouncement(Schema):
     model_config = {"extra": "forbid"}
     text: str = Field(min_length=1, max_length=Announcement.MAX_LENGTH, description="Plain text, one paragraph.")
-    level: str = Field("info", max_length=16, description="info, warning or critical.")
+    level: Level = Field("info", description="How urgent it is.")
     starts_at: Moment | None = Field(None, description="Default: now.")
     ends_at: Moment | None = Field(None, description="Default: until it is withdrawn.")
 

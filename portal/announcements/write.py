@@ -13,7 +13,7 @@ from portal.audit import Change
 from portal.models import Announcement, User
 from vigil_core.untrusted import plain
 
-MAX_STANDING = 50
+MAX_PENDING = 50
 """Announcements that are shown or planned at one time."""
 MAX_DISTANCE = timedelta(days=366)
 
@@ -41,28 +41,28 @@ def announce(
     if starts_at < now - MAX_DISTANCE:
         raise BadAnnouncement("starts_at", "The start is more than a year ago. Leave it out.")
     if starts_at > now + MAX_DISTANCE:
-        raise BadAnnouncement("starts_at", "The start is more than a year ahead.")
+        raise BadAnnouncement("starts_at", "The start is more than a year ahead. Choose an earlier one.")
     if ends_at is not None and ends_at <= max(starts_at, now):
         raise BadAnnouncement("ends_at", "The end must be after the start, and in the future.")
     if ends_at is not None and ends_at > starts_at + MAX_DISTANCE:
         raise BadAnnouncement("ends_at", "The end is more than a year after the start. Leave it out.")
     with transaction.atomic():
-        if Announcement.objects.pending(now).count() >= MAX_STANDING:
-            raise BadAnnouncement("text", f"There are {MAX_STANDING} announcements already. Withdraw one first.")
+        if Announcement.objects.pending(now).count() >= MAX_PENDING:
+            raise BadAnnouncement("text", f"There are {MAX_PENDING} announcements already. Withdraw one first.")
         row = Announcement.objects.create(
             text=text, level=level, starts_at=starts_at, ends_at=ends_at, written_by=user, written_at=now
         )
-        note(user, "announce", f"announcement {row.pk}", text, Change(after={"level": level, "text": text}))
+        note(user, "announcement.made", f"announcement {row.pk}", text, Change(after={"level": level, "text": text}))
     forget()
     return row
 
 
 def withdraw(user: User, row: Announcement) -> bool:
-    """End the announcement; return whether it was standing."""
+    """End the announcement; return whether it was pending."""
     now = timezone.now()
     with transaction.atomic():
         if not Announcement.objects.pending(now).filter(pk=row.pk).update(withdrawn_at=now):
             return False
-        note(user, "withdraw announcement", f"announcement {row.pk}", row.text)
+        note(user, "announcement.withdrawn", f"announcement {row.pk}", row.text)
     forget()
     return True

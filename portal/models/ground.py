@@ -233,7 +233,7 @@ class NoticeQuerySet(models.QuerySet["Notice"]):
         personal = Q(audience=Notice.Audience.PERSON, user=user)
         return self.filter(personal | Q(audience=Notice.Audience.SYSADMINS) if user.is_sysadmin else personal)
 
-    def standing(self) -> Self:
+    def active(self) -> Self:
         return self.filter(withdrawn_at=None)
 
     def unread_by(self, user: User) -> Self:

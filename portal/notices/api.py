@@ -46,7 +46,7 @@ class WantedNotices(WantedPage):
 def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]:
     """List active notifications: your own and, for sysadmins, those to all sysadmins."""
     user = request.auth
-    rows = Notice.objects.visible_to(user).standing().with_read_at(user)
+    rows = Notice.objects.visible_to(user).active().with_read_at(user)
     found = page(rows.unread_by(user) if wanted.unread else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit)
     return {"items": found.items, "next": found.next}
 

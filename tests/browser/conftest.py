@@ -112,7 +112,7 @@ def _is_rank(process: psutil.Process) -> bool:
 
 @pytest.fixture(scope="session")
 def lab_up(prepared_home: Path) -> Iterator[Stack]:
-    """Start a portal with the demonstration lab, which has jobs in every state."""
+    """Start a portal with the demo lab, which has jobs in every state."""
     stack = Stack(prepared_home)
     try:
         stack.start("--demo", timeout_s=120)

@@ -49,7 +49,7 @@ def test_everybody_sees_it_at_home_on_submit_and_by_rest(ops: User, mira: User) 
     assert (item["text"], item["level"], item["is_shown"], item["written_by"]) == (
         "Maintenance on Saturday", "warning", True, "ops",
     )  # fmt: skip
-    assert AuditEntry.objects.get(user=ops).action == "announce"
+    assert AuditEntry.objects.get(user=ops).action == "announcement.made"
     withdrawn = bearer(ops, "admin").post(f"{ADDRESS}/{item['id']}/withdraw").json()
     assert withdrawn["withdrawn_at"]
     assert "Maintenance on Saturday" not in signed_in(mira).get("/").text

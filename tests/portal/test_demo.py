@@ -1,4 +1,4 @@
-"""Test the demonstration lab: created once, complete, and displayed by the same rules as real jobs."""
+"""Test the demo lab: created once, complete, and displayed by the same rules as real jobs."""
 
 import time
 from collections.abc import Iterator

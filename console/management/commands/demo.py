@@ -1,4 +1,4 @@
-"""Create a demonstration lab to explore."""
+"""Create a demo lab to explore."""
 
 import time
 from typing import Any
@@ -19,7 +19,7 @@ class Command(BaseCommand):
         if options["live"]:
             _report_forever()
         made = lab.make()
-        self.stdout.write(f"Created {len(made)} jobs." if made else "The demonstration lab exists already.")
+        self.stdout.write(f"Created {len(made)} jobs." if made else "The demo lab exists already.")
 
 
 def _report_forever() -> None:

@@ -21,7 +21,7 @@ def notify_people() -> None:
     """Raise a notice for each such job, once, and withdraw those of jobs that were released or have ended."""
     waiting = Attempt.objects.alive().confirmed().filter(state=Attempt.State.PENDING)
     held = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MAX_PER_TICK])
-    standing = set(Notice.objects.standing().filter(kind__in=(OWNER, SITE)).values_list("key", flat=True))
+    standing = set(Notice.objects.active().filter(kind__in=(OWNER, SITE)).values_list("key", flat=True))
     keys = {kind: [f"{kind}:{attempt.pk}" for attempt in held] for kind in (OWNER, SITE)}
     for attempt in held:
         if f"{SITE}:{attempt.pk}" not in standing:

@@ -209,7 +209,7 @@ def test_what_lasts_is_notified_once_and_withdrawn() -> None:
     assert (notice.kind, notice.audience, notice.tone) == ("portal.health", "sysadmins", "warn")
     other = notifier.Notifier()  # of a web process on a machine with a disk of its own
     other.update(run.Report((), time.monotonic()))
-    assert Notice.objects.standing().exists(), "it sees nothing wrong, and takes nothing back"
+    assert Notice.objects.active().exists(), "it sees nothing wrong, and takes nothing back"
     successor = notifier.Notifier()
     Notice.objects.update(last_raised_at=timezone.now() - notifier.WITHDRAW_AFTER + timedelta(seconds=20))
     successor.update(run.Report((finding,), time.monotonic()))
@@ -218,7 +218,7 @@ def test_what_lasts_is_notified_once_and_withdrawn() -> None:
     assert Notice.objects.get().raised_at == notice.raised_at, "a restart of web makes no news of it"
     Notice.objects.update(last_raised_at=timezone.now() - notifier.WITHDRAW_AFTER - timedelta(seconds=1))
     other.update(run.Report((), time.monotonic()))
-    assert not Notice.objects.standing().exists(), "nobody sees it any more"
+    assert not Notice.objects.active().exists(), "nobody sees it any more"
 
 
 def test_beat_is_not_blamed_for_a_redis_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

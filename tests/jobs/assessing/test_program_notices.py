@@ -30,7 +30,7 @@ def failing() -> Lab:
 
 
 def standing() -> list[Notice]:
-    return list(Notice.objects.standing().filter(kind="program.failing"))
+    return list(Notice.objects.active().filter(kind="program.failing"))
 
 
 def test_its_owner_gets_the_evidence_and_what_to_do(failing: Lab) -> None:

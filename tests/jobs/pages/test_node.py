@@ -248,7 +248,7 @@ def test_an_agent_that_has_not_told_anything(mira: User) -> None:
 def test_a_made_up_machine_stays_as_it_is(mira: User) -> None:
     Node.objects.create(name="dgx-02", state="idle", gpus=8, is_made_up=True)
     html = text(mira, "dgx-02")
-    assert "demonstration node" in html
+    assert "demo node" in html
     assert "vigil agent" not in html
 
 
@@ -323,7 +323,7 @@ class TestNotes:
         client.post(f"/nodes/dgx-01/notes/{note.pk}/remove")
         assert not NodeNote.objects.exists()
         assert [*AuditEntry.objects.order_by("pk").values_list("user__username", "action", "thing")] == [
-            ("ops", "note", "dgx-01"), ("ops", "remove note", "dgx-01"),
+            ("ops", "node_note.added", "dgx-01"), ("ops", "node_note.removed", "dgx-01"),
         ]  # fmt: skip
 
     def test_nobody_else_does(self, mira: User) -> None:

@@ -42,7 +42,7 @@ def _as_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def notices(kind: str) -> list[Notice]:
     incident_notices.notify_new()
-    return list(Notice.objects.standing().filter(kind=kind).order_by("pk"))
+    return list(Notice.objects.active().filter(kind=kind).order_by("pk"))
 
 
 def with_gpus(left: Left, gpus: int) -> None:

@@ -192,10 +192,10 @@ def test_where_nobody_must_act_any_more_it_is_withdrawn(die: Die, mira: User, ch
         Channel.objects.create(user=person_, kind="email", address="x@lab.example", digest="daily")
     die("gpu.off_bus", node="dgx-03")
     incident_notices.notify_new()
-    assert Notice.objects.standing().count() == Delivery.objects.unsent().count() == 2
+    assert Notice.objects.active().count() == Delivery.objects.unsent().count() == 2
     Incident.objects.update(version=2, confirmed_cause="", **change)
     incident_notices.notify_new()
-    assert not Notice.objects.standing().exists()
+    assert not Notice.objects.active().exists()
     Delivery.objects.update(due_at=timezone.now())
     assert send_due(5) == 0
 
@@ -241,7 +241,7 @@ class TestSweepRevised:
             incident_notices.notify_new()
 
     def standing(self) -> list[str]:
-        return list(Notice.objects.standing().filter(kind="incident").order_by("pk").values_list("title", flat=True))
+        return list(Notice.objects.active().filter(kind="incident").order_by("pk").values_list("title", flat=True))
 
     def sent(self) -> int:
         Delivery.objects.unsent().update(due_at=timezone.now())
@@ -330,7 +330,7 @@ class TestSysadmins:
         for incident, left in zip(died, (2, 1, 0), strict=True):
             Incident.objects.filter(pk=incident.pk).update(version=2, cause="program.exception", confirmed_cause="")
             incident_notices.notify_new()
-            assert Notice.objects.standing().filter(kind="incident.site").count() == left
+            assert Notice.objects.active().filter(kind="incident.site").count() == left
 
     def test_a_node_that_another_verdict_named_is_cleared(self, die: Die) -> None:
         incident = die("gpu.off_bus", node="dgx-03")
@@ -338,7 +338,7 @@ class TestSysadmins:
         incident_notices.notify_new()
         Incident.objects.filter(pk=incident.pk).update(version=2, cause="gpu.off_bus", node="dgx-04")
         incident_notices.notify_new()
-        assert Notice.objects.standing().get(kind="incident.site").link == "/nodes/dgx-04"
+        assert Notice.objects.active().get(kind="incident.site").link == "/nodes/dgx-04"
 
     def test_another_day_it_is_news_again(self, die: Die) -> None:
         Channel.objects.create(user=sysadmin(), kind="email", address="sam@lab.example")

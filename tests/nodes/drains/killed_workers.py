@@ -202,7 +202,7 @@ def report() -> dict[str, Any]:
         "orders": [f"{row.action} {row.node} {row.state}" for row in NodeOrder.objects.order_by("pk")],
         "audit": [
             f"{row.action} {row.thing}"
-            for row in AuditEntry.objects.filter(action__in=("drain", "undrain", "spare in service")).order_by("pk")
+            for row in AuditEntry.objects.filter(action__in=("drain", "undrain", "spare.in_service")).order_by("pk")
         ],
     }
 

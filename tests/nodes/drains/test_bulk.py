@@ -75,9 +75,8 @@ def test_replaces_only_the_reasons_that_the_preview_showed(lab: Lab, ops: User) 
     NodeOrder.objects.all().delete()
     form = {"nodes": "dgx-[01-04]", "reason": "new switch", "replace": "yes", "replaces": page.context["reasons"]}
     answer = signed_in(ops).post("/drains/several", form, follow=True).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert (
-        "Ordered to drain 2 nodes. Left as they are, because somebody else drained them: dgx-02 and dgx-03." in answer
-    )
+    left = "Left as they are, because somebody else drained them: dgx-02 and dgx-03."
+    assert f"Requested the drain of 2 nodes. {left}" in answer
     lab.step()
     assert (lab.scheduler.drained["dgx-02"], lab.scheduler.drained["dgx-03"]) == ("water leak", "chassis open")
 
@@ -103,7 +102,7 @@ def test_a_node_that_left_the_scheduler_is_not_said_to_be_drained(
     monkeypatch.setattr(bulk, "for_each", lose_one)
     form = {"nodes": "dgx-[01-02]", "reason": "new switch"}
     answer = signed_in(ops).post("/drains/several", form, follow=True).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Ordered to drain 1 node. The scheduler does not list dgx-02 any more." in answer
+    assert "Requested the drain of 1 node. The scheduler does not list dgx-02 any more." in answer
 
 
 @pytest.mark.parametrize(

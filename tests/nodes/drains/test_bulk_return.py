@@ -96,7 +96,7 @@ def test_the_page_shows_whose_drains_end(lab: Lab, ops: User) -> None:
     assert "broken fan" in page
     assert client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": " "}).status_code == 422
     answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done"}, follow=True)
-    left = "Ordered to undrain 2 nodes. Left as they are, because somebody else drained them: dgx-03."
+    left = "Requested the return of 2 nodes. Left as they are, because somebody else drained them: dgx-03."
     assert left in answer.text.replace("\N{NO-BREAK SPACE}", " ")
     seen = client.get("/drains/return", {"nodes": "dgx-[01-04]"}).context["reasons"]
     assert json.loads(seen) == {"dgx-03": "broken fan"}

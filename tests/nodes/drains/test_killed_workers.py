@@ -60,7 +60,7 @@ class TestKilledWorkers:
         assert act["calls"] == ["undrain dgx-20"]
         assert "dgx-20" not in act["out"]
         assert act["out"]["dgx-10"].endswith("(vigil: off-bus)")
-        assert act["audit"].count("spare in service dgx-20") == 1
+        assert act["audit"].count("spare.in_service dgx-20") == 1
         assert act["orders"].count("undrain dgx-20 done") == 1
 
     def test_a_return_to_service(self, found: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def test_cancelling_returns_what_it_drained(lab: Lab, ops: User) -> None:
     assert not lab.scheduler.drained
     assert not maintenance.cancel(ops, window)
     assert [entry.action for entry in AuditEntry.objects.filter(user=ops).order_by("pk")] == [
-        "plan maintenance", "cancel maintenance",
+        "maintenance.planned", "maintenance.cancelled",
     ]  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def test_a_cancelled_window_whose_process_is_killed_is_ended_by_a_worker(
     monkeypatch.undo()
     at(lab)
     assert not lab.scheduler.drained
-    assert AuditEntry.objects.filter(action="cancel maintenance").count() == 1
+    assert AuditEntry.objects.filter(action="maintenance.cancelled").count() == 1
 
 
 def test_a_return_that_is_always_refused_is_not_repeated_for_more_than_a_day(lab: Lab, ops: User) -> None:

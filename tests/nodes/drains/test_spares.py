@@ -61,7 +61,7 @@ def test_takes_the_place_of_a_node_that_a_rule_drained_and_they_change_places(la
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
     assert (spare().node, spare().state, spare().replaces) == ("dgx-12", "serving", "dgx-01")
-    assert AuditEntry.objects.filter(action="spare in service", thing="dgx-12", user=None).count() == 1
+    assert AuditEntry.objects.filter(action="spare.in_service", thing="dgx-12", user=None).count() == 1
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"], "one for one"
     inbox.clear(ops, lab.entry().pk, "reseated")
@@ -278,4 +278,4 @@ def test_rest_and_page_for_sysadmins_only(lab: Lab, ops: User) -> None:
     assert signed_in(ops).post("/drains/spares", {"node": "dgx-12", "partition": "gpu"}).status_code == 302
     assert "Make dgx-12 an ordinary node" in signed_in(ops).get("/drains").text
     assert signed_in(ops).post("/drains/spares/dgx-12/remove").status_code == 302
-    assert [entry.action for entry in AuditEntry.objects.order_by("pk")].count("add spare") == 2
+    assert [entry.action for entry in AuditEntry.objects.order_by("pk")].count("spare.added") == 2

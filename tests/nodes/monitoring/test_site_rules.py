@@ -68,7 +68,7 @@ def test_a_rule_is_tried_saved_applied_and_audited(ops: User) -> None:
     lab.step()
     assert lab.entry("xid-31").state == "open"
     audit = AuditEntry.objects.get(user=ops)
-    assert (audit.action, audit.thing, audit.detail) == ("health rule added", "xid-31", "new")
+    assert (audit.action, audit.thing, audit.detail) == ("health_rule.added", "xid-31", "new")
     assert "code = 31" in audit.after["toml"]
 
 
@@ -138,7 +138,7 @@ def test_rules_are_switched_off_and_deleted(ops: User) -> None:
     assert send(ops, "delete", "/off-bus?version=2&reason=x").status_code == 404
     assert send(ops, "put", "/nothing", is_enabled=False, version=0, reason="x").status_code == 404
     assert [entry.action for entry in AuditEntry.objects.order_by("id")] == [
-        "health rule off", "health rule changed", "health rule deleted",
+        "health_rule.disabled", "health_rule.changed", "health_rule.deleted",
     ]  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def test_an_approval_and_a_clearing_together_leave_one_order_and_a_cleared_entry
     assert len(orders) <= 1
     assert [order.pk for order in orders] == ([entry.order_id] if orders else [])
     assert AuditEntry.objects.filter(action="drain").count() == len(orders)
-    assert AuditEntry.objects.filter(action="health cleared").count() == 1
+    assert AuditEntry.objects.filter(action="finding.cleared").count() == 1
 
 
 def test_a_window_and_a_rule_together_drain_once(lab: Lab) -> None:

@@ -239,7 +239,7 @@ def test_what_a_person_cleared_stays_cleared_and_a_new_event_counts(lab: Lab) ->
     again = HealthEntry.objects.active().get()
     assert again.action == "replace", "the second time within 30 days"
     audit = AuditEntry.objects.filter(user=ops).get()
-    assert (audit.action, audit.detail) == ("health cleared", "reseated")
+    assert (audit.action, audit.detail) == ("finding.cleared", "reseated")
 
 
 def test_a_dismissed_entry_stays_so_while_it_lasts(lab: Lab, settings: Any) -> None:

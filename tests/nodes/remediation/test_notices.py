@@ -27,7 +27,7 @@ def lab() -> Lab:
 def titles(lab: Lab) -> list[str]:
     lab.step()
     alert()
-    return sorted(Notice.objects.standing().values_list("title", flat=True))
+    return sorted(Notice.objects.active().values_list("title", flat=True))
 
 
 def test_a_critical_xid_is_reported_once(lab: Lab) -> None:
@@ -94,7 +94,7 @@ def test_long_names_and_many_places_are_told_apart(lab: Lab) -> None:
     for end in "ab":
         HealthEntry.objects.create(node="n" * 253 + end, item="/data", **common, **times)
     alert()
-    assert Notice.objects.standing().count() == 2
+    assert Notice.objects.active().count() == 2
     before = set(Notice.objects.values_list("raised_at", flat=True))
     HealthEntry.objects.create(node="n" * 253 + "a", item="/" + "m" * 90, **common, **times)
     alert()
@@ -137,7 +137,7 @@ def test_findings_on_everything_are_bounded(lab: Lab, monkeypatch: pytest.Monkey
         ) for number in range(MAX_NOTICES + 7)
     )  # fmt: skip
     alert()
-    found = Notice.objects.standing()
+    found = Notice.objects.active()
     shown = min(MAX_NOTICES, max_entries)
     assert found.count() == shown + 1
     more = found.get(key="hardware.state:more").title.replace("\N{NO-BREAK SPACE}", " ")

@@ -67,7 +67,7 @@ def approve_and_check(fleet: AgentFleet, reason: str, entry: HealthEntry) -> Non
     order = NodeOrder.objects.get()
     assert (entry.decision, entry.order, order.state, order.asked_by) == ("approved", order, "done", ops)
     audit = {(line.user, line.action, line.thing) for line in AuditEntry.objects.all()}
-    assert audit == {(ops, "drain", fleet.node), (ops, "health open", f"{entry.rule} on {fleet.node}")}
+    assert audit == {(ops, "drain", fleet.node), (ops, "finding.approved", f"{entry.rule} on {fleet.node}")}
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS.keys() - ONLY_ON_CLUSTERS))

@@ -35,7 +35,7 @@ def test_policies_are_read_changed_and_audited(ops: User, settings: Any) -> None
     assert (replace["mode"], replace["effective"], replace["changed_by"]) == ("ignore", "ignore", "ops")
     (audit,) = AuditEntry.objects.filter(user=ops)
     assert (audit.action, audit.thing, audit.before, audit.after) == (
-        "health policy", "replace", {"mode": "act"}, {"mode": "ignore"},
+        "health_policy.changed", "replace", {"mode": "act"}, {"mode": "ignore"},
     )  # fmt: skip
     assert put(ops, watch="propose").status_code == 422
     assert put(ops, reboot="act").status_code == 422

@@ -169,14 +169,14 @@ class TestOne:
         raise_notice("incident:1", kind="incident", to=oskar, title="wren died.")
         web.answers = [receiving.status(404)]
         send_due(5)
-        assert Notice.objects.standing().filter(kind="channel").exists()
+        assert Notice.objects.active().filter(kind="channel").exists()
         client = signed_in(oskar)
         if act == "remove":
             client.post(f"/channels/{item.pk}/remove")
         else:
             changes = {"pause": {"address": "", "is_paused": "on"}, "move": {"address": "https://1.1.1.1/x"}}[act]
             assert client.post(f"/channels/{item.pk}", {**FORM, **changes}).status_code == 302
-        assert not Notice.objects.standing().filter(kind="channel").exists()
+        assert not Notice.objects.active().filter(kind="channel").exists()
 
     def test_so_it_does_where_its_project_is_deleted(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(project=a_project("other"), address=web.url)
@@ -184,10 +184,10 @@ class TestOne:
         web.answers = [receiving.status(404)]
         send_due(5)
         tidy()
-        assert Notice.objects.standing().filter(kind="channel").exists()
+        assert Notice.objects.active().filter(kind="channel").exists()
         a_project("other").delete()
         tidy()
-        assert not Notice.objects.standing().filter(kind="channel").exists()
+        assert not Notice.objects.active().filter(kind="channel").exists()
 
     def test_removed(self, oskar: User, channel: Make) -> None:
         item = channel()

@@ -251,10 +251,10 @@ class TestTriedAgain:
         tell(oskar)
         web.answers = [status(404)]
         send()
-        assert Notice.objects.standing().filter(kind="channel").exists()
+        assert Notice.objects.active().filter(kind="channel").exists()
         tell(oskar, "incident:2")
         send()
-        assert not Notice.objects.standing().filter(kind="channel").exists()
+        assert not Notice.objects.active().filter(kind="channel").exists()
 
 
 class TestOnce:

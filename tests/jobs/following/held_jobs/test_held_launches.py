@@ -30,7 +30,7 @@ def test_its_owner_and_sysadmins_are_told_once(
     assert (first.state, first.nodes) == ("requeued", ["dgx03"])
     assert first.reason == "Slurm could not launch it on dgx03 and requeued it."
     assert (second.state, second.reason) == ("pending", REASON)
-    notices = {notice.kind: notice for notice in Notice.objects.standing()}
+    notices = {notice.kind: notice for notice in Notice.objects.active()}
     assert set(notices) == {"job.held", "job.held.site"}
     assert (notices["job.held"].user, notices["job.held.site"].audience) == (oskar, Notice.Audience.SYSADMINS)
     for notice in notices.values():
@@ -42,7 +42,7 @@ def test_its_owner_and_sysadmins_are_told_once(
     assert "nohold_on_prolog_fail" in notices["job.held.site"].detail
     scheduler.update_job("101", reason="Resources")
     tick()
-    assert not Notice.objects.standing().exists(), "it was released"
+    assert not Notice.objects.active().exists(), "it was released"
 
 
 def test_its_page_and_why_say_what_to_do(
