@@ -19,7 +19,7 @@ Number = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}(_[0-9]{1,9}
 SingleLine = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]
 
 
-class WantedAttachment(Schema):
+class AttachmentRequest(Schema):
     """A Slurm job to follow, and its name and labels in Vigil."""
 
     model_config = {"extra": "forbid", "strict": True}
@@ -67,20 +67,20 @@ class AttachedShape(Schema):
         }
     ),
 )
-def attach(request: ApiRequest, response: HttpResponse, wanted: WantedAttachment) -> Status[dict[str, Any]]:
+def attach(request: ApiRequest, response: HttpResponse, body: AttachmentRequest) -> Status[dict[str, Any]]:
     """Follow a job that was started by sbatch. 200 means that it is already followed.
 
     Whether it is yours is checked with Slurm within seconds; if not, the attempt ends as failed with that reason.
     409 means
     that Vigil does not know yet that the job was requeued; try again.
     """
-    claim = wanted.model_dump(exclude={"reports", "tags", "name"})
+    claim = body.model_dump(exclude={"reports", "tags", "name"})
     attached = attaching.attach(
-        request.auth, attaching.AttachClaim(**claim, name=wanted.name or "", tags=tuple(wanted.tags))
+        request.auth, attaching.AttachClaim(**claim, name=body.name or "", tags=tuple(body.tags))
     )
     attempt = attached.attempt
     reports = None
-    if wanted.reports:
+    if body.reports:
         reports = {
             "attempt": attempt.pk,
             "number": attempt.number,

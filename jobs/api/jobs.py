@@ -46,7 +46,7 @@ from jobs.submitting import clone
 from jobs.submitting import release as releasing
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
-from portal.http.api import ApiRequest, Cursor, Limit, Moment, Text, WantedPage, bad_field, json_response, one_of
+from portal.http.api import ApiRequest, Cursor, Limit, Moment, PageQuery, Text, bad_field, json_response, one_of
 from portal.http.openapi import described
 from portal.http.paging import Row, SortOrder, page
 from portal.http.problems import Problem
@@ -59,7 +59,7 @@ TagName = Annotated[str, StringConstraints(pattern=r"^[\w.:/+-]{1,64}$")]
 LongText = Annotated[str, StringConstraints(max_length=20_000, pattern=r"^[^\x00]*$")]
 
 
-class WantedJobs(Schema):
+class JobListQuery(Schema):
     """Filters of the list; repeat `state`, `project` and `tag` for several."""
 
     q: Text = Field("", description="Words that must all match: part of the name, or a number, tag, project or person.")
@@ -96,12 +96,12 @@ class WantedJobs(Schema):
         )
 
 
-class WantedEvents(WantedPage):
+class EventQuery(PageQuery):
     kind: Text = ""
     attempt: int | None = Field(None, ge=1, lt=2**31, description="An attempt's number.")
 
 
-class WantedSpec(Schema):
+class SpecQuery(Schema):
     pinned: bool = Field(False, description="For a script from git: replace its ref by the commit that was fetched.")
 
 
@@ -133,12 +133,12 @@ class Resumption(Schema):
 
 
 @router.get("", response=Jobs, summary="Jobs you can see")
-def jobs(request: ApiRequest, wanted: Query[WantedJobs]) -> HttpResponse:
+def jobs(request: ApiRequest, query: Query[JobListQuery]) -> HttpResponse:
     """Return a page of jobs, newest first unless `sort` says otherwise.
 
     Pass `next` as `cursor` to get the next page.
     """
-    found = wanted.search().page(request.auth, cursor=wanted.cursor, limit=wanted.limit, without=("spec",))
+    found = query.search().page(request.auth, cursor=query.cursor, limit=query.limit, without=("spec",))
     return json_response({"items": [job_shape(job) for job in found.items], "next": found.next})
 
 
@@ -306,11 +306,11 @@ def kill(request: ApiRequest, job_id: int) -> Status[dict[str, Any]]:
         },
     ),
 )
-def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -> Status[dict[str, Any]]:
+def resume(request: ApiRequest, job_id: int, body: Resumption | None = None) -> Status[dict[str, Any]]:
     """Start a new attempt of the job, from the newest checkpoint or from `step`."""
     found = job_of(request, job_id, "change", doing="resumed")
-    wanted = wanted or Resumption()
-    attempt = lifecycle.resume(request.auth, found, step=wanted.step, steps=wanted.steps, key=key_of(request))
+    body = body or Resumption()
+    attempt = lifecycle.resume(request.auth, found, step=body.step, steps=body.steps, key=key_of(request))
     return Status(201, attempt_shape(attempt))
 
 
@@ -320,27 +320,27 @@ def resume(request: ApiRequest, job_id: int, wanted: Resumption | None = None) -
     summary="The job's spec",
     openapi_extra=described(errors={409: "`pinned`: the code has not been fetched yet, or is not from a repository."}),
 )
-def spec(request: ApiRequest, job_id: int, wanted: Query[WantedSpec]) -> dict[str, Any]:
+def spec(request: ApiRequest, job_id: int, query: Query[SpecQuery]) -> dict[str, Any]:
     """Return the spec as it was written, with comments, and as JSON with every default."""
     found = job_of(request, job_id)
-    if not wanted.pinned:
+    if not query.pinned:
         return {"spec": found.spec, "spec_toml": found.spec_toml, "parent": found.parent_id}
     text = clone.pinned_toml(found)
     return {"spec": JobSpec.parse_toml(text).model_dump(mode="json"), "spec_toml": text, "parent": found.parent_id}
 
 
 @router.get("/{int:job_id}/attempts", response=Attempts, summary="A job's attempts, oldest first")
-def attempts(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
+def attempts(request: ApiRequest, job_id: int, query: Query[PageQuery]) -> dict[str, Any]:
     """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
     found = Attempt.objects.filter(job=job_of(request, job_id)).select_related("resume_from")
-    return _page(found, SortOrder("number"), wanted, attempt_detail)
+    return _page(found, SortOrder("number"), query, attempt_detail)
 
 
 @router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="A job's checkpoints, newest step first")
-def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> dict[str, Any]:
+def checkpoints(request: ApiRequest, job_id: int, query: Query[PageQuery]) -> dict[str, Any]:
     """Return the checkpoints on disk and past ones, each with its state."""
     found = job_of(request, job_id).checkpoints.select_related("attempt")
-    return _page(found, SortOrder("step", descending=True), wanted, checkpoint_shape)
+    return _page(found, SortOrder("step", descending=True), query, checkpoint_shape)
 
 
 @router.patch(
@@ -355,7 +355,7 @@ def checkpoints(request: ApiRequest, job_id: int, wanted: Query[WantedPage]) -> 
         }
     ),
 )
-def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[str, Any]:
+def pin(request: ApiRequest, job_id: int, name: str, body: Pinning) -> dict[str, Any]:
     """Pin or unpin a checkpoint. A pinned checkpoint stays until the job is deleted.
 
     `name` is as in the list, such as step-400; step-400.g2 always means the one that generation 2 wrote.
@@ -364,19 +364,19 @@ def pin(request: ApiRequest, job_id: int, name: str, wanted: Pinning) -> dict[st
     checkpoint = job.checkpoints.by_name(plain(name)).first()
     if checkpoint is None:
         raise Problem(404, f"#{job_id} has no checkpoint {name[:80]}.")
-    lifecycle.pin(request.auth, job, checkpoint, pinned=wanted.pinned)
+    lifecycle.pin(request.auth, job, checkpoint, pinned=body.pinned)
     return checkpoint_shape(job.checkpoints.select_related("attempt").get(pk=checkpoint.pk))
 
 
 @router.get("/{int:job_id}/events", response=Events, summary="A job's events, in order of arrival")
-def events(request: ApiRequest, job_id: int, wanted: Query[WantedEvents]) -> dict[str, Any]:
+def events(request: ApiRequest, job_id: int, query: Query[EventQuery]) -> dict[str, Any]:
     """Return phases, checkpoints, warnings and restarts, as reported by ranks, launchers and Vigil."""
     found = Event.objects.filter(attempt__job=job_of(request, job_id)).select_related("attempt")
-    if wanted.kind:
-        found = found.filter(kind=wanted.kind)
-    if wanted.attempt is not None:
-        found = found.filter(attempt__number=wanted.attempt)
-    return _page(found, SortOrder("id"), wanted, event_shape)
+    if query.kind:
+        found = found.filter(kind=query.kind)
+    if query.attempt is not None:
+        found = found.filter(attempt__number=query.attempt)
+    return _page(found, SortOrder("id"), query, event_shape)
 
 
 @spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
@@ -386,9 +386,9 @@ def spec_schema(request: ApiRequest) -> dict[str, Any]:
 
 
 def _page(
-    rows: QuerySet[Row], order: SortOrder, wanted: WantedPage, shape: Callable[[Row], dict[str, Any]]
+    rows: QuerySet[Row], order: SortOrder, query: PageQuery, shape: Callable[[Row], dict[str, Any]]
 ) -> dict[str, Any]:
-    part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
+    part = page(rows, order, cursor=query.cursor, limit=query.limit)
     return {"items": [shape(row) for row in part.items], "next": part.next}
 
 

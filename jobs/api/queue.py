@@ -75,7 +75,7 @@ class Queue(Schema):
     unseen: UnseenShape
 
 
-class WantedQueue(Schema):
+class QueueQuery(Schema):
     """Filters of the queue; repeat `state` for several."""
 
     q: Text = Field("", description="Words in the name, or a scheduler's id, user or account.")
@@ -88,12 +88,10 @@ class WantedQueue(Schema):
 
 
 @router.get("/queue", response=Queue, summary="The scheduler's queue: your jobs first, then by priority")
-def queue(request: ApiRequest, wanted: Query[WantedQueue]) -> dict[str, Any]:
+def queue(request: ApiRequest, query: Query[QueueQuery]) -> dict[str, Any]:
     """Return the queue as the scheduler last reported it, with everybody's jobs if the site shows them."""
-    search = QueueSearch(
-        text=wanted.q, states=wanted.state, partition=wanted.partition, user=wanted.user, mine=wanted.mine
-    )
-    results = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    search = QueueSearch(text=query.q, states=query.state, partition=query.partition, user=query.user, mine=query.mine)
+    results = search.page(request.auth, cursor=query.cursor, limit=query.limit)
     unseen = unseen_jobs(request.auth)
     return {
         "items": [queued_shape(entry) for entry in describe_rows(request.auth, results.items)],

@@ -72,7 +72,7 @@ class Sweeps(Schema):
     next: str | None
 
 
-class WantedSweeps(Schema):
+class SweepQuery(Schema):
     project: list[Text] = []
     owner: Text = ""
     limit: Limit
@@ -95,12 +95,12 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
 
 
 @router.get("", response=Sweeps, summary="Sweeps you can see, newest first")
-def sweeps(request: ApiRequest, wanted: Query[WantedSweeps]) -> dict[str, Any]:
+def sweeps(request: ApiRequest, query: Query[SweepQuery]) -> dict[str, Any]:
     """Return sweeps, each with its number of jobs by state."""
     rows = Sweep.objects.visible_to(request.auth).select_related("project", "owner")
-    rows = rows.filter(project__slug__in=wanted.project) if wanted.project else rows
-    rows = rows.filter(owner__username=wanted.owner) if wanted.owner else rows
-    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    rows = rows.filter(project__slug__in=query.project) if query.project else rows
+    rows = rows.filter(owner__username=query.owner) if query.owner else rows
+    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit)
     stand = states_of(found.items)
     return {"items": [_shape(sweep, *stand[sweep.pk]) for sweep in found.items], "next": found.next}
 

@@ -16,7 +16,7 @@ from nodes.drains.bulk import BulkOutcome
 from nodes.drains.host_expression import BadHostExpression
 from nodes.drains.overview import DrainedNode
 from nodes.models import Reading
-from portal.http.api import ApiRequest, WantedPage
+from portal.http.api import ApiRequest, PageQuery
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -62,7 +62,7 @@ ERRORS = {403: "Only for sysadmins, with a token of scope admin."}
 BAD_NODES = {422: "The expression names no nodes, unknown ones, or too many."}
 
 
-class WantedNodeNames(Schema):
+class NodeNamesRequest(Schema):
     model_config = {"extra": "forbid"}
     nodes: str = Field(
         min_length=1, max_length=host_expression.MAX_CHARACTERS,
@@ -79,7 +79,7 @@ Replaces = Annotated[
 ]
 
 
-class WantedBulkDrain(WantedNodeNames):
+class BulkDrainRequest(NodeNamesRequest):
     reason: Reason = Field(description="The reason that the scheduler shows; your name is added.")
     replaces: Replaces = None
     replace: bool = Field(
@@ -87,7 +87,7 @@ class WantedBulkDrain(WantedNodeNames):
     )
 
 
-class WantedBulkReturn(WantedNodeNames):
+class BulkReturnRequest(NodeNamesRequest):
     reason: Reason = Field(description="Why they return; it is kept with the orders and in the audit log.")
     replaces: Replaces = None
     replace: bool = Field(
@@ -137,9 +137,9 @@ class BulkOutcomes(Schema):
 
 
 @router.get("", response=Drains, summary="Nodes out of service, by name")
-def drains(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
+def drains(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """List drained, draining, down and failing nodes: who took each out, and whether the reason still stands."""
-    found = page(overview.out_of_service(), SortOrder("name"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(overview.out_of_service(), SortOrder("name"), cursor=query.cursor, limit=query.limit)
     return {
         "items": [_drain_shape(drained) for drained in overview.described(found.items)],
         "next": found.next,
@@ -153,11 +153,11 @@ def drains(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
     summary="What a drain of these nodes would hit (sysadmins)",
     openapi_extra=described(errors=ERRORS | BAD_NODES),
 )
-def preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
+def preview(request: ApiRequest, body: NodeNamesRequest) -> dict[str, Any]:
     """Return running jobs, partitions and the share of capacity that a drain would hit. Changes nothing."""
     only_sysadmins(request, "drain nodes")
     try:
-        found = bulk.preview(wanted.nodes)
+        found = bulk.preview(body.nodes)
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
     return {
@@ -180,7 +180,7 @@ def preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
     summary="Drain many nodes (sysadmins)",
     openapi_extra=described(errors=ERRORS | BAD_NODES),
 )
-def drain_many(request: ApiRequest, wanted: WantedBulkDrain) -> Status[dict[str, Any]]:
+def drain_many(request: ApiRequest, body: BulkDrainRequest) -> Status[dict[str, Any]]:
     """Order to drain every node of the expression for one reason; running jobs continue.
 
     Nodes that somebody else has drained are left as they are, with the reason in `problem`, unless `replaces` has that
@@ -188,9 +188,7 @@ def drain_many(request: ApiRequest, wanted: WantedBulkDrain) -> Status[dict[str,
     """
     only_sysadmins(request, "drain nodes")
     try:
-        outcomes = bulk.drain_all(
-            request.auth, wanted.nodes, wanted.reason, replace=wanted.replace, replaces=wanted.replaces
-        )
+        outcomes = bulk.drain_all(request.auth, body.nodes, body.reason, replace=body.replace, replaces=body.replaces)
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
     return Status(202, {"items": [_outcome_shape(outcome) for outcome in outcomes]})
@@ -202,11 +200,11 @@ def drain_many(request: ApiRequest, wanted: WantedBulkDrain) -> Status[dict[str,
     summary="Which drains a return of these nodes would end (sysadmins)",
     openapi_extra=described(errors=ERRORS | BAD_NODES),
 )
-def return_preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, Any]:
+def return_preview(request: ApiRequest, body: NodeNamesRequest) -> dict[str, Any]:
     """Return whose drains these are, and whether their reasons still stand. Changes nothing."""
     only_sysadmins(request, "return nodes to service")
     try:
-        found = bulk_return.preview(request.auth, wanted.nodes)
+        found = bulk_return.preview(request.auth, body.nodes)
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None
     return {
@@ -223,7 +221,7 @@ def return_preview(request: ApiRequest, wanted: WantedNodeNames) -> dict[str, An
     summary="Return many nodes to service (sysadmins)",
     openapi_extra=described(errors=ERRORS | BAD_NODES),
 )
-def return_many(request: ApiRequest, wanted: WantedBulkReturn) -> Status[dict[str, Any]]:
+def return_many(request: ApiRequest, body: BulkReturnRequest) -> Status[dict[str, Any]]:
     """Order to undrain every node of the expression.
 
     Drains of others are left as they are, with the reason in `problem`, unless `replaces` has that reason.
@@ -231,7 +229,7 @@ def return_many(request: ApiRequest, wanted: WantedBulkReturn) -> Status[dict[st
     only_sysadmins(request, "return nodes to service")
     try:
         outcomes = bulk_return.return_all(
-            request.auth, wanted.nodes, wanted.reason, replace=wanted.replace, replaces=wanted.replaces
+            request.auth, body.nodes, body.reason, replace=body.replace, replaces=body.replaces
         )
     except (BadHostExpression, bulk.UnknownNodes) as error:
         raise _bad_nodes(error) from None

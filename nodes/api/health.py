@@ -15,7 +15,7 @@ from nodes.models import HealthControl, HealthEntry, Node
 from nodes.models.health import hidden_fields
 from nodes.remediation import alike, inbox
 from nodes.remediation.alike import AlikeOutcome
-from portal.http.api import ApiRequest, Text, WantedPage, bad_field
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -87,14 +87,14 @@ class BreakerShape(Schema):
     detail: str
 
 
-class WantedEntries(WantedPage):
+class EntryQuery(PageQuery):
     state: Literal["", "watching", "open", "dismissed", "cleared"] = Field("", description="Empty: not yet cleared.")
     node: Text = ""
     rule: Text = ""
     severity: Literal["", "info", "warning", "critical", "fatal"] = ""
 
 
-class WantedDecision(Schema):
+class DecisionRequest(Schema):
     model_config = {"extra": "forbid"}
     reason: Reason = Field(description="Why; it is kept with the entry and in the audit log.")
     alike: bool = Field(
@@ -105,19 +105,19 @@ class WantedDecision(Schema):
     )
 
 
-class WantedApproval(WantedDecision):
+class ApprovalRequest(DecisionRequest):
     replace: bool = Field(False, description="Replace somebody else's drain and its reason; not with `alike`.")
 
 
 @router.get("", response=HealthEntries, summary="Health entries, newest first")
-def entries(request: ApiRequest, wanted: Query[WantedEntries]) -> dict[str, Any]:
+def entries(request: ApiRequest, query: Query[EntryQuery]) -> dict[str, Any]:
     """List what health rules found: everything that is not cleared, or the entries in one state."""
-    rows = HealthEntry.objects.in_state(wanted.state) if wanted.state else HealthEntry.objects.active()
-    filters = {"node": wanted.node, "rule": wanted.rule, "severity": wanted.severity}
+    rows = HealthEntry.objects.in_state(query.state) if query.state else HealthEntry.objects.active()
+    filters = {"node": query.node, "rule": query.rule, "severity": query.severity}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
     found = page(
         rows.select_related("gpu", "order__asked_by", "decided_by").defer("progress"),
-        SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit,
+        SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit,
     )  # fmt: skip
     return {"items": [entry_shape(entry, request.auth) for entry in found.items], "next": found.next}
 
@@ -134,7 +134,7 @@ def breaker(request: ApiRequest) -> dict[str, Any]:
     summary="Let Vigil act by itself again (sysadmins)",
     openapi_extra=described(errors={403: NOT_DECIDED[403], 409: "The breaker is not tripped."}),
 )
-def reset_breaker(request: ApiRequest, decision: WantedDecision) -> dict[str, Any]:
+def reset_breaker(request: ApiRequest, decision: DecisionRequest) -> dict[str, Any]:
     """Reset the breaker, once it is clear why the rule fired. What it proposed meanwhile stays proposed."""
     only_sysadmins(request, "reset the breaker")
     try:
@@ -156,7 +156,7 @@ def entry(request: ApiRequest, entry_id: int) -> dict[str, Any]:
     summary="Do what the rule proposes (sysadmins)",
     openapi_extra=described(errors=NOT_DECIDED),
 )
-def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dict[str, Any]:
+def approve(request: ApiRequest, entry_id: int, decision: ApprovalRequest) -> dict[str, Any]:
     """Drain the node in your name, with the finding as the reason. `order` says what became of it."""
     only_sysadmins(request, "decide about health entries")
     if decision.alike and decision.replace:
@@ -183,7 +183,7 @@ def approve(request: ApiRequest, entry_id: int, decision: WantedApproval) -> dic
     summary="Decide that nothing is to be done (sysadmins)",
     openapi_extra=described(errors=NOT_DECIDED),
 )
-def dismiss(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
+def dismiss(request: ApiRequest, entry_id: int, decision: DecisionRequest) -> dict[str, Any]:
     """Take no action while this lasts. Once it has cleared, new evidence opens a new entry."""
     only_sysadmins(request, "decide about health entries")
     return _decide("dismiss", request, entry_id, decision)
@@ -195,14 +195,14 @@ def dismiss(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dic
     summary="End an entry (sysadmins)",
     openapi_extra=described(errors=NOT_DECIDED),
 )
-def clear(request: ApiRequest, entry_id: int, decision: WantedDecision) -> dict[str, Any]:
+def clear(request: ApiRequest, entry_id: int, decision: DecisionRequest) -> dict[str, Any]:
     """End the entry: what was observed until now never opens it again. Vigil returns what was drained for it."""
     only_sysadmins(request, "decide about health entries")
     return _decide("clear", request, entry_id, decision)
 
 
 def _decide(
-    action: Literal["dismiss", "clear"], request: ApiRequest, entry_id: int, decision: WantedDecision
+    action: Literal["dismiss", "clear"], request: ApiRequest, entry_id: int, decision: DecisionRequest
 ) -> dict[str, Any]:
     pk, outcome = _entry(entry_id).pk, AlikeOutcome(0, 0)
     try:

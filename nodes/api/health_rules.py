@@ -66,7 +66,7 @@ class RuleText(Schema):
     toml: str = Field(max_length=edit_rules.MAX_CHARACTERS, pattern=r"^[^\x00]*$")
 
 
-class WantedDryRun(RuleText):
+class DryRunRequest(RuleText):
     days: int = Field(DAYS, ge=1, le=DAYS)
 
 
@@ -84,7 +84,7 @@ class ChangedRule(Schema):
     reason: Reason
 
 
-class WantedRemoval(Schema):
+class RemovalQuery(Schema):
     version: Version
     reason: Reason
 
@@ -145,7 +145,7 @@ class Policies(Schema):
     next: str | None = None
 
 
-class WantedPolicies(Schema):
+class PolicyRequest(Schema):
     model_config = {"extra": "forbid"}
     modes: dict[Annotated[str, Field(max_length=16)], Literal["act", "propose", "ignore"]] = Field(
         description='By action: {"drain": "propose"}. Others stay as they are.', min_length=1, max_length=5
@@ -165,15 +165,15 @@ def rules(request: ApiRequest) -> dict[str, Any]:
     summary="Try a rule on the past (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | {429: "A dry run of yours is still going on."}),
 )
-def try_rule(request: ApiRequest, wanted: WantedDryRun) -> dict[str, Any]:
+def try_rule(request: ApiRequest, body: DryRunRequest) -> dict[str, Any]:
     """Apply a rule to what is stored of the last days. Nothing is changed. It takes up to half a minute."""
     only_sysadmins(request, "try health rules")
     with _refusals():
-        rule = edit_rules.checked(edit_rules.normalised(wanted.toml))
-    found = dry_run_for(request.auth, rule, days=wanted.days)
+        rule = edit_rules.checked(edit_rules.normalised(body.toml))
+    found = dry_run_for(request.auth, rule, days=body.days)
     if found is None:
         raise Problem(429, "A dry run of yours is still going on. Wait until it has ended.")
-    return dry_run_shape(found) | {"proof": edit_rules.proof_of(request.auth, wanted.toml)}
+    return dry_run_shape(found) | {"proof": edit_rules.proof_of(request.auth, body.toml)}
 
 
 @router.post(
@@ -182,11 +182,11 @@ def try_rule(request: ApiRequest, wanted: WantedDryRun) -> dict[str, Any]:
     summary="Add a rule of the site (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | CHANGED),
 )
-def add_rule(request: ApiRequest, wanted: NewRule) -> Status[dict[str, Any]]:
+def add_rule(request: ApiRequest, body: NewRule) -> Status[dict[str, Any]]:
     """Add a rule. One with the name of a shipped rule replaces that."""
     only_sysadmins(request, "change health rules")
     with _refusals():
-        row = edit_rules.save(request.auth, wanted.toml, proof=wanted.dry_run, version=0, reason=wanted.reason)
+        row = edit_rules.save(request.auth, body.toml, proof=body.dry_run, version=0, reason=body.reason)
     return Status(201, _rule(row.name))
 
 
@@ -202,17 +202,17 @@ def rule(request: ApiRequest, name: str) -> dict[str, Any]:
     summary="Change a rule of the site, or switch a rule off (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | NO_RULE | CHANGED),
 )
-def change_rule(request: ApiRequest, name: str, wanted: ChangedRule) -> dict[str, Any]:
+def change_rule(request: ApiRequest, name: str, body: ChangedRule) -> dict[str, Any]:
     """Replace the text of the site's rule, or switch a rule off. Open findings of a rule that is off end."""
     only_sysadmins(request, "change health rules")
     listed = _listed(name)
     with _refusals():
-        if not wanted.is_enabled:
-            edit_rules.switch_off(request.auth, name, version=wanted.version, reason=wanted.reason)
+        if not body.is_enabled:
+            edit_rules.switch_off(request.auth, name, version=body.version, reason=body.reason)
         else:
             edit_rules.save(
-                request.auth, listed.toml if wanted.toml is None else wanted.toml, proof=wanted.dry_run,
-                version=wanted.version, reason=wanted.reason, name=name,
+                request.auth, listed.toml if body.toml is None else body.toml, proof=body.dry_run,
+                version=body.version, reason=body.reason, name=name,
             )  # fmt: skip
     return _rule(name)
 
@@ -223,12 +223,12 @@ def change_rule(request: ApiRequest, name: str, wanted: ChangedRule) -> dict[str
     summary="Delete a rule of the site (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | NO_RULE | CHANGED),
 )
-def delete_rule(request: ApiRequest, name: str, wanted: Query[WantedRemoval]) -> Status[None]:
+def delete_rule(request: ApiRequest, name: str, query: Query[RemovalQuery]) -> Status[None]:
     """Delete the site's rule: the shipped one of its name applies again."""
     only_sysadmins(request, "change health rules")
     _listed(name)
     with _refusals():
-        edit_rules.delete(request.auth, name, version=wanted.version, reason=wanted.reason)
+        edit_rules.delete(request.auth, name, version=query.version, reason=query.reason)
     return Status(204, None)
 
 
@@ -244,11 +244,11 @@ def read_policies(request: ApiRequest) -> dict[str, Any]:
     summary="Change how far Vigil goes with actions (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN),
 )
-def change_policies(request: ApiRequest, wanted: WantedPolicies) -> dict[str, Any]:
+def change_policies(request: ApiRequest, body: PolicyRequest) -> dict[str, Any]:
     """Set the policies of some actions. They apply to findings that open from now on."""
     only_sysadmins(request, "change policies")
     try:
-        policies.set_modes(request.auth, wanted.modes, wanted.reason)
+        policies.set_modes(request.auth, body.modes, body.reason)
     except policies.BadPolicy as error:
         raise bad_field("modes", str(error)) from None
     return {"items": [asdict(policy) for policy in policies.policies()]}

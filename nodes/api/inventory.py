@@ -11,7 +11,7 @@ from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, 
 from nodes.inventory.minimums import MinimumVersion
 from nodes.inventory.software import NodeSoftware, Software
 from nodes.monitoring import software
-from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.api import ApiRequest, PageQuery, Text
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 
@@ -109,7 +109,7 @@ class NodeSoftwareList(Schema):
     next: str | None = None
 
 
-class WantedNodeSoftware(WantedPage):
+class NodeSoftwareQuery(PageQuery):
     software: Text = Field("", description="Only nodes that have this software, such as driver.")
     version: Text = Field("", description="Only nodes that have this version of some software.")
 
@@ -132,22 +132,22 @@ def inventory(request: ApiRequest) -> dict[str, Any]:
 
 
 @router.get("/nodes", response=NodeSoftwareList, summary="Versions of software, node by node")
-def nodes(request: ApiRequest, wanted: Query[WantedNodeSoftware]) -> dict[str, Any]:
+def nodes(request: ApiRequest, query: Query[NodeSoftwareQuery]) -> dict[str, Any]:
     """List nodes by name with every version that their agent last reported."""
     agents = software.reporting_agents().only("node", "facts")
-    if wanted.software or wanted.version:
-        agents = agents.filter(node__in=_matching(software.recent_inventory(), wanted))
-    found = page(agents, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
+    if query.software or query.version:
+        agents = agents.filter(node__in=_matching(software.recent_inventory(), query))
+    found = page(agents, SortOrder("node"), cursor=query.cursor, limit=query.limit)
     return {"items": [_node_shape(node) for node in software.read_nodes(found.items)], "next": found.next}
 
 
-def _matching(inventory: Inventory, wanted: WantedNodeSoftware) -> list[str]:
+def _matching(inventory: Inventory, query: NodeSoftwareQuery) -> list[str]:
     """Return the names of the nodes that have the software and version."""
     return [
         node.node
         for node in inventory.nodes
         if any(
-            wanted.software in ("", item.name) and (not wanted.version or wanted.version in versions)
+            query.software in ("", item.name) and (not query.version or query.version in versions)
             for item, versions in node.versions.items()
         )
     ]

@@ -12,7 +12,7 @@ from nodes.drains import host_expression, maintenance
 from nodes.drains.bulk import UnknownNodes
 from nodes.drains.host_expression import BadHostExpression
 from nodes.models import MaintenanceWindow
-from portal.http.api import ApiRequest, Moment, Text, WantedPage, bad_field
+from portal.http.api import ApiRequest, Moment, PageQuery, Text, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -43,7 +43,7 @@ class MaintenanceWindows(Schema):
     next: str | None = None
 
 
-class WantedWindows(WantedPage):
+class WindowQuery(PageQuery):
     all: bool = Field(False, description="Also those that are over.")
 
 
@@ -61,11 +61,11 @@ class NewWindow(Schema):
 
 
 @router.get("", response=MaintenanceWindows, summary="Maintenance windows, newest first")
-def windows(request: ApiRequest, wanted: Query[WantedWindows]) -> dict[str, Any]:
+def windows(request: ApiRequest, query: Query[WindowQuery]) -> dict[str, Any]:
     """List windows that are planned or have begun; with `all` also those that are over."""
-    rows = MaintenanceWindow.objects.all() if wanted.all else MaintenanceWindow.objects.unfinished()
+    rows = MaintenanceWindow.objects.all() if query.all else MaintenanceWindow.objects.unfinished()
     found = page(
-        rows.select_related("planned_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
+        rows.select_related("planned_by"), SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit
     )
     return {"items": [_shape(window) for window in found.items], "next": found.next}
 
@@ -76,13 +76,13 @@ def windows(request: ApiRequest, wanted: Query[WantedWindows]) -> dict[str, Any]
     summary="Plan maintenance of nodes (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | {422: "The nodes, the reason or the times are wrong."}),
 )
-def plan(request: ApiRequest, wanted: NewWindow) -> Status[dict[str, Any]]:
+def plan(request: ApiRequest, body: NewWindow) -> Status[dict[str, Any]]:
     """Plan a window. While it lasts, no health rule acts on its nodes, and no new job starts there."""
     only_sysadmins(request, "plan maintenance")
     try:
         window = maintenance.plan(
-            request.auth, wanted.nodes, wanted.reason, wanted.starts_at, wanted.ends_at,
-            wants_reservation=wanted.reserve,
+            request.auth, body.nodes, body.reason, body.starts_at, body.ends_at,
+            wants_reservation=body.reserve,
         )  # fmt: skip
     except maintenance.BadWindow as error:
         raise bad_field(error.field, str(error)) from None

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from nodes.cluster import drain as orders
 from nodes.cluster import sync
 from nodes.models import Association, License, Node, NodeOrder, Partition, Qos, Reading, Reservation
-from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.api import ApiRequest, PageQuery, Text
 from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -233,7 +233,7 @@ class Accounts(Schema):
     reading: ReadingShape
 
 
-class WantedNodes(Schema):
+class NodeQuery(Schema):
     partition: Text = ""
     state: Text = Field(
         "",
@@ -242,7 +242,7 @@ class WantedNodes(Schema):
     )
 
 
-class WantedOrder(Schema):
+class OrderRequest(Schema):
     model_config = {"extra": "forbid"}
     replaces: str | None = Field(
         None,
@@ -255,20 +255,20 @@ class WantedOrder(Schema):
         return self.replaces if self.replaces is not None or not self.replace else node.reason
 
 
-class Drain(WantedOrder):
+class Drain(OrderRequest):
     reason: Reason = Field(description="The reason that the scheduler shows; your name is added.")
 
 
-class Undrain(WantedOrder):
+class Undrain(OrderRequest):
     reason: Reason | None = Field(None, description="Why; it is kept with the order and in the audit log.")
 
 
 @router.get("", response=Nodes, summary="All nodes")
-def nodes(request: ApiRequest, wanted: Query[WantedNodes]) -> dict[str, object]:
+def nodes(request: ApiRequest, query: Query[NodeQuery]) -> dict[str, object]:
     """List the nodes as the scheduler last reported them; `reading` says when that was."""
-    has_state = Q(state=wanted.state) | Q(state__startswith=f"{wanted.state}+")
-    found = Node.objects.filter(has_state) if wanted.state else Node.objects.all()
-    items = [node for node in found if not wanted.partition or wanted.partition in node.partitions]
+    has_state = Q(state=query.state) | Q(state__startswith=f"{query.state}+")
+    found = Node.objects.filter(has_state) if query.state else Node.objects.all()
+    items = [node for node in found if not query.partition or query.partition in node.partitions]
     return {"items": items, "reading": sync.readings()[Part.NODES]}
 
 
@@ -295,10 +295,10 @@ def node(request: ApiRequest, name: str) -> NodeDetail:
     summary="Drain and undrain orders of a node, newest first",
     openapi_extra=described(errors=NO_NODE),
 )
-def node_orders(request: ApiRequest, name: str, wanted: Query[WantedPage]) -> dict[str, object]:
+def node_orders(request: ApiRequest, name: str, query: Query[PageQuery]) -> dict[str, object]:
     """List drain and undrain orders with requester, reason and the scheduler's response."""
     rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
-    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit)
     return {"items": [order_shape(order) for order in found.items], "next": found.next}
 
 
@@ -358,10 +358,10 @@ def licenses(request: ApiRequest) -> dict[str, object]:
 
 
 @cluster.get("/accounts", response=Accounts, summary="Your own accounts and shares; sysadmins see everybody's")
-def accounts(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, object]:
+def accounts(request: ApiRequest, query: Query[PageQuery]) -> dict[str, object]:
     """List accounts with fair share and limits. Empty if the scheduler has no accounting."""
     rows = Association.objects.visible_to(request.auth)
-    found = page(rows, SortOrder("id"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("id"), cursor=query.cursor, limit=query.limit)
     return {"items": found.items, "next": found.next, "reading": sync.readings()[Part.ACCOUNTS]}
 
 
@@ -382,14 +382,14 @@ def _node(name: str) -> Node:
 
 
 def _place_order(
-    request: ApiRequest, name: str, action: NodeOrder.Action, wanted: WantedOrder | None, reason: str = ""
+    request: ApiRequest, name: str, action: NodeOrder.Action, body: OrderRequest | None, reason: str = ""
 ) -> Status[dict[str, Any]]:
     only_sysadmins(request, f"{action} nodes")
     node = _node(name)
     if node.is_made_up:
         raise Problem(409, f"{name} is a demo node (`vigil up --demo`): the scheduler does not know it.")
     try:
-        replaces = wanted.replaced_reason(node) if wanted is not None else None
+        replaces = body.replaced_reason(node) if body is not None else None
         order = orders.request_order(request.auth, node, action, reason, replaces=replaces)
     except orders.NeedsConfirmation as error:
         raise Problem(409, f"{error} Send `replace`: true to {action} it anyway.", kind="drained") from None

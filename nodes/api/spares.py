@@ -10,7 +10,7 @@ from pydantic import Field
 
 from nodes.drains import spares
 from nodes.models import HotSpare, Node
-from portal.http.api import ApiRequest, Text, WantedPage, bad_field
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -42,10 +42,10 @@ class NewSpare(Schema):
 
 
 @router.get("", response=HotSpares, summary="Hot spares, by node")
-def hot_spares(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
+def hot_spares(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """List the spares: which stand by, and which took another's place."""
     rows = HotSpare.objects.select_related("added_by")
-    found = page(rows, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows, SortOrder("node"), cursor=query.cursor, limit=query.limit)
     return {"items": [_shape(spare) for spare in found.items], "next": found.next}
 
 
@@ -55,14 +55,14 @@ def hot_spares(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]
     summary="Make a node a hot spare (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | {422: "The node is unknown, a spare already, or not in the partition."}),
 )
-def add_spare(request: ApiRequest, wanted: NewSpare) -> Status[dict[str, Any]]:
+def add_spare(request: ApiRequest, body: NewSpare) -> Status[dict[str, Any]]:
     """Keep a node drained until another of the partition fails. Running jobs continue."""
     only_sysadmins(request, "name hot spares")
-    node = Node.objects.reported().filter(name=wanted.node).first()
+    node = Node.objects.reported().filter(name=body.node).first()
     if node is None:
-        raise bad_field("node", f"The scheduler does not know {wanted.node!r}.")
+        raise bad_field("node", f"The scheduler does not know {body.node!r}.")
     try:
-        return Status(201, _shape(spares.add(request.auth, node, wanted.partition)))
+        return Status(201, _shape(spares.add(request.auth, node, body.partition)))
     except spares.NotSuitable as error:
         raise bad_field("node", str(error)) from None
 

@@ -9,7 +9,7 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from portal.announcements import write
-from portal.http.api import ApiRequest, Moment, WantedPage, bad_field
+from portal.http.api import ApiRequest, Moment, PageQuery, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -38,7 +38,7 @@ class Announcements(Schema):
     next: str | None = None
 
 
-class WantedAnnouncements(WantedPage):
+class AnnouncementQuery(PageQuery):
     all: bool = Field(False, description="Also those that are over; for sysadmins also planned and withdrawn ones.")
 
 
@@ -51,11 +51,11 @@ class NewAnnouncement(Schema):
 
 
 @router.get("", response=Announcements, summary="Announcements, newest first")
-def announcements(request: ApiRequest, wanted: Query[WantedAnnouncements]) -> dict[str, Any]:
+def announcements(request: ApiRequest, query: Query[AnnouncementQuery]) -> dict[str, Any]:
     """List current announcements, or with `all` also past ones and, for sysadmins, planned and withdrawn ones."""
-    rows = Announcement.objects.visible_to(request.auth) if wanted.all else Announcement.objects.shown()
+    rows = Announcement.objects.visible_to(request.auth) if query.all else Announcement.objects.shown()
     found = page(
-        rows.select_related("written_by"), SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit
+        rows.select_related("written_by"), SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit
     )
     return {"items": [_shape(row) for row in found.items], "next": found.next}
 
@@ -66,11 +66,11 @@ def announcements(request: ApiRequest, wanted: Query[WantedAnnouncements]) -> di
     summary="Announce something to everybody (sysadmins)",
     openapi_extra=described(errors=FORBIDDEN | {422: "The text, the level or the times are wrong."}),
 )
-def announce(request: ApiRequest, wanted: NewAnnouncement) -> Status[dict[str, Any]]:
+def announce(request: ApiRequest, body: NewAnnouncement) -> Status[dict[str, Any]]:
     """Show a text at home, on the submit page and to users of `vigil`, from one time to another."""
     only_sysadmins(request, "post announcements")
     try:
-        row = write.announce(request.auth, wanted.text, wanted.level, wanted.starts_at, wanted.ends_at)
+        row = write.announce(request.auth, body.text, body.level, body.starts_at, body.ends_at)
     except write.BadAnnouncement as error:
         raise bad_field(error.field, str(error)) from None
     return Status(201, _shape(row))

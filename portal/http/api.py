@@ -59,7 +59,7 @@ Cursor = Annotated[str | None, Field(None, max_length=500, description="`next` o
 Limit = Annotated[int, Field(50, ge=1, le=200, description="Items a page.")]
 
 
-class WantedPage(Schema):
+class PageQuery(Schema):
     """The page of a list to return: its length, and the cursor to start after."""
 
     limit: Limit
@@ -302,7 +302,7 @@ def _validation_error(request: HttpRequest, error: ValidationError) -> HttpRespo
 
 
 def _field(place: tuple[Any, ...]) -> str:
-    """Return a field's dotted path: ("body", "asked", "tags", 0) → "tags.0".
+    """Return a field's dotted path: ("body", "job", "tags", 0) → "tags.0".
 
     The location and the name of our argument mean nothing to the sender.
     """

@@ -7,7 +7,7 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from portal import notify
-from portal.http.api import ApiRequest, WantedPage
+from portal.http.api import ApiRequest, PageQuery
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -38,16 +38,16 @@ class Notices(Schema):
     next: str | None = None
 
 
-class WantedNotices(WantedPage):
+class NoticeQuery(PageQuery):
     unread: bool = Field(False, description="Only unread ones.")
 
 
 @router.get("", response=Notices, summary="Your notifications, newest first")
-def notices(request: ApiRequest, wanted: Query[WantedNotices]) -> dict[str, Any]:
+def notices(request: ApiRequest, query: Query[NoticeQuery]) -> dict[str, Any]:
     """List active notifications: your own and, for sysadmins, those to all sysadmins."""
     user = request.auth
     rows = Notice.objects.visible_to(user).active().with_read_at(user)
-    found = page(rows.unread_by(user) if wanted.unread else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit)
+    found = page(rows.unread_by(user) if query.unread else rows, NEWEST, cursor=query.cursor, limit=query.limit)
     return {"items": found.items, "next": found.next}
 
 

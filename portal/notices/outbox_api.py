@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from portal.http.api import ApiRequest, WantedPage
+from portal.http.api import ApiRequest, PageQuery
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -47,19 +47,19 @@ class Deliveries(Schema):
     next: str | None = None
 
 
-class WantedDeliveries(WantedPage):
+class DeliveryQuery(PageQuery):
     state: Annotated[State | None, Field(None)]
 
 
 @router.get("", response=Deliveries, summary="Messages to external channels, newest first")
-def outbox(request: ApiRequest, wanted: Query[WantedDeliveries]) -> dict[str, Any]:
+def outbox(request: ApiRequest, query: Query[DeliveryQuery]) -> dict[str, Any]:
     """List messages, sent or not, to your channels and those of projects that you lead; sysadmins see all.
 
     Rows are deleted after 30 days.
     """
     rows = Delivery.objects.visible_to(request.auth).select_related("channel__user", "channel__project")
     found = page(
-        rows.filter(state=wanted.state) if wanted.state else rows, NEWEST, cursor=wanted.cursor, limit=wanted.limit
+        rows.filter(state=query.state) if query.state else rows, NEWEST, cursor=query.cursor, limit=query.limit
     )
     return {"items": [_shape(delivery) for delivery in found.items], "next": found.next}
 

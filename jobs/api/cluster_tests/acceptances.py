@@ -16,7 +16,7 @@ from jobs.errors import Conflict
 from nodes.burnin import plan
 from nodes.drains.host_expression import MAX_CHARACTERS
 from nodes.models import Acceptance
-from portal.http.api import ApiRequest, WantedPage
+from portal.http.api import ApiRequest, PageQuery
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -65,7 +65,7 @@ class Acceptances(Schema):
     next: str | None = None
 
 
-class WantedAcceptances(WantedPage):
+class AcceptanceQuery(PageQuery):
     state: Literal["", "active", "ended"] = ""
 
 
@@ -85,22 +85,22 @@ class NewAcceptance(Schema):
         | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
     ),
 )
-def start(request: ApiRequest, wanted: NewAcceptance) -> Status[dict[str, Any]]:
+def start(request: ApiRequest, body: NewAcceptance) -> Status[dict[str, Any]]:
     """Check the configuration of nodes, burn them in with all pairs, and count failures meanwhile."""
     only_sysadmins(request, "start acceptances")
     with burn_in_problems():
-        started = acceptances.start(request.auth, wanted.nodes, wanted.seconds, may_undrain=wanted.may_undrain)
+        started = acceptances.start(request.auth, body.nodes, body.seconds, may_undrain=body.may_undrain)
     return Status(201, detail_shape(_acceptance(started.pk)))
 
 
 @router.get("", response=Acceptances, summary="Acceptances, newest first", openapi_extra=described(errors=FORBIDDEN))
-def acceptance_list(request: ApiRequest, wanted: Query[WantedAcceptances]) -> dict[str, Any]:
+def acceptance_list(request: ApiRequest, query: Query[AcceptanceQuery]) -> dict[str, Any]:
     """List acceptances without their clauses."""
     only_sysadmins_see(request, "acceptances")
     rows = Acceptance.objects.select_related("burn_in", "started_by").defer("clauses", "peaks", "burn_in__log")
-    if wanted.state:
-        rows = rows.active() if wanted.state == "active" else rows.exclude(result="")
-    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    if query.state:
+        rows = rows.active() if query.state == "active" else rows.exclude(result="")
+    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit)
     return {"items": [acceptance_shape(row) for row in found.items], "next": found.next}
 
 

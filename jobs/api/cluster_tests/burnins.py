@@ -19,7 +19,7 @@ from nodes.burnin import plan
 from nodes.drains import host_expression
 from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
-from portal.http.api import ApiRequest, Text, WantedPage, bad_field
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -113,7 +113,7 @@ class GoldenRecords(Schema):
     next: str | None = None
 
 
-class WantedBurnIns(WantedPage):
+class BurnInQuery(PageQuery):
     node: Text = ""
     state: Literal["", "active", "ended"] = ""
 
@@ -155,46 +155,46 @@ def burn_in_problems() -> Iterator[None]:
         | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
     ),
 )
-def start(request: ApiRequest, wanted: NewBurnIn) -> Status[dict[str, Any]]:
+def start(request: ApiRequest, body: NewBurnIn) -> Status[dict[str, Any]]:
     """Test nodes inside a reservation, once no job runs there. Those that pass are in service afterwards."""
     only_sysadmins(request, "start burn-ins")
     with burn_in_problems():
-        names = host_expression.expand(" ".join(wanted.nodes), plan.MAX_NODES, MAX_CHARACTERS)
-        started = burnins.start(request.auth, names, wanted.seconds, may_undrain=wanted.may_undrain)
+        names = host_expression.expand(" ".join(body.nodes), plan.MAX_NODES, MAX_CHARACTERS)
+        started = burnins.start(request.auth, names, body.seconds, may_undrain=body.may_undrain)
     return Status(201, burn_in_shape(_burn_in(started.pk)))
 
 
 @router.get("", response=BurnIns, summary="Burn-ins, newest first", openapi_extra=described(errors=FORBIDDEN))
-def burn_ins(request: ApiRequest, wanted: Query[WantedBurnIns]) -> dict[str, Any]:
+def burn_ins(request: ApiRequest, query: Query[BurnInQuery]) -> dict[str, Any]:
     """List burn-ins, all or those of one node."""
     only_sysadmins_see(request, "burn-ins")
     rows = BurnIn.objects.all()
-    if wanted.state:
-        rows = rows.active() if wanted.state == "active" else rows.filter(state=BurnIn.BurnInState.ENDED)
-    if wanted.node:
-        rows = rows.filter(pk__in=BurnInNode.objects.filter(node=wanted.node).values("burn_in"))
+    if query.state:
+        rows = rows.active() if query.state == "active" else rows.filter(state=BurnIn.BurnInState.ENDED)
+    if query.node:
+        rows = rows.filter(pk__in=BurnInNode.objects.filter(node=query.node).values("burn_in"))
     results = page(
         rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log"),
-        SortOrder("id", descending=True), cursor=wanted.cursor, limit=wanted.limit,
+        SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit,
     )  # fmt: skip
     return {"items": [burn_in_shape(row) for row in results.items], "next": results.next}
 
 
 @router.get("/golden", response=GoldenRecords, summary="Golden records", openapi_extra=described(errors=FORBIDDEN))
-def golden_records(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
+def golden_records(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """List what passed burn-ins measured, by model and driver."""
     only_sysadmins_see(request, "burn-ins")
-    found = page(GoldenRecord.objects.all(), SortOrder("id"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(GoldenRecord.objects.all(), SortOrder("id"), cursor=query.cursor, limit=query.limit)
     return {"items": [_golden_shape(row) for row in found.items], "next": found.next}
 
 
 @router.post("/golden/reset", response={204: None}, summary="Forget golden records (sysadmins)",
              openapi_extra=described(errors=FORBIDDEN | {404: "There are none of this model and driver."}))  # fmt: skip
-def reset_golden(request: ApiRequest, wanted: GoldenReset) -> Status[None]:
+def reset_golden(request: ApiRequest, body: GoldenReset) -> Status[None]:
     """Forget the records of a model and driver; the next passed burn-in begins new ones."""
     only_sysadmins(request, "reset golden records")
-    if not golden.reset(request.auth, wanted.model, wanted.driver):
-        raise Problem(404, f"There are no golden records of {wanted.model} with driver {wanted.driver or '(none)'}.")
+    if not golden.reset(request.auth, body.model, body.driver):
+        raise Problem(404, f"There are no golden records of {body.model} with driver {body.driver or '(none)'}.")
     return Status(204, None)
 
 

@@ -14,7 +14,7 @@ from jobs.gameday import start as game_days
 from jobs.gameday.faults import FAULTS
 from jobs.gameday.report import DrillReport, drill_reports
 from jobs.models import Drill, GameDay
-from portal.http.api import ApiRequest, Text, WantedPage
+from portal.http.api import ApiRequest, PageQuery, Text
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -101,14 +101,14 @@ class NewGameDay(Schema):
         errors=FORBIDDEN | {409: "A game day already runs on this partition.", 422: "The request is invalid."}
     ),
 )
-def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
+def start(request: ApiRequest, body: NewGameDay) -> Status[dict[str, Any]]:
     """Start drills one after the other: faults in small jobs of yours, and faults on idle nodes whose agents allow it.
 
     A fault on a node may drain that node until the drill ends.
     """
     only_sysadmins(request, "start game days")
     try:
-        game_day = game_days.start(request.auth, wanted.project, wanted.partition, wanted.faults)
+        game_day = game_days.start(request.auth, body.project, body.partition, body.faults)
     except Conflict as error:
         raise Problem(409, str(error)) from None
     except game_days.InvalidGameDay as error:
@@ -117,11 +117,11 @@ def start(request: ApiRequest, wanted: NewGameDay) -> Status[dict[str, Any]]:
 
 
 @router.get("", response=GameDays, summary="Game days, newest first", openapi_extra=described(errors=FORBIDDEN))
-def list_game_days(request: ApiRequest, wanted: Query[WantedPage]) -> dict[str, Any]:
+def list_game_days(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """List game days with the result of every fault."""
     only_sysadmins_see(request, "game days")
     rows = GameDay.objects.select_related("started_by", "project")
-    found = page(rows, SortOrder("id", descending=True), cursor=wanted.cursor, limit=min(wanted.limit, 20))
+    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=min(query.limit, 20))
     return {"items": [_shape(row) for row in found.items], "next": found.next}
 
 

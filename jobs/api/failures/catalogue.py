@@ -82,7 +82,7 @@ class TrialShape(Schema):
     megabytes: float = Field(description="Size of the log that was searched in that time.")
 
 
-class WantedReplay(CatalogueEntry):
+class ReplayRequest(CatalogueEntry):
     instead_of: Word = Field("", description="The entry that it replaces, if that has another name.")
     most: int = Field(
         replay.MAX_INCIDENTS,
@@ -122,7 +122,7 @@ class ReplayShape(Schema):
     changes: list[ReplayChange]
 
 
-class WantedExamples(Schema):
+class ExampleQuery(Schema):
     limit: int = Field(examples.MAX_CASES, ge=1, le=examples.MAX_CASES, description="Number of cases, newest first.")
 
 
@@ -223,13 +223,13 @@ def check(request: ApiRequest, entry: CatalogueEntry) -> dict[str, Any]:
     summary="See which verdicts an entry would change (sysadmins)",
     openapi_extra=described(errors={403: ONLY_SYSADMINS, 422: UNFIT}),
 )
-def begin(request: ApiRequest, wanted: WantedReplay) -> Status[dict[str, Any]]:
+def begin(request: ApiRequest, body: ReplayRequest) -> Status[dict[str, Any]]:
     """Start reading the logs of past incidents again as if the entry existed. No verdict is changed.
 
     Poll the result every few seconds: a replay stops after a minute without polling.
     """
     only_sysadmins(request, ACTION)
-    raw = wanted.model_dump()
+    raw = body.model_dump()
     options = {name: raw.pop(name) for name in ("instead_of", "most")}
     return Status(202, _replayed(replay.start(request.auth, raw, **options)))
 
@@ -274,13 +274,13 @@ def stop(request: ApiRequest, replay_id: int) -> Status[None]:
         errors={403: ONLY_SYSADMINS},
     ),
 )
-def cases(request: ApiRequest, wanted: Query[WantedExamples]) -> StreamingHttpResponse:
+def cases(request: ApiRequest, query: Query[ExampleQuery]) -> StreamingHttpResponse:
     """Return a case for each incident whose cause a person confirmed or corrected; secrets are masked.
 
     Each log is reduced to its head, the lines around the evidence, and its tail.
     """
     only_sysadmins(request, "export incidents with a person's cause")
-    return stream(request, _lines(wanted.limit), "application/x-ndjson")
+    return stream(request, _lines(query.limit), "application/x-ndjson")
 
 
 def _lines(limit: int) -> Iterator[str]:

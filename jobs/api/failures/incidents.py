@@ -14,7 +14,7 @@ from diagnosis.causes import CAUSES
 from jobs.gathering import verdicts
 from jobs.listing.incidents import IncidentSearch
 from jobs.models import Incident
-from portal.http.api import ApiRequest, Moment, Text, WantedPage, json_response, one_of
+from portal.http.api import ApiRequest, Moment, PageQuery, Text, json_response, one_of
 from portal.http.openapi import deprecated
 
 router = Router(tags=["post-mortems"])
@@ -52,7 +52,7 @@ class Incidents(Schema):
     next: str | None
 
 
-class WantedIncidents(WantedPage):
+class IncidentQuery(PageQuery):
     """Filters of the list; repeat `project` and `cause` for several."""
 
     project: list[Text] = []
@@ -64,17 +64,17 @@ class WantedIncidents(WantedPage):
 
 
 @router.get("/postmortems", response=Incidents, summary="Incidents, newest first")
-def postmortems(request: ApiRequest, wanted: Query[WantedIncidents]) -> HttpResponse:
+def postmortems(request: ApiRequest, query: Query[IncidentQuery]) -> HttpResponse:
     """Return failed attempts, each with a post-mortem at its job, and restarts in place."""
     search = IncidentSearch(
-        projects=wanted.project,
-        causes=wanted.cause,
-        owner=wanted.owner,
-        node=wanted.node,
-        is_published=wanted.published,
-        since=wanted.since,
+        projects=query.project,
+        causes=query.cause,
+        owner=query.owner,
+        node=query.node,
+        is_published=query.published,
+        since=query.since,
     )
-    results = search.page(request.auth, cursor=wanted.cursor, limit=wanted.limit)
+    results = search.page(request.auth, cursor=query.cursor, limit=query.limit)
     return json_response({"items": [incident_row(incident) for incident in results.items], "next": results.next})
 
 

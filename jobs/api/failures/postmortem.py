@@ -147,7 +147,7 @@ class PostMortemShape(Schema):
     url: str
 
 
-class WantedVerdict(Schema):
+class VerdictQuery(Schema):
     attempt: int | None = Field(
         None, ge=1, le=2**31 - 1, description="Attempt number; default: the newest that failed."
     )
@@ -192,13 +192,13 @@ class PostMortemChanges(Schema):
     summary="Why a job failed",
     openapi_extra=described(errors={404: NONE_YET}),
 )
-def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> dict[str, Any]:
+def postmortem(request: ApiRequest, job_id: int, query: Query[VerdictQuery]) -> dict[str, Any]:
     """Return the newest verdict on a failed attempt: one cause, its confidence, who must act, and the evidence.
 
     It includes the cost, what Vigil did, and what people wrote. The verdict is based on the logs of all ranks, the
     reports of scheduler and launcher, and node telemetry; it is made within seconds and revised while evidence arrives.
     """
-    return _shape(_document(job_of(request, job_id), wanted.attempt))
+    return _shape(_document(job_of(request, job_id), query.attempt))
 
 
 @router.get(
@@ -213,9 +213,9 @@ def postmortem(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -
         errors={404: NONE_YET},
     ),
 )
-def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) -> HttpResponse:
+def as_markdown(request: ApiRequest, job_id: int, query: Query[VerdictQuery]) -> HttpResponse:
     """Return the post-mortem for a ticket or a repository. Log text is safely fenced; HTML is escaped."""
-    text = _document(job_of(request, job_id), wanted.attempt).as_markdown()
+    text = _document(job_of(request, job_id), query.attempt).as_markdown()
     return HttpResponse(text, content_type="text/markdown; charset=utf-8")
 
 
@@ -227,11 +227,9 @@ def as_markdown(request: ApiRequest, job_id: int, wanted: Query[WantedVerdict]) 
         errors={403: NOT_YOURS, 404: NONE_YET, 409: "Somebody else has changed it since `revision`."}
     ),
 )
-def change(
-    request: ApiRequest, job_id: int, wanted: Query[WantedVerdict], changes: PostMortemChanges
-) -> dict[str, Any]:
+def change(request: ApiRequest, job_id: int, query: Query[VerdictQuery], changes: PostMortemChanges) -> dict[str, Any]:
     """Edit the post-mortem. Its owner, the project's leads and sysadmins may. Omitted fields stay as they are."""
-    document = _document(job_of(request, job_id, "change"), wanted.attempt)
+    document = _document(job_of(request, job_id, "change"), query.attempt)
     user, incident, given = request.auth, document.incident, changes.model_fields_set
     for name in given - {"overrule", "revision"}:
         if getattr(changes, name) is None:

@@ -34,7 +34,7 @@ CSV_ROWS = 20_000  # at most
 MAX_WINDOW = 366
 
 
-class WantedReliability(Schema):
+class ReliabilityQuery(Schema):
     """The days, grouping and project of the report."""
 
     days: int = Field(30, ge=1, le=MAX_WINDOW, description="Number of days in UTC; the last one is today so far.")
@@ -45,12 +45,12 @@ class WantedReliability(Schema):
     project: Text = Field("", description="Project slug: count only its jobs.")
 
 
-class WantedReliabilityPage(WantedReliability):
+class ReliabilityPageQuery(ReliabilityQuery):
     limit: int = Field(50, ge=1, le=200, description="Items a page.")
     cursor: Cursor
 
 
-class WantedForecast(Schema):
+class ForecastQuery(Schema):
     """The planned run."""
 
     nodes: int = Field(ge=1, le=MAX_NODES)
@@ -148,20 +148,20 @@ class ForecastShape(Schema):
 
 
 @router.get("/reliability", response=Reliability, summary="Failure rates of nodes and programs, and their cost")
-def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> dict[str, Any]:
+def reliability(request: ApiRequest, query: Query[ReliabilityPageQuery]) -> dict[str, Any]:
     """Return the failure rates. Failures are incidents, by their newest verdict or a person's correction.
 
     Depending on the site, everybody's failures are counted or those of your projects.
     """
-    skip = whole(wanted.cursor or "0", 2**31)
+    skip = whole(query.cursor or "0", 2**31)
     if skip is None:
         raise bad_field("cursor", "Invalid cursor. Start without one.")
-    now, filters = timezone.now(), _filters(wanted)
+    now, filters = timezone.now(), _filters(query)
     failure_report = report.find(request.auth, filters, now)
-    page = failure_report.rows[skip : skip + wanted.limit]
+    page = failure_report.rows[skip : skip + query.limit]
     return {
         "items": [_row(row) for row in page],
-        "next": str(skip + wanted.limit) if len(failure_report.rows) > skip + wanted.limit else None,
+        "next": str(skip + query.limit) if len(failure_report.rows) > skip + query.limit else None,
         "days": filters.days,
         "since": filters.since(now),
         "by": filters.by,
@@ -179,22 +179,22 @@ def reliability(request: ApiRequest, wanted: Query[WantedReliabilityPage]) -> di
     summary="The same report as CSV",
     openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
-def reliability_csv(request: ApiRequest, wanted: Query[WantedReliability]) -> StreamingHttpResponse:
+def reliability_csv(request: ApiRequest, query: Query[ReliabilityQuery]) -> StreamingHttpResponse:
     """Download the report as CSV. Names that a spreadsheet would read as a formula are prefixed with an apostrophe."""
-    filters, user = _filters(wanted), request.auth
+    filters, user = _filters(query), request.auth
     name = f"reliability-{filters.by}-{filters.days}d.csv"
     return csv_file.csv_response(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
 
 @router.get("/reliability/forecast", response=ForecastShape, summary="Forecast failures for N nodes over T days")
-def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> dict[str, Any]:
+def reliability_forecast(request: ApiRequest, query: Query[ForecastQuery]) -> dict[str, Any]:
     """Forecast failures from the interruptions of the last days, assuming that they occur at random.
 
     Interruptions are failures that may hit any run, and those after which a job resumed; each takes a run back
     to its last save.
     """
-    observed, recover = report.interruptions(request.auth, FailureFilter(days=wanted.window), timezone.now())
-    plan = forecasting.plan_of(wanted.nodes, wanted.days, wanted.save_seconds, wanted.restart_seconds, recover)
+    observed, recover = report.interruptions(request.auth, FailureFilter(days=query.window), timezone.now())
+    plan = forecasting.plan_of(query.nodes, query.days, query.save_seconds, query.restart_seconds, recover)
     forecast = forecasting.from_observed(plan, observed)
     is_assumed = isinstance(forecast.rate, AssumedRate)
     return {
@@ -217,8 +217,8 @@ def reliability_forecast(request: ApiRequest, wanted: Query[WantedForecast]) -> 
     }
 
 
-def _filters(wanted: WantedReliability) -> FailureFilter:
-    return FailureFilter(days=wanted.days, by=wanted.by, kind=wanted.kind, project=wanted.project)
+def _filters(query: ReliabilityQuery) -> FailureFilter:
+    return FailureFilter(days=query.days, by=query.by, kind=query.kind, project=query.project)
 
 
 def _rate(rate: Rate) -> dict[str, Any]:

@@ -21,7 +21,7 @@ NO_LOG = "No such job that you can see, or no such log yet."
 Rank = int | Literal["batch"]
 
 
-class WantedFile(Schema):
+class FileQuery(Schema):
     """A log, selected by attempt, rank and incarnation."""
 
     attempt: int | None = Field(None, ge=1, lt=2**31, description="Attempt number; default: the latest.")
@@ -29,7 +29,7 @@ class WantedFile(Schema):
     incarnation: int | None = Field(None, ge=0, lt=10**9, description="Default: the newest.")
 
 
-class WantedLog(WantedFile):
+class LogLineQuery(FileQuery):
     """A log and the part of it to return: the last lines, unless `after` or `before` is given."""
 
     after: int | None = Field(None, ge=0, lt=2**62, description="Offset: return lines from there on.")
@@ -40,7 +40,7 @@ class WantedLog(WantedFile):
     limit: int = Field(500, ge=1, le=logs.MAX_LINES)
 
 
-class WantedAttempt(Schema):
+class AttemptQuery(Schema):
     attempt: int | None = Field(None, ge=1, lt=2**31, description="Attempt number; default: the latest.")
 
 
@@ -77,11 +77,11 @@ class LogFiles(Schema):
     summary="Lines of a log",
     openapi_extra=described(errors={404: NO_LOG}),
 )
-def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[str, Any]:
+def lines(request: ApiRequest, job_id: int, query: Query[LogLineQuery]) -> dict[str, Any]:
     """Return the last lines, or those after or before an offset. To follow a log, send `end` as the next `after`."""
     job = job_of(request, job_id)
-    selection = replace(_selection(job, wanted), search=wanted.search)
-    page = logs.read(job, selection, after=wanted.after, before=wanted.before, limit=wanted.limit)
+    selection = replace(_selection(job, query), search=query.search)
+    page = logs.read(job, selection, after=query.after, before=query.before, limit=query.limit)
     return {
         "items": [{"offset": line.offset, "text": line.text} for line in page.lines],
         "start": page.start,
@@ -98,9 +98,9 @@ def lines(request: ApiRequest, job_id: int, wanted: Query[WantedLog]) -> dict[st
     summary="A job's logs",
     openapi_extra=described(errors={404: NO_LOG}),
 )
-def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dict[str, Any]:
+def files(request: ApiRequest, job_id: int, query: Query[AttemptQuery]) -> dict[str, Any]:
     """Return the logs that exist: one per rank and incarnation, the launchers' and the batch script's."""
-    found = logs.available(_attempt(job_of(request, job_id), wanted.attempt))
+    found = logs.available(_attempt(job_of(request, job_id), query.attempt))
     items = [
         {"rank": "batch" if log.rank is None else log.rank, "incarnation": log.incarnation, "bytes": log.bytes}
         for log in found
@@ -116,17 +116,17 @@ def files(request: ApiRequest, job_id: int, wanted: Query[WantedAttempt]) -> dic
         errors={404: NO_LOG},
     ),
 )
-def file(request: ApiRequest, job_id: int, wanted: Query[WantedFile]) -> StreamingHttpResponse:
+def file(request: ApiRequest, job_id: int, query: Query[FileQuery]) -> StreamingHttpResponse:
     """Download the log as it is now, terminal colours included."""
     job = job_of(request, job_id)
-    download = logs.download(job, _selection(job, wanted))
+    download = logs.download(job, _selection(job, query))
     response = stream(request, download.pieces, "text/plain; charset=utf-8")
     response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
     return response
 
 
-def _selection(job: Job, wanted: WantedFile) -> LogSelection:
-    return LogSelection(_attempt(job, wanted.attempt), _rank(wanted.rank), wanted.incarnation)
+def _selection(job: Job, query: FileQuery) -> LogSelection:
+    return LogSelection(_attempt(job, query.attempt), _rank(query.rank), query.incarnation)
 
 
 def _attempt(job: Job, number: int | None) -> Attempt:

@@ -66,11 +66,11 @@ class Profiles(Schema):
         }
     ),
 )
-def profile_job(request: ApiRequest, job_id: int, wanted: ProfileRequest | None = None) -> Status[dict[str, Any]]:
+def profile_job(request: ApiRequest, job_id: int, body: ProfileRequest | None = None) -> Status[dict[str, Any]]:
     """Record the next steps of one rank with torch.profiler. The trace then appears in the list of profiles."""
     job = job_of(request, job_id, "change", doing="profiled")
-    wanted = wanted or ProfileRequest.model_validate({})
-    return Status(202, {"id": profiling.request_profile(request.auth, job, steps=wanted.steps, rank=wanted.rank)})
+    body = body or ProfileRequest.model_validate({})
+    return Status(202, {"id": profiling.request_profile(request.auth, job, steps=body.steps, rank=body.rank)})
 
 
 @router.get("/{int:job_id}/profiles", response=Profiles, summary="A job's profiles, newest first")

@@ -17,7 +17,7 @@ from jobs import rounds as recorded
 from jobs.api.request import job_of
 from jobs.gathering.clients import SORTS, WORST, ordered
 from jobs.models import Client, Round
-from portal.http.api import ApiRequest, WantedPage, bad_field, json_response, one_of
+from portal.http.api import ApiRequest, PageQuery, bad_field, json_response, one_of
 from portal.http.openapi import deprecated
 from portal.http.paging import SortOrder, page
 from training.federation.tables import MIN_EVALUATED, STATES
@@ -28,7 +28,7 @@ _EVALUATED = "Samples on which its accuracy is measured; null: a run of an older
 _NAME = "Owner of its data; empty: unknown."
 
 
-class WantedRounds(WantedPage):
+class RoundQuery(PageQuery):
     """A range of rounds, newest first."""
 
     start: int | None = Field(None, ge=0, lt=2**31, alias="from", description="First round.")
@@ -80,7 +80,7 @@ class RoundPage(Schema):
     next: str | None
 
 
-class WantedClients(WantedPage):
+class ClientQuery(PageQuery):
     sort: Annotated[str, one_of(SORTS, "an order")] = Field(
         WORST,
         description=f"One of {', '.join(SORTS)}. `worst`: the lowest accuracy first, with "
@@ -120,20 +120,20 @@ _CLIENT = [name for name in ClientShape.model_fields if name not in {"split", "l
 
 
 @router.get("/{int:job_id}/rounds", response=RoundPage, summary="A federation's rounds, newest first")
-def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> HttpResponse:
+def rounds(request: ApiRequest, job_id: int, query: Query[RoundQuery]) -> HttpResponse:
     """Return rounds, each as the newest attempt did it. Jobs of other kinds have none."""
     job = job_of(request, job_id)
-    if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
-        raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
+    if query.start is not None and query.end is not None and query.start > query.end:
+        raise bad_field("from", f"{query.start} is after to = {query.end}. Swap them.")
     attempts = list(job.attempts.select_related("job").order_by("number"))
     rows = recorded.of_record(recorded.spans(attempts))
-    if wanted.start is not None:
-        rows = rows.filter(number__gte=wanted.start)
-    if wanted.end is not None:
-        rows = rows.filter(number__lte=wanted.end)
-    part = page(rows, SortOrder("number", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    if query.start is not None:
+        rows = rows.filter(number__gte=query.start)
+    if query.end is not None:
+        rows = rows.filter(number__lte=query.end)
+    part = page(rows, SortOrder("number", descending=True), cursor=query.cursor, limit=query.limit)
     numbers = {attempt.pk: attempt.number for attempt in attempts}
-    did = {row.number: recorded.unpack(row.named) for row in part.items} if wanted.clients else {}
+    did = {row.number: recorded.unpack(row.named) for row in part.items} if query.clients else {}
     clients_named = {row.worst for row in part.items if row.worst is not None}.union(
         *(client_rounds["client"].tolist() for client_rounds in did.values())
     )
@@ -148,11 +148,11 @@ def rounds(request: ApiRequest, job_id: int, wanted: Query[WantedRounds]) -> Htt
 
 
 @router.get("/{int:job_id}/clients", response=Clients, summary="A federation's clients, worst first")
-def clients(request: ApiRequest, job_id: int, wanted: Query[WantedClients]) -> HttpResponse:
+def clients(request: ApiRequest, job_id: int, query: Query[ClientQuery]) -> HttpResponse:
     """Return each client's data, participation, and the model's quality for it. Jobs of other kinds have none."""
     job = job_of(request, job_id)
-    rows, order = ordered(job, wanted.sort)
-    part = page(rows, order, cursor=wanted.cursor, limit=wanted.limit)
+    rows, order = ordered(job, query.sort)
+    part = page(rows, order, cursor=query.cursor, limit=query.limit)
     labels, split = recorded.splits(job, [row.number for row in part.items])
     return json_response({"labels": labels, "items": [_client(row, split) for row in part.items], "next": part.next})
 

@@ -27,7 +27,7 @@ COLUMNS: dict[str, parquet.Kind] = {
 }  # fmt: skip
 
 
-class WantedPoints(Schema):
+class PointQuery(Schema):
     """A request for all points of one series of one rank."""
 
     name: Text = "loss"
@@ -37,7 +37,7 @@ class WantedPoints(Schema):
     end: int | None = Field(None, ge=0, lt=2**53, alias="to", description="Last step.")
 
 
-class WantedCurves(WantedPoints):
+class CurveQuery(PointQuery):
     """A request for several series of one rank, or across ranks."""
 
     name: list[Text] = Field(["loss"], max_length=32)  # type: ignore[assignment]
@@ -95,18 +95,18 @@ def names(request: ApiRequest, job_id: int) -> dict[str, Any]:
 
 
 @router.get("/{int:job_id}/series", response=CurvePage, summary="Curves for charts")
-def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> HttpResponse:
+def series(request: ApiRequest, job_id: int, query: Query[CurveQuery]) -> HttpResponse:
     """Return one rank's curve over all attempts; with `band`, bands across ranks.
 
     Each has about `points` points: longer curves are reduced to min, max and mean of intervals, which keeps spikes.
     """
     job = job_of(request, job_id)
-    _check(wanted)
+    _check(query)
     # Read before the points: points that arrive in between are in a later frame, and maybe here too, but never lost.
     version = job.latest.version if job.latest else 0
     owners = _owners(job)
-    lines = _bands if wanted.band else _lines
-    items = [line for name in dict.fromkeys(wanted.name) for line in lines(owners, name, wanted)]
+    lines = _bands if query.band else _lines
+    items = [line for name in dict.fromkeys(query.name) for line in lines(owners, name, query)]
     body = {"items": items, "next": None, "version": version, "attempt": job.latest_id}
     return json_response(body)
 
@@ -118,12 +118,12 @@ def series(request: ApiRequest, job_id: int, wanted: Query[WantedCurves]) -> Htt
         "responses": {200: {"description": CSV_HEADER.strip(), "content": {"text/csv": {"schema": {"type": "string"}}}}}
     },
 )
-def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> StreamingHttpResponse:
+def csv(request: ApiRequest, job_id: int, query: Query[PointQuery]) -> StreamingHttpResponse:
     """Download every point, without averaging. Values that are not finite are NaN, Infinity and -Infinity."""
     job = job_of(request, job_id)
-    _check(wanted)
+    _check(query)
     owners = _owners(job)
-    curves = _curves(owners, wanted.name, wanted, points=None)
+    curves = _curves(owners, query.name, query, points=None)
     response = stream(request, _csv_lines(_pieces(curves, owners)), "text/csv; charset=utf-8")
     response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
     return response
@@ -134,12 +134,12 @@ def csv(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> Stream
     summary="Every point of a series as Parquet, sorted by its columns",
     openapi_extra=parquet.openapi(COLUMNS),
 )
-def as_parquet(request: ApiRequest, job_id: int, wanted: Query[WantedPoints]) -> StreamingHttpResponse:
+def as_parquet(request: ApiRequest, job_id: int, query: Query[PointQuery]) -> StreamingHttpResponse:
     """Download the same as series.csv; `time` is in Unix seconds."""
     job = job_of(request, job_id)
-    _check(wanted)
+    _check(query)
     owners = _owners(job)
-    pieces = _pieces(_curves(owners, wanted.name, wanted, points=None), owners)
+    pieces = _pieces(_curves(owners, query.name, query, points=None), owners)
     answer = stream(request, parquet.pieces(COLUMNS, (piece.columns() for piece in pieces)), parquet.MEDIA_TYPE)
     answer.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.parquet"'
     return answer
@@ -151,42 +151,42 @@ def _owners(job: Job) -> dict[Owner, int]:
     return {owner_of(pk): number for pk, number in attempts}
 
 
-def _check(wanted: WantedPoints) -> None:
-    if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
-        raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
+def _check(query: PointQuery) -> None:
+    if query.start is not None and query.end is not None and query.start > query.end:
+        raise bad_field("from", f"{query.start} is after to = {query.end}. Swap them.")
 
 
-def _curves(owners: dict[Owner, int], name: str, wanted: WantedPoints, *, points: int | None) -> list[Curve]:
-    options: dict[str, Any] = {"rank": wanted.rank, "start": wanted.start, "end": wanted.end, "points": points}
-    if wanted.all:
+def _curves(owners: dict[Owner, int], name: str, query: PointQuery, *, points: int | None) -> list[Curve]:
+    options: dict[str, Any] = {"rank": query.rank, "start": query.start, "end": query.end, "points": points}
+    if query.all:
         return read.incarnation_curves(list(owners), name, **options)
     return [read.curve(list(owners), name, **options)]
 
 
-def _lines(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
-    for curve in _curves(owners, name, wanted, points=wanted.points):
+def _lines(owners: dict[Owner, int], name: str, query: CurveQuery) -> Iterator[dict[str, Any]]:
+    for curve in _curves(owners, name, query, points=query.points):
         columns = {key: getattr(curve, key) for key in ("value", "min", "max", "mean")}
         line: dict[str, Any] = {
             "name": name,
-            "rank": wanted.rank,
+            "rank": query.rank,
             "step": curve.step.tolist(),
-            **{key: short(column, wanted.digits) for key, column in columns.items() if column is not None},
+            **{key: short(column, query.digits) for key, column in columns.items() if column is not None},
             "gaps": curve.gaps,
             "count": curve.count,
             "last_step": curve.last_step,
             "breaks": curve.breaks,
         }
-        if not wanted.all:
+        if not query.all:
             line["superseded"] = curve.superseded
-        if wanted.all and len(curve.source):
+        if query.all and len(curve.source):
             owner, line["incarnation"] = curve.sources[int(curve.source[0])]
             line["attempt"] = owners[owner]
         yield line
 
 
-def _bands(owners: dict[Owner, int], name: str, wanted: WantedCurves) -> Iterator[dict[str, Any]]:
-    band = bands_read.band(list(owners), name, start=wanted.start, end=wanted.end, points=wanted.points)
-    columns = {key: short(getattr(band, key), wanted.digits) for key in ("min", "median", "max")}
+def _bands(owners: dict[Owner, int], name: str, query: CurveQuery) -> Iterator[dict[str, Any]]:
+    band = bands_read.band(list(owners), name, start=query.start, end=query.end, points=query.points)
+    columns = {key: short(getattr(band, key), query.digits) for key in ("min", "median", "max")}
     exact = {key: getattr(band, key).tolist() for key in ("step", "worst_rank")}
     yield {"name": name, "rank": None, **exact, **columns, "gaps": band.gaps}
 

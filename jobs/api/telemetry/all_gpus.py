@@ -11,7 +11,7 @@ from ninja import Query, Router, Schema
 from jobs.api.telemetry.machines import MachineGpu, gpu_shape, holders_of
 from jobs.listing.telemetry_access import access_of, earliest_report
 from nodes.models import Agent, Gpu
-from portal.http.api import ApiRequest, WantedPage, json_response
+from portal.http.api import ApiRequest, PageQuery, json_response
 from portal.http.paging import SortOrder, page
 
 router = Router(tags=["cluster"])
@@ -27,10 +27,10 @@ class ClusterGpus(Schema):
 
 
 @router.get("", response=ClusterGpus, summary="All GPUs, with their jobs and newest samples")
-def gpus(request: ApiRequest, wanted: Query[WantedPage]) -> HttpResponse:
+def gpus(request: ApiRequest, query: Query[PageQuery]) -> HttpResponse:
     """Return all GPUs of `limit` nodes per page, ordered by node name."""
     agents = Agent.objects.filter(gpus__gone_at=None).distinct().defer("facts")
-    found = page(agents, SortOrder("node"), cursor=wanted.cursor, limit=wanted.limit)
+    found = page(agents, SortOrder("node"), cursor=query.cursor, limit=query.limit)
     by_pk = {agent.pk: agent for agent in found.items}
     there = list(Gpu.objects.filter(agent__in=found.items, gone_at=None).defer("facts"))
     return json_response({"items": _shapes(request, by_pk, there), "next": found.next})

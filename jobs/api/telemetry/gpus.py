@@ -19,7 +19,7 @@ from portal.http.api import ApiRequest, bad_field, json_response, one_of
 router = Router(tags=["jobs"])
 
 
-class WantedHeat(Schema):
+class HeatQuery(Schema):
     """A field of all the job's GPUs."""
 
     field: Annotated[str, one_of(GPU_FIELDS, "a field of a GPU")] = Field(
@@ -56,16 +56,14 @@ class HeatShape(Schema):
 
 
 @router.get("/{int:job_id}/gpus", response=HeatShape, summary="A job's GPU use, over all its nodes and attempts")
-def gpus(request: ApiRequest, job_id: int, wanted: Query[WantedHeat]) -> HttpResponse:
+def gpus(request: ApiRequest, job_id: int, query: Query[HeatQuery]) -> HttpResponse:
     """Return one field, a row per GPU and attempt, from the node agents or else from what the launchers logged."""
     job = job_of(request, job_id)
-    if wanted.start is not None and wanted.end is not None and wanted.start > wanted.end:
-        raise bad_field("from", f"{wanted.start} is after to = {wanted.end}. Swap them.")
-    heat = gathered.heat(
-        job, wanted.field, start=wanted.start, end=wanted.end, columns=wanted.columns, user=request.auth
-    )
+    if query.start is not None and query.end is not None and query.start > query.end:
+        raise bad_field("from", f"{query.start} is after to = {query.end}. Swap them.")
+    heat = gathered.heat(job, query.field, start=query.start, end=query.end, columns=query.columns, user=request.auth)
     same = ("source", "field", "start", "width", "columns", "mean")
-    items = [_row(row, wanted.digits) for row in heat.rows]
+    items = [_row(row, query.digits) for row in heat.rows]
     return json_response({"items": items, "next": None, **{name: getattr(heat, name) for name in same}})
 
 

@@ -11,7 +11,7 @@ from django.http import StreamingHttpResponse
 from ninja import Query
 from numpy.typing import NDArray
 
-from jobs.api.telemetry.machines import NO_AGENT, WantedMachineSeries, agent_of, chosen, span
+from jobs.api.telemetry.machines import NO_AGENT, MachineSeriesQuery, agent_of, chosen, span
 from jobs.listing.telemetry_access import TelemetryAccess, access_of
 from nodes.api import agents
 from nodes.models import Agent, Gpu
@@ -45,9 +45,9 @@ COLUMNS: dict[str, parquet.Kind] = {
         errors=NO_AGENT,
     ),
 )
-def csv(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> StreamingHttpResponse:
+def csv(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> StreamingHttpResponse:
     """Download every sample; those already merged into minutes are their means. `points` is ignored."""
-    lines = _lines(_pieces(request.auth, agent_of(name), wanted))
+    lines = _lines(_pieces(request.auth, agent_of(name), query))
     return _download(stream(request, lines, "text/csv; charset=utf-8"), "telemetry.csv")
 
 
@@ -56,9 +56,9 @@ def csv(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> S
     summary="Every sample of some curves as Parquet",
     openapi_extra=parquet.openapi(COLUMNS, NO_AGENT),
 )
-def as_parquet(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> StreamingHttpResponse:
+def as_parquet(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> StreamingHttpResponse:
     """Download the same as series.csv. `gpu` is null if a curve belongs to the node; `time` is in Unix seconds."""
-    rows = (piece.columns() for piece in _pieces(request.auth, agent_of(name), wanted))
+    rows = (piece.columns() for piece in _pieces(request.auth, agent_of(name), query))
     return _download(stream(request, parquet.pieces(COLUMNS, rows), parquet.MEDIA_TYPE), "telemetry.parquet")
 
 
@@ -76,13 +76,13 @@ class _MachineSamples:
         return {"node": self.node, "gpu": self.gpu, "name": self.name, "time": self.time, "value": self.value}
 
 
-def _pieces(user: User, agent: Agent, wanted: WantedMachineSeries) -> Iterator[_MachineSamples]:
+def _pieces(user: User, agent: Agent, query: MachineSeriesQuery) -> Iterator[_MachineSamples]:
     """Check the request now and read the samples later. Raises Problem."""
-    (start, end), gpus = span(wanted), chosen(agent, wanted.gpu)
+    (start, end), gpus = span(query), chosen(agent, query.gpu)
     now = int(time.time())  # otherwise times without data would be searched piece by piece
     start, end = max(start, now - RETENTION_S - TENS.block_s), min(end, now + int(AHEAD_S))
     access = access_of(user, [gpu.pk for gpu in gpus], start, end + TENS.seconds)
-    return _read(agent, gpus, wanted.name, start, end, access)
+    return _read(agent, gpus, query.name, start, end, access)
 
 
 def _read(

@@ -17,7 +17,7 @@ from nodes.api import agents
 from nodes.models import Agent, Gpu, Holding, NodeEvent
 from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
-from portal.http.api import ApiRequest, Text, WantedPage, bad_field, json_response
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field, json_response
 from portal.http.openapi import deprecated, described
 from portal.http.paging import SortOrder, page
 from portal.models import User
@@ -85,7 +85,7 @@ class Telemetry(Schema):
     facts: dict[str, Any]
 
 
-class WantedMachineSeries(Schema):
+class MachineSeriesQuery(Schema):
     """Curves of a node or its GPUs."""
 
     name: list[Text] = Field(
@@ -143,7 +143,7 @@ class MachineEvents(Schema):
     next: str | None
 
 
-class WantedMachineEvents(WantedPage):
+class MachineEventQuery(PageQuery):
     kind: Text = Field("", description="xid, sxid, gpu.lost, mount.slow …")
 
 
@@ -185,28 +185,28 @@ def gpus(request: ApiRequest, name: str) -> dict[str, Any]:
     summary="Curves of a node and its GPUs",
     openapi_extra=described(errors=NO_AGENT),
 )
-def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -> HttpResponse:
+def series(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> HttpResponse:
     """Return each second of the last two days, minutes for 90 days, ten minutes for two years, as far as requested.
 
     Times when a GPU was allocated to somebody else's job are left out if the site hides other people's jobs.
     """
-    agent, (start, end) = agent_of(name), span(wanted)
-    rows = [(gpu, field) for field in wanted.name if field in GPU_FIELDS for gpu in chosen(agent, wanted.gpu)]
-    host_fields = [field for field in dict.fromkeys(wanted.name) if field not in GPU_FIELDS]
+    agent, (start, end) = agent_of(name), span(query)
+    rows = [(gpu, field) for field in query.name if field in GPU_FIELDS for gpu in chosen(agent, query.gpu)]
+    host_fields = [field for field in dict.fromkeys(query.name) if field not in GPU_FIELDS]
     keys = [(gpu_owner(gpu.pk), field) for gpu, field in rows] + [
         (host_owner(agent.pk), field) for field in host_fields
     ]
-    curves = read.curves(agent, keys, start=start, end=end, points=wanted.points)
+    curves = read.curves(agent, keys, start=start, end=end, points=query.points)
     outlines = [curves[key].outline for key in keys[: len(rows)]]
     # An interval may begin before the requested range and end after it.
     first = min((int(outline.first.min()) for outline in outlines if len(outline.first)), default=start)
     last = max((int(outline.last.max()) for outline in outlines if len(outline.last)), default=end)
     access = access_of(request.auth, [gpu.pk for gpu, _ in rows], min(start, first), max(end, last))
     items = [
-        line(field, access.outline(gpu.pk, curves[gpu_owner(gpu.pk), field].outline), wanted.digits, gpu=gpu)
+        line(field, access.outline(gpu.pk, curves[gpu_owner(gpu.pk), field].outline), query.digits, gpu=gpu)
         for gpu, field in rows
     ]
-    items += [line(field, curves[host_owner(agent.pk), field].outline, wanted.digits) for field in host_fields]
+    items += [line(field, curves[host_owner(agent.pk), field].outline, query.digits) for field in host_fields]
     return json_response({"items": items, "next": None})
 
 
@@ -216,12 +216,12 @@ def series(request: ApiRequest, name: str, wanted: Query[WantedMachineSeries]) -
     summary="A node's events, newest first",
     openapi_extra=described(errors=NO_AGENT),
 )
-def events(request: ApiRequest, name: str, wanted: Query[WantedMachineEvents]) -> dict[str, Any]:
+def events(request: ApiRequest, name: str, query: Query[MachineEventQuery]) -> dict[str, Any]:
     """Return Xids, lost GPUs, silent drivers, slow mounts and gaps in the agent's reports."""
     rows = NodeEvent.objects.filter(agent=agent_of(name)).select_related("gpu")
-    if wanted.kind:
-        rows = rows.filter(kind=wanted.kind)
-    found = page(rows, SortOrder("at", descending=True), cursor=wanted.cursor, limit=wanted.limit)
+    if query.kind:
+        rows = rows.filter(kind=query.kind)
+    found = page(rows, SortOrder("at", descending=True), cursor=query.cursor, limit=query.limit)
     return {"items": event_shapes(request.auth, found.items), "next": found.next}
 
 
@@ -232,10 +232,10 @@ def agent_of(name: str) -> Agent:
     return agent
 
 
-def span(wanted: WantedMachineSeries) -> tuple[int, int]:
+def span(query: MachineSeriesQuery) -> tuple[int, int]:
     """Return the requested time range in Unix seconds. Raises Problem."""
-    end = wanted.end if wanted.end is not None else int(time.time())
-    start = wanted.start if wanted.start is not None else end - HOUR_S
+    end = query.end if query.end is not None else int(time.time())
+    start = query.start if query.start is not None else end - HOUR_S
     if start > end:
         raise bad_field("from", f"{start} is after to = {end}. Swap them.")
     return start, end

@@ -62,12 +62,12 @@ def use(request: ApiRequest) -> dict[str, object]:
         }
     ),
 )
-def change(request: ApiRequest, slug: Slug, wanted: Retention) -> Project:
+def change(request: ApiRequest, slug: Slug, body: Retention) -> Project:
     """Set after how many days a job that has ended keeps only its last checkpoint and pinned ones."""
     project = Project.objects.visible_to(request.auth).filter(slug=slug).first()
     if project is None:
         raise Problem(404, f"There is no project {slug} that you can see.")
     if not can(request.auth, "manage", project):
         raise Problem(403, f"Only leads of {slug} can change this. Ask one of them.", kind="refused")
-    retention.set_retention(request.auth, project, wanted.keep_checkpoints_days)
+    retention.set_retention(request.auth, project, body.keep_checkpoints_days)
     return Project.objects.get(pk=project.pk)

@@ -28,7 +28,7 @@ CSV_ROWS = 5_000  # at most
 ORDERS = (*SORTS, *(f"-{name}" for name in SORTS), *FORMER_SORTS)
 
 
-class WantedWaste(Schema):
+class WasteQuery(Schema):
     """The days, grouping and order of the report."""
 
     days: int = Field(7, ge=1, le=MAX_DAYS, description="Number of days in UTC; the last one is today so far.")
@@ -36,7 +36,7 @@ class WantedWaste(Schema):
     sort: Annotated[str, one_of(ORDERS, "an order")] = Field("-idle", description=f"{', '.join(SORTS)}; - reverses.")
 
 
-class WantedWastePage(WantedWaste):
+class WastePageQuery(WasteQuery):
     limit: int = Field(50, ge=1, le=200, description="Items a page.")
     cursor: Cursor
 
@@ -92,18 +92,18 @@ class Waste(Schema):
 
 
 @router.get("/waste", response=Waste, summary="GPU-hours allocated, used and idle, by project, person or job")
-def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]:
+def waste(request: ApiRequest, query: Query[WastePageQuery]) -> dict[str, Any]:
     """Return GPU-hours, about 20 minutes behind as samples are merged first. The site decides whose jobs you see."""
-    skip = whole(wanted.cursor or "0", 2**31)
+    skip = whole(query.cursor or "0", 2**31)
     if skip is None:
         raise bad_field("cursor", "Invalid cursor. Start without one.")
-    now, filters = timezone.now(), _filters(wanted)
-    waste_report = report.find(request.auth, filters, now, limit=wanted.limit, skip=skip)
+    now, filters = timezone.now(), _filters(query)
+    waste_report = report.find(request.auth, filters, now, limit=query.limit, skip=skip)
     idle = report.idle_now(request.auth, now)
     lead, also = sentences.summary(waste_report, filters, sum(len(job.idle) for job, _ in idle))
     return {
         "items": [_row(row) for row in waste_report.rows],
-        "next": None if waste_report.is_last else str(skip + wanted.limit),
+        "next": None if waste_report.is_last else str(skip + query.limit),
         "days": filters.days,
         "since": filters.since(now),
         "by": filters.by,
@@ -118,9 +118,9 @@ def waste(request: ApiRequest, wanted: Query[WantedWastePage]) -> dict[str, Any]
     summary="The same report as CSV",
     openapi_extra=described(csv_file.description(CSV_HEADER, most=CSV_ROWS)),
 )
-def as_csv(request: ApiRequest, wanted: Query[WantedWaste]) -> StreamingHttpResponse:
+def as_csv(request: ApiRequest, query: Query[WasteQuery]) -> StreamingHttpResponse:
     """Download the report as CSV. Names that a spreadsheet would read as a formula are prefixed with an apostrophe."""
-    filters, user = _filters(wanted), request.auth
+    filters, user = _filters(query), request.auth
     name = f"waste-{filters.by}-{filters.days}d.csv"
     return csv_file.csv_response(request, name, CSV_HEADER, lambda: _csv_rows(user, filters))
 
@@ -131,8 +131,8 @@ def _csv_rows(user: User, filters: WasteFilter) -> Iterator[Sequence[object]]:
         yield [filters.by, row.name, row.project, row.person, row.job, row.scheduler_id, *hours]
 
 
-def _filters(wanted: WantedWaste) -> WasteFilter:
-    return WasteFilter(days=wanted.days, by=wanted.by, sort=report.current_sort(wanted.sort))
+def _filters(query: WasteQuery) -> WasteFilter:
+    return WasteFilter(days=query.days, by=query.by, sort=report.current_sort(query.sort))
 
 
 def _row(row: WasteEntry) -> dict[str, Any]:
