@@ -48,7 +48,7 @@ def attach(
     directory: Path | None,
     as_json: bool,
     tags: tuple[str, ...],
-    **words: str | None,
+    **details: str | None,
 ) -> None:
     """Track a run that sbatch started.
 
@@ -64,7 +64,9 @@ def attach(
 
     Vigil tracks its state, why it is pending, its requeues and its end. It never resubmits it.
     """
-    body: dict[str, Any] = {name: word for name, word in words.items() if word} | ({"tags": list(tags)} if tags else {})
+    body: dict[str, Any] = {name: value for name, value in details.items() if value} | (
+        {"tags": list(tags)} if tags else {}
+    )
     command: list[str] | None = click.get_current_context().meta.get(_COMMAND)
     if command is None:
         _follow(_valid_number(number), body, as_json)

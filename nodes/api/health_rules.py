@@ -163,7 +163,7 @@ def rules(request: ApiRequest) -> dict[str, Any]:
     "/try",
     response=DryRunShape,
     summary="Try a rule on the past (sysadmins)",
-    openapi_extra=described(errors=FORBIDDEN | {429: "A dry run of yours is still going on."}),
+    openapi_extra=described(errors=FORBIDDEN | {429: "Your previous dry run is still running."}),
 )
 def try_rule(request: ApiRequest, body: DryRunRequest) -> dict[str, Any]:
     """Apply a rule to what is stored of the last days. Nothing is changed. It takes up to half a minute."""
@@ -172,7 +172,7 @@ def try_rule(request: ApiRequest, body: DryRunRequest) -> dict[str, Any]:
         rule = edit_rules.checked(edit_rules.normalised(body.toml))
     found = dry_run_for(request.auth, rule, days=body.days)
     if found is None:
-        raise Problem(429, "A dry run of yours is still going on. Wait until it has ended.")
+        raise Problem(429, "Your previous dry run is still running. Wait until it has ended.")
     return dry_run_shape(found) | {"proof": edit_rules.proof_of(request.auth, body.toml)}
 
 

@@ -95,7 +95,7 @@ def dry_run(
 
 
 def dry_run_for(user: User, rule: Rule, *, days: int = DAYS) -> RuleDryRun | None:
-    """Try the rule for a person; None if a dry run of theirs is still going on: each takes a core for seconds."""
+    """Try the rule for a person; None while their previous dry run is still running: each takes a core for seconds."""
     key = f"health-dry-run-{user.pk}"
     if not cache.add(key, True, timeout=4 * int(BUDGET_S)):
         return None

@@ -66,7 +66,7 @@ def _restore(settings: ModuleType, reader: archive.ArchiveReader, force: bool) -
             reader.unpack(folder, files.ProgressMessages("Unpacking and checking"))
             # To the microsecond: a restore that is killed and repeated within a second gets a stamp of its own.
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-            set_aside = place.take(folder, stamp)
+            set_aside = place.put_in_place(folder, stamp)
             notes = _take_key(settings, folder / archive.SECRET_KEY, set_aside, stamp)
         (home / "prepared").unlink(missing_ok=True)
         place.after()
@@ -141,7 +141,7 @@ class _Sqlite:
     def there(self) -> str:
         return f"{self.database} is there" if self.database.exists() else ""
 
-    def take(self, folder: Path, stamp: str) -> list[str]:
+    def put_in_place(self, folder: Path, stamp: str) -> list[str]:
         staged = folder / archive.DATABASES["sqlite"]
         if self.is_behind:
             _migrate({"DATABASE_URL": f"sqlite://{quote(str(staged))}"})
@@ -176,7 +176,7 @@ class _Postgres:
         found = postgres.table_count(self.server)
         return f"a database with {found} tables is there" if found else ""
 
-    def take(self, folder: Path, stamp: str) -> list[str]:
+    def put_in_place(self, folder: Path, stamp: str) -> list[str]:
         dumped = folder / archive.DATABASES["postgresql"]
         progress = files.ProgressMessages("Restoring the database")
         schema = postgres.restore(self.server, dumped, stamp.replace("-", "_"), progress)
