@@ -148,7 +148,7 @@ class SiteRuleAdmin(ReadOnlyAdmin):
 class ActionPolicyAdmin(ReadOnlyAdmin):
     """How far Vigil goes with each action; /health/rules changes it."""
 
-    called = ("health_policy.changed", "health policies")
+    called = ("health policy", "health policies")
     list_display = ("action", "mode", "changed_by", "changed_at")
 
 
