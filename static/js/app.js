@@ -1,5 +1,6 @@
 // Shared by all pages: theme, relative times, dialogs, toasts, keyboard shortcuts and the live indicator.
 // Every page also works without it, less comfortably.
+import "./swaps.js";
 import { updateTimesRegularly } from "./words.js";
 
 const root = document.documentElement;
