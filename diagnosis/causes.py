@@ -258,7 +258,8 @@ _ALL = (
         UNKNOWN,
         "failed for an unknown reason",
         "both",
-        "Provide what is listed as missing below: a kernel log, the scheduler's record, other ranks' logs.",
+        "Open the post-mortem. Under “Not examined” it lists what Vigil could not read: get the kernel log, the "
+        "accounting record or the other ranks' logs, and the verdict is revised.",
     ),
     Cause(
         NONE,

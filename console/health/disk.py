@@ -128,5 +128,5 @@ def _full(level: str, title: str, code: str, path: Path, room: DiskSpace) -> Fin
         "error" if level == "error" else "warning",
         title,
         f"{path} has {formatting.disk(room.free)} of {formatting.disk(room.total)} free{inodes}.",
-        "Delete jobs and checkpoints that nobody needs (page Disk use), or make the disk larger.",
+        "Delete jobs and checkpoints that nobody needs (page Disk), or enlarge the disk.",
     )

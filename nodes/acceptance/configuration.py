@@ -68,7 +68,7 @@ def _gpus(nodes: Nodes) -> ClauseOutcome:
     kinds = _groups((f"{gpu.model or 'unknown'}{_gib(gpu.memory_mib)}", node.node) for node, gpu in _gpus_of(reporting))
     if len(kinds) > 1:
         details += _group_texts(kinds)
-    measured = f"{len(_gpus_of(reporting))} GPUs on {formatting.plural(len(reporting), 'node')}: {', '.join(kinds)}."
+    measured = f"{formatting.plural(len(_gpus_of(reporting)), 'GPU')} on {formatting.plural(len(reporting), 'node')}: {', '.join(kinds)}."
     return _outcome("gpus", measured, details, missing=[node.node for node in nodes if not node.is_reporting])
 
 
@@ -109,7 +109,7 @@ def _nvlinks(nodes: Nodes) -> ClauseOutcome:
     ]
     details += _differing_by_model(gpus, _nvlinks_text, lambda text: text)
     links = sum(sum(gpu.nvlinks or ()) for _, gpu in linked)
-    measured = f"{links:,} active links on {formatting.plural(len(linked), 'GPU')}."
+    measured = f"{formatting.plural(links, 'active link')} on {formatting.plural(len(linked), 'GPU')}."
     return _outcome("nvlinks", measured, details, missing)
 
 

@@ -151,7 +151,7 @@ def failures_clause(count: FailureCount) -> ClauseOutcome:
     ]
     details = [*count.texts[:MAX_FAILURES], *others]
     if len(count.texts) > MAX_FAILURES:
-        details.insert(MAX_FAILURES, f"And {len(count.texts) - MAX_FAILURES:,} more failures.")
+        details.insert(MAX_FAILURES, f"And {formatting.plural(len(count.texts) - MAX_FAILURES, 'more failure')}.")
     return ClauseOutcome("failures", FAILED if required.p < MIN_P else PASSED, measured, tuple(details))
 
 

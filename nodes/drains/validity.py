@@ -114,9 +114,10 @@ def _facts(reason: DrainReason, evidence: DrainEvidence) -> Iterator[str]:
         version = f", now {evidence.driver}" if evidence.driver else ""
         yield f"NVIDIA driver reloaded ({formatting.clock(evidence.driver_reloaded_at)}{version})"
     if evidence.gpus_found is not None and evidence.gpus_expected and evidence.gpus_found < evidence.gpus_expected:
-        yield f"{evidence.gpus_found} of {evidence.gpus_expected} GPUs are there"
+        verb = "is" if evidence.gpus_found == 1 else "are"
+        yield f"{evidence.gpus_found} of {evidence.gpus_expected} GPUs {verb} present"
     elif reason.cause == DrainCause.FEWER_GPUS and evidence.gpus_found is not None:
-        yield f"all {evidence.gpus_expected} GPUs are there"
+        yield "all GPUs are present"
     if reason.cause == DrainCause.KILL_FAILED:
         yield from _process_facts(evidence)
     if reason.cause in (DrainCause.NOT_RESPONDING, DrainCause.POWER, DrainCause.REBOOTED):

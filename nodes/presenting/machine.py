@@ -194,7 +194,7 @@ def _works(facts: NodeHeadline) -> Iterator[str]:
         them = (
             "The GPU is busy"
             if len(visible) == working == 1
-            else f"{working} of {formatting.plural(len(visible), 'GPU')} are busy"
+            else f"{working} of {formatting.plural(len(visible), 'GPU')} {'is' if working == 1 else 'are'} busy"
         )
         yield f"{them}, {mean} on average." if working else _rest(len(visible))
         hottest = max((gpu.temperature_c for gpu in visible if gpu.temperature_c is not None), default=None)

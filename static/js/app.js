@@ -20,7 +20,7 @@ for (const tab of document.querySelectorAll(".tabs [aria-current]")) {
   tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft - 16;
 }
 
-// Show a toast at the lower right. Errors stay until dismissed; others disappear by themselves.
+// Show a toast at the lower right. Errors and warnings stay until dismissed; others disappear by themselves.
 function toast(text, state = "completed") {
   const box = document.createElement("div");
   box.className = "toast";
@@ -145,6 +145,6 @@ document.addEventListener("htmx:afterRequest", (event) => {
 });
 
 for (const box of document.querySelectorAll("#toasts .toast")) {
-  if (!box.querySelector('[data-state="failed"]')) fade(box);
+  if (!box.querySelector('[data-state="failed"], [data-state="warn"]')) fade(box);
 }
 updateTimesRegularly();

@@ -61,7 +61,7 @@ def test_two_failures_are_too_many_in_48_hours_of_64_gpus() -> None:
 
 def test_many_failures_leave_room_for_the_published_rates() -> None:
     (row,) = (row for row in stored([failures_clause(count(40))]) if row["key"] == "failures")
-    assert "And 30 more failures." in row["details"]
+    assert "And 30\N{NO-BREAK SPACE}more failures." in row["details"]
     assert any("arXiv 2407.21783" in text for text in row["details"])
 
 

@@ -154,7 +154,7 @@ def test_missing_gpus_are_counted_again(lab: Lab, ops: User) -> None:
     machine.gpus = machine.gpus[:1]
     machine.post(machine.facts(time.time()))
     item = listed(ops)["dgx-01"]
-    assert (item["standing"], item["facts"]) == ("stands", ["1 of 2 GPUs are there"])
+    assert (item["standing"], item["facts"]) == ("stands", ["1 of 2 GPUs is present"])
 
 
 def test_a_replaced_gpu_and_a_reloaded_driver_are_facts(lab: Lab, ops: User) -> None:

@@ -28,6 +28,7 @@ def spoken(**facts: Any) -> tuple[str, str]:
     ("facts", "lead"),
     [
         ({"gpus": gpus(80, 84, 82, 82, 0, 0, 0, 0)}, "4 of 8 GPUs are busy, 41 % on average."),
+        ({"gpus": gpus(80, 0)}, "1 of 2 GPUs is busy, 40 % on average."),
         ({"gpus": gpus(90)}, "The GPU is busy, 90 % on average."),
         ({"gpus": gpus(0, 0)}, "All 2 GPUs are idle."),
         ({"gpus": gpus(0)}, "The GPU is idle."),
