@@ -126,7 +126,7 @@ class NodeEventAdmin(HistoryAdmin):
 class HealthEntryAdmin(HistoryAdmin):
     """Findings of health rules; /health has the decisions about them."""
 
-    called = ("health entry", "health entries")
+    called = ("health finding", "health findings")
     list_display = (
         "rule", "node", "gpu", "item", "state", "severity", "action", "decision", "decided_by", "last_seen", "count"
     )  # fmt: skip

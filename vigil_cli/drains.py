@@ -16,8 +16,8 @@ from vigil_cli.terminal import echo
 from vigil_core import formatting
 
 MAX_NAMED = 10
-STANDING = {"over": "no longer true", "stands": "still true", "unknown": "not checked"}
-STILL_TRUE = {"over": "no", "stands": "yes", "unknown": "not checked"}
+STANDING = {"over": "gone", "stands": "persists", "unknown": "not checked"}
+"""Of the problem that the reason names."""
 
 
 @click.group(cls=Commands, invoke_without_command=True)
@@ -26,7 +26,7 @@ STILL_TRUE = {"over": "no", "stands": "yes", "unknown": "not checked"}
 def drains(context: click.Context, as_json: bool) -> None:
     """List nodes out of service: who took them out, and why.
 
-    Those whose reason no longer holds come first, then those that cost most.
+    Those whose problem is gone come first, then those that cost most.
     """
     if context.invoked_subcommand is None:
         _print_drains(as_json)
@@ -105,18 +105,18 @@ def _preview_group(head: str, drained: list[dict[str, Any]]) -> list[str]:
     for item in drained[:MAX_NAMED]:
         holder = f", by {_drained_by(item)}" if _drained_by(item) else ""
         jobs = ", jobs run there" if item["has_jobs"] else ""
-        standing = STANDING.get(item["standing"], item["standing"])
+        standing = f"problem {STANDING.get(item['standing'], item['standing'])}"
         lines.append(f"  {item['node']}: {item['reason'] or 'no reason'}{holder} ({standing}{jobs})")
     more = len(drained) - MAX_NAMED
     return lines + ([f"  and {formatting.count(more)} more"] if more > 0 else [])
 
 
 def _lines(answer: dict[str, Any]) -> list[str]:
-    head = ["NODE", "STATE", "BY", "SINCE", "REASON", "STILL TRUE", "IDLE GPUS>", "COST/H>", "NOTES"]
+    head = ["NODE", "STATE", "BY", "SINCE", "REASON", "PROBLEM", "IDLE GPUS>", "COST/H>", "NOTES"]
     rows = [
         [
             *(drain["node"], formatting.word(drain["state"]), _drained_by(drain), local(drain["since"])[:16]),
-            *(drain["reason"], STILL_TRUE.get(drain["standing"], drain["standing"]), str(drain["idle_gpus"])),
+            *(drain["reason"], STANDING.get(drain["standing"], drain["standing"]), str(drain["idle_gpus"])),
             *(_cost(drain), "; ".join(drain["facts"])),
         ]
         for drain in answer["items"]

@@ -63,7 +63,7 @@ def _lines(answer: dict[str, Any]) -> list[str]:
             f"  {node['node']}: {node['failures']} failures, {formatting.measure(node['expected'])} expected,"
             f" in {formatting.plural(node['programs'], 'program')}: the {node['blame']}"
         )
-    head = [answer["by"].upper(), "FAILURES>", "NODE-DAYS>", "PER 1,000>", "(95 %)", "MTTF>", "LOST GPU-HOURS>"]
+    head = [answer["by"].upper(), "FAILURES>", "NODE-DAYS>", "PER 1,000>", "(95 %)", "MTBF>", "LOST GPU-HOURS>"]
     rows = [
         [
             *(row["name"], str(row["failures"]), formatting.measure(row["node_days"])),

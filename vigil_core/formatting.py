@@ -214,6 +214,12 @@ def exact(then: datetime) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S}.{local.microsecond // 1000:03d} {local:%Z}"
 
 
+def minute(then: datetime) -> str:
+    """Return a time to the minute, for texts that are read elsewhere or later: 29 Nov 2026, 09:14 CET."""
+    local = _local(then)
+    return f"{local.day}{NBSP}{local:%b}{NBSP}{local.year}, {local:%H:%M}{NBSP}{local:%Z}"
+
+
 def machine_time(then: datetime) -> str:
     """Return a time in UTC, as a `datetime` attribute expects it."""
     return then.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

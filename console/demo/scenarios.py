@@ -184,7 +184,7 @@ STORIES = (
                 "torch.AcceleratorError: CUDA error: unknown error",
                 echo="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384, remote process"
                 " exited or there was a network error, NCCL version 2.27.3",
-                decision="GPU fell off the bus on dgx-03 (84 % sure). Restarted from step 3,000 without"
+                decision="GPU fell off the bus on dgx-03 (84 % confidence). Restarted from step 3,000 without"
                 " dgx-03 as attempt 2. Restart 1 of 3.",
             ),
             DemoAttempt(hours_ago=10.0, steps=((3000, 6000),), nodes=("dgx-05",), queued_minutes=2.5),
@@ -197,7 +197,7 @@ STORIES = (
             DemoAttempt(
                 hours_ago=9.1, steps=((0, 14),), state="failed", cause="exception", exit_code=1, nodes=("dgx-02",),
                 failure={"rank": 0, "incarnation": 0, "exit_code": 1, "kind": "exception", "error": _OUT_OF_MEMORY},
-                decision="Out of GPU memory (96 % sure). Not restarted: it saved no checkpoint since its"
+                decision="Out of GPU memory (96 % confidence). Not restarted: it saved no checkpoint since its"
                 " start, so the same would happen again.",
                 log=f"  File \"training/trainer.py\", in _accumulate\n    loss.backward()\n{_OUT_OF_MEMORY}",
             ),
@@ -214,7 +214,7 @@ STORIES = (
                     "rank": 3, "incarnation": 0, "exit_code": 1, "kind": "exception",
                     "error": "FloatingPointError: the loss is not finite at step 1522",
                 },
-                decision="Loss diverged (70 % sure). Not restarted: the same would happen again.",
+                decision="Loss diverged (70 % confidence). Not restarted: the same would happen again.",
                 log="FloatingPointError: the loss is not finite at step 1522",
             ),
         ),

@@ -20,7 +20,7 @@ from jobs.acceptances import start as acceptances
 from jobs.burnins import report
 from jobs.burnins.start import CannotBurnIn
 from jobs.errors import Conflict
-from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, REJECTED
+from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_APPLICABLE, NOT_CHECKED, PASSED, REJECTED
 from nodes.burnin import plan
 from nodes.drains.host_expression import MAX_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
@@ -31,7 +31,7 @@ from vigil_core.untrusted import plain
 
 PER_PAGE = 50
 RESULT_GLYPHS = {ACCEPTED: "completed", REJECTED: "failed"}
-CLAUSE_GLYPHS = {PASSED: "completed", FAILED: "failed", NOT_TRIED: "warn", NOT_APPLICABLE: "cancelled"}
+CLAUSE_GLYPHS = {PASSED: "completed", FAILED: "failed", NOT_CHECKED: "warn", NOT_APPLICABLE: "cancelled"}
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class AcceptanceRow:
     def title(self) -> str:
         """Return the result, with how many clauses an accepted one leaves open. Reads the clauses."""
         title = str(self.acceptance.get_result_display())
-        open_clauses = sum(clause["outcome"] == NOT_TRIED for clause in self.acceptance.clauses)
+        open_clauses = sum(clause["outcome"] == NOT_CHECKED for clause in self.acceptance.clauses)
         if self.acceptance.result != ACCEPTED or not open_clauses:
             return title
-        return f"{title}, {formatting.plural(open_clauses, 'clause')} not tried"
+        return f"{title}, {formatting.plural(open_clauses, 'clause')} not checked"
 
     @property
     def status(self) -> str:

@@ -24,14 +24,14 @@ GLYPHS = {"info": "notice", "warning": "warn", "critical": "failed"}
 @require_http_methods(["GET", "HEAD", "POST"])
 def index(request: HttpRequest) -> HttpResponse:
     """List announcements; sysadmins write them."""
-    mistake = ""
+    mistake = mistake_field = ""
     if request.method == "POST":
         user = sysadmin_of(request, "post announcements")
         try:
             starts_at, ends_at = (_moment(request.POST.get(name, ""), name) for name in ("starts_at", "ends_at"))
             write.announce(user, request.POST.get("text", ""), request.POST.get("level", ""), starts_at, ends_at)
         except write.BadAnnouncement as error:
-            mistake = str(error)
+            mistake, mistake_field = str(error), error.field
         else:
             messages.success(request, "Announced.")
             return redirect("announcements")
@@ -46,6 +46,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "levels": Announcement.Level.values,
         "most": Announcement.MAX_LENGTH,
         "mistake": mistake,
+        "mistake_field": mistake_field,
         "sent": request.POST,
         "zone": timezone.get_current_timezone_name(),
     }

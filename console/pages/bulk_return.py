@@ -20,7 +20,7 @@ from vigil_core import formatting
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def page(request: HttpRequest) -> HttpResponse:
-    user = sysadmin_of(request, "return nodes to service")
+    user = sysadmin_of(request, "undrain nodes")
     form = BulkForm.read(request, partial(bulk_return.preview, user))
     if form.may_order(request):
         return _undrain(request, user, form)
@@ -39,10 +39,10 @@ def _undrain(request: HttpRequest, user: User, form: BulkForm[ReturnPreview]) ->
 
 
 def headline(found: ReturnPreview) -> tuple[str, str]:
-    """Return the page's lead: how many nodes return; then how many stay as they are."""
+    """Return the page's lead: how many nodes it undrains; then how many stay as they are."""
     if not found.yours and not found.by_others:
         return "All of these nodes are in service.", ""
-    lead = f"This returns {formatting.plural(len(found.yours), 'node')} to service." if found.yours else ""
+    lead = f"This undrains {formatting.plural(len(found.yours), 'node')}." if found.yours else ""
     stays = "stays as it is" if len(found.by_others) == 1 else "stay as they are"
     others = f"{formatting.plural(len(found.by_others), 'node')} that somebody else drained {stays}."
     if not found.by_others:

@@ -211,8 +211,8 @@ def cancel(request: HttpRequest, burn_in_id: int) -> HttpResponse:
 @login_required
 @require_POST
 def reset_golden(request: HttpRequest) -> HttpResponse:
-    """Forget the golden records of a model and driver."""
-    user = sysadmin_of(request, "reset golden records")
+    """Delete the golden records of a model and driver."""
+    user = sysadmin_of(request, "delete golden records")
     model, driver = plain(request.POST.get("model", ""))[:128], plain(request.POST.get("driver", ""))[:40]
     if not golden.reset(user, model, driver):
         messages.error(request, f"There are no golden records of {model}.")

@@ -1,9 +1,10 @@
-"""Provide what every page's frame needs: the theme, and what the navigation shows to whom."""
+"""Provide what every page's frame needs: the theme, the time zone, and what the navigation shows to whom."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
@@ -20,6 +21,7 @@ def context(request: HttpRequest) -> dict[str, object]:
     theme = request.COOKIES.get("theme")
     return {
         "theme": theme if theme in THEMES else None,
+        "site_zone": timezone.get_current_timezone_name(),
         "active_jobs": SimpleLazyObject(lambda: _active_jobs(request)),
         "waiting_decisions": SimpleLazyObject(lambda: _waiting_decisions(request)),
         "announcements": SimpleLazyObject(current),

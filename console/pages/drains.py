@@ -1,4 +1,4 @@
-"""Render /drains: every node out of service, who took it out, whether that is still true, and what to do."""
+"""Render /drains: every node out of service, who took it out, whether the problem persists, and what to do."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class DrainRow:
     @property
     def standing(self) -> str:
         return {
-            ReasonValidity.OUTDATED: "no longer true",
-            ReasonValidity.VALID: "still true",
+            ReasonValidity.OUTDATED: "problem gone",
+            ReasonValidity.VALID: "problem persists",
             ReasonValidity.UNKNOWN: "not checked",
         }[self.drained.judgement.validity]
 
@@ -170,7 +170,7 @@ def page(request: HttpRequest, *, spare: tuple[str, str] = ("", ""), spare_mista
 
 
 def _rows(names: Sequence[str], user: User, now: datetime) -> list[DrainRow]:
-    """Return these nodes, those first whose reason no longer holds, then the most costly."""
+    """Return these nodes, those first whose problem is gone, then the most costly."""
     found = overview.described(Node.objects.filter(name__in=names), now)
     active = dict(BurnInNode.objects.filter(is_active=True, node__in=names).values_list("node", "burn_in"))
     orders_of = [item.order.pk for item in found if item.order is not None and item.holder == DrainHolder.BURN_IN]
@@ -203,5 +203,5 @@ def headline(out: Sequence[OutNode], rows: Sequence[DrainRow], standing_by: int 
     if not over:
         return lead, rest
     names = over[0] if len(over) == 1 else formatting.plural(len(over), "node")
-    subject = "The reason" if len(rows) == len(out) else f"Among the {formatting.count(len(rows))} shown, the reason"
-    return lead, f"{subject} no longer holds for {names}. {rest}".strip()
+    subject = "The problem" if len(rows) == len(out) else f"Among the {formatting.count(len(rows))} shown, the problem"
+    return lead, f"{subject} is gone on {names}. {rest}".strip()

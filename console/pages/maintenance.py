@@ -29,12 +29,14 @@ MAX_PAST = 20
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def index(request: HttpRequest) -> HttpResponse:
-    mistake = ""
+    mistake = mistake_field = ""
     if request.method == "POST":
         try:
             _plan(request, sysadmin_of(request, "plan maintenance"))
-        except (maintenance.BadWindow, BadHostExpression, UnknownNodes) as error:
-            mistake = str(error)
+        except maintenance.BadWindow as error:
+            mistake, mistake_field = str(error), error.field
+        except (BadHostExpression, UnknownNodes) as error:
+            mistake, mistake_field = str(error), "nodes"
         else:
             messages.success(request, "Planned.")
             return redirect("maintenance")
@@ -51,6 +53,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "most_reason": MaintenanceWindow.MAX_REASON,
         "most_characters": host_expression.MAX_CHARACTERS,
         "mistake": mistake,
+        "mistake_field": mistake_field,
         "sent": request.POST,
         "zone": timezone.get_current_timezone_name(),
     }

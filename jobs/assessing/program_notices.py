@@ -82,7 +82,7 @@ def _facts(failures: Sequence[ProgramFailure], nodes: Sequence[str]) -> list[tup
     return [
         ("Your jobs", _shortened(jobs)),
         ("Nodes", _shortened(nodes)),
-        ("Failed", f"{formatting.date(first)} to {formatting.date(last)}, last at {formatting.clock(last)}"),
+        ("Failed", f"{formatting.date(first)} to {formatting.minute(last)}"),
     ]
 
 

@@ -75,7 +75,7 @@ def _models(nodes: Sequence[NodeResults]) -> set[str]:
 
 
 def reset(user: User, model: str, driver: str) -> int:
-    """Forget the records of a model and driver, such as after a wrong one was learnt; return how many there were."""
+    """Delete the records of a model and driver, such as after a wrong one was learnt; return how many there were."""
     with transaction.atomic():
         count, _ = GoldenRecord.objects.filter(model=model, driver=driver).delete()
         if count:

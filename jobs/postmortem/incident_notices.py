@@ -164,7 +164,7 @@ def _title(incident: Incident, cause: Cause, alike: int) -> str:
     if incident.overruled_cause:
         sentence = f"{cause.heading}, according to {_person(incident)}."
     if alike > 1 and job.sweep is not None:
-        return f"{alike} jobs of sweep {job.sweep.name} failed alike: {sentence}"
+        return f"{alike} jobs of sweep {job.sweep.name} failed in the same way: {sentence}"
     return f"{job.name} (#{job.pk}) failed: {sentence}"
 
 
@@ -172,15 +172,15 @@ def _facts(incident: Incident, cause: Cause, witness: str) -> list[tuple[str, st
     """Return the notice's table. `witness`: who reported the cause."""
     attempt = incident.attempt
     is_overruled = incident.overruled_cause == cause.code
-    sure = f"overruled by {_person(incident)}" if is_overruled else f"{incident.confidence or 0:.0%} sure"
+    source = f"overruled by {_person(incident)}" if is_overruled else f"{incident.confidence or 0:.0%} confidence"
     nodes = formatting.listed(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if attempt.nodes[4:] else "")
     return [
-        ("Cause", f"{cause.code}, {sure}"),
+        ("Cause", f"{cause.code}, {source}"),
         ("Reported by", witness),
         ("Who must act", WHO_ACTS[cause.owner]),
         ("What Vigil did", attempt.decision or "nothing yet"),
         ("Lost", _lost_work(incident)),
-        ("Sign", _root_line(incident)),
+        ("Evidence", _root_line(incident)),
         ("Attempt", f"{attempt.number}{f' on {nodes}' if nodes else ''}, project {attempt.job.project.slug}"),
         ("Runbook", f"{settings.VIGIL_PUBLIC_URL}{reverse('runbook', args=[cause.code])}"),
     ]

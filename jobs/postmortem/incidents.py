@@ -210,7 +210,7 @@ def _store(incident: Incident, verdict: Verdict, seconds: float, *, is_last: boo
         return False
     if is_new:
         logger.info(
-            "attempt %s: %s, %.0f %% sure, version %d",
+            "attempt %s: %s, %.0f %% confidence, version %d",
             incident.attempt_id,
             verdict.cause,
             100 * verdict.confidence,

@@ -157,10 +157,10 @@ def overrule(request: HttpRequest, job_id: int) -> HttpResponse:
     try:
         if cause:
             editing.overrule(user, document.incident, cause=cause, why=why)
-            messages.success(request, f"You set the cause to {cause}.")
+            messages.success(request, f"Overruled: the cause is now {cause}.")
         else:
             editing.withdraw(user, document.incident)
-            messages.success(request, "Your correction was withdrawn.")
+            messages.success(request, "Withdrawn. Vigil's verdict applies again.")
     except JobError as error:
         return _refused(
             request, document, error, "Not overruled.", word={"cause": cause, "why": why, "is_refused": True}

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-PASSED, FAILED, NOT_TRIED, PENDING = "passed", "failed", "not tried", "pending"
+PASSED, FAILED, NOT_CHECKED, PENDING = "passed", "failed", "not checked", "pending"
 NOT_APPLICABLE = "not applicable"
-"""To nodes without GPUs, or to a single node. What could not be measured is not tried."""
-OUTCOMES_BESIDES_FAILED = (PASSED, NOT_TRIED, NOT_APPLICABLE, PENDING)
+"""To nodes without GPUs, or to a single node. What could not be measured is not checked."""
+OUTCOMES_BESIDES_FAILED = (PASSED, NOT_CHECKED, NOT_APPLICABLE, PENDING)
 ACCEPTED, REJECTED, INCONCLUSIVE = "accepted", "rejected", "inconclusive"
 BURN_IN, PAIRS = "burn_in", "pairs"
 MAX_DETAILS = 20

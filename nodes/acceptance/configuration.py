@@ -1,6 +1,6 @@
 """Judge the configuration of an acceptance's nodes: the clauses about what their agents and the tests report.
 
-A clause is not tried if a node or GPU does not report the value, unless those that report it already fail.
+A clause is not checked if a node or GPU does not report the value, unless those that report it already fail.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, ClauseOutcome
+from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_CHECKED, PASSED, ClauseOutcome
 from nodes.acceptance.facts import GpuConfiguration, NodeConfiguration
 from vigil_core import formatting
 
@@ -99,7 +99,7 @@ def _nvlinks(nodes: Nodes) -> ClauseOutcome:
         return ClauseOutcome("nvlinks", NOT_APPLICABLE, NO_GPUS)
     linked = [(node, gpu) for node, gpu in gpus if gpu.nvlinks]
     if not linked:
-        return ClauseOutcome("nvlinks", NOT_TRIED, "No GPU reports NVLinks.")
+        return ClauseOutcome("nvlinks", NOT_CHECKED, "No GPU reports NVLinks.")
     models = {gpu.model for _, gpu in linked}
     missing = [_place(node, gpu) for node, gpu in gpus if gpu.nvlinks is None and gpu.model in models]
     details = [
@@ -119,7 +119,7 @@ def _ecc(nodes: Nodes) -> ClauseOutcome:
         return ClauseOutcome("ecc", NOT_APPLICABLE, NO_GPUS)
     having = sum(gpu.has_ecc is True for _, gpu in gpus)
     if not having:
-        return ClauseOutcome("ecc", NOT_TRIED, "No GPU reports memory errors: ECC is off, or its model has none.")
+        return ClauseOutcome("ecc", NOT_CHECKED, "No GPU reports memory errors: ECC is off, or its model has none.")
     details = [f"{_place(node, gpu)}: ECC is off." for node, gpu in gpus if gpu.has_ecc is False]
     missing = [_place(node, gpu) for node, gpu in gpus if gpu.has_ecc is None]
     return _outcome("ecc", f"On for {having} of {formatting.plural(len(gpus), 'GPU')}.", details, missing)
@@ -138,7 +138,7 @@ def _heat(nodes: Nodes) -> ClauseOutcome:
 def _mounts(nodes: Nodes) -> ClauseOutcome:
     mounts = {node.node: node.mounts for node in nodes if node.mounts}
     if not mounts:
-        return ClauseOutcome("mounts", NOT_TRIED, "No agent reports mounts.")
+        return ClauseOutcome("mounts", NOT_CHECKED, "No agent reports mounts.")
     details = [f"{node.node}: {path} is slow or hangs." for node in nodes for path in node.slow_mounts]
     for path in sorted({path for there in mounts.values() for path in there}):
         details += [f"{name}: {path} is not mounted." for name, there in mounts.items() if not there.get(path)]
@@ -157,7 +157,7 @@ def _mounts(nodes: Nodes) -> ClauseOutcome:
 def _clock(nodes: Nodes) -> ClauseOutcome:
     offsets = {node.node: node.clock_offset_s for node in nodes if node.clock_offset_s is not None}
     if not offsets:
-        return ClauseOutcome("clock", NOT_TRIED, "No agent reports its clock.")
+        return ClauseOutcome("clock", NOT_CHECKED, "No agent reports its clock.")
     details = [f"{name}: {offset:+.1f} s." for name, offset in offsets.items() if abs(offset) > MAX_CLOCK_OFFSET_S]
     measured = f"At most {max(map(abs, offsets.values())):.1f} s."
     return _outcome("clock", measured, details, [node.node for node in nodes if node.node not in offsets])
@@ -183,7 +183,7 @@ def _at_least(
     """Compare a limit on every node with the least that is allowed. -1 is unlimited."""
     values = {node.node: value for node in nodes if (value := value_of(node)) is not None}
     if not values:
-        return ClauseOutcome(key, NOT_TRIED, "Not reported: the burn-in's program reports it.")
+        return ClauseOutcome(key, NOT_CHECKED, "Not reported: the burn-in's program reports it.")
     low = {
         name: value
         for name, value in values.items()
@@ -206,7 +206,7 @@ def _tokens(nodes: Nodes) -> ClauseOutcome:
     without = [node.node for node in nodes if node.is_reporting and not node.has_token]
     missing = [node.node for node in nodes if not node.is_reporting]
     if len(missing) == len(nodes):
-        return ClauseOutcome("tokens", NOT_TRIED, "No agent reports.")
+        return ClauseOutcome("tokens", NOT_CHECKED, "No agent reports.")
     there = len(nodes) - len(without) - len(missing)
     measured = f"{there} of {formatting.plural(len(nodes), 'node')}."
     return _outcome("tokens", measured, [f"{name}: its agent has no token." for name in without], missing)
@@ -220,7 +220,7 @@ def _same_on_nodes(
         return ClauseOutcome(key, NOT_APPLICABLE, NO_GPUS)
     groups = _groups((text, node.node) for node in nodes if (text := text_of(node)))
     if not groups:
-        return ClauseOutcome(key, NOT_TRIED, "No agent reports it.")
+        return ClauseOutcome(key, NOT_CHECKED, "No agent reports it.")
     details = _group_texts(groups) if len(groups) > 1 else []
     measured = f"{next(iter(groups))}." if len(groups) == 1 else f"{len(groups)} different ones."
     return _outcome(key, measured, details, [node.node for node in nodes if not text_of(node)])
@@ -235,7 +235,7 @@ def _same_by_model(
         return ClauseOutcome(key, NOT_APPLICABLE, NO_GPUS)
     texts = sorted({text_of(value) for _, gpu in gpus if (value := value_of(gpu))})
     if not texts:
-        return ClauseOutcome(key, NOT_TRIED, "No GPU reports it.")
+        return ClauseOutcome(key, NOT_CHECKED, "No GPU reports it.")
     missing = [_place(node, gpu) for node, gpu in gpus if not value_of(gpu)]
     return _outcome(key, f"{', '.join(texts)}.", _differing_by_model(gpus, value_of, text_of), missing)
 
@@ -265,7 +265,7 @@ def _outcome(
     if details:
         return ClauseOutcome(key, FAILED, measured, details)
     if missing:
-        return ClauseOutcome(key, NOT_TRIED, measured, (f"{formatting.listed(missing, MAX_NAMES)}: {why}.",))
+        return ClauseOutcome(key, NOT_CHECKED, measured, (f"{formatting.listed(missing, MAX_NAMES)}: {why}.",))
     return ClauseOutcome(key, PASSED, measured)
 
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import combinations
 from statistics import median
 
-from nodes.acceptance.clauses import BURN_IN, FAILED, NOT_APPLICABLE, NOT_TRIED, PAIRS, PASSED, ClauseOutcome
+from nodes.acceptance.clauses import BURN_IN, FAILED, NOT_APPLICABLE, NOT_CHECKED, PAIRS, PASSED, ClauseOutcome
 from nodes.burnin import judge
 from nodes.burnin.evidence import GAP, ON_GPU, TEST, BurnInFinding, NodeResults
 from nodes.burnin.pairs import Pair, pair_tests, slow_pairs
@@ -79,7 +79,7 @@ def burn_in_clause(nodes: Sequence[NodeVerdictRow], problem: str) -> ClauseOutco
     if judge.FAILED in verdicts.values():
         return ClauseOutcome(BURN_IN, FAILED, measured, tuple(details))
     if passed < len(nodes) or not nodes:
-        return ClauseOutcome(BURN_IN, NOT_TRIED, problem or measured, tuple(details))
+        return ClauseOutcome(BURN_IN, NOT_CHECKED, problem or measured, tuple(details))
     return ClauseOutcome(BURN_IN, PASSED, measured)
 
 
@@ -111,7 +111,7 @@ def pairs_clause(nodes: Sequence[NodeResults]) -> ClauseOutcome:
         return ClauseOutcome(PAIRS, FAILED, measured, tuple(details))
     if missing := [_pair(pair) for pair in expected if pair not in tested]:
         on = " on their GPUs" if with_gpus else ""
-        return ClauseOutcome(PAIRS, NOT_TRIED, measured, (f"No result{on}: {'; '.join(missing[:MAX_PAIRS])}.",))
+        return ClauseOutcome(PAIRS, NOT_CHECKED, measured, (f"No result{on}: {'; '.join(missing[:MAX_PAIRS])}.",))
     return ClauseOutcome(PAIRS, PASSED, measured)
 
 
@@ -139,7 +139,7 @@ def failures_clause(count: FailureCount) -> ClauseOutcome:
         text = f"{failures}. Published rates are about nodes with GPUs."
         return ClauseOutcome("failures", NOT_APPLICABLE, text, count.texts)
     if not count.hours or required is None:
-        return ClauseOutcome("failures", NOT_TRIED, f"{failures}. The tests did not run.", count.texts)
+        return ClauseOutcome("failures", NOT_CHECKED, f"{failures}. The tests did not run.", count.texts)
     measured = (
         f"{failures} in {count.hours:.3g} h × {formatting.plural(count.gpus, 'GPU')}; "
         f"the published rate expects {formatting.measure(required.failures)}; p = {_p(required.p)}."

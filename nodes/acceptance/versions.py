@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from nodes.acceptance.clauses import FAILED, NOT_TRIED, PASSED, ClauseOutcome
+from nodes.acceptance.clauses import FAILED, NOT_CHECKED, PASSED, ClauseOutcome
 from nodes.inventory.comparison import node_findings
 from nodes.inventory.minimums import MinimumVersion, MinimumVersions
 from nodes.inventory.software import NodeSoftware
@@ -20,7 +20,7 @@ def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: Mini
     """Compare what is installed with the minimum versions in force. `expected`: how many nodes there are."""
     reported = [node for node in nodes if node.versions]
     if not reported:
-        return ClauseOutcome("versions", NOT_TRIED, "No agent reports versions.")
+        return ClauseOutcome("versions", NOT_CHECKED, "No agent reports versions.")
     below: defaultdict[tuple[str, str, MinimumVersion], list[str]] = defaultdict(list)
     for node in reported:
         for finding in node_findings(node, {}, minimums):
@@ -37,9 +37,9 @@ def versions_clause(nodes: Sequence[NodeSoftware], expected: int, minimums: Mini
     if details:
         return ClauseOutcome("versions", FAILED, measured, details)
     if len(reported) < expected:
-        return ClauseOutcome("versions", NOT_TRIED, f"Reported by {len(reported)} of {expected} nodes.")
+        return ClauseOutcome("versions", NOT_CHECKED, f"Reported by {len(reported)} of {expected} nodes.")
     if unreported := tuple(_unreported(reported, minimums)):
-        return ClauseOutcome("versions", NOT_TRIED, measured, unreported)
+        return ClauseOutcome("versions", NOT_CHECKED, measured, unreported)
     return ClauseOutcome("versions", PASSED, measured)
 
 

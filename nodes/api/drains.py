@@ -39,7 +39,7 @@ class DrainShape(Schema):
     cause: str = Field(description="What the reason's wording means, such as kill failed or not responding.")
     about: str = Field(description='"node" or "user": whose problem it is, if the reason begins with such a tag.')
     since: datetime | None
-    standing: str = Field(description="Whether the reason is still true: stands, over or unknown.")
+    standing: str = Field(description="Whether the problem persists: stands (yes), over (no) or unknown.")
     facts: list[str] = Field(description="What was observed since: rebooted, GPU replaced, no process left …")
     has_jobs: bool = Field(description="Jobs still run there, or are completing.")
     gpus: int

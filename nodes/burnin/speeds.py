@@ -18,7 +18,7 @@ SLOWEST_SHARE = {"memory": 0.8, "matrix": 0.85, "copy": 0.75, "all-reduce": 0.75
 below; the normal spread of peers is not."""
 SLOWEST_SHARE_OF_HOST = 0.5
 MIN_PEERS = 2
-RESET = "If that is normal now, reset the golden record."
+RESET = "If that is normal now, delete the golden record on the page Burn-ins."
 _ELSEWHERE = (MOUNT, "pair")
 
 

@@ -57,13 +57,13 @@ def plan(
     if not reason or len(reason) > MaintenanceWindow.MAX_REASON or not reason.isprintable():
         raise BadWindow("reason", f"Give a reason of at most {MaintenanceWindow.MAX_REASON} characters.")
     if ends_at <= max(now, starts_at):
-        raise BadWindow("ends_at", "The end must lie after the beginning, and in the future.")
+        raise BadWindow("ends_at", "The end must be after the start, and in the future.")
     if ends_at - max(starts_at, now) > LONGEST:
         raise BadWindow("ends_at", f"A window lasts at most {LONGEST.days} days. For longer, drain the nodes.")
     if starts_at < now - FARTHEST:
-        raise BadWindow("starts_at", "The beginning is more than a year ago.")
+        raise BadWindow("starts_at", "The start is more than a year ago.")
     if starts_at > now + FARTHEST:
-        raise BadWindow("starts_at", "The beginning is more than a year ahead.")
+        raise BadWindow("starts_at", "The start is more than a year ahead.")
     nodes = [node.name for node in bulk.find_nodes(expression)]
     with transaction.atomic():
         HealthControl.locked()

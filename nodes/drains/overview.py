@@ -93,7 +93,7 @@ class DrainedNode:
         if self.has_jobs:
             return "Wait until its jobs have ended before you repair it."
         if self.is_over:
-            return "The reason no longer holds: test the node and return it to service."
+            return "The problem is gone: test the node and return it to service."
         if self.holder == DrainHolder.BURN_IN:
             return "It did not pass. See the burn-in's results, repair the node, then test it again."
         if self.holder == DrainHolder.MAINTENANCE:

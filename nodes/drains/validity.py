@@ -1,4 +1,4 @@
-"""Judge whether the reason of a drain is still true, from what agents and the scheduler report since. No Django."""
+"""Judge whether the problem that a node was drained for persists, from what agents and the scheduler report since. No Django."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vigil_core import formatting
 
 
 class ReasonValidity(StrEnum):
-    """Tells whether the reason of a drain is still true."""
+    """Tells whether the problem that a reason names persists."""
 
     VALID = "stands"
     OUTDATED = "over"
@@ -49,14 +49,14 @@ class DrainEvidence:
 
 @dataclass(frozen=True)
 class ReasonJudgement:
-    """Tells whether the reason is still true, with the facts for and against it."""
+    """Tells whether the problem persists, with the facts for and against it."""
 
     validity: ReasonValidity
     facts: tuple[str, ...]
 
 
 def judge(reason: DrainReason, evidence: DrainEvidence) -> ReasonJudgement:
-    """Return whether the reason is still true, and the facts."""
+    """Return whether the problem persists, and the facts."""
     return ReasonJudgement(_validity(reason, evidence), tuple(_facts(reason, evidence)))
 
 

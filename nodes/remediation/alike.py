@@ -50,11 +50,11 @@ def decide(user: User, action: str, pk: int, reason: str) -> AlikeOutcome:
     """Decide about the entry and those like it. Raises what the decision about the first one raises."""
     first = HealthEntry.objects.filter(pk=pk).first()
     if first is None:
-        raise HealthEntry.DoesNotExist(f"There is no health entry {pk}.")
+        raise HealthEntry.DoesNotExist(f"There is no finding {pk}.")
     is_waiting = first.state == State.OPEN and first.decision == Decision.PROPOSED
     if not is_shared(first.detail, first.action, is_waiting=is_waiting):
         raise inbox.NotPossible(
-            f"Decide about each entry by itself: what {first.rule} finds may have another cause on each node."
+            f"Decide about each finding separately: {first.rule} may have a different cause on each node."
         )
     others = alike(first).order_by("node", "pk")  # nodes are locked by name, as bulk drains do
     if action == "dismiss":

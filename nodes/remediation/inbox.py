@@ -34,7 +34,7 @@ def approve(user: User, pk: int, reason: str, *, replaces: str | None = None) ->
         HealthControl.locked()
         entry = _entry(pk)
         if entry.state not in (State.OPEN, State.DISMISSED):
-            raise NotPossible(f"Entry {pk} is {entry.state}: there is nothing to approve.")
+            raise NotPossible(f"Finding {pk} is {entry.state}: there is nothing to approve.")
         if entry.action == "exclude" and entry.decision in (Decision.PROPOSED, Decision.DISMISSED):
             _decided(entry, user, Decision.APPROVED, State.OPEN, reason)
             return entry
@@ -68,9 +68,9 @@ def dismiss(user: User, pk: int, reason: str) -> HealthEntry:
         HealthControl.locked()
         entry = _entry(pk)
         if entry.state == State.CLEARED:
-            raise NotPossible(f"Entry {pk} is cleared already.")
+            raise NotPossible(f"Finding {pk} is cleared already.")
         if entry.state == State.WATCHING:
-            raise NotPossible(f"Entry {pk} is only watched: nothing is proposed yet.")
+            raise NotPossible(f"Finding {pk} is only watched: nothing is proposed yet.")
         _decided(entry, user, Decision.DISMISSED, State.DISMISSED, reason)
         _withdraw_drain(entry)
     return entry
@@ -120,7 +120,7 @@ def reset_breaker(user: User, reason: str) -> None:
 def _entry(pk: int) -> HealthEntry:
     found = HealthEntry.objects.select_for_update(of=("self",)).select_related("gpu", "order").filter(pk=pk).first()
     if found is None:
-        raise HealthEntry.DoesNotExist(f"There is no health entry {pk}.")
+        raise HealthEntry.DoesNotExist(f"There is no finding {pk}.")
     return found
 
 

@@ -78,6 +78,12 @@ def content_of(notice: Notice) -> dict[str, Any]:
     }
 
 
+def raised_text(content: dict[str, Any]) -> str:
+    """Return when a message's notice was raised, with the day and the time zone: it may be read elsewhere and later."""
+    raised_at = content.get("raised_at")
+    return f"Raised {formatting.minute(datetime.fromisoformat(raised_at))}" if raised_at else ""
+
+
 def _plain(kind: str, title: str) -> dict[str, Any]:
     defaults = {"key": "", "detail": "", "tone": "notice", "link": "", "facts": []}
     return {"kind": kind, "title": title, **defaults, "raised_at": timezone.now().isoformat()}

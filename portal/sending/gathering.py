@@ -46,7 +46,7 @@ def _gather(channel_id: int, rows: QuerySet[Delivery], now: datetime) -> None:
         Delivery.objects.filter(pk__in=[row.pk for row in left]).update(state=WAITING)
         return
     notices = [content_of(row.notice) if row.notice else (row.content or {}) for row in left[:MAX_NOTICES]]
-    title = f"{formatting.plural(len(left), 'notice')} since {formatting.clock(left[0].created_at, now)}"
+    title = f"{formatting.plural(len(left), 'notification')} since {formatting.minute(left[0].created_at)}"
     digest = Delivery.objects.create(
         channel_id=channel_id, key=f"digest:{left[0].pk}", kind=kinds.DIGEST, title=title, due_at=now,
         content=_content(title, notices, len(left) - len(notices), now),

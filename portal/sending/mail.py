@@ -10,6 +10,7 @@ from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
 
 from portal.models import Delivery
+from portal.outbox.filling import raised_text
 from vigil_core.untrusted import line
 
 MAX_SUBJECT = 160
@@ -22,8 +23,12 @@ def is_set_up() -> bool:
 def send(delivery: Delivery) -> None:
     """Hand the message to the mail server. Raises OSError or SMTPException if it is not accepted."""
     content = delivery.content or {}
-    about = {"content": content, "notices": content.get("notices") or [content], "site": settings.VIGIL_PUBLIC_URL}
-    about["is_digest"] = bool(content.get("notices"))
+    about = {
+        "content": content,
+        "notices": [(notice, raised_text(notice)) for notice in content.get("notices") or [content]],
+        "is_digest": bool(content.get("notices")),
+        "site": settings.VIGIL_PUBLIC_URL,
+    }
     subject = line(f"[Vigil] {content['title']}", MAX_SUBJECT)
     letter = EmailMultiAlternatives(
         subject, render_to_string("mail/notice.txt", about), settings.DEFAULT_FROM_EMAIL, [delivery.channel.address]

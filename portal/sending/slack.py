@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from portal.models import Delivery
+from portal.outbox.filling import raised_text
 from portal.sending.escaping import for_slack
 
 MAX_NOTICES = 20  # of a digest: Slack accepts 50 blocks of at most 3,000 characters
@@ -37,10 +38,12 @@ def _blocks(notice: dict[str, Any], *, short: bool = False) -> list[dict[str, An
             {"type": "plain_text", "text": f"{name}: {text}"[:2000], "emoji": False}
             for name, text in notice["facts"][:10]
         ]
-    if not notice["link"]:
-        return [block]
-    link = {"type": "mrkdwn", "text": f"<{notice['link']}|Open in Vigil>"}
-    return [block, {"type": "context", "elements": [link]}]
+    below: list[dict[str, Any]] = []
+    if raised := raised_text(notice):
+        below.append({"type": "plain_text", "text": raised, "emoji": False})
+    if notice["link"]:
+        below.append({"type": "mrkdwn", "text": f"<{notice['link']}|Open in Vigil>"})
+    return [block, {"type": "context", "elements": below}] if below else [block]
 
 
 def _plain(text: str) -> dict[str, Any]:
@@ -48,5 +51,7 @@ def _plain(text: str) -> dict[str, Any]:
 
 
 def _line(notice: dict[str, Any]) -> str:
-    link = f" <{notice['link']}|Open in Vigil>" if notice["link"] else ""
-    return f"{for_slack(notice['title'])} {for_slack(notice['detail'])}".strip() + link
+    raised = raised_text(notice)
+    link = f"<{notice['link']}|Open in Vigil>" if notice["link"] else ""
+    parts = [for_slack(notice["title"]), for_slack(notice["detail"]), f"{raised}." if raised else "", link]
+    return " ".join(part for part in parts if part)

@@ -80,8 +80,9 @@ function rough(seconds) {
   return `${Math.floor(seconds)}${NBSP}s`;
 }
 
-// The current time as "09:14:23" in the reader's time zone: only for events of this page.
-export const nowClock = () => new Date().toLocaleTimeString("en-GB");
+// The current time as "09:14:23" in the lab's time zone, like every other time of a page.
+export const nowClock = () =>
+  new Date().toLocaleTimeString("en-GB", { timeZone: document.documentElement.dataset.zone });
 
 // Update all <time data-time="ago|until|elapsed"> by one timer. Texts older than a day stay as the server wrote them: they
 // need the lab's time zone.

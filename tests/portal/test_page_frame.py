@@ -20,7 +20,7 @@ def test_theme_comes_from_a_cookie_and_goes_into_it() -> None:
     client = Client()
     assert "data-theme" not in client.get("/accounts/login/").text
     client.post("/theme", {"theme": "dark"})
-    assert '<html lang="en" data-theme="dark">' in client.get("/accounts/login/").text
+    assert '<html lang="en" data-theme="dark" data-zone="UTC">' in client.get("/accounts/login/").text
     client.post("/theme", {"theme": "system"})
     assert "data-theme" not in client.get("/accounts/login/").text
     client.cookies["theme"] = '"><script>'

@@ -52,7 +52,7 @@ def test_returns_several_nodes_after_a_preview(portal, command):
     assert body(portal) == {"nodes": "dgx[01-02],dgx-9", "reason": "done", "replaces": {}}
     lines = result.stderr.splitlines()
     assert "Drained by others: these stay without --replace:" in lines
-    assert "  dgx-01: broken fan, by ann (still true)" in lines
+    assert "  dgx-01: broken fan, by ann (problem persists)" in lines
     assert lines[-3:] == [
         "dgx-01 is drained by ann: broken fan. Add --replace to end that.",
         "The scheduler does not list dgx-8 any more.",

@@ -33,7 +33,7 @@ class ClauseShape(Schema):
     title: str
     requirement: str
     source: str = Field(description="Who requires it.")
-    outcome: str = Field(description="passed, failed, not tried, not applicable, or pending: not measured yet.")
+    outcome: str = Field(description="passed, failed, not checked, not applicable, or pending: not measured yet.")
     measured: str
     details: list[str] = Field(description="What is wrong, in sentences.")
 

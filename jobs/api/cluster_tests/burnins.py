@@ -188,11 +188,11 @@ def golden_records(request: ApiRequest, query: Query[PageQuery]) -> dict[str, An
     return {"items": [_golden_shape(row) for row in found.items], "next": found.next}
 
 
-@router.post("/golden/reset", response={204: None}, summary="Forget golden records (sysadmins)",
+@router.post("/golden/reset", response={204: None}, summary="Delete golden records (sysadmins)",
              openapi_extra=described(errors=FORBIDDEN | {404: "There are none of this model and driver."}))  # fmt: skip
 def reset_golden(request: ApiRequest, body: GoldenReset) -> Status[None]:
-    """Forget the records of a model and driver; the next passed burn-in begins new ones."""
-    only_sysadmins(request, "reset golden records")
+    """Delete the records of a model and driver; the next passed burn-in begins new ones."""
+    only_sysadmins(request, "delete golden records")
     if not golden.reset(request.auth, body.model, body.driver):
         raise Problem(404, f"There are no golden records of {body.model} with driver {body.driver or '(none)'}.")
     return Status(204, None)

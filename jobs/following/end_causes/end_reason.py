@@ -62,7 +62,7 @@ def end_reason_of(attempt: Attempt, cause: str) -> EndReason:
         return EndReason(
             mechanical, CAUSE_TEXTS[cause], _node(incident, attempt), incident.fingerprint, incident.version
         )
-    sure = "" if code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % sure)"
+    sure = "" if code == UNKNOWN else f" ({100 * (incident.confidence or 0):.0f} % confidence)"
     if incident.overruled_cause:
         sure = f" (according to {incident.overruled_by or 'somebody'})"
     node = _node(incident, attempt)

@@ -10,7 +10,8 @@ from jobs.presenting.postmortems.cost import Cost, NextAttempt
 from vigil_core import formatting
 
 OLD_ENDING = "Your move."  # of decisions stored before version 0.2
-_CAUSE_AT_DECISION = re.compile(r"[^.]+ \(\d+ % sure\)\. ")  # it may differ from the final verdict
+# It may differ from the final verdict. Decisions stored before version 0.2 say "sure".
+_CAUSE_AT_DECISION = re.compile(r"[^.]+ \(\d+ % (?:confidence|sure)\)\. ")
 
 
 @dataclass(frozen=True)

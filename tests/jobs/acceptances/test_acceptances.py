@@ -223,7 +223,7 @@ def test_a_node_that_dies_rejects(cluster: SimulatedCluster, client: Client) -> 
     cluster.end_job("node_fail")
     found = finish(cluster, acceptance)
     assert acceptance.result == "rejected"
-    assert found["burn_in"]["outcome"] == "not tried"
+    assert found["burn_in"]["outcome"] == "not checked"
     assert "dgx-02: The node failed during the burn-in." in found["burn_in"]["details"]
     assert "dgx-02: The node failed during the burn-in." in found["failures"]["details"]
     assert found["agents"]["details"] == ["dgx-02: no agent reports."]
@@ -252,7 +252,7 @@ def test_cancelled(cluster: SimulatedCluster, client: Client) -> None:
     advance_acceptances()
     acceptance.refresh_from_db()
     found = {clause["key"]: clause["outcome"] for clause in acceptance.clauses}
-    assert (found["burn_in"], found["pairs"], found["failures"]) == ("not tried",) * 3
+    assert (found["burn_in"], found["pairs"], found["failures"]) == ("not checked",) * 3
     assert acceptance.result == "rejected", "its agents do not report"
     assert post(client, f"/{acceptance.pk}/cancel").status_code == 409
     assert AuditEntry.objects.filter(action="acceptance.cancelled").count() == 1

@@ -34,12 +34,12 @@ def test_start_and_cancel(cluster: SimulatedCluster, client: Client) -> None:
     assert "Being cancelled by ops" in client.get(f"/acceptances/{found.pk}").content.decode()
 
 
-def test_an_accepted_one_says_what_was_not_tried(cluster: SimulatedCluster, client: Client) -> None:
+def test_an_accepted_one_says_what_was_not_checked(cluster: SimulatedCluster, client: Client) -> None:
     start(client)
-    stored = clauses.stored([ClauseOutcome("vbios", "not tried", "No GPU reports it.")])
+    stored = clauses.stored([ClauseOutcome("vbios", "not checked", "No GPU reports it.")])
     Acceptance.objects.update(result="accepted", clauses=stored, summary=clauses.summary(stored))
     page = client.get(f"/acceptances/{Acceptance.objects.get().pk}").content.decode()
-    assert "accepted, 1\N{NO-BREAK SPACE}clause not tried</span>" in page.lower()
+    assert "accepted, 1\N{NO-BREAK SPACE}clause not checked</span>" in page.lower()
 
 
 def test_what_agents_report_is_escaped(cluster: SimulatedCluster, client: Client) -> None:

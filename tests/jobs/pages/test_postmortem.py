@@ -56,7 +56,7 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
 
 
 def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
-    message = "Unhandled exception (94 % sure). Not restarted: the same would happen again."
+    message = "Unhandled exception (94 % confidence). Not restarted: the same would happen again."
     Attempt.objects.update(decision=f"{message}", decided_at=timezone.now())
     head = re.search(r'<p class="say">(.*?)</p>', page_of(client, incident), re.DOTALL)
     assert head

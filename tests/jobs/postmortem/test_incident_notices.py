@@ -66,7 +66,7 @@ def test_says_what_happened_and_what_vigil_did(die: Die, mira: User) -> None:
     )
     assert notice.link == f"/jobs/{incident.attempt.job_id}/postmortem?attempt=1"
     facts = dict(notice.facts)
-    assert facts["Cause"] == "program.exception, 91% sure"
+    assert facts["Cause"] == "program.exception, 91% confidence"
     assert facts["What Vigil did"] == "Not started again: the same would happen."
     assert facts["Lost"].replace("\N{NO-BREAK SPACE}", " ") == "20 steps since the checkpoint at step 100"
     assert facts["Runbook"] == "http://127.0.0.1:8000/runbooks/program.exception"
@@ -219,7 +219,7 @@ def test_jobs_of_a_sweep_that_die_alike_are_one_notice(die: Die, mira: User) -> 
         incident_notices.notify_new()
     die(sweep=sweep, fingerprint="other")
     incident_notices.notify_new()
-    assert titles()[0] == "3 jobs of sweep lr failed alike: KeyError: 'label' (rank 1)."
+    assert titles()[0] == "3 jobs of sweep lr failed in the same way: KeyError: 'label' (rank 1)."
     assert len(titles()) == Delivery.objects.count() == 2
     assert Notice.objects.first().link == f"/sweeps/{sweep.pk}"
     assert Delivery.objects.earliest("pk").due_at > timezone.now() + timedelta(seconds=30), "more may come"
@@ -253,7 +253,7 @@ class TestSweepRevised:
         incident_notices.notify_new()
         assert (self.sent() if is_sent else 1) == 1
         self.revise(*died)
-        assert self.standing() == ["3 jobs of sweep lr failed alike: A wrong argument."]
+        assert self.standing() == ["3 jobs of sweep lr failed in the same way: A wrong argument."]
         assert self.sent() == (0 if is_sent else 1)
 
     def test_what_nothing_was_known_of_first(self, die: Die, sweep: Sweep) -> None:
@@ -261,7 +261,7 @@ class TestSweepRevised:
         incident_notices.notify_new()
         assert (len(self.standing()), self.sent()) == (2, 2)
         self.revise(*died)
-        assert self.standing() == ["2 jobs of sweep lr failed alike: A wrong argument."]
+        assert self.standing() == ["2 jobs of sweep lr failed in the same way: A wrong argument."]
         assert self.sent() == 1, "now the owner alone must act"
 
     def test_somebody_else_must_act(self, die: Die, sweep: Sweep) -> None:
@@ -269,7 +269,7 @@ class TestSweepRevised:
         incident_notices.notify_new()
         self.sent()
         self.revise(*died, cause="storage.full")
-        assert self.standing() == ["2 jobs of sweep lr failed alike: A wrong argument."]
+        assert self.standing() == ["2 jobs of sweep lr failed in the same way: A wrong argument."]
         assert self.sent() == 1
 
     def test_one_of_them_alone(self, die: Die, sweep: Sweep) -> None:
@@ -285,7 +285,7 @@ class TestSweepRevised:
         Incident.objects.filter(pk=died[0].pk).update(overruled_cause="data.missing", cause="data.missing")
         incident_notices.notify_new()
         assert sorted(self.standing()) == [
-            "2 jobs of sweep lr failed alike: KeyError: 'label' (rank 1).",
+            "2 jobs of sweep lr failed in the same way: KeyError: 'label' (rank 1).",
             f"wren (#{died[0].attempt.job_id}) failed: Data or model not found, according to somebody.",
         ]
         Incident.objects.filter(pk=died[1].pk).update(overruled_cause="none", cause="none")

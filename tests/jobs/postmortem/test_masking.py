@@ -93,7 +93,7 @@ def test_a_notice_goes_out_without_it() -> None:
         ("webhook", "https://x/"),
     ):
         Channel.objects.create(user=sam, kind=kind, address=address)
-    notify.raise_notice("k", kind="k", to=SYSADMINS, title=LOGIN, detail=LOGIN, facts=[("Sign", LOGIN)])
+    notify.raise_notice("k", kind="k", to=SYSADMINS, title=LOGIN, detail=LOGIN, facts=[("Evidence", LOGIN)])
     notice = Notice.objects.get()
     assert "wandb login" in notice.title
     text = f"{notice.title} {notice.detail} {notice.facts}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_TRIED, PASSED, ClauseOutcome, requirements, stored
+from nodes.acceptance.clauses import FAILED, NOT_APPLICABLE, NOT_CHECKED, PASSED, ClauseOutcome, requirements, stored
 from nodes.acceptance.configuration import configuration_clauses
 from nodes.acceptance.facts import (
     LASTING_LOW,
@@ -88,8 +88,8 @@ def test_names_what_is_wrong(key: str, changes: dict[str, Any], detail: str) -> 
         ("ecc", {"gpus": (gpu(), gpu(1, has_ecc=None))}),
     ],
 )  # fmt: skip
-def test_what_a_node_does_not_report_was_not_tried(key: str, changes: dict[str, Any]) -> None:
-    assert judged(node("dgx-01"), node("dgx-02", **changes))[key].outcome == NOT_TRIED
+def test_what_a_node_does_not_report_is_not_checked(key: str, changes: dict[str, Any]) -> None:
+    assert judged(node("dgx-01"), node("dgx-02", **changes))[key].outcome == NOT_CHECKED
 
 
 def test_nodes_without_gpus() -> None:

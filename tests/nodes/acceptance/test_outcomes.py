@@ -14,7 +14,7 @@ from nodes.acceptance.clauses import (
     FAILED,
     INCONCLUSIVE,
     NOT_APPLICABLE,
-    NOT_TRIED,
+    NOT_CHECKED,
     PASSED,
     REJECTED,
     ClauseOutcome,
@@ -71,7 +71,7 @@ def test_one_failure_is_chance() -> None:
 
 
 def test_failures_are_not_judged_without_time_or_gpus() -> None:
-    assert failures_clause(count(1, hours=0)).outcome == NOT_TRIED
+    assert failures_clause(count(1, hours=0)).outcome == NOT_CHECKED
     assert failures_clause(count(1, gpus=0)).outcome == NOT_APPLICABLE
 
 
@@ -102,8 +102,8 @@ def test_burn_in() -> None:
     found = burn_in_clause([*good, bad], "")
     assert (found.outcome, found.details) == (FAILED, ("dgx-03: GPU 3, memory: 12 words differ.",))
     unclear = burn_in_clause([*good, NodeVerdictRow("dgx-04", "")], "Cancelled.")
-    assert (unclear.outcome, unclear.measured, unclear.details) == (NOT_TRIED, "Cancelled.", ("dgx-04: Cancelled.",))
-    assert burn_in_clause([], "").outcome == NOT_TRIED
+    assert (unclear.outcome, unclear.measured, unclear.details) == (NOT_CHECKED, "Cancelled.", ("dgx-04: Cancelled.",))
+    assert burn_in_clause([], "").outcome == NOT_CHECKED
 
 
 def verdict_with(*failures: tuple[str, bool, str], verdict: str = "failed") -> str:
@@ -139,7 +139,7 @@ def met(node: str, *partners: str, speed: float = 40.0, detail: str = "", basis:
 def test_all_pairs() -> None:
     assert pairs_clause([met("a", "b", "c"), met("b", "c"), met("c")]).outcome == PASSED
     missing = pairs_clause([met("a", "b"), met("b", "c"), met("c")])
-    assert (missing.outcome, missing.details) == (NOT_TRIED, ("No result on their GPUs: a and c.",))
+    assert (missing.outcome, missing.details) == (NOT_CHECKED, ("No result on their GPUs: a and c.",))
     assert pairs_clause([met("a")]).outcome == NOT_APPLICABLE
     wrong = pairs_clause([met("a", "b", "c"), met("b", "c", detail="sums are wrong"), met("c", "b")])
     assert (wrong.outcome, wrong.details) == (FAILED, ("b and c: sums are wrong.",))
@@ -149,11 +149,11 @@ def test_all_pairs() -> None:
 
 def test_a_node_that_names_itself_has_tested_no_pair() -> None:
     found = pairs_clause([met("a", "a", "b", "c"), met("b"), met("c")])
-    assert (found.outcome, found.measured[:6]) == (NOT_TRIED, "2 of 3")
+    assert (found.outcome, found.measured[:6]) == (NOT_CHECKED, "2 of 3")
 
 
 def test_a_pair_of_nodes_with_gpus_must_be_tested_on_them() -> None:
-    assert pairs_clause([met("a", "b", basis=CPUS), met("b", "a", basis=CPUS)]).outcome == NOT_TRIED
+    assert pairs_clause([met("a", "b", basis=CPUS), met("b", "a", basis=CPUS)]).outcome == NOT_CHECKED
     assert pairs_clause([met("a", "b", basis=CPUS), met("b", "a", basis=CPUS, gpus=0)]).outcome == PASSED
 
 
@@ -169,11 +169,13 @@ def test_pairs_of_unlike_nodes_are_not_compared() -> None:
 
 def test_what_failed_with_a_lost_node_is_no_result() -> None:
     found = pairs_clause([met("a", "b", detail="timed out"), met("b", is_node_lost=True)])
-    assert (found.outcome, found.details) == (NOT_TRIED, ("No result on their GPUs: a and b.",))
+    assert (found.outcome, found.details) == (NOT_CHECKED, ("No result on their GPUs: a and b.",))
 
 
 OUTCOMES = st.lists(
-    st.tuples(st.sampled_from([clause.key for clause in requirements()]), st.sampled_from([PASSED, FAILED, NOT_TRIED]))
+    st.tuples(
+        st.sampled_from([clause.key for clause in requirements()]), st.sampled_from([PASSED, FAILED, NOT_CHECKED])
+    )
 )
 
 
@@ -183,10 +185,10 @@ ESSENTIAL = ("agents", "gpus", "burn_in", "pairs", "failures")
 def test_nothing_is_accepted_before_all_pairs_were_tested() -> None:
     passed = [ClauseOutcome(key, PASSED, "measured.") for key in ESSENTIAL if key != "pairs"]
     assert verdict_of(passed) == INCONCLUSIVE
-    assert verdict_of([*passed, ClauseOutcome("pairs", NOT_TRIED, "27 of 28 pairs tested.")]) == INCONCLUSIVE
+    assert verdict_of([*passed, ClauseOutcome("pairs", NOT_CHECKED, "27 of 28 pairs tested.")]) == INCONCLUSIVE
     assert verdict_of([*passed, ClauseOutcome("pairs", PASSED, "28 of 28 pairs tested.")]) == ACCEPTED
     alone = ClauseOutcome("pairs", NOT_APPLICABLE, "There is only one node.")
-    assert verdict_of([*passed, alone, ClauseOutcome("vbios", NOT_TRIED, "No GPU reports it.")]) == ACCEPTED
+    assert verdict_of([*passed, alone, ClauseOutcome("vbios", NOT_CHECKED, "No GPU reports it.")]) == ACCEPTED
 
 
 @given(OUTCOMES)

@@ -128,9 +128,9 @@ def test_earlier_burn_ins_only_warn_of_nodes_that_agree_and_before_they_are_enou
         assert {verdict.verdict for verdict in found.values()} == {"passed"}
         assert texts(found["n0"]) == [
             f"Matrix products differ from those of {count} earlier burn-ins. "
-            "If that is normal now, reset the golden record.",
+            "If that is normal now, delete the golden record on the page Burn-ins.",
             f"Matrix GPU: slower than the 700 TFLOP/s of {count} earlier burn-ins. "
-            "If that is normal now, reset the golden record.",
+            "If that is normal now, delete the golden record on the page Burn-ins.",
         ]
 
 

@@ -91,7 +91,7 @@ def test_the_page_shows_whose_drains_end(lab: Lab, ops: User) -> None:
     client = signed_in(ops)
     assert "/drains/return" in client.get("/drains").text
     page = client.get("/drains/return", {"nodes": "dgx-[01-04]"}).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "This returns 2 nodes to service." in page
+    assert "This undrains 2 nodes." in page
     assert "1 node that somebody else drained stays as it is." in page
     assert "broken fan" in page
     assert client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": " "}).status_code == 422

@@ -87,7 +87,7 @@ def test_a_rules_reason_is_over_once_its_findings_are_cleared(lab: Lab, ops: Use
     inbox.clear(ops, lab.entry().pk, "reseated")
     item = listed(ops)["dgx-01"]
     assert (item["standing"], item["facts"]) == ("over", ["its findings are cleared"])
-    assert "The reason no longer holds for" in signed_in(ops).get("/drains").text
+    assert "The problem is gone on" in signed_in(ops).get("/drains").text
     now = timezone.now()
     maintenance.plan(ops, "dgx-01", "new fan", now - timedelta(minutes=1), now + timedelta(hours=1))
     lab.xid(119)
@@ -234,10 +234,10 @@ def test_a_long_list_says_that_only_the_nodes_shown_are_judged(lab: Lab, ops: Us
         for number in range(120)
     )
     page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "Among the 100 shown, the reason no longer holds for n007." in page
+    assert "Among the 100 shown, the problem is gone on n007." in page
     Node.objects.filter(name__gte="n090", name__lt="n110").delete()
     page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
-    assert "The reason no longer holds for 2 nodes." in page
+    assert "The problem is gone on 2 nodes." in page
 
 
 def test_test_and_return_starts_a_burn_in_that_a_person_agreed_to(lab: Lab, ops: User) -> None:

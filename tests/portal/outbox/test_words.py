@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from django.core import mail as letters
 
-from portal.models import Channel, Delivery, User
+from portal.models import Channel, Delivery, Notice, User
 from portal.sending import mail
 from tests.portal.outbox import receiving
 from tests.portal.outbox.notices import is_due, only, send, tell
+from vigil_core import formatting
 
 pytestmark = pytest.mark.django_db
 Make = Callable[..., Channel]
@@ -21,7 +22,7 @@ EVIL = "<script>alert(1)</script> *bold* [here](http://evil.example) @channel <!
 class TestWords:
     def test_slack_gets_plain_text(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(kind="slack")
-        tell(oskar, title=EVIL, detail=EVIL, facts=[("Sign", EVIL)])
+        tell(oskar, title=EVIL, detail=EVIL, facts=[("Evidence", EVIL)])
         send()
         body = web.got[0].json
         kinds = [part["text"]["type"] for part in body["blocks"] if "text" in part]
@@ -54,7 +55,7 @@ class TestWords:
 
     def test_a_letter(self, oskar: User, channel: Make) -> None:
         channel(kind="email", address="oskar@lab.example")
-        tell(oskar, title=EVIL, detail="It went on: {{ x }} & more.", facts=[("Sign", EVIL)])
+        tell(oskar, title=EVIL, detail="It went on: {{ x }} & more.", facts=[("Evidence", EVIL)])
         send()
         (letter,) = letters.outbox
         assert letter.subject.startswith("[Vigil] <script>")
@@ -66,6 +67,19 @@ class TestWords:
         assert "&lt;script&gt;" in html
         assert "\x1b" not in html + letter.body
         assert letter.extra_headers["Message-ID"].startswith(f"<{only().uid}@")
+
+    def test_each_message_says_when_it_was_raised(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+        channel(kind="email", address="oskar@lab.example")
+        channel(kind="slack")
+        tell(oskar)
+        raised = f"Raised {formatting.minute(Notice.objects.get().raised_at)}"
+        send()
+        (letter,) = letters.outbox
+        assert raised in letter.body
+        assert raised in letter.alternatives[0][0]
+        body = web.got[0].json
+        assert f"wren died. {raised}. <http" in body["text"]
+        assert body["blocks"][1]["elements"][0] == {"type": "plain_text", "text": raised, "emoji": False}
 
     def test_by_a_real_mail_server(self, oskar: User, channel: Make, settings: Any) -> None:
         settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"

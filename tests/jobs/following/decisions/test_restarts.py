@@ -44,7 +44,7 @@ def test_it_is_decided_once_it_is_known_why(job: Job, scheduler: ScriptedSchedul
     tick()
     attempt.refresh_from_db()
     assert attempt.decision == (
-        "GPU fell off the bus on dgx02 (94 % sure). "
+        "GPU fell off the bus on dgx02 (94 % confidence). "
         "Restarted from the beginning without dgx02 as attempt 2. Restart 1 of 5."
     )
     assert (attempt.blamed_nodes, attempt.decided_version) == (["dgx02"], 1)
@@ -205,7 +205,9 @@ def test_a_later_verdict_takes_back_what_no_scheduler_has(
     second = newest()
     assert (second.state, second.cause, second.scheduler_id) == ("failed", "withdrawn", "")
     first.refresh_from_db()
-    assert first.decision.startswith("Invalid argument or setting (94 % sure). Not restarted: the same would happen")
+    assert first.decision.startswith(
+        "Invalid argument or setting (94 % confidence). Not restarted: the same would happen"
+    )
     assert first.decision.endswith("Attempt 2, decided before this was known, was not started.")
     tick()
     assert Attempt.objects.count() == 2
@@ -248,7 +250,7 @@ def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, scheduler:
 
 def test_a_federation_whose_clients_all_failed_does_not(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     decision = die(scheduler, tick, "federated.clients").decision
-    assert decision == ("All clients failed (94 % sure). Not restarted: the same would happen again.")
+    assert decision == ("All clients failed (94 % confidence). Not restarted: the same would happen again.")
 
 
 class TestOthers:
