@@ -222,7 +222,8 @@ _ALL = (
         "federated.clients",
         "all clients failed",
         "researcher",
-        "Read the first client's traceback. If all clients fail, the fault is usually in the algorithm, the recipe or the data.",
+        "Read the first client's traceback. If all clients fail, the fault is usually in the algorithm, the recipe or "
+        "the data.",
     ),
     Cause(
         "scheduler.time_limit",

@@ -38,7 +38,7 @@ def _label_fields(model: type[Model]) -> None:
 class Records(UnfoldAdminSite):
     """Django's admin, restricted to superusers: staff status is not enough."""
 
-    index_title = "Records"
+    index_title = "Administration"
 
     def has_permission(self, request: HttpRequest) -> bool:
         return isinstance(request.user, User) and request.user.is_sysadmin
@@ -50,7 +50,7 @@ class Records(UnfoldAdminSite):
         @wraps(inner)
         def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             if request.user.is_authenticated and not self.has_permission(request):
-                raise PermissionDenied(f"Only sysadmins can see the records, and {request.user} is not one.")
+                raise PermissionDenied("Only sysadmins can open the administration pages.")
             return inner(request, *args, **kwargs)
 
         return guarded
@@ -86,7 +86,7 @@ class Records(UnfoldAdminSite):
         appearance = {
             "site_title": "Vigil",
             "site_header": "Vigil",
-            "site_subheader": "Records",
+            "site_subheader": "Administration",
             "site_icon": icon,
             "site_favicons": [{"rel": "icon", "href": icon, "type": "image/svg+xml"}],
             "styles": [static("css/tokens.css"), static("css/records.css")],

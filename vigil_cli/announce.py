@@ -49,8 +49,8 @@ def list_announcements(everything: bool, as_json: bool) -> None:
 def add(text: str, level: str, starts_at: datetime | None, ends_at: datetime | None, as_json: bool) -> None:
     """Announce TEXT to everybody (sysadmins).
 
-    It is shown at home, on the submit page, and once per command of `vigil`. A
-    time is 22:00, '2026-12-01 22:00' or +4h.
+    It is shown on the home page, on the submit page, and once per command of
+    `vigil`. A time is 22:00, '2026-12-01 22:00' or +4h.
     """
     times = {"starts_at": starts_at and starts_at.isoformat(), "ends_at": ends_at and ends_at.isoformat()}
     found = find_portal().post("announcements", json={"text": text, "level": level, **times})

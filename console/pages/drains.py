@@ -76,17 +76,18 @@ class DrainRow:
 
     @property
     def holder_text(self) -> str:
-        """Return " by ops", " by Vigil’s rule off-bus, approved by ops" or, of one that is down, ", set by Slurm"."""
+        """Return " by ops", " by Vigil’s rule off-bus, approved by ops" or, if it is down, " (reason set by ops)"."""
         holder, name = self.drained.holder, self.drained.holder_name
         if holder in (DrainHolder.MAINTENANCE, DrainHolder.SPARE, DrainHolder.BURN_IN):
             return f" {_HOLDER_TEXTS[holder]}"
         if not name:
             return ""
-        verb = "" if self.drained.node.is_drained else ", set"
         if holder == DrainHolder.UNKNOWN:
-            return f"{verb} by {name} (a person or a script)"
-        approved = f", approved by {self.drained.approved_by}" if self.drained.approved_by else ""
-        return f"{verb} {_HOLDER_TEXTS.get(holder, 'by')} {name}{approved}"
+            text = f"by {name}, a person or a script,"
+        else:
+            approved = f", approved by {self.drained.approved_by}" if self.drained.approved_by else ""
+            text = f"{_HOLDER_TEXTS.get(holder, 'by')} {name}{approved}"
+        return f" {text}" if self.drained.node.is_drained else f" (reason set {text.removesuffix(',')})"
 
     @property
     def standing(self) -> str:

@@ -1,4 +1,4 @@
-"""Name hot spares on /drains."""
+"""Add and remove hot spares on /drains."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vigil_core.untrusted import plain
 @login_required
 @require_http_methods(["GET", "HEAD", "POST"])
 def add(request: HttpRequest) -> HttpResponse:
-    """Name a spare. A form with a mistake is shown again."""
-    user = sysadmin_of(request, "name hot spares")
+    """Add a hot spare. A form with a mistake is shown again."""
+    user = sysadmin_of(request, "change hot spares")
     if request.method != "POST":  # the page of a refused form refreshes itself, and may be loaded again
         return redirect("drains")
     name, partition = (plain(request.POST.get(field, "")).strip()[:255] for field in ("node", "partition"))
@@ -37,7 +37,7 @@ def add(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def remove(request: HttpRequest, name: str) -> HttpResponse:
-    user = sysadmin_of(request, "name hot spares")
+    user = sysadmin_of(request, "change hot spares")
     try:
         spares.remove(user, get_object_or_404(HotSpare, node=plain(name)))
     except spares.NotSuitable as error:

@@ -44,7 +44,7 @@ def _fault_problems(drill: Drill, fault: Fault, attempts: list[Attempt]) -> list
     first, second = attempts[0], attempts[1] if len(attempts) > 1 else None
     planted_at = _recorded(drill.job, first, "planted_at")
     if planted_at is None:
-        return [f"The fault was not planted: its job ended as {first.state}."]
+        return [f"The fault was not injected: its job ended as {first.state}."]
     drill.planted_at = datetime.fromtimestamp(planted_at, UTC)
     incident = Incident.objects.filter(attempt=first, incarnation=None).first()
     if incident is None:

@@ -31,4 +31,4 @@ def clear_leftovers() -> None:
     running = set(Drill.objects.filter(state=State.RUNNING).values_list("pk", flat=True))
     for entry in entries:
         if running.isdisjoint(observation.fields.get("planted") for observation in entry.observations()):
-            inbox.clear(None, entry.pk, "Planted by a game day that is over.")
+            inbox.clear(None, entry.pk, "Injected by a game day that is over.")

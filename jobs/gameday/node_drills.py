@@ -70,7 +70,7 @@ def begin(game_day: GameDay, drill: Drill) -> None:
         if not planting.request_fault(agent, drill.pk, drill.fault, FAULTS[drill.fault].seconds):
             transaction.set_rollback(True)  # another game day was faster on this node
             return
-        note(game_day.started_by, "gameday.fault", node, f"{FAULTS[drill.fault].title}, planted by {game_day}")
+        note(game_day.started_by, "gameday.fault", node, f"{FAULTS[drill.fault].title}, injected by {game_day}")
 
 
 def follow(game_day: GameDay, drill: Drill) -> None:
@@ -109,7 +109,7 @@ def _wait_for_agent(game_day: GameDay, drill: Drill, now: datetime) -> None:
     withdrawn_at = min(game_day.cancel_requested_at or now, drill.submitted_at + planting.OFFERED_FOR)
     node = Node.objects.filter(name=drill.node).first()
     if not drill.detail and node is not None and node.has_jobs:
-        drill.detail = f"A job started on {drill.node} before the fault was planted."
+        drill.detail = f"A job started on {drill.node} before the fault was injected."
         store(drill, State.RUNNING, drill.detail)
     if not (drill.detail or is_cancelled or now > withdrawn_at):
         return
@@ -122,7 +122,7 @@ def _wait_for_agent(game_day: GameDay, drill: Drill, now: datetime) -> None:
         store(drill, State.NOT_TRIED, drill.detail)
     else:
         waited = formatting.duration((now - drill.submitted_at).total_seconds())
-        store(drill, State.FAILED, f"The agent of {drill.node} has not planted it after {waited}.")
+        store(drill, State.FAILED, f"The agent of {drill.node} has not injected it after {waited}.")
 
 
 def _idle_node(partition: str, fault: Fault, now: datetime) -> str:
@@ -133,7 +133,7 @@ def _idle_node(partition: str, fault: Fault, now: datetime) -> str:
     agents = [agent for agent in Agent.objects.filter(facts__game_day=True, is_made_up=False) if agent.node in names]
     if not agents:
         name = partition or "the default partition"
-        raise NoNode(f"no agent on {name} lets game days plant faults. {HOW_TO}", may_change=False)
+        raise NoNode(f"no agent on {name} lets game days inject faults. {HOW_TO}", may_change=False)
     in_maintenance = MaintenanceWindow.ends_by_node(now)
     unusable: list[str] = []
     for agent in sorted(agents, key=lambda agent: agent.node):
@@ -159,9 +159,9 @@ def _why_unusable(agent: Agent, fault: Fault, now: datetime) -> str:
     if finding := findings.filter(Q(rule__in=fault.rules) | Q(action__in=OUT_OF_SERVICE)).first():
         return f"has a finding of its own: {finding.title}"
     if NodeOrder.objects.open().filter(node=agent.node).exists() or planting.wanted_of(agent) is not None:
-        return "has an open order or another planted fault"
+        return "has an open order or another injected fault"
     if Drill.objects.filter(node=agent.node, state=State.RUNNING).exists():
-        return "has another planted fault"
+        return "has another injected fault"
     return ""
 
 
@@ -220,7 +220,7 @@ def _clean_up(game_day: GameDay, drill: Drill, now: datetime) -> str:
     entries = _entries(drill)
     for entry in entries:
         if entry.is_active:
-            inbox.clear(game_day.started_by, entry.pk, f"Planted by {game_day}.")
+            inbox.clear(game_day.started_by, entry.pk, f"Injected by {game_day}.")
     orders = [entry.order for entry in entries if entry.order is not None and not entry.order.asked_by_id]
     node = Node.objects.filter(name=drill.node).first()
     if not orders or node is None:

@@ -68,7 +68,8 @@ def _gpus(nodes: Nodes) -> ClauseOutcome:
     kinds = _groups((f"{gpu.model or 'unknown'}{_gib(gpu.memory_mib)}", node.node) for node, gpu in _gpus_of(reporting))
     if len(kinds) > 1:
         details += _group_texts(kinds)
-    measured = f"{formatting.plural(len(_gpus_of(reporting)), 'GPU')} on {formatting.plural(len(reporting), 'node')}: {', '.join(kinds)}."
+    gpus = formatting.plural(len(_gpus_of(reporting)), "GPU")
+    measured = f"{gpus} on {formatting.plural(len(reporting), 'node')}: {', '.join(kinds)}."
     return _outcome("gpus", measured, details, missing=[node.node for node in nodes if not node.is_reporting])
 
 

@@ -121,7 +121,7 @@ class PlantedFaults:
         except CannotPlant as error:
             return [event | {"kind": "fault.refused", "text": str(error)}]
         assert self._newest is not None
-        log(f"A game day of the portal planted a fault for {self._newest.request.seconds:.0f} s: {text}")
+        log(f"A game day of the portal injected a fault for {self._newest.request.seconds:.0f} s: {text}")
         return [event | {"kind": "fault.planted", "text": text, "planted_until": round(self._newest.until, 3)}]
 
     def _plant(
@@ -130,7 +130,7 @@ class PlantedFaults:
         if not self.is_allowed:
             raise CannotPlant(f"{SETTING} is not yes on this node.")
         if self._is_lasting:
-            raise CannotPlant("Another planted fault has not ended yet.")
+            raise CannotPlant("Another injected fault has not ended yet.")
         if _is_in_use(self.proc, gpus):
             raise CannotPlant("A job or another program uses this node.")
         seconds = min(request.seconds, MAX_SECONDS)
@@ -148,7 +148,7 @@ class PlantedFaults:
         if not bus:
             raise CannotPlant("This node has no GPU.")
         # Nobody else can write a line with this word, so nothing but this line counts as planted.
-        mark = f"Planted by Vigil's game day ({secrets.token_hex(8)})"
+        mark = f"Injected by Vigil's game day ({secrets.token_hex(8)})"
         line = f"NVRM: Xid (PCI:{bus}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus. {mark}"
         try:
             kernel_log.write(line)

@@ -47,7 +47,7 @@ class AgentSettings:
     redfish: RedfishSettings | None = None
     """Set: the inlet is read by Redfish; else with ipmitool."""
     takes_faults: bool = False
-    """Whether the portal's game days may plant faults on this node."""
+    """Whether the portal's game days may inject faults on this node."""
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, posts: bool) -> AgentSettings:
@@ -76,7 +76,7 @@ def warnings(settings: AgentSettings) -> list[str]:
     if parts.scheme == "http" and parts.hostname not in {"localhost", "::1"} and not _is_loopback(parts.hostname or ""):
         found.append("VIGIL_AGENT_URL is http://, so the token is sent unencrypted. Use https://.")
     if settings.takes_faults:
-        found.append("VIGIL_AGENT_GAMEDAY=yes: game days of the portal may plant faults on this node.")
+        found.append("VIGIL_AGENT_GAMEDAY=yes: game days of the portal may inject faults on this node.")
     with suppress(OSError):
         if settings.token_file.stat().st_mode & 0o077:
             found.append(f"VIGIL_AGENT_TOKEN_FILE: others can read {settings.token_file}. Give it mode 0600.")
@@ -159,7 +159,7 @@ def _bmc_url(text: str) -> str:
 def _takes_faults(text: str) -> bool:
     if text.strip() not in {"", "no", "yes"}:
         raise InvalidSetting(
-            f"VIGIL_AGENT_GAMEDAY is {text!r:.80}. Set it to yes if game days of the portal may plant faults on this"
+            f"VIGIL_AGENT_GAMEDAY is {text!r:.80}. Set it to yes if game days of the portal may inject faults on this"
             " node, else to no."
         )
     return text.strip() == "yes"

@@ -85,7 +85,7 @@ _ACCEPTED = {
         "next": {"type": "integer", "description": "Number of the next batch to send."},
         "plant": {
             "type": "object",
-            "description": "A fault that a game day wants planted; only for agents that allow it.",
+            "description": "A fault that a game day wants injected; only for agents that allow it.",
             "required": ["id", "fault", "seconds"],
             "properties": {
                 "id": {"type": "integer"},

@@ -57,7 +57,7 @@ class HealthEntryShape(Schema):
     decided_by: str | None
     decision_reason: str
     held_back: str = Field(description="Why Vigil did not act by itself.")
-    is_planted: bool = Field(description="All its evidence was planted by a game day.")
+    is_planted: bool = Field(description="All its evidence was injected by a game day.")
     count: int
     first_seen: datetime
     last_seen: datetime

@@ -123,7 +123,7 @@ class DryRunShape(Schema):
     outcomes: dict[str, int]
     nodes_drained: int
     tripped_at: datetime | None = Field(description="When the breaker would have tripped.")
-    recorded: int = Field(description="Findings that the rule of this name did open in that time.")
+    recorded: int = Field(description="Findings that the current rule of this name opened in that time.")
     untried: list[str] = Field(description="What no history is stored for.")
     cut: str = Field(description="Why it ended early; empty: it did not.")
     seconds: float

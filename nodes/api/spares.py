@@ -57,7 +57,7 @@ def hot_spares(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
 )
 def add_spare(request: ApiRequest, body: NewSpare) -> Status[dict[str, Any]]:
     """Keep a node drained until another of the partition fails. Running jobs continue."""
-    only_sysadmins(request, "name hot spares")
+    only_sysadmins(request, "change hot spares")
     node = Node.objects.reported().filter(name=body.node).first()
     if node is None:
         raise bad_field("node", f"The scheduler does not know {body.node!r}.")
@@ -70,14 +70,14 @@ def add_spare(request: ApiRequest, body: NewSpare) -> Status[dict[str, Any]]:
 @router.post(
     "/{str:node}/remove",
     response={204: None},
-    summary="Make a hot spare an ordinary node again (sysadmins)",
+    summary="Remove a hot spare: an ordinary node again (sysadmins)",
     openapi_extra=described(
         errors=FORBIDDEN | {404: "No such spare.", 409: "It would return to service with an open finding."}
     ),
 )
 def remove_spare(request: ApiRequest, node: str) -> Status[None]:
     """Undrain the node if only that kept it out of service."""
-    only_sysadmins(request, "name hot spares")
+    only_sysadmins(request, "change hot spares")
     spare = None if "\0" in node else HotSpare.objects.filter(node=node).first()
     if spare is None:
         raise Problem(404, f"{node} is not a hot spare. GET /api/v1/spares lists them.")

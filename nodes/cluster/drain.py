@@ -206,7 +206,7 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         _end(order, NodeOrder.State.DONE, "")
         return
     if (person := order.asked_by) is None and not order.rule:
-        _end(order, NodeOrder.State.REFUSED, "Whoever ordered it was deleted.")
+        _end(order, NodeOrder.State.REFUSED, "The account of the person who ordered it was deleted. Order it again.")
         return
     if person is not None and not can(person, "change", CLUSTER):
         _end(order, NodeOrder.State.REFUSED, f"{person.username} is no longer a sysadmin.")

@@ -1,4 +1,4 @@
-"""Judge whether the problem that a node was drained for persists, from what agents and the scheduler report since. No Django."""
+"""Judge whether the problem that a node was drained for persists, from later reports of agents and scheduler."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class RuleDryRun:
     nodes_drained: int = 0
     tripped_at: datetime | None = None
     recorded: int = 0
-    """Entries that the rule of this name did open in that time."""
+    """Entries that the current rule of this name opened in that time."""
     untried: list[str] = field(default_factory=list)
     cut: str = ""
     seconds: float = 0.0

@@ -46,7 +46,7 @@ REREAD_S = 30.0
 MAX_ITEMS = 64
 """Active entries of one rule about mounts or ports of one node: whatever its agent reports."""
 MAX_TITLE = 120
-PLANTED = " (planted by a game day)"
+PLANTED = " (injected by a game day)"
 State = HealthEntry.EntryState
 
 

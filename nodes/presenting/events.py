@@ -41,8 +41,8 @@ _TITLES = {
     "agent.gap": "Samples are missing",
     "boot": "Booted",
     "link.down": "InfiniBand link went down",
-    "fault.planted": "A game day planted a fault",
-    "fault.refused": "A fault of a game day was not planted",
+    "fault.planted": "A game day injected a fault",
+    "fault.refused": "A fault of a game day was not injected",
 }
 _PLANTINGS = ("fault.planted", "fault.refused")
 _TONES = {
@@ -63,7 +63,7 @@ class Words:
 def words(kind: str, code: int | None, text: str, data: Mapping[str, Any]) -> Words:
     """Return the event's text; an unknown kind is shown as it is."""
     is_planted = kind not in _PLANTINGS and untrusted.number(data.get("planted_until")) is not None
-    title = f"{_title(kind, code, data)} (planted by a game day)" if is_planted else _title(kind, code, data)
+    title = f"{_title(kind, code, data)} (injected by a game day)" if is_planted else _title(kind, code, data)
     return Words(title, text or _detail(kind, data), _TONES.get(kind, "warn"))
 
 

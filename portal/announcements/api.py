@@ -67,7 +67,7 @@ def announcements(request: ApiRequest, query: Query[AnnouncementQuery]) -> dict[
     openapi_extra=described(errors=FORBIDDEN | {422: "The text, the level or the times are wrong."}),
 )
 def announce(request: ApiRequest, body: NewAnnouncement) -> Status[dict[str, Any]]:
-    """Show a text at home, on the submit page and to users of `vigil`, from one time to another."""
+    """Show a text on the home page, on the submit page and to users of `vigil`, from one time to another."""
     only_sysadmins(request, "post announcements")
     try:
         row = write.announce(request.auth, body.text, body.level, body.starts_at, body.ends_at)

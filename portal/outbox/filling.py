@@ -13,6 +13,7 @@ from django.utils import timezone
 from portal.models import Channel, Delivery, Notice, Project
 from portal.outbox import kinds
 from portal.outbox.hours import DeliveryHours
+from vigil_core import formatting
 
 HELD, WAITING, DROPPED = Delivery.State.HELD, Delivery.State.WAITING, Delivery.State.DROPPED
 

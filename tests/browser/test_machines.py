@@ -111,13 +111,13 @@ def test_a_refresh_waits_for_a_form(portal_up: Stack, browse: Browse) -> None:
     page = watched.page
     watched.open("/drains")
     expect(page.locator("#lamp")).to_have_text("Live")
-    page.get_by_text("Name a spare…").click()
+    page.get_by_text("Add a hot spare…").click()
     page.locator("#spare-node").fill("dgx-1")
     page.evaluate(REFRESH)
     expect(page.locator("#lamp")).to_have_text("Paused")
     expect(page.locator("#spare-node")).to_have_value("dgx-1")
     page.locator("#spare-node").fill("")
-    page.get_by_text("Name a spare…").click()
+    page.get_by_text("Add a hot spare…").click()
     page.evaluate(REFRESH)
     expect(page.locator("#lamp")).to_have_text("Live")
 

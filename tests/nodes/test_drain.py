@@ -192,7 +192,7 @@ def test_an_order_of_somebody_who_may_not_order_any_more_is_refused(
     drain.carry_out(scheduler)
     order = NodeOrder.objects.get()
     assert (order.state, scheduler.drained) == ("refused", {})
-    outcomes = {"deleted": "Whoever ordered it was deleted."}
+    outcomes = {"deleted": "The account of the person who ordered it was deleted. Order it again."}
     assert order.outcome == outcomes.get(change, "ops is no longer a sysadmin.")
 
 

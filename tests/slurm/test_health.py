@@ -102,7 +102,7 @@ def test_a_game_day_ends_well_and_touches_nobody(lab: HealthLab) -> None:
     assert killed["are_losses_identical"] is True
     assert 0 < killed["noticed_s"] < killed["training_again_s"]
     assert (xid["node"], xid["cause"]) == (BROKEN, "off-bus")
-    assert xid["action"] == f"Drained by off-bus: {OFF_BUS.removesuffix(' (vigil: off-bus)')} (planted by a game day)."
+    assert xid["action"] == f"Drained by off-bus: {OFF_BUS.removesuffix(' (vigil: off-bus)')} (injected by a game day)."
     assert 0 < xid["noticed_s"] < xid["in_service_s"]
     assert not lab.is_drained(BROKEN)
     (attempt,) = alice.attempts(job)

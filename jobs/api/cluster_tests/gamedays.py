@@ -42,7 +42,7 @@ class EarlierDrill(Schema):
 
 
 class DrillShape(Schema):
-    """Describes one planted fault. Seconds count from the fault; null: not known, or the question does not arise."""
+    """Describes one injected fault. Seconds count from the fault; null: not known, or the question does not arise."""
 
     fault: str
     title: str

@@ -42,12 +42,12 @@ def _raise(attempt: Attempt) -> None:
     link = reverse("job", args=[job.pk])
     notify.raise_notice(
         f"{OWNER}:{attempt.pk}", kind=OWNER, to=job.owner, tone="warn", link=link, facts=facts,
-        title=f"{job.name} does not start: Slurm could not launch it{where} and holds it",
+        title=f"{job.name} does not start: Slurm could not launch it{where} and holds it.",
         detail=f"{cause} Sysadmins have been notified. Once the node is repaired, release it: {release}.",
     )  # fmt: skip
     notify.raise_notice(
         f"{SITE}:{attempt.pk}", kind=SITE, to=SYSADMINS, tone="warn", link=link, facts=facts,
-        title=f"Slurm could not launch job #{job.pk} of {job.owner}{where} and holds it",
+        title=f"Slurm could not launch job #{job.pk} of {job.owner}{where} and holds it.",
         detail=f"{cause} Once the node is repaired, release it: {release}. With"
         " SchedulerParameters=nohold_on_prolog_fail Slurm tries other nodes by itself.",
     )  # fmt: skip

@@ -30,14 +30,14 @@ class TestWhereItIsPlanted:
         Partition.objects.create(name="other", nodes=[NODE])
         other = game_days.start(ops, "canaries", "other", ["mount"])
         advance()
-        assert other.drills.get().detail == f"Waits for a node: {NODE} has another planted fault."
+        assert other.drills.get().detail == f"Waits for a node: {NODE} has another injected fault."
 
     def test_nowhere_without_the_setting(self, lab: Lab, ops: User) -> None:
         lab.machine(NODE).post(lab.machine(NODE).facts(time.time()))
         fault = Fault(lab, ops, "xid")
         advance()
         assert fault.drill.state == "not tried"
-        assert fault.drill.detail == f"Not tried: no agent on gpu lets game days plant faults. {HOW_TO}"
+        assert fault.drill.detail == f"Not tried: no agent on gpu lets game days inject faults. {HOW_TO}"
         assert HOW_TO in signed_in(ops).get("/gameday").content.decode()
 
     @pytest.mark.parametrize(

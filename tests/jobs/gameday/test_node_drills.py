@@ -43,7 +43,7 @@ def test_a_long_title_leaves_room_for_the_game_day(xid: Fault) -> None:
     xid.lab.step()
     title = xid.lab.entry("long").title
     assert len(title) == 120
-    assert title.endswith("long (planted by a game day)")
+    assert title.endswith("long (injected by a game day)")
 
 
 def test_an_xid_drains_the_node_and_the_game_day_returns_it(xid: Fault, ops: User) -> None:
@@ -52,9 +52,9 @@ def test_an_xid_drains_the_node_and_the_game_day_returns_it(xid: Fault, ops: Use
     xid.xid(**xid.plant())
     assert xid.lab.scheduler.drained == {}
     xid.lab.step()
-    reason = "[node] Xid 79 on GPU 0 (planted by a game day)"
+    reason = "[node] Xid 79 on GPU 0 (injected by a game day)"
     assert xid.lab.scheduler.drained == {NODE: f"{reason} (vigil: off-bus)"}
-    assert xid.lab.entry().title == "GPU fell off the bus (planted by a game day)"
+    assert xid.lab.entry().title == "GPU fell off the bus (injected by a game day)"
     assert automatic_drains(timezone.now()) == [], "a real fault may still be acted on within this hour"
     xid.advance(4)
     drill = xid.drill
@@ -208,7 +208,7 @@ def test_an_agent_that_does_nothing_fails_and_is_asked_no_more(xid: Fault) -> No
     Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
     xid.advance()
     assert xid.drill.state == "failed"
-    assert xid.drill.detail.startswith(f"The agent of {NODE} has not planted it after 2")
+    assert xid.drill.detail.startswith(f"The agent of {NODE} has not injected it after 2")
     assert xid.request is None
 
 
@@ -267,7 +267,7 @@ def test_a_job_that_starts_first_withdraws_the_request(xid: Fault) -> None:
     Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
     advance()
     assert xid.drill.state == "not tried"
-    assert xid.drill.detail == f"A job started on {NODE} before the fault was planted."
+    assert xid.drill.detail == f"A job started on {NODE} before the fault was injected."
 
 
 def test_upgrades_since_are_named(xid: Fault, ops: User) -> None:

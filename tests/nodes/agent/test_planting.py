@@ -54,7 +54,7 @@ def test_an_xid_and_a_hung_driver_are_noticed_and_marked(agent: Running, gpus: S
     agent.portal.plant = {"id": 7, "fault": "xid", "seconds": 30}
     (xid,) = until(lambda: agent.portal.events("xid"))
     assert (xid["xid"], xid["gpu"], xid["planted"], xid["source"]) == (79, uuid(0), 7, "kernel")
-    assert "fallen off the bus. Planted by Vigil's game day" in xid["text"]
+    assert "fallen off the bus. Injected by Vigil's game day" in xid["text"]
     (planted,) = agent.portal.events("fault.planted")
     assert planted["planted_until"] == pytest.approx(planted["at"] + 30, abs=1)
 
@@ -126,7 +126,7 @@ def test_refusals_say_why(kernel_log: KernelLog, watch: GpuWatch) -> None:
     ]
     assert answer(faults, kernel_log, watch, "mount", 4, "/data") == [], "a request is answered once"
     assert answer(faults, kernel_log, watch, "mount", 5, "/data")[0]["kind"] == "fault.planted"
-    assert answer(faults, kernel_log, watch, "mount", 6, "/data")[0]["text"].startswith("Another planted fault")
+    assert answer(faults, kernel_log, watch, "mount", 6, "/data")[0]["text"].startswith("Another injected fault")
 
 
 def test_nothing_is_planted_beside_a_job(kernel_log: KernelLog, watch: GpuWatch, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_a_burn_in_and_maintenance_say_what_comes_next(lab: Lab, ops: User) -> N
     page = signed_in(ops).get("/drains").text
     assert "is drained after a burn-in since" in page
     assert "is drained for maintenance since" in page
-    assert "; nothing says who or what took it out: <b>water leak</b>" in page
-    assert "is down, set by Slurm since" in page
+    assert "; it is unknown who or what took it out of service: <b>water leak</b>" in page
+    assert "is down (reason set by Slurm) since" in page
 
 
 def test_a_persons_drain_over_vigil_is_that_persons(lab: Lab, ops: User) -> None:

@@ -276,6 +276,6 @@ def test_rest_and_page_for_sysadmins_only(lab: Lab, ops: User) -> None:
     assert post(ops, "/dgx-12/remove").status_code == 204
     assert post(ops, "/dgx-12/remove").status_code == 404
     assert signed_in(ops).post("/drains/spares", {"node": "dgx-12", "partition": "gpu"}).status_code == 302
-    assert "Make dgx-12 an ordinary node" in signed_in(ops).get("/drains").text
+    assert "Remove hot spare dgx-12" in signed_in(ops).get("/drains").text
     assert signed_in(ops).post("/drains/spares/dgx-12/remove").status_code == 302
     assert [entry.action for entry in AuditEntry.objects.order_by("pk")].count("spare.added") == 2

@@ -121,7 +121,7 @@ def test_absurd_evidence_is_about_its_own_node_and_within_the_limits(lab: Lab) -
 
 def test_a_mount_named_like_a_planted_fault_counts_towards_the_hour(lab: Lab) -> None:
     now = timezone.now()
-    for node, item in ((LIAR, "/data (planted by a game day"), (HONEST, "")):
+    for node, item in ((LIAR, "/data (injected by a game day"), (HONEST, "")):
         HealthEntry.objects.create(
             node=node, item=item, rule="mount-hung", title="Mount hangs", state="open", action="drain",
             severity="critical", first_seen=now, last_seen=now, opened_at=now,
