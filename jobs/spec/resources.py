@@ -60,7 +60,7 @@ class Resources(SpecTable):
         default="", title="Reservation", description="The reservation to run in."
     )
     licenses: Annotated[str, AfterValidator(slurm.licenses)] = Field(
-        default="", title="Licences", description="As Slurm writes them, such as matlab:2,abaqus."
+        default="", title="Licenses", description="As Slurm writes them, such as matlab:2,abaqus."
     )
     begin: Annotated[str, BeforeValidator(values.moment), AfterValidator(slurm.begin)] = Field(
         default="", title="Start after", description="2026-12-01T02:00 in the site’s time zone, or +2h."

@@ -1,4 +1,4 @@
-"""Check what a spec names in Slurm: words, node lists, feature expressions, licences, a time to begin.
+"""Check what a spec names in Slurm: words, node lists, feature expressions, licenses, a time to begin.
 
 Each value is checked by its characters, so that it means the same in a request, in an #SBATCH line and to a shell.
 """
@@ -43,18 +43,18 @@ def constraint(value: str) -> str:
 
 
 def licenses(value: str) -> str:
-    """Check a list of licences with their counts, "matlab:2,abaqus"; each is named once."""
+    """Check a list of licenses with their counts, "matlab:2,abaqus"; each is named once."""
     if not value:
         return value
     matches = [_LICENSE.match(item) for item in value.split(",")]
     if not all(matches) or len(matches) > MAX_LICENSES:
         raise ValueError(
-            f'"{value[:80]}" is not a list of licences. Write it without spaces, like matlab:2,abaqus,'
+            f'"{value[:80]}" is not a list of licenses. Write it without spaces, like matlab:2,abaqus,'
             f" with {MAX_LICENSES} names at most."
         )
     names = [match[1] for match in matches if match]
     if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise ValueError(f'Licence "{twice}" is named twice. Write it once, with the number of both, like {twice}:2.')
+        raise ValueError(f'License "{twice}" is named twice. Write it once, with the number of both, like {twice}:2.')
     return value
 
 

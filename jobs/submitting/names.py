@@ -38,7 +38,7 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
     resources = spec.resources
     if Node.objects.reported().filter(plays_many=True).exists():
         if resources.licenses:
-            text = "Jobs run on one machine here, which has no licences. Remove licenses."
+            text = "Jobs run on one machine here, which has no licenses. Remove licenses."
             yield Problem("resources.licenses", text)
         return
     for field, title in TITLES.items():
@@ -59,15 +59,15 @@ def problems(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _licenses(requested: str) -> Iterator[Problem]:
-    """Yield the first unknown licence, or one of which there are fewer in total: Slurm refuses both."""
+    """Yield the first unknown license, or one of which there are fewer in total: Slurm refuses both."""
     totals = dict(License.objects.reported().values_list("name", "total")) if requested else {}
     if not requested or not (totals or _has_none("licenses")):
         return
     for name, wanted in licenses.counts(requested).items():
         if name not in totals:
-            text = f'Slurm has no licence "{name}"{_as_of("licenses")}. {_suggestion(name, totals)}'
+            text = f'Slurm has no license "{name}"{_as_of("licenses")}. {_suggestion(name, totals)}'
         elif wanted > totals[name]:
-            there = formatting.plural(totals[name], f"{name} licence")
+            there = formatting.plural(totals[name], f"{name} license")
             text = f"Slurm has {there} in all{_as_of('licenses')}; this job requests {wanted:,}. Request fewer."
         else:
             continue

@@ -256,7 +256,7 @@ def _too_late(request: Request, reservation: ReservationInfo, now: float) -> Ite
 
 
 def _licenses(facts: WaitFacts) -> Iterator[Block]:
-    """Yield licences that are short; if Slurm names licences and none is short here, all that the job requests."""
+    """Yield licenses that are short; if Slurm names licenses and none is short here, all that the job requests."""
     is_reason = reason_word(facts.reason) == LICENSES
     demands = [*licenses.demands(facts.request, facts.cluster)]
     short = [demand for demand in demands if demand.is_short]
@@ -268,7 +268,7 @@ def _licenses(facts: WaitFacts) -> Iterator[Block]:
 
 
 def license_blocks(request: Request, cluster: ClusterCapacity) -> Iterator[Block]:
-    """Yield the licences of which too few are free for the request."""
+    """Yield the licenses of which too few are free for the request."""
     for demand in licenses.demands(request, cluster):
         if demand.is_short:
             yield _license_block(demand, _license_text(demand))
@@ -287,7 +287,7 @@ def _license_text(demand: Demand) -> str:
     """Return a text such as "matlab: 2 of 2 in use; this job requests 1."."""
     name, there, request_text = demand.name, demand.license, f"this job requests {formatting.count(demand.requested)}."
     if there is None:
-        return f"{name}: the scheduler has no such licence; {request_text} It can never start as requested."
+        return f"{name}: the scheduler has no such license; {request_text} It can never start as requested."
     total = formatting.count(there.total)
     if demand.is_more_than_all:
         return f"{name}: there {are(there.total)} {total} in all; {request_text} It can never start as requested."

@@ -36,7 +36,7 @@ MEANINGS = {
     "JobHeldAdmin": "it is held by a Slurm administrator. They or a sysadmin can release it: {release}.",
     "JobArrayTaskLimit": "its sweep or array runs as many jobs at once as it may.",
     "JobLaunchFailure": "it could not be launched and is held. Once its node is repaired, release it: {release}.",
-    "Licenses": "its licences are in use.",
+    "Licenses": "its licenses are in use.",
     "Cleaning": "its previous run is still being cleaned up.",
     "BadConstraints": "no node has the resources that it requests. It never starts: cancel it.",
     "InvalidAccount": "Slurm does not know its account. Cancel it and ask a Slurm administrator.",

@@ -197,7 +197,7 @@ class Reservations(Schema):
 
 
 class LicenseShape(Schema):
-    name: str = Field(description='"matlab"; "matlab@server" for a licence that clusters share.')
+    name: str = Field(description='"matlab"; "matlab@server" for a license that clusters share.')
     total: int
     used: int = Field(description="Includes use outside the scheduler, if it knows of it.")
     reserved: int = Field(description="Reserved for jobs in reservations.")
@@ -351,9 +351,9 @@ def reservations(request: ApiRequest) -> dict[str, object]:
     return {"items": list(Reservation.objects.all()), "reading": sync.readings()[Part.RESERVATIONS]}
 
 
-@cluster.get("/licenses", response=Licenses, summary="Licences and how many are in use")
+@cluster.get("/licenses", response=Licenses, summary="Licenses and how many are in use")
 def licenses(request: ApiRequest) -> dict[str, object]:
-    """List licences and how many of each are in use, as last reported. Empty if the scheduler manages none."""
+    """List licenses and how many of each are in use, as last reported. Empty if the scheduler manages none."""
     return {"items": list(License.objects.all()), "reading": sync.readings()[Part.LICENSES]}
 
 

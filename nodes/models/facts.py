@@ -1,4 +1,4 @@
-"""Store the cluster as the scheduler last reported it: nodes, partitions, limits, shares, licences, queue.
+"""Store the cluster as the scheduler last reported it: nodes, partitions, limits, shares, licenses, queue.
 
 A row's columns are the fields of its dataclass (nodes.schedulers.base and .cluster), with tuples as lists and times as
 datetimes; `nodes.cluster.rows` converts between them.
@@ -216,7 +216,7 @@ class Reservation(Fact):
 
 
 class License(Fact):
-    """A licence that jobs occupy while they run."""
+    """A license that jobs occupy while they run."""
 
     name = models.CharField(max_length=255, unique=True)
     total = models.BigIntegerField(default=0)
@@ -325,5 +325,5 @@ _RECORDS: dict[str, str] = {
     Reading.Part.PARTITIONS: "partition",
     Reading.Part.RESERVATIONS: "reservation",
     Reading.Part.ACCOUNTS: "account record",
-    Reading.Part.LICENSES: "licence",
+    Reading.Part.LICENSES: "license",
 }

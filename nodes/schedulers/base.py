@@ -189,7 +189,7 @@ class Capabilities:
     runs_as_owner: bool
     """Each job runs as its owner's own Unix user. Otherwise all share one user, and their code must be trusted."""
     has_slurm_options: bool
-    """Account, partition, QOS, reservation, constraint and licences mean something to it."""
+    """Account, partition, QOS, reservation, constraint and licenses mean something to it."""
     has_pyxis: bool
     """It can start containers through Pyxis."""
     can_attach: bool

@@ -1,6 +1,6 @@
 """Define what a scheduler reports about its cluster besides nodes.
 
-Partitions, limits, reservations, licences, shares and the queue, as plain dataclasses without Django. Times are Unix
+Partitions, limits, reservations, licenses, shares and the queue, as plain dataclasses without Django. Times are Unix
 seconds, durations seconds, memory MiB; None means no limit, or not reported. A TRES limit is a map such as
 {"gres/gpu": 8, "cpu": 128, "node": 2}, with memory in MiB.
 """
@@ -92,7 +92,7 @@ class ReservationInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class LicenseInfo:
-    """A licence that jobs occupy while they run; `name` is "matlab", or "matlab@server" if accounting manages it."""
+    """A license that jobs occupy while they run; `name` is "matlab", or "matlab@server" if accounting manages it."""
 
     name: str
     total: int = 0

@@ -1,4 +1,4 @@
-"""Count licences as Slurm does: how many a job requests, and how many are free. Pure, like capacity.py."""
+"""Count licenses as Slurm does: how many a job requests, and how many are free. Pure, like capacity.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ITEM = re.compile(r"([^:|()\s]+)(?::([0-9]{1,9}))?\Z")
 
 @dataclass(frozen=True)
 class Demand:
-    """The demand for one licence; `license` is None if the scheduler has none of that name."""
+    """The demand for one license; `license` is None if the scheduler has none of that name."""
 
     name: str
     requested: int
@@ -32,7 +32,7 @@ class Demand:
 
 
 def counts(text: str) -> dict[str, int]:
-    """Return how many of each licence "matlab:2,abaqus" requests; nothing for a list with alternatives ("a:1|b:1")."""
+    """Return how many of each license "matlab:2,abaqus" requests; nothing for a list with alternatives ("a:1|b:1")."""
     found: dict[str, int] = {}
     for item in text.split(",") if text else ():
         match = _ITEM.match(item)
@@ -43,7 +43,7 @@ def counts(text: str) -> dict[str, int]:
 
 
 def demands(request: Request, cluster: ClusterCapacity) -> Iterator[Demand]:
-    """Yield each licence of the request; none where the scheduler has not listed any."""
+    """Yield each license of the request; none where the scheduler has not listed any."""
     there = {license.name: license for license in cluster.licenses}
     for name, requested in counts(request.licenses).items() if there else ():
         license = there.get(name)
@@ -51,7 +51,7 @@ def demands(request: Request, cluster: ClusterCapacity) -> Iterator[Demand]:
 
 
 def are_taken(request: Request, cluster: ClusterCapacity, ahead: Iterable[QueuedJobInfo]) -> bool:
-    """Return whether too few of a licence are left after the jobs ahead have taken theirs."""
+    """Return whether too few of a license are left after the jobs ahead have taken theirs."""
     if not request.licenses:
         return False
     taken: Counter[str] = Counter()
@@ -61,6 +61,6 @@ def are_taken(request: Request, cluster: ClusterCapacity, ahead: Iterable[Queued
 
 
 def _free(license: LicenseInfo, request: Request) -> int:
-    """Return how many the request may use: licences of a reservation are only for jobs inside it."""
+    """Return how many the request may use: licenses of a reservation are only for jobs inside it."""
     reserved = 0 if request.reservation else license.reserved
     return max(0, license.total - license.used - reserved)

@@ -329,9 +329,9 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
     slurm.run("scancel", held, user=ALICE)
 
 
-def test_a_job_that_waits_for_a_licence_says_which(slurm: Cluster, alice: Person) -> None:
+def test_a_job_that_waits_for_a_license_says_which(slurm: Cluster, alice: Person) -> None:
     unknown = {"spec": language(resources={"licenses": "matlb"})}
-    until(lambda: "Did you mean" in alice.client.post("/jobs/check", json=unknown).text, "its licences to be known")
+    until(lambda: "Did you mean" in alice.client.post("/jobs/check", json=unknown).text, "its licenses to be known")
     first = alice.submit(script(100_000, licenses="matlab:2"))
     alice.wait(first, "running")
     second = alice.submit(script(5, licenses="matlab:1"))

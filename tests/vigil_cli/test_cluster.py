@@ -139,7 +139,7 @@ def test_queue(portal):  # noqa: F811
     assert vigil("queue", "--user", "mira").stdout.startswith("No matching jobs.")
 
 
-def test_licences(portal):  # noqa: F811
+def test_licenses(portal):  # noqa: F811
     matlab = {"name": "matlab", "total": 1500, "used": 3, "reserved": 0, "free": 1497}
     portal.answers["GET", "licenses"] = {"items": [matlab], "reading": READING}
     lines = vigil("licenses").stdout.splitlines()

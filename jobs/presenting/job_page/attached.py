@@ -11,7 +11,7 @@ _TITLES = {
     "qos": "QOS",
     "reservation": "Reservation",
     "constraint": "Node features",
-    "licenses": "Licences",
+    "licenses": "Licenses",
     "time_limit": "Time limit",
 }
 

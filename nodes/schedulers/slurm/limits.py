@@ -1,4 +1,4 @@
-"""Parse partitions, QOS, associations, reservations, licences and shares from the JSON of any Slurm version."""
+"""Parse partitions, QOS, associations, reservations, licenses and shares from the JSON of any Slurm version."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class SlurmRest:
 
 
 def _merged(rows: Iterable[LicenseInfo]) -> Iterable[LicenseInfo]:
-    """Merge rows of one name: since Slurm 25.05 a licence may be counted per group of nodes."""
+    """Merge rows of one name: since Slurm 25.05 a license may be counted per group of nodes."""
     found: dict[str, LicenseInfo] = {}
     for row in rows:
         if (other := found.get(row.name)) is not None:

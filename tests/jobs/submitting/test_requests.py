@@ -178,24 +178,24 @@ def test_a_gpu_type_is_sent_as_the_cluster_spells_it(
 
 
 @pytest.mark.parametrize("text", ["matlab:0", "matlab 2", "matlab:2,", "a:1|b:1", "-x", "a:1000000", "a,b,a"])
-def test_what_is_no_list_of_licences(text: str) -> None:
+def test_what_is_no_list_of_licenses(text: str) -> None:
     assert "Write it" in problems(resources={"licenses": text})["resources.licenses"]
 
 
 @pytest.mark.parametrize("text", ["matlab", "matlab:2,abaqus", "matlab@flex.lab:10", ""])
-def test_lists_of_licences(text: str) -> None:
+def test_lists_of_licenses(text: str) -> None:
     assert spec_of(resources={"licenses": text}).resources.licenses == text
 
 
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("matlb:1", 'Slurm has no licence "matlb" (as of 21:04). Did you mean "matlab"?'),
-        ("matlab,nothing-like:1", 'Slurm has no licence "nothing-like" (as of 21:04). It has matlab.'),
-        ("matlab:3", "Slurm has 2 matlab licences in all (as of 21:04); this job requests 3. Request fewer."),
+        ("matlb:1", 'Slurm has no license "matlb" (as of 21:04). Did you mean "matlab"?'),
+        ("matlab,nothing-like:1", 'Slurm has no license "nothing-like" (as of 21:04). It has matlab.'),
+        ("matlab:3", "Slurm has 2 matlab licenses in all (as of 21:04); this job requests 3. Request fewer."),
     ],
 )
-def test_licences_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
+def test_licenses_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
     ask(oskar, spec_of(resources={"licenses": asked}))  # nothing is known yet
     License.objects.create(name="matlab", total=2, used=2)
     Reading.objects.create(part="licenses", read_at=timezone.now().replace(hour=21, minute=4, second=0))
@@ -207,15 +207,15 @@ def test_licences_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
     assert problem.message.replace("\N{NO-BREAK SPACE}", " ") == says
 
 
-def test_a_cluster_without_licences_says_so(oskar: User) -> None:
+def test_a_cluster_without_licenses_says_so(oskar: User) -> None:
     Reading.objects.create(part="licenses", read_at=timezone.now())
     with pytest.raises(SpecError, match=r"It has none\. Remove it\."):
         ask(oskar, spec_of(resources={"licenses": "matlab"}))
 
 
-def test_one_machine_counts_no_licences(oskar: User) -> None:
+def test_one_machine_counts_no_licenses(oskar: User) -> None:
     Node.objects.create(name="here", cpus=8, plays_many=True)
-    with pytest.raises(SpecError, match="Jobs run on one machine here, which has no licences") as caught:
+    with pytest.raises(SpecError, match="Jobs run on one machine here, which has no licenses") as caught:
         ask(oskar, spec_of(resources={"licenses": "matlab"}))
     assert [problem.field for problem in caught.value.problems] == ["resources.licenses"]
 

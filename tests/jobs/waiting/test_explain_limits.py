@@ -1,4 +1,4 @@
-"""Test the explanation of why a job waits: licences, a QOS and reservations."""
+"""Test the explanation of why a job waits: licenses, a QOS and reservations."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def licensed(licenses: str, **facts: Any) -> JobSpec:
         ("matlab:3", LicenseInfo(name="matlab", total=2),
          "matlab: there are 2 in all; this job requests 3. It can never start as requested.", True),
         ("abaqus", LicenseInfo(name="matlab", total=2),
-         "abaqus: the scheduler has no such licence; this job requests 1. It can never start as requested.", True),
+         "abaqus: the scheduler has no such license; this job requests 1. It can never start as requested.", True),
         ("matlab", LicenseInfo(name="matlab", total=2, used=1),
          "matlab: 1 of 2 in use; this job requests 1. Licenses is Slurm's reason; usage may have changed since.",
          False),
     ],
 )  # fmt: skip
-def test_licences_are_named_with_their_numbers(asked: str, there: LicenseInfo, says: str, never: bool) -> None:
+def test_licenses_are_named_with_their_numbers(asked: str, there: LicenseInfo, says: str, never: bool) -> None:
     found = why(licensed(asked), cluster(node("a"), licenses=(there,)), "Licenses")
     assert texts(found) == [says]
     assert (found.blocks[0].kind, found.blocks[0].is_reason, found.never) == ("limit", True, never)
     assert found.variants == ()
 
 
-def test_licences_that_nobody_has_listed_are_the_schedulers_word() -> None:
-    assert texts(why(licensed("matlab"), cluster(node("a")), "Licenses")) == ["Licenses: its licences are in use."]
+def test_licenses_that_nobody_has_listed_are_the_schedulers_word() -> None:
+    assert texts(why(licensed("matlab"), cluster(node("a")), "Licenses")) == ["Licenses: its licenses are in use."]
 
 
-def test_short_licences_are_in_the_way_whatever_else_is() -> None:
+def test_short_licenses_are_in_the_way_whatever_else_is() -> None:
     short = LicenseInfo(name="matlab", total=2, used=2)
     found = why(licensed("matlab"), cluster(node("a"), licenses=(short,)), "Priority", scheduler_id="")
     assert "matlab: 2 of 2 in use; this job requests 1." in texts(found)
     assert found.starts_on == ()
 
 
-def test_licences_that_those_ahead_take_are_not_promised() -> None:
+def test_licenses_that_those_ahead_take_are_not_promised() -> None:
     one_left = LicenseInfo(name="matlab", total=2, used=1)
     ahead = queued("5", reason="Priority", priority=9, licenses="matlab:1")
     draft = {"reason": "", "scheduler_id": ""}
@@ -61,7 +61,7 @@ def test_licences_that_those_ahead_take_are_not_promised() -> None:
     assert behind.blocks
 
 
-def test_the_schedulers_licences_count_more_than_the_specifications() -> None:
+def test_the_schedulers_licenses_count_more_than_the_specifications() -> None:
     there = (LicenseInfo(name="matlab", total=2, used=2),)
     own = queued("77", reason="Licenses", licenses="matlab:2")
     found = why(licensed("matlab:1"), cluster(node("a"), licenses=there, queue=(own,)), "Licenses")

@@ -1,4 +1,4 @@
-"""Test the lists of the cluster over REST: partitions, licences, accounts."""
+"""Test the lists of the cluster over REST: partitions, licenses, accounts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_lists_of_the_cluster(mira: User, scheduler: ScriptedScheduler) -> None:
     assert client.get("/api/v1/nodes/dgx-01").json()["takes_jobs"] is False
 
 
-def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: ScriptedScheduler) -> None:
-    assert "Licences" not in page_text(mira, "/queue")
+def test_licenses_are_on_the_queue_page_where_there_are_any(mira: User, scheduler: ScriptedScheduler) -> None:
+    assert "Licenses" not in page_text(mira, "/queue")
     scheduler.licensed = [
         LicenseInfo(name="abaqus", total=1500, used=3),
         LicenseInfo(name="matlab", total=2, used=1, reserved=1),
@@ -41,7 +41,7 @@ def test_licences_are_on_the_queue_page_where_there_are_any(mira: User, schedule
     sync.read(scheduler)
     html = page_text(mira, "/queue")
     assert "Licenses in use: abaqus 3 of 1,500 · matlab 1 of 2, 1 reserved" in html
-    assert "1 licence could not be read and is left out." in html
+    assert "1 license could not be read and is left out." in html
     found = signed_in(mira).get("/api/v1/licenses").json()
     assert found["items"][1] == {
         "name": "matlab", "total": 2, "used": 1, "reserved": 1, "free": 1, "is_made_up": False,
