@@ -73,6 +73,13 @@ def test_error_pages_are_ours_and_keep_the_policy() -> None:
     assert " style=" not in response.text
 
 
+def test_a_refusal_says_who_may_do_it() -> None:
+    refused = signed_in(person("mira", a_project())).get("/drains/return")
+    assert refused.status_code == 403
+    assert "Only sysadmins can undrain nodes. Ask one of them." in refused.text
+    assert "lead of the project" not in refused.text
+
+
 def test_a_page_that_breaks_says_so_with_nothing_to_lean_on() -> None:
     response = server_error(RequestFactory().get("/"))
     assert response.status_code == 500

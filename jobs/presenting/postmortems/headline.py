@@ -10,7 +10,7 @@ from jobs.presenting.postmortems.cost import Cost, NextAttempt
 from vigil_core import formatting
 
 OLD_ENDING = "Your move."  # of decisions stored before version 0.2
-# It may differ from the final verdict. Decisions stored before version 0.2 say "sure".
+# It may differ from the final verdict. Decisions stored by version 0.2 and before say "sure".
 _CAUSE_AT_DECISION = re.compile(r"[^.]+ \(\d+ % (?:confidence|sure)\)\. ")
 
 

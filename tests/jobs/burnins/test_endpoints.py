@@ -93,12 +93,15 @@ def test_on_pages(cluster: SimulatedCluster, client: Client) -> None:
     cluster.burn_in = BurnIn.objects.get()
     assert response.headers["Location"] == f"/burnins/{cluster.burn_in.pk}"
     cluster.until_running()
+    assert "Cancel the burn-in" in client.get(f"/burnins/{cluster.burn_in.pk}").text
     for node in ("dgx-01", "dgx-02"):
         cluster.write(good_lines(), node)
     cluster.end_job()
     cluster.until_ended()
     page = client.get(f"/burnins/{cluster.burn_in.pk}?node=dgx-02").content.decode()
     assert "2 passed" in page
+    assert '<span class="sr">passed: </span>' in page, "a glyph alone is not read out"
+    assert "Cancel the burn-in" not in page
     assert "700" in page
     listed = client.get("/burnins").content.decode()
     assert "2 passed" in listed

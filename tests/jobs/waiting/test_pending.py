@@ -14,6 +14,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Job
 from jobs.spec import write_toml
 from nodes.cluster import read, sync
+from nodes.models import Reading
 from nodes.schedulers.base import NodeStatus, SchedulerError
 from nodes.schedulers.cluster import (
     AccountsInfo,
@@ -186,6 +187,10 @@ def test_the_page_shows_it_while_it_waits(oskar: User, project: Project) -> None
         assert "Why it waits" in page
         assert "12 GPUs are free, but fragmented: 3 nodes have 4 free GPUs each, none has 8." in page
         assert "2 nodes with 4 GPUs each instead of 1 node with 8 GPUs." in page
+    Reading.objects.update(read_at=None, error="slurmrestd does not respond.")
+    page = text(client.get(f"/jobs/{job.pk}"))
+    assert "slurmrestd does not respond." in page
+    assert "As of" not in page, "the scheduler was never read"
     assert "Why it waits" not in text(client.get(f"/jobs/{job.pk}/life?tab=spec"))
     Attempt.objects.update(state="running", started_at=timezone.now())
     assert "Why it waits" not in text(client.get(f"/jobs/{job.pk}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -65,7 +66,11 @@ def test_the_page_plans_and_cancels(lab: Lab, ops: User) -> None:
     client = signed_in(ops)
     starts, ends = ((now() + hours * HOUR).strftime("%Y-%m-%dT%H:%M") for hours in (24, 26))
     sent = {"nodes": "dgx-[01-02]", "reason": "<b>switch</b>", "starts_at": starts, "ends_at": ends}
-    assert client.post("/maintenance", {**sent, "ends_at": "soon"}).status_code == 422
+    for field, value in (("ends_at", "soon"), ("nodes", "dgx-99"), ("reason", " ")):
+        refused = client.post("/maintenance", {**sent, field: value})
+        assert refused.status_code == 422
+        (invalid,) = re.findall(r'<input id="(\w+)"[^>]* aria-invalid="true" aria-describedby="mistake"', refused.text)
+        assert invalid == field
     assert client.post("/maintenance", sent).status_code == 302
     for page in ("/maintenance", "/drains", "/nodes/dgx-01"):
         assert "&lt;b&gt;switch&lt;/b&gt;" in client.get(page).text
