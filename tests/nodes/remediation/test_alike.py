@@ -60,7 +60,7 @@ def test_nothing_is_decided_for_all_where_each_node_may_differ(ops: User, action
     entries(8)
     answer = decide(ops, HealthEntry.objects.all()[0], action, reason="all", alike=True)
     assert answer.status_code == 409
-    assert "each entry by itself" in answer.json()["detail"]
+    assert "each finding separately" in answer.json()["detail"]
     assert HealthEntry.objects.waiting().count() == 8
 
 
