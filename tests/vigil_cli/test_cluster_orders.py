@@ -86,7 +86,7 @@ def test_drains_several_names(portal):
     assert "Requested the drain of 2 nodes." in result.stderr
 
 
-def test_lists_what_is_still_true(portal):
+def test_lists_whether_problems_persist(portal):
     row = {
         **DRAIN, "since": "2026-12-01T12:00:00Z", "idle_gpus": 8, "cost_per_hour": None, "currency": "€",
         "facts": ["Fan 3 turns again."],
@@ -95,8 +95,8 @@ def test_lists_what_is_still_true(portal):
     portal.answers["GET", "drains"] = {"items": [row, {**row, "standing": "over"}], "reading": reading, "next": None}
     head, over, stands, *_ = vigil("drains", "list").stdout.splitlines()
     assert head.split("  ")[-1] == "NOTES"
-    assert "  no  " in over
-    assert "  yes  " in stands
+    assert "  gone  " in over
+    assert "  persists  " in stands
     assert vigil("drains").stdout == vigil("drains", "list").stdout
 
 
