@@ -58,7 +58,7 @@ def load_algorithm(config: FederationConfig, user_code: UserCode | None) -> Algo
     defaults = parts.algorithm(config.algorithm)
     if custom.ALGORITHM not in config.custom:
         return defaults
-    names = [*(field.name for field in fields(Algorithm)), *DEPRECATED]
+    names = [*DEPRECATED, *(field.name for field in fields(Algorithm))]  # in this order, so that a current name wins
     options = config.options_of(custom.ALGORITHM.choice)
     functions = UserFunctions(_required_user_code(user_code), "algorithm", names=names, required=(), options=options)
     functions_by_name = {_current(name): _with_options(functions, name) for name in names if name in functions}
