@@ -28,20 +28,20 @@ TITLES = {"all": "All failures", "machines": "Hardware", "programs": "Programs"}
 @login_required
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
-    user, now, wanted = user_of(request), timezone.now(), wanted_of(request.GET)
-    found = report.find(user, wanted, now)
+    user, now, filters = user_of(request), timezone.now(), filters_of(request.GET)
+    found = report.find(user, filters, now)
     forecast = forecasting.from_form(request.GET, found)
     skip = whole(request.GET.get("after"), 2**31) or 0
-    rows = found.rows if wanted.by != "week" else found.rows[::-1]
+    rows = found.rows if filters.by != "week" else found.rows[::-1]
     context = {
         "section": "cluster",
         "place": "reliability",
-        "wanted": wanted,
-        "since": wanted.since(now),
+        "filters": filters,
+        "since": filters.since(now),
         "found": found,
-        "headline": sentences.summary(found, wanted),
-        "lines": [_line(row, wanted) for row in rows[skip : skip + ROWS]],
-        "head": HEADS[wanted.by],
+        "headline": sentences.summary(found, filters),
+        "lines": [_line(row, filters) for row in rows[skip : skip + ROWS]],
+        "head": HEADS[filters.by],
         "windows": [(days, formatting.plural(days, "day")) for days in WINDOWS],
         "kinds": [(kind, TITLES[kind]) for kind in KINDS],
         "groups": [(by, HEADS[by]) for by in GROUPINGS],
@@ -52,7 +52,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "expects": sentences.forecast_text(forecast),
         "curve": charts.curve(forecast),
         "published": PUBLISHED,
-        "csv": urlencode({"days": wanted.days, "by": wanted.by, "kind": wanted.kind, "project": wanted.project}),
+        "csv": urlencode({"days": filters.days, "by": filters.by, "kind": filters.kind, "project": filters.project}),
         "mtbf": sentences.mtbf(found.total.rate),
         "rate": sentences.per_thousand(found.total.rate),
         "lost": sentences.lost(found.total.lost_gpu_hours),
@@ -61,7 +61,7 @@ def page(request: HttpRequest) -> HttpResponse:
     return render(request, "portal/reliability.html", context)
 
 
-def wanted_of(params: QueryDict) -> FailureFilter:
+def filters_of(params: QueryDict) -> FailureFilter:
     """Parse the request from the URL; unknown values are ignored."""
     days, by, kind = whole(params.get("days"), 1000), params.get("by", ""), params.get("kind", "")
     return FailureFilter(
@@ -72,12 +72,12 @@ def wanted_of(params: QueryDict) -> FailureFilter:
     )
 
 
-def _line(row: FailureRow, wanted: FailureFilter) -> dict[str, object]:
+def _line(row: FailureRow, filters: FailureFilter) -> dict[str, object]:
     """Return a row's cells."""
     return {
         "row": row,
         "name": f"{formatting.NBSP}".join((f"{row.since.day}", f"{row.since:%b}")) if row.since else row.name,
         "rate": sentences.per_thousand(row.rate),
         "mtbf": sentences.mtbf(row.rate),
-        "is_code": wanted.by == "cause",
+        "is_code": filters.by == "cause",
     }

@@ -22,29 +22,29 @@ HEADS = {"project": "Project", "person": "Person", "job": "Job"}
 @login_required
 @require_safe
 def page(request: HttpRequest) -> HttpResponse:
-    user, now, wanted = user_of(request), timezone.now(), wanted_of(request.GET)
+    user, now, filters = user_of(request), timezone.now(), filters_of(request.GET)
     skip = whole(request.GET.get("after"), 2**31) or 0
-    found = report.find(user, wanted, now, limit=ROWS, skip=skip)
+    found = report.find(user, filters, now, limit=ROWS, skip=skip)
     idle = report.idle_now(user, now)
     context = {
         "section": "cluster",
         "place": "waste",
-        "wanted": wanted,
-        "since": wanted.since(now),
+        "filters": filters,
+        "since": filters.since(now),
         "lines": [(row, sentences.cells(row.hours)) for row in found.rows],
-        "headline": sentences.summary(found, wanted, sum(len(job.idle) for job, _ in idle)),
+        "headline": sentences.summary(found, filters, sum(len(job.idle) for job, _ in idle)),
         "idle": idle,
         "windows": [(days, "Today" if days == 1 else formatting.plural(days, "day")) for days in WINDOWS],
         "groups": [(by, HEADS[by]) for by in GROUPINGS],
-        "columns": [_column(wanted, "name", HEADS[wanted.by]), *(_column(wanted, *column) for column in COLUMNS)],
+        "columns": [_column(filters, "name", HEADS[filters.by]), *(_column(filters, *column) for column in COLUMNS)],
         "next": None if found.is_last else skip + ROWS,
         "is_first": not skip,
-        "csv": f"days={wanted.days}&by={wanted.by}&sort={wanted.sort}",
+        "csv": f"days={filters.days}&by={filters.by}&sort={filters.sort}",
     }
     return render(request, "portal/waste.html", context)
 
 
-def wanted_of(params: QueryDict) -> WasteFilter:
+def filters_of(params: QueryDict) -> WasteFilter:
     """Parse the request from the URL; unknown values are ignored."""
     days, by, sort = whole(params.get("days"), 1000), params.get("by", ""), report.current_sort(params.get("sort", ""))
     return WasteFilter(
@@ -54,8 +54,8 @@ def wanted_of(params: QueryDict) -> WasteFilter:
     )
 
 
-def _column(wanted: WasteFilter, key: str, title: str) -> dict[str, str]:
+def _column(filters: WasteFilter, key: str, title: str) -> dict[str, str]:
     """Return a heading that sorts by its column: largest first, or names from a; again to reverse."""
     first, other = (key, f"-{key}") if key == "name" else (f"-{key}", key)
-    direction = ("descending" if wanted.is_falling else "ascending") if wanted.key == key else ""
-    return {"key": key, "title": title, "sort": other if wanted.sort == first else first, "direction": direction}
+    direction = ("descending" if filters.is_falling else "ascending") if filters.key == key else ""
+    return {"key": key, "title": title, "sort": other if filters.sort == first else first, "direction": direction}

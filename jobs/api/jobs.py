@@ -155,10 +155,10 @@ def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]
     Idempotency-Key and body were sent before, and returns that job.
     """
     key = key_of(request)
-    wanted = job_request(request)
-    parent = None if wanted.parent is None else _parent(request, wanted.parent)
+    body = job_request(request)
+    parent = None if body.parent is None else _parent(request, body.parent)
     job, created = lifecycle.submit(
-        request.auth, wanted.spec, spec_toml=wanted.spec_toml, key=key, parent=parent, code=wanted.code
+        request.auth, body.spec, spec_toml=body.spec_toml, key=key, parent=parent, code=body.code
     )
     response.headers["Location"] = f"/api/v1/jobs/{job.pk}"
     return Status(201 if created else 200, job_shape(job_of(request, job.pk)))
@@ -175,11 +175,11 @@ def check(request: ApiRequest) -> dict[str, Any]:
 
     For a specification with [sweep], the answer is for its first job, as all jobs request the same resources.
     """
-    wanted = job_or_sweep_request(request)
-    if isinstance(wanted, SweepRequest):
-        spec, findings = wanted.spec.first, sweep_run(request.auth, wanted.spec)
+    body = job_or_sweep_request(request)
+    if isinstance(body, SweepRequest):
+        spec, findings = body.spec.first, sweep_run(request.auth, body.spec)
     else:
-        spec, findings = wanted.spec, dry_run(request.auth, wanted.spec)
+        spec, findings = body.spec, dry_run(request.auth, body.spec)
     return {
         "spec": spec.model_dump(mode="json"),
         "spec_toml": write_toml(spec, defaults=True),

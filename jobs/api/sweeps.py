@@ -88,8 +88,8 @@ class SweepQuery(Schema):
 def submit(request: ApiRequest, response: HttpResponse) -> Status[dict[str, Any]]:
     """Submit a job for each combination of the values under [sweep.over]; under Slurm they are one array."""
     key = key_of(request)
-    wanted = sweep_request(request)
-    sweep, created = lifecycle.submit(request.auth, wanted.spec, spec_toml=wanted.spec_toml, key=key, code=wanted.code)
+    body = sweep_request(request)
+    sweep, created = lifecycle.submit(request.auth, body.spec, spec_toml=body.spec_toml, key=key, code=body.code)
     response.headers["Location"] = f"/api/v1/sweeps/{sweep.pk}"
     return Status(201 if created else 200, sweep_detail(sweep))
 

@@ -88,8 +88,8 @@ class _Counts:
         return FailureRow(name, Rate(self.failures, self.node_s / DAY_S), self.lost_gpu_s / HOUR_S, **more)
 
 
-def find(user: User, wanted: FailureFilter, now: datetime) -> FailureReport:
-    query = _FailureQuery(user, wanted, now)
+def find(user: User, filters: FailureFilter, now: datetime) -> FailureReport:
+    query = _FailureQuery(user, filters, now)
     total, medians = query.total(), query.medians()
     detect, recover = medians.get(None, (None, None))
     return FailureReport(
@@ -102,9 +102,9 @@ def find(user: User, wanted: FailureFilter, now: datetime) -> FailureReport:
     )
 
 
-def interruptions(user: User, wanted: FailureFilter, now: datetime) -> tuple[Rate, float | None]:
+def interruptions(user: User, filters: FailureFilter, now: datetime) -> tuple[Rate, float | None]:
     """Return the rate of interruptions, and the median seconds until training resumed."""
-    query = _FailureQuery(user, wanted, now)
+    query = _FailureQuery(user, filters, now)
     return query.interruptions(query.total()), query.medians().get(None, (None, None))[1]
 
 
@@ -114,15 +114,15 @@ Medians = dict[str | None, tuple[float | None, float | None]]
 class _FailureQuery:
     """The queries of a report; results needed more than once are cached."""
 
-    def __init__(self, user: User, wanted: FailureFilter, now: datetime) -> None:
-        self.user, self.wanted, self.now = user, wanted, now
-        self.since = wanted.since(now)
-        self.projects = _projects(user, wanted.project)
+    def __init__(self, user: User, filters: FailureFilter, now: datetime) -> None:
+        self.user, self.filters, self.now = user, filters, now
+        self.since = filters.since(now)
+        self.projects = _projects(user, filters.project)
         """Projects included; None for all."""
         self.live = [
             allocation for allocation in uncounted(now) if self.projects is None or allocation.project in self.projects
         ]
-        causes = causes_of(wanted.kind)
+        causes = causes_of(filters.kind)
         failures = Failure.objects.filter(day__gte=self.since, **({} if causes is None else {"cause__in": causes}))
         self.failures = self._visible(failures)
         self._cache: dict[tuple[str, str], Any] = {}
@@ -142,7 +142,7 @@ class _FailureQuery:
         return Rate(rows.count(), total.node_s / DAY_S)
 
     def rows(self, total: _Counts, medians: Medians) -> list[FailureRow]:
-        by = self.wanted.by
+        by = self.filters.by
         if by == "cause":
             return self._causes(total, medians)
         if by == "week":

@@ -16,17 +16,17 @@ TOO_FEW = "too few"
 KINDS = {"all": "failure", "machines": "machine failure", "programs": "program failure"}
 
 
-def summary(found: FailureReport, wanted: FailureFilter) -> tuple[str, str]:
+def summary(found: FailureReport, filters: FailureFilter) -> tuple[str, str]:
     """Return what failed in these days and how often, and which node stands out."""
     rate = found.total.rate
-    when = "today" if wanted.days == 1 else f"in the last {formatting.plural(wanted.days, 'day')}"
+    when = "today" if filters.days == 1 else f"in the last {formatting.plural(filters.days, 'day')}"
     if not rate.node_days:
         return f"No node was allocated {when}.", "Rates appear minutes after the first job has ended."
-    singular = KINDS[wanted.kind]
+    singular = KINDS[filters.kind]
     plural = singular.replace("failure", "failures", 1)
     node_days = f"{formatting.measure(rate.node_days)} node-days"
     if not rate.failures:
-        which = "Nothing" if wanted.kind == "all" else f"No {wanted.kind}"
+        which = "Nothing" if filters.kind == "all" else f"No {filters.kind}"
         return f"{which} failed {when}, over {node_days}.", ""
     often, ends = per_thousand(rate)
     failures = formatting.plural(rate.failures, singular, plural)

@@ -81,10 +81,10 @@ class _Sums:
         """Yield existing rows of these keys, and possibly others of the same days, if there are too many names for
         one query.
         """
-        wanted: dict[tuple[int, date], set[Any]] = defaultdict(set)
+        last_keys: dict[tuple[int, date], set[Any]] = defaultdict(set)
         for key in self.more:
-            wanted[key[0], key[1]].add(key[-1])
-        for (days, day), last in wanted.items():
+            last_keys[key[0], key[1]].add(key[-1])
+        for (days, day), last in last_keys.items():
             rows = self.model.objects.filter(days=days, day=day)
             if len(last) <= ROWS_PER_STATEMENT:
                 rows = rows.filter(**{f"{self.keys[-1]}__in": last})

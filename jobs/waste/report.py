@@ -96,16 +96,16 @@ def current_sort(sort: str) -> str:
     return sort.replace("held", "allocated") if sort in FORMER_SORTS else sort
 
 
-def find(user: User, wanted: WasteFilter, now: datetime, *, limit: int, skip: int = 0) -> WasteReport:
+def find(user: User, filters: WasteFilter, now: datetime, *, limit: int, skip: int = 0) -> WasteReport:
     """Return the rows from `skip` on. Daily sums are used, except for jobs, which are summed at each request."""
-    since = wanted.since(now)
+    since = filters.since(now)
     groups = _groups(user, since)
     total = sum((hours for _, _, _, hours in groups), AllocatedHours())
     by_person = _by_person(groups)
-    if wanted.by == "job":
-        rows, is_last = _jobs(user, wanted, since, limit, skip)
+    if filters.by == "job":
+        rows, is_last = _jobs(user, filters, since, limit, skip)
         return WasteReport(rows, total, _idlest(by_person), is_last)
-    rows = _sorted(by_person if wanted.by == "person" else _by_project(user, groups), wanted)
+    rows = _sorted(by_person if filters.by == "person" else _by_project(user, groups), filters)
     page = rows[skip : skip + limit]
     return WasteReport(page, total, _idlest(rows), skip + limit >= len(rows))
 
@@ -188,16 +188,16 @@ def _grouped(groups: Iterable[_Group], key: Callable[[_Group], Any]) -> dict[Any
     return found
 
 
-def _jobs(user: User, wanted: WasteFilter, since: date, limit: int, skip: int) -> tuple[list[WasteEntry], bool]:
+def _jobs(user: User, filters: WasteFilter, since: date, limit: int, skip: int) -> tuple[list[WasteEntry], bool]:
     """Return jobs that began in these days, by their sums, and the few that began earlier, whose days are added up."""
-    order = _ORDERS[wanted.key]
+    order = _ORDERS[filters.key]
     begun = _visible(user, JobHours.objects.filter(first_day__gte=since)).annotate(place=order)
-    place = F("place").desc(nulls_last=True) if wanted.is_falling else F("place").asc(nulls_last=True)
+    place = F("place").desc(nulls_last=True) if filters.is_falling else F("place").asc(nulls_last=True)
     # Keys first, from a covering index: SQLite would otherwise sort whole rows.
     first = list(begun.order_by(place, "pk").values_list("pk", flat=True)[: skip + limit + 1])
     hours = [*JobHours.objects.in_bulk(first).values(), *_older(user, since)]
     hours.sort(key=lambda row: row.pk)
-    hours.sort(key=lambda row: _sort_value(row, wanted), reverse=wanted.is_falling)
+    hours.sort(key=lambda row: _sort_value(row, filters), reverse=filters.is_falling)
     return _job_rows(user, hours[skip : skip + limit]), len(hours) <= skip + limit
 
 
@@ -210,11 +210,11 @@ _ORDERS = {
 }
 
 
-def _sort_value(row: JobHours, wanted: WasteFilter) -> float:
+def _sort_value(row: JobHours, filters: WasteFilter) -> float:
     """Return the value to sort by; rows without one come last in either direction."""
     values = {"allocated": row.held_s, "used": row.used_s, "idle": row.idle_s, "name": row.job}
-    value = (row.used_s / row.held_s if row.held_s else None) if wanted.key == "share" else values[wanted.key]
-    return value if value is not None else (-math.inf if wanted.is_falling else math.inf)
+    value = (row.used_s / row.held_s if row.held_s else None) if filters.key == "share" else values[filters.key]
+    return value if value is not None else (-math.inf if filters.is_falling else math.inf)
 
 
 def _older(user: User, since: date) -> list[JobHours]:
@@ -272,11 +272,11 @@ def _visible_jobs(user: User, numbers: Iterable[int]) -> dict[int, Job]:
     return {job.pk: job for job in rows.only("name", "project")}
 
 
-def _sorted(rows: list[WasteEntry], wanted: WasteFilter) -> list[WasteEntry]:
+def _sorted(rows: list[WasteEntry], filters: WasteFilter) -> list[WasteEntry]:
     rows = sorted(rows, key=lambda row: row.name)
-    if wanted.key == "name":
-        return rows[::-1] if wanted.is_falling else rows
-    return sorted(rows, key=lambda row: getattr(row.hours, wanted.key) or 0.0, reverse=wanted.is_falling)
+    if filters.key == "name":
+        return rows[::-1] if filters.is_falling else rows
+    return sorted(rows, key=lambda row: getattr(row.hours, filters.key) or 0.0, reverse=filters.is_falling)
 
 
 def _idlest(rows: Iterable[WasteEntry]) -> WasteEntry | None:

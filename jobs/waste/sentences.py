@@ -9,10 +9,10 @@ from vigil_core import formatting
 MIN_SHOWN_HOURS = 0.05  # hours that would be shown as 0
 
 
-def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[str, str]:
+def summary(found: WasteReport, filters: WasteFilter, idle_gpus: int) -> tuple[str, str]:
     """Return what was allocated, used and idle in these days, who had most idle hours, and what is idle now."""
     total = found.total
-    when = "Today" if wanted.days == 1 else f"In the last {formatting.plural(wanted.days, 'day')},"
+    when = "Today" if filters.days == 1 else f"In the last {formatting.plural(filters.days, 'day')},"
     if not total.allocated:
         return f"{when} no GPU-hours were counted.", now(idle_gpus)
     share = formatting.percent(total.share)
@@ -23,16 +23,16 @@ def summary(found: WasteReport, wanted: WasteFilter, idle_gpus: int) -> tuple[st
     most = found.most
     if most is not None and most.hours.idle >= MIN_SHOWN_HOURS:
         lead += (
-            f", {_most_idle(most.name, wanted)} ({figure(most.hours.idle)})"
+            f", {_most_idle(most.name, filters)} ({figure(most.hours.idle)})"
             if most.hours != total
-            else f", {_most_idle(most.name, wanted, all_of=True)}"
+            else f", {_most_idle(most.name, filters, all_of=True)}"
         )
     return f"{lead}.", now(idle_gpus)
 
 
-def _most_idle(name: str, wanted: WasteFilter, *, all_of: bool = False) -> str:
+def _most_idle(name: str, filters: WasteFilter, *, all_of: bool = False) -> str:
     """Return "most in vision", "most by mira", "all outside Vigil"."""
-    relation = "" if name == OUTSIDE_VIGIL else "in " if wanted.by == "project" else "by "
+    relation = "" if name == OUTSIDE_VIGIL else "in " if filters.by == "project" else "by "
     return f"{'all' if all_of else 'most'} {relation}{name}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationError
 from ninja.openapi.docs import Swagger
 from ninja.openapi.schema import OpenAPISchema
+from ninja.operation import Operation
 from ninja.parser import Parser
 from ninja.renderers import BaseRenderer
 from ninja.security import APIKeyCookie, HttpBearer
@@ -180,6 +182,14 @@ class Api(NinjaAPI):
         if self._schema is None:
             self._schema = self._described(**kwargs)
         return self._schema
+
+    def get_openapi_operation_id(self, operation: Operation) -> str:
+        """Return the module's and the function's name without packages below `api`.
+
+        Generated clients name their functions by it, so it stays the same if a module moves.
+        """
+        module = re.sub(r"\.api\.(?:\w+\.)+", ".api.", operation.view_func.__module__)
+        return f"{module}.{operation.view_func.__name__}".replace(".", "_")
 
     def _described(self, **kwargs: Any) -> OpenAPISchema:
         schema = super().get_openapi_schema(**kwargs)

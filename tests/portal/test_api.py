@@ -230,6 +230,14 @@ def test_schema_is_openapi_3_1_with_problem_documents():
         assert f"/api/v1/{path}" in schema["paths"], path
 
 
+def test_operations_keep_their_names_in_whichever_package_their_modules_are():
+    """Generated clients name their functions by them."""
+    paths = Client().get("/api/openapi.json").json()["paths"].values()
+    names = [operation["operationId"] for operations in paths for operation in operations.values()]
+    assert len(names) == len({*names})
+    assert {"jobs_api_jobs_jobs", "jobs_api_series_series", "jobs_api_postmortems_postmortems"} <= {*names}
+
+
 def test_no_two_shapes_have_one_name():
     """The schema has them by their names: of two, one would be described as the other."""
     Client().get("/api/openapi.json")  # all addresses are known, so all shapes are

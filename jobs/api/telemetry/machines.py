@@ -241,12 +241,12 @@ def span(query: MachineSeriesQuery) -> tuple[int, int]:
     return start, end
 
 
-def chosen(agent: Agent, wanted: list[str]) -> list[Gpu]:
+def chosen(agent: Agent, names: list[str]) -> list[Gpu]:
     """Return the requested GPUs, by index or UUID; removed ones by UUID only."""
     rows = list(agent.gpus.all())
-    if not wanted:
+    if not names:
         return [gpu for gpu in rows if gpu.gone_at is None]
-    found = [gpu for gpu in rows if gpu.uuid in wanted or (gpu.gone_at is None and str(gpu.index) in wanted)]
+    found = [gpu for gpu in rows if gpu.uuid in names or (gpu.gone_at is None and str(gpu.index) in names)]
     if not found:
         there = ", ".join(str(gpu.index) for gpu in rows if gpu.gone_at is None)
         raise bad_field("gpu", f"{agent.node} has no such GPU. It has {there or 'none'}.")
