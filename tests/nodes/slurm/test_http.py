@@ -20,7 +20,7 @@ from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.retry_after import seconds_of
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, OneToken, SimulatedRest, body, load
-from tests.nodes.slurm.test_request import asked
+from tests.nodes.slurm.test_request import submission_of
 
 NEWEST = VERSIONS[-1]
 
@@ -84,7 +84,7 @@ def test_a_submission_is_never_repeated(failure: Callable[[httpx.Request], httpx
     played = SimulatedRest(NEWEST)
     played.answers["job/submit"] = failing = Failing(failure)
     with pytest.raises(SlurmUnreachable) as refused:
-        played.rest.submit(asked(tmp_path), "#!/bin/sh\n")
+        played.rest.submit(submission_of(tmp_path), "#!/bin/sh\n")
     assert failing.calls == 1
     assert refused.value.sent == (failure in (reset, halfway, slow))
     assert not refused.value.permanent
@@ -129,7 +129,7 @@ def test_a_submission_waits_for_a_busy_slurmrestd(tmp_path: Any) -> None:
     played.answers["job/submit"] = failing = Failing(busy(429, "7"))
     for _ in range(2):
         with pytest.raises(SlurmUnreachable, match="no requests for another") as refused:
-            played.rest.submit(asked(tmp_path), "#!/bin/sh\n")
+            played.rest.submit(submission_of(tmp_path), "#!/bin/sh\n")
         assert not refused.value.sent, "it may be submitted again: nothing was carried out"
     assert failing.calls == 1
 
@@ -352,7 +352,10 @@ def test_nothing_is_told_of_tokens(caplog: pytest.LogCaptureFixture, tmp_path: A
     for answer in answers:
         played = SimulatedRest(NEWEST)
         played.answers["/nodes"] = played.answers["job/submit"] = answer
-        for call in (played.slurm.nodes, lambda played=played: played.rest.submit(asked(tmp_path), "#!/bin/sh")):
+        for call in (
+            played.slurm.nodes,
+            lambda played=played: played.rest.submit(submission_of(tmp_path), "#!/bin/sh"),
+        ):
             with pytest.raises(SchedulerError) as refused:
                 call()
             reports += traceback.format_exception(refused.value)

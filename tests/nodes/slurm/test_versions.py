@@ -10,7 +10,7 @@ import pytest
 
 from nodes.schedulers.base import SchedulerError
 from tests.nodes.slurm.simulated_rest import VERSIONS, SimulatedRest, load, paths
-from tests.nodes.slurm.test_request import asked
+from tests.nodes.slurm.test_request import submission_of
 
 NEWEST = VERSIONS[-1]
 
@@ -83,7 +83,7 @@ def test_an_unknown_version_of_the_known_shapes_is_read(caplog: pytest.LogCaptur
 def test_an_unknown_version_is_asked_to_change_nothing(tmp_path: Any) -> None:
     played = of_unknown_version()
     changes = (
-        lambda: played.rest.submit(asked(tmp_path), "#!/bin/sh\n"),
+        lambda: played.rest.submit(submission_of(tmp_path), "#!/bin/sh\n"),
         lambda: played.slurm.cancel("7"),
         lambda: played.slurm.signal("7", "TERM"),
         lambda: played.slurm.drain("dgx01", "fan"),
@@ -134,7 +134,7 @@ def test_a_submission_during_an_upgrade_is_worded_for_the_new_version(tmp_path: 
     played.answers["job/submit"] = _only_new
     assert played.rest.version == (0, 0, 38)
     played.version = NEWEST
-    assert played.rest.submit(asked(tmp_path, gpus_per_node=2), "#!/bin/sh\n") == "77"
+    assert played.rest.submit(submission_of(tmp_path, gpus_per_node=2), "#!/bin/sh\n") == "77"
     first, second = (json.loads(request.content) for request in played.asked("job/submit"))
     assert (first["job"]["gres"], "script" in first) == ("gpu:2", True)
     assert (second["job"]["tres_per_node"], "script" in second) == ("gres/gpu:2", False)
