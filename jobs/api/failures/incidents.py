@@ -63,7 +63,12 @@ class IncidentQuery(PageQuery):
     since: Moment | None = None
 
 
-@router.get("/postmortems", response=Incidents, summary="Incidents, newest first")
+@router.get(
+    "/postmortems",
+    response=Incidents,
+    summary="Incidents, newest first",
+    operation_id="jobs_api_postmortems_postmortems",  # generated clients know it by this name
+)
 def postmortems(request: ApiRequest, query: Query[IncidentQuery]) -> HttpResponse:
     """Return failed attempts, each with a post-mortem at its job, and restarts in place."""
     search = IncidentSearch(
