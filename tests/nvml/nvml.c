@@ -1,20 +1,20 @@
-/* NVIDIA's library as far as Vigil asks it, over GPUs that a text file describes ($NVML_STATE), read again when it
- * changes. A line names a GPU, or * for all of them and for the library itself; later lines win:
+/* The part of NVIDIA's library that Vigil calls, over GPUs that a text file ($NVML_STATE) describes. It is read again when
+ * it changes. A line names a GPU, or * for all of them and for the library itself; later lines win:
  *   * count 8                       GPUs that there are
- *   3 gpu_percent 97                a value of one; NUMBERS below has all, with what they are if nothing is said
+ *   3 gpu_percent 97                a value; NUMBERS below lists all with their defaults
  *   3 gpu_percent 30~90/60          a wave of 60 s between the two, each GPU a little later
  *   3 field.138 5+1000              a counter that grows by 1000 a second; field values are field.ID, activity gpm.ID
  *   3 watts !3                      this error instead (3: not supported)
- *   3 lost 1                        whatever is asked of it: it has fallen off the bus
+ *   3 lost 1                        every call about it fails: it has fallen off the bus
  *   3 hang 1                        no call about it returns until the line is gone; with *: no call at all
  *   * reload 1                      whoever opened the library under another number must open it again
  *   * init !9, * call !18           the library cannot be opened; every call fails
  *   3 uuid GPU-…, 3 name …          another GPU in the slot
- *   3 minor 0                       N of its /dev/nvidiaN, where that is not its place
- *   3 mig 1                         it is cut up: its use is not told, its slices are
- *   3 slice INSTANCE MIB            one of them
- *   3 process PID MIB [INSTANCE]    one on it
- *   3 event ID TYPE DATA            an event, told to who waits when the line appears; ids only ever rise
+ *   3 minor 0                       N of its /dev/nvidiaN, if that differs from its index
+ *   3 mig 1                         it is in MIG mode: calls return its slices, not its use
+ *   3 slice INSTANCE MIB            a MIG slice
+ *   3 process PID MIB [INSTANCE]    a process that uses it
+ *   3 event ID TYPE DATA            an event, sent to waiting callers when the line appears; ids only rise
  */
 #include <poll.h>
 #include <stdio.h>
@@ -26,13 +26,13 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10, LOST = 15 };
-enum { MOST_GPUS = 64, MOST_SLICES = 8, MOST_LINES = 2048, ALL = -1, WHOLE = -1 };
-#define UNTOLD -1e300
+enum { MAX_GPUS = 64, MAX_SLICES = 8, MAX_LINES = 2048, ALL = -1, WHOLE = -1 };
+#define UNREPORTED -1e300
 
 typedef unsigned long long u64;
 typedef struct { int index, slice; } gpu_t; /* slice: which of its slices, by place; WHOLE: the GPU */
 typedef struct { int gpu; char name[32], text[96]; } line_t;
-typedef struct { u64 wanted[MOST_GPUS]; int seen; } set_t;
+typedef struct { u64 wanted[MAX_GPUS]; int seen; } set_t;
 typedef struct { int index; } sample_t;
 typedef struct { unsigned gpu, memory; } use_t;
 typedef struct { u64 total, free, used; } memory_t;
@@ -49,7 +49,7 @@ static const struct { const char *name; double value; } NUMBERS[] = {
     {"count", 8}, {"hang", 0}, {"lost", 0}, {"reload", 0}, {"init", 0}, {"call", 0}, {"wait", 0}, {"cuda", 12080},
     {"gpu_percent", 90}, {"memory_mib", 30720}, {"memory_total_mib", 81920}, {"memory_reserved_mib", 512},
     {"temperature_c", 60}, {"watts", 350}, {"power_cap_watts", 700}, {"sm_mhz", 1980}, {"throttle", 0},
-    {"slowdown_c", 89}, {"margin_c", UNTOLD}, {"numa_node", 0}, {"ecc_corrected", 0}, {"ecc_uncorrected", 0},
+    {"slowdown_c", 89}, {"margin_c", UNREPORTED}, {"numa_node", 0}, {"ecc_corrected", 0}, {"ecc_uncorrected", 0},
     {"ecc_corrected_lifetime", 2}, {"ecc_uncorrected_lifetime", 0}, {"sram_threshold_exceeded", 0},
     {"remapped_corrected", 0}, {"remapped_uncorrected", 0}, {"remapped_pending", 0}, {"remapped_failed", 0},
     {"pcie_replays", 0}, {"pcie_generation", 5}, {"pcie_generation_most", 5}, {"pcie_width", 16},
@@ -57,8 +57,8 @@ static const struct { const char *name; double value; } NUMBERS[] = {
     {"gpm.2", 75}, {"gpm.20", 800}, {"gpm.21", 1200}, {"field.82", 65}, {"field.91", 18}, {"field.230", 0},
 };
 
-static gpu_t gpus[MOST_GPUS], slices[MOST_GPUS][MOST_SLICES];
-static line_t lines[MOST_LINES];
+static gpu_t gpus[MAX_GPUS], slices[MAX_GPUS][MAX_SLICES];
+static line_t lines[MAX_LINES];
 static int line_count, opened_under = -1;
 static struct stat read_at;
 
@@ -70,19 +70,19 @@ static void refresh(void) {
     if (!path || stat(path, &now)) return;
     if (now.st_ino == read_at.st_ino && !memcmp(&now.st_mtim, &read_at.st_mtim, sizeof now.st_mtim)) return;
     FILE *file = fopen(path, "r");
-    char text[160], whose[16];
+    char text[160], target[16];
     if (!file) return;
     read_at = now;
-    for (line_count = 0; line_count < MOST_LINES && fgets(text, sizeof text, file);) {
+    for (line_count = 0; line_count < MAX_LINES && fgets(text, sizeof text, file);) {
         line_t *line = &lines[line_count];
-        if (sscanf(text, "%15s %31s %95[^\n]", whose, line->name, line->text) != 3) continue;
-        line->gpu = *whose == '*' ? ALL : atoi(whose);
+        if (sscanf(text, "%15s %31s %95[^\n]", target, line->name, line->text) != 3) continue;
+        line->gpu = *target == '*' ? ALL : atoi(target);
         line_count++;
     }
     fclose(file);
 }
 
-static const char *said(int index, const char *name) {
+static const char *described(int index, const char *name) {
     for (int i = line_count - 1; i >= 0; i--)
         if ((lines[i].gpu == index || lines[i].gpu == ALL) && !strcmp(lines[i].name, name)) return lines[i].text;
     return NULL;
@@ -96,9 +96,9 @@ static double monotonic(void) {
 
 /* What the file says of it, else what NUMBERS does; an NVML error, or OK. */
 static int lookup(int index, const char *name, double *value) {
-    const char *text = said(index, name);
+    const char *text = described(index, name);
     double low, high, period;
-    *value = UNTOLD;
+    *value = UNREPORTED;
     if (text && *text == '!') return atoi(text + 1);
     if (text && sscanf(text, "%lf~%lf/%lf", &low, &high, &period) == 3) {
         double turns = monotonic() / period - index / 8.0, part = turns - (long long)turns;
@@ -109,7 +109,7 @@ static int lookup(int index, const char *name, double *value) {
         *value = strtod(text, NULL);
     for (size_t i = 0; !text && i < sizeof NUMBERS / sizeof *NUMBERS; i++)
         if (!strcmp(name, NUMBERS[i].name)) *value = NUMBERS[i].value;
-    return *value == UNTOLD ? UNSUPPORTED : OK;
+    return *value == UNREPORTED ? UNSUPPORTED : OK;
 }
 
 static double setting(int index, const char *name) {
@@ -134,10 +134,10 @@ static int number(const gpu_t *gpu, const char *name, double *value) {
 
 static int text(const gpu_t *gpu, const char *name, char *to, unsigned size, const char *format, ...) {
     int failed = ready(gpu), index = gpu ? gpu->index : ALL;
-    const char *told = said(index, name);
+    const char *value = described(index, name);
     if (failed) return failed;
-    if (told && *told == '!') return atoi(told + 1);
-    if (told) snprintf(to, size, "%s", told);
+    if (value && *value == '!') return atoi(value + 1);
+    if (value) snprintf(to, size, "%s", value);
     else snprintf(to, size, format, index);
     return OK;
 }
@@ -165,9 +165,9 @@ int nvmlInitWithFlags(unsigned flags) {
     for (refresh(); setting(ALL, "hang"); refresh()) usleep(5000);
     int failed = lookup(ALL, "init", &ignored);
     if (!failed) opened_under = (int)setting(ALL, "reload");
-    for (int i = 0; i < MOST_GPUS; i++) {
+    for (int i = 0; i < MAX_GPUS; i++) {
         gpus[i] = (gpu_t){i, WHOLE};
-        for (int n = 0; n < MOST_SLICES; n++) slices[i][n] = (gpu_t){i, n};
+        for (int n = 0; n < MAX_SLICES; n++) slices[i][n] = (gpu_t){i, n};
     }
     return failed;
 }
@@ -204,7 +204,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **to) {
     char found[96];
     int failed = nvmlDeviceGetCount_v2(&count);
     for (unsigned i = 0; !failed && i < count; i++)
-        for (int n = WHOLE; n < MOST_SLICES; n++) {
+        for (int n = WHOLE; n < MAX_SLICES; n++) {
             *to = n == WHOLE ? &gpus[i] : &slices[i][n];
             int unknown = nvmlDeviceGetUUID(*to, found, sizeof found);
             if (!unknown && !strcmp(found, uuid)) return OK;
@@ -219,8 +219,8 @@ TEXT(nvmlDeviceGetVbiosVersion, "vbios", "96.00.74.00.01")
 TEXT(nvmlDeviceGetInforomImageVersion, "inforom", "G520.0200.00.05")
 int nvmlDeviceGetIndex(gpu_t *gpu, unsigned *to) { *to = gpu->index; return ready(gpu); }
 int nvmlDeviceGetMinorNumber(gpu_t *gpu, unsigned *to) {
-    const char *told = said(gpu->index, "minor");
-    *to = told ? (unsigned)atoi(told) : (unsigned)gpu->index;
+    const char *minor = described(gpu->index, "minor");
+    *to = minor ? (unsigned)atoi(minor) : (unsigned)gpu->index;
     return gpu->slice == WHOLE ? ready(gpu) : UNSUPPORTED;
 }
 int nvmlDeviceGetPciInfo_v3(gpu_t *gpu, pci_t *to) {
@@ -303,7 +303,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *gpu, unsigned *count, process
     double ignored;
     long long one[3];
     int failed = ready(gpu), n = 0, values;
-    if (!failed && said(gpu->index, "processes")) failed = lookup(gpu->index, "processes", &ignored);
+    if (!failed && described(gpu->index, "processes")) failed = lookup(gpu->index, "processes", &ignored);
     if (failed) return failed;
     for (; (values = nth(gpu->index, "process", n, one)) >= 2; n++)
         if (to && n < (int)*count) to[n] = (process_t){one[0], (u64)one[1] << 20, values == 3 ? one[2] : -1, -1};
@@ -352,7 +352,7 @@ int nvmlDeviceGetNvLinkState(gpu_t *gpu, unsigned link, unsigned *to) {
     char name[24];
     int failed = ready(gpu);
     snprintf(name, sizeof name, "nvlink.%u", link);
-    *to = setting(gpu->index, said(gpu->index, name) ? name : "nvlink") != 0;
+    *to = setting(gpu->index, described(gpu->index, name) ? name : "nvlink") != 0;
     return failed;
 }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu_t *gpu, unsigned link, pci_t *to) {
@@ -378,7 +378,7 @@ int nvmlDeviceGetMaxMigDeviceCount(gpu_t *gpu, unsigned *to) { *to = 7; return r
 int nvmlDeviceGetMigDeviceHandleByIndex(gpu_t *gpu, unsigned place, gpu_t **to) {
     long long part[3];
     *to = &slices[gpu->index][place];
-    return place < MOST_SLICES && nth(gpu->index, "slice", place, part) ? ready(gpu) : NOT_FOUND;
+    return place < MAX_SLICES && nth(gpu->index, "slice", place, part) ? ready(gpu) : NOT_FOUND;
 }
 int nvmlDeviceIsMigDeviceHandle(gpu_t *gpu, unsigned *to) { *to = gpu->slice != WHOLE; return ready(NULL); }
 int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(gpu_t *gpu, gpu_t **to) { *to = &gpus[gpu->index]; return ready(*to); }
@@ -398,14 +398,14 @@ int nvmlDeviceGetComputeInstanceId(gpu_t *gpu, unsigned *to) {
 static int newest_event(void) {
     long long one[3];
     int newest = 0;
-    for (int i = 0; i < MOST_GPUS; i++)
+    for (int i = 0; i < MAX_GPUS; i++)
         for (int n = 0; nth(i, "event", n, one) == 3; n++)
             if (one[0] > newest) newest = one[0];
     return newest;
 }
 static int next_event(set_t *set, event_t *to) {
     long long one[3], least = 1LL << 62;
-    for (int i = 0; i < MOST_GPUS; i++)
+    for (int i = 0; i < MAX_GPUS; i++)
         for (int n = 0; nth(i, "event", n, one) == 3; n++)
             if (one[0] > set->seen && one[0] < least && (u64)one[1] & set->wanted[i]) {
                 least = one[0];
@@ -416,7 +416,7 @@ static int next_event(set_t *set, event_t *to) {
     return 1;
 }
 /* As cheap as the driver's own wait: until something changes in the folder of the file. */
-static void sleep_until_said(int milliseconds) {
+static void wait_for_change(int milliseconds) {
     static int watch = -1;
     char folder[4096], changes[4096];
     if (watch < 0) {
@@ -424,7 +424,7 @@ static void sleep_until_said(int milliseconds) {
         *strrchr(folder, '/') = 0;
         watch = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
         inotify_add_watch(watch, folder, IN_MOVED_TO | IN_CLOSE_WRITE);
-        return; /* and look once more: it may have changed just before */
+        return; /* and read once more: it may have changed just before */
     }
     poll(&(struct pollfd){watch, POLLIN, 0}, 1, milliseconds);
     while (read(watch, changes, sizeof changes) > 0) continue;
@@ -445,6 +445,6 @@ int nvmlEventSetWait_v2(set_t *set, event_t *to, unsigned milliseconds) {
         if (!failed) failed = lookup(ALL, "wait", &ignored);
         if (failed || next_event(set, to)) return failed;
         if (monotonic() >= until) return TIMEOUT;
-        sleep_until_said((int)((until - monotonic()) * 1000) + 1);
+        wait_for_change((int)((until - monotonic()) * 1000) + 1);
     }
 }
