@@ -105,7 +105,7 @@ from nodes.inventory.minimums import MinimumVersions, shipped_minimums
 from nodes.inventory.software import Software
 assert MinimumVersions(shipped_minimums()).violated(Software("nccl"), "NVIDIA H100", "2.25.1").why == "it hangs"
 """,
-        guards=("tests/nodes/inventory/test_versions.py::test_a_branch_has_its_own_minimum_and_ended_ones_are_below_a_floor",),
+        guards=("tests/nodes/inventory/test_versions.py::test_a_branch_has_a_separate_minimum_and_ended_branches_are_below_a_floor",),
     ),
     Addition(
         thing="clause of an acceptance",

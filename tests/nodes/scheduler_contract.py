@@ -87,12 +87,12 @@ class SchedulerContract:
         assert scheduler.find(request.key, user=self.user) == scheduler_id
         assert (Path(request.directory) / "count").read_text() == "once\n"
 
-    def test_its_capabilities_are_known_by_its_name(self, scheduler: Scheduler) -> None:
+    def test_its_capabilities_are_found_by_its_name(self, scheduler: Scheduler) -> None:
         found = [name for name in choose.NAMES if choose.capabilities_of(name) == scheduler.capabilities]
         assert len(found) == 1, "pages decide by the name in the settings, without opening the scheduler"
         assert found[0] in type(scheduler).__module__
 
-    def test_it_takes_arrays_only_if_it_says_so(self, scheduler: Scheduler, work: Path) -> None:
+    def test_it_takes_arrays_only_if_it_declares_so(self, scheduler: Scheduler, work: Path) -> None:
         if not scheduler.capabilities.has_arrays:
             with pytest.raises(SchedulerError) as refused:
                 scheduler.submit_array(self.submission(work, "true"), [0, 1], at_once=None)

@@ -271,7 +271,7 @@ def test_who_is_planned_next_leaves_a_window() -> None:
 @pytest.mark.parametrize(
     ("nodes", "cpus", "starts"), [(1, 4, True), (2, 4, True), (2, 5, False), (4, 2, True), (9, 1, False)]
 )
-def test_one_machine_plays_several_nodes(nodes: int, cpus: int, starts: bool) -> None:
+def test_a_machine_plays_several_nodes(nodes: int, cpus: int, starts: bool) -> None:
     here = cluster(node("box", cpus=12, cpus_used=4, gpus=0, plays_many=True))
     fit = fits_now(Request(min_nodes=nodes, max_nodes=nodes, cpus=cpus), here)
     assert fit.starts == starts

@@ -95,7 +95,7 @@ def test_a_node_that_slurm_found_silent_is_drained_but_returned_only_if_confirme
     assert scheduler.drained == {"dgx-01": "dead power supply (vigil: ops)"}
 
 
-def test_ones_own_drain_is_ended_without_a_question(ops: User, scheduler: ScriptedScheduler) -> None:
+def test_a_drain_of_the_same_sysadmin_is_ended_without_a_question(ops: User, scheduler: ScriptedScheduler) -> None:
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
     sync.read(scheduler, Reading.Part.NODES)
@@ -103,7 +103,9 @@ def test_ones_own_drain_is_ended_without_a_question(ops: User, scheduler: Script
     assert post(ops, "dgx-01/undrain").status_code == 202
 
 
-def test_ones_own_drain_in_slurm_is_ended_without_a_question(ops: User, scheduler: ScriptedScheduler) -> None:
+def test_a_drain_of_the_same_sysadmin_in_slurm_is_ended_without_a_question(
+    ops: User, scheduler: ScriptedScheduler
+) -> None:
     """Slurm's adapter takes the requester out of the reason again, and reports whom it found there."""
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
@@ -129,7 +131,9 @@ def test_a_drain_by_hand_meanwhile_stays(ops: User, scheduler: ScriptedScheduler
     assert scheduler.asked.count("drain") == 0
 
 
-def test_the_page_asks_before_it_ends_somebody_elses_drain(ops: User, scheduler: ScriptedScheduler) -> None:
+def test_the_page_requires_confirmation_to_end_the_drain_of_somebody_else(
+    ops: User, scheduler: ScriptedScheduler
+) -> None:
     by_hand(scheduler)
     client = signed_in(ops)
     page = client.get("/nodes/dgx-01").text
@@ -142,7 +146,7 @@ def test_the_page_asks_before_it_ends_somebody_elses_drain(ops: User, scheduler:
 
 
 @pytest.mark.parametrize(("reason", "said"), [(" ", "Give a"), ("x" * 201, "at most 200"), ("fan\n3", "be one line")])
-def test_a_reason_that_does_not_do_is_told_what_would(
+def test_an_unusable_reason_is_refused_with_what_would_work(
     ops: User, scheduler: ScriptedScheduler, reason: str, said: str
 ) -> None:
     answer = post(ops, "dgx-01/drain", reason=reason)
@@ -153,7 +157,9 @@ def test_a_reason_that_does_not_do_is_told_what_would(
     assert not NodeOrder.objects.exists()
 
 
-def test_asking_twice_is_one_order_and_another_wish_replaces_it(ops: User, scheduler: ScriptedScheduler) -> None:
+def test_a_repeated_request_is_the_same_order_and_another_request_replaces_it(
+    ops: User, scheduler: ScriptedScheduler
+) -> None:
     first = post(ops, "dgx-01/drain", reason="fan").json()
     assert post(ops, "dgx-01/drain", reason=" fan ").json()["id"] == first["id"]
     assert AuditEntry.objects.count() == 1
@@ -205,7 +211,7 @@ def test_an_undrain_keeps_its_reason(ops: User, scheduler: ScriptedScheduler) ->
     assert post(ops, "dgx-01/undrain", reason="a\nb").status_code == 422
 
 
-def test_what_the_scheduler_refuses_is_told_in_its_words(ops: User, scheduler: ScriptedScheduler) -> None:
+def test_what_the_scheduler_refuses_is_reported_in_its_words(ops: User, scheduler: ScriptedScheduler) -> None:
     scheduler.broken_parts["drain"] = SchedulerError("Invalid node name specified", permanent=True)
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
@@ -213,7 +219,7 @@ def test_what_the_scheduler_refuses_is_told_in_its_words(ops: User, scheduler: S
     assert order_of(ops)["outcome"] == "Invalid node name specified"
 
 
-def test_a_silent_scheduler_is_asked_again_but_not_for_ever(ops: User, scheduler: ScriptedScheduler) -> None:
+def test_a_silent_scheduler_is_tried_again_but_not_for_ever(ops: User, scheduler: ScriptedScheduler) -> None:
     scheduler.broken_parts["drain"] = SchedulerError("Slurm did not answer for 10 s.")
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
@@ -310,7 +316,7 @@ def test_a_node_that_the_scheduler_no_longer_lists(ops: User, scheduler: Scripte
 @pytest.mark.parametrize(
     ("reason", "status"), [("fan", 202), ("", 422), ("   ", 422), ("x" * 201, 422), ("a\nb", 422), ("a\0b", 422)]
 )
-def test_a_reason_is_one_line(ops: User, scheduler: ScriptedScheduler, reason: str, status: int) -> None:
+def test_a_reason_is_a_single_line(ops: User, scheduler: ScriptedScheduler, reason: str, status: int) -> None:
     assert post(ops, "dgx-01/drain", reason=reason).status_code == status
 
 
@@ -345,7 +351,7 @@ def test_an_order_from_before_a_long_pause_is_not_carried_out(ops: User, schedul
 
 
 @pytest.mark.parametrize("action", ["drain", "undrain"])
-def test_an_order_whose_worker_died_before_it_was_recorded_is_done(
+def test_an_order_is_done_when_its_worker_died_before_recording_it(
     ops: User, scheduler: ScriptedScheduler, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if action == "undrain":

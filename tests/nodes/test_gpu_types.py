@@ -83,7 +83,7 @@ def test_a_job_starts_where_enough_of_its_type_is_free(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(nodes(), st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["", *TYPES])), max_size=5))
-def test_jobs_ahead_take_gpus_of_their_own_type(there: list[NodeStatus], wants: list[tuple[int, str]]) -> None:
+def test_jobs_ahead_take_gpus_of_their_type(there: list[NodeStatus], wants: list[tuple[int, str]]) -> None:
     """Whoever finds room takes of its type alone, no type falls below zero, and the sum stays the sum of the types."""
     line = [
         QueuedJobInfo(
@@ -107,7 +107,7 @@ def test_jobs_ahead_take_gpus_of_their_own_type(there: list[NodeStatus], wants: 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_slurm_tells_them_by_type(version: str) -> None:
+def test_slurm_reports_them_by_type(version: str) -> None:
     played = SimulatedRest(version)
     node = next(node for node in played.slurm.nodes() if node.name == "dgx08")
     assert (node.gpus, node.gpus_used, node.gpu_type) == (15, 3, "h100")
@@ -138,7 +138,7 @@ def mixed(db: None) -> ScriptedScheduler:
 
 
 @pytest.mark.django_db
-def test_the_rarer_type_may_be_asked_for(mixed: ScriptedScheduler) -> None:
+def test_the_rarer_type_may_be_requested(mixed: ScriptedScheduler) -> None:
     assert names._gpu_types() == {"a100", "1g.10gb", "h100"}
     assert node_capacity.capacity_problems(spec(gpu_type="a100", gpus_per_node=1)) == []
     assert node_capacity.capacity_problems(spec(gpu_type="1g.10gb", gpus_per_node=4)) == []

@@ -116,7 +116,7 @@ class TestLocal(SchedulerContract):
         assert (scheduler.nodes()[0].gpus, scheduler.nodes()[0].gpu_type) == (4, "H100")
         scheduler.cancel(holder)
 
-    def test_the_exit_status_is_kept_though_nobody_watched(self, root: Path, work: Path) -> None:
+    def test_the_exit_status_is_stored_though_nobody_watched(self, root: Path, work: Path) -> None:
         """Submitted by a process that ends at once; found by another that never saw it."""
         request = self.submission(work, "sleep 0.2; exit 9")
         program = (
@@ -181,7 +181,7 @@ class TestLocal(SchedulerContract):
         assert scheduler.submit(request) == scheduler_id
         self.state(scheduler, scheduler_id, "completed")
 
-    def test_a_script_that_cannot_start_says_why(self, scheduler: LocalScheduler, work: Path) -> None:
+    def test_a_script_that_cannot_start_has_the_reason(self, scheduler: LocalScheduler, work: Path) -> None:
         request = self.submission(work, "true", directory=str(work / "gone"))
         status = self.state(scheduler, scheduler.submit(request), *ENDED)
         assert (status.state, status.exit_code) == ("failed", 126)
@@ -354,7 +354,7 @@ class TestAnotherUser:
         assert contract.state(scheduler, scheduler_id, *ENDED).state == "node_fail"
         until(lambda: not os.path.exists(f"/proc/{int(pid_file.read_text())}"))
 
-    def test_says_where_it_may_not_enter(self, root: Path, work: Path) -> None:
+    def test_names_the_folder_that_it_may_not_enter(self, root: Path, work: Path) -> None:
         os.chmod(work, 0o700)
         scheduler = LocalScheduler(root, cpus=2, gpus=[], user="nobody")
         with pytest.raises(SchedulerError, match=f"nobody cannot enter {work}. Set VIGIL_RUNS"):

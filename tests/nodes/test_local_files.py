@@ -31,7 +31,7 @@ def test_a_full_disk_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (status["state"], status["reason"]) == ("running", "newest")
 
 
-def test_who_asks_for_more_than_there_is_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_job_that_requests_more_than_there_is_holds_up_nobody(tmp_path: Path) -> None:
     """The machine became smaller while a job waited for all of it: the next one runs, and its own reason says why."""
     for part in ("jobs/1", "jobs/2", "queue"):
         (tmp_path / part).mkdir(parents=True)

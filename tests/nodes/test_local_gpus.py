@@ -39,13 +39,13 @@ def test_gpus_are_those_that_the_driver_shows(nvml: StandIn, tmp_path: Path, tex
 
 
 @pytest.mark.parametrize("said", ["* hang 1", "* init !9"], ids=["hangs", "is not loaded"])
-def test_a_driver_that_tells_nothing_shows_no_gpus(nvml: StandIn, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+def test_a_driver_that_reports_nothing_shows_no_gpus(nvml: StandIn, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setattr(machine, "GPU_SECONDS", 0.5)
     nvml.set_state(said)
     assert machine.find_gpus() == ()
 
 
-def test_without_a_driver_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     if machine.find_gpus():
         pytest.skip("here is a driver")
 

@@ -36,7 +36,7 @@ def later(seconds: float) -> None:
         Reading.objects.filter(pk=reading.pk).update(asked_at=reading.asked_at - timedelta(seconds=seconds))
 
 
-def test_everything_that_is_told_is_there() -> None:
+def test_everything_that_is_reported_is_there() -> None:
     scheduler = ScriptedScheduler(
         machines=[
             NodeStatus(
@@ -78,7 +78,7 @@ def test_everything_that_is_told_is_there() -> None:
     assert {reading.part for reading in sync.readings().values() if reading.read_at} == set(Part.values)
 
 
-def test_what_is_no_longer_told_is_gone_and_what_is_made_up_stays() -> None:
+def test_what_is_no_longer_reported_is_gone_and_what_is_made_up_stays() -> None:
     Node.objects.create(name="made-up", is_made_up=True)
     Node.objects.create(name="dgx-02", is_made_up=True, gpus=1)
     scheduler = ScriptedScheduler(
@@ -106,7 +106,7 @@ def test_only_what_changed_is_written() -> None:
     assert dict(Node.objects.values_list("name", "pk")) == ids
 
 
-def test_each_part_is_asked_for_in_its_own_time() -> None:
+def test_each_part_is_requested_at_its_interval() -> None:
     scheduler = ScriptedScheduler()
     assert sync.is_due()
     sync.sync(scheduler)
@@ -130,7 +130,7 @@ def test_a_slow_scheduler_gets_no_more_than_a_tick_has(monkeypatch: pytest.Monke
     assert sync.is_due()
 
 
-def test_a_failure_keeps_the_rows_and_says_since_when() -> None:
+def test_a_failure_keeps_the_rows_and_their_age_is_shown() -> None:
     scheduler = ScriptedScheduler(queued=[queued(1)])
     sync.read(scheduler)
     before = timezone.now()

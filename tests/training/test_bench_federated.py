@@ -75,12 +75,12 @@ def test_a_loop_by_hand_takes_turns(
     assert later["loss"] < first["loss"]
 
 
-def test_a_round_of_one_arrival_counts_as_its_part():
+def test_a_round_with_a_single_arrival_counts_as_its_part():
     assert Course("fedasync", 1, accuracies=[0.1, 0.5, 0.95]).enough == pytest.approx(0.2)
     assert Course("fedavg", 10, accuracies=[0.1, 0.5]).enough is None
 
 
-def test_more_lines_than_colours_are_told_apart_in_a_well_formed_image():
+def test_more_lines_than_colours_differ_in_a_well_formed_image():
     lines = {f"a & {index}": [(0.0, 1.0), (1.0, 10.0**-index), (2.0, float("nan"))] for index in range(20)}
     drawn = federated_gallery.draw("Title", "about", [Panel("f − f*", "rounds", lines, is_log=True)])
     ElementTree.fromstring(drawn)

@@ -60,7 +60,7 @@ def test_without_a_gpu_a_row_is_not_measured():
     ],
 )
 @pytest.mark.lengthy
-def test_what_became_of_a_row_is_told(script: str, said: str):
+def test_the_outcome_of_a_row_is_reported(script: str, said: str):
     assert gpu.run_row([sys.executable, "-S", "-c", script], seconds=2 if "sleep" in script else 60) == said
 
 

@@ -66,7 +66,7 @@ def _capture(plan: LaunchPlan, python: Path | str = sys.executable, path: str = 
 
 
 @pytest.mark.slow
-def test_an_attempt_that_fails_at_once_still_tells_what_it_ran_with(run: Run) -> None:
+def test_an_attempt_that_fails_at_once_still_reports_its_environment(run: Run) -> None:
     script = '[script.env]\nMY_TOKEN = "hush-hush"\nALPHA = "1"\n'
     assert run.script("import no_such_module\n", launch="in_place = 0", script=script).wait(PATIENCE_S) == 1
     report = _told(run)
@@ -93,7 +93,7 @@ def test_a_run_captures_once_an_attempt(run: Run) -> None:
     assert _told(run) == first
 
 
-def test_another_interpreter_is_asked_without_running_what_is_installed(tmp_path: Path, environment: Path) -> None:
+def test_another_interpreter_is_inspected_without_running_what_is_installed(tmp_path: Path, environment: Path) -> None:
     report = _capture(_plan(tmp_path), environment / "bin" / "python")
     assert report["packages"] == {"foo-bar": "1.2", "torch": "2.9.1+cu128", "old": "0.1"}
     assert (report["torch"], report["torch_for"]) == ("2.9.1+cu128", "CUDA 12.8")
@@ -106,7 +106,7 @@ def test_another_interpreter_is_asked_without_running_what_is_installed(tmp_path
 
 
 @pytest.mark.parametrize("does", ["exit 3", "echo not json", 'echo "{}"', "exec sleep 600", "exec cat /dev/zero"])
-def test_an_interpreter_that_does_not_answer_costs_only_its_own_part(
+def test_only_the_packages_are_missing_when_an_interpreter_does_not_answer(
     tmp_path: Path, does: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "PYTHON_SECONDS", 0.3)
@@ -176,7 +176,7 @@ def test_the_commit_of_a_checkout_is_read_without_git(tmp_path: Path, packed: bo
 
 
 @pytest.mark.lengthy
-def test_one_that_hangs_is_given_up_with_what_it_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_hangs_is_ended_with_its_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capturing, "FINISH_SECONDS", 0.0)
     monkeypatch.setattr(capturing, "AFTER_SECONDS", 0.0)
     (tmp_path / "portal").mkdir()

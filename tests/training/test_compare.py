@@ -54,7 +54,7 @@ def refused(*changes: str, ranks: int = 2, steps: int = 40) -> list[str]:
 # What is asked.
 
 
-def test_ddp_and_fsdp_are_compared_where_nothing_is_said():
+def test_ddp_and_fsdp_are_compared_by_default():
     ddp, fsdp = candidates.candidates(BASE, [], steps=40, ranks=2)
     assert (ddp.name, ddp.config.parallelism) == ("ddp", "ddp")
     assert (fsdp.name, fsdp.config.parallelism) == ("fsdp", "fsdp")
@@ -69,7 +69,7 @@ def test_what_only_the_run_itself_wants_is_not_measured():
         assert (candidate.config.profile_at, candidate.config.keep_best, candidate.config.validate_every) == (0, 0, 0)
 
 
-def test_a_change_replaces_what_the_run_says_and_its_unused_options():
+def test_a_change_replaces_the_setting_of_the_run_and_its_unused_options():
     base = parse({"parallelism": "ddp", "ddp": {"bucket_mib": 5.0}, "mesh": {"dp": 2}})
     changes = ["ddp=ddp.bucket_mib=9", "fsdp=parallelism=fsdp,fsdp.reshard=never,mesh.dp="]
     ddp, fsdp = candidates.candidates(base, changes, steps=20, ranks=2)
@@ -79,7 +79,7 @@ def test_a_change_replaces_what_the_run_says_and_its_unused_options():
     assert (ddp.config.mesh, fsdp.config.mesh) == ({"dp": 2}, {})
 
 
-def test_options_of_what_auto_may_choose_are_kept():
+def test_options_of_what_auto_may_choose_stay():
     base = parse({"parallelism": "auto", "global_batch": 4, "fsdp": {"reshard": "never"}})
     half, fsdp, ddp = candidates.candidates(
         base, ["half=dtype=bf16", "fsdp=parallelism=fsdp", "ddp=parallelism=ddp"], steps=20, ranks=2
@@ -89,7 +89,7 @@ def test_options_of_what_auto_may_choose_are_kept():
     assert "fsdp" not in ddp.config.options
 
 
-def test_everything_that_cannot_work_is_told_at_once_by_name():
+def test_everything_that_cannot_work_is_reported_at_once_by_name():
     lines = refused("a=parallelism=fdsp", "b=mesh.tp=3", "c=dtype=fp8,mesh.tp=2", "d=compile=maybe")
     assert [line.split(": ")[:2] for line in lines] == [
         ["a", "run.parallelism"],
@@ -135,7 +135,7 @@ def test_a_folder_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_one_alone_and_too_few_steps_are_refused():
+def test_a_single_configuration_and_too_few_steps_are_refused():
     assert "only one configuration is given" in refused("a=dtype=bf16")[0]
     assert "The minimum is 12" in refused(steps=5)[0]
     apart = refused("b=dtype=fp32", "a=communication=diloco", steps=40)
@@ -263,7 +263,7 @@ def test_no_copy_of_the_weights_is_left_for_every_run(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_two_ways_on_two_ranks_train_the_same_and_one_that_fails_is_named(tmp_path: Path):
+def test_two_configurations_on_two_ranks_train_the_same_and_a_failing_configuration_is_named(tmp_path: Path):
     (tmp_path / "first" / "torchao").mkdir(parents=True)
     (tmp_path / "first" / "torchao" / "__init__.py").write_text("raise ImportError('not here')")
     apart = "apart=communication=local_sgd,local_sgd.every=3"

@@ -206,7 +206,7 @@ def test_a_wrong_run_costs_no_import_of_torch(tmp_path: Path) -> None:
     assert "| torch" not in done.stderr
 
 
-def test_options_of_the_data_and_of_the_model_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_data_and_of_the_model_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = _module(tmp_path, monkeypatch, "a: int = 1): ...\ndef prepare(cache, identity=None, *, b: int = 2")
     assert [option.name for option in mine.options] == ["a", "b"]
     with pytest.raises(choices.ChoiceError, match="a: an option of two functions. Let one of them have it"):
@@ -234,7 +234,7 @@ def test_only_the_shape_of_a_path_is_judged(source: object, message: str) -> Non
     assert list(paths.values()) == [("stdlib",), ("auto", "bytes"), ("auto",), ("none",)]
 
 
-def test_what_is_wrong_is_told_alike_on_every_rank() -> None:
+def test_problems_are_reported_alike_on_every_rank() -> None:
     with pytest.raises(ConfigError) as refused:
         run_config.parse({"steps": 0, "seed": "x"})
     sent = pickle.loads(pickle.dumps(refused.value))

@@ -234,7 +234,7 @@ def test_what_is_compiled_gives_the_same_on_several_ranks(layout: dict[str, Any]
 
 
 @pytest.mark.slow
-def test_where_a_nan_began_is_seen_through_compiled_blocks(tmp_path: Path) -> None:
+def test_the_origin_of_a_nan_is_found_in_compiled_blocks(tmp_path: Path) -> None:
     settings = {"compile": True, "validate_every": 0, "micro_batch": 6}
     run = Run(tmp_path / "run", {**TINY, **WITHOUT_FLUSH, **settings, "flush_steps": 1}, spy=f"{__name__}:plant_a_nan")
     incarnation = run.start(1)

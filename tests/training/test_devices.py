@@ -57,7 +57,7 @@ def test_alike_is_no_problem() -> None:
         ),
     ],
 )
-def test_who_lacks_one_is_named_with_what_to_look_at(seen: list[RankDevice], gpus: int, said: str) -> None:
+def test_ranks_without_a_gpu_are_named_with_what_to_check(seen: list[RankDevice], gpus: int, said: str) -> None:
     assert problem(seen, gpus_per_node=gpus) == said
 
 
@@ -77,7 +77,7 @@ def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("table", "asked", "on_cpu"), [("gpus_per_node = 8", 8, False), ("gpus_per_node = 0", 0, True), ("", 0, False)]
 )
-def test_a_run_says_what_it_wants(table: str, asked: int, on_cpu: bool, tmp_path: Path) -> None:
+def test_a_run_states_how_many_gpus_it_needs(table: str, asked: int, on_cpu: bool, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"[resources]\n{table}\n[run]\n")
     assert (run_file.load(path).gpus_per_node, run_file.load(path).on_cpu) == (asked, on_cpu)

@@ -31,7 +31,7 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.GELU(), nn.Linear(7, 1))
 
 
-def test_adamw_is_torch_s_own_bit_for_bit() -> None:
+def test_adamw_equals_that_of_torch_bit_for_bit() -> None:
     ours, theirs = _model(), _model()
     mine = AdamW(ours.named_parameters(), weight_decay=0.1)
     groups = [
@@ -158,7 +158,7 @@ class TestCompiledCode:
         compiled_code.use_private_cache()
         return Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
 
-    def test_it_is_kept_for_the_next_run_where_nobody_else_can_write(self) -> None:
+    def test_it_is_cached_for_the_next_run_where_nobody_else_can_write(self) -> None:
         place = self.kept_in()
         assert place.stat().st_mode & 0o077 == 0
         assert self.kept_in() == place

@@ -65,7 +65,7 @@ def test_many_failures_leave_room_for_the_published_rates() -> None:
     assert any("arXiv 2407.21783" in text for text in row["details"])
 
 
-def test_one_failure_is_chance() -> None:
+def test_a_single_failure_is_chance() -> None:
     assert failures_clause(count(1)).outcome == PASSED
     assert failures_clause(count(0)).outcome == PASSED
 
@@ -81,7 +81,7 @@ def test_more_failures_are_never_more_probable(failures: int, days: float) -> No
         assert 0 <= more.p <= fewer.p <= 1
 
 
-def test_findings_that_come_together_are_one_failure() -> None:
+def test_findings_that_come_together_count_as_a_single_failure() -> None:
     at = [("dgx-01", BEGAN + timedelta(minutes=m), f"{m}") for m in (0, 3, 9, 30)] + [("dgx-02", BEGAN, "other")]
     assert [text for _, _, text in distinct_failures(at)] == ["0", "other", "30"]
 

@@ -133,7 +133,7 @@ class TestWhatItTells:
         until(lambda: len(agent.portal.events("facts")) == 2)
         assert not agent.portal.events("gpu.lost")
 
-    def test_what_ended_while_no_agent_ran_is_told_by_the_next(self, agent: Running, gpus: StandIn) -> None:
+    def test_what_ended_while_no_agent_ran_is_reported_by_the_next(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
         sampled(agent)
         gpus.set_state("5 lost 1")
@@ -152,7 +152,7 @@ class TestWhatItTells:
         sampled(agent, len(_full(agent)) + 1)
         assert len(agent.portal.events("gpu.back", "gpu.answers")) == 2, "each once"
 
-    def test_without_a_driver_it_tells_the_host(self, agent: Running) -> None:
+    def test_without_a_driver_it_reports_the_host(self, agent: Running) -> None:
         agent.start(LD_LIBRARY_PATH="")
         batches = until(lambda: len(agent.portal.batches()) >= 2 and agent.portal.batches())
         assert batches[1]["gpus"] == []
@@ -164,7 +164,7 @@ class TestWhatItTells:
 
 
 class TestXids:
-    def test_one_is_told_long_before_its_window_ends(self, agent: Running) -> None:
+    def test_an_xid_is_reported_long_before_its_window_ends(self, agent: Running) -> None:
         agent.start(period=1.0)
         until(lambda: agent.portal.events("gpu.counters") or agent.portal.events("facts"))
         (seq,) = agent.kmsg.say(FALLEN)
@@ -183,7 +183,7 @@ class TestXids:
         report = agent.portal.events("xid")
         assert {event["seq"] for event in report} == {0}, "told again, it is the same"
 
-    def test_one_of_which_the_kernel_log_says_nothing(self, agent: Running, gpus: StandIn) -> None:
+    def test_an_xid_that_is_missing_from_the_kernel_log(self, agent: Running, gpus: StandIn) -> None:
         agent.start()
         sampled(agent)
         gpus.event(2, 48)
@@ -202,7 +202,7 @@ class TestXids:
         spans = sorted((event["seq"], event.get("last_seq", event["seq"])) for event in events)
         assert all(before[1] < after[0] for before, after in zip(spans, spans[1:], strict=False))
 
-    def test_killed_at_any_moment_it_tells_each_once(self, agent: Running) -> None:
+    def test_killed_at_any_moment_it_reports_each_xid_once(self, agent: Running) -> None:
         """Agents die, as do answers on their way; each record of the kernel log's counts once all the same."""
         choice = random.Random(13)
         agent.start()
@@ -228,7 +228,7 @@ class TestXids:
         taken = [item.number for item in agent.portal.taken]
         assert taken == list(range(len(taken))), "each batch once, in order"
 
-    def test_a_kernel_log_that_may_not_be_read_is_said(self, agent: Running, gpus: StandIn) -> None:
+    def test_a_kernel_log_that_may_not_be_read_is_reported(self, agent: Running, gpus: StandIn) -> None:
         agent.start(VIGIL_AGENT_KMSG="/nowhere/kmsg")
         until(lambda: "Only NVML reports Xids now" in agent.log)
         (facts,) = until(lambda: agent.portal.events("facts"))
@@ -301,7 +301,7 @@ class TestFaults:
         assert ats == sorted(set(ats))
         assert max(b - a for a, b in zip(ats, ats[1:], strict=False)) < 3 * 10 * PERIOD_S
 
-    def test_a_process_that_is_held_goes_on_with_now(self, agent: Running) -> None:
+    def test_a_suspended_process_continues_with_the_current_time(self, agent: Running) -> None:
         process = agent.start()
         before = len(sampled(agent))
         process.send_signal(signal.SIGSTOP)

@@ -90,7 +90,7 @@ def test_a_torn_last_line_is_none(tmp_path: Path) -> None:
     assert numbers(again) == [0, 1, 2]
 
 
-def test_an_interrupted_squeeze_leaves_one_of_two(tmp_path: Path) -> None:
+def test_an_interrupted_compaction_leaves_each_batch_once(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path)
     fill(buffer, BATCHES_PER_SEGMENT + 1)
     buffer.close()
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
         Buffer(tmp_path / "file" / "state")
 
 
-def test_beyond_its_limit_the_oldest_goes_once_it_is_told(tmp_path: Path) -> None:
+def test_beyond_its_limit_the_oldest_batches_are_dropped_after_the_portal_knows(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path, limit_bytes=100_000)
     fill(buffer, 120, size=500)
     assert buffer.surplus() is None
@@ -143,7 +143,7 @@ def test_beyond_its_limit_the_oldest_goes_once_it_is_told(tmp_path: Path) -> Non
     assert numbers(buffer)[-1] == 359
 
 
-def test_what_was_taken_is_kept_for_a_day_and_goes_first(tmp_path: Path) -> None:
+def test_accepted_batches_are_retained_for_a_day_and_dropped_first(tmp_path: Path) -> None:
     buffer = Buffer(tmp_path, retention_seconds=1000.0)
     fill(buffer, 200)
     buffer.note_accepted(130)

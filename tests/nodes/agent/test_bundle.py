@@ -53,17 +53,17 @@ class TestBundle:
         payload = json.loads(done.stdout)
         assert [gpu["uuid"] for gpu in payload["gpus"]] == [uuid(number) for number in range(8)]
 
-    def test_it_runs_and_reads_gpus_by_a_child_of_its_own(self, bundle: Path, agent: Running, tmp_path: Path) -> None:
+    def test_it_runs_and_reads_gpus_in_a_child_process(self, bundle: Path, agent: Running, tmp_path: Path) -> None:
         agent.process = subprocess.Popen(
             [python(), str(bundle), "--period", "0.1"], cwd=tmp_path, env=agent.environment
         )
         until(lambda: any(len(batch["gpus"]) == 8 for batch in agent.portal.batches()))
         assert agent.end() < 10
 
-    def test_one_that_cannot_be_written_says_so(self, tmp_path: Path) -> None:
+    def test_a_bundle_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(BundleError, match="cannot be written"):
             write_bundle(tmp_path / "none" / "vigil-agent.pyz")
 
 
-def test_it_tells_the_version_of_the_portal_that_it_belongs_to() -> None:
+def test_it_has_the_version_of_its_portal() -> None:
     assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text()

@@ -104,7 +104,7 @@ class TestCheck:
         assert code == 1
         assert "VIGIL_AGENT_STATE" in report
 
-    def test_beside_an_agent_that_runs(self, agent: Running) -> None:
+    def test_next_to_a_running_agent(self, agent: Running) -> None:
         agent.start()
         agent.reader()
         assert checked(agent)[0] == 0
@@ -112,7 +112,7 @@ class TestCheck:
 
 
 class TestOnce:
-    def test_one_sample_of_everything(self, agent: Running) -> None:
+    def test_a_single_sample_of_everything(self, agent: Running) -> None:
         done = agent.run("--once", "--json")
         assert done.returncode == 0, done.stderr
         payload = json.loads(done.stdout)
@@ -131,7 +131,7 @@ class TestOnce:
         assert f"{uuid(4)}: 90%" in done.stdout
         assert ": lost" in done.stdout
 
-    def test_without_a_gpu_it_says_so(self, agent: Running) -> None:
+    def test_without_a_gpu_it_reports_none(self, agent: Running) -> None:
         done = agent.run("--once", LD_LIBRARY_PATH="")
         assert done.returncode == 0
         assert "GPUs are not monitored" in done.stdout

@@ -30,12 +30,12 @@ def test_a_secret_for_many(portal: SimpleNamespace) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("words", [(), ("dgx-01", "--many")])
-def test_one_or_many(words: tuple[str, ...], portal: SimpleNamespace) -> None:  # noqa: F811
+def test_either_a_node_or_all_nodes(words: tuple[str, ...], portal: SimpleNamespace) -> None:  # noqa: F811
     assert "Name a NODE" in vigil("agent", "enroll", *words, status=2).stderr
     assert portal.asked == []
 
 
-def test_others_than_sysadmins_are_told_so(portal: SimpleNamespace) -> None:  # noqa: F811
+def test_only_sysadmins_may_enroll(portal: SimpleNamespace) -> None:  # noqa: F811
     portal.answers["POST", "nodes/dgx-01/token"] = problem(403, "Only sysadmins may.")
     assert "Only sysadmins may." in vigil("agent", "enroll", "dgx-01", status=1).stderr
 

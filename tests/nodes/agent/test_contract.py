@@ -26,7 +26,7 @@ def test_agent_and_portal_have_the_same_columns() -> None:
 
 
 @pytest.mark.slow
-def test_all_that_it_tells_is_well_formed(agent: Running, gpus: StandIn) -> None:
+def test_all_that_it_sends_is_well_formed(agent: Running, gpus: StandIn) -> None:
     gpus.set_state("3 process 1 512", "5 mig 1", "5 slice 1 20480")
     agent.start(VIGIL_AGENT_MOUNTS="/proc")
     until(lambda: [batch for batch in agent.portal.batches() if len(batch["gpus"]) == 8])

@@ -26,7 +26,7 @@ def _stand(portal_up: Stack) -> Any:
 
 
 @pytest.mark.slow
-def test_a_node_is_enrolled_and_tells(
+def test_a_node_is_enrolled_and_reports(
     portal_up: Stack, portal_stand_in: PortalStandIn, gpus: StandIn, tmp_path: Path
 ) -> None:
     done = portal_up.vigil("agent", "enroll", NODE, "--json")

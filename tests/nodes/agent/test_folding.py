@@ -23,7 +23,7 @@ def hear(folded: XidAggregator, *some: XidRecord, now: float = 0.0, seq: int = 0
         folded.add_kernel_record(item, seq=seq + place, at=1000.0 + now + place, now=now)
 
 
-def test_one_is_told_with_all_that_is_known_of_it() -> None:
+def test_an_xid_is_reported_with_all_its_facts() -> None:
     folded = xids()
     hear(folded, xid(), seq=4)
     assert folded.is_urgent
@@ -47,7 +47,7 @@ def test_one_is_told_with_all_that_is_known_of_it() -> None:
     assert folded.take(0.0) == []
 
 
-def test_of_a_gpu_that_nobody_knows_the_place_is_told() -> None:
+def test_for_an_unknown_gpu_the_bus_address_is_reported() -> None:
     folded = xids()
     hear(folded, xid(bus="0000:77:00"))
     (event,) = folded.take(0.0)
@@ -102,7 +102,7 @@ def confirmed(events: list[dict[str, Any]]) -> list[bool]:
     return [event["confirmed"] for event in events]
 
 
-def test_nvml_confirms_before_the_event_is_told() -> None:
+def test_nvml_confirms_before_the_event_is_sent() -> None:
     folded = xids()
     hear(folded, xid())
     folded.add_nvml_event("00000000:05:00.0", 31, at=1000.0, now=0.1)
@@ -117,7 +117,7 @@ def test_nvml_confirms_though_it_comes_first() -> None:
     assert folded.take(10.0) == []
 
 
-def test_nvml_confirms_what_was_told_already_by_telling_it_again() -> None:
+def test_nvml_confirms_an_event_that_was_sent_by_sending_it_again() -> None:
     folded = xids()
     hear(folded, xid(), seq=4)
     (first,) = folded.take(0.0)
@@ -137,7 +137,7 @@ def test_another_gpus_or_numbers_word_confirms_nothing() -> None:
     assert confirmed(folded.take(0.0)) == [False]
 
 
-def test_what_nvml_alone_tells_is_told_after_a_while() -> None:
+def test_what_only_nvml_reports_is_sent_after_a_while() -> None:
     folded = xids()
     for _ in range(3):
         folded.add_nvml_event("00000000:05:00.0", 48, at=1000.0, now=0.0)

@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_first_look_tells_no_rates(machine: HostSampler, clock: list[float]) -> None:
+def test_the_first_sample_has_no_rates(machine: HostSampler, clock: list[float]) -> None:
     report = machine.sample()
     assert report["load_1"] == 12.5
     assert report["memory_total_mib"] == 2_063_892.0
@@ -97,7 +97,7 @@ def test_the_first_look_tells_no_rates(machine: HostSampler, clock: list[float])
     assert not [name for name in report if name.startswith(("net_", "disk_read", "ib_rx"))]
 
 
-def test_the_second_look_tells_rates(machine: HostSampler, clock: list[float]) -> None:
+def test_the_second_sample_has_rates(machine: HostSampler, clock: list[float]) -> None:
     machine.sample()
     plant(
         machine.proc,
@@ -125,7 +125,7 @@ def test_the_second_look_tells_rates(machine: HostSampler, clock: list[float]) -
     assert not [name for name in report if "docker0" in name or "nvme0n1p1" in name or "sda1" in name or "dm-0" in name]
 
 
-def test_a_machine_that_tells_nothing_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_machine_without_kernel_files_gives_an_empty_sample(tmp_path: Path) -> None:
     report = HostSampler(tmp_path / "none", tmp_path / "none").sample()
     assert report["load_1"] is None
     assert "memory_used_mib" not in report

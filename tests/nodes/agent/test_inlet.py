@@ -58,7 +58,7 @@ def test_it_is_read_again_and_again(tmp_path: Path) -> None:
     ("body", "problem"),
     [("exit 3", "exited with 3"), ("echo nothing", "lists no inlet temperature"), ("exec sleep 600", "takes longer")],
 )
-def test_a_program_that_fails_or_hangs_is_no_value_and_says_why(tmp_path: Path, body: str, problem: str) -> None:
+def test_a_program_that_fails_or_hangs_gives_no_value_but_a_reason(tmp_path: Path, body: str, problem: str) -> None:
     probe = InletProbe(InletSource.ipmitool("", [str(program(tmp_path, body))]), every=60, timeout=0.2)
     until(lambda: probe.poll() or problem in probe.problem)
     assert probe.values() == {}

@@ -30,7 +30,7 @@ def opened(path: Path, told_seq: int = -1) -> KernelLog:
     return log
 
 
-def test_a_record_is_the_kernels_own_by_its_facility() -> None:
+def test_records_of_the_kernel_are_recognised_by_their_facility() -> None:
     assert parse(b"4,7,1500000,-;text\n SUBSYSTEM=pci\n DEVICE=+pci:0000:05:00.0\n") is not None
     mine = parse(b"4,7,1500000,-,caller=T1;NVRM: a;b")
     assert mine is not None
@@ -97,7 +97,7 @@ def test_a_fifo_is_read_as_it_comes(tmp_path: Path) -> None:
     log.close()
 
 
-def test_one_that_is_not_there_says_so(tmp_path: Path) -> None:
+def test_a_missing_log_is_reported(tmp_path: Path) -> None:
     log = KernelLog(tmp_path / "none")
     log.open()
     assert "No such file" in log.problem
@@ -105,7 +105,7 @@ def test_one_that_is_not_there_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK), reason="the kernel log may not be read here")
-def test_the_kernels_own_device() -> None:
+def test_the_device_of_the_kernel() -> None:
     log = opened(DEVICE)
     records = log.read()
     while more := log.read():
@@ -126,7 +126,7 @@ def test_the_kernels_own_device() -> None:
 
 
 @pytest.mark.skipif(not os.access(DEVICE, os.W_OK), reason="the kernel log may not be written here")
-def test_a_line_of_this_process_is_readable_before_the_next_one() -> None:
+def test_a_line_of_this_process_is_readable_before_the_next_line() -> None:
     """Without a newline the kernel would keep the record open, and show it to nobody until something else is logged."""
     log = opened(DEVICE)
     while log.read():
@@ -161,14 +161,14 @@ def record(seq: int) -> bytes:
     return line(seq, "x").encode()
 
 
-def test_records_that_the_ring_lost_are_told(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_the_ring_lost_are_reported(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(device)
     monkeypatch.setattr(os, "read", Ring(record(5), record(6), errno.EPIPE, record(40)))
     assert [item.seq for item in log.read()] == [5, 6, 40]
     assert log.overruns == [(7, 39)]
 
 
-def test_those_lost_while_nobody_read_are_told_too(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_lost_while_nobody_read_are_reported_too(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(device, told_seq=10)
     monkeypatch.setattr(os, "read", Ring(record(15), record(16)))
     log.read()
@@ -185,7 +185,7 @@ def test_what_was_never_promised_is_not_missing(
     assert log.overruns == []
 
 
-def test_a_device_that_fails_is_closed_and_said(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_is_closed_and_reported(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = opened(device)
     monkeypatch.setattr(os, "read", Ring(errno.EPERM))
     assert log.read() == []
@@ -193,7 +193,7 @@ def test_a_device_that_fails_is_closed_and_said(device: Path, monkeypatch: pytes
     assert log.fileno() is None
 
 
-def test_one_that_is_opened_again_has_told_what_it_told(tmp_path: Path) -> None:
+def test_a_reopened_log_repeats_no_event(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text(line(7, "NVRM: Xid (PCI:0000:05:00): 79"))
     xids = XidAggregator("boot", lambda bus: "", 5.0)

@@ -92,7 +92,7 @@ def test_a_clock_that_is_set_ends_the_window(make: Any, clock: Clock, capfd: pyt
     assert "The clock was set by +3600.0 s" in capfd.readouterr().err
 
 
-def test_one_that_is_slewed_does_not(make: Any, clock: Clock) -> None:
+def test_a_slewed_clock_does_not(make: Any, clock: Clock) -> None:
     agent, start = make(), int(clock.time())
     for _ in range(31):
         clock.ahead += 0.0005
@@ -100,7 +100,7 @@ def test_one_that_is_slewed_does_not(make: Any, clock: Clock) -> None:
     assert windows(agent) == [(start, 10), (start + 10, 10), (start + 20, 10)]
 
 
-def test_a_process_that_was_held_leaves_the_time_out(make: Any, clock: Clock) -> None:
+def test_a_suspended_process_leaves_the_time_out(make: Any, clock: Clock) -> None:
     agent, start = make(), int(clock.time())
     go(agent, clock, 5)
     clock.now += 300
@@ -110,7 +110,7 @@ def test_a_process_that_was_held_leaves_the_time_out(make: Any, clock: Clock) ->
     assert report[1][0] >= start + 300
 
 
-def test_a_full_buffer_tells_events_again_and_what_is_missing(make: Any, clock: Clock) -> None:
+def test_a_full_buffer_repeats_events_and_reports_what_is_missing(make: Any, clock: Clock) -> None:
     agent = make(limit_bytes=6000)
     start = int(clock.time())
     agent._events = [{"kind": "xid", "at": float(start), "xid": 79, "seq": 1, "boot_id": "b", "count": 1}]
@@ -136,7 +136,7 @@ def refused(agent: AgentLoop, batch: dict[str, Any]) -> list[dict[str, Any]]:
     return written(agent)[before:]
 
 
-def test_what_is_refused_is_told_by_parts(make: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_refused_batches_are_sent_in_parts(make: Any, capfd: pytest.CaptureFixture[str]) -> None:
     agent = make()
     events = [{"kind": "xid", "at": 5.0, "xid": 79}, {"kind": "boot", "at": 4.0}]
     gap, alone = refused(agent, {"at": 100, "period": 1, "n": 10, "events": events})
@@ -149,7 +149,7 @@ def test_what_is_refused_is_told_by_parts(make: Any, capfd: pytest.CaptureFixtur
     assert "The portal rejects an event, which is lost: boot" in capfd.readouterr().err
 
 
-def test_of_what_is_told_again_the_newest_is_enough() -> None:
+def test_of_repeated_events_the_newest_is_enough() -> None:
     gap = {"kind": "agent.gap", "at": 1.0, "from": 10, "to": 20, "batches": 1}
     events = [
         {"kind": "facts", "at": 1.0},

@@ -38,7 +38,7 @@ def looked(mounts: MountProbes) -> list[str]:
     return [event["kind"] for event in mounts.poll(time.time())]
 
 
-def test_one_that_answers_is_timed(probes: MountProbes, tmp_path: Path) -> None:
+def test_a_mount_that_answers_is_timed(probes: MountProbes, tmp_path: Path) -> None:
     assert probes.values() == {}, "one that was not asked yet does not hang"
     probes.start_probes((str(tmp_path),))
     until(lambda: looked(probes) or probes.values())
@@ -48,7 +48,7 @@ def test_one_that_answers_is_timed(probes: MountProbes, tmp_path: Path) -> None:
     assert probes.failing() == []
 
 
-def test_one_that_fails_is_slow_with_a_reason(probes: MountProbes, tmp_path: Path) -> None:
+def test_a_mount_that_fails_is_slow_with_a_reason(probes: MountProbes, tmp_path: Path) -> None:
     path = str(tmp_path / "gone")
     probes.start_probes((path,))
     (event,) = until(lambda: probes.poll(time.time()))
@@ -57,7 +57,7 @@ def test_one_that_fails_is_slow_with_a_reason(probes: MountProbes, tmp_path: Pat
     assert probes.failing() == [(path, "cannot be read: No such file or directory")]
 
 
-def test_one_that_hangs_and_is_well_again(
+def test_a_mount_that_hangs_and_recovers(
     probes: MountProbes, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounts, "SLOW_SECONDS", 0.2)
@@ -79,7 +79,7 @@ def test_one_that_hangs_and_is_well_again(
     assert probes.values()[f"mount_ms:{label(path)}"] is not None
 
 
-def test_one_more_is_asked_beside_one_that_hangs_and_no_third(
+def test_a_hanging_probe_is_retried_with_a_second_and_no_third(
     probes: MountProbes, file_system: FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounts, "RETRY_SECONDS", 0.05)
@@ -90,7 +90,7 @@ def test_one_more_is_asked_beside_one_that_hangs_and_no_third(
     assert len(probes._mounts[path].probes) == 2
 
 
-def test_who_asks_holds_no_lock_of_the_agents(probes: MountProbes, file_system: FileSystem, tmp_path: Path) -> None:
+def test_a_probe_holds_no_lock_of_the_agent(probes: MountProbes, file_system: FileSystem, tmp_path: Path) -> None:
     """It may never end, and another agent is to start beside it."""
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -111,7 +111,7 @@ def _is_free(file: int) -> bool:
     return True
 
 
-def test_one_that_is_mounted_no_more_is_forgotten(probes: MountProbes, file_system: FileSystem, tmp_path: Path) -> None:
+def test_a_mount_that_was_unmounted_is_forgotten(probes: MountProbes, file_system: FileSystem, tmp_path: Path) -> None:
     probes.start_probes((str(file_system.path),))
     (probe,) = probes._mounts[str(file_system.path)].probes
     probes.start_probes((str(tmp_path),))
@@ -122,7 +122,7 @@ def test_one_that_is_mounted_no_more_is_forgotten(probes: MountProbes, file_syst
     os.waitpid(probe.pid, 0)
 
 
-def test_one_that_was_slow_before_this_agent_began(tmp_path: Path) -> None:
+def test_a_mount_that_was_slow_before_this_agent_began(tmp_path: Path) -> None:
     since = time.time() - 60
     probes = MountProbes(slow={label(str(tmp_path)): since, "/gone": since})
     (gone,) = probes.start_probes((str(tmp_path),))
@@ -132,7 +132,7 @@ def test_one_that_was_slow_before_this_agent_began(tmp_path: Path) -> None:
     assert 60 <= well["seconds"] < 90
 
 
-def test_one_that_is_slow_and_then_mounted_no_more(probes: MountProbes, tmp_path: Path) -> None:
+def test_a_mount_that_is_slow_and_then_unmounted(probes: MountProbes, tmp_path: Path) -> None:
     probes.start_probes((str(tmp_path / "gone"),))
     until(lambda: looked(probes))
     (well,) = probes.start_probes(())

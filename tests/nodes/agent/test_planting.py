@@ -70,7 +70,7 @@ def test_an_xid_and_a_hung_driver_are_noticed_and_marked(agent: Running, gpus: S
     agent.end()
 
 
-def test_a_portal_that_was_restored_may_number_anew_and_a_repeated_request_plants_once(
+def test_a_restored_portal_may_restart_its_numbers_and_a_repeated_request_plants_once(
     watch: GpuWatch, kernel_log: KernelLog
 ) -> None:
     faults = PlantedFaults(is_allowed=False)
@@ -114,7 +114,7 @@ def test_a_mount_is_slow_and_well_again(
     assert faults.marked([{"kind": "mount.slow", "mount": str(other)}]) == [{"kind": "mount.slow", "mount": str(other)}]
 
 
-def test_refusals_say_why(kernel_log: KernelLog, watch: GpuWatch) -> None:
+def test_refusals_give_the_reason(kernel_log: KernelLog, watch: GpuWatch) -> None:
     faults = PlantedFaults(is_allowed=True)
     reasons = [answer(faults, kernel_log, watch, fault, place)[0]["text"]
                for place, fault in enumerate(("xid", "nvml", "mount", "fire"), 1)]  # fmt: skip
@@ -129,7 +129,7 @@ def test_refusals_say_why(kernel_log: KernelLog, watch: GpuWatch) -> None:
     assert answer(faults, kernel_log, watch, "mount", 6, "/data")[0]["text"].startswith("Another injected fault")
 
 
-def test_nothing_is_planted_beside_a_job(kernel_log: KernelLog, watch: GpuWatch, tmp_path: Path) -> None:
+def test_nothing_is_planted_next_to_a_job(kernel_log: KernelLog, watch: GpuWatch, tmp_path: Path) -> None:
     (tmp_path / "proc" / "8").mkdir(parents=True)
     cgroup = tmp_path / "proc" / "8" / "cgroup"
     faults = PlantedFaults(is_allowed=True, proc=tmp_path / "proc")
@@ -156,7 +156,7 @@ class TestKernelLog:
         log.open()
         return log
 
-    def test_a_line_of_its_own_is_read_once(self, log: KernelLog) -> None:
+    def test_a_line_that_it_wrote_is_read_once(self, log: KernelLog) -> None:
         log.write("NVRM: Xid (PCI:0000:05:00): 79, mine")
         (record,) = log.read()
         assert record.text == "NVRM: Xid (PCI:0000:05:00): 79, mine"
@@ -166,7 +166,7 @@ class TestKernelLog:
             file.write(again)
         assert [found.text for found in log.read()] == ["another"], "the same line by somebody else is no record"
 
-    def test_a_log_that_cannot_be_written_is_said(self, log: KernelLog, watch: GpuWatch) -> None:
+    def test_a_log_that_cannot_be_written_raises(self, log: KernelLog, watch: GpuWatch) -> None:
         log.path.unlink()
         with pytest.raises(FileNotFoundError):
             log.write("text")

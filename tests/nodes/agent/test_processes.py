@@ -66,7 +66,7 @@ def test_nothing_that_stands_there_raises(text: str, data: bytes) -> None:
         assert job == "" or job.isdigit()
 
 
-def test_a_real_one_is_told_with_its_user_and_job() -> None:
+def test_a_real_process_is_reported_with_its_user_and_job() -> None:
     environment = {**os.environ, "VIGIL_LOCAL_JOB": "/srv/jobs/23"}
     code = "import sys, ctypes; ctypes.CDLL(None).prctl(15, b'a\\x1b[31m b'); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -100,14 +100,14 @@ def test_a_user_without_a_name_cannot_name_somebody_elses_job(
     assert (payload["user"], payload["job"]) == (str(owner), job)
 
 
-def test_one_that_has_ended_is_told_as_far_as_it_is_known() -> None:
+def test_a_process_that_has_ended_is_reported_without_its_details() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     report = GpuProcesses().payloads(counters([{"pid": process.pid, "memory_mib": 1}]), GPUS)
     assert report == [{"gpu": "GPU-0", "pid": process.pid, "user": "", "name": "", "job": "", "memory_mib": 1}]
 
 
-def test_a_gpu_that_does_not_tell_them_tells_none() -> None:
+def test_a_gpu_without_a_list_of_processes_reports_none() -> None:
     assert GpuProcesses().payloads(counters(None, []), GPUS) == []
     assert GpuProcesses().payloads(None, GPUS) == []
 

@@ -159,7 +159,9 @@ HOT = f"{V1}/Chassis/1U/Thermal"
         (thermal(CPU, temperature("PS1 Inlet Temp", 30, "Intake")), "lists no inlet temperature"),
     ],
 )  # fmt: skip
-def test_what_is_no_inlet_temperature_says_why(tmp_path: Path, documents: dict[str, Any], problem: str) -> None:
+def test_what_is_no_inlet_temperature_is_refused_with_the_reason(
+    tmp_path: Path, documents: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(RedfishError, match=problem):
         read(documents, tmp_path)
 
@@ -226,7 +228,7 @@ def test_a_certificate_is_verified(tmp_path: Path) -> None:
     assert not bmc.requested, "nothing was sent to a BMC that is not trusted"
 
 
-def test_the_bmcs_own_certificate_need_not_name_the_host(tmp_path: Path) -> None:
+def test_the_certificate_of_the_bmc_need_not_name_the_host(tmp_path: Path) -> None:
     def closes(handler: Any) -> None:
         body = json.dumps(DMTF[f"{V1}/Chassis"]).encode()
         handler.reply(200, body, Connection="close")
@@ -236,7 +238,7 @@ def test_the_bmcs_own_certificate_need_not_name_the_host(tmp_path: Path) -> None
         assert redfish.read_inlet(connection).celsius == 25
 
 
-def test_the_agent_reads_it_with_a_process_of_its_own(tmp_path: Path) -> None:
+def test_the_agent_reads_it_in_a_separate_process(tmp_path: Path) -> None:
     with running(DMTF, tmp_path) as bmc:
         settings = RedfishSettings(bmc.url, bmc.credentials, bmc.certificate)
         source = InletSource.redfish(settings, "")
@@ -299,7 +301,7 @@ def test_settings_that_are_refused(name: str, value: str) -> None:
     assert "a:b" not in str(error.value)
 
 
-def test_the_program_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_prints_a_single_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running(DMTF, tmp_path) as bmc:
         redfish.main([bmc.url, str(bmc.credentials), str(bmc.certificate), ""])
     assert json.loads(capsys.readouterr().out) == {"celsius": 25.0, "sensor": "Chassis Intake Temp"}

@@ -122,7 +122,7 @@ def test_a_portal_that_is_ahead_is_obeyed(node: Node) -> None:
     assert node.all_taken() == [6, 7, 8, 9]
 
 
-def test_numbers_that_are_given_up_are_told(node: Node) -> None:
+def test_dropped_numbers_are_reported(node: Node) -> None:
     node.tell(130)
     given = _given_up(node.buffer)
     node.buffer.drop(given)
@@ -138,7 +138,7 @@ def _given_up(buffer: Buffer) -> Any:
     return given
 
 
-def test_a_post_is_of_one_boot(node: Node) -> None:
+def test_a_post_belongs_to_a_single_boot(node: Node) -> None:
     node.tell(3, boot_id="before")
     node.tell(2, boot_id="after")
     node.send()
@@ -160,7 +160,7 @@ def test_a_portal_that_is_away_is_found_again(node: Node, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_portal_that_can_take_nothing_now_is_asked_again(node: Node, status: int) -> None:
+def test_posting_is_retried_while_the_portal_accepts_nothing(node: Node, status: int) -> None:
     left = [3]
 
     def refuse(post: dict[str, Any]) -> Any:
@@ -174,7 +174,7 @@ def test_a_portal_that_can_take_nothing_now_is_asked_again(node: Node, status: i
     assert node.refused == []
 
 
-def test_a_token_that_is_refused_is_said_once_and_read_anew(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_token_is_reported_once_and_reread(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.token_file.write_text("vga_another")
     node.tell(5)
     node.send()
@@ -191,7 +191,7 @@ def test_too_much_at_once_is_halved(node: Node) -> None:
     assert node.all_taken() == list(range(40))
 
 
-def test_one_bad_batch_holds_up_no_other(node: Node) -> None:
+def test_a_bad_batch_holds_up_no_other(node: Node) -> None:
     node.portal.refuse = lambda post: (422, {"detail": "bad"}) if any(b["at"] == 17 for b in post["batches"]) else None
     node.tell(40)
     node.send()
@@ -214,14 +214,14 @@ def test_a_portal_that_refuses_all_loses_little(node: Node, monkeypatch: pytest.
     assert len(taken) == 40 - len(node.refused)
 
 
-def test_what_is_no_portal_is_said(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_no_portal_is_reported(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.portal.refuse = lambda post: (200, {"hello": "world"})
     node.tell(1)
     node.send()
     until(lambda: "is not a Vigil portal" in stderr_text(capfd))
 
 
-def test_a_node_that_it_does_not_know_is_said(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_node_is_reported(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.portal.refuse = lambda post: (404, {"detail": "no such node"})
     node.tell(1)
     node.send()
@@ -242,7 +242,7 @@ def test_a_portal_that_hangs_is_left_after_a_while(node: Node, monkeypatch: pyte
     assert node.all_taken() == [0, 1, 2]
 
 
-def test_a_secret_gets_a_token_of_this_nodes_own(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_enrolment_secret_gets_a_token_for_this_node_alone(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.token_file.write_text("vge_shared")
     node.tell(2)
     node.send()
@@ -260,7 +260,7 @@ def test_a_secret_gets_a_token_of_this_nodes_own(node: Node, capfd: pytest.Captu
     assert "vga_" not in log
 
 
-def test_a_name_that_is_enrolled_says_what_to_do(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_enrolled_already_is_reported(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.token_file.write_text("vge_shared")
     node.portal.enrol = lambda secret: (409, {"detail": "enrolled"})
     node.tell(1)

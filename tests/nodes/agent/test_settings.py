@@ -49,7 +49,7 @@ def test_mounts(said: str, mounts: tuple[str, ...] | None) -> None:
         ({"VIGIL_AGENT_MOUNTS": ",".join(f"/m{n}" for n in range(17))}, "at most 16"),
     ],
 )
-def test_a_wrong_one_says_what_to_write(changes: dict[str, str], sentence: str) -> None:
+def test_an_invalid_setting_is_refused_with_what_to_write(changes: dict[str, str], sentence: str) -> None:
     with pytest.raises(InvalidSetting, match=sentence):
         read_settings({**ENOUGH, **changes}, posts=True)
 

@@ -134,7 +134,7 @@ def test_real_lines(line: str, said: dict[str, Any]) -> None:
         "NVRM: GPU at PCI:0000:05:00: GPU-1ebc3ad1-1d4c-4d5a-8b0c-1f1d8f6bd9d0",
     ],
 )
-def test_lines_that_tell_of_no_xid(line: str) -> None:
+def test_lines_without_an_xid(line: str) -> None:
     assert read(line) is None
 
 
@@ -162,7 +162,7 @@ SENTENCE = "NVRM: GPU 0000:29:00.0: GPU has fallen off the bus."
 
 
 @pytest.mark.parametrize("lines", [[XID_79, SENTENCE], [SENTENCE, XID_79], [SENTENCE, SENTENCE, XID_79]])
-def test_a_fall_is_told_once_by_sentence_and_xid(lines: list[str]) -> None:
+def test_a_gpu_off_the_bus_is_reported_once_by_sentence_and_xid(lines: list[str]) -> None:
     driver = DriverLogParser()
     assert len([line for line in lines if driver.read(line, 100.0)]) == 1
 
@@ -227,7 +227,7 @@ def test_places_on_the_bus(bus: str, told: str) -> None:
 
 
 @given(text=st.text(max_size=3000), at=st.floats(0, 1e9))
-def test_whatever_follows_is_bounded_and_one_printable_line(text: str, at: float) -> None:
+def test_whatever_follows_is_bounded_and_a_single_printable_line(text: str, at: float) -> None:
     for head in ("NVRM: Xid (PCI:0000:05:00): 31, ", "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 1, ", "NVRM: ", ""):
         xid = DriverLogParser().read(head + text, at)
         if xid is not None:

@@ -80,7 +80,7 @@ def test_passes_where_all_agree() -> None:
     assert (verdict.verdict, verdict.findings) == ("passed", [])
 
 
-def test_names_the_gpu_whose_products_differ() -> None:
+def test_names_the_gpu_with_different_products() -> None:
     verdict = only(*(matrix(gpu, BAD if gpu == 3 else GOOD) for gpu in range(8)))
     assert verdict.verdict == "failed"
     assert texts(verdict) == ["GPU 3: matrix products differ from those of 7 other GPUs."]
@@ -164,7 +164,7 @@ def test_agreement_never_fails_more_gpus(
     assert failures(digests) < before
 
 
-def test_products_that_change_from_one_time_to_the_next() -> None:
+def test_products_that_differ_between_repetitions() -> None:
     test = ItemSummary("matrix", "GPU 3", "TFLOP/s", H100, 2, digests=[GOOD, BAD])
     assert texts(only(test)) == ["GPU 3: products of the same matrices differ from one time to the next."]
 
@@ -216,7 +216,7 @@ def test_of_bad_pairs_the_node_with_most_of_them_is_blamed() -> None:
 
 
 @given(st.integers(3, 9), st.integers(0, 8))
-def test_a_node_that_alone_has_a_slow_link_is_the_only_one_that_fails(count: int, place: int) -> None:
+def test_only_the_node_with_the_slow_link_fails(count: int, place: int) -> None:
     names = [f"n{number}" for number in range(count)]
     bad = names[place % count]
     found = judge(paired(names, [{bad, name} for name in names]), {})

@@ -16,7 +16,7 @@ def test_every_node_is_in_the_group_of_its_number_of_gpus(gpus: dict[str, int]) 
     assert [group.gpus for group in groups] == sorted(set(gpus.values()), reverse=True)
 
 
-def test_nodes_with_equally_many_gpus_are_one_group() -> None:
+def test_nodes_with_equally_many_gpus_form_a_group() -> None:
     assert gpu_groups({"dgx-02": 8, "dgx-01": 8}) == [GpuGroup(8, ("dgx-01", "dgx-02"))]
 
 

@@ -27,7 +27,7 @@ def post(user: User, address: str, **body: Any) -> Any:
     return client.post(f"/api/v1/drains{address}", body, content_type="application/json")
 
 
-def test_preview_says_what_it_hits_and_changes_nothing(lab: Lab, ops: User) -> None:
+def test_preview_lists_what_it_affects_and_changes_nothing(lab: Lab, ops: User) -> None:
     QueuedJob.objects.create(scheduler_id="7", name="a", user="mira", state="running", nodes=["dgx-02", "dgx-09"])
     QueuedJob.objects.create(scheduler_id="8", name="b", user="ada", state="pending", nodes=[])
     lab.scheduler.drain("dgx-03", "broken fan")
@@ -82,7 +82,7 @@ def test_replaces_only_the_reasons_that_the_preview_showed(lab: Lab, ops: User) 
 
 
 @pytest.mark.parametrize("replaces", ["", "{", "[]", '{"dgx-01": 1}', "[" * 100_000])
-def test_a_form_without_the_reasons_that_were_seen_replaces_none(lab: Lab, ops: User, replaces: str) -> None:
+def test_a_form_without_the_displayed_reasons_replaces_none(lab: Lab, ops: User, replaces: str) -> None:
     lab.scheduler.drain("dgx-01", "broken fan")
     lab.step()
     form = {"nodes": "dgx-01", "reason": "new switch", "replace": "yes", "replaces": replaces}
@@ -90,7 +90,7 @@ def test_a_form_without_the_reasons_that_were_seen_replaces_none(lab: Lab, ops: 
     assert not NodeOrder.objects.exists()
 
 
-def test_a_node_that_left_the_scheduler_is_not_said_to_be_drained(
+def test_a_node_that_left_the_scheduler_is_not_reported_as_drained(
     lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for_each = bulk.for_each
@@ -147,7 +147,7 @@ def test_the_page_previews_and_drains(lab: Lab, ops: User) -> None:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_two_sysadmins_at_once_give_one_order_a_node(lab: Lab, ops: User, replace: bool) -> None:
+def test_two_sysadmins_at_once_give_a_single_order_per_node(lab: Lab, ops: User, replace: bool) -> None:
     post(ops, "", nodes="dgx-[01-02]", reason="switch")
     answer = post(sysadmin("eva"), "", nodes="dgx-[02-03]", reason="cable", replace=replace)
     problems = ["", ""] if replace else ["ops has just ordered to drain dgx-02.", ""]

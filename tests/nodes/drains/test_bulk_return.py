@@ -28,7 +28,7 @@ def lab(ops: User) -> Lab:
     return lab
 
 
-def test_returns_own_drains_and_leaves_those_of_others(lab: Lab, ops: User) -> None:
+def test_returns_drains_of_the_sysadmin_and_leaves_those_of_others(lab: Lab, ops: User) -> None:
     found = post(ops, "/return/preview", nodes="dgx-[01-04]").json()
     assert [item["node"] for item in found["yours"]] == ["dgx-01", "dgx-02"]
     assert [(item["node"], item["reason"]) for item in found["by_others"]] == [("dgx-03", "broken fan")]
@@ -87,7 +87,7 @@ def test_only_sysadmins_return_nodes(lab: Lab) -> None:
     assert signed_in(ada).post("/drains/return", {"nodes": "dgx-01", "reason": "x"}).status_code == 403
 
 
-def test_the_page_shows_whose_drains_end(lab: Lab, ops: User) -> None:
+def test_the_page_shows_which_drains_end(lab: Lab, ops: User) -> None:
     client = signed_in(ops)
     assert "/drains/return" in client.get("/drains").text
     page = client.get("/drains/return", {"nodes": "dgx-[01-04]"}).text.replace("\N{NO-BREAK SPACE}", " ")

@@ -60,7 +60,7 @@ def test_a_node_that_a_person_undrained_meanwhile_stays_so(lab: Lab, ops: User) 
     assert list(lab.scheduler.drained) == ["dgx-02"]
 
 
-def test_a_node_whose_earlier_drain_a_person_ends_meanwhile_stays_in_service(lab: Lab, ops: User) -> None:
+def test_a_node_stays_in_service_if_a_person_ends_its_earlier_drain_meanwhile(lab: Lab, ops: User) -> None:
     for name in ("dgx-01", "dgx-02"):
         lab.scheduler.drain(name, "broken fan")
     sync.read(lab.scheduler, Reading.Part.NODES)
@@ -253,7 +253,7 @@ def test_a_window_does_not_replace_the_reason_of_a_rules_order(lab: Lab, ops: Us
     assert lab.scheduler.drained["dgx-01"] == "[node] Xid 79 on GPU 0 (vigil: off-bus)"
 
 
-def test_a_cancelled_window_whose_process_is_killed_is_ended_by_a_worker(
+def test_a_worker_ends_a_cancelled_window_after_its_process_is_killed(
     lab: Lab, ops: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = planned(ops)

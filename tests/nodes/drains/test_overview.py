@@ -34,7 +34,7 @@ def listed(user: User) -> dict[str, Any]:
     return {item["node"]: item for item in bearer(user, "read").get("/api/v1/drains").json()["items"]}
 
 
-def test_names_whose_drain_it_is(lab: Lab, ops: User) -> None:
+def test_names_who_drained_the_node(lab: Lab, ops: User) -> None:
     lab.xid(79)
     lab.step()
     by_hand(lab, "ECC on gpu3, RMA 4711", by="mira", node="dgx-02")
@@ -57,7 +57,7 @@ def test_names_whose_drain_it_is(lab: Lab, ops: User) -> None:
     assert "NHC: check_fs_mount" in page
 
 
-def test_a_burn_in_and_maintenance_say_what_comes_next(lab: Lab, ops: User) -> None:
+def test_a_burn_in_and_maintenance_explain_what_comes_next(lab: Lab, ops: User) -> None:
     by_hand(lab, "[node] GPU 3: bits differ", by="burn-in")
     by_hand(lab, "[node] new switch", by="maintenance-4", node="dgx-02")
     by_hand(lab, "water leak", by="", state="down", node="dgx-03")
@@ -196,7 +196,7 @@ def test_a_hostile_reason_is_text(lab: Lab, ops: User) -> None:
     assert "<b>mira" not in page
 
 
-def test_all_in_service_is_said(lab: Lab, ops: User) -> None:
+def test_the_page_states_that_all_nodes_are_in_service(lab: Lab, ops: User) -> None:
     page = signed_in(ops).get("/drains").text
     assert "All nodes are in service." in page
     assert bearer(ops, "read").get("/api/v1/drains").json()["items"] == []
@@ -226,7 +226,7 @@ def test_a_list_of_any_length_takes_the_same_queries(lab: Lab, ops: User, django
     assert "The 100 with the most idle GPUs are shown" in page
 
 
-def test_a_long_list_says_that_only_the_nodes_shown_are_judged(lab: Lab, ops: User) -> None:
+def test_a_long_list_explains_that_only_the_nodes_shown_are_judged(lab: Lab, ops: User) -> None:
     now = datetime.now(UTC)
     drained = {"state": "drained", "reason": "Kill task failed", "reason_at": now - timedelta(hours=1)}
     Node.objects.bulk_create(

@@ -62,7 +62,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("reason", "set_by", "holder", "cause"), REASONS)
-def test_says_who_and_why(reason: str, set_by: str, holder: DrainHolder, cause: DrainCause) -> None:
+def test_names_who_and_why(reason: str, set_by: str, holder: DrainHolder, cause: DrainCause) -> None:
     found = read_reason(reason, set_by, RULES)
     assert (found.holder, found.cause) == (holder, cause)
 

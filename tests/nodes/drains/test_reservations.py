@@ -82,7 +82,7 @@ def test_a_reservation_that_the_scheduler_drops_at_its_end_is_not_made_again(lab
     assert not lab.scheduler.reserved
 
 
-def test_killed_between_the_reservation_and_its_record_makes_one(lab: Lab, ops: User) -> None:
+def test_killed_between_the_reservation_and_its_record_it_makes_no_second(lab: Lab, ops: User) -> None:
     planned(ops, wants_reservation=True)
     reservations.carry_out(lab.scheduler)
     MaintenanceWindow.objects.update(reservation="")

@@ -235,7 +235,7 @@ def test_removed_before_the_nodes_were_read_again_it_is_undrained(lab: Lab, ops:
     assert not lab.scheduler.drained
 
 
-def test_one_with_an_open_finding_is_not_removed(lab: Lab, ops: User, settings: Any) -> None:
+def test_a_spare_with_an_open_finding_is_not_removed(lab: Lab, ops: User, settings: Any) -> None:
     named(lab, ops, "dgx-12")
     settings.VIGIL_HEALTH = "propose"
     lab.xid(79, "dgx-12")

@@ -24,7 +24,7 @@ def test_what_is_stored_otherwise_is_nothing_learnt() -> None:
     assert GpuThermals.from_payload([["x", 30, 100, 1], None, None, False, []]) == GpuThermals()
 
 
-def test_a_simulated_cluster_is_estimated_within_one_degree_and_its_warm_rack_is_found() -> None:
+def test_a_simulated_cluster_is_estimated_within_1_degree_and_its_warm_rack_is_found() -> None:
     warm = next(seed for seed in range(20) if _has_warm_rack(seed))
     score = run(Random(warm))
     assert score.within >= BAR
@@ -43,7 +43,7 @@ def test_a_resistance_is_learnt_from_changes_of_load() -> None:
     assert resistances([("H100", gpu(*((100, 30), (500, 20)) * 9))]) == {}, "cooler under load is no resistance"
 
 
-def test_an_inlet_is_estimated_only_from_steady_gpus_of_a_known_model() -> None:
+def test_an_inlet_is_estimated_only_from_steady_gpus_of_a_calibrated_model() -> None:
     known = {"H100": 0.05}
     assert node_inlet([("H100", gpu((300, 40)))], known) == 25
     assert node_inlet([("A100", gpu((300, 40)))], known) is None
@@ -71,7 +71,7 @@ def above(*racks: tuple[str, list[NodeInlet]]) -> dict[str, float | None]:
     return {inlet.rack: inlet.above_neighbours_c for inlet in rack_inlets(racks)}
 
 
-def test_a_rack_is_compared_with_those_beside_it() -> None:
+def test_a_rack_is_compared_with_its_neighbours() -> None:
     found = above(rack("A", 20, 21, 22), rack("B", 24), rack("C", 20), rack("D", 21), rack("E"))
     assert found == {"A": -1, "B": 3, "C": -1, "D": -1}
     assert above(rack("A", 20)) == {"A": None}
@@ -101,7 +101,7 @@ def test_measurements_count_more_than_estimates_and_correct_them() -> None:
     assert other.inlet_c == 27.0, "no node of its model measures"
 
 
-def test_one_broken_bmc_corrects_nothing() -> None:
+def test_a_single_broken_bmc_corrects_nothing() -> None:
     racks = [rack("A", 24), measured("B", 0, offset=24), rack("C", 24), rack("D", 24)]
     assert {inlet.rack: inlet.inlet_c for inlet in rack_inlets(racks)} == {"A": 24, "B": 0, "C": 24, "D": 24}
     assert above(*racks) == {"A": None, "B": None, "C": 0, "D": None}
@@ -109,7 +109,7 @@ def test_one_broken_bmc_corrects_nothing() -> None:
     assert above(*[many if item[0] == "B" else item for item in racks])["B"] == 0
 
 
-def test_a_rack_of_which_few_nodes_are_known_is_not_compared() -> None:
+def test_a_rack_with_few_measured_nodes_is_not_compared() -> None:
     silent = [NodeInlet(f"silent-{number}", model="H100") for number in range(3)]
     warm = ("B", [*rack("B", 30)[1], *silent])
     assert above(rack("A", 20), warm, rack("C", 20), rack("D", 20))["B"] is None
@@ -117,7 +117,7 @@ def test_a_rack_of_which_few_nodes_are_known_is_not_compared() -> None:
     assert above(rack("A", 20), without_gpus, rack("C", 20))["B"] == 10
 
 
-def test_one_steady_gpu_is_not_enough_for_a_node_with_more() -> None:
+def test_a_single_steady_gpu_is_not_enough_for_a_node_with_more() -> None:
     steady, changing = gpu((300, 40)), gpu((300, 40), minutes=2)
     assert node_inlet([("H100", steady)], {"H100": 0.05}) == 25
     assert node_inlet([("H100", steady), ("H100", changing)], {"H100": 0.05}) is None

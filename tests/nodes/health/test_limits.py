@@ -28,7 +28,7 @@ def cluster(*out: str, nodes: int = 40) -> ServiceState:
     return ServiceState({"gpu": frozenset(names), "debug": half}, frozenset(out), nodes)
 
 
-def test_one_node_of_a_small_cluster_may_go_but_not_the_only_one_of_a_partition() -> None:
+def test_a_node_of_a_small_cluster_may_be_drained_but_not_the_last_of_a_partition() -> None:
     assert hourly_limit(3) == 1
     assert hourly_limit(100) == 5
     assert partition_limit(4) == 0
@@ -71,7 +71,7 @@ def test_no_history_exceeds_the_limits(history: list[tuple[str, int, bool]]) -> 
 
 
 @pytest.mark.parametrize(("hit", "nodes", "trips"), [(2, 10, False), (3, 10, True), (3, 40, False), (4, 40, True)])
-def test_one_rule_on_many_nodes_at_once_trips_the_breaker(hit: int, nodes: int, trips: bool) -> None:
+def test_a_rule_on_many_nodes_at_once_trips_the_breaker(hit: int, nodes: int, trips: bool) -> None:
     openings = [Opening("mount.hung", name, 100.0 + number) for number, name in enumerate(NODES[:hit])]
     found = tripping_rule(openings, nodes)
     assert found == (("mount.hung", hit) if trips else None)

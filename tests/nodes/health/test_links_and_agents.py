@@ -30,7 +30,7 @@ def test_a_link_that_went_down_three_times_drains_its_node(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("is_boot", [True, False])
-def test_counters_of_before_a_repair_say_nothing_about_it(lab: Lab, is_boot: bool) -> None:
+def test_counters_from_before_a_repair_do_not_count(lab: Lab, is_boot: bool) -> None:
     """The event comes at once, the new counters up to ten seconds later."""
     machine = lab.machine()
     lab.happens("gpu.counters", gpu=machine.gpus[0], recovery_action=1)
@@ -58,7 +58,7 @@ def rules() -> list[tuple[str, str]]:
     return [(entry.rule, entry.node) for entry in HealthEntry.objects.open().order_by("rule", "node")]
 
 
-def test_many_silent_agents_are_one_finding_about_the_cluster(lab: Lab) -> None:
+def test_many_silent_agents_are_a_single_finding_about_the_cluster(lab: Lab) -> None:
     for name in NAMES:
         lab.machine(name)
     silence(*NAMES[:10], minutes=10)

@@ -66,7 +66,7 @@ def list_gpus(lab: Lab, *places: int) -> None:
 
 @pytest.mark.parametrize("lines", [(XID,), (SENTENCE,), (XID, SENTENCE), (SENTENCE, XID), PROBE, (SENTENCE, *PROBE)])
 @pytest.mark.parametrize("nvml", ["nothing", "vanished"])
-def test_every_mix_of_signals_is_one_finding_of_one_gpu(
+def test_every_mix_of_signals_is_a_single_finding_of_a_gpu(
     lab: Lab, kernel: Callable[..., None], lines: tuple[str, ...], nvml: str
 ) -> None:
     kernel(*lines)
@@ -78,7 +78,7 @@ def test_every_mix_of_signals_is_one_finding_of_one_gpu(
     assert lab.scheduler.drained == {"dgx-01": f"[node] {what} (vigil: off-bus)"}
 
 
-def test_an_xid_and_a_gpu_of_which_nvml_says_that_it_is_lost_are_one_finding(lab: Lab) -> None:
+def test_an_xid_and_a_gpu_that_nvml_reports_as_lost_are_a_single_finding(lab: Lab) -> None:
     lab.xid(79)
     lab.happens("gpu.lost", gpu=lab.machine().gpus[0])
     assert findings(lab) == [("off-bus", 0)]
@@ -98,7 +98,7 @@ def test_a_gpu_that_comes_back_at_once_is_none(lab: Lab) -> None:
     assert findings(lab) == []
 
 
-def test_all_gpus_gone_are_one_finding_about_the_node(lab: Lab) -> None:
+def test_all_gpus_gone_are_a_single_finding_about_the_node(lab: Lab) -> None:
     """Then the driver does not start: no GPU is broken."""
     lab.machine()
     list_gpus(lab)

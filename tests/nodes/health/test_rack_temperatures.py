@@ -132,7 +132,7 @@ def store(rack: str, now: datetime, hours: int, celsius: Callable[[datetime], fl
     )
 
 
-def test_the_page_says_when_racks_are_warm_over_the_day_and_by_what(lab: Lab) -> None:
+def test_the_page_shows_when_racks_are_warm_over_the_day_and_by_what(lab: Lab) -> None:
     now = timezone.now()
 
     def swinging(at: datetime) -> float:

@@ -30,14 +30,14 @@ def open_rules() -> list[str]:
     return sorted(HealthEntry.objects.open().exclude(action="ignore").values_list("rule", flat=True))
 
 
-def test_one_user_crashing_a_gpu_drains_nothing(lab: Lab) -> None:
+def test_a_single_user_crashing_a_gpu_drains_nothing(lab: Lab) -> None:
     for number in range(6):
         crash(lab, "ada", f"train-{number}", minutes_ago=9 - number)
     assert open_rules() == []
     assert not lab.scheduler.drained
 
 
-def test_three_users_crashing_on_one_gpu_drain_the_node(lab: Lab) -> None:
+def test_three_users_crashing_on_the_same_gpu_drain_the_node(lab: Lab) -> None:
     for number, (user, code) in enumerate((("ada", 13), ("ben", 31), ("cleo", 13))):
         assert not lab.scheduler.drained
         crash(lab, user, f"program-{user}", minutes_ago=9 - number, code=code)
@@ -52,7 +52,7 @@ def test_three_users_crashing_on_different_gpus_drain_nothing(lab: Lab) -> None:
     assert not lab.scheduler.drained
 
 
-def test_one_31_drains_nothing(lab: Lab) -> None:
+def test_a_single_xid_31_drains_nothing(lab: Lab) -> None:
     crash(lab, "ada", "train", minutes_ago=1, code=31)
     assert open_rules() == []
     assert not lab.scheduler.drained

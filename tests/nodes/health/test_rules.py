@@ -63,7 +63,7 @@ def test_every_shipped_rule_fires_on_what_it_must_and_on_nothing_else(name: str)
         ('for = "5m"', 'escalates = { count = 51, within = "30d" }', "a whole number from 2 to 50"),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_said_with_its_key(before: str, after: str, said: str) -> None:
+def test_errors_in_a_rule_are_reported_with_their_key(before: str, after: str, said: str) -> None:
     assert before in HOT
     with pytest.raises(BadRule) as error:
         parse_rules(HOT.replace(before, after))
@@ -205,7 +205,7 @@ trigger = [
 """
 
 
-def test_a_rule_on_two_states_clears_by_the_first_one() -> None:
+def test_a_rule_on_two_states_clears_by_the_first_state() -> None:
     head, end = HOT[: HOT.index("signal = ")], HOT[HOT.index("clears = ") :]
     rule = rule_of(head + TWO_STATES + end)
 
@@ -325,7 +325,7 @@ def test_strict_rules_fire_on_what_they_must(name: str) -> None:
     (13, False, False), (31, False, False), (79, False, True),
     (13, True, True), (31, True, True), (79, True, True), (43, True, False), (94, True, False),
 ])  # fmt: skip
-def test_strict_treats_one_xid_13_31_or_79_as_a_reason_to_evict(code: int, is_strict: bool, drains: bool) -> None:
+def test_strict_treats_a_single_xid_13_31_or_79_as_a_reason_to_evict(code: int, is_strict: bool, drains: bool) -> None:
     actions = set()
     for rule in active_rules(is_strict=is_strict).values():
         progress = RuleProgress()

@@ -53,7 +53,7 @@ def findings() -> list[tuple[str, str, str, str]]:
     return [(item.node, item.software.name, item.usual, item.minimum.version if item.minimum else "") for item in found]
 
 
-def test_the_odd_one_out_and_the_outdated_version_are_found(cluster: None) -> None:
+def test_the_odd_and_the_outdated_version_are_found(cluster: None) -> None:
     assert findings() == [
         ("dgx-07", "driver", "570.195.03", "570.195.03"),
         ("dgx-07", "hca", "28.43.2026", ""),
@@ -68,7 +68,7 @@ def test_nodes_are_compared_with_their_partition_only(cluster: None) -> None:
     assert ("dgx-06", "kernel", "Linux 6.8.0-52-generic", "") in findings()
 
 
-def test_one_gpu_with_another_vbios_is_found(cluster: None) -> None:
+def test_a_gpu_with_another_vbios_is_found(cluster: None) -> None:
     gpus = [
         {"uuid": f"GPU-dgx-03-{index}", "index": index, "name": "NVIDIA H100", "vbios": f"96.00.{89 + index}.00.01"}
         for index in range(2)
@@ -84,7 +84,7 @@ def vbios(node: str, *versions: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_each_node_has_one_vote_however_many_gpus_and_adapters_it_reports(cluster: None) -> None:
+def test_each_node_has_a_single_vote_however_many_gpus_and_adapters_it_reports(cluster: None) -> None:
     report("dgx-01", gpus=vbios("dgx-01", *["ff.00.00.00.01"] * 64))
     many = [{"name": f"mlx5_{number}", "board": "MT_0000000838", "firmware": "1.0"} for number in range(32)]
     report("dgx-02", adapters=many)
@@ -119,7 +119,7 @@ def test_the_page(cluster: None, client: Client, mira: User) -> None:
     assert "InfiniBand adapter firmware of MT_0000000838" in html
 
 
-def test_versions_of_which_none_is_usual_are_said_to_be_so(client: Client, mira: User) -> None:
+def test_versions_without_a_usual_version_are_reported_as_such(client: Client, mira: User) -> None:
     for number in range(1, 5):
         report(f"dgx-{number:02}", driver="570.195.03" if number > 2 else "580.95.05")
     client.force_login(mira)
@@ -132,7 +132,7 @@ def test_versions_of_which_none_is_usual_are_said_to_be_so(client: Client, mira:
     assert mixed["versions"] == [{"version": "570.195.03", "count": 2}, {"version": "580.95.05", "count": 2}]
 
 
-def test_too_few_peers_are_said_to_be_so(client: Client, mira: User) -> None:
+def test_too_few_peers_are_reported_as_such(client: Client, mira: User) -> None:
     client.force_login(mira)
 
     def page() -> str:
@@ -161,14 +161,14 @@ def test_the_page_escapes_what_nodes_report(cluster: None, client: Client, mira:
     assert "&lt;script&gt;alert(1)" in html
 
 
-def test_an_empty_page_says_what_to_do(client: Client, mira: User) -> None:
+def test_an_empty_page_explains_what_to_do(client: Client, mira: User) -> None:
     client.force_login(mira)
     html = client.get("/inventory").content.decode()
     assert "No node has reported its software yet." in html
     assert 'href="/agents"' in html
 
 
-def test_a_site_adds_its_own_minimums(cluster: None, client: Client, mira: User, settings: Any, tmp_path: Path) -> None:
+def test_a_site_adds_minimums(cluster: None, client: Client, mira: User, settings: Any, tmp_path: Path) -> None:
     path = tmp_path / "minimums.toml"
     path.write_text('[[minimum]]\nsoftware = "nccl"\nversion = "2.27"\nwhy = "hangs"\nsource = "ours"\n')
     settings.VIGIL_MINIMUM_VERSIONS = str(path)

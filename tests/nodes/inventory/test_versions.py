@@ -29,14 +29,14 @@ def test_older_versions(older: str, newer: str) -> None:
 
 
 @given(numbers, numbers, numbers)
-def test_versions_are_in_one_order(a: versions.Numbers, b: versions.Numbers, c: versions.Numbers) -> None:
+def test_versions_have_a_consistent_order(a: versions.Numbers, b: versions.Numbers, c: versions.Numbers) -> None:
     assert not versions.is_below(a, a)
     assert not (versions.is_below(a, b) and versions.is_below(b, a))
     if versions.is_below(a, b) and versions.is_below(b, c):
         assert versions.is_below(a, c)
 
 
-def test_an_unknown_version_and_a_shorter_equal_one_are_not_below() -> None:
+def test_an_unknown_version_and_a_shorter_equal_version_are_not_below() -> None:
     assert not versions.is_below(versions.version_numbers("unknown"), (550,))
     assert not versions.is_below((12, 8), (12, 8, 0))
 
@@ -74,14 +74,14 @@ def test_shipped_minimums_have_a_reason_and_a_source() -> None:
         ("slurm", "24.05.8", None),
     ],
 )
-def test_a_branch_has_its_own_minimum_and_ended_ones_are_below_a_floor(
+def test_a_branch_has_a_separate_minimum_and_ended_branches_are_below_a_floor(
     name: str, version: str, minimum: str | None
 ) -> None:
     below = MinimumVersions(shipped_minimums()).violated(Software(name), "NVIDIA H100", version)
     assert (below.version if below else None) == minimum
 
 
-def test_a_branch_without_a_minimum_of_its_own_is_not_judged() -> None:
+def test_a_branch_without_a_minimum_is_not_judged() -> None:
     found = MinimumVersions(shipped_minimums())
     versions_judged = ("470.82.01", "535.274.02", "560.28.03", "590.48.01")
     assert [found.judges(Software("driver"), "NVIDIA H100", version) for version in versions_judged] == [

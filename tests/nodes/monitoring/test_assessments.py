@@ -36,7 +36,7 @@ def states() -> list[str]:
     return list(HealthEntry.objects.filter(rule="rack-warm").values_list("state", flat=True))
 
 
-def test_one_reading_is_no_hour() -> None:
+def test_a_single_reading_is_no_hour() -> None:
     now = timezone.now()
     assess_rack(2.5, now)
     read(now, 65)
@@ -44,7 +44,7 @@ def test_one_reading_is_no_hour() -> None:
 
 
 @pytest.mark.lengthy
-def test_one_good_reading_ends_nothing() -> None:
+def test_a_single_good_reading_ends_nothing() -> None:
     at = read(timezone.now(), 61, celsius=2.5)
     assert states() == ["open"]
     assess_rack(0.0, at)

@@ -55,7 +55,7 @@ def test_temperatures_leave_facts_unread(lab: Lab) -> None:
     assert not [query["sql"] for query in queries if '"nodes_agent"."facts"' in query["sql"]]
 
 
-def test_nodes_whose_finding_is_open_take_no_queries(lab: Lab) -> None:
+def test_nodes_with_open_findings_take_no_queries(lab: Lab) -> None:
     lab.xid(79)
     lab.step()
     counts = []

@@ -72,7 +72,7 @@ def test_a_quiet_rule_opens_again_after_it_cleared(cluster: StoredCluster) -> No
     assert (second.cleared_at, second.outcome) == (NOW - 2 * DAY, "none")
 
 
-def test_different_people_are_told_by_the_allocations_of_the_time(cluster: StoredCluster) -> None:
+def test_different_people_are_distinguished_by_the_allocations_of_the_time(cluster: StoredCluster) -> None:
     for number, user in enumerate(("ada", "ben", "cleo")):
         cluster.job(number, 0, (6 - number) * DAY, 12 * HOUR, user=user, name=f"{user}.py")
         cluster.xid(13, 0, ago=(6 - number) * DAY - HOUR, text="abc"[number])
@@ -225,7 +225,7 @@ def test_host_values_and_ports(cluster: StoredCluster) -> None:
     assert entry.cleared_at is not None
 
 
-def test_what_has_no_history_is_said(cluster: StoredCluster) -> None:
+def test_missing_history_is_reported(cluster: StoredCluster) -> None:
     found = tried(shipped_rules()["clock-wrong"])
     assert found.untried == [
         "No history of clock_offset_s (host) is stored: it can only be tried on the rule's examples."
@@ -255,7 +255,9 @@ def test_drains_stay_within_limits_and_the_breaker_stops_them() -> None:
     assert "breaker" in found.entries[-1].held_back
 
 
-def test_a_rule_that_fires_on_everything_is_cut_and_says_so(cluster: StoredCluster, monkeypatch: Any) -> None:
+def test_the_results_of_a_rule_that_fires_on_everything_are_visibly_cut(
+    cluster: StoredCluster, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(module, "MAX_FOUND", 50)
     monkeypatch.setattr(module, "MAX_LISTED", 10)
     flapping = [85.0] * 10 + [60.0] * 10

@@ -95,7 +95,7 @@ def test_a_text_that_was_not_tried_is_refused(ops: User) -> None:
     ("x" * 1_000_000, "20000 characters"),
     ("a = " + "[" * 9_000 + "]" * 9_000, "deep"),
 ])  # fmt: skip
-def test_what_is_wrong_is_said_and_nothing_is_tried(ops: User, text: str, why: str) -> None:
+def test_errors_are_reported_and_nothing_is_tried(ops: User, text: str, why: str) -> None:
     refused = send(ops, "post", "/try", toml=text)
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:vigil:problem:invalid")
     assert why in str(refused.json())
@@ -162,7 +162,7 @@ def test_findings_of_a_rule_that_becomes_unreadable_stay_open(ops: User) -> None
     assert lab.entry("xid-31").state == "open", "an upgrade must not return a broken node to service"
 
 
-def test_one_unreadable_rule_stops_no_other(ops: User) -> None:
+def test_an_unreadable_rule_stops_no_other(ops: User) -> None:
     SiteRule.objects.create(name="hot", toml="[[rule]")
     SiteRule.objects.create(name="off-bus", toml=RULE)
     SiteRule.objects.create(

@@ -65,7 +65,7 @@ def test_slices_of_gpus_are_not_missing_gpus() -> None:
     assert found("gpus-missing", "off-bus") == {("dgx-01", "gpus-missing")}
 
 
-def test_one_port_that_is_down_on_one_of_two_nodes_is_a_finding() -> None:
+def test_a_port_that_is_down_on_only_one_of_two_nodes_is_a_finding() -> None:
     lab = Lab()
     for node in ("dgx-01", "dgx-02"):
         lab.machine(node)

@@ -28,12 +28,12 @@ def test_words(kind: str, code: int | None, data: dict[str, Any], title: str, to
     assert (report.title, report.tone) == (title, tone)
 
 
-def test_what_the_kernel_said_is_the_detail() -> None:
+def test_the_kernel_message_is_the_detail() -> None:
     assert words("xid", 79, "NVRM: Xid", {}).detail == "NVRM: Xid"
     assert "discarded 3 batches" in words("agent.gap", None, "", {"batches": 3}).detail.replace("\xa0", " ")
 
 
-def test_a_gpus_charts_have_its_own_limits() -> None:
+def test_the_charts_of_a_gpu_have_its_limits() -> None:
     drawn = {item["id"]: item for item in figures.of_gpu("GPU-1", 3, memory_mib=81_920, slowdown_c=87, cap_watts=700)}
     assert list(drawn) == [f"gpu-3-{field.name}" for field in figures.FIELDS]
     assert drawn["gpu-3-memory_mib"]["y"] == [0, 80.0]
@@ -46,7 +46,7 @@ def test_a_gpus_charts_have_its_own_limits() -> None:
     assert figures.FIELDS[0].text(None) == "–"
 
 
-def test_a_machines_charts_are_those_that_it_tells_of() -> None:
+def test_the_charts_of_a_machine_are_those_of_its_series() -> None:
     names = ["cpu_percent", "memory_used_mib", "net_rx_mib:eth0", "net_tx_mib:eth0", "mount_ms:/data", "uptime_s"]
     names += [f"ib_{way}_mib:mlx5_{i}/1" for i in range(4) for way in ("rx", "tx")]
     drawn = {item["id"]: item for item in figures.of_host(names, cpus=224, memory_mib=2_064_384)}

@@ -102,14 +102,14 @@ def test_the_worst_leads_and_no_more_than_two_follow() -> None:
         assert len(rest) < 400
 
 
-def test_nothing_is_said_of_what_is_somebody_elses() -> None:
+def test_nothing_is_revealed_about_jobs_of_others() -> None:
     hidden = Gpu(index=1, percent=99, temperature_c=95, slowdown_c=87, is_hidden=True)
     lead, rest = spoken(gpus=[Gpu(index=0, percent=50, temperature_c=60), hidden])
     assert lead == "The GPU is busy, 50 % on average."
     assert rest.startswith("1 GPU is in use by others.")
 
 
-def test_an_echo_alone_is_told_and_a_driver_that_is_silent() -> None:
+def test_a_lone_xid_45_and_a_silent_driver_are_mentioned() -> None:
     assert spoken(xids=[Xid(45, None, NOW)])[0].startswith("Xid 45, now")
     assert "driver has not responded since" in spoken(driver_silent_at=NOW)[0]
     assert spoken(last_report_at=None, is_silent=True)[0] == "Its agent has not reported yet."

@@ -35,6 +35,6 @@ def test_fields_in_words(fields: dict[str, object], text: str) -> None:
     assert observed_text(fields).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
-def test_only_what_the_rule_asks_for() -> None:
+def test_only_the_fields_of_the_rule() -> None:
     assert observed_text({"margin_c": 2, "gpu_percent": 99}, {"margin_c"}).startswith("margin")
     assert "99" not in observed_text({"margin_c": 2, "gpu_percent": 99}, {"margin_c"})

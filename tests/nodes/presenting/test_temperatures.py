@@ -27,10 +27,10 @@ def test_hours_that_are_alike_are_no_pattern() -> None:
     assert daily_pattern({"A": alike}) is None
 
 
-def test_a_warm_rack_that_is_known_at_night_only_shifts_nothing() -> None:
+def test_a_warm_rack_that_is_measured_at_night_only_shifts_nothing() -> None:
     night = [(at, 40.0) for at, _ in hours(10 * 24) if at.hour < 6]
     assert daily_pattern({"A": hours(10 * 24), "B": night}) == DailyPattern(5, 15, 3.0, 10)
 
 
-def test_racks_count_by_their_own_differences() -> None:
+def test_racks_count_by_their_differences() -> None:
     assert daily_pattern({"A": hours(4 * 24), "B": hours(3 * 24, base=35.0, warm=0.0)}) == DailyPattern(5, 15, 2.0, 4)

@@ -27,7 +27,7 @@ def plain(answer: Any) -> str:
     return str(answer.content.decode()).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_the_same_old_driver_on_many_nodes_is_one_line(ops: User) -> None:
+def test_the_same_old_driver_on_many_nodes_is_a_single_line(ops: User) -> None:
     lab = Lab()
     for name in NAMES[:7]:
         machine = lab.machine(name)
@@ -42,7 +42,7 @@ def test_the_same_old_driver_on_many_nodes_is_one_line(ops: User) -> None:
     assert "7 findings, none of which takes a node out of service." in page
 
 
-def test_other_versions_and_few_nodes_are_lines_of_their_own(ops: User) -> None:
+def test_other_versions_and_few_nodes_are_separate_lines(ops: User) -> None:
     entries(6, **OLD)
     entries(5, "m", **OLD | {"detail": "NVIDIA driver 550.54.15, at least 550.163.01"})
     page = plain(signed_in(ops).get("/health"))
@@ -50,7 +50,7 @@ def test_other_versions_and_few_nodes_are_lines_of_their_own(ops: User) -> None:
     assert "more entr" not in page, "a line of six hides none"
 
 
-def test_nodes_to_drain_are_decided_one_by_one(ops: User) -> None:
+def test_nodes_to_drain_are_decided_separately(ops: User) -> None:
     entries(8)
     assert plain(signed_in(ops).get("/health")).count('class="card finding"') == 8
 
@@ -64,7 +64,7 @@ def test_nothing_is_decided_for_all_where_each_node_may_differ(ops: User, action
     assert HealthEntry.objects.waiting().count() == 8
 
 
-def test_one_decision_dismisses_all_that_are_alike(ops: User, django_assert_max_num_queries: Any) -> None:
+def test_a_single_decision_dismisses_all_that_are_alike(ops: User, django_assert_max_num_queries: Any) -> None:
     entries(30, **OLD)
     entries(2, "m", **OLD | {"detail": "another"})
     first = HealthEntry.objects.filter(detail=DETAIL).latest("last_seen")
@@ -88,9 +88,7 @@ def test_the_page_clears_all_that_are_alike(ops: User) -> None:
 
 
 @pytest.mark.parametrize(("action", "left"), [("dismiss", 0), ("clear", 6)])
-def test_one_request_clears_a_limited_number(
-    ops: User, monkeypatch: pytest.MonkeyPatch, action: str, left: int
-) -> None:
+def test_a_request_clears_a_limited_number(ops: User, monkeypatch: pytest.MonkeyPatch, action: str, left: int) -> None:
     monkeypatch.setattr(alike, "MAX_DECIDED_SINGLY", 5)
     entries(12, **OLD)
     found = decide(ops, HealthEntry.objects.latest("last_seen"), action, reason="updated", alike=True)

@@ -83,7 +83,7 @@ def test_sysadmins_together_drain_once(lab: Lab, settings: Any) -> None:
     assert entry.decision == "approved"
 
 
-def test_a_person_and_a_rule_together_leave_one_drain(lab: Lab) -> None:
+def test_a_person_and_a_rule_together_leave_a_single_drain(lab: Lab) -> None:
     """Whoever comes first: the node is drained once for the scheduler, and the person's reason is never replaced."""
     ops = sysadmin("ops")
     lab.xid(79)
@@ -105,7 +105,7 @@ def test_a_person_and_a_rule_together_leave_one_drain(lab: Lab) -> None:
         assert "vigil: off-bus" in node.reason
 
 
-def test_an_approval_and_a_clearing_together_leave_one_order_and_a_cleared_entry(lab: Lab, settings: Any) -> None:
+def test_an_approval_and_a_clearing_together_leave_a_single_order_and_a_cleared_entry(lab: Lab, settings: Any) -> None:
     settings.VIGIL_HEALTH = "propose"
     ops = sysadmin("ops")
     lab.xid(79)

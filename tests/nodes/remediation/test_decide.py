@@ -114,7 +114,7 @@ def test_a_drain_by_a_person_is_neither_replaced_nor_undone(lab: Lab) -> None:
     assert "broken fan" in lab.entry().held_back
 
 
-def test_one_rule_on_many_nodes_trips_the_breaker_until_a_person_resets_it(lab: Lab) -> None:
+def test_a_rule_on_many_nodes_trips_the_breaker_until_a_person_resets_it(lab: Lab) -> None:
     for node in NAMES[:5]:
         lab.xid(79, node)
     lab.step()
@@ -160,7 +160,7 @@ def test_nodes_that_are_not_set_up_yet_are_not_out_of_service(lab: Lab) -> None:
     assert list(lab.scheduler.drained) == [NAMES[0]], lab.entry().held_back
 
 
-def test_a_pass_ends_with_its_budget_and_the_next_one_continues(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_ends_with_its_budget_and_the_next_pass_continues(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodes.remediation.decide.BUDGET_S", 0.0)
     for node in NAMES[:2]:
         lab.xid(79, node)
@@ -206,7 +206,7 @@ def test_a_second_rule_joins_the_drain_whatever_the_limits(lab: Lab) -> None:
     assert (entry.decision, entry.order) == ("automatic", lab.entry().order)
 
 
-def test_a_scheduler_that_refuses_or_is_away_is_asked_again_and_drains_once(lab: Lab) -> None:
+def test_a_drain_is_retried_while_the_scheduler_refuses_or_is_away_and_done_once(lab: Lab) -> None:
     lab.scheduler.broken_parts["drain"] = SchedulerError("no answer")
     lab.xid(79)
     lab.step()

@@ -127,7 +127,7 @@ def test_people_read_and_only_sysadmins_decide(lab: Lab, mira: User) -> None:
     assert lab.entry().decision == "proposed"
 
 
-def test_rest_lists_filters_and_hides_whose_program_it_was(lab: Lab, ops: User, mira: User) -> None:
+def test_rest_lists_filters_and_hides_the_owner_of_the_program(lab: Lab, ops: User, mira: User) -> None:
     entry = found(lab)
     stored = HealthEntry.objects.get(pk=entry.pk)
     stored.evidence[-1][2]["user"] = "ada"
@@ -225,7 +225,7 @@ def test_the_breaker_is_shown_and_reset_with_a_reason(lab: Lab, ops: User, setti
     assert bearer(ops, "read").get("/api/v1/health/breaker").json()["tripped_at"] is None
 
 
-def test_empty_pages_say_what_comes(mira: User) -> None:
+def test_empty_pages_explain_what_comes(mira: User) -> None:
     page = signed_in(mira).get("/health").content.decode()
     assert "No node is known yet." in page
     assert "No findings yet" in page

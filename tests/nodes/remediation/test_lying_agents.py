@@ -91,7 +91,7 @@ def test_a_gpu_that_was_moved_stays_where_it_is(lab: Lab) -> None:
     assert Gpu.objects.get(uuid=gpus_of(HONEST)[0]).agent.node == LIAR
 
 
-def test_absurd_evidence_is_about_its_own_node_and_within_the_limits(lab: Lab) -> None:
+def test_absurd_evidence_is_about_its_sender_alone_and_within_the_limits(lab: Lab) -> None:
     for node in lab.names[:6]:
         lab.machine(node)
     liar = lab.machine(LIAR)

@@ -60,7 +60,7 @@ def test_it_names_the_button_of_a_proposal_to_exclude(lab: Lab) -> None:
     assert "choose Exclude or Dismiss" in Notice.objects.get().detail
 
 
-def test_it_says_that_vigil_acted(lab: Lab, settings: Any) -> None:
+def test_it_mentions_that_vigil_acted(lab: Lab, settings: Any) -> None:
     settings.VIGIL_HEALTH = "act"
     lab.xid(79)
     titles(lab)
@@ -87,7 +87,7 @@ def test_an_order_that_was_refused_is_news_and_its_approval_is_not(lab: Lab, set
     assert (after.detail.startswith("Vigil"), after.raised_at) == (False, notice.raised_at)
 
 
-def test_long_names_and_many_places_are_told_apart(lab: Lab) -> None:
+def test_long_names_and_many_places_are_distinguished(lab: Lab) -> None:
     now = timezone.now()
     common = {"rule": "mount-hung", "title": "Mount hangs", "state": "open", "severity": "critical", "action": "watch"}
     times = {"first_seen": now, "last_seen": now, "opened_at": now}

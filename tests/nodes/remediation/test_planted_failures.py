@@ -25,7 +25,7 @@ def lab(settings: Any) -> Lab:
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_a_failure_ends_in_one_finding_and_the_right_action(lab: Lab, failure: PlantedFailure) -> None:
+def test_a_failure_ends_in_a_single_finding_and_the_right_action(lab: Lab, failure: PlantedFailure) -> None:
     failure.plant(lab)
     planted.check_decision(lab, failure, planted.check_finding(lab, failure))
 

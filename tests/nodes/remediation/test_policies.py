@@ -55,7 +55,7 @@ def test_a_drain_that_is_to_be_proposed_waits_also_where_vigil_acts(lab: Lab, op
     assert sorted(lab.scheduler.drained) == ["dgx-01", "dgx-02"]
 
 
-def test_the_ceiling_holds_whatever_the_policy_says(lab: Lab, ops: User, settings: Any) -> None:
+def test_the_ceiling_holds_whatever_the_policy(lab: Lab, ops: User, settings: Any) -> None:
     settings.VIGIL_HEALTH = "propose"
     put(ops, drain="act")
     lab.xid(79)

@@ -130,7 +130,7 @@ def test_does_not_return_while_a_job_still_runs_there(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("state", ["idle+drain", "drained", "idle+drain+dynamic_norm"])
-def test_returns_in_whatever_words_slurm_says_that_it_is_drained(lab: Lab, state: str) -> None:
+def test_returns_from_any_drained_state_of_slurm(lab: Lab, state: str) -> None:
     drained_by_rule(lab)
     set_machine(lab, state=state)
     inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
@@ -302,7 +302,7 @@ def test_another_finding_joins_an_approved_drain_and_uses_no_limit(lab: Lab, set
     assert not lab.scheduler.drained
 
 
-def test_an_approval_does_not_turn_a_persons_own_drain_into_a_findings(lab: Lab, settings: Any) -> None:
+def test_an_approval_does_not_take_over_the_drain_of_a_person(lab: Lab, settings: Any) -> None:
     ops = sysadmin("ops")
     drain.request_order(ops, Node.objects.get(name="dgx-01"), NodeOrder.Action.DRAIN, "chassis open")
     lab.step()

@@ -29,7 +29,7 @@ def test_a_drain_that_the_scheduler_has_not_received_is_withdrawn(lab: Lab, ops:
 
 
 @DECISIONS
-def test_a_drain_for_two_findings_lasts_while_one_is_open(lab: Lab, ops: User, decide: Any) -> None:
+def test_a_drain_for_two_findings_lasts_while_either_is_open(lab: Lab, ops: User, decide: Any) -> None:
     lab.xid(79)
     lab.xid(62)
     health()

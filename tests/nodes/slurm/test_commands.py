@@ -62,7 +62,7 @@ def test_a_refusal_is_final(tmp_path: Path, message: str) -> None:
         "scontrol: fatal: Unable to process configuration file",
     ],
 )
-def test_without_slurm_conf_the_error_says_where_it_belongs(tmp_path: Path, last: str) -> None:
+def test_without_slurm_conf_the_error_names_its_place(tmp_path: Path, last: str) -> None:
     error = failure(tmp_path, f"scontrol: error: DNS SRV lookup failed\n{last}")
     assert error.permanent
     assert str(error).startswith(f"scontrol finds no slurm.conf ({last}). Copy this cluster's to /etc/slurm")

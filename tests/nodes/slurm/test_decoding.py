@@ -81,7 +81,7 @@ def test_jobs_in_every_state(version: str) -> None:
 
 
 @every_version
-def test_a_job_held_after_its_requeue_says_so(version: str) -> None:
+def test_a_requeued_job_on_hold_has_the_reason(version: str) -> None:
     status = records(version, "busy")["requeued-held"][0].status
     assert (status.state, status.restart_count) == ("pending", 1)
     assert status.reason.startswith("JobHeldUser")

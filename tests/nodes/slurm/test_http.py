@@ -233,7 +233,7 @@ def test_a_name_in_latin_1_hides_nobody() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_slurm_s_own_numbers_and_words(version: str) -> None:
+def test_numbers_and_words_of_slurm(version: str) -> None:
     payload = {
         "submit-account": (2045, True), "submit-partition": (2000, True), "submit-qos": (2066, True),
         "submit-reservation": (2053, True),
@@ -261,7 +261,7 @@ def test_unknown_jobs(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", [VERSIONS[0], NEWEST])
-def test_to_end_one_that_has_ended_is_no_error(version: str) -> None:
+def test_cancelling_a_job_that_has_ended_is_no_error(version: str) -> None:
     played = SimulatedRest(version)
     played.answers["/job/18"] = load(version, "ended/cancel-ended")
     played.slurm.cancel("18")
@@ -341,7 +341,7 @@ def test_daemons_that_are_away(version: str) -> None:
     assert "no slurmrestd behind the proxy" not in str(refused.value)
 
 
-def test_nothing_is_told_of_tokens(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+def test_tokens_are_never_revealed(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
     """No error, its causes or its traceback contains the token, and no library logs it."""
     caplog.set_level(logging.DEBUG)
     answers: list[Any] = [

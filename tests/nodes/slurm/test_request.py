@@ -106,7 +106,7 @@ def test_submitting(tmp_path: Path, version: str) -> None:
     assert sent.headers["x-slurm-user-name"] == "alice"
 
 
-def test_nobody_s_job_is_not_the_portal_s_own(tmp_path: Path) -> None:
+def test_a_job_without_a_user_is_not_submitted_as_the_portal(tmp_path: Path) -> None:
     """A sysadmin may take the Slurm user from somebody whose job was about to be restarted."""
     (tmp_path / "batch.sh").write_text(SCRIPT)
     played = SimulatedRest(VERSIONS[-1])
@@ -139,7 +139,7 @@ def test_refusals_are_final_and_keep_slurm_s_words(tmp_path: Path, version: str,
         ({}, ""),
     ],
 )
-def test_an_id_counts_whatever_is_said_beside(tmp_path: Path, answer: dict[str, Any], job_id: str) -> None:
+def test_an_id_counts_whatever_else_the_response_has(tmp_path: Path, answer: dict[str, Any], job_id: str) -> None:
     (tmp_path / "batch.sh").write_text(SCRIPT)
     played = SimulatedRest(VERSIONS[-1])
     played.answers["job/submit"] = httpx.Response(200, json=answer)

@@ -142,7 +142,7 @@ def test_raw_bytes_are_the_key(key_file: Path) -> None:
     assert opened(KeyFileTokens(key_file).token_for("alice"), odd)
 
 
-def test_nothing_of_the_key_is_told(key_file: Path) -> None:
+def test_the_key_is_never_revealed(key_file: Path) -> None:
     key_file.write_bytes(b"top-secret-key!")
     key_file.chmod(0o600)
     with pytest.raises(SchedulerError) as refused:
@@ -167,7 +167,7 @@ def calls(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("words", [(), ("--user={user}", "--more"), ("{user}",)])
-def test_a_command_is_told_whose(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_a_command_gets_the_user(tmp_path: Path, words: tuple[str, ...]) -> None:
     token = made(time.time() + 3600)
     ours = broker(tmp_path, f"print('hello', file=sys.stderr); print(sys.argv[1:]); print('SLURM_JWT={token}')", *words)
     assert ours.token_for("alice") == token
@@ -176,7 +176,7 @@ def test_a_command_is_told_whose(tmp_path: Path, words: tuple[str, ...]) -> None
     assert check.token_for("alice") == token
 
 
-def test_a_command_s_token_is_kept_until_shortly_before_its_end(
+def test_a_command_s_token_is_cached_until_shortly_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -194,7 +194,7 @@ def test_a_command_s_token_is_kept_until_shortly_before_its_end(
     assert calls(tmp_path) == 4
 
 
-def test_a_token_near_its_end_is_used_and_asked_for_again(tmp_path: Path) -> None:
+def test_a_token_near_its_end_is_used_and_requested_again(tmp_path: Path) -> None:
     ours = broker(tmp_path, f"print('{made(time.time() + 60)}')")
     assert ours.token_for("alice") == ours.token_for("alice")
     assert calls(tmp_path) == 2
@@ -257,7 +257,7 @@ def test_commands_that_are_none(command: str) -> None:
 
 
 @pytest.mark.parametrize("exp", ["NaN", "null", '"soon"', "[]", "{}"])
-def test_a_token_that_does_not_say_when_it_ends_is_requested_again_in_a_minute(exp: str) -> None:
+def test_a_token_without_an_expiry_is_requested_again_soon(exp: str) -> None:
     assert time.time() < expiry_of(made(exp)) < time.time() + 600
 
 

@@ -102,7 +102,7 @@ def tls(folder: Path, name: str) -> Iterator[str]:
         yield f"https://127.0.0.1:{server.server_address[1]}"
 
 
-def test_a_site_s_own_authority(authority: Path) -> None:
+def test_the_authority_of_a_site(authority: Path) -> None:
     with tls(authority, "slurm") as url, client(url, ca_file=str(authority / "slurm.pem")) as slurm:
         assert len(slurm.nodes()) == 8
         assert set(Answering.seen) == {TOKEN}

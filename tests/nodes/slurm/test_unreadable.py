@@ -115,7 +115,7 @@ def heterogeneous(version: str) -> SimulatedRest:
 
 @with_states
 @pytest.mark.parametrize("at_once", [0, 10_000])
-def test_a_heterogeneous_job_is_one_row_for_each_component(
+def test_a_heterogeneous_job_has_a_row_for_each_component(
     version: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = heterogeneous(version)
@@ -132,7 +132,7 @@ def test_a_heterogeneous_job_is_one_row_for_each_component(
 
 
 @with_states
-def test_a_job_whose_own_answer_cannot_be_read_stops_nobody(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_with_an_unreadable_response_stops_no_other(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not taken for one that Slurm has forgotten, and asking about it again is bounded."""
     played = heterogeneous(version)
     played.slurm.status(["86"])
@@ -166,7 +166,7 @@ def test_an_old_slurm_with_an_unreadable_job_forgets_no_other(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_accounts_that_cannot_tell_of_one_tell_of_the_others(version: str) -> None:
+def test_accounts_without_a_job_still_report_the_others(version: str) -> None:
     played = SimulatedRest(version)
     played.answers["/job/4000"] = NO_SUCH_PATH
     played.answers["/job/17"] = httpx.Response(200, json={"jobs": []})

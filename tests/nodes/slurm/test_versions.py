@@ -39,7 +39,7 @@ def serving(*versions: str) -> SimulatedRest:
         (("v1.0.0", "v0.9.9"), (0, 9, 9)),
     ],
 )
-def test_the_newest_known_version_is_spoken(served: tuple[str, ...], chosen: tuple[int, int, int]) -> None:
+def test_the_newest_supported_version_is_spoken(served: tuple[str, ...], chosen: tuple[int, int, int]) -> None:
     assert serving(*served).rest.version == chosen
 
 
@@ -73,14 +73,14 @@ def of_unknown_version() -> SimulatedRest:
     return played
 
 
-def test_an_unknown_version_of_the_known_shapes_is_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_version_with_familiar_shapes_is_read(caplog: pytest.LogCaptureFixture) -> None:
     played = of_unknown_version()
     assert len(played.slurm.nodes()) == 8
     assert {job.name for job in played.slurm.queue()} >= {"gpus", "held"}
     assert "serves only REST v0.0.46 and later" in caplog.text
 
 
-def test_an_unknown_version_is_asked_to_change_nothing(tmp_path: Any) -> None:
+def test_an_unknown_version_is_never_requested_to_change_anything(tmp_path: Any) -> None:
     played = of_unknown_version()
     changes = (
         lambda: played.rest.submit(submission_of(tmp_path), "#!/bin/sh\n"),
@@ -110,7 +110,7 @@ def test_an_unknown_version_of_other_shapes_is_refused(name: str) -> None:
             played.rest.nodes() if name == "nodes" else played.rest.jobs()
 
 
-def test_what_is_served_is_asked_once() -> None:
+def test_served_versions_are_requested_once() -> None:
     played = SimulatedRest(NEWEST)
     for _ in range(3):
         played.slurm.nodes()

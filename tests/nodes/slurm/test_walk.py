@@ -159,7 +159,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Walk:
     return Walk(0, NEW, monkeypatch)
 
 
-def test_when_nothing_changes_one_call_is_made(quiet: Walk) -> None:
+def test_when_nothing_changes_a_single_call_is_made(quiet: Walk) -> None:
     ids = [quiet.model.start(quiet.model.submit()).name for _ in range(15)]
     assert {item.state for item in quiet.slurm.status(ids).values()} == {"running"}
     quiet.model.calls.clear()
@@ -175,7 +175,7 @@ def test_when_nothing_changes_one_call_is_made(quiet: Walk) -> None:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_a_hold_and_its_release_are_seen_within_two_looks(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_and_its_release_are_observed_within_two_polls(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(0, version, monkeypatch)
     model, jobs = walk.model, [walk.model.submit() for _ in range(2 * MAX_PENDING_REFRESHED)]
     others = [model.submit() for _ in range(200)]  # not followed by us
@@ -199,7 +199,7 @@ def test_a_hold_and_its_release_are_seen_within_two_looks(version: str, monkeypa
     assert len(model.calls) <= 1 + MAX_SINGLE_REQUESTS, "a tick of many changes costs no more than before"
 
 
-def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
+def test_many_changes_take_a_single_list(quiet: Walk) -> None:
     ids = [quiet.model.submit().name for _ in range(200)]
     quiet.slurm.status(ids)
     for job in list(quiet.model.live.values())[:100]:
@@ -211,7 +211,7 @@ def test_of_many_changes_one_list_is_read(quiet: Walk) -> None:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_many_forgotten_jobs_are_not_asked_about_all_at_once(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_forgotten_jobs_are_not_requested_all_at_once(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(1, version, monkeypatch)
     jobs = [walk.model.submit() for _ in range(200)]
     ids = [job.name for job in jobs]
@@ -230,7 +230,7 @@ def test_many_forgotten_jobs_are_not_asked_about_all_at_once(version: str, monke
     assert [found[item].state for item in ids] == [UNKNOWN] * 150 + ["completed"] * 50
 
 
-def test_slurmdbd_away_costs_one_call(quiet: Walk) -> None:
+def test_slurmdbd_away_costs_a_single_call(quiet: Walk) -> None:
     jobs = [quiet.model.submit() for _ in range(60)]
     quiet.slurm.status([job.name for job in jobs])
     quiet.model.live.clear()
@@ -263,7 +263,7 @@ def test_why_the_run_before_ended(version: str, why: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_one_that_failed_was_not_restarted(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_was_not_restarted(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(0, version, monkeypatch)
     walk.model.end(walk.model.start(walk.model.submit()), "FAILED", 3)
     walk.model.pass_time(1)
@@ -273,7 +273,7 @@ def test_one_that_failed_was_not_restarted(version: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_a_slurm_set_up_anew_gives_ids_to_others(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reinstalled_slurm_gives_ids_to_other_jobs(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(0, version, monkeypatch)
     walk.model.end(walk.model.start(walk.model.submit()), "FAILED", 3)
     walk.model.pass_time(1)
@@ -292,7 +292,7 @@ def test_a_slurm_set_up_anew_gives_ids_to_others(version: str, monkeypatch: pyte
     assert (status.state, status.key, status.restart_count) == ("completed", "f" * 16, 0)
 
 
-def test_a_list_that_failed_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_failed_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """v0.0.38 reports what changed since the last list that arrived, not since the last request."""
     walk = Walk(0, OLD, monkeypatch)
     job = walk.model.submit()
@@ -318,7 +318,7 @@ def test_without_slurm_s_clock_everything_is_read(monkeypatch: pytest.MonkeyPatc
     assert walk.slurm.status(["1"])["1"].state == "running"
 
 
-def test_an_old_slurm_tells_only_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_slurm_reports_only_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(0, OLD, monkeypatch)
     walk.model.submit()
     for _ in range(2):  # what changed in the second of the first list is told twice
@@ -344,7 +344,7 @@ def test_places_of_tasks_are_forgotten_with_them(quiet: Walk) -> None:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_a_restart_is_not_told_before_its_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_is_not_reported_before_its_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the accounts stay silent: then without one."""
     walk = Walk(0, version, monkeypatch)
     job = walk.model.start(walk.model.submit())

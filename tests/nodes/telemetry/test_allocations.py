@@ -32,7 +32,7 @@ def held() -> dict[str, list[str]]:
     return found
 
 
-def test_the_schedulers_indices_tell() -> None:
+def test_indices_of_the_scheduler_show_the_allocation() -> None:
     four()
     queued("7", indices=[0, 1])
     queued("8", indices=[3])
@@ -117,7 +117,7 @@ def test_the_same_number_again_is_another_holding() -> None:
     assert Holding.objects.count() == 2
 
 
-def test_processes_tell_where_the_scheduler_gives_no_indices() -> None:
+def test_processes_show_the_allocation_where_the_scheduler_gives_no_indices() -> None:
     machine = four()
     queued("7", gpus=1)
     machine.post(process(machine, 2, "7"))
@@ -181,7 +181,7 @@ def test_jobs_that_the_scheduler_counts_crosswise() -> None:
     assert held() == {"7": ["1"], "8": ["0"]}
 
 
-def test_what_a_launcher_told_ends_when_anothers_process_is_there() -> None:
+def test_the_report_of_a_launcher_ends_when_another_job_has_a_process_there() -> None:
     machine = four()
     queued("7", indices=[0])
     word = LauncherReport("7", [UUIDS[1]])
@@ -209,7 +209,7 @@ def test_a_job_with_no_gpu_holds_none() -> None:
 class TestProcesses:
     """The environment names the job of a process without a control group, and may lie."""
 
-    def test_of_one_task_of_an_array(self) -> None:
+    def test_of_a_task_of_an_array(self) -> None:
         machine = four()
         queued("17_0", indices=[0])
         queued("17_1", indices=[1])
@@ -269,7 +269,7 @@ class TestInTime:
             (3, now - timedelta(seconds=20), None),
         ]
 
-    def test_one_that_is_suspended_holds(self) -> None:
+    def test_a_suspended_job_holds(self) -> None:
         """Slurm gives its GPUs to nobody else (seen on 22.05 and 24.11)."""
         four()
         job = queued("7", indices=[0])
@@ -278,7 +278,7 @@ class TestInTime:
         assert allocations.update() == 0
         assert held() == {"7": ["0"]}
 
-    def test_on_several_nodes_each_has_its_own(self) -> None:
+    def test_on_several_nodes_each_has_separate_indices(self) -> None:
         four()
         other = Machine("dgx-02", gpus=UUIDS[4:])
         other.post(other.facts(time.time()))
@@ -342,7 +342,9 @@ class TestInTime:
         assert Holding.objects.get().until == ahead
 
 
-def test_many_machines_take_no_more_queries_than_one(django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
+def test_many_machines_take_no_more_queries_than_a_single_machine(
+    django_assert_max_num_queries: DjangoAssertNumQueries,
+) -> None:
     for node in range(5):
         machine = Machine(f"dgx-{node}", gpus=tuple(f"GPU-{node}-{i}" for i in range(4)))
         machine.post(machine.facts(time.time()))

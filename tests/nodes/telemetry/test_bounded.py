@@ -56,7 +56,7 @@ def test_two_hundred_events_take_as_many_queries_as_two(kind: str) -> None:
     assert taken[1] <= taken[0] + 4  # rows are inserted 66 a statement
 
 
-def test_sixty_batches_take_as_many_queries_for_gpus_as_one() -> None:
+def test_sixty_batches_take_as_many_queries_for_gpus_as_a_single_batch() -> None:
     taken = []
     for name, count in (("few", 1), ("many", 60)):
         machine = Machine(name, gpus=tuple(f"GPU-{name}-{i}" for i in range(64)))
@@ -105,7 +105,7 @@ def test_what_is_left_out_is_logged_once_an_hour(
     ]
 
 
-def test_what_there_is_no_time_for_goes_on_where_the_answer_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_there_is_no_time_for_continues_where_the_response_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is stored once, whether one transaction or several requests store its post."""
     monkeypatch.setattr(intake, "PART_EVENTS", 2)
     machine = Machine()
@@ -151,7 +151,7 @@ HAPPENING = st.fixed_dictionaries(
 
 @given(st.lists(HAPPENING, min_size=1, max_size=14))
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_events_make_the_same_rows_in_one_post_as_one_by_one(told: list[dict[str, Any]]) -> None:
+def test_events_make_the_same_rows_in_a_single_post_as_in_many(told: list[dict[str, Any]]) -> None:
     rows = []
     for node, size in (("whole", len(told)), ("single", 1)):
         Gpu.objects.all().delete()
@@ -186,7 +186,7 @@ def test_a_driver_that_swaps_indices_fills_no_table(monkeypatch: pytest.MonkeyPa
     assert list(gpus.values_list("uuid", flat=True)) == [UUIDS[1], UUIDS[0]]
 
 
-def test_old_places_are_deleted_but_not_the_first_one_of_a_gpu() -> None:
+def test_old_places_are_deleted_but_not_the_first_of_a_gpu() -> None:
     machine = Machine(gpus=UUIDS[:1])
     for number, slots in enumerate(((0, 1), (1, 0), (0, 1), (1, 0))):
         machine.gpus = tuple(UUIDS[slot] for slot in slots)

@@ -60,7 +60,7 @@ class TestTaken:
             assert curve.outline.min.tolist() == [value], name
         assert not NodeEvent.objects.exists()
 
-    def test_each_ten_seconds_in_a_stream_of_its_own(self, exporter: Exporter) -> None:
+    def test_each_ten_seconds_in_a_stream_per_node(self, exporter: Exporter) -> None:
         for turn in range(3):
             dcgm.take("dgx-03", text(DCGM_FI_DEV_GPU_UTIL=str(turn)), now=1_796_000_003.0 + 10 * turn)
         assert list(AgentStream.objects.values_list("next_seq", flat=True)) == [3]
@@ -80,7 +80,7 @@ class TestTaken:
         assert list(Gpu.objects.filter(gone_at=None).values_list("uuid", flat=True)) == [UUIDS[0]]
 
     @pytest.mark.parametrize("value", ["2147483632", "140737488355328.000000", "NaN", "-1", "101", "+Inf"])
-    def test_what_dcgm_does_not_know_is_not_told(self, exporter: Exporter, value: str) -> None:
+    def test_what_dcgm_does_not_know_is_left_out(self, exporter: Exporter, value: str) -> None:
         exporter.body = text(DCGM_FI_DEV_GPU_UTIL=value).encode()
         pull()
         assert "gpu_percent" not in newest()[UUIDS[0]]
@@ -94,18 +94,18 @@ class TestXids:
             pull()
         return list(NodeEvent.objects.filter(kind="xid").order_by("pk").values_list("code", flat=True))
 
-    def test_a_change_is_one_event(self, exporter: Exporter) -> None:
+    def test_a_change_is_a_single_event(self, exporter: Exporter) -> None:
         assert self.xids(exporter, "0", "79", "79", "79") == [79]
         event = NodeEvent.objects.get()
         assert (event.gpu and event.gpu.uuid, event.count, event.is_confirmed) == (UUIDS[0], 1, False)
         assert self.xids(exporter, "94", "94") == [79, 94]
 
-    def test_what_was_there_at_the_first_look_may_be_old(self, exporter: Exporter) -> None:
+    def test_what_was_there_at_the_first_poll_may_be_old(self, exporter: Exporter) -> None:
         assert self.xids(exporter, "79", "79") == []
         assert self.xids(exporter, "0", "79") == [79], "after a restart of the exporter it is a new one"
 
     @pytest.mark.parametrize("gauge", ["-1", "NaN", "1e9", "2147483632"])
-    def test_what_is_no_number_of_one(self, exporter: Exporter, gauge: str) -> None:
+    def test_what_is_no_xid_number(self, exporter: Exporter, gauge: str) -> None:
         assert self.xids(exporter, "0", gauge) == []
 
 
@@ -125,7 +125,7 @@ class TestFaults:
             ({"body": b"# " + b"x" * dcgm.MAX_BYTES}, "the response exceeds 8 MiB"),
         ],
     )
-    def test_is_told_once_and_takes_nothing(
+    def test_is_reported_once_and_stores_nothing(
         self, exporter: Exporter, caplog: pytest.LogCaptureFixture, spoil: dict[str, Any], said: str
     ) -> None:
         for name, value in spoil.items():
@@ -137,7 +137,7 @@ class TestFaults:
         assert said in warning
         assert not Frame.objects.exists()
 
-    def test_one_that_never_ends_is_left(
+    def test_a_response_that_never_ends_is_dropped(
         self, exporter: Exporter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(dcgm, "EACH_S", 0.3)
@@ -145,7 +145,7 @@ class TestFaults:
         pull()
         assert "the response does not end" in self.warned(caplog)[0]
 
-    def test_one_that_is_not_there_keeps_no_other_waiting(
+    def test_an_unreachable_exporter_keeps_no_other_waiting(
         self, exporter: Exporter, settings: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         settings.VIGIL_DCGM_EXPORTERS = f"dgx-02=http://127.0.0.1:1/metrics,dgx-03={exporter.url}"
@@ -164,7 +164,9 @@ class TestFaults:
         assert time.monotonic() - began < 30
         assert any("were not polled in time" in item for item in self.warned(caplog))
 
-    def test_an_agent_of_its_own_goes_first(self, exporter: Exporter, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_agent_on_the_machine_takes_precedence(
+        self, exporter: Exporter, caplog: pytest.LogCaptureFixture
+    ) -> None:
         machine = Machine(node="dgx-03")
         machine.post(machine.batch(int(time.time()) - 10, gpu_percent=5))
         pull()
@@ -208,14 +210,16 @@ class TestSetting:
             "a=http:///x",
         ],
     )
-    def test_a_slip_is_told_at_the_start(self, settings: Any, setting: str) -> None:
+    def test_an_invalid_setting_is_reported_at_the_start(self, settings: Any, setting: str) -> None:
         with pytest.raises(ValueError, match=r"."):
             exporters(setting)
         settings.VIGIL_DCGM_EXPORTERS = setting
         with pytest.raises(SystemCheckError, match="VIGIL_DCGM_EXPORTERS"):
             call_command("check", tags=["vigil"])
 
-    def test_a_file_that_has_gone_meanwhile_is_told_once(self, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_file_that_has_gone_meanwhile_is_reported_once(
+        self, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         dcgm._failing.clear()
         settings.VIGIL_DCGM_EXPORTERS = "@/none"
         pull()
@@ -223,12 +227,12 @@ class TestSetting:
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
-def test_nothing_is_asked_where_none_is_named() -> None:
+def test_nothing_is_polled_where_none_is_named() -> None:
     assert "pull" not in SCHEDULE
 
 
 @pytest.mark.slow
-def test_a_whole_portal_asks_it(exporter: Exporter, make_stack: Callable[..., Stack]) -> None:
+def test_a_whole_portal_polls_it(exporter: Exporter, make_stack: Callable[..., Stack]) -> None:
     stack = make_stack(VIGIL_DCGM_EXPORTERS=f"dgx-03={exporter.url}", VIGIL_AGENT="no")
     stack.start()
     with stack.client() as client:

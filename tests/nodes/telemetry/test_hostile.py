@@ -74,7 +74,7 @@ def test_an_event_of_the_future_is_of_now(machine: Machine) -> None:
     assert NodeEvent.objects.get().at.timestamp() < time.time() + 2 * 3600
 
 
-def test_counts_add_up_to_what_metrics_can_tell(machine: Machine, settings: Any) -> None:
+def test_counts_add_up_to_what_metrics_can_report(machine: Machine, settings: Any) -> None:
     settings.VIGIL_METRICS_TOKEN = "t"
     for _ in range(2):
         post_events(
@@ -94,7 +94,7 @@ def test_events_of_days_gone_by_do_not_fill_the_database(machine: Machine, monke
     assert NodeEvent.objects.count() == 51
 
 
-def test_no_more_is_used_than_is_held(machine: Machine) -> None:
+def test_no_more_is_used_than_is_allocated(machine: Machine) -> None:
     gpu = Gpu.objects.get(uuid=UUIDS[0])
     machine.fill(START, START + 1_100, gpu_percent=2**31 - 1)
     since = datetime.fromtimestamp(START - 10, UTC)
@@ -104,7 +104,7 @@ def test_no_more_is_used_than_is_held(machine: Machine) -> None:
     assert 0 < use.used_s <= use.held_s
 
 
-def test_a_machine_that_tells_of_years_gone_by_keeps_none_waiting(monkeypatch: pytest.MonkeyPatch, db: None) -> None:
+def test_a_machine_that_reports_past_years_keeps_none_waiting(monkeypatch: pytest.MonkeyPatch, db: None) -> None:
     liar, honest = Machine("liar", gpus=UUIDS[:1]), Machine("honest", gpus=UUIDS[1:2])
     assert liar.post(*(liar.batch(START - 10**8 + 2_000 * i, gpu_percent=1) for i in range(30))).status_code == 200
     honest.fill(START, START + 1_100, gpu_percent=5)
@@ -149,7 +149,7 @@ def trickle() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
 
 
-def test_an_exporter_whose_head_never_ends_is_left(trickle: str) -> None:
+def test_an_exporter_with_endless_headers_is_dropped(trickle: str) -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match="does not end"):
         dcgm.fetch(trickle, began + 0.3)

@@ -129,7 +129,7 @@ def test_a_clock_that_is_a_little_off_counts() -> None:
     assert Frame.objects.get().at == now - 40
 
 
-def test_a_gpu_that_was_swapped_ends_the_one_before_it() -> None:
+def test_a_gpu_that_was_swapped_ends_the_previous_gpu() -> None:
     machine = Machine()
     machine.post(machine.facts(START), machine.batch(START, gpu_percent=1))
     machine.gpus = (UUIDS[0], UUIDS[5])
@@ -146,7 +146,7 @@ def silent(machine: Machine) -> None:
     Agent.objects.filter(node=machine.node).update(heard_at=timezone.now() - timedelta(minutes=1))
 
 
-def test_nobody_takes_a_gpu_from_a_machine_that_tells_of_it() -> None:
+def test_nobody_takes_a_gpu_from_a_machine_that_reports_it() -> None:
     """Whoever has stolen the token of one node could tell lies about all others."""
     here, thief = Machine(), Machine("dgx-02", gpus=(UUIDS[1], UUIDS[4]))
     here.post(here.facts(START), here.batch(START, watts=300))
@@ -170,7 +170,7 @@ def test_samples_of_another_age_are_left_out_and_passed(at: int) -> None:
     assert machine.agent.sampled_at == START + 9
 
 
-def test_a_machine_that_tells_of_ever_other_things_fills_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_reports_ever_different_events_fills_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_PER_DAY", 10)
     machine, now = Machine(), time.time()
     for letter in "abcdefghijklmnopqrstuvwxyz":
@@ -214,7 +214,7 @@ def test_xids_that_differ_are_different_rows() -> None:
     assert sorted(NodeEvent.objects.values_list("code", "count")) == [(13, 1), (13, 1), (43, 1)]
 
 
-def test_an_agent_that_lost_its_memory_tells_no_xid_twice() -> None:
+def test_an_agent_that_lost_its_memory_reports_no_xid_twice() -> None:
     machine = Machine()
     machine.post(machine.facts(START), xid(machine, START, 79, 40), xid(machine, START + 1, 79, 41))
     machine.stream, machine.next = "f" * 16, 0
@@ -225,7 +225,7 @@ def test_an_agent_that_lost_its_memory_tells_no_xid_twice() -> None:
     assert sorted(NodeEvent.objects.values_list("boot_id", "count")) == [("b1", 3), ("b2", 1)]
 
 
-def test_xids_of_samples_that_were_given_up_count_when_they_are_told_again() -> None:
+def test_xids_of_dropped_samples_count_when_they_are_sent_again() -> None:
     """The disk was full for days, and what was given up had reached the portal or not: nobody knows but its rows."""
     machine = Machine()
     machine.post(machine.facts(START), xid(machine, START, 79, 40))
@@ -239,7 +239,7 @@ def test_xids_of_samples_that_were_given_up_count_when_they_are_told_again() -> 
     assert NodeEvent.objects.get(code=31).count == 1
 
 
-def test_an_xid_that_nvml_told_later_is_confirmed_and_counts_once() -> None:
+def test_an_xid_that_nvml_reported_later_is_confirmed_and_counts_once() -> None:
     machine = Machine()
     machine.post(machine.facts(START), xid(machine, START, 79, 40), xid(machine, START + 1, 79, 41))
     machine.post(xid(machine, START, 79, 40, confirmed=True))
@@ -272,7 +272,7 @@ def test_what_lasts_is_open_until_it_is_over() -> None:
     assert (over.at.timestamp(), over.last_at.timestamp()) == (START + 7, START + 67)
 
 
-def test_what_stands_beside_the_row_is_the_newest() -> None:
+def test_the_row_has_the_newest_values() -> None:
     machine, now = Machine(), int(time.time())
     machine.post(machine.batch(now - 20, gpu_percent=1, temperature_c=50), machine.batch(now - 10, gpu_percent=80))
     agent = machine.agent
@@ -349,7 +349,7 @@ def test_a_bomb_is_refused() -> None:
     assert answer.status_code == 413
 
 
-def test_a_machine_is_no_longer_heard_with_the_token_that_was_replaced() -> None:
+def test_a_machine_is_rejected_with_the_token_that_was_replaced() -> None:
     machine = Machine()
     old = machine.token
     machine.token = Machine().token

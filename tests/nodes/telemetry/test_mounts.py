@@ -23,7 +23,7 @@ def slow(node: str, minute: float, until: float | None, *, mount: str = "/home",
     return SlowMount(node, mount, source, NOON + timedelta(minutes=minute), end)
 
 
-def test_within_two_minutes_it_is_one_event() -> None:
+def test_within_two_minutes_it_is_a_single_event() -> None:
     (event,) = together([slow("b", 1, 8), slow("a", 0, 11), slow("c", 2.5, 9)])
     assert event.nodes == ["a", "b", "c"]
     assert (
@@ -33,7 +33,7 @@ def test_within_two_minutes_it_is_one_event() -> None:
     assert (event.at, event.until) == (NOON, NOON + timedelta(minutes=11))
 
 
-def test_one_machine_alone_is_none() -> None:
+def test_a_single_machine_makes_no_event() -> None:
     assert together([slow("a", 0, 1), slow("a", 1, 2)]) == [], "twice on one machine"
     assert together([slow("a", 0, 5), slow("b", 3, 6)]) == [], "three minutes apart"
     assert together([slow("a", 0, 5), slow("b", 1, 6, source="nfs02:/x")]) == [], "two servers at one path"
@@ -46,13 +46,13 @@ def test_who_notices_later_belongs_to_what_lasts() -> None:
     assert (first.until, second.at) == (NOON + timedelta(minutes=5), NOON + timedelta(minutes=60))
 
 
-def test_it_lasts_while_one_machine_suffers() -> None:
+def test_it_lasts_while_any_machine_suffers() -> None:
     (event,) = together([slow("a", 0, 5), slow("b", 1, None)])
     assert event.is_open
     assert event.text(NOON + timedelta(minutes=90)).startswith("nfs01 has been slow for 1\N{NO-BREAK SPACE}h on")
 
 
-def test_a_machine_that_tells_no_source_goes_by_the_path() -> None:
+def test_a_machine_that_reports_no_source_counts_by_the_path() -> None:
     (event,) = together([slow("a", 0, 5), slow("b", 1, 5), slow("c", 1, 5, source="")])
     assert (event.key, event.nodes) == (NFS, ["a", "b", "c"])
     (event,) = together([slow("a", 0, 5, source=""), slow("b", 1, 5, source="")])
@@ -75,7 +75,7 @@ rows = st.lists(
 
 
 @given(rows)
-def test_whatever_machines_tell(told: list[SlowMount]) -> None:
+def test_whatever_machines_report(told: list[SlowMount]) -> None:
     events = together(told)
     assert events == together(reversed(told)) or len({row.at for row in told}) < len(told)
     for event in events:
@@ -86,7 +86,7 @@ def test_whatever_machines_tell(told: list[SlowMount]) -> None:
 
 
 @pytest.mark.django_db
-def test_what_agents_told_is_found_again_in_one_query(django_assert_num_queries: object) -> None:
+def test_reports_of_agents_are_found_in_a_single_query(django_assert_num_queries: object) -> None:
     now = time.time()
     facts = {"mounts": [{"mount": "/home", "type": "nfs4", "source": "nfs01:/home"}]}
     for i, node in enumerate(("dgx-01", "dgx-02", "dgx-03")):

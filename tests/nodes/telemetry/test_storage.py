@@ -112,7 +112,7 @@ def test_what_comes_late_is_merged_after_its_window_was() -> None:
     assert Frame.objects.filter(at__lt=ALIGNED + WINDOW_S - 10).count() == 0
 
 
-def test_a_field_that_nobody_tells_is_no_series() -> None:
+def test_a_field_that_nobody_reports_has_no_series() -> None:
     machine = one_gpu()
     machine.fill(ALIGNED, ALIGNED + WINDOW_S + 100, watts=[[None, 5, None, 5, None, 5, None, 5, None, 5]])
     merge.merge(now=ALIGNED + WINDOW_S + 100)

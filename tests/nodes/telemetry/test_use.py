@@ -41,7 +41,7 @@ def test_what_a_jobs_gpus_did_is_added_up_by_day() -> None:
     assert days[1].held_s == end - midnight
 
 
-def test_a_gpu_that_is_held_and_idle_is_found_with_and_without_a_process() -> None:
+def test_an_allocated_idle_gpu_is_found_with_and_without_a_process() -> None:
     machine, now = Machine(gpus=UUIDS[:4]), int(time.time())
     queued("7", indices=[0, 1, 2, 3])
     machine.post(machine.facts(now))
@@ -58,7 +58,7 @@ def test_a_gpu_that_is_held_and_idle_is_found_with_and_without_a_process() -> No
     assert [item.holding.gpu.index for item in use.idle_now()] == [1]
 
 
-def test_nothing_is_said_of_a_machine_that_is_silent() -> None:
+def test_a_silent_machine_has_no_idle_gpus() -> None:
     machine, now = Machine(gpus=UUIDS[:1]), int(time.time())
     queued("7", indices=[0])
     machine.post(machine.facts(now))

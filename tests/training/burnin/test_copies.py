@@ -11,7 +11,7 @@ import torch
 from training.burnin import copies
 
 
-def test_one_copy_of_many_that_arrives_wrong_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_wrong_copy_of_many_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[Mapping[str, Any]] = []
     monkeypatch.setattr(copies, "emit", emitted.append)
     monkeypatch.setattr(copies, "CPU_COPY_BYTES", 1 << 16)

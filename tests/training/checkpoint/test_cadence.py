@@ -81,7 +81,7 @@ def test_the_cost_is_the_stall_and_what_the_steps_were_slower() -> None:
     assert report["overhead_fraction"] == pytest.approx(math.sqrt(2 * 0.8 / HOUR))
 
 
-def test_one_slow_save_changes_nothing_for_the_median_of_five_counts() -> None:
+def test_a_single_slow_save_changes_nothing_since_the_median_of_five_counts() -> None:
     clock = Clock()
     found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
     _steps(found, clock, 10, 0.5)
@@ -93,7 +93,7 @@ def test_one_slow_save_changes_nothing_for_the_median_of_five_counts() -> None:
     assert report["cost_seconds"] == 1.0
 
 
-def test_a_given_interval_is_kept_and_told_what_it_costs() -> None:
+def test_a_configured_interval_is_used_and_its_cost_reported() -> None:
     clock = Clock()
     found = Cadence(10, Mtbf(HOUR, "assumed"), keep_every=25, clock=clock)
     assert [step for step in range(1, 51) if found.is_due(step)] == [10, 20, 25, 30, 40, 50]
@@ -119,7 +119,7 @@ def test_saves_at_every_step_take_most_of_the_time_but_not_more_than_all() -> No
     assert report["overhead_fraction"] == pytest.approx(0.9, abs=1e-3)
 
 
-def test_without_steps_to_compare_nothing_is_told() -> None:
+def test_without_steps_to_compare_nothing_is_reported() -> None:
     clock = Clock()
     found = Cadence("auto", Mtbf(HOUR, "portal"), clock=clock)
     _steps(found, clock, 2, 0.5)
@@ -149,7 +149,7 @@ def test_a_resumed_run_goes_on_with_what_it_knew() -> None:
         assert fresh.state_dict() == {"costs": [], "interval": cadence.FIRST_SECONDS}
 
 
-def test_who_says_how_often_it_fails() -> None:
+def test_the_failure_rate_comes_from_the_config_the_portal_or_an_assumption() -> None:
     assert cadence.mtbf(2.0, 5.0, 4) == Mtbf(2 * HOUR, "config")
     assert cadence.mtbf(None, 5.0, 4) == Mtbf(5 * HOUR, "portal")
     assert cadence.mtbf(None, None, 4) == Mtbf(6 * HOUR, "assumed")

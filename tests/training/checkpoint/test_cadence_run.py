@@ -46,7 +46,7 @@ def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
     assert all(item["interval_seconds"] >= MIN_WRITES * item["write_seconds"] for item in report)
 
 
-def test_multiples_and_the_best_are_made_and_kept(tmp_path: Path) -> None:
+def test_multiples_and_the_best_are_saved_and_retained(tmp_path: Path) -> None:
     settings = {
         **TINY, "steps": 24, "checkpoint_every": "auto", "keep_checkpoints": 1, "keep_every": 10, "keep_best": 1,
         "validate_every": 4, "validation_batches": 1,

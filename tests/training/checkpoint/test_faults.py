@@ -56,12 +56,12 @@ SPOILT: dict[str, Callable[[Run], object]] = {
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 @pytest.mark.sampled(2)
-def test_the_one_before_is_used(spoil: Callable[[Run], object], run: Run) -> None:
+def test_the_previous_checkpoint_is_used(spoil: Callable[[Run], object], run: Run) -> None:
     spoil(run)
     assert newest_on_lineage(run.job_dir) == "step-8"
 
 
-def test_what_is_passed_over_is_told_by_name(run: Run) -> None:
+def test_skipped_checkpoints_are_reported_by_name(run: Run) -> None:
     os.truncate(_shard(run), 100)
     foreign = run.job_dir / "checkpoints" / "step-13"
     foreign.mkdir()
@@ -75,7 +75,7 @@ def test_what_is_passed_over_is_told_by_name(run: Run) -> None:
     assert [event["name"] for event in run.events("checkpoint.damaged")] == ["step-12"]
 
 
-def test_one_that_was_chosen_and_is_not_whole_is_told_so_that_nobody_chooses_it_again(run: Run) -> None:
+def test_an_incomplete_checkpoint_that_was_chosen_is_reported_as_damaged(run: Run) -> None:
     os.truncate(_shard(run), 100)
     incarnation = run.start(1, resume="step-12")
     assert incarnation.wait() == [1]
@@ -83,7 +83,7 @@ def test_one_that_was_chosen_and_is_not_whole_is_told_so_that_nobody_chooses_it_
     assert [event["name"] for event in run.events("checkpoint.damaged")] == ["step-12"]
 
 
-def test_what_looks_whole_and_is_not_is_refused_by_name_then_passed_by(run: Run) -> None:
+def test_silent_damage_is_refused_by_name_and_then_skipped(run: Run) -> None:
     _flip(_shard(run))
     incarnation = run.start(1, resume=newest_on_lineage(run.job_dir))
     assert incarnation.wait() == [1]

@@ -128,7 +128,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return left
 
 
-def test_what_cannot_be_read_just_now_is_asked_for_again(tmp_path: Path, errors: list[str]) -> None:
+def test_a_read_that_fails_for_the_moment_is_retried(tmp_path: Path, errors: list[str]) -> None:
     """Resuming from an older checkpoint would lose work."""
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
@@ -142,7 +142,7 @@ def test_what_cannot_be_read_just_now_is_asked_for_again(tmp_path: Path, errors:
     assert manifest.committed(checkpoints) == []
 
 
-def test_verifying_one_that_was_marked_says_why_and_what_to_do(
+def test_verifying_a_marked_checkpoint_explains_why_and_what_to_do(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(folder)]) == 0
@@ -172,7 +172,7 @@ def test_no_more_is_read_than_allowed(folder: Path) -> None:
         manifest.verify(folder, max_bytes=100)
 
 
-def test_only_what_is_named_like_one_is_a_checkpoint(tmp_path: Path) -> None:
+def test_only_a_folder_named_like_a_checkpoint_is_one(tmp_path: Path) -> None:
     for step, name in (
         (3, "step-3"),
         (3, "step-3.g1"),

@@ -40,7 +40,7 @@ def there(job_dir: Path) -> list[str]:
     return sorted(path.name for path in (job_dir / "checkpoints").iterdir())
 
 
-def test_a_pin_is_of_one_checkpoint_whatever_its_folder_is_called(job_dir: Path) -> None:
+def test_a_pin_applies_to_a_single_checkpoint_whatever_its_folder_is_called(job_dir: Path) -> None:
     pin(job_dir, {"name": "step-4", "step": 4, "generation": 1})
     older, newer = commit(job_dir, "step-4.g1", 4, 1), commit(job_dir, "step-4", 4, 2)
     reports: list[Manifest] = []
@@ -101,7 +101,7 @@ def test_where_the_pins_cannot_be_read_nothing_goes(job_dir: Path, monkeypatch: 
     assert there(job_dir) == ["step-4"]
 
 
-def test_what_a_kill_leaves_is_told_or_comes_back(job_dir: Path) -> None:
+def test_what_a_kill_leaves_is_reported_or_restored(job_dir: Path) -> None:
     pin(job_dir, {"step": 4, "generation": 1})
     for step in (4, 8):
         commit(job_dir, f".pruned-step-{step}.g1.0a1b2c3d", step)
@@ -112,7 +112,7 @@ def test_what_a_kill_leaves_is_told_or_comes_back(job_dir: Path) -> None:
     assert [(found.name, found.identity) for found in reports] == [("step-8.g1", (8, 1))]
 
 
-def test_it_is_told_before_its_bytes_go(job_dir: Path) -> None:
+def test_pruning_is_reported_before_bytes_are_deleted(job_dir: Path) -> None:
     found = commit(job_dir, "step-4", 4)
 
     def tell(found: Manifest) -> None:
@@ -138,13 +138,13 @@ def kept(keep: Retention, checkpoints: list[Manifest]) -> list[int]:
     return sorted(step for step, _ in keep.select(checkpoints))
 
 
-def test_the_newest_are_kept() -> None:
+def test_the_newest_are_retained() -> None:
     assert kept(Retention(last=2), line(10, 20, 30)) == [20, 30]
     assert kept(Retention(last=5), line(10)) == [10]
     assert kept(Retention(), []) == []
 
 
-def test_multiples_are_kept_for_good_or_what_came_first_after_them() -> None:
+def test_multiples_or_the_first_after_them_are_retained_for_good() -> None:
     assert kept(Retention(last=1, every=20), line(10, 20, 30, 40, 50)) == [20, 40, 50]
     assert kept(Retention(last=1, every=20), line(7, 15, 23, 31, 52, 53)) == [23, 52, 53]
 
@@ -155,7 +155,7 @@ def test_a_multiple_stays_when_those_before_it_are_gone() -> None:
     assert kept(Retention(last=1, every=20), checkpoints[1:]) == [20, 40]
 
 
-def test_the_lowest_losses_are_kept() -> None:
+def test_the_lowest_losses_are_retained() -> None:
     losses: dict[int, object] = {10: 3.0, 20: 1.0, 30: float("nan"), 40: 2.0, 50: "x"}
     assert kept(Retention(last=1, best=2), line(10, 20, 30, 40, 50, 60, losses=losses)) == [20, 40, 60]
 

@@ -78,7 +78,9 @@ def corrupt(checkpoint: Path) -> None:
     shard.write_bytes(content)
 
 
-def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, reporter: Watched) -> None:
+def test_a_checkpoint_that_reads_back_differently_is_marked_reported_and_no_parent(
+    job: Path, reporter: Watched
+) -> None:
     def at(kind: str, data: dict[str, Any]) -> None:
         if kind == "checkpoint.committed" and data["step"] in (3, 4):
             corrupt(job / "checkpoints" / data["name"])
@@ -110,7 +112,7 @@ def test_what_is_read_back_otherwise_is_marked_told_and_no_parent(job: Path, rep
     assert manifest.read(job / "checkpoints" / "step-5").ancestors == ((1, 1), (2, 1))
 
 
-def test_who_is_asked_to_stop_reads_back_no_further(
+def test_reading_back_ends_when_a_stop_is_requested(
     job: Path, reporter: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manifest, "CHUNK_BYTES", 64)
@@ -136,7 +138,7 @@ def test_who_is_asked_to_stop_reads_back_no_further(
     assert (folder / VERIFIED).exists(), "whoever starts from it has read all of it"
 
 
-def test_threads_stay_on_the_ranks_own_gpu(job: Path, reporter: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_stay_on_the_gpu_of_their_rank(job: Path, reporter: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what they do first would take memory on GPU 0 for a context of each rank's."""
     chosen: dict[str, Any] = {}
     monkeypatch.setattr(

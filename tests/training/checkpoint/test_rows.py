@@ -87,7 +87,7 @@ def test_a_checkpoint_has_the_rows_of_the_boundary(tmp_path: Path, monkeypatch: 
     assert (about.size, len(about.chunks)) == ((CLIENTS, NUMBERS), blocks)
 
 
-def test_a_checkpoint_with_one_chunk_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_single_chunk_is_read(tmp_path: Path) -> None:
     """Earlier versions wrote them so."""
     assert torch.equal(read(save(tmp_path, {"clients": {"control": values()}})), values())
 

@@ -66,7 +66,7 @@ def test_memory_that_is_not_pinned_is_used_as_it_is(
     assert len(texts) == 1
 
 
-def test_nothing_is_said_where_all_is_pinned(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_warning_where_all_memory_is_pinned(forgotten: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(grants=4)
     monkeypatch.setattr(pinning, "runtime", lambda: cuda)
     staging = Staging(None, warn=lambda why: pytest.fail(why))

@@ -33,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("storage"), payload)
 
 
-def test_what_fits_is_found_in_the_runs_own_tensors(checkpoint: Path) -> None:
+def test_what_fits_is_matched_to_the_tensors_of_the_run(checkpoint: Path) -> None:
     mine = state()
     found = storage.match_stored(mine, checkpoint)
     assert found["model"]["tokens"] is mine["model"]["tokens"]
@@ -56,7 +56,7 @@ def test_another_model_is_refused_by_name(checkpoint: Path, mine: dict[str, Any]
         storage.check_complete(checkpoint, storage.names(storage.match_stored(mine, checkpoint)))
 
 
-def test_memory_of_communication_is_begun_anew_where_it_does_not_fit(checkpoint: Path) -> None:
+def test_communication_state_that_does_not_fit_is_reset(checkpoint: Path) -> None:
     fits, other = {"errors": torch.zeros(5)}, {"errors": torch.zeros(7)}
     found = storage.match_stored({**state(), "comm": {"rank0": fits}}, checkpoint)
     assert found["comm"]["rank0"] == fits

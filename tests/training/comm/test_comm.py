@@ -63,7 +63,7 @@ def test_sixteen_bits_are_the_sum_in_sixteen_bits(world: int, name: str, bits: i
 
 
 @worlds
-def test_top_k_is_the_sum_of_what_each_kept_largest(world: int, told: Told) -> None:
+def test_top_k_is_the_sum_of_the_largest_of_each_rank(world: int, told: Told) -> None:
     for rank in _of(told, world, "sparse"):
         assert rank["equal"] == [True] * exchanges.STEPS
         assert rank["kept"], "what was not sent is kept for the next step"
@@ -87,7 +87,7 @@ def test_powersgd_is_the_best_of_its_rank_along_the_factors(world: int, told: To
 
 @worlds
 @pytest.mark.parametrize("name", ["topk", "powersgd"])
-def test_nothing_is_kept_of_a_skipped_step(world: int, name: str, told: Told) -> None:
+def test_a_skipped_step_leaves_no_trace(world: int, name: str, told: Told) -> None:
     for rank in _of(told, world, "skipped"):
         assert rank[name] == [True, False, True, False]
 
@@ -115,7 +115,7 @@ def test_exchanging_every_step_with_sgd_is_synchronous_sgd(world: int, case: str
 
 
 @worlds
-def test_replicas_are_apart_and_become_one_again(world: int, told: Told) -> None:
+def test_replicas_diverge_and_are_averaged_again(world: int, told: Told) -> None:
     alone = [rank["alone"] for rank in _of(told, world, "replicas")]
     different = [len({rank["digests"][step] for rank in alone}) for step in range(5)]
     assert different == [world, world, 1, world, 1], "after every third step, and after the last"

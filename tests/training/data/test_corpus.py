@@ -136,7 +136,7 @@ def test_documents_that_differ_only_in_blanks_and_composition_count_once(tmp_pat
     assert index.duplicate_bytes == len(again[0].encode()) + len(again[2].encode())
 
 
-def test_what_is_kept_for_validation_stays_so_when_data_grows(tmp_path: Path) -> None:
+def test_validation_documents_stay_so_when_data_grows(tmp_path: Path) -> None:
     before = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", numbered(300)))
     after = prepared(tmp_path / "cache", lines_of(tmp_path / "a.jsonl", ["a new one", *numbered(900)][::-1]))
     assert before.identity != after.identity
@@ -153,14 +153,14 @@ def test_a_few_pages_are_data_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard_bytes", [64, 1000, 2**20])
-def test_shards_are_as_long_as_asked_for(shard_bytes: int, tmp_path: Path) -> None:
+def test_shards_have_the_requested_length(shard_bytes: int, tmp_path: Path) -> None:
     source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
     index = make_shards(tmp_path, source, ByteTokenizer(), validation_percent=10.0, shard_bytes=shard_bytes)
     assert {shard.tokens for shard in index.train[:-1]} <= {shard_bytes}
     assert index == verify(tmp_path)
 
 
-def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.0)
     reports: list[str] = []
 
@@ -173,7 +173,7 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert reports[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
 
 
-def test_progress_is_told_while_one_text_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_while_a_single_text_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the other ranks, and jobs that wait for the same tokens, would take who makes them for dead."""
     monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.01)
     begun, event = threading.Event(), threading.Event()
@@ -217,7 +217,7 @@ def test_a_checkpoint_s_data_that_is_gone_is_named(tmp_path: Path) -> None:
         prepare(tmp_path / "cache", CorpusOptions(str(source)), "mine+bytes+0123456789")
 
 
-def test_a_cache_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_rebuilt(tmp_path: Path) -> None:
     source = folder_of(tmp_path / "mine", numbered())
     created = prepared(tmp_path / "cache", source)
     shard = next(created.path.glob("train-*.bin"))
@@ -285,7 +285,7 @@ def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
     assert (len(created), bool(reports)) == (1, True)
 
 
-def test_a_maker_that_nobody_has_heard_of_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_abandoned_staging_folder_of_another_machine_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / ".x.abcdef01.1.00000000").mkdir()  # of another machine
     os.utime(tmp_path / ".x.abcdef01.1.00000000", (0, 0))
     index = ShardIndex(ByteTokenizer().id, "uint8", train=[], validation=[])
@@ -328,7 +328,7 @@ def test_a_maker_that_died_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [identity]
 
 
-def test_preparing_where_nothing_can_be_made_beside_the_file(
+def test_preparing_where_nothing_can_be_created_next_to_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("VIGIL_CACHE")

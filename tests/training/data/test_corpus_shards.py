@@ -83,7 +83,7 @@ def test_ready_made_shards_are_read_where_they_lie(shards: Path, tmp_path: Path)
         ({"train": [{"file": "c.bin", "tokens": 900}]}, r"c.bin can't be read \(No such file or directory\)"),
     ],
 )
-def test_shards_that_are_not_what_they_say(shards: Path, tmp_path: Path, changes: Any, message: str) -> None:
+def test_shards_that_differ_from_their_index(shards: Path, tmp_path: Path, changes: Any, message: str) -> None:
     _change(shards, **changes)
     with pytest.raises(DataError, match=f"^source: .*{message}"):
         prepared(tmp_path / "cache", shards)
@@ -141,7 +141,7 @@ def test_a_tokenizer_of_hugging_face(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_a_tokenizer_without_an_end_gets_one_and_many_words_wider_tokens(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_gets_an_end_and_a_large_vocabulary_wider_tokens(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "wide.json", *(f"w{number}" for number in range(300)), end="")
     created = prepared(tmp_path / "cache", folder_of(tmp_path / "mine", numbered()), tokenizer=str(path))
     index = read_index(created.path)
@@ -183,7 +183,7 @@ def test_a_tokenizer_that_has_no_token_for_a_word(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_without_the_library_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     path = write_tokenizer(tmp_path / "t.json")
     with pytest.raises(DataError, match=r"^tokenizer: needs the library `tokenizers`, .* \(pip install tokenizers\)"):

@@ -20,7 +20,7 @@ BATCH = 12
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 10, 97, 1000])
-def test_every_epoch_is_a_permutation_of_its_own(samples: int) -> None:
+def test_every_epoch_has_a_different_permutation(samples: int) -> None:
     order = Order(samples, seed=7)
     epochs = [order.ids(np.arange(epoch * samples, (epoch + 1) * samples)).tolist() for epoch in range(3)]
     assert all(sorted(epoch) == list(range(samples)) for epoch in epochs)
@@ -29,7 +29,7 @@ def test_every_epoch_is_a_permutation_of_its_own(samples: int) -> None:
         assert epochs[0] != Order(samples, seed=8).ids(np.arange(samples)).tolist()
 
 
-def test_the_order_looks_random() -> None:
+def test_the_order_appears_random() -> None:
     """Neighbours end up far apart, and each place is as likely to get any part of the data."""
     ids = Order(100_000, seed=3).ids(np.arange(100_000))
     assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
@@ -92,7 +92,7 @@ def test_validation_takes_each_sample_once() -> None:
         assert sorted(seen) == list(range(50))
 
 
-def test_a_short_validation_looks_at_all_parts_of_the_data() -> None:
+def test_a_short_validation_samples_all_parts_of_the_data() -> None:
     """The first samples alone are often one document's."""
     for world in (1, 3):
         shares = [Share(rank, world, BATCH, 5) for rank in range(world)]
@@ -123,7 +123,7 @@ def test_digits() -> None:
     assert sum(task.samples.values()) == 1797
 
 
-def test_the_cache_lies_beside_the_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_lies_next_to_the_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VIGIL_CACHE")
     monkeypatch.setenv("VIGIL_RUN_DIR", "set")
     assert cache_dir(tmp_path / "runs" / "default" / "7-abcdef") == tmp_path / "runs" / ".cache"
@@ -191,7 +191,7 @@ NUMBERS = {key: value for key, value in TINY.items() if key != "language"} | {"r
 
 
 @pytest.mark.slow
-def test_one_file_adds_a_recipe_whose_ids_are_the_same_on_any_world(added: Path, tmp_path: Path) -> None:
+def test_a_single_file_adds_a_recipe_with_the_same_ids_on_any_world(added: Path, tmp_path: Path) -> None:
     seen = {}
     for world in (1, 2, 3, 4):
         run = Run(tmp_path / str(world), dict(NUMBERS), added=added)
@@ -207,7 +207,7 @@ def test_one_file_adds_a_recipe_whose_ids_are_the_same_on_any_world(added: Path,
 
 
 @pytest.mark.slow
-def test_one_file_adds_a_parallelism(added: Path, tmp_path: Path) -> None:
+def test_a_single_file_adds_a_parallelism(added: Path, tmp_path: Path) -> None:
     ours = Run(tmp_path / "ours", dict(NUMBERS), added=added)
     ours.finish(2)
     theirs = Run(tmp_path / "theirs", {**NUMBERS, "parallelism": "by_hand", "by_hand": {"scale": 2}}, added=added)

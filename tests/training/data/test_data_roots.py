@@ -33,7 +33,7 @@ def prepared(tmp_path: Path, source: Path, tokenizer: str = "auto") -> None:
     preparing.prepare(tmp_path / "cache", CorpusOptions(source=str(source), tokenizer=tokenizer))
 
 
-def test_what_lies_there_is_read_and_kept(root: Path, tmp_path: Path) -> None:
+def test_files_below_a_root_are_read(root: Path, tmp_path: Path) -> None:
     prepared(tmp_path, root)
     (root / "in").symlink_to(root / "a.txt")
     with data_roots.open_file(root / "in") as file:
@@ -57,7 +57,7 @@ def test_a_link_in_a_root_does_not_lead_out(root: Path, tmp_path: Path, link: st
         prepared(tmp_path, root)
 
 
-def test_a_link_that_is_swapped_after_the_look_does_not_either(root: Path, tmp_path: Path) -> None:
+def test_a_link_that_is_swapped_after_the_check_does_not_either(root: Path, tmp_path: Path) -> None:
     """Judged is what is held, not the name: a rename between a look and the opening changes nothing."""
     (root / "now").symlink_to(root / "a.txt")
     data_roots.check_folder(root)
@@ -78,7 +78,7 @@ def test_shards_and_weights_behind_links_are_not_read(root: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["a file", "nothing"])
-def test_of_what_a_link_leads_out_to_nothing_is_told(root: Path, tmp_path: Path, there: bool) -> None:
+def test_nothing_is_revealed_of_a_file_outside_that_a_link_points_to(root: Path, tmp_path: Path, there: bool) -> None:
     """Not its size, and not whether it is there."""
     target = tmp_path / "secret" / ("a.txt" if there else "b.txt")
     prepared(tmp_path, root)
@@ -102,7 +102,7 @@ def test_of_what_a_link_leads_out_to_nothing_is_told(root: Path, tmp_path: Path,
     assert Weights(root / "weights", {}).files == [root / "weights" / "tokenizer.json"]
 
 
-def test_tokens_of_other_folders_are_not_taken_for_its_own(root: Path, tmp_path: Path) -> None:
+def test_tokens_of_other_folders_are_not_reused(root: Path, tmp_path: Path) -> None:
     """The cache is all jobs': a folder with the names, sizes and times of another must not be given its tokens."""
     created = []
     for number in range(2):
@@ -114,7 +114,7 @@ def test_tokens_of_other_folders_are_not_taken_for_its_own(root: Path, tmp_path:
     assert created[0] != created[1]
 
 
-def test_run_toml_says_so(tmp_path: Path) -> None:
+def test_run_toml_names_the_roots(tmp_path: Path) -> None:
     for text, found in (('["/data"]', ("/data",)), ("[]", ()), ('"/"', ())):
         (tmp_path / "run.toml").write_text(f"[launch]\ndata_roots = {text}\n[run]\n")
         assert run_file.load(tmp_path / "run.toml").data_roots == found

@@ -55,7 +55,7 @@ def _looked_up(attempt_dir: Path, rank: int, world: int) -> list[list[int]]:
     return lines
 
 
-def test_what_was_looked_up_ahead_is_not_consumed(added: Path, tmp_path: Path) -> None:
+def test_prefetched_batches_are_not_consumed(added: Path, tmp_path: Path) -> None:
     """A rank dies with batches ready that nobody trained on; they come again, after a shrink as well."""
     whole = Run(tmp_path / "whole", dict(NUMBERS), added=added)
     first = whole.finish(2)
@@ -98,7 +98,7 @@ def test_it_runs_ahead_to_the_last_step_of_smaller_batches(added: Path, tmp_path
     assert len(looked_up) > 8, "the thread was ahead of the step in which the rank died"
 
 
-def test_a_failing_look_up_ends_the_run(added: Path, tmp_path: Path) -> None:
+def test_a_failing_prefetch_ends_the_run(added: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**NUMBERS, "slow": {"damaged": 7}}, added=added)
     failed = run.start(1)
     assert failed.wait() == [1]
@@ -107,7 +107,7 @@ def test_a_failing_look_up_ends_the_run(added: Path, tmp_path: Path) -> None:
     assert event["exception"] == "OSError"
 
 
-def test_one_s_own_texts(tmp_path: Path) -> None:
+def test_texts_of_the_user(tmp_path: Path) -> None:
     """JSON lines on two ranks; what is wrong with them is one sentence, said by both."""
     lines = [json.dumps({"body": f"Document {number}. The siskin sings at dawn."}) for number in range(400)]
     (tmp_path / "mine.jsonl").write_text("\n".join([*lines, lines[0]]))

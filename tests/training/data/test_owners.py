@@ -65,7 +65,7 @@ def test_so_many_owners_are_no_labels(shards: Path, monkeypatch: pytest.MonkeyPa
     assert labels.owners["train"].any()
 
 
-def test_older_shards_are_like_one_owners(shards: Path) -> None:
+def test_older_shards_have_no_owners(shards: Path) -> None:
     """They go on working for whatever does not ask."""
     (shards / owners.FILE).unlink()
     labels = language.labels(shards, context=16)

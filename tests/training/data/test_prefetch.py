@@ -50,7 +50,7 @@ def test_cheap_data_needs_no_thread() -> None:
     assert not found.runs_ahead
 
 
-def test_a_single_slow_look_up_starts_none() -> None:
+def test_a_single_slow_batch_starts_no_prefetching() -> None:
     slow = {50, 900}
 
     def make(position: int) -> int:
@@ -80,7 +80,7 @@ def test_it_runs_ahead_so_far_and_no_further() -> None:
     assert found.take(40) == 40, "closed, it still gives what it is asked for"
 
 
-def test_nothing_is_looked_up_beyond_the_end_unless_it_is_asked_for() -> None:
+def test_nothing_is_prefetched_beyond_the_end_unless_requested() -> None:
     created: list[int] = []
 
     def make(position: int) -> int:
@@ -96,7 +96,7 @@ def test_nothing_is_looked_up_beyond_the_end_unless_it_is_asked_for() -> None:
 
 @settings(deadline=None, max_examples=examples(50))
 @given(st.lists(st.integers(0, 12), max_size=40))
-def test_it_gives_what_is_asked_for_wherever_that_is(steps: list[int]) -> None:
+def test_it_returns_what_is_requested_at_any_position(steps: list[int]) -> None:
     found = _ahead(lambda position: position * 7, end=100)
     assert [found.take(step * STRIDE) for step in steps] == [step * STRIDE * 7 for step in steps]
     _opened.pop().close()
@@ -130,7 +130,7 @@ def test_going_elsewhere_after_a_failure() -> None:
     assert [found.take(position) for position in (200, 210)] == [200, 210]
 
 
-def test_the_wait_is_for_the_look_up_alone() -> None:
+def test_only_creating_a_batch_is_waited_for() -> None:
     """While a step takes longer than a look-up, every batch is there before it is taken."""
     threads: dict[int, str] = {}
 
@@ -145,7 +145,7 @@ def test_the_wait_is_for_the_look_up_alone() -> None:
     assert {threads[position] for position in range(4 * STRIDE, 24 * STRIDE, STRIDE)} == {"prefetch"}
 
 
-def test_it_ends_in_the_middle_of_a_look_up() -> None:
+def test_it_ends_in_the_middle_of_a_batch() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def make(position: int) -> int:

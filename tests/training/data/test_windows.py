@@ -93,7 +93,7 @@ def test_a_context_longer_than_the_data(tmp_path: Path) -> None:
     assert str(caught.value) == "context: 50 is longer than the train data, 50 tokens. Take at most 49, or more data."
 
 
-def test_a_shard_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_opened_is_reported_in_a_sentence(tmp_path: Path) -> None:
     """Its length may be asked by whoever may not read it."""
     folder = _shards(tmp_path, [50])
     index = read_index(folder)

@@ -188,7 +188,7 @@ def test_a_of_ffa_lora_stays_as_the_seed_gave_it_and_never_travels(texts: Path, 
 
 
 @pytest.mark.parametrize("train_down_proj", [False, True])
-def test_scl_tells_what_it_sends_with_and_without_down_proj(
+def test_scl_reports_what_it_sends_with_and_without_down_proj(
     train_down_proj: bool, texts: Path, weights: Path, tmp_path: Path
 ) -> None:
     scl = {"train_down_proj": train_down_proj, "rank": 8}

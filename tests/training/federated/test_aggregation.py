@@ -64,7 +64,7 @@ class TestThreeUpdates:
     def test_trimmed_by_nothing_is_the_plain_mean(self) -> None:
         assert combine("trimmed_mean", THREE, trim=0) == ([3.0, 3.0], [])
 
-    def test_krum_takes_the_one_nearest_to_its_nearest(self) -> None:
+    def test_krum_selects_the_update_nearest_to_its_neighbours(self) -> None:
         # n - f - 2 = 1 neighbour: 0 and 1 are √5 from each other, and the first of equals is taken.
         assert combine("krum", THREE, f=0) == ([0.0, 2.0], [1, 2])
 
@@ -186,7 +186,7 @@ def test_bulyan_s_short_cut_chooses_whom_krum_would_choose_again_and_again(clien
     assert bulyan._chosen(apart, f, clients - 2 * f) == chosen
 
 
-def test_distances_come_by_blocks_and_are_not_disturbed_by_one_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_are_computed_by_blocks_and_not_disturbed_by_an_outlier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_robust, "BLOCK", 20)
     rows = 1000 + torch.randn(5, 33, generator=torch.Generator().manual_seed(1))
     rows[3] = 1e25
@@ -202,7 +202,7 @@ def test_updates_too_far_apart_for_float64_are_infinitely_far() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LEAST))
-def test_with_one_update_too_few_it_can_not_tell(name: str) -> None:
+def test_a_single_missing_update_is_too_few(name: str) -> None:
     each, more = LEAST[name]
     with pytest.raises(TooFewUpdates, match="are left"):
         combine(name, torch.zeros(each * 2 + more - 1, 3), **{BEARS.get(name, "f"): 2})
@@ -213,7 +213,7 @@ def test_multi_krum_wants_as_many_as_it_keeps() -> None:
         combine("multi_krum", torch.zeros(6, 2), f=1, m=6)
 
 
-def test_fltrust_can_not_tell_when_all_point_away() -> None:
+def test_fltrust_fails_when_all_updates_point_away() -> None:
     for trusted in ([1.0, 0.0], [0.0, 0.0]):
         with pytest.raises(TooFewUpdates):
             parts.aggregation("fltrust").combine(torch.tensor([[-1.0, 0.0]]), WEIGHTS[:1], torch.tensor(trusted))
@@ -235,7 +235,7 @@ class TestChecks:
 
     @pytest.mark.parametrize("name", sorted(LEAST))
     @pytest.mark.parametrize("f", [1, 2, 3])
-    def test_as_many_as_are_needed_pass_and_one_less_is_refused_with_what_works(self, name: str, f: int) -> None:
+    def test_the_minimum_number_passes_and_fewer_are_refused_with_what_works(self, name: str, f: int) -> None:
         each, more = LEAST[name]
         option = BEARS.get(name, "f")
         assert self.of(name, each * f + more, **{option: f}) == []
@@ -261,7 +261,7 @@ class TestChecks:
         assert message.endswith("and 5 are expected. Write 0, or quorum = 0.7 in [run.deadline].")
         assert of(0.7) == []
 
-    def test_more_kept_than_may_be_good(self) -> None:
+    def test_more_selected_than_can_be_good(self) -> None:
         ((field, message),) = self.of("multi_krum", 10, f=2, m=9)
         assert field == "multi_krum.m"
         assert "Write at most 8." in message

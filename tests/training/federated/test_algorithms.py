@@ -47,7 +47,7 @@ def test_each_learns_digits(name: str, tmp_path: Path) -> None:
 
 
 class TestFedAvg:
-    def test_one_whole_batch_is_a_step_of_gradient_descent(self, tmp_path: Path) -> None:
+    def test_a_whole_batch_is_a_step_of_gradient_descent(self, tmp_path: Path) -> None:
         federation = Federation(tmp_path, "fedavg", REGRESSION)
         whole = together(quadratics(federation), federation.divided.sizes)
         expected = whole.descended(federation.model, 5, 0.05)
@@ -108,7 +108,7 @@ class TestFedNova:
         assert bias.norm() > 1
         torch.testing.assert_close(self.drift(tmp_path, "fedavg", 1e-6), bias, rtol=0, atol=1e-2)
 
-    def test_a_round_is_the_mean_step_as_often_as_the_mean_client_takes_one(self, tmp_path: Path) -> None:
+    def test_a_round_is_the_mean_step_times_the_mean_number_of_steps(self, tmp_path: Path) -> None:
         federation = Federation(tmp_path, "fednova", self.RUN)
         sizes, start = federation.divided.sizes, federation.model
         plain = Federation(tmp_path, "fedavg", self.RUN)

@@ -98,7 +98,7 @@ def test_what_is_forged_enters_each_rule_as_its_formula_has_it(attack: str, tmp_
         np.testing.assert_allclose(moved, combined(rows, sizes), atol=1e-12, err_msg=rule)
 
 
-def test_gaussian_numbers_are_drawn_anew_by_round_and_client(tmp_path: Path) -> None:
+def test_gaussian_numbers_differ_by_round_and_client(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, attack="gaussian", gaussian={"deviation": 50.0})
     sent: dict[tuple[int, int], Rows] = {}
     run = rounds.work.run
@@ -127,13 +127,13 @@ class TestLabelFlip:
         ids = np.arange(50)
         assert torch.equal(*(item.federation.model.task.batch("validation", ids)[1] for item in (honest, flipped)))
 
-    def test_or_on_one_label_that_is_another(self, tmp_path: Path) -> None:
+    def test_a_single_label_can_be_flipped_to_another(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, attack="label_flip", label_flip={"source": 7, "target": 1})
         labels = rounds.federation.model.task.batch("train", rounds.federation.divided.train[BAD[0]])[1]
         assert 7 not in labels
         assert len(labels.unique()) > 2
 
-    def test_labels_of_ones_own_are_reversed_by_their_order(self, tmp_path: Path) -> None:
+    def test_custom_labels_are_reversed_by_their_order(self, tmp_path: Path) -> None:
         client = LINEAR.replace("(x[:, 1] > 0).long()\n", "4 * (x[:, 1] > 0).long()\n").replace(
             "Linear(4, 3)", "Linear(4, 6)"
         )
@@ -158,7 +158,7 @@ def test_alie_s_largest_z_is_the_paper_s(clients: int, bad: int, share: float) -
     assert largest_z(clients, bad) == pytest.approx(NormalDist().inv_cdf(share))
 
 
-def test_alie_by_the_paper_knows_the_attackers_own_updates(tmp_path: Path) -> None:
+def test_alie_by_the_paper_uses_the_updates_of_the_attackers(tmp_path: Path) -> None:
     rows, sizes = learnt(tmp_path / "honest")
     rows[BAD] = rows[BAD].mean(axis=0) - 2 * rows[BAD].std(axis=0)
     rounds = rounds_of(tmp_path / "attacked", attack="alie", alie={"z": 2.0, "source": "attackers"})
@@ -214,7 +214,7 @@ class TestRefusals:
         assert problems(attackers=[3]) == ["attackers"]
         assert problems(attack="ipm", attackers=[3, 3]) == ["attackers"]
 
-    def test_an_algorithm_of_ones_own_sends_an_update_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_a_custom_algorithm_sends_an_update_and_nothing_else(self, tmp_path: Path) -> None:
         file = "SENT = {'delta': 'samples', 'more': 'clients'}\n\n\n" + ALGORITHM
         with pytest.raises(ConfigError, match=r"run\.attack: .* own sends delta, more"):
             ready_own(tmp_path, LINEAR, file, recipe="client", algorithm="own", attack="ipm")

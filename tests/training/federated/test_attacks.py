@@ -131,7 +131,7 @@ def test_no_tensor_of_a_client_leads_the_model_astray(
 
 
 @pytest.mark.parametrize("aggregation", ["median", "trimmed_mean", "hierarchical"])
-def test_a_client_whose_statistics_are_left_out_is_reported(aggregation: str, tmp_path: Path) -> None:
+def test_a_client_is_reported_when_its_statistics_are_left_out(aggregation: str, tmp_path: Path) -> None:
     rounds = rounds_with(tmp_path, aggregation, "batch_norm")
     attack(rounds, STATISTICS, bad=(3,))
     reports = train(rounds, 10)

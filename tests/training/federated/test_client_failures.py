@@ -66,7 +66,7 @@ class TestWords:
         assert len(json.dumps(text)) < 32 * 1024
         assert client_failures.exception_line(text).startswith("ValueError: wrong")
 
-    def test_of_many_tracebacks_most_are_one_line(self) -> None:
+    def test_most_of_many_tracebacks_are_shortened_to_a_line(self) -> None:
         text = client_failures.traceback_of(_error())
         shortened = client_failures.shorten_tracebacks(dict.fromkeys(range(100), text), 3)
         assert [client for client, text_of_client in shortened.items() if "\n" in text_of_client] == list(
@@ -90,13 +90,13 @@ class TestWords:
             "2 of 8 clients are no longer selected, as their updates were not finite."
         )
 
-    def test_nobody_whose_update_is_a_number(self) -> None:
+    def test_no_client_with_a_finite_update(self) -> None:
         text = client_failures.describe_lost_round(1, [_facts(6, broken=6)] * 3, "0 of the 1", clients=6, eligible=0)
         assert text == "round 1 was lost 3 times: none of the 6 updates was finite"
 
 
 class TestBounds:
-    def test_fifty_thousand_rounds_in_which_all_fail_stay_within_what_an_attempt_may_tell(self) -> None:
+    def test_fifty_thousand_rounds_in_which_all_fail_stay_within_the_limits_of_an_attempt(self) -> None:
         reporter, spy = _reporting()
         for round_ in range(1, 50_001):
             reporter.report(round_, dict.fromkeys(range(20), f"E{round_ % 500}: {round_}"), range(20, 40))
@@ -107,7 +107,7 @@ class TestBounds:
         }  # fmt: skip
         assert len(spy.events) == 4 * client_failures.MAX_EVENTS
 
-    def test_a_client_is_told_of_once_a_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_client_is_reported_once_per_kind_of_error(self, capsys: pytest.CaptureFixture[str]) -> None:
         reporter, spy = _reporting()
         for round_ in range(1, 9):
             kind = "KeyError" if round_ < 5 else "OSError"
@@ -118,7 +118,7 @@ class TestBounds:
             "client 7 dropped out: OSError: 5 (in round 5)",
         ]
 
-    def test_events_tell_whose_data_a_client_has_where_that_is_known(self) -> None:
+    def test_events_name_the_owner_of_the_data_if_there_is_a_name(self) -> None:
         reporter, spy = _reporting("ada", "")
         reporter.report(1, {0: "KeyError: 1", 1: "KeyError: 1"}, [0, 2])
         reporter.report_quarantined(2, [0], 3)
@@ -143,7 +143,7 @@ def _failed(run: Run, world: int = 1) -> tuple[Incarnation, dict[str, Any]]:
 @pytest.mark.slow
 class TestRuns:
     @pytest.mark.parametrize("world", [1, 2])
-    def test_one_that_raises_in_round_3_is_named_and_the_run_goes_on(self, tmp_path: Path, world: int) -> None:
+    def test_a_client_that_raises_in_round_3_is_named_and_the_run_continues(self, tmp_path: Path, world: int) -> None:
         run = planted_clients(tmp_path, {"raising": "5", "since": 3, "until": 4})
         done = run.finish(world)
         (event,) = run.events("client.dropped")
@@ -154,13 +154,13 @@ class TestRuns:
         assert run.series("dropped")[3] == 1.0
         assert "client 5 dropped out: LookupError: the disk of owner 5 is gone (in round 3)" in done.output()
 
-    def test_one_that_computes_alone_may_fail_alone(self, tmp_path: Path) -> None:
+    def test_a_client_that_computes_alone_may_fail_alone(self, tmp_path: Path) -> None:
         """Its stored values, here its running statistics, stay as they were."""
         run = planted_clients(tmp_path, {"raising": "0,5", "since": 3, "until": 3, "batch_norm": True})
         run.finish(1)
         assert {event["client"] for event in run.events("client.dropped")} == {0, 5}
 
-    def test_one_that_never_can_does_not_keep_the_others_from_it(self, tmp_path: Path) -> None:
+    def test_a_client_that_always_fails_does_not_prevent_stacking_the_others(self, tmp_path: Path) -> None:
         """Not even if it is the one that is tried out."""
         run = planted_clients(tmp_path, {"raising": "0"})
         run.finish(1)
@@ -190,7 +190,7 @@ class TestRuns:
         _, event = _failed(planted_clients(tmp_path, {"raising": EVERYBODY, "since": 4}))  # one was tried out
         assert event["error"].startswith("in round 3 all 8 clients failed, 3 times in a row; client 0 failed with:\n")
 
-    def test_one_without_numbers_is_not_asked_after_three(self, tmp_path: Path) -> None:
+    def test_a_client_without_finite_updates_is_excluded_after_three(self, tmp_path: Path) -> None:
         run = planted_clients(tmp_path, {"nan": "5"})
         run.finish(1)
         assert [event["step"] for event in run.events("client.broken")] == [1, 2, 3]
@@ -199,7 +199,7 @@ class TestRuns:
         assert [run.series("rejected")[n] for n in range(1, 7)] == [1, 1, 1, 0, 0, 0]
         assert set(run.series("trained").values()) == {7.0}
 
-    def test_it_is_not_asked_after_a_resume_either(self, tmp_path: Path) -> None:
+    def test_it_stays_excluded_after_a_resume(self, tmp_path: Path) -> None:
         run = planted_clients(tmp_path, {"nan": "5"})
         run.finish(1)
         run.write(rounds=8)

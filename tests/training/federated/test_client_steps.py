@@ -121,7 +121,7 @@ class TestMomentum:
         assert torch.isfinite(federation.go(3)).all()
 
     @pytest.mark.parametrize("name", ["fedavg", "feddyn", "ditto", "moon", "fednova", "fedper", "gossip"])
-    def test_stacked_and_one_by_one_agree(self, name: str, tmp_path: Path) -> None:
+    def test_stacked_and_single_clients_agree(self, name: str, tmp_path: Path) -> None:
         ends = []
         for alone in ("", "forced"):
             federation = Federation(tmp_path, name, DIGITS_FP64, **SGD)

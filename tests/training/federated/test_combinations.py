@@ -56,7 +56,7 @@ def problems(**table: Any) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("aggregation", ROBUST)
 @pytest.mark.parametrize("algorithm", ["sends_more", "sends_another", "sends_nothing"])
-def test_who_looks_at_each_update_wants_updates_alone(aggregation: str, algorithm: str) -> None:
+def test_robust_aggregations_need_an_algorithm_that_sends_updates_alone(aggregation: str, algorithm: str) -> None:
     ((field, message),) = problems(aggregation=aggregation, algorithm=algorithm)
     assert field == "aggregation"
     assert message.startswith(f'"{aggregation}" needs each update separately, but "{algorithm}" sends something')
@@ -66,7 +66,7 @@ def test_who_looks_at_each_update_wants_updates_alone(aggregation: str, algorith
 
 
 @pytest.mark.parametrize("aggregation", ROBUST)
-def test_what_is_hidden_can_not_be_looked_at(aggregation: str) -> None:
+def test_robust_aggregations_refuse_filters_that_hide_updates(aggregation: str) -> None:
     ((field, message),) = problems(aggregation=aggregation, filters=["hides_none", "hides_all"])
     assert field == "aggregation"
     assert message.endswith('Write aggregation = "mean", or filters without it.')
@@ -91,14 +91,14 @@ def test_too_few_arrive_at_a_time_where_nobody_waits(aggregation: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedbuff", "fedasync"])
-def test_an_algorithm_for_one_pace(algorithm: str) -> None:
+def test_an_algorithm_for_a_single_pace(algorithm: str) -> None:
     ((field, message),) = problems(algorithm=algorithm)
     assert field == "pace"
     assert message.endswith('Write pace = "asynchronous".')
     assert problems(algorithm=algorithm, pace="asynchronous") == []
 
 
-def test_of_one_field_one_thing_is_told_at_a_time() -> None:
+def test_each_field_has_a_single_problem_at_a_time() -> None:
     found = problems(aggregation="fltrust", algorithm="sends_more", pace="asynchronous", filters=["hides_all"])
     assert [field for field, _ in found] == ["aggregation"]
 

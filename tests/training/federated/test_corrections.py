@@ -54,7 +54,7 @@ def test_scaffold_by_hand(tmp_path: Path) -> None:
     torch.testing.assert_close(federation.model, x, rtol=0, atol=1e-12)
 
 
-def test_only_scaffolds_control_is_sent_beside_the_model(tmp_path: Path) -> None:
+def test_only_scaffolds_control_is_sent_with_the_model(tmp_path: Path) -> None:
     plain, scaffold = (Federation(tmp_path, name, REGRESSION) for name in ("fedavg", "scaffold"))
     numbers = 8 * len(plain.model)
     assert scaffold.messages.up.body - plain.messages.up.body == numbers

@@ -49,7 +49,7 @@ def reported(reporter: RecordingReporter) -> Coverage:
     return found
 
 
-def test_a_run_over_a_subset_says_so(tmp_path: Path) -> None:
+def test_a_run_over_a_subset_reports_it(tmp_path: Path) -> None:
     """Large clients are the slow ones, so most of the data may lie with those that no round waits for."""
     run(tmp_path, SUBSET, reporter=(reporter := RecordingReporter()))
     found = reported(reporter)
@@ -89,7 +89,7 @@ def test_it_goes_on_over_a_resume(tmp_path: Path) -> None:
     assert len(before) - len(after) <= 1
 
 
-def test_what_a_checkpoint_says_nothing_of_is_not_guessed() -> None:
+def test_what_a_checkpoint_does_not_contain_is_not_guessed() -> None:
     log = CoverageLog(np.array([5, 6, 7]))
     log.load_state_dict({})
     log.record(np.array([1]), np.array([1]))
@@ -98,7 +98,7 @@ def test_what_a_checkpoint_says_nothing_of_is_not_guessed() -> None:
     assert log.state_dict() == {}
 
 
-def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
+def test_a_site_may_require_a_minimum_share(tmp_path: Path) -> None:
     """The run ends as failed, with all that it has learnt in a checkpoint; with other clients it can go on."""
     for least, failed in ((0.45, False), (0.6, True)):
         loop = start(tmp_path / str(least), SUBSET, reporter=(reporter := RecordingReporter()))
@@ -126,7 +126,7 @@ def test_a_site_may_ask_for_a_least_share(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_it_is_said_in_a_sentence(result: dict[str, int], text: str) -> None:
+def test_coverage_is_described_in_a_sentence(result: dict[str, int], text: str) -> None:
     found = Coverage(clients=1000, samples=1_000_000, foremost=(), **result)
     assert found.text == text
     assert Coverage.unpack(found.pack()) == found

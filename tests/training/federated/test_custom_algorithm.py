@@ -12,7 +12,7 @@ from tests.training.federated.custom_files import ALGORITHM, LINEAR, ready, star
 from training.config.base import ConfigError
 
 
-def test_an_algorithm_of_its_own_is_like_vigils(tmp_path: Path) -> None:
+def test_a_custom_algorithm_equals_the_built_in_algorithm(tmp_path: Path) -> None:
     """FedAvgM as somebody else would write it, on Vigil's data."""
     momentum = """
 import torch
@@ -34,7 +34,7 @@ def aggregate(server, *, momentum=0.9):
     assert torch.equal(custom.server.weights, theirs.server.weights)
 
 
-def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
+def test_an_algorithm_declares_what_its_clients_send(tmp_path: Path) -> None:
     train = "\n\ndef train(client, *, times=1.0):\n    return {'delta': times * (client.descend() - client.model)}\n"
     aggregate = "\n\ndef aggregate(server):\n    return server.model + server.mean['delta']\n"
     with pytest.raises(ConfigError, match=r"client\.algorithm: algorithm\.py has train\(\), but does not say"):
@@ -57,7 +57,7 @@ def test_an_algorithm_says_what_its_clients_send(tmp_path: Path) -> None:
         ("server.memory['more'] = torch.ones(1)\n    return server.model", r"left server\.memory\['more'\] as"),
     ],
 )
-def test_what_an_algorithm_makes_is_looked_at(tmp_path: Path, algorithm: str, error: str) -> None:
+def test_results_of_an_algorithm_are_checked(tmp_path: Path, algorithm: str, error: str) -> None:
     file = "import torch\n\n\ndef initial_server_state(model):\n    return {'n': torch.ones(1)}\n\n\n"
     file += "def aggregate(server):\n    "
     with pytest.raises(TypeError, match=error):

@@ -36,7 +36,7 @@ def test_a_model_and_data_are_enough(tmp_path: Path) -> None:
     assert reporter.series["accuracy"].keys() == losses.keys()
 
 
-def test_each_client_has_what_its_data_say(tmp_path: Path) -> None:
+def test_each_client_has_the_samples_of_its_data_function(tmp_path: Path) -> None:
     loop = ready(tmp_path, LINEAR + "\n\ndef name(client):\n    return f'hospital {client}'\n")
     divided = loop.federation.divided
     assert divided.sizes.tolist() == [5, 10, 15]
@@ -49,7 +49,7 @@ def test_each_client_has_what_its_data_say(tmp_path: Path) -> None:
     assert loop.federation.divided.counts().sum(axis=1).tolist() == [5, 10, 15]
 
 
-def test_what_data_keep_for_validation_is_kept(tmp_path: Path) -> None:
+def test_validation_samples_of_the_data_function_are_used(tmp_path: Path) -> None:
     client = LINEAR.replace(
         "return x,", "return dict(train=(x, (x[:, 0] > 0).long()), validation=(x[:1], (x[:1, 0] > 0).long())) #"
     )
@@ -59,7 +59,7 @@ def test_what_data_keep_for_validation_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", ["", MOMENTUM])
-def test_training_in_its_own_way_is_what_the_server_takes_the_mean_of(tmp_path: Path, training: str) -> None:
+def test_the_server_averages_models_of_a_custom_train_function(tmp_path: Path, training: str) -> None:
     source = "\n\ndef train(model, batches, learning_rate):\n    own = float(len(batches))\n"
     source += "    nn.init.constant_(model.weight, own)\n    nn.init.constant_(model.bias, -own)\n    return own\n"
     loop = ready(tmp_path, LINEAR + (training or source), batch=5)
@@ -72,7 +72,7 @@ def test_training_in_its_own_way_is_what_the_server_takes_the_mean_of(tmp_path: 
     assert loop.server.losses.tolist() == [1.0, 2.0, 3.0] if not training else (loop.server.losses > 0).all()
 
 
-def test_clients_are_judged_in_their_own_way(tmp_path: Path) -> None:
+def test_clients_are_evaluated_by_a_custom_function(tmp_path: Path) -> None:
     evaluate = "\n\ndef evaluate(model, x, y):\n    assert not model.training\n"
     evaluate += "    return {'accuracy': len(x), 'f1': torch.tensor([0.5])}\n"
     judged = (loop := ready(tmp_path, LINEAR + evaluate)).evaluator.evaluate(loop.server, should_continue=lambda: True)
@@ -83,7 +83,7 @@ def test_clients_are_judged_in_their_own_way(tmp_path: Path) -> None:
     assert judged.means["loss"] > 0
 
 
-def test_a_loss_of_its_own_is_minimised(tmp_path: Path) -> None:
+def test_a_custom_loss_is_minimised(tmp_path: Path) -> None:
     loss = "\n\ndef loss(model, x, y, *, towards=1.0):\n    return (model(x) - towards).square().sum(dim=1)\n"
     loop = ready(tmp_path, LINEAR + loss, learning_rate=0.05, epochs=50, client={"towards": 2.0})
     loop._round(1)
@@ -92,7 +92,7 @@ def test_a_loss_of_its_own_is_minimised(tmp_path: Path) -> None:
     assert torch.allclose(loop.server.weights[12:], torch.full((3,), 2.0), atol=0.1)
 
 
-def test_it_resumes_bit_for_bit_and_asks_for_no_data_twice(tmp_path: Path) -> None:
+def test_it_resumes_bit_for_bit_and_requests_no_data_twice(tmp_path: Path) -> None:
     client = LINEAR.replace("data(client)", "data(client, *, asked)") + MOMENTUM
     client = client.replace("    draw =", "    open(f'{asked}/{client}', 'x').close()\n    draw =")
     for name, lengths in {"whole": [4], "parts": [2, 4]}.items():
@@ -229,9 +229,7 @@ TAKES_WHAT_TRAIN_GIVES = {
 
 
 @pytest.mark.parametrize("algorithm", choices.names("federated.algorithms"))
-def test_a_train_of_ones_own_is_refused_where_the_algorithm_would_not_be_applied(
-    tmp_path: Path, algorithm: str
-) -> None:
+def test_a_custom_train_is_refused_where_the_algorithm_would_not_be_applied(tmp_path: Path, algorithm: str) -> None:
     pace = {"pace": "asynchronous"} if algorithm in ("fedasync", "fedbuff") else {}
     files = NORMALISED + MOMENTUM, ALGORITHM
     if algorithm in TAKES_WHAT_TRAIN_GIVES:
@@ -251,7 +249,7 @@ def test_a_train_of_ones_own_is_refused_where_the_algorithm_would_not_be_applied
         ("delta = delta / client.steps", "counts the steps of clients"),
     ],
 )
-def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, message: str) -> None:
+def test_so_is_a_custom_algorithm(tmp_path: Path, train: str, message: str) -> None:
     """Ditto and FedNova do the same."""
     algorithm = "SENT = {'delta': 'samples'}\n\n\ndef initial_client_state(model):\n    return {'v': model}\n\n\n"
     algorithm += (
@@ -262,7 +260,7 @@ def test_so_is_an_algorithm_of_ones_own(tmp_path: Path, train: str, message: str
         ready(tmp_path, LINEAR + MOMENTUM, algorithm, recipe="client", algorithm="own")
 
 
-def test_what_the_file_raises_is_told_as_it_is(tmp_path: Path) -> None:
+def test_errors_of_the_file_are_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         ready(tmp_path, "import no_such_package\n")
     with pytest.raises(ZeroDivisionError):
@@ -278,7 +276,7 @@ def test_what_is_judged_wrongly_names_the_client(tmp_path: Path) -> None:
         started(tmp_path, LINEAR + evaluate).run()
 
 
-def test_files_beside_it_can_be_imported(tmp_path: Path) -> None:
+def test_files_next_to_it_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "own_layers.py").write_text("from torch import nn\nOWN = nn.Linear(4, 3)\n")
     loop = ready(tmp_path, LINEAR.replace("nn.Linear(4, 3)", "__import__('own_layers').OWN"))
@@ -352,7 +350,7 @@ def test_a_client_that_exits_drops_out(tmp_path: Path) -> None:
     assert "exit code 3" in reporter.of("client.dropped")[0]["traceback"]
 
 
-def test_odd_files_beside_it_do_no_harm(tmp_path: Path) -> None:
+def test_odd_files_next_to_it_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "code" / "folder.py").mkdir(parents=True)
     (tmp_path / "code" / ".#client.py").symlink_to("me@here.1234")
     client = LINEAR.replace(

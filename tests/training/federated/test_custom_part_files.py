@@ -32,7 +32,7 @@ class TestFile:
         with pytest.raises(ConfigError, match=rf"run\.own_{key}\.shaer: {key}\.py has no such option\. Did you mean"):
             ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **{key: f"own_{key}"}, **{f"own_{key}": {"shaer": 1}})
 
-    def test_raises_with_its_own_line(self, tmp_path: Path, key: str, function: str) -> None:
+    def test_raises_with_the_line_of_the_file(self, tmp_path: Path, key: str, function: str) -> None:
         text = f"def {function}(*arguments):\n    return 1 / 0\n"
         with pytest.raises(ZeroDivisionError) as raised:
             train(ready(tmp_path, files={f"{key}.py": text}, **DIGITS, **{key: f"own_{key}"}))

@@ -152,13 +152,13 @@ class TestRule:
 
 
 class TestSelection:
-    def test_takes_part_who_it_says(self, tmp_path: Path) -> None:
+    def test_the_selected_clients_take_part(self, tmp_path: Path) -> None:
         rule = f"{SELECT}return np.array([round.round, 9])\n"
         loop = with_selection(tmp_path, rule, per_round=2)
         assert [sorted(report.clients.tolist()) for report in train(loop, 3)] == [[1, 9], [2, 9], [3, 9]]
         assert loop.server.last_rounds.tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 0, 3]
 
-    def test_is_told_what_is_known(self, tmp_path: Path) -> None:
+    def test_the_selection_gets_all_facts(self, tmp_path: Path) -> None:
         observed = f"{SELECT}seen.append(round)\n    return round.eligible[: round.count]\n\n\nseen = []\n"
         loop = with_selection(tmp_path, observed, per_round=4)
         train(loop, 2)
@@ -206,7 +206,7 @@ class TestSelection:
 
 
 class TestSplit:
-    def test_clients_have_what_it_says(self, tmp_path: Path) -> None:
+    def test_clients_have_the_samples_of_the_split(self, tmp_path: Path) -> None:
         by_label = f"{DIVIDE}return labels.by_split['train']\n"
         loop = with_split(tmp_path, by_label)
         counts = loop.federation.divided.counts()
@@ -233,7 +233,7 @@ class TestSplit:
         with pytest.raises((TypeError, ValueError), match=rf"^divide\(\) of split\.py .*{message}"):
             with_split(tmp_path, f"{DIVIDE}return {answer}\n")
 
-    def test_samples_look_as_its_view_says(self, tmp_path: Path) -> None:
+    def test_samples_are_transformed_by_its_view(self, tmp_path: Path) -> None:
         view = "\n\ndef view(batch, owners, seed, *, times=1.0):\n"
         view += "    features, labels = batch\n"
         view += "    return features * times * torch.from_numpy(1.0 + owners)[:, None], labels\n"
@@ -279,7 +279,7 @@ class TestSplit:
         found = list(config_checks.problems(parse({**DIGITS, "split": "own_split", **table}), 1))
         assert [problem.field for problem in found] == ([field] if field else [])
 
-    def test_is_of_no_use_to_clients_of_ones_own(self) -> None:
+    def test_custom_clients_refuse_a_split(self) -> None:
         (problem,) = config_checks.problems(parse({"recipe": "client", "split": "own_split"}), 1)
         assert problem.field == "split"
         assert "data(client) of client.py already says what each client has" in problem.message

@@ -18,5 +18,5 @@ def test_tables_are_those_of_the_code(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", [field for field in FOLDERS if field not in ("recipe", "transport")])
-def test_every_choice_is_told_of(field: str) -> None:
+def test_every_choice_is_described(field: str) -> None:
     assert [name for name in choices.names(FOLDERS[field]) if name not in TEXT] == []

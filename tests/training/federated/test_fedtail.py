@@ -211,7 +211,7 @@ class TestRounds:
         added = dict(more - fedavg.federation.model.weights.shared_shapes.items())
         assert added == {"discriminator.weight": (CLIENTS, 6), "discriminator.bias": (CLIENTS,)}
 
-    def test_together_as_one_by_one(self, tmp_path: Path) -> None:
+    def test_together_equals_alone(self, tmp_path: Path) -> None:
         """Places without a sample count for nothing, in any of the terms."""
         together, alone = (
             ready(tmp_path / name, {**RUN, "dtype": "fp64", "learning_rate": 0.02}) for name in ("together", "alone")

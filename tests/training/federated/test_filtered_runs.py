@@ -139,7 +139,7 @@ def test_what_was_sent_in_vain_is_counted(tmp_path: Path) -> None:
     assert (traffic.up > 400).all()
 
 
-def test_whoever_was_given_up_has_been_asked(tmp_path: Path) -> None:
+def test_dropped_clients_were_sent_the_model(tmp_path: Path) -> None:
     loop = run(tmp_path, {**LATE, "rounds": 1, "deadline": {"quantile": 0.5, "late": "drop"}})
     report = loop._report
     slow = sorted(report.clients[report.states == DROPPED].tolist())
@@ -161,7 +161,7 @@ def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]
     return loop._report, (before != loop.server.client_state["topk_residual"]).any(dim=1).tolist()
 
 
-def test_what_is_asked_beside_training_is_not_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_other_than_training_are_not_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line search asks for losses, and counts its bytes as they are."""
     table = {**TOPK_INT8, "rounds": 1}
     observed: list[ClientUpdates] = []

@@ -73,7 +73,7 @@ class TestEachChain:
             assert passed.state.keys() == state.keys() == created.state_names
             state = passed.state
 
-    def test_makes_the_same_of_a_client_whoever_is_beside_it(self, name: str) -> None:
+    def test_the_result_for_a_client_does_not_depend_on_the_others(self, name: str) -> None:
         created, rows = named(name, 50), drawn(6, 50)
         together, state = through(created, rows), created.begin(1)
         for client in range(6):
@@ -90,7 +90,7 @@ class TestEachChain:
         assert torch.equal(parts.rows, whole.rows)
         assert all(torch.equal(parts.wire[which], whole.wire[which]) for which in whole.wire)
 
-    def test_leaves_what_is_no_number_to_be_seen(self, name: str) -> None:
+    def test_leaves_non_finite_numbers_visible(self, name: str) -> None:
         for strange in (math.nan, math.inf, -math.inf):
             rows = drawn(3, 50)
             rows[1, 20] = strange
@@ -264,7 +264,7 @@ class TestRefused:
         assert [problem.field for problem in problems] == ["filters"]
         assert "work on an update called delta, but fedavg sends curvature, gradient." in problems[0].message
 
-    def test_what_an_algorithm_sends_beside_its_update_travels_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_an_algorithm_sends_with_its_update_stays_unfiltered(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _send_else(monkeypatch, {"delta": "samples", "control": "clients"})
         assert not list(config_checks.problems(config.parse({"filters": ["topk"]}), 1))
 
@@ -280,7 +280,7 @@ def _send_else(monkeypatch: pytest.MonkeyPatch, sent: dict[str, str]) -> None:
     monkeypatch.setitem(choice.constants, "SENT", sent)
 
 
-def test_a_site_without_torch_can_look_at_them() -> None:
+def test_a_site_without_torch_can_list_them() -> None:
     text = (
         "import sys; sys.modules['torch'] = None\n"
         "from training.federation import parts\n"

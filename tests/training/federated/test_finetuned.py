@@ -31,7 +31,7 @@ def judged(loop: Rounds) -> Evaluation:
 
 
 @pytest.mark.parametrize("alone", ["", "forced"])
-def test_each_client_is_judged_where_its_own_steps_lead(alone: str, tmp_path: Path) -> None:
+def test_each_client_is_evaluated_after_its_steps(alone: str, tmp_path: Path) -> None:
     tabular = {**REGRESSION["tabular"], "held_out": 4}
     chosen: dict[str, Any] = {"tabular": tabular, "finetune_steps": 3, "client_lr_schedule": "exponential"}
     federation = Federation(tmp_path, "fedavg", REGRESSION, exponential={"decay": 0.5}, **chosen)
@@ -48,7 +48,7 @@ def test_each_client_is_judged_where_its_own_steps_lead(alone: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "gossip", "scaffold"])
-def test_stacked_and_one_by_one_agree_whatever_clients_keep(name: str, tmp_path: Path) -> None:
+def test_stacked_and_single_clients_agree_whatever_clients_store(name: str, tmp_path: Path) -> None:
     federation = Federation(tmp_path, name, DIGITS_FP64, finetune_steps=5)
     federation.go(2)
     first = judged(federation.loop)
@@ -68,7 +68,7 @@ def test_training_goes_on_as_without_it(tmp_path: Path) -> None:
     assert reporter.series["finetuned_accuracy"][3] > reporter.series["accuracy"][3]
 
 
-def test_clients_of_ones_own_are_tuned_and_judged_in_their_own_way(tmp_path: Path) -> None:
+def test_custom_clients_are_tuned_and_evaluated_by_custom_functions(tmp_path: Path) -> None:
     source = "\n\ndef train(model, batches, learning_rate, *, client):\n    nn.init.constant_(model.bias, client)\n"
     source += "    return float(len(batches))\n"
     source += "\n\ndef evaluate(model, x, y):\n    return {'accuracy': float(model.bias[0])}\n"

@@ -87,7 +87,7 @@ def test_losses_of_samples_have_the_mean_that_it_trains_by(texts: Path, tmp_path
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_weights_are_the_trainers_own(tied: bool, texts: Path, tmp_path: Path) -> None:
+def test_weights_equal_those_of_the_trainer(tied: bool, texts: Path, tmp_path: Path) -> None:
     """They have the same seed and are equal parameter by parameter; a tied head stays the embedding."""
     rounds = rounds_of(tmp_path, table(texts, seed=5, language={"tied": tied}))
     federation = rounds.federation
@@ -113,7 +113,7 @@ def test_it_starts_from_the_weights_that_it_names(texts: Path, tmp_path: Path) -
         assert torch.equal(value, read(name))
 
 
-def test_older_shards_say_why_nobody_owns_them(texts: Path, tmp_path: Path) -> None:
+def test_older_shards_explain_why_they_have_no_owners(texts: Path, tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path / "first", table(texts, language={"validation_percent": 21.0}))
     path = rounds.federation.prepared.path / owners.FILE
     path.unlink()

@@ -52,7 +52,7 @@ def minimum(folder: Path, table: dict[str, Any]) -> float:
         ("flens", {"rows": 7, "line_search": False}),
     ],
 )
-def test_with_the_whole_hessian_a_quadratic_takes_one_round(
+def test_with_the_whole_hessian_a_quadratic_takes_a_single_round(
     algorithm: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     loop = ready(tmp_path, {**QUADRATIC, "algorithm": algorithm, algorithm: options})

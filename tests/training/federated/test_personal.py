@@ -32,7 +32,7 @@ class TestAPart:
         assert federation.messages.up.tensors == {"delta": ((numbers,), torch.float64)}
         assert set(federation.messages.down.tensors) == set(layout.shared_shapes)
 
-    def test_is_each_clients_own(self, name: str, tmp_path: Path) -> None:
+    def test_is_different_for_each_client(self, name: str, tmp_path: Path) -> None:
         part, run = PARTS[name]
         federation = Federation(tmp_path, name, DIGITS_FP64, **run)
         layout, before = federation.loop.federation.model.weights, federation.model
@@ -44,7 +44,7 @@ class TestAPart:
         expected = {PERSONAL, STATISTICS} if name == "fedbn" else {PERSONAL}
         assert federation.server.client_state.keys() == expected
 
-    def test_of_one_client_is_as_if_it_travelled(self, name: str, tmp_path: Path) -> None:
+    def test_with_a_single_client_it_equals_fedavg(self, name: str, tmp_path: Path) -> None:
         _, run = PARTS[name]
         personal, plain = (
             Federation(tmp_path, algorithm, DIGITS_FP64, clients=1, split="iid", **run)
@@ -84,7 +84,7 @@ class TestDitto:
             assert report.loss == expected.loss
         assert ditto.messages == plain.messages
 
-    def test_a_clients_own_model_is_held_near_it(self, tmp_path: Path) -> None:
+    def test_a_personal_model_is_pulled_towards_the_global_model(self, tmp_path: Path) -> None:
         pull, rate = 1.5, 0.05
         federation = Federation(tmp_path, "ditto", REGRESSION, epochs=3, per_round=2, options={"pull": pull})
         parts, models = quadratics(federation), federation.model.expand(4, -1).clone()
@@ -97,7 +97,7 @@ class TestDitto:
             torch.testing.assert_close(federation.server.client_state["personal_model"], models, rtol=0, atol=1e-12)
         assert len(models.unique(dim=0)) == 4  # type: ignore[no-untyped-call]
 
-    def test_clients_are_judged_by_their_own(self, tmp_path: Path) -> None:
+    def test_clients_are_evaluated_with_personal_models(self, tmp_path: Path) -> None:
         federation = Federation(tmp_path, "ditto", DIGITS_FP64)
         federation.go(2)
         judged = federation.loop.evaluator.evaluate(federation.server, should_continue=lambda: True)

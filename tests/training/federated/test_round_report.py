@@ -88,7 +88,7 @@ def judged(draw: np.random.Generator, accuracies: NDArray[np.float64]) -> Evalua
     return Evaluation({"loss": draw.lognormal(), "accuracy": draw.random()}, {"accuracy": by_client})
 
 
-def test_the_fullest_event_is_told_whole(clock: Clock, tmp_path: Path) -> None:
+def test_the_largest_event_is_reported_whole(clock: Clock, tmp_path: Path) -> None:
     """It reports as many rounds as one event does, the last few of 10,000 clients: it has room, and can be read."""
     reporter = vigil_report.Stream(tmp_path, rank=0, incarnation=0)
     round_reporter, draw = RoundReporter(reporter, NAMELESS, coverage()), np.random.default_rng(0)

@@ -121,7 +121,7 @@ def test_another_federation_is_not_resumed_from(change: dict[str, Any], field: s
     assert run(tmp_path, {**DIGITS, "rounds": 2, "learning_rate": 0.1, "per_round": 5}).step == 2
 
 
-def test_series_and_rows_of_rounds_tell_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_series_and_rows_of_rounds_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reporter = RecordingReporter()
     run(tmp_path, {**DIGITS, "per_round": 5}, reporter=reporter)
     assert capsys.readouterr().out.splitlines()[-1] == "completed at round 6, saved as step-6"
@@ -151,7 +151,7 @@ def test_digits_reach_their_accuracy(seed: int, tmp_path: Path) -> None:
     assert reporter.series["accuracy"][30] >= 0.93
 
 
-def test_a_model_that_normalises_is_computed_one_by_one_and_says_so(tmp_path: Path) -> None:
+def test_a_model_that_normalises_is_computed_client_by_client_and_reported(tmp_path: Path) -> None:
     reporter = RecordingReporter()
     table = {**DIGITS, "rounds": 2, "tabular": {"hidden": 8, "batch_norm": True}}
     run(tmp_path, table, reporter=reporter)

@@ -77,7 +77,7 @@ def test_what_every_selection_promises(name: str, clients: int, seed: int, round
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_round_seed_or_try_asks_others(name: str) -> None:
+def test_another_round_seed_or_try_selects_others(name: str) -> None:
     of = config_of(name, clients=1000)
     first = select(of, 1).tolist()
     assert first != select(of, 2).tolist()
@@ -162,7 +162,7 @@ class TestByLoss:
         assert {3, 8, 15} < set(found)
 
     @pytest.mark.parametrize("claimed", [1e9, 1e300])
-    def test_a_claimed_loss_counts_no_more_than_a_high_one(self, claimed: float) -> None:
+    def test_a_claimed_loss_counts_no_more_than_a_high_loss(self, claimed: float) -> None:
         """Four report more than the others let expect, one of them without bounds: they are drawn alike."""
         losses = np.linspace(1.0, 2.0, 20)
         losses[[0, 5, 9, 14]] = [claimed, 4.0, 4.0, 4.0]
@@ -170,7 +170,7 @@ class TestByLoss:
         assert found[0] == pytest.approx(1 / 4, abs=0.06)
         assert found[[0, 5, 9, 14]].sum() == pytest.approx(1)
 
-    def test_as_many_candidates_as_are_asked_are_no_choice(self) -> None:
+    def test_as_many_candidates_as_participants_leave_no_choice(self) -> None:
         losses = np.arange(20.0)
         of = config_of("by_loss", clients=20, per_round=5, candidates=5)
         assert np.abs(shares(of, 1500, losses=losses) - 0.25).max() < 0.06

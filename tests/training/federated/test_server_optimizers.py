@@ -44,7 +44,7 @@ def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
     assert torch.equal(server.go(3), plain.go(3))
 
 
-def test_one_step_each_is_synchronous_sgd(tmp_path: Path) -> None:
+def test_a_single_local_step_is_synchronous_sgd(tmp_path: Path) -> None:
     """The clients' rate, the server's momentum: torch's own optimizer on everything that they have."""
     options = {"learning_rate": 1.0, "momentum": 0.9}
     federation = Federation(tmp_path, "fedavgm", REGRESSION, epochs=None, local_steps=1, options=options)

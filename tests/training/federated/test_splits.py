@@ -64,7 +64,7 @@ def divide(split: str, labels: Labels, clients: int, *, seed: int = 0, **options
 @example("dirichlet", 60, 60, 1, 0)
 @example("shards", 40, 40, 10, 0)
 @settings(max_examples=150, deadline=None)
-def test_every_sample_has_one_owner_and_none_is_invented_or_lost(
+def test_every_sample_has_exactly_one_owner_and_none_is_invented_or_lost(
     name: str, clients: int, more: int, classes: int, seed: int
 ) -> None:
     labels = labels_of(clients + more, classes, seed=seed, validation=more // 3)
@@ -102,7 +102,7 @@ def test_another_seed_another_split(name: str) -> None:
 
 @given(st.integers(1, 200), st.integers(0, 1000), st.sampled_from(["iid", "shift"]))
 @settings(max_examples=50, deadline=None)
-def test_alike_means_as_many_within_one(clients: int, more: int, name: str) -> None:
+def test_iid_sizes_differ_by_at_most_one(clients: int, more: int, name: str) -> None:
     sizes = divide(name, labels_of(clients + more, 3), clients).sizes
     assert sizes.max() - sizes.min() <= 1
 
@@ -127,14 +127,14 @@ def test_with_no_more_samples_than_clients_everybody_has_a_shard() -> None:
     assert (divide("shards", labels_of(50, 10), 50, shards_each=8).sizes == 1).all()
 
 
-def test_a_small_alpha_leaves_few_classes_and_a_large_one_all() -> None:
+def test_a_small_alpha_leaves_few_classes_and_a_large_alpha_all() -> None:
     labels = labels_of(10_000, 10)
     few, all_ = ((divide("dirichlet", labels, 10, alpha=alpha).counts() > 20).sum(axis=1) for alpha in (0.01, 1000.0))
     assert few.mean() < 2.5
     assert (all_ == 10).all()
 
 
-def test_an_alpha_too_small_for_floats_gives_each_class_to_one() -> None:
+def test_an_alpha_too_small_for_floats_gives_each_class_to_a_single_client() -> None:
     draw = np.random.RandomState(0)
     assert any(np.isnan(np.random.RandomState(seed).dirichlet([0.001] * 2)).any() for seed in range(10))
     for _ in range(50):
@@ -375,5 +375,5 @@ class TestShift:
         assert torch.equal(*weights)
 
 
-def test_all_splits_but_one_leave_samples_as_they_are() -> None:
+def test_only_shift_changes_samples() -> None:
     assert [name for name in NAMES if parts.split(name).view is not None] == ["shift"]

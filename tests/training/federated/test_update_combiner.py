@@ -94,7 +94,7 @@ class TestAnAttack:
             ("fltrust", {"root_samples": 60}),
         ],
     )
-    def test_is_borne_and_told(self, aggregation: str, options: Any, tmp_path: Path) -> None:
+    def test_is_tolerated_and_reported(self, aggregation: str, options: Any, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path, aggregation=aggregation, **{aggregation: options})
         scale_updates(rounds, factor=FAR)
         reports = train(rounds, 10)
@@ -153,7 +153,7 @@ class TestTenTimesTooLarge:
         )
 
 
-def test_the_update_of_the_only_one_that_counts_is_the_next_model_s(tmp_path: Path) -> None:
+def test_the_only_update_that_counts_gives_the_next_model(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, aggregation="krum", krum={"f": 1}, dtype="fp64")
     before, found = rounds.server.weights.clone(), watch(rounds)
     (report,) = train(rounds)
@@ -212,7 +212,7 @@ def test_late_updates_are_among_those_that_are_combined(tmp_path: Path) -> None:
     assert combined.left_out.tolist() == [0, 1, 4, 9]
 
 
-def test_a_robust_round_waits_by_a_deadline_and_tells_of_late_ones(tmp_path: Path) -> None:
+def test_a_robust_round_waits_until_a_deadline_and_reports_late_clients(tmp_path: Path) -> None:
     table: dict[str, Any] = {"aggregation": "multi_krum", "multi_krum": {"f": 2}, "clients": 20}
     rounds = rounds_of(tmp_path, **table, pace="deadline", deadline={"quantile": 0.6})
     scale_updates(rounds, factor=FAR)
@@ -233,7 +233,7 @@ def test_a_round_with_too_few_updates_is_tried_again_and_then_given_up(tmp_path:
     assert torch.equal(rounds.server.weights, before)
 
 
-def test_a_client_that_fails_is_no_rejected_one(tmp_path: Path) -> None:
+def test_a_client_that_fails_is_not_counted_as_rejected(tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path, aggregation="median", learning_rate=0.1)
     rounds.work.unstacked_reason = "for the test"
     compute_each = rounds.work._compute_each
@@ -283,7 +283,7 @@ class TestWhatTheServerTrainsOn:
         (problem,) = config_checks.problems(parsed, 1)
         assert problem.field == field
 
-    def test_is_taken_only_where_it_is_asked_for(self, tmp_path: Path) -> None:
+    def test_root_samples_are_taken_only_where_requested(self, tmp_path: Path) -> None:
         rounds = rounds_of(tmp_path)
         assert len(rounds.federation.divided.root) == 0
         assert data_division.root_samples(rounds.config) == 0
@@ -324,7 +324,7 @@ def _run_rank(rank: int, size: int, folder: Path, table: dict[str, Any]) -> None
     ],
     ids=lambda table: table.get("attack", table.get("algorithm", table["aggregation"])),
 )
-def test_the_same_bits_on_one_two_and_three_ranks(table: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_bits_on_any_number_of_ranks(table: dict[str, Any], tmp_path: Path) -> None:
     for size in (1, 2, 3):
         processes = [ranks.fork(_run_rank, rank, size, tmp_path, table) for rank in range(size)]
         for process in processes:

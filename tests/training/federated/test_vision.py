@@ -52,7 +52,7 @@ def test_losses_have_the_dtype_of_the_model() -> None:
     assert created.score(model, batch)["loss"].dtype == torch.float64
 
 
-def test_what_normalises_is_known_by_name() -> None:
+def test_normalising_layers_are_found_by_name() -> None:
     model = task(batch_norm=True).model
     assert {name for name in parameters(model) if name in batch_norm_tensors(model)} == {
         f"convolutions.{layer}.{part}" for layer in (1, 4) for part in ("weight", "bias")

@@ -78,7 +78,7 @@ def test_the_minority_is_named_or_nobody(votes: dict[int, int], wrong: tuple[int
     assert minority(votes) == (wrong, tuple(votes))
 
 
-def test_its_sentence_says_who_or_that_nobody_can_tell() -> None:
+def test_its_sentence_names_the_rank_or_that_it_cannot_be_determined() -> None:
     assert str(Corruption("replica", (2,), (0, 1, 2), "model.head")) == (
         "the replica check finds rank 2 wrong (model.head)"
     )
@@ -110,7 +110,7 @@ def test_a_device_that_differs_from_itself_is_named(monkeypatch: pytest.MonkeyPa
     assert checks.probe() is None, "it was there once, and is not any more"
 
 
-def test_one_rank_alone_has_nothing_to_compare_with() -> None:
+def test_a_single_rank_has_nothing_to_compare_with() -> None:
     world = World(0, 1, torch.device("cpu"))
     assert compare(world, {"model": {"w": torch.ones(2)}, "optimizer": {}}) is None
 

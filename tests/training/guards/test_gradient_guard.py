@@ -304,7 +304,7 @@ def test_the_scale_follows_grad_scaler() -> None:
         assert ours.value.item() == theirs.get_scale()
 
 
-def test_first_batches_without_a_gradient_condemn_no_later_one() -> None:
+def test_first_batches_without_a_gradient_skip_no_later_batch() -> None:
     guard = GradientGuard(CPU, clip=1.0)
     found = _feed(guard, [0.0, *_norms(3 * ARMED_STEPS)])
     assert not any(report.skipped.item() for report in found)

@@ -104,7 +104,7 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path: Path) -> None:
     assert "NumericsError: numerics.divergence" in incarnation.output()
 
 
-def test_a_level_that_has_changed_is_told_and_ends_no_run(tmp_path: Path) -> None:
+def test_a_changed_level_is_reported_and_ends_no_run(tmp_path: Path) -> None:
     """Seven skipped steps are fewer than end it, and no longer count once it is learned."""
     run = planted_run(tmp_path, {"level": 60}, steps=80)
     run.finish(1)

@@ -53,7 +53,7 @@ def test_replicas_that_exchange_no_gradients_are_not_blamed(tmp_path: Path) -> N
     assert event["what"].endswith("gradient norm nan")
 
 
-def test_a_replica_whose_loss_it_was_is_named(tmp_path: Path) -> None:
+def test_the_replica_with_the_bad_loss_is_named(tmp_path: Path) -> None:
     """Norms are of all replicas together, so that they skip alike; a loss is each one's own."""
     run = planted_run(tmp_path, {"passing": 31, "passing_rank": 1}, steps=60, communication="local_sgd")
     incarnation = run.start(2)
@@ -73,7 +73,7 @@ def test_a_step_is_done_again_with_the_weights_that_a_replica_had(tmp_path: Path
     assert (event["step"], event["rank"], event["where"]) == (30, 1, "the gradient of 2's output")
 
 
-def test_a_nan_stops_all_ranks_and_tells_where_it_came_from(tmp_path: Path) -> None:
+def test_a_nan_stops_all_ranks_and_its_origin_is_reported(tmp_path: Path) -> None:
     nan = sample_at(30, 11)  # the second of two ranks has it
     run = planted_run(tmp_path, {"nan": nan}, steps=200, checkpoint_every=5)
     incarnation = run.start(2)
@@ -154,7 +154,7 @@ def _before_the_third_step(spoil: Callable[[dict[str, nn.Module]], None]) -> Non
     ids=["tp", "cp", "pp, there and back", "pp, backward"],
 )
 @pytest.mark.sampled(2)
-def test_who_was_sent_a_nan_is_not_the_one_it_came_from(
+def test_a_rank_that_received_a_nan_is_not_its_origin(
     spy: str, settings: dict[str, Any], where: str, tmp_path: Path
 ) -> None:
     language = {**TINY["language"], "layers": 4}
@@ -166,7 +166,7 @@ def test_who_was_sent_a_nan_is_not_the_one_it_came_from(
     assert (event["step"], event["rank"], event["where"], event["ranks"]) == (3, 1, where, [0, 1])
 
 
-def test_a_worker_of_a_parameter_server_says_what_is_not_finite(tmp_path: Path) -> None:
+def test_a_worker_of_a_parameter_server_names_what_is_not_finite(tmp_path: Path) -> None:
     run = planted_run(tmp_path, {"nan": sample_at(30, 11)}, steps=40, communication="parameter_server")
     incarnation = run.start(2)
     incarnation.processes[1].join(60)

@@ -59,7 +59,7 @@ def test_what_was_waited_before_a_pause_is_forgotten_with_it() -> None:
     assert _parts(turned) == pytest.approx((0.0, 1.0, 0.5 / 3))
 
 
-def test_a_step_lasts_as_long_as_is_known_of_it_later() -> None:
+def test_the_length_of_a_step_is_read_later() -> None:
     """The host runs ahead of a GPU; what is read later may be of other steps than those of this window."""
     turned = Turned()
     for _ in range(4):

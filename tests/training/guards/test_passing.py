@@ -27,7 +27,7 @@ def _troubles(own: set[int], ranks: int) -> list[Trouble]:
     ],
     ids=["one rank", "two ranks", "a gradient", "a stage", "a pair", "alone"],
 )
-def test_who_it_was_is_said_where_it_is_known(
+def test_the_faulty_rank_is_named_if_it_can_be_determined(
     own: set[int], shares: list[int], named: tuple[int, ...], among: tuple[int, ...]
 ) -> None:
     found = transient.judge(_troubles(own, len(shares)), shares=shares)

@@ -36,22 +36,22 @@ def _slow(table: Table, rank: int, part: str, seconds: float) -> Table:
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_slow_rank_is_told_once_after_three_windows(ranks: int, part: str) -> None:
+def test_a_slow_rank_is_reported_once_after_three_windows(ranks: int, part: str) -> None:
     tables = [_slow(_table(ranks), 1, part, 0.2) for _ in range(8)]
     assert _judge(tables) == [(WINDOWS, 1, part)]
 
 
-def test_one_that_was_slow_by_chance_is_not() -> None:
+def test_a_rank_that_was_slow_by_chance_is_not() -> None:
     tables = [_slow(_table(4), window % 4, "compute", 0.2) for window in range(12)]
     assert _judge(tables) == []
 
 
-def test_one_that_is_slow_again_is_told_again() -> None:
+def test_a_rank_that_is_slow_again_is_reported_again() -> None:
     slow = [_slow(_table(4), 2, "data", 0.3) for _ in range(3)]
     assert _judge([*slow, _table(4), *slow]) == [(3, 2, "data"), (7, 2, "data")]
 
 
-def test_who_is_named_now_is_known_until_it_is_as_fast_as_the_others() -> None:
+def test_the_slowest_rank_is_named_until_it_is_as_fast_as_the_others() -> None:
     stragglers = Stragglers(World(0, 4, torch.device("cpu")))
     slow, two = _slow(_table(4), 2, "data", 0.3), _slow(_slow(_table(4), 2, "data", 0.3), 1, "compute", 0.2)
     named = []
@@ -79,6 +79,6 @@ def test_noise_is_no_straggler(seed: int) -> None:
     assert _judge(tables) == []
 
 
-def test_two_of_eight_are_both_told() -> None:
+def test_two_of_eight_are_both_reported() -> None:
     tables = [_slow(_slow(_table(8), 1, "compute", 0.2), 6, "data", 0.2) for _ in range(3)]
     assert _judge(tables) == [(3, 1, "compute"), (3, 6, "data")]

@@ -42,7 +42,7 @@ def test_the_portals_number_is_taken(run_dir: Path) -> None:
     assert json.loads((attempt.folder / "owner.json").read_text()) == {"scheduler_id": "100", "restart_count": 0}
 
 
-def test_our_own_folder_is_found_again(run_dir: Path) -> None:
+def test_the_folder_of_the_submission_is_found_again(run_dir: Path) -> None:
     """Another node of the same submission, and a launcher that was started again."""
     _hint(run_dir, 1)
     first = take_attempt(_plan(run_dir))
@@ -50,7 +50,7 @@ def test_our_own_folder_is_found_again(run_dir: Path) -> None:
     assert take_attempt(_plan(run_dir, node_rank=1)).folder == first.folder
 
 
-def test_a_requeue_is_the_next_attempt_and_not_the_chosen_one(run_dir: Path) -> None:
+def test_a_requeue_is_the_next_attempt_without_the_chosen_checkpoint(run_dir: Path) -> None:
     """A person's choice was for the submission that they requested."""
     _hint(run_dir, 1, "step-200")
     assert take_attempt(_plan(run_dir)).resume == "step-200"
@@ -71,7 +71,7 @@ def test_a_hint_that_makes_no_sense_is_none(run_dir: Path, hint: str) -> None:
 
 
 @pytest.mark.parametrize("resume", ["../../../etc", "step-4/..", ".step-4.1", "step--1", ""])
-def test_a_chosen_checkpoint_must_be_a_name_of_one(run_dir: Path, resume: str) -> None:
+def test_a_chosen_checkpoint_must_have_the_name_of_a_checkpoint(run_dir: Path, resume: str) -> None:
     _hint(run_dir, 1, resume)
     assert take_attempt(_plan(run_dir)).resume == ""
 
@@ -167,7 +167,7 @@ def test_a_fresh_job_starts_from_the_start(run_dir: Path) -> None:
     assert newest_on_lineage(run_dir / "job") == ""
 
 
-def test_the_newest_commit_of_the_newest_launch_that_made_one(run_dir: Path) -> None:
+def test_the_newest_commit_of_the_newest_launch_with_a_commit(run_dir: Path) -> None:
     _launches(run_dir, "", "step-200", "step-200")
     _commit(run_dir, 100, 1)
     _commit(run_dir, 200, 1)
@@ -269,7 +269,7 @@ def test_the_code_of_a_federation_is_no_program(run_dir: Path, text: str, code: 
         ('kind = "federated"\n[client]\nref = 1\n', "client.ref must be text"),
     ],
 )
-def test_a_plan_that_makes_no_sense_says_what(run_dir: Path, text: str, message: str) -> None:
+def test_an_invalid_plan_names_the_problem(run_dir: Path, text: str, message: str) -> None:
     (run_dir / "portal" / "run.toml").write_text(text)
     with pytest.raises(BadPlan, match=message):
         read_plan(run_dir, {})

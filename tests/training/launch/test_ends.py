@@ -65,7 +65,7 @@ def test_every_rank_of_a_script_and_who_ended_it(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_one_event_and_file_an_incarnation_and_a_look_where_it_ended_badly(run: Run, tmp_path: Path) -> None:
+def test_an_event_and_a_file_per_incarnation_and_a_node_report_after_a_failure(run: Run, tmp_path: Path) -> None:
     (tmp_path / "kmsg").write_text(f"6,1,{int(time.monotonic() * 1e6)},-;{KILLED}\n")
     (tmp_path / "groups").mkdir()
     for name, text in (("cgroup.controllers", "memory"), ("memory.events", "oom_kill 3\n"), ("memory.max", "max")):
@@ -109,7 +109,7 @@ def test_a_driver_that_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_look_where_it_was_asked_to_stop(run: Run) -> None:
+def test_no_node_report_after_a_requested_stop(run: Run) -> None:
     launcher = run.fake(steps=ENDLESS)
     run.started()
     launcher.send_signal(signal.SIGTERM)
@@ -121,7 +121,7 @@ def test_no_look_where_it_was_asked_to_stop(run: Run) -> None:
 class TestRoom:
     """A disk that is full by then."""
 
-    def test_what_is_told_goes_where_room_was_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reports_use_the_reserved_space(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         disk_reserve = DiskReserve(tmp_path, "ends/.reserve.0")
         disk_reserve.reserve()
 
@@ -174,7 +174,7 @@ class TestControlGroups:
 
 
 class TestLooking:
-    def test_of_the_kernel_its_own_words_of_the_last_ten_minutes(
+    def test_only_kernel_messages_of_the_last_ten_minutes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = time.monotonic()
@@ -213,7 +213,7 @@ class TestLooking:
         about = {"incarnation": 0, "node": "dgx01", "node_rank": 0, "shm": {"total_mib": 64, "most_mib": 3}}
         return {"folder": str(tmp_path), "reserve": "looks/.reserve.0", "asks_driver": False, **about}
 
-    def test_what_takes_no_time_is_told_whatever_becomes_of_the_rest(
+    def test_quick_facts_are_reported_whatever_happens_to_the_rest(
         self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def hangs(_: Path) -> None:
@@ -228,7 +228,7 @@ class TestLooking:
         assert payload["not_seen"] == {"disk": "it had not answered"}
 
     @pytest.mark.parametrize("has_said", [True, False])
-    def test_what_there_was_no_room_for_was_not_seen(
+    def test_facts_without_space_are_listed_as_missing(
         self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, has_said: bool
     ) -> None:
         if not has_said:

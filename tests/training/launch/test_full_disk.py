@@ -59,9 +59,7 @@ def test_ranks_start_again_once_there_is_room(run: Run, job_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("full", ["room", "inodes"])
-def test_a_look_at_a_node_is_told_where_room_was_kept(
-    job_dir: Path, monkeypatch: pytest.MonkeyPatch, full: str
-) -> None:
+def test_a_node_report_uses_the_reserved_space(job_dir: Path, monkeypatch: pytest.MonkeyPatch, full: str) -> None:
     (job_dir / "logs").mkdir()
     monkeypatch.setenv("VIGIL_KMSG", "/nowhere/kmsg")
     plan = LaunchPlan(run_dir=job_dir, scheduler_id="1", restart_count=0, node="dgx01")
@@ -96,7 +94,7 @@ def test_launchers_still_show_that_they_live(tmp_path: Path, monkeypatch: pytest
     assert mine._peer_files[theirs.me.id].beats == before + 1
 
 
-def test_a_start_that_could_not_be_told_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_could_not_be_recorded_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _is_denied)
         with pytest.raises(OSError, match="No space left"):

@@ -99,7 +99,7 @@ def test_what_the_gpus_do_together(nvml: StandIn, watch: Any) -> None:
     ],
     ids=["one of two", "only one"],
 )
-def test_what_a_gpu_does_not_tell_is_no_zero(
+def test_what_a_gpu_does_not_report_is_not_zero(
     nvml: StandIn, watch: Any, names: tuple[str, ...], told: dict[str, float]
 ) -> None:
     """A slice of a GPU (MIG) knows neither its use nor its power."""
@@ -107,7 +107,7 @@ def test_what_a_gpu_does_not_tell_is_no_zero(
     assert until(watch(*names).look) == told
 
 
-def test_which_gpus_they_are_is_told_once_and_again_when_they_are_others(nvml: StandIn, watch: Any) -> None:
+def test_gpus_are_reported_once_and_again_when_they_change(nvml: StandIn, watch: Any) -> None:
     watched = watch("1", uuid(0))
     until(watched.look)
     h100 = {"name": "NVIDIA H100 80GB HBM3"}
@@ -121,14 +121,14 @@ def test_which_gpus_they_are_is_told_once_and_again_when_they_are_others(nvml: S
     assert until(lambda: watched.told("gpus")[1:]) == [{"gpus": [{**first, "uuid": "GPU-another"}, second]}]
 
 
-def test_the_gpu_of_a_slice_is_told_with_it(nvml: StandIn, watch: Any) -> None:
+def test_the_gpu_of_a_slice_is_reported_with_it(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "1 mig 1", "1 slice 4 20480")
     watched = watch(slice_uuid(1, 4))
     ((gpu,),) = [report["gpus"] for report in until(lambda: watched.told("gpus"))]
     assert (gpu["uuid"], gpu["parent"]) == (slice_uuid(1, 4), uuid(1))
 
 
-def test_a_lost_gpu_is_told_once_and_stays_in_the_mean(nvml: StandIn, watch: Any) -> None:
+def test_a_lost_gpu_is_reported_once_and_stays_in_the_mean(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
     watched = watch("0", "1")
     until(watched.look)
@@ -151,14 +151,14 @@ def test_a_lost_gpu_is_told_once_and_stays_in_the_mean(nvml: StandIn, watch: Any
     assert watched.look() == {"gpu_percent": 0.0}
 
 
-def test_one_that_was_lost_before_is_told_too(nvml: StandIn, watch: Any) -> None:
+def test_a_gpu_that_was_lost_before_is_reported_too(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "1 lost 1")
     watched = watch("0", "1")
     (lost,) = until(lambda: watched.told("gpu.lost"))
     assert (lost["gpu"], lost.get("uuid")) == ("1", None)
 
 
-def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Any) -> None:
+def test_silence_is_reported_with_its_start_and_its_end(nvml: StandIn, watch: Any) -> None:
     watched = watch("0", "1", silent_seconds=1.0)
     until(watched.look)
     hung = time.time()
@@ -173,7 +173,7 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: An
     assert len(watched.told("gpu.silent")) == 1
 
 
-def test_without_nvidia_nothing_is_told_and_nothing_started_again(watch: Any) -> None:
+def test_without_nvidia_nothing_is_reported_and_nothing_restarted(watch: Any) -> None:
     if machine.gpus(None):
         pytest.skip("here is a driver")
     watched = watch("0")
@@ -199,7 +199,7 @@ def test_gpus_are_those_that_ranks_see(nvml: StandIn, visible: str | None, names
     assert all(gpu["memory_gib"] == 80.0 for gpu in report.get("gpus", []))
 
 
-def test_a_driver_that_hangs_costs_only_its_own_part(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_gpus_are_missing_when_the_driver_hangs(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "GPU_SECONDS", 0.5)
     nvml.set_state("* hang 1")
     assert machine.gpus(None) == {}
@@ -235,7 +235,7 @@ def test_a_driver_that_hangs_holds_up_no_launcher(run: Run, nvml: StandIn) -> No
 
 
 @pytest.mark.slow
-def test_a_launcher_loads_no_driver_and_tells_a_lost_gpu(run: Run, nvml: StandIn) -> None:
+def test_a_launcher_loads_no_driver_and_reports_a_lost_gpu(run: Run, nvml: StandIn) -> None:
     nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
     run.describe('kind = "distributed"\n[launch]\ngpus_per_node = 2\nsample_seconds = 0.1\n')
     launcher = run.launch(json.dumps({"steps": ENDLESS}), environment=nvml.environment)

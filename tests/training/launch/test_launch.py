@@ -108,7 +108,7 @@ def test_exit_code_0_in_the_midst_of_a_run_is_no_success(run: Run, ranks: int) -
     assert len(run.events("incarnation.started")) == 1
 
 
-def test_only_the_launcher_asks_for_another_turn(run: Run) -> None:
+def test_only_the_launcher_requests_a_requeue(run: Run) -> None:
     """A program that ends with 75 each time would else be queued again forever."""
     assert run.fake(steps=40, accidents=[accident(0, 5, "exit", code=75)]).wait(PATIENCE_S) == 1
     assert run.result()["exit_code"] == 1
@@ -217,7 +217,7 @@ def test_what_ranks_leave_behind_is_ended(run: Run) -> None:
     run.assert_nothing_left()
 
 
-def test_an_older_launch_stops_when_a_newer_one_takes_over(run: Run) -> None:
+def test_an_older_launch_stops_when_a_newer_launch_takes_over(run: Run) -> None:
     older = run.fake(steps=ENDLESS)
     run.started()
     newer = run.launch(json.dumps({"steps": 30}), job="101")
@@ -262,7 +262,7 @@ def test_every_report_arrives_once_whatever_is_killed(run: Run, server: Server) 
     assert sorted(run.losses()[0] | run.losses()[1]) == list(range(1, 151))
 
 
-def test_a_command_that_cannot_be_started_says_so(run: Run) -> None:
+def test_a_command_that_cannot_be_started_is_reported(run: Run) -> None:
     """The interpreter vanishes between the look at it and the start of the second incarnation."""
     python = run.path / "python"
     python.symlink_to(sys.executable)

@@ -134,7 +134,7 @@ def test_a_leader_that_was_only_paused_ends_its_ranks_and_stands_by(run: Run) ->
     assert job.stop(0) == [75, 75]
 
 
-def test_with_too_few_nodes_it_waits_and_then_asks_for_another_turn(run: Run) -> None:
+def test_with_too_few_nodes_it_waits_and_then_requests_a_requeue(run: Run) -> None:
     """Exit code 75: something was committed, so the scheduler may queue it again at once."""
     job = Elastic(run, least=2, nodes=3, launch="return_seconds = 2.0\n")
     job.started(0)
@@ -176,7 +176,7 @@ def test_shrinking_counts_against_the_budget_and_growing_does_not(run: Run) -> N
     assert run.result()["first_failure"]["incarnation"] == 3
 
 
-def test_a_run_begins_with_fewer_nodes_than_asked_for(run: Run) -> None:
+def test_a_run_begins_with_fewer_nodes_than_requested(run: Run) -> None:
     """A node that never appears is not waited for as long as it is by a job that needs all of them."""
     job = Elastic(run, nodes=1)
     job.run.describe('kind = "distributed"\n[launch]\nnodes = 1\nmax_nodes = 2\ngather_seconds = 1.0\n', attempt=2)

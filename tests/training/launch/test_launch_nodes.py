@@ -47,7 +47,7 @@ def test_an_exception_on_the_other_node_ends_both(run: Run) -> None:
     assert run.result()["first_failure"]["rank"] == 2
 
 
-def test_two_nodes_stop_together_whoever_is_asked(run: Run) -> None:
+def test_two_nodes_stop_together_whichever_gets_the_signal(run: Run) -> None:
     launchers = _two(run, steps=ENDLESS)
     run.started(ranks=4)
     launchers[1].send_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "signal"), (signal.SIGUSR1, "time_limit")])
-def test_asked_to_stop_it_saves_and_leaves_with_75(run: Run, number: int, reason: str) -> None:
+def test_a_stop_request_saves_and_exits_with_75(run: Run, number: int, reason: str) -> None:
     launcher = run.fake(steps=ENDLESS)
     run.started()
     launcher.send_signal(number)
@@ -32,7 +32,7 @@ def test_asked_to_stop_it_saves_and_leaves_with_75(run: Run, number: int, reason
     run.assert_nothing_left()
 
 
-def test_a_cancelled_job_says_so(run: Run) -> None:
+def test_a_cancelled_job_reports_the_cancellation(run: Run) -> None:
     launcher = run.fake(steps=ENDLESS)
     run.started()
     (run.path / "portal" / "cancelled").touch()

@@ -155,7 +155,7 @@ def test_a_wrong_configuration_ends_at_once(run: Run) -> None:
     run.assert_nothing_left()
 
 
-def test_a_checkpoint_whose_bytes_have_changed_is_passed_by(run: Run) -> None:
+def test_a_checkpoint_with_changed_bytes_is_skipped(run: Run) -> None:
     """Nobody is there at night to choose the checkpoint before it; but a person's choice is not replaced."""
     _describe(run, steps=20)
     assert run.launch().wait(120) == 0
@@ -174,7 +174,7 @@ def test_a_checkpoint_whose_bytes_have_changed_is_passed_by(run: Run) -> None:
 
 
 @pytest.mark.exhaustive
-def test_two_nodes_train_as_one(run: Run) -> None:
+def test_two_nodes_train_together(run: Run) -> None:
     """Two launchers with one rank each on loopback; a rank of the second is killed on the way."""
     text = TINY.format(steps=60, every=10, launch="nodes = 2")
     run.describe(text.replace("ranks_per_node = 2", "ranks_per_node = 1"))
@@ -187,7 +187,7 @@ def test_two_nodes_train_as_one(run: Run) -> None:
     run.assert_nothing_left()
 
 
-def test_a_run_goes_on_with_one_node_of_three_and_grows_again(run: Run) -> None:
+def test_a_run_continues_on_a_single_node_of_three_and_grows_again(run: Run) -> None:
     """The batch of 8 divides over neither three ranks nor, evenly, over two: the same samples in uneven shares.
 
     Whoever leads is killed; then the newest comes back. What it computes stays the same.

@@ -31,7 +31,7 @@ def peer() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_known_dead_and_a_paused_one_is_not(peer: tuple[subprocess.Popen[bytes], int]) -> None:
+def test_a_killed_process_is_proven_dead_and_a_paused_process_is_not(peer: tuple[subprocess.Popen[bytes], int]) -> None:
     process, port = peer
     ours = Lifelines("us")
     ours.watch("peer", "127.0.0.1", port, is_here=False)
@@ -52,7 +52,7 @@ def test_a_killed_process_is_known_dead_and_a_paused_one_is_not(peer: tuple[subp
     assert not unknown.is_proven_dead("nobody")
 
 
-def test_somebody_else_at_the_port_is_not_the_one() -> None:
+def test_a_stranger_at_the_port_is_not_the_peer() -> None:
     """The port of one that died may be another's by now."""
     stranger, ours = Lifelines("stranger"), Lifelines("us")
     ours.watch("peer", "127.0.0.1", stranger.port, is_here=False)

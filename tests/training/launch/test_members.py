@@ -81,7 +81,7 @@ def test_the_first_that_lives_leads(members: tuple[Members, Members, Members]) -
     until(lambda: first.leads(last))  # nobody else is left
 
 
-def test_time_in_which_a_launcher_was_held_is_no_silence_of_others(
+def test_time_in_which_a_launcher_was_suspended_is_no_silence_of_others(
     members: tuple[Members, Members, Members], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file system of them all hung for a minute: who goes on first finds no sign of the others yet."""
@@ -124,7 +124,7 @@ def test_the_later_launcher_is_so_by_whatever_clock(tmp_path: Path, monkeypatch:
     assert not later.is_replaced
 
 
-def test_a_file_system_that_errs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_errs_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared file system errs while its server changes: that is no reason to end what runs."""
     reading, errs = os.stat, True
 

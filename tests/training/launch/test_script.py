@@ -96,7 +96,7 @@ def test_what_a_script_reports_arrives(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_resumes_from_its_own_checkpoint(run: Run) -> None:
+def test_a_script_resumes_from_its_last_checkpoint(run: Run) -> None:
     accident = "os.environ['VIGIL_INCARNATION'] == '0' and step == 17 and os.kill(os.getpid(), 9)"
     assert run.script(REPORTING.format(steps=30, accident=accident)).wait(PATIENCE_S) == 0
     assert sorted(run.losses()[1]) == list(range(11, 31))
@@ -105,7 +105,7 @@ def test_a_script_resumes_from_its_own_checkpoint(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_asks_saves_and_stops(run: Run) -> None:
+def test_a_script_that_polls_for_stops_saves_and_stops(run: Run) -> None:
     launcher = run.script(REPORTING.format(steps=10**6, accident=""))
     until(lambda: run.attempt().exists() and run.losses().get(0))
     launcher.send_signal(signal.SIGTERM)
@@ -150,9 +150,7 @@ SAVED = "step == 1 and vigil_report.checkpoint(__file__, step)"
     ],
 )
 @pytest.mark.sampled(2)
-def test_what_exit_code_0_means_once_it_was_asked_to_stop(
-    run: Run, each: str, last: str, code: int, cause: str
-) -> None:
+def test_what_exit_code_0_means_after_a_stop_request(run: Run, each: str, last: str, code: int, cause: str) -> None:
     launcher = run.script(LEAVING.format(each=each or "pass", last=last or "pass"))
     until(lambda: run.attempt().exists() and "ready" in run.rank_log())
     launcher.send_signal(signal.SIGUSR1)
@@ -163,7 +161,7 @@ def test_what_exit_code_0_means_once_it_was_asked_to_stop(
 
 
 @pytest.mark.slow
-def test_a_script_that_ends_unasked_is_done_whatever_it_told(run: Run) -> None:
+def test_a_script_that_ends_by_itself_is_complete_whatever_progress_it_reported(run: Run) -> None:
     assert run.script("import vigil_report\nvigil_report.progress(66, 900)\n").wait(PATIENCE_S) == 0
     assert run.result()["cause"] == "completed"
 
@@ -180,7 +178,7 @@ time.sleep(3600)
 
 
 @pytest.mark.slow
-def test_a_scripts_own_handler_gets_term(run: Run) -> None:
+def test_a_handler_of_the_script_gets_term(run: Run) -> None:
     launcher = run.script(HANDLER)
     until(lambda: run.attempt().exists() and "ready" in run.rank_log())
     launcher.send_signal(signal.SIGTERM)
@@ -217,14 +215,14 @@ if os.environ["VIGIL_INCARNATION"] == "0":
 
 
 @pytest.mark.slow
-def test_a_wrong_entry_is_said_where_a_person_looks(run: Run) -> None:
+def test_a_wrong_entry_is_in_the_result_and_the_events(run: Run) -> None:
     assert run.script("", script='entry = "run.py"\n').wait(PATIENCE_S) == 2
     assert run.result()["error"] == "script.entry = 'run.py' is not in the directory (it has train.py)"
     assert run.events("run.failed")[0]["error"] == run.result()["error"]
 
 
 @pytest.mark.slow
-def test_two_ranks_of_a_script_meet_by_torchs_own_means(run: Run) -> None:
+def test_two_ranks_of_a_script_meet_through_torch(run: Run) -> None:
     source = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")

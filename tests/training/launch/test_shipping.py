@@ -12,7 +12,7 @@ from training.launch.plan import LaunchPlan
 from training.launch.shipping import ShipperProcess
 
 
-def test_one_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipper_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
     plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a")
     shipping = ShipperProcess(plan, Attempt(tmp_path, 1))

@@ -55,7 +55,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("ref", "text"), [("main", "print(2)\n"), ("v1", "print(1)\n"), ("", "print(2)\n")])
-def test_git_brings_one_commit_as_plain_files(repository: Path, tmp_path: Path, ref: str, text: str) -> None:
+def test_git_fetches_a_single_commit_as_plain_files(repository: Path, tmp_path: Path, ref: str, text: str) -> None:
     target = tmp_path / "code"
     _fetch(f"file://{repository}", ref, target)
     assert (target / "train.py").read_text() == text
@@ -150,7 +150,7 @@ def test_clients_from_git_are_there_before_the_ranks(run: Run, repository: Path)
 
 
 @pytest.mark.slow
-def test_clients_that_cannot_be_had_are_said_where_a_person_looks(run: Run, repository: Path) -> None:
+def test_clients_that_cannot_be_fetched_are_in_the_result(run: Run, repository: Path) -> None:
     run.describe(f'kind = "federated"\n[client]\ngit = "file://{repository}"\nref = "gone"\n')
     assert run.launch("{}").wait(PATIENCE_S) == 2
     assert run.result()["error"].startswith(f"client.git: file://{repository} at gone cannot be fetched")

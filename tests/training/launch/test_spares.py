@@ -89,7 +89,7 @@ def test_whoever_was_to_blame_comes_after_who_never_was(tmp_path: Path) -> None:
     assert launchers.fail(0) == ["dgx02", "dgx04"]
 
 
-def test_with_none_left_to_spare_the_one_to_blame_goes_on(tmp_path: Path) -> None:
+def test_without_spares_the_faulty_node_continues(tmp_path: Path) -> None:
     launchers = Launchers(tmp_path, spares=0)
     assert launchers.fail(0) == ["dgx01", "dgx02"]
     assert launchers.fail(1, "gpu") == [], "starting anew there would not help"

@@ -62,12 +62,12 @@ def kept(tmp_path: Path) -> Kept:
 
 
 @pytest.mark.parametrize("code", [0, 1, 75, 137])
-def test_what_the_launcher_says_is_what_counts(kept: Kept, code: int) -> None:
+def test_the_exit_code_of_the_launcher_counts(kept: Kept, code: int) -> None:
     assert kept.code(f"sys.exit({code})") == code
     assert kept.starts == 1
 
 
-def test_one_that_was_killed_is_started_again_without_what_it_left(kept: Kept) -> None:
+def test_a_killed_launcher_is_restarted_and_its_processes_ended(kept: Kept) -> None:
     left = "if not number: subprocess.Popen(['sleep', '1000'], start_new_session=True); "
     keeper = kept.start(f"{left}\nwhile number < 2: time.sleep(0.01)\nsys.exit(75)")
     sleeper = until(lambda: psutil.Process(kept.pid(0)).children())[0]
@@ -89,7 +89,7 @@ def test_signals_are_passed_on(kept: Kept) -> None:
     assert keeper.wait(PATIENCE_S) == 75
 
 
-def test_one_that_was_to_stop_is_not_started_again(kept: Kept) -> None:
+def test_a_launcher_that_was_to_stop_is_not_restarted(kept: Kept) -> None:
     keeper = kept.start("while not asked: time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)")
     kept.pid(0)
     keeper.send_signal(signal.SIGUSR1)

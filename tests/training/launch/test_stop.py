@@ -51,7 +51,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     assert not run.events("run.completed")
 
 
-def test_asked_before_the_first_step(tmp_path: Path) -> None:
+def test_requested_before_the_first_step(tmp_path: Path) -> None:
     """During start-up a stop waits for the first boundary, which is before the first step."""
     run = Run(tmp_path / "run", dict(LONG))
     incarnation = run.start(
@@ -63,7 +63,7 @@ def test_asked_before_the_first_step(tmp_path: Path) -> None:
     assert [found.name for found in run.checkpoints] == ["step-0"]
 
 
-def test_asked_during_a_validation(tmp_path: Path) -> None:
+def test_requested_during_a_validation(tmp_path: Path) -> None:
     """The validation is cut short and its half result is not reported; whoever goes on does it first."""
     run = Run(tmp_path / "run", {**LONG, "validate_every": 5, "keep_best": 1, "keep_checkpoints": 1000})
     waiting = Sabotage("training.engine.validating:fixed_batch", until=str(tmp_path / "go"), act="", rank=1)
@@ -119,7 +119,7 @@ def _step_phase(incarnation: Incarnation, rank: int = 0, phase: str = "step") ->
     return beat is not None and beat.phase == phase
 
 
-def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
+def test_a_newer_generation_ends_this_run(tmp_path: Path) -> None:
     """kill -9 of the node's daemon leaves ranks alive: they must not commit once another launch has begun."""
     run = Run(tmp_path / "run")
     incarnation = run.start(
@@ -136,7 +136,7 @@ def test_a_newer_generation_ends_this_one(tmp_path: Path) -> None:
     assert not list((run.job_dir / "checkpoints").glob(".*")), "what the older generation left is cleared away"
 
 
-def test_a_due_save_is_skipped_while_one_is_in_flight(tmp_path: Path) -> None:
+def test_a_due_save_is_skipped_while_another_is_in_flight(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**TINY, "steps": 40})
     go = tmp_path / "go"
     incarnation = run.start(
@@ -245,7 +245,7 @@ def test_by_hand_ctrl_c_saves_and_the_next_start_goes_on(tmp_path: Path) -> None
     assert "verified" in verify.stdout
 
 
-def test_by_hand_another_model_in_the_same_folder_is_told_how_to_begin_anew(
+def test_by_hand_another_model_in_the_same_folder_is_refused_with_how_to_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*arguments: str) -> tuple[int, str]:

@@ -85,12 +85,12 @@ def test_the_first_steps_may_take_as_long_as_a_compile(ranks: Ranks) -> None:
     assert ranks.look(60) == [0, 1, 2, 3]
 
 
-def test_a_resumed_run_is_armed_by_its_own_steps(ranks: Ranks) -> None:
+def test_a_resumed_run_is_armed_by_its_steps_alone(ranks: Ranks) -> None:
     ranks.step(3, first=1000)
     assert ranks.look(150) is None
 
 
-def test_steps_too_quick_to_be_seen_arm_it_too(ranks: Ranks) -> None:
+def test_steps_too_quick_to_be_observed_arm_it_too(ranks: Ranks) -> None:
     for step in range(50):
         ranks.all("step", step)
     assert ranks.look(0.25) is None
@@ -98,7 +98,7 @@ def test_steps_too_quick_to_be_seen_arm_it_too(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("phase", ["validate", "save", "data", "compile"])
-def test_one_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: str) -> None:
+def test_a_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: str) -> None:
     """The others wait for it in a collective, at the same step or the next, far beyond their own limit."""
     ranks.step(20)
     ranks.beats[1].beat(phase, 19)
@@ -137,7 +137,7 @@ def test_who_has_finished_holds_up_nobody(ranks: Ranks) -> None:
     assert ranks.look(61) == [2, 3]
 
 
-def test_time_in_which_nobody_looked_is_no_silence(ranks: Ranks) -> None:
+def test_time_without_polls_is_no_silence(ranks: Ranks) -> None:
     """The job was suspended for an hour, or its file system hung: launcher and ranks go on together."""
     ranks.step(20)
     assert ranks.look(3600, every=3600) is None
@@ -147,7 +147,7 @@ def test_time_in_which_nobody_looked_is_no_silence(ranks: Ranks) -> None:
     assert ranks.look(70) == [0, 1, 2, 3]
 
 
-def test_slow_looks_find_a_hang_all_the_same(ranks: Ranks) -> None:
+def test_slow_polls_find_a_hang_all_the_same(ranks: Ranks) -> None:
     ranks.step(20)
     assert ranks.look(180, every=4.0) == [0, 1, 2, 3]
 
@@ -181,7 +181,7 @@ def _record(begun: dict[str, int], *, library: str) -> str:
     return json.dumps({"version": "2.10", "entries": entries})
 
 
-def test_collectives_tell_who_is_behind(tmp_path: Path) -> None:
+def test_collectives_show_which_rank_is_behind(tmp_path: Path) -> None:
     assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1]) == [0, 1]
     for rank, begun in ((0, 7), (1, 6), (2, 7)):
         _flight(tmp_path, rank, {"0": 3, "1": begun})
@@ -197,7 +197,9 @@ def test_a_stage_that_has_fewer_blocks_is_not_behind(tmp_path: Path) -> None:
     assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1, 2]) == [1]
 
 
-def test_what_a_gpu_had_begun_is_told_beside_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_of_the_gpu_are_recorded_apart_from_those_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NCCL has a flight recorder of its own; in one group its collectives and gloo's are counted apart."""
     c10d: Any = torch._C._distributed_c10d
     for rank, nccl in ((0, 5), (1, 4)):

@@ -70,7 +70,7 @@ def test_the_remedy_fits_the_run() -> None:
     assert "larger micro_batch" in judge(measured(busy=0.5, accumulation=4)).remedy
 
 
-def test_nothing_is_told_to_be_tried_that_the_run_would_refuse() -> None:
+def test_no_remedy_is_suggested_that_the_run_would_refuse() -> None:
     all_of_it = frozenset(("compile", "fp8", "reshard"))
     communication = {"split": {**USUAL, "communication": 0.4}, "exposed": 0.3, "busy": 0.65}
     assert (

@@ -82,7 +82,7 @@ def test_invents_no_peak(name: str) -> None:
     assert flops.peak(name) is None
 
 
-def test_is_absent_where_something_is_not_known() -> None:
+def test_is_absent_where_an_input_is_missing() -> None:
     assert flops.mfu(6e9, 1e5, 8 * 989.5e12) == pytest.approx(6e14 / (8 * 989.5e12))
     for wrong in ((6e9, 1e5, float("nan")), (0.0, 1e5, 1e15), (6e9, 1e5, 0.0)):
         assert flops.mfu(*wrong) is None

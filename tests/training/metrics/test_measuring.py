@@ -25,7 +25,7 @@ def trace(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_two_ranks_tell_where_their_time_goes(tmp_path: Path) -> None:
+def test_two_ranks_report_where_their_time_goes(tmp_path: Path) -> None:
     """One start measures parts of every step, samples of communication, a configured profile and a requested one."""
     changes: dict[str, Any] = {"steps": 400, "checkpoint_every": 100, "global_batch": 4, "sample_seconds": 0.05}
     run = Run(tmp_path / "run", {**TINY, **changes, "profile_at": 30, "profile_steps": 3, "flush_steps": 5})
@@ -70,7 +70,7 @@ def test_two_ranks_tell_where_their_time_goes(tmp_path: Path) -> None:
     assert not unwatched.series("communication_share")
 
 
-def test_a_pipeline_tells_forward_and_backward_together(tmp_path: Path) -> None:
+def test_a_pipeline_reports_forward_and_backward_together(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {**TINY, "steps": 6, "checkpoint_every": 0, "mesh": {"pp": 2}, "parallelism": "fsdp"})
     run.finish(2)
     assert set(run.series("forward_backward_seconds")) == set(range(1, 7))

@@ -72,6 +72,6 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
         ({"language": {"from_weights": "/data/llama", "lora_rank": 4}}, 2, {"fp8"}),
     ],
 )
-def test_what_a_layout_refuses_is_known_to_the_verdict(table: dict[str, Any], world: int, expected: set[str]) -> None:
+def test_the_verdict_excludes_what_a_layout_refuses(table: dict[str, Any], world: int, expected: set[str]) -> None:
     config = parse(table)
     assert refused(config, shape_of(config, world)) == expected

@@ -57,7 +57,7 @@ def ask(attempt: Path, **request: Any) -> None:
     (attempt.parent.parent / "portal" / "profile.json").write_text(json.dumps(options))
 
 
-def test_records_the_steps_that_the_configuration_says_once(attempt: Path) -> None:
+def test_records_the_configured_steps_once(attempt: Path) -> None:
     report = Told()
     assert train(profiles(attempt, report, at=3), 6) == [False, False, True, True, False, False, False]
     (saved,) = report.events
@@ -70,7 +70,7 @@ def test_records_the_steps_that_the_configuration_says_once(attempt: Path) -> No
     assert len(report.events) == 1
 
 
-def test_records_what_the_portal_asks_of_this_rank(attempt: Path) -> None:
+def test_records_what_the_portal_requests_of_this_rank(attempt: Path) -> None:
     report = Told()
     ask(attempt, rank=1, steps=3)
     assert not any(train(profiles(attempt, report), 4))
@@ -104,7 +104,7 @@ def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
     assert not profile.is_recording
 
 
-def test_what_an_incarnation_did_not_end_is_told_by_the_next(attempt: Path) -> None:
+def test_a_profile_that_an_incarnation_did_not_end_is_reported_by_the_next(attempt: Path) -> None:
     ask(attempt, steps=50)
     assert all(train(profiles(attempt, Told()), 3))
     again, later = Told(), Told()
@@ -116,7 +116,7 @@ def test_what_an_incarnation_did_not_end_is_told_by_the_next(attempt: Path) -> N
     assert not later.events
 
 
-def test_what_fails_is_told_and_training_goes_on(attempt: Path) -> None:
+def test_a_failure_is_reported_and_training_continues(attempt: Path) -> None:
     report = Told()
     (attempt / "profiles").write_text("in the way")
     assert not any(train(profiles(attempt, report, at=2), 4))

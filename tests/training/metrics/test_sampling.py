@@ -48,7 +48,7 @@ def test_on_a_gpu_kernels_count_and_nccl_is_communication() -> None:
     assert sample.exposed_by_part == pytest.approx({"forward": 0.0, "backward": 1 / 6})
 
 
-def test_says_nothing_of_nothing() -> None:
+def test_no_operations_give_no_analysis() -> None:
     assert analyze(1, [], WINDOWS, on_gpu=False) is None
     assert analyze(1, [op("aten::mm", 0.0, 1.0)], [], on_gpu=False) is None
 

@@ -156,7 +156,7 @@ def test_presets_have_as_many_parameters_as_they_are_called() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_each_preset_is_what_its_numbers_say_and_passes_its_checks(preset: str) -> None:
+def test_each_preset_has_its_stated_size_and_passes_its_checks(preset: str) -> None:
     table = {"recipe": "language", "language": {"preset": preset}}
     assert not list(layout_checks.check(parse(table), 1))
     assert not list(layout_checks.check(parse({**table, "parallelism": "fsdp", "mesh": {"tp": 2}}), 8))

@@ -54,7 +54,7 @@ def test_running_means_resume_and_are_no_corruption(parallelism: str, table: dic
 
 
 @pytest.mark.slow
-def test_a_server_has_the_running_means_of_those_that_look_at_batches(table: dict[str, Any], tmp_path: Path) -> None:
+def test_a_server_has_the_running_means_of_its_workers(table: dict[str, Any], tmp_path: Path) -> None:
     losses = []
     for ranks, communication in ((1, "plain"), (2, "parameter_server")):  # one worker's steps are those of one process
         settings = {**table, "communication": communication, "micro_batch": 8}

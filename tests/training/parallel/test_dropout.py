@@ -57,7 +57,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ranks_with_tokens_of_their_own_silence_others(layout: str, masks: dict[str, list[str]]) -> None:
+def test_ranks_with_different_tokens_have_different_masks(layout: str, masks: dict[str, list[str]]) -> None:
     """tp is innermost: ranks 0 and 1, and 2 and 3, are its peers."""
     found = masks[layout]
     assert all(item.count("0") > 10 for item in found)

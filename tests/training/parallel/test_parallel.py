@@ -103,7 +103,9 @@ class LikeOneProcess:
 
     @pytest.mark.slow
     @pytest.mark.sampled(2)
-    def test_the_losses_are_those_of_one_process(self, row: Combination, schedule: str | None, ran: Runs) -> None:
+    def test_the_losses_equal_those_of_a_single_process(
+        self, row: Combination, schedule: str | None, ran: Runs
+    ) -> None:
         run, alone = ran[row, schedule], ran[ALONE]
         found, expected = losses(run, self.WORLD), losses(alone, 1)
         assert len(found) == STEPS

@@ -84,7 +84,7 @@ def test_auto_takes_the_first_way_that_fits(
     assert not list(problems(found.config, ranks.world_size))
 
 
-def test_axes_that_are_given_are_kept_whatever_is_tried() -> None:
+def test_given_axes_stay_whatever_is_tried() -> None:
     options = {"parallelism": "auto", "global_batch": 32, "mesh": {"dp": 2}}
     with pytest.raises(ConfigError) as refused:
         plan(parse(options), Ranks(4, 4, 1_000_000))
@@ -116,7 +116,7 @@ def test_what_only_copies_can_do_is_tried_with_axes_that_are_given(given: dict[s
         ({"language": {"lora_rank": 4}}, "language.lora_rank", "Name them in from_weights"),
     ],
 )
-def test_what_no_layout_would_mend_is_told_by_its_field(table: dict[str, Any], field: str, words: str) -> None:
+def test_what_no_layout_would_fix_is_reported_by_its_field(table: dict[str, Any], field: str, words: str) -> None:
     (problem,) = problems(parse({"parallelism": "auto", **table}), 2)
     assert problem.field == field
     assert words in problem.message
@@ -143,7 +143,7 @@ def test_tensor_parallelism_never_leaves_the_node() -> None:
             assert per_node % found.shape["tp"] == 0
 
 
-def test_nothing_fits_is_said_with_what_was_tried() -> None:
+def test_a_plan_that_does_not_fit_lists_what_was_tried() -> None:
     request = parse({"parallelism": "auto", "global_batch": 8, "language": {"preset": "7b"}})
     with pytest.raises(ConfigError) as refused:
         plan(request, Ranks(1, 1, 8 * GIB))
@@ -174,7 +174,7 @@ def test_the_estimate_is_of_the_type_that_fsdp_multiplies_in() -> None:
     assert estimate(fsdp={"dtype": "fp32"}, dtype="bf16") == estimate()
 
 
-def test_what_was_tried_is_told_with_the_field_that_it_failed_by() -> None:
+def test_what_was_tried_is_listed_with_the_field_that_failed() -> None:
     (problem,) = problems(parse({"parallelism": "auto", "communication": "powersgd", "dtype": "fp16"}), 2)
     assert '(ddp): no, dtype: is "fp16", and powersgd combines' in problem.message
 
@@ -234,14 +234,14 @@ def test_the_command_takes_no_nonsense(wrong: list[str], tmp_path: Path, capsys:
     assert f"argument {wrong[0]}: is {wrong[1]}. Write a" in capsys.readouterr().err
 
 
-def test_what_recomputing_would_not_help_is_not_told_to_recompute() -> None:
+def test_recomputing_is_not_suggested_where_it_would_not_help() -> None:
     request = parse({"parallelism": "auto", "global_batch": 512, "language": {"preset": "1m"}})
     with pytest.raises(ConfigError, match="512 does not divide over 7 ranks") as caught:
         plan(request, Ranks(7, 7, 80 * GIB))
     assert "recompute" not in str(caught.value)
 
 
-def test_weights_to_start_from_tell_the_sizes_where_they_can_be_read(
+def test_initial_weights_give_the_sizes_where_they_can_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, spec = tmp_path / "llama", tmp_path / "run.toml"

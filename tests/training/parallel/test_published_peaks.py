@@ -38,7 +38,7 @@ def test_selective_recomputation_of_two_samples(shards: int, is_loss_compiled: b
     ("context", "shards", "parts", "published"),
     [(32_768, 8, 1, 83.9), (65_536, 4, 2, 84.2), (131_072, 2, 4, 84.0), (262_144, 1, 8, 84.5)],
 )
-def test_full_recomputation_of_one_long_sample(context: int, shards: int, parts: int, published: float) -> None:
+def test_full_recomputation_of_a_single_long_sample(context: int, shards: int, parts: int, published: float) -> None:
     found = _estimate(context, shards, parts, micro_batch=1, recompute="full", is_loss_compiled=False)
     assert found.total / GIB == pytest.approx(published, rel=TOLERANCE)
 

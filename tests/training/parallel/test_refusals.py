@@ -70,7 +70,7 @@ RANKS = st.builds(
 
 @settings(max_examples=examples(200))
 @given(RUNS, RANKS)
-def test_a_refusal_ends_with_what_works_as_it_is_told(table: dict[str, Any], ranks: Ranks) -> None:
+def test_a_refusal_ends_with_what_works_as_written(table: dict[str, Any], ranks: Ranks) -> None:
     table = {"parallelism": "auto", **table}
     message = _refusal(table, ranks)
     if ranks.memory_bytes is None and ranks.per_node == ranks.world_size:  # as where nobody knows more than a number

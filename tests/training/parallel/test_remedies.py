@@ -45,7 +45,7 @@ LLAMA_70B = {
     ],
     ids=["recompute", "ranks", "offload", "selective", "micro-batch", "context", "CPUs", "mesh"],
 )
-def test_every_remedy_works_as_it_is_told(table: dict[str, Any], ranks: Ranks, words: str) -> None:
+def test_every_remedy_works_as_written(table: dict[str, Any], ranks: Ranks, words: str) -> None:
     table = {"parallelism": "auto", "global_batch": 64, **table}
     with pytest.raises(ConfigError) as refused:
         plan(parse(table), ranks)
@@ -61,7 +61,7 @@ def test_every_remedy_works_as_it_is_told(table: dict[str, Any], ranks: Ranks, w
         assert f"{found.footprint.total / GIB:.1f} GiB a rank" in remedy
 
 
-def test_a_fixed_layout_that_does_not_fit_is_told_one_that_does() -> None:
+def test_a_fixed_layout_that_does_not_fit_gets_another_that_does() -> None:
     options = {"dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}}
     found = plan(parse(options), Ranks(8, 8, 80 * GIB))
     verdict, remedy = found.why
@@ -71,7 +71,7 @@ def test_a_fixed_layout_that_does_not_fit_is_told_one_that_does() -> None:
     assert sharded.why[1].startswith("This would work: micro_batch = 2 (fsdp, shard 8, micro-batch 2, 63.1 GiB")
 
 
-def test_what_was_asked_for_is_never_changed_unasked() -> None:
+def test_what_was_requested_is_never_changed_silently() -> None:
     """Auto settles the mesh and the micro-batch alone: the rest costs time or changes numbers, and is told."""
     for memory in (16, 24, 48, 80):
         for world in (1, 8, 64):
@@ -101,14 +101,14 @@ def test_contexts_are_split_and_shards_reach_over_nodes(
     assert _fitting(table, ranks).config.mesh == mesh
 
 
-def test_where_memory_is_not_short_nothing_is_told_of_memory() -> None:
+def test_memory_is_not_mentioned_where_it_is_not_short() -> None:
     table = {"parallelism": "auto", "global_batch": 8, "communication": "powersgd", "dtype": "fp16"}
     with pytest.raises(ConfigError, match='This would work: dtype = "bf16"') as refused:
         plan(parse(table), Ranks(2, 2, 80 * GIB))
     assert "GiB" not in str(refused.value).partition("would work")[0]
 
 
-def test_what_no_single_setting_mends_is_told_two() -> None:
+def test_what_no_single_setting_fixes_gets_two() -> None:
     with pytest.raises(ConfigError, match=r"This would work: global_batch = 4096 and no \[run.mesh\] \(ddp, dp 4096"):
         plan(parse({"parallelism": "auto", "global_batch": 4099, "mesh": {"pp": 7}}), Ranks(4096, 8, 80 * GIB))
 

@@ -24,7 +24,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_head_and_embedding_stay_one(alone: Run, tmp_path: Path) -> None:
+def test_head_and_embedding_stay_tied(alone: Run, tmp_path: Path) -> None:
     target = tmp_path / "model.safetensors"
     assert main(["export", str(alone.job_dir / "checkpoints" / "step-5"), str(target)]) == 0
     weights = open_weights(target)

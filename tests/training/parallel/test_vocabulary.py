@@ -26,7 +26,7 @@ MODEL = {"layers": 2, "heads": 3, "head_width": 8, "hidden": 48, "context": 24}
         ({"tokenizer": "/data/tokenizer.json", "vocabulary": 32_001}, False),
     ],
 )
-def test_only_a_known_vocabulary_is_refused(options: dict[str, Any], refused: bool) -> None:
+def test_only_a_stated_vocabulary_is_refused(options: dict[str, Any], refused: bool) -> None:
     found = list(
         layout_checks.check(parse({"recipe": "language", "mesh": {"tp": 3}, "language": {**MODEL, **options}}), 3)
     )
@@ -38,7 +38,7 @@ def test_only_a_known_vocabulary_is_refused(options: dict[str, Any], refused: bo
 
 
 @pytest.mark.slow
-def test_at_the_start_it_is_known(tmp_path: Path) -> None:
+def test_at_the_start_it_is_read(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "notes").mkdir()
     for number in range(40):

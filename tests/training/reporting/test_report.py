@@ -58,7 +58,9 @@ def test_values_that_json_does_not_know_travel_as_strings(tmp_path: Path) -> Non
     assert [batch.series[name][0][1] for name in "bcde"] == [math.inf, -math.inf, 1e-320, 0.1]
 
 
-def test_what_is_no_number_is_said_once_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_are_no_numbers_are_reported_once_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
     for step in range(3):
         reporter.log(step, loss=1.0, text="hello", **{"a name\n": 1.0})  # type: ignore[arg-type]
@@ -215,7 +217,7 @@ def test_an_event_that_is_too_long_keeps_its_beginning(tmp_path: Path) -> None:
     assert "odd" in events
 
 
-def test_an_event_is_told_as_it_was(tmp_path: Path) -> None:
+def test_an_event_is_reported_as_it_was(tmp_path: Path) -> None:
     """A program goes on with its own lists and dicts, and may make of them what no JSON can hold."""
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
     history = {"loss": [1.0]}
@@ -230,7 +232,7 @@ def test_an_event_is_told_as_it_was(tmp_path: Path) -> None:
     assert event["history"] == {"loss": [1.0]}
 
 
-def test_nothing_odd_costs_the_points_beside_it(tmp_path: Path) -> None:
+def test_no_odd_value_costs_the_points_next_to_it(tmp_path: Path) -> None:
     """A reader ignores a malformed line completely."""
     reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
     deep: list[Any] = []

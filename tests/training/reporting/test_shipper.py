@@ -40,7 +40,7 @@ def _ship(shipper: Shipper) -> None:
     until(lambda: not shipper.work() and shipper.is_done, "everything to be shipped", at_most_s=0.001)
 
 
-def test_streams_of_a_node_travel_in_one_post(server: Server, attempt: Path) -> None:
+def test_streams_of_a_node_travel_in_a_single_post(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     for rank in range(4):
         reporter = reporter_of(attempt, rank)
@@ -228,7 +228,7 @@ def test_damage_passes_through(server: Server, attempt: Path) -> None:
     reporter.close()
 
 
-def test_one_that_is_told_not_to_post_does_not(server: Server, attempt: Path) -> None:
+def test_a_shipper_that_is_not_to_post_does_not(server: Server, attempt: Path) -> None:
     """Nodes that cannot reach the portal do not post; at the end nobody waits for it."""
     server.leave_token(attempt.parent.parent, reports="tail")
     reporter = reporter_of(attempt)
@@ -263,7 +263,7 @@ def test_the_portal_may_change_its_mind(server: Server, attempt: Path) -> None:
     assert losses(server) == [(0, step, float(step)) for step in (1, 2, 3)]
 
 
-def test_one_ships_for_every_node_where_it_is_told_so(server: Server, attempt: Path) -> None:
+def test_a_single_shipper_serves_every_node_if_configured(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     for node in ("dgx01", "dgx02"):
         with contextlib.closing(reporter_of(attempt, rank=int(node[-1]), node=node)) as reporter:

@@ -109,7 +109,7 @@ def test_without_a_portal_it_does_not_hold_up_the_end(server: Server, attempt: P
     assert Process(attempt, drain=0.5).end() < 3
 
 
-def test_beside_a_command_it_outlives_a_signal_to_the_whole_job(server: Server, attempt: Path) -> None:
+def test_next_to_a_command_it_outlives_a_signal_to_the_whole_job(server: Server, attempt: Path) -> None:
     server.leave_token(attempt.parent.parent)
     words = [str(attempt.parent.parent), str(attempt), "--every-node"]
     process = subprocess.Popen([sys.executable, "-m", "training.shipper", *words], stdin=subprocess.PIPE)

@@ -136,7 +136,7 @@ def test_seeking_back_reopens_an_ended_stream(tmp_path: Path) -> None:
     assert spool.has_ended
 
 
-def test_segments_are_one_stream(tmp_path: Path) -> None:
+def test_segments_form_a_single_stream(tmp_path: Path) -> None:
     name = f"0.2.{ID}.jsonl"
     _write(tmp_path, HEADER, _batch(0), name=name)
     _write(tmp_path, _batch(1), _batch(2), name=f"{name}.1")

@@ -86,7 +86,7 @@ def test_a_folder_comes_back_as_it_was(
     assert [(found / name).read_bytes() for name in names] == [name.encode() for name in names]
 
 
-def test_what_cannot_be_saved_is_said_and_hurts_nobody(
+def test_what_cannot_be_saved_is_reported_and_does_no_harm(
     reporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -99,7 +99,7 @@ def test_what_cannot_be_saved_is_said_and_hurts_nobody(
     assert [entry.name for entry in reporting.iterdir()] == ["step-6"]
 
 
-def test_what_is_told_of_a_checkpoint_can_be_read_again(reporting: Path, tmp_path: Path) -> None:
+def test_the_facts_of_a_checkpoint_can_be_read_again(reporting: Path, tmp_path: Path) -> None:
     """Else it would look saved, and no start would ever go on from it."""
     samples: Any = 192.0  # as step * batch may well be
     assert vigil_report.checkpoint(_file(tmp_path), 6, consumed_samples=samples)
@@ -115,7 +115,7 @@ class _Several:
         raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
 
 
-def test_what_makes_no_sense_is_said_and_hurts_nobody(
+def test_invalid_values_are_reported_and_do_no_harm(
     reporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     several: Any = _Several()
@@ -170,7 +170,7 @@ def test_outside_a_job_nothing_happens(tmp_path: Path, monkeypatch: pytest.Monke
     assert not vigil_report.stopping()
 
 
-def test_it_is_one_file_of_the_standard_library(tmp_path: Path) -> None:
+def test_it_is_a_single_file_that_needs_only_the_standard_library(tmp_path: Path) -> None:
     shutil.copy(vigil_report.__file__, tmp_path)
     source = "import vigil_report, sys; vigil_report.log(1, loss=2.0); print('training' in sys.modules)"
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_it_is_one_file_of_the_standard_library(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_signal_that_the_script_has_a_use_for_stays_its_own(reporting: Path) -> None:
+def test_a_signal_that_the_script_handles_stays_with_it(reporting: Path) -> None:
     received = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
     try:
@@ -204,7 +204,7 @@ def test_a_file_system_that_errs_stops_nobody(reporting: Path, monkeypatch: pyte
     assert not vigil_report.stopping()
 
 
-def test_where_no_thread_can_be_started_it_is_said_once(
+def test_where_no_thread_can_be_started_it_is_reported_once(
     reporting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
@@ -242,7 +242,7 @@ def test_what_is_committed_is_so_though_the_disk_is_full_then(
         ({"RANK": "", "SLURM_PROCID": "no number"}, (0, 1)),
     ],
 )
-def test_the_rank_is_told_by_whoever_started_the_process(
+def test_the_rank_comes_from_whatever_started_the_process(
     variables: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", *(key for key in os.environ if key.startswith(("SLURM_", "OMPI_", "PMI_")))):

@@ -106,7 +106,7 @@ def copy_of(run: Run, folder: Path) -> Run:
 
 
 @pytest.mark.slow
-def test_a_start_afresh_has_the_weights_that_were_kept(trained: tuple[Path, Run], tmp_path: Path) -> None:
+def test_a_fresh_start_has_the_stored_weights(trained: tuple[Path, Run], tmp_path: Path) -> None:
     """Their sizes, too: a run may well end before its first checkpoint."""
     weights, run = trained
     again = copy_of(run, tmp_path / "run")
@@ -129,7 +129,9 @@ def test_a_start_afresh_has_the_weights_that_were_kept(trained: tuple[Path, Run]
     ids=["fsdp", "ddp", "auto, recomputed"],
 )
 @pytest.mark.sampled(3)
-def test_two_ranks_give_the_losses_of_one(layout: dict[str, Any], trained: tuple[Path, Run], tmp_path: Path) -> None:
+def test_two_ranks_give_the_losses_of_a_single_rank(
+    layout: dict[str, Any], trained: tuple[Path, Run], tmp_path: Path
+) -> None:
     weights, run = trained
     both = Run(tmp_path / "both", {**run.config, **layout})
     both.finish(2)
@@ -169,7 +171,7 @@ def flip_a_bit() -> None:
     OptimizerStep.__call__ = flips  # type: ignore[method-assign]
 
 
-def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
+def test_weights_are_stored_whatever_their_file_is_called(tmp_path: Path) -> None:
     weights = origins.write(tmp_path / "llama")
     (weights / "model.safetensors").rename(weights / "modèle (1).safetensors")
     (tmp_path / "job").mkdir()
@@ -180,7 +182,7 @@ def test_weights_are_kept_whatever_their_file_is_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tuned", "tuned.bin", ".tuned.safetensors"])
-def test_an_export_is_kept_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+def test_an_export_is_stored_whatever_it_is_called(name: str, tmp_path: Path) -> None:
     """It was named as a file, and is found in a folder from then on."""
     export = origins.write_export(tmp_path / name)
     (tmp_path / "job").mkdir()

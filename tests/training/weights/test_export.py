@@ -44,7 +44,7 @@ def checkpoint(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "step-40"))
 
 
-def test_the_file_is_what_the_format_says(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_conforms_to_the_format(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "model.safetensors"
     assert main(["export", str(whole), str(target)]) == 0
     assert "6 tensors" in capsys.readouterr().out

@@ -109,7 +109,7 @@ def test_what_a_checkpoint_calls_its_tokenizer_is_opened_only_if_it_is_a_file(
 
 
 @pytest.mark.parametrize("places", [[], ["one.safetensors", "--hf", "two"]])
-def test_there_is_one_place_to_write_to(places: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_a_single_place_to_write_to(places: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["export", "step-40", *places])
     assert "give the file to write, or --hf FOLDER" in capsys.readouterr().err
@@ -117,7 +117,7 @@ def test_there_is_one_place_to_write_to(places: list[str], capsys: pytest.Captur
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of somebody else's")
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
-def test_what_others_linked_beside_a_tokenizer_does_not_go_along(
+def test_links_to_files_of_others_next_to_a_tokenizer_are_not_exported(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, data = tokenizer_of(tmp_path / "words")
@@ -151,7 +151,7 @@ def test_a_token_beyond_the_embedding_is_refused(tmp_path: Path, capsys: pytest.
     assert "adds '<|im_end|>' as token 16, but the model has 16. Remove it there, or" in capsys.readouterr().err
 
 
-def test_every_option_is_said_or_of_training_alone() -> None:
+def test_every_option_is_exported_or_for_training_only() -> None:
     """A new one is put into one of the two lists, or its use is refused by name."""
     assert {option.name for option in choices.get("recipes", "language").options} == CONFIG_OPTIONS | TRAINING_OPTIONS
     assert not CONFIG_OPTIONS & TRAINING_OPTIONS

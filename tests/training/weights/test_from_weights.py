@@ -184,7 +184,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(
         ({"context": 128}, "context", "support 64 positions"),
     ],
 )
-def test_what_else_was_asked_for_is_refused_by_name(
+def test_conflicting_options_are_refused_by_name(
     asked: dict[str, Any], option: str, words: str, tmp_path: Path
 ) -> None:
     folder = origins.write(tmp_path / "llama")
@@ -200,7 +200,7 @@ def test_what_agrees_is_let_through(tmp_path: Path) -> None:
     assert (resolved["layers"], resolved["context"], resolved["tied"]) == (2, 32, True)
 
 
-def test_what_may_not_be_looked_at_is_told_as_that() -> None:
+def test_a_path_that_cannot_be_read_is_reported_as_such() -> None:
     with pytest.raises(
         DataError, match=r"nn can't be read \(File name too long\). Name a safetensors file or a folder"
     ):
@@ -213,14 +213,14 @@ def test_the_ending_of_weights_means_the_same_in_any_case(tmp_path: Path) -> Non
     assert language.resolve_options(folder, **OPTIONS)["layers"] == 2
 
 
-def test_what_a_copy_left_beside_the_weights_is_none_of_them(tmp_path: Path) -> None:
+def test_hidden_files_that_a_copy_left_next_to_the_weights_are_ignored(tmp_path: Path) -> None:
     folder = origins.write(tmp_path / "llama")
     (folder / "._model.safetensors").write_bytes(b"Mac OS X")
     assert language.resolve_options(folder, **OPTIONS)["layers"] == 2
 
 
 @pytest.mark.parametrize("others", [True, False], ids=["an index and its files", "an index alone"])
-def test_a_single_file_counts_whatever_lies_beside_it(others: bool, tmp_path: Path) -> None:
+def test_a_single_file_counts_whatever_lies_next_to_it(others: bool, tmp_path: Path) -> None:
     """Hugging Face's library saves one file into a folder of several and leaves the index."""
     folder = origins.write(tmp_path / "llama", files=2)
     if not others:
@@ -245,7 +245,7 @@ def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
     assert not list(layout_checks.check(parse(table), 8))
 
 
-def test_a_pipeline_of_weights_that_are_tied_says_what_does(tmp_path: Path) -> None:
+def test_a_pipeline_of_tied_weights_is_refused_with_what_works(tmp_path: Path) -> None:
     """Writing `tied = false` changes nothing where the weights say otherwise."""
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
     options = {"from_weights": str(folder), "tied": False}

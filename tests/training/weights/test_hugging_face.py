@@ -178,7 +178,7 @@ def test_there_and_back_it_is_what_it_was(tied: bool, tmp_path: Path) -> None:
     }
 
 
-def test_half_the_precision_is_asked_for(tmp_path: Path) -> None:
+def test_half_precision_can_be_requested(tmp_path: Path) -> None:
     checkpoint, model = checkpoint_of(tmp_path / "run")
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out"), "--dtype", "bf16"]) == 0
     theirs, _ = loaded(tmp_path / "out")
