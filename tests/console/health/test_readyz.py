@@ -103,8 +103,13 @@ def test_metrics_say_which_check_fails(client: Client, found: list[Finding], set
 
 def test_the_command_leaves_with_1(found: list[Finding], capsys: pytest.CaptureFixture[str]) -> None:
     call_command("check_portal")
-    assert "✓ processes" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "✓ processes" in printed
+    assert printed.endswith("0 errors, 0 warnings.\n")
     found.append(DOWN)
+    with pytest.raises(SystemExit, match="1"):
+        call_command("check_portal")
+    assert capsys.readouterr().out.endswith("1 error, 0 warnings.\n")
     with pytest.raises(SystemExit, match="1"):
         call_command("check_portal", "--json")
     payload = json.loads(capsys.readouterr().out)
