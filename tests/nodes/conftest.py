@@ -13,7 +13,7 @@ from tests.nodes.remediation.cluster import Lab
 
 
 @pytest.fixture(autouse=True)
-def _inventory_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def _inventory_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the cache of the inventory, which would carry over between tests."""
     monkeypatch.setattr(software, "CACHE_S", 1e-9)
 

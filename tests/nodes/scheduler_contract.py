@@ -57,11 +57,11 @@ class SchedulerContract:
     def state(self, scheduler: Scheduler, scheduler_id: str, *wanted: str) -> JobStatus:
         """Wait for one of these states and return the status."""
 
-        def look() -> JobStatus | None:
+        def poll() -> JobStatus | None:
             status = self.status(scheduler, scheduler_id)
             return status if status.state in wanted else None
 
-        return until(look, seconds=self.patience_s)
+        return until(poll, seconds=self.patience_s)
 
     def test_runs_and_keeps_the_exit_code(self, scheduler: Scheduler, work: Path) -> None:
         request = self.submission(work, "echo hello; pwd; exit 3")

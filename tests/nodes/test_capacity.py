@@ -135,13 +135,13 @@ def may_start(request: Request, where: ClusterCapacity, n: NodeStatus) -> bool:
         return False
     if request.gpus and request.gpu_type and request.gpu_type.lower() != n.gpu_type:
         return False
-    own = [r for r in where.reservations if r.name == request.reservation]
-    if request.reservation and not any(n.name in r.nodes for r in own):
+    reserved = [r for r in where.reservations if r.name == request.reservation]
+    if request.reservation and not any(n.name in r.nodes for r in reserved):
         return False
-    if n.state in BAD and not (n.state == "maint" and own):
+    if n.state in BAD and not (n.state == "maint" and reserved):
         return False
     for r in where.reservations:
-        if r not in own and n.name in r.nodes and r.ends_at > NOW and r.starts_at < end:
+        if r not in reserved and n.name in r.nodes and r.ends_at > NOW and r.starts_at < end:
             return False
     if request.exclusive and (n.cpus_used or n.gpus_used):
         return False
@@ -171,13 +171,13 @@ def test_starts_exactly_where_some_choice_of_nodes_would_do(where: ClusterCapaci
 @settings(max_examples=examples(150))
 @given(clusters(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 8), st.integers(1, 32)), max_size=6))
 @pytest.mark.lengthy
-def test_jobs_ahead_never_take_more_than_there_is(where: ClusterCapacity, asked: list[tuple[int, int, int]]) -> None:
+def test_jobs_ahead_never_take_more_than_there_is(where: ClusterCapacity, requests: list[tuple[int, int, int]]) -> None:
     ahead = [
         QueuedJobInfo(
             scheduler_id=str(i), name="j", user="u", state="pending", partition="all", node_count=n, gpus=n * g,
             cpus=n * c, starts_at=NOW + 60 * i,
         )
-        for i, (n, g, c) in enumerate(asked)
+        for i, (n, g, c) in enumerate(requests)
     ]  # fmt: skip
     left = after(ahead, where)
     assert all(min(room.cpus, room.gpus, room.memory_mib) >= 0 for room in left.left.values())

@@ -79,8 +79,8 @@ def test_somebody_elses_drain_is_shown_and_not_replaced_unasked(
     assert answer.json()["detail"].startswith(f"dgx-01 is {words} root: ECC on gpu3, RMA 4711. Send `replace`")
     assert post(ops, f"dgx-01/{action}", **body, replaces="fan 3").status_code == 409, "that is not its reason"
     assert not NodeOrder.objects.exists()
-    seen = {"replaces": HAND["reason"]} if action == "drain" else {"replace": True}
-    assert post(ops, f"dgx-01/{action}", **body, **seen).status_code == 202
+    confirmation = {"replaces": HAND["reason"]} if action == "drain" else {"replace": True}
+    assert post(ops, f"dgx-01/{action}", **body, **confirmation).status_code == 202
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "done"
 
@@ -145,15 +145,17 @@ def test_the_page_requires_confirmation_to_end_the_drain_of_somebody_else(
     assert NodeOrder.objects.get().action == "undrain"
 
 
-@pytest.mark.parametrize(("reason", "said"), [(" ", "Give a"), ("x" * 201, "at most 200"), ("fan\n3", "be one line")])
+@pytest.mark.parametrize(
+    ("reason", "message"), [(" ", "Give a"), ("x" * 201, "at most 200"), ("fan\n3", "be one line")]
+)
 def test_an_unusable_reason_is_refused_with_what_would_work(
-    ops: User, scheduler: ScriptedScheduler, reason: str, said: str
+    ops: User, scheduler: ScriptedScheduler, reason: str, message: str
 ) -> None:
     answer = post(ops, "dgx-01/drain", reason=reason)
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["field"] == "reason"
-    assert said in error["message"]
+    assert message in error["message"]
     assert not NodeOrder.objects.exists()
 
 

@@ -47,19 +47,19 @@ def scheduler(root: Path) -> LocalScheduler:
 
 def _end_all(root: Path) -> None:
     """End all jobs after a test."""
-    known = LocalScheduler(root, cpus=1, gpus=[])
+    scheduler = LocalScheduler(root, cpus=1, gpus=[])
     ids = [str(job_id) for job_id in slots.job_ids(str(root))]
     for scheduler_id in ids:
-        known.cancel(scheduler_id)
-    until(lambda: all(status.state in ENDED for status in known.status(ids).values()))
+        scheduler.cancel(scheduler_id)
+    until(lambda: all(status.state in ENDED for status in scheduler.status(ids).values()))
 
 
 class TestLocal(SchedulerContract):
     def shim_pid(self, root: Path, scheduler_id: str) -> int:
-        known = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))
-        assert known is not None
-        assert processes.is_same(known)
-        return int(known["pid"])
+        shim_process = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))
+        assert shim_process is not None
+        assert processes.is_same(shim_process)
+        return int(shim_process["pid"])
 
     def running(self, scheduler: Scheduler, work: Path, **options: object) -> tuple[str, int]:
         """A job that sleeps, and the pid of something that it started."""
@@ -188,18 +188,18 @@ class TestLocal(SchedulerContract):
         assert "No such file" in status.reason
 
     @pytest.mark.parametrize(
-        ("line", "says"),
+        ("line", "message"),
         [
             ("srun --overlap true", "srun: the local scheduler does not support --overlap"),
             ("scontrol hold 1", "knows only"),
         ],
     )
     def test_what_it_only_imitates_it_refuses(
-        self, scheduler: LocalScheduler, work: Path, line: str, says: str
+        self, scheduler: LocalScheduler, work: Path, line: str, message: str
     ) -> None:
         request = self.submission(work, line)
         assert self.state(scheduler, scheduler.submit(request), *ENDED).state == "failed"
-        assert says in Path(request.output).read_text()
+        assert message in Path(request.output).read_text()
 
     def test_a_planted_link_as_output_is_not_followed(self, scheduler: LocalScheduler, work: Path) -> None:
         request = self.submission(work, "echo written")
@@ -348,9 +348,9 @@ class TestAnotherUser:
         lines = Path(request.output).read_text().splitlines()
         assert lines[0] == "nobody"
         assert "Permission denied" in lines[2]
-        known = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))
-        assert known is not None
-        os.kill(known["pid"], signal.SIGKILL)
+        shim_process = slots.read_json(str(root / "jobs" / scheduler_id / "shim.json"))
+        assert shim_process is not None
+        os.kill(shim_process["pid"], signal.SIGKILL)
         assert contract.state(scheduler, scheduler_id, *ENDED).state == "node_fail"
         until(lambda: not os.path.exists(f"/proc/{int(pid_file.read_text())}"))
 

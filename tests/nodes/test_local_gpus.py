@@ -38,10 +38,12 @@ def test_gpus_are_those_that_the_driver_shows(nvml: StandIn, tmp_path: Path, tex
         open_scheduler(SchedulerSettings(home=tmp_path, local_gpus="0,7"))
 
 
-@pytest.mark.parametrize("said", ["* hang 1", "* init !9"], ids=["hangs", "is not loaded"])
-def test_a_driver_that_reports_nothing_shows_no_gpus(nvml: StandIn, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+@pytest.mark.parametrize("state", ["* hang 1", "* init !9"], ids=["hangs", "is not loaded"])
+def test_a_driver_that_reports_nothing_shows_no_gpus(
+    nvml: StandIn, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
     monkeypatch.setattr(machine, "GPU_SECONDS", 0.5)
-    nvml.set_state(said)
+    nvml.set_state(state)
     assert machine.find_gpus() == ()
 
 

@@ -29,26 +29,26 @@ ATTEMPT = Path(os.environ["VIGIL_ATTEMPT_DIR"])
 SYNC = ATTEMPT / "sync"
 
 
-def main(told: dict[str, Any]) -> int:
+def main(options: dict[str, Any]) -> int:
     hang.install(ATTEMPT, rank=RANK, incarnation=INCARNATION)
     heartbeat = Heartbeat.open(ATTEMPT, rank=RANK, incarnation=INCARNATION)
     heartbeat.beat("start")
-    happen(told, "start", heartbeat)
+    happen(options, "start", heartbeat)
     heartbeat.beat("init")
-    happen(told, "init", heartbeat)
+    happen(options, "init", heartbeat)
     meet(-1)
     reporter = Reporter.open(ATTEMPT, rank=RANK, incarnation=INCARNATION, flush_seconds=0.05)
     step = int(os.environ["VIGIL_RESUME"].removeprefix("step-").split(".")[0] or 0)
     heartbeat.beat("step", step)
-    while step < told["steps"]:
+    while step < options["steps"]:
         heartbeat.beat("step", step)
-        happen(told, step, heartbeat)
-        time.sleep(told.get("step_seconds", 0.01))
+        happen(options, step, heartbeat)
+        time.sleep(options.get("step_seconds", 0.01))
         meet(step)
         step += 1
         reporter.log(step, loss=1 / step)
         stopping = decide(step)
-        if stopping or step % told.get("checkpoint_every", 1000) == 0:
+        if stopping or step % options.get("checkpoint_every", 1000) == 0:
             heartbeat.beat("save", step)
             commit(step, reporter)
         if stopping:
@@ -56,13 +56,13 @@ def main(told: dict[str, Any]) -> int:
                 (ATTEMPT / "stopped.json").write_text(json.dumps({"step": step}))
             break
     heartbeat.beat("end", step)
-    happen(told, "end", heartbeat)
+    happen(options, "end", heartbeat)
     reporter.close()
     return 0
 
 
-def happen(told: dict[str, Any], at: object, heartbeat: Heartbeat) -> None:
-    for accident in told.get("accidents", []):
+def happen(options: dict[str, Any], at: object, heartbeat: Heartbeat) -> None:
+    for accident in options.get("accidents", []):
         now = accident.get("incarnation", 0) in (INCARNATION, "any")
         if now and accident["step"] == at and accident["rank"] == RANK:
             do(accident, heartbeat)
@@ -95,10 +95,10 @@ def do(accident: dict[str, Any], heartbeat: Heartbeat) -> None:
 def meet(step: int) -> None:
     """Wait until every rank is at this step, or one has gone."""
     SYNC.mkdir(exist_ok=True)
-    mine = SYNC / f"{INCARNATION}.{RANK}"
-    temporary = mine.with_name(f".{mine.name}")
+    own_file = SYNC / f"{INCARNATION}.{RANK}"
+    temporary = own_file.with_name(f".{own_file.name}")
     temporary.write_text(f"{step} {os.getpid()}")
-    temporary.rename(mine)
+    temporary.rename(own_file)
     for rank in range(WORLD):
         wait_for(rank, lambda rank=rank: (place := where_is(rank)) is not None and place[0] >= step)  # type: ignore[misc]
 

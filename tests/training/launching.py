@@ -53,7 +53,7 @@ class Run:
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start `training.launch`, or, with arguments, the one with fake ranks."""
-        known = {
+        slurm_variables = {
             "SLURM_JOB_ID": job,
             "SLURM_RESTART_COUNT": str(restart),
             "SLURM_NODEID": str(node),
@@ -64,7 +64,7 @@ class Run:
         with open(self.path / "batch.log", "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", *(what or ["-m", "training.launch", str(self.path)])],
-                env={**os.environ, **known, **(environment or {})},
+                env={**os.environ, **slurm_variables, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -73,10 +73,10 @@ class Run:
         self.launchers.append(process)
         return process
 
-    def fake(self, *, ranks: int = 2, launch: str = "", **told: Any) -> subprocess.Popen[bytes]:
+    def fake(self, *, ranks: int = 2, launch: str = "", **options: Any) -> subprocess.Popen[bytes]:
         """Start one launcher with fake ranks. `launch`: further lines of [launch]."""
         self.describe(f'kind = "distributed"\n[launch]\nranks_per_node = {ranks}\nsample_seconds = 0.2\n{launch}')
-        return self.launch(json.dumps(told))
+        return self.launch(json.dumps(options))
 
     def script(self, source: str, *, ranks: int = 1, launch: str = "", script: str = "") -> subprocess.Popen[bytes]:
         """Start one launcher with a user's script."""

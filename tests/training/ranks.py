@@ -144,9 +144,9 @@ class Run:
         processes = []
         for rank in range(world):
             environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            mine = sabotage if sabotage and sabotage.rank == rank else None
+            rank_sabotage = sabotage if sabotage and sabotage.rank == rank else None
             log = attempt_dir / "logs" / f"0.{rank}.log"
-            arguments = (environment, [str(self.folder / "portal" / "run.toml")], log, mine, patient)
+            arguments = (environment, [str(self.folder / "portal" / "run.toml")], log, rank_sabotage, patient)
             processes.append(_context.Process(target=_rank, args=arguments, daemon=True))
         for process in processes:
             process.start()
@@ -235,11 +235,11 @@ def end_saves_between_steps() -> None:
     from training.runtime.distributed import StepFlags
     from training.trainer import Trainer
 
-    one_step = Trainer._run_step
+    run_step = Trainer._run_step
 
     def patient_step(trainer: Trainer) -> StepFlags:
         trainer.checkpoints.finish_save()
-        return one_step(trainer)
+        return run_step(trainer)
 
     Trainer._run_step = patient_step  # type: ignore[method-assign]
 

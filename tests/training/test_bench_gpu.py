@@ -51,7 +51,7 @@ def test_without_a_gpu_a_row_is_not_measured():
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "outcome"),
     [
         ("pass", ""),
         ("raise SystemExit(7)", "ended with exit code 7"),
@@ -60,8 +60,8 @@ def test_without_a_gpu_a_row_is_not_measured():
     ],
 )
 @pytest.mark.lengthy
-def test_the_outcome_of_a_row_is_reported(script: str, said: str):
-    assert gpu.run_row([sys.executable, "-S", "-c", script], seconds=2 if "sleep" in script else 60) == said
+def test_the_outcome_of_a_row_is_reported(script: str, outcome: str):
+    assert gpu.run_row([sys.executable, "-S", "-c", script], seconds=2 if "sleep" in script else 60) == outcome
 
 
 def test_a_row_that_fails_keeps_what_was_measured_before():

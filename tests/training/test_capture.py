@@ -48,16 +48,16 @@ def environment(tmp_path: Path) -> Path:
     return place
 
 
-def _told(run: Run, number: int = 1) -> dict[str, Any]:
+def _environment(run: Run, number: int = 1) -> dict[str, Any]:
     text = (run.attempt(number) / "environment.json").read_text()
     assert len(text) <= capture.MAX_BYTES
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def _plan(run_dir: Path, *, table: str = "script", **told: Any) -> LaunchPlan:
-    code = CodePlan(table=table, **{name: told.pop(name) for name in ("git", "ref") if name in told})
-    script = ScriptPlan(entry="x.py", **told) if table == "script" else None
+def _plan(run_dir: Path, *, table: str = "script", **options: Any) -> LaunchPlan:
+    code = CodePlan(table=table, **{name: options.pop(name) for name in ("git", "ref") if name in options})
+    script = ScriptPlan(entry="x.py", **options) if table == "script" else None
     return LaunchPlan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="dgx01", code=code, script=script)
 
 
@@ -69,7 +69,7 @@ def _capture(plan: LaunchPlan, python: Path | str = sys.executable, path: str = 
 def test_an_attempt_that_fails_at_once_still_reports_its_environment(run: Run) -> None:
     script = '[script.env]\nMY_TOKEN = "hush-hush"\nALPHA = "1"\n'
     assert run.script("import no_such_module\n", launch="in_place = 0", script=script).wait(PATIENCE_S) == 1
-    report = _told(run)
+    report = _environment(run)
     assert report["python"] == ".".join(map(str, sys.version_info[:3]))
     assert report["executable"] == sys.executable
     assert report["packages"]["torch"] == report["torch"]
@@ -86,11 +86,11 @@ def test_an_attempt_that_fails_at_once_still_reports_its_environment(run: Run) -
 def test_a_run_captures_once_an_attempt(run: Run) -> None:
     accident = "import os, time\ntime.sleep(0.1)\nos.environ['VIGIL_INCARNATION'] == '0' and os.kill(os.getpid(), 9)\n"
     assert run.script(accident).wait(PATIENCE_S) == 0
-    first = _told(run)
+    first = _environment(run)
     assert len(run.events("incarnation.started")) == 2
     assert run.launch(restart=1).wait(PATIENCE_S) == 0
-    assert _told(run, 2)["captured_at"] > first["captured_at"]
-    assert _told(run) == first
+    assert _environment(run, 2)["captured_at"] > first["captured_at"]
+    assert _environment(run) == first
 
 
 def test_another_interpreter_is_inspected_without_running_what_is_installed(tmp_path: Path, environment: Path) -> None:
@@ -186,15 +186,15 @@ def test_a_capture_that_hangs_is_ended_with_its_interpreter(tmp_path: Path, monk
     (tmp_path / "python").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     (tmp_path / "python").chmod(0o755)
     command = RankCommand((str(tmp_path / "python"),), folder)
-    beside = EnvironmentCapture(_plan(tmp_path), Attempt(folder, 1), command)
-    beside.begin()
-    beside.poll()
+    environment_capture = EnvironmentCapture(_plan(tmp_path), Attempt(folder, 1), command)
+    environment_capture.begin()
+    environment_capture.poll()
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
-    assert beside.pid
-    assert psutil.Process(beside.pid).nice() == capturing.LOWEST_PRIORITY
+    assert environment_capture.pid
+    assert psutil.Process(environment_capture.pid).nice() == capturing.LOWEST_PRIORITY
     began = time.monotonic()
-    beside.finish()
+    environment_capture.finish()
     assert time.monotonic() - began < PATIENCE_S / 2
-    assert beside.pid is None
+    assert environment_capture.pid is None
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     assert not (folder / "environment.json").exists()

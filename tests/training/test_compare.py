@@ -101,7 +101,7 @@ def test_everything_that_cannot_work_is_reported_at_once_by_name():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ("a=seed=2", "determines what is trained"),
         ("a=language.layers=3", "determines what is trained"),
@@ -115,8 +115,8 @@ def test_everything_that_cannot_work_is_reported_at_once_by_name():
         ("a=dtype.x=1", "is a setting, not a table"),
     ],
 )
-def test_what_would_not_be_a_comparison_is_refused(change: str, says: str):
-    assert any(says in line for line in refused("b=dtype=fp32", change))
+def test_what_would_not_be_a_comparison_is_refused(change: str, message: str):
+    assert any(message in line for line in refused("b=dtype=fp32", change))
 
 
 def test_more_ranks_than_gpus_are_refused_before_anything_starts(
@@ -156,7 +156,7 @@ def test_run_files_are_written_as_they_are_read():
 # What is told.
 
 
-def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float | None = None) -> CandidateRun:
+def candidate_run(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float | None = None) -> CandidateRun:
     """A run of 2 ranks at this rate, of tokens a second and rank."""
     return CandidateRun(
         name=name,
@@ -177,9 +177,11 @@ def seen(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float 
 
 def recorded() -> Comparison:
     ddp = CandidateResult(
-        "ddp", "parallelism=ddp", [seen("ddp", n, rate, sent=1.5) for n, rate in ((1, 100.0), (2, 200.0))]
+        "ddp", "parallelism=ddp", [candidate_run("ddp", n, rate, sent=1.5) for n, rate in ((1, 100.0), (2, 200.0))]
     )
-    slow = CandidateResult("<fsdp>", "…", [seen("<fsdp>", n, rate, loss=2.25) for n, rate in ((1, 50.0), (2, 150.0))])
+    slow = CandidateResult(
+        "<fsdp>", "…", [candidate_run("<fsdp>", n, rate, loss=2.25) for n, rate in ((1, 50.0), (2, 150.0))]
+    )
     for run in slow.runs:
         run.losses[7] += 0.25
     broken = CandidateResult("broken", "…", [], "round 1: rank 0: no")
@@ -217,9 +219,9 @@ def test_the_picture_is_a_well_formed_image_in_both_lights():
 
 
 def test_a_loss_that_is_no_number_spoils_no_picture():
-    run = seen("ddp", 1, 100.0)
+    run = candidate_run("ddp", 1, 100.0)
     run.losses.update({3: math.nan, 4: math.inf})
-    other = seen("fsdp", 1, 100.0)
+    other = candidate_run("fsdp", 1, 100.0)
     both = [CandidateResult("ddp", "", [run]), CandidateResult("fsdp", "", [other])]
     comparison = Comparison(name="a", machine="here", ranks=2, steps=20, rounds=1, seed=0, results=both)
     assert "nan" not in picture.draw(comparison)
@@ -268,8 +270,8 @@ def test_two_configurations_on_two_ranks_train_the_same_and_a_failing_configurat
     (tmp_path / "first" / "torchao" / "__init__.py").write_text("raise ImportError('not here')")
     apart = "apart=communication=local_sgd,local_sgd.every=3"
     ways = ("ddp=parallelism=ddp", "half=dtype=fp8", "fsdp=parallelism=fsdp", apart)
-    asked_for = [word for way in ways for word in ("--with", way)]
-    process = start(tmp_path, "--steps", "16", "--rounds", "1", *asked_for, first=str(tmp_path / "first"))
+    options = [word for way in ways for word in ("--with", way)]
+    process = start(tmp_path, "--steps", "16", "--rounds", "1", *options, first=str(tmp_path / "first"))
     text, _ = process.communicate(timeout=180)
     assert process.returncode == 1, text
     assert "half failed: round 1: rank" in text

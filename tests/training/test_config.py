@@ -155,18 +155,18 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str) -> 
 
 
 def test_options_are_read_and_nothing_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = _module(
+    recipe = _module(
         tmp_path,
         monkeypatch,
         'a: int = 1, b: float | None = None, c: Literal["x", "y"] = "x", d: Annotated[float, "0..", "D."] = -0.5',
     )
-    assert mine.description == "Mine."
-    assert [option.type for option in mine.options] == ["int", "float", "str", "float"]
-    assert mine.options[3].description == "D."
-    assert mine.problems({"b": None, "c": "y", "d": 2}) == []
-    assert mine.problems({"c": "z"}) == [("c", "is 'z'. Choose x or y.")]
-    assert mine.problems({"d": -1}) == [("d", "is -1. The smallest allowed is 0.")]
-    assert mine.with_defaults({"d": 2})["d"] == 2.0
+    assert recipe.description == "Mine."
+    assert [option.type for option in recipe.options] == ["int", "float", "str", "float"]
+    assert recipe.options[3].description == "D."
+    assert recipe.problems({"b": None, "c": "y", "d": 2}) == []
+    assert recipe.problems({"c": "z"}) == [("c", "is 'z'. Choose x or y.")]
+    assert recipe.problems({"d": -1}) == [("d", "is -1. The smallest allowed is 0.")]
+    assert recipe.with_defaults({"d": 2})["d"] == 2.0
     assert "mine" in choices.names("recipes")
 
 
@@ -207,8 +207,8 @@ def test_a_wrong_run_costs_no_import_of_torch(tmp_path: Path) -> None:
 
 
 def test_options_of_the_data_and_of_the_model_share_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = _module(tmp_path, monkeypatch, "a: int = 1): ...\ndef prepare(cache, identity=None, *, b: int = 2")
-    assert [option.name for option in mine.options] == ["a", "b"]
+    recipe = _module(tmp_path, monkeypatch, "a: int = 1): ...\ndef prepare(cache, identity=None, *, b: int = 2")
+    assert [option.name for option in recipe.options] == ["a", "b"]
     with pytest.raises(choices.ChoiceError, match="a: an option of two functions. Let one of them have it"):
         _module(tmp_path, monkeypatch, "a: int = 1): ...\ndef prepare(cache, *, a: int = 2")
 

@@ -97,10 +97,10 @@ def test_a_module_takes_its_options_as_a_dataclass(tmp_path: Path, monkeypatch: 
 
 
 def test_a_recipe_that_reports_progress_gets_the_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    telling = LEAST.replace("identity=None", "identity=None, report_progress=None").replace(
+    reporting = LEAST.replace("identity=None", "identity=None, report_progress=None").replace(
         "(cache, identity, size)", "report_progress"
     )
-    _add(training.recipes, tmp_path, monkeypatch, telling)
+    _add(training.recipes, tmp_path, monkeypatch, reporting)
     created: Any = contracts.recipe("added_here")
     assert created.call_prepare(tmp_path, None, {}, report_progress=print) is print
 

@@ -44,8 +44,8 @@ class _Crossings(TorchDispatchMode):
         self.operations += 1
         given = tree_leaves((args, kwargs or {}))
         out = function(*args, **(kwargs or {}))
-        seen = {item.device.type for item in [*given, *tree_leaves(out)] if isinstance(item, torch.Tensor)}
-        if len(seen) > 1:
+        devices = {item.device.type for item in [*given, *tree_leaves(out)] if isinstance(item, torch.Tensor)}
+        if len(devices) > 1:
             self.found[str(function)] += 1
         return out
 
@@ -140,7 +140,7 @@ def watch_steps() -> None:
     """Record, step by step, how many numbers were read and how many operations there were."""
     from training.trainer import Trainer
 
-    one_step, between = Trainer._run_step, Trainer._between_steps
+    run_step, between = Trainer._run_step, Trainer._between_steps
     whole = Counter[str]()
     for name in ("tolist", "cpu", "numpy"):  # no operations where all is main memory
         _count(name, whole)
@@ -148,7 +148,7 @@ def watch_steps() -> None:
     def watched(trainer: Trainer) -> Any:
         whole.clear()
         with _Reads() as reads:
-            agreed = one_step(trainer)
+            agreed = run_step(trainer)
             between(trainer, agreed)
         with open(trainer.workspace.attempt_dir / "reads", "a") as file:
             print(json.dumps([reads.count + whole.total(), reads.operations]), file=file)
@@ -190,11 +190,11 @@ def count_compilations() -> None:
 
     from training.trainer import Trainer
 
-    compile_, one_step = torch.compile, Trainer._run_step
+    compile_, run_step = torch.compile, Trainer._run_step
     torch.compile = lambda *given, **more: compile_(*given, **more, backend="aot_eager")
 
     def counted(trainer: Trainer) -> Any:
-        agreed = one_step(trainer)
+        agreed = run_step(trainer)
         payload = {"graphs": counters["stats"]["unique_graphs"], "breaks": dict(counters["graph_break"])}
         with open(trainer.workspace.attempt_dir / "compiled", "a") as file:
             print(json.dumps(payload), file=file)
@@ -247,13 +247,13 @@ def plant_a_nan() -> None:
     from training.trainer import Trainer
 
     count_compilations()
-    one_step = Trainer._run_step
+    run_step = Trainer._run_step
 
     def planted(trainer: Trainer) -> Any:
         if trainer.step == 2:
             with torch.no_grad():
                 trainer.assembly.model.state()["blocks.1.mlp.up.weight"][0, 0] = float("nan")
-        return one_step(trainer)
+        return run_step(trainer)
 
     Trainer._run_step = planted  # type: ignore[method-assign]
 

@@ -23,7 +23,7 @@ def test_alike_is_no_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "gpus", "said"),
+    ("rank_devices", "gpus", "message"),
     [
         (
             [FINE, FINE, BLIND, BLIND],
@@ -57,8 +57,10 @@ def test_alike_is_no_problem() -> None:
         ),
     ],
 )
-def test_ranks_without_a_gpu_are_named_with_what_to_check(seen: list[RankDevice], gpus: int, said: str) -> None:
-    assert problem(seen, gpus_per_node=gpus) == said
+def test_ranks_without_a_gpu_are_named_with_what_to_check(
+    rank_devices: list[RankDevice], gpus: int, message: str
+) -> None:
+    assert problem(rank_devices, gpus_per_node=gpus) == message
 
 
 def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,20 +77,20 @@ def test_a_rank_takes_the_gpu_of_its_place_on_the_node(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("table", "asked", "on_cpu"), [("gpus_per_node = 8", 8, False), ("gpus_per_node = 0", 0, True), ("", 0, False)]
+    ("table", "gpus", "on_cpu"), [("gpus_per_node = 8", 8, False), ("gpus_per_node = 0", 0, True), ("", 0, False)]
 )
-def test_a_run_states_how_many_gpus_it_needs(table: str, asked: int, on_cpu: bool, tmp_path: Path) -> None:
+def test_a_run_states_how_many_gpus_it_needs(table: str, gpus: int, on_cpu: bool, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"[resources]\n{table}\n[run]\n")
-    assert (run_file.load(path).gpus_per_node, run_file.load(path).on_cpu) == (asked, on_cpu)
+    assert (run_file.load(path).gpus_per_node, run_file.load(path).on_cpu) == (gpus, on_cpu)
 
 
 def hide_gpus() -> None:
     """Hide all GPUs as if the driver were gone; only the first rank then has a device that is not a CPU."""
     torch.cuda.is_available = lambda: False
-    own = devices.select
+    select = devices.select
     if os.environ["RANK"] == "0":
-        devices.select = lambda *, on_cpu: own(on_cpu=on_cpu) if on_cpu else torch.device("meta")
+        devices.select = lambda *, on_cpu: select(on_cpu=on_cpu) if on_cpu else torch.device("meta")
     os.environ["VIGIL_NODE"] = f"dgx-{os.environ['RANK']}"
 
 

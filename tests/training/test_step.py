@@ -33,7 +33,7 @@ def _model() -> nn.Module:
 
 def test_adamw_equals_that_of_torch_bit_for_bit() -> None:
     ours, theirs = _model(), _model()
-    mine = AdamW(ours.named_parameters(), weight_decay=0.1)
+    optimizer = AdamW(ours.named_parameters(), weight_decay=0.1)
     groups = [
         {"params": [p for p in theirs.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in theirs.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -46,7 +46,7 @@ def test_adamw_equals_that_of_torch_bit_for_bit() -> None:
             model(batch).square().mean().backward()
         for group in reference.param_groups:
             group["lr"] = 1e-3 * (step + 1)
-        mine.step(1e-3 * (step + 1))
+        optimizer.step(1e-3 * (step + 1))
         reference.step()
     for item, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(item, other)
@@ -104,7 +104,7 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert all(math.isfinite(learning_rate(run_config.parse({"steps": 1}), step)) for step in range(3))
 
 
-TELL = "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
+PRINT_COMPILER_MODULES = "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
 
 
 @pytest.mark.slow
@@ -116,14 +116,16 @@ def test_training_imports_no_compiler(tmp_path: Path) -> None:
     attempt = run.job_dir / "attempt-9"
     (attempt / "spool").mkdir(parents=True)
     generation = raise_generation(run.job_dir, previous=None, resume="step-12")
-    known = {
+    variables = {
         "VIGIL_RUN_DIR": str(run.folder), "VIGIL_ATTEMPT_DIR": str(attempt), "VIGIL_INCARNATION": "0",
         "VIGIL_GENERATION": str(generation), "VIGIL_RESUME": "step-12", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     # Not forked as other ranks of tests are: those have it.
-    code = f"import sys; from training.__main__ import main; assert main(sys.argv[1:]) == 0; {TELL}"
+    code = f"import sys; from training.__main__ import main; assert main(sys.argv[1:]) == 0; {PRINT_COMPILER_MODULES}"
     command = [sys.executable, "-c", code, str(run.folder / "portal" / "run.toml")]
-    done = subprocess.run(command, env={**os.environ, **known}, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -154,20 +156,20 @@ class TestCompiledCode:
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
 
-    def kept_in(self) -> Path:
+    def cache_folder(self) -> Path:
         compiled_code.use_private_cache()
         return Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
 
     def test_it_is_cached_for_the_next_run_where_nobody_else_can_write(self) -> None:
-        place = self.kept_in()
+        place = self.cache_folder()
         assert place.stat().st_mode & 0o077 == 0
-        assert self.kept_in() == place
+        assert self.cache_folder() == place
 
     def test_a_folder_that_others_prepared_is_not_used(self, tmp_path: Path) -> None:
-        place = self.kept_in()
+        place = self.cache_folder()
         place.chmod(0o777)
-        assert self.kept_in() != place
+        assert self.cache_folder() != place
         place.rmdir()
         (tmp_path / "theirs").mkdir(mode=0o700)
         place.symlink_to(tmp_path / "theirs")
-        assert self.kept_in() != place
+        assert self.cache_folder() != place

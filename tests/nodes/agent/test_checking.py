@@ -45,7 +45,7 @@ class TestCheck:
         assert checked(agent, tries=1) == (1, "NVML did not respond within 1.5 s.")
 
     @pytest.mark.parametrize(
-        ("said", "sentence"),
+        ("state", "sentence"),
         [
             ("3 lost 1", f"GPU 3 ({bus(3)}) is lost."),
             ("3 field.230 1", f"GPU 3 ({bus(3)}) needs a reset."),
@@ -57,9 +57,9 @@ class TestCheck:
             ("* init !9", "NVML cannot be opened"),
         ],
     )
-    def test_a_sick_gpu(self, agent: Running, gpus: StandIn, said: str, sentence: str) -> None:
+    def test_a_sick_gpu(self, agent: Running, gpus: StandIn, state: str, sentence: str) -> None:
         assert checked(agent)[0] == 0
-        gpus.set_state(said)
+        gpus.set_state(state)
         code, report = checked(agent)
         assert code == 1
         assert report.startswith(sentence)

@@ -170,7 +170,7 @@ def test_gpus_on_the_bus(tmp_path: Path) -> None:
     assert pci_gpus(tmp_path) == 1, "a virtual machine has the other"
 
 
-def told_of(gpus: list[dict[str, Any]]) -> dict[str, Any]:
+def facts_of(gpus: list[dict[str, Any]]) -> dict[str, Any]:
     return facts(node="n", machine=None, gpus=gpus, problems={}, probed=(), software={})
 
 
@@ -179,7 +179,7 @@ def test_facts_of_very_many_gpus_still_fit_into_an_event() -> None:
         {"uuid": f"GPU-{number}", "name": "x" * 96, "serial": "s" * 100, "instances": [{"name": "y" * 90}] * 7}
         for number in range(64)
     ]
-    report = told_of(gpus)
+    report = facts_of(gpus)
     assert len(str(report)) < MAX_BYTES
     assert [gpu["uuid"] for gpu in report["gpus"]] == [gpu["uuid"] for gpu in gpus]
-    assert told_of(gpus[:2])["gpus"] == gpus[:2]
+    assert facts_of(gpus[:2])["gpus"] == gpus[:2]

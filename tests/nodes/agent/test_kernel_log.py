@@ -23,8 +23,8 @@ def line(seq: int, text: str, *, priority: int = 4, microseconds: int = 1_000_00
     return f"{priority},{seq},{microseconds},-;{text}\n"
 
 
-def opened(path: Path, told_seq: int = -1) -> KernelLog:
-    log = KernelLog(path, told_seq)
+def opened(path: Path, reported_seq: int = -1) -> KernelLog:
+    log = KernelLog(path, reported_seq)
     log.open()
     assert log.problem == ""
     return log
@@ -32,10 +32,10 @@ def opened(path: Path, told_seq: int = -1) -> KernelLog:
 
 def test_records_of_the_kernel_are_recognised_by_their_facility() -> None:
     assert parse(b"4,7,1500000,-;text\n SUBSYSTEM=pci\n DEVICE=+pci:0000:05:00.0\n") is not None
-    mine = parse(b"4,7,1500000,-,caller=T1;NVRM: a;b")
-    assert mine is not None
-    assert mine[0] is True
-    assert (mine[1].seq, mine[1].at, mine[1].text) == (7, 1.5, "NVRM: a;b")
+    of_the_kernel = parse(b"4,7,1500000,-,caller=T1;NVRM: a;b")
+    assert of_the_kernel is not None
+    assert of_the_kernel[0] is True
+    assert (of_the_kernel[1].seq, of_the_kernel[1].at, of_the_kernel[1].text) == (7, 1.5, "NVRM: a;b")
     somebodys = parse(b"12,8,1500000,-;NVRM: Xid (PCI:0000:05:00): 79")
     assert somebodys is not None
     assert somebodys[0] is False
@@ -169,17 +169,17 @@ def test_records_that_the_ring_lost_are_reported(device: Path, monkeypatch: pyte
 
 
 def test_those_lost_while_nobody_read_are_reported_too(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = opened(device, told_seq=10)
+    log = opened(device, reported_seq=10)
     monkeypatch.setattr(os, "read", Ring(record(15), record(16)))
     log.read()
     assert log.overruns == [(11, 14)]
 
 
-@pytest.mark.parametrize(("told_seq", "first"), [(-1, 900), (10, 3), (10, 11)])
+@pytest.mark.parametrize(("reported_seq", "first"), [(-1, 900), (10, 3), (10, 11)])
 def test_what_was_never_promised_is_not_missing(
-    told_seq: int, first: int, device: Path, monkeypatch: pytest.MonkeyPatch
+    reported_seq: int, first: int, device: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = opened(device, told_seq=told_seq)
+    log = opened(device, reported_seq=reported_seq)
     monkeypatch.setattr(os, "read", Ring(errno.EPIPE, record(first)))
     log.read()
     assert log.overruns == []

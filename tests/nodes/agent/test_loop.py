@@ -40,14 +40,14 @@ def make(tmp_path: Path, clock: Clock) -> Iterator[Any]:
     """Make agents that a test drives by hand, and that send nothing."""
     created: list[AgentLoop] = []
 
-    def one(**more: Any) -> AgentLoop:
+    def create(**more: Any) -> AgentLoop:
         settings = AgentSettings(
             "node01", tmp_path / "state", tmp_path / "kmsg", (), "http://127.0.0.1:9", tmp_path / "t"
         )
         created.append(AgentLoop(settings, AgentTiming(), proc_root=tmp_path / "none", sys=tmp_path / "none", **more))
         return created[-1]
 
-    yield one
+    yield create
     for agent in created:
         agent._buffer.close()
 

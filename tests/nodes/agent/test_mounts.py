@@ -34,14 +34,14 @@ def file_system(tmp_path: Path) -> Iterator[FileSystem]:
         pytest.skip("no FUSE here")
 
 
-def looked(mounts: MountProbes) -> list[str]:
+def polled_kinds(mounts: MountProbes) -> list[str]:
     return [event["kind"] for event in mounts.poll(time.time())]
 
 
 def test_a_mount_that_answers_is_timed(probes: MountProbes, tmp_path: Path) -> None:
     assert probes.values() == {}, "one that was not asked yet does not hang"
     probes.start_probes((str(tmp_path),))
-    until(lambda: looked(probes) or probes.values())
+    until(lambda: polled_kinds(probes) or probes.values())
     (took,) = probes.values().values()
     assert took is not None
     assert 0 <= took < 2000
@@ -70,11 +70,11 @@ def test_a_mount_that_hangs_and_recovers(
     assert probes.values() == {f"mount_ms:{label(path)}": None}
     for _ in range(3):
         probes.start_probes((path,))
-        assert looked(probes) == [], "it is told once"
+        assert polled_kinds(probes) == [], "it is told once"
     file_system.well.set()
     # The question that hung has taken too long; the next one has not.
     reports: list[str] = []
-    until(lambda: probes.start_probes((path,)) or reports.extend(looked(probes)) or reports)
+    until(lambda: probes.start_probes((path,)) or reports.extend(polled_kinds(probes)) or reports)
     assert reports == ["mount.well"]
     assert probes.values()[f"mount_ms:{label(path)}"] is not None
 
@@ -117,7 +117,7 @@ def test_a_mount_that_was_unmounted_is_forgotten(probes: MountProbes, file_syste
     probes.start_probes((str(tmp_path),))
     file_system.well.set()  # until then nothing may be able to end it
     until(lambda: not psutil.pid_exists(probe.pid) or psutil.Process(probe.pid).status() == psutil.STATUS_ZOMBIE)
-    until(lambda: looked(probes) or probes.values())
+    until(lambda: polled_kinds(probes) or probes.values())
     assert list(probes.values()) == [f"mount_ms:{label(str(tmp_path))}"]
     os.waitpid(probe.pid, 0)
 
@@ -134,7 +134,7 @@ def test_a_mount_that_was_slow_before_this_agent_began(tmp_path: Path) -> None:
 
 def test_a_mount_that_is_slow_and_then_unmounted(probes: MountProbes, tmp_path: Path) -> None:
     probes.start_probes((str(tmp_path / "gone"),))
-    until(lambda: looked(probes))
+    until(lambda: polled_kinds(probes))
     (well,) = probes.start_probes(())
     assert (well["kind"], well["problem"]) == ("mount.well", "no longer mounted")
     assert probes.start_probes(()) == []

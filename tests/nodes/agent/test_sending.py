@@ -51,7 +51,7 @@ class Node:
         )
         self.sender.start()
 
-    def tell(self, count: int, *, boot_id: str = "boot", **more: Any) -> None:
+    def append(self, count: int, *, boot_id: str = "boot", **more: Any) -> None:
         for _ in range(count):
             self.buffer.append(with_log_position(batch(self.buffer.next, **more), boot_id, -1), is_sync=False)
         if self.sender is not None:
@@ -83,21 +83,21 @@ def stderr_text(capfd: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_backlog_goes_in_few_posts_and_news_at_once(node: Node) -> None:
-    node.tell(150)
+    node.append(150)
     node.send()
     assert node.all_taken() == list(range(150))
     assert [len(post["batches"]) for post in node.portal.posts] == [0, 60, 60, 30], "the first one asks where to begin"
-    node.tell(1)
+    node.append(1)
     assert node.all_taken() == list(range(151))
     assert {post["agent"] for post in node.portal.posts} == {VERSION}
 
 
 def test_an_answer_that_is_lost_doubles_nothing(node: Node) -> None:
     node.send()
-    node.tell(3)
+    node.append(3)
     node.all_taken()
     node.portal.loses_answers = True
-    node.tell(5)
+    node.append(5)
     until(lambda: len(node.portal.taken) == 8)
     node.portal.loses_answers = False
     assert node.all_taken() == list(range(8))
@@ -106,15 +106,15 @@ def test_an_answer_that_is_lost_doubles_nothing(node: Node) -> None:
 def test_a_portal_that_forgot_gets_it_again(node: Node) -> None:
     """It was restored from its backup."""
     node.send()
-    node.tell(100)
+    node.append(100)
     node.all_taken()
     node.portal.cursors[node.buffer.stream] = 30
-    node.tell(1)
+    node.append(1)
     assert node.all_taken() == [*range(100), *range(30, 101)]
 
 
 def test_a_portal_that_is_ahead_is_obeyed(node: Node) -> None:
-    node.tell(10)
+    node.append(10)
     node.buffer.close()
     node.buffer = Buffer(node.folder / "state")
     node.portal.cursors[node.buffer.stream] = 6
@@ -123,7 +123,7 @@ def test_a_portal_that_is_ahead_is_obeyed(node: Node) -> None:
 
 
 def test_dropped_numbers_are_reported(node: Node) -> None:
-    node.tell(130)
+    node.append(130)
     given = _given_up(node.buffer)
     node.buffer.drop(given)
     node.send()
@@ -139,8 +139,8 @@ def _given_up(buffer: Buffer) -> Any:
 
 
 def test_a_post_belongs_to_a_single_boot(node: Node) -> None:
-    node.tell(3, boot_id="before")
-    node.tell(2, boot_id="after")
+    node.append(3, boot_id="before")
+    node.append(2, boot_id="after")
     node.send()
     node.all_taken()
     assert [(item.number, item.boot_id) for item in node.portal.taken] == [
@@ -151,7 +151,7 @@ def test_a_post_belongs_to_a_single_boot(node: Node) -> None:
 
 def test_a_portal_that_is_away_is_found_again(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.portal.stop()
-    node.tell(5)
+    node.append(5)
     node.send()
     until(lambda: "cannot be reached" in stderr_text(capfd))
     node.portal.start()
@@ -168,7 +168,7 @@ def test_posting_is_retried_while_the_portal_accepts_nothing(node: Node, status:
         return (status, {"detail": "not now"}) if left[0] >= 0 else None
 
     node.portal.refuse = refuse
-    node.tell(5)
+    node.append(5)
     node.send()
     assert node.all_taken() == list(range(5))
     assert node.refused == []
@@ -176,7 +176,7 @@ def test_posting_is_retried_while_the_portal_accepts_nothing(node: Node, status:
 
 def test_a_refused_token_is_reported_once_and_reread(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.token_file.write_text("vga_another")
-    node.tell(5)
+    node.append(5)
     node.send()
     until(lambda: node.portal.wrong_tokens >= 3)
     assert stderr_text(capfd).count("The portal rejects this token (401). A sysadmin creates a new one") == 1
@@ -186,14 +186,14 @@ def test_a_refused_token_is_reported_once_and_reread(node: Node, capfd: pytest.C
 
 def test_too_much_at_once_is_halved(node: Node) -> None:
     node.portal.refuse = lambda post: (413, {"detail": "too much"}) if len(post["batches"]) > 7 else None
-    node.tell(40)
+    node.append(40)
     node.send()
     assert node.all_taken() == list(range(40))
 
 
 def test_a_bad_batch_holds_up_no_other(node: Node) -> None:
     node.portal.refuse = lambda post: (422, {"detail": "bad"}) if any(b["at"] == 17 for b in post["batches"]) else None
-    node.tell(40)
+    node.append(40)
     node.send()
     assert node.all_taken() == [number for number in range(40) if number != 17]
     assert [json.loads(item)["at"] for item in node.refused] == [17]
@@ -203,7 +203,7 @@ def test_a_bad_batch_holds_up_no_other(node: Node) -> None:
 def test_a_portal_that_refuses_all_loses_little(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A portal of another release may refuse today what it accepts once it is upgraded."""
     node.portal.refuse = lambda post: (422, {"detail": "bad"}) if post["batches"] else None
-    node.tell(40)
+    node.append(40)
     node.send()
     until(lambda: len(node.refused) == 3)
     began = time.monotonic()
@@ -216,14 +216,14 @@ def test_a_portal_that_refuses_all_loses_little(node: Node, monkeypatch: pytest.
 
 def test_a_server_that_is_no_portal_is_reported(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.portal.refuse = lambda post: (200, {"hello": "world"})
-    node.tell(1)
+    node.append(1)
     node.send()
     until(lambda: "is not a Vigil portal" in stderr_text(capfd))
 
 
 def test_an_unknown_node_is_reported(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.portal.refuse = lambda post: (404, {"detail": "no such node"})
-    node.tell(1)
+    node.append(1)
     node.send()
     until(lambda: "Set VIGIL_AGENT_NODE" in stderr_text(capfd))
 
@@ -231,7 +231,7 @@ def test_an_unknown_node_is_reported(node: Node, capfd: pytest.CaptureFixture[st
 def test_a_portal_that_hangs_is_left_after_a_while(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "MAX_POST_SECONDS", 0.1)
     node.portal.hold.set()
-    node.tell(3)
+    node.append(3)
     node.send()
     assert node.sender is not None
     sender = node.sender
@@ -244,7 +244,7 @@ def test_a_portal_that_hangs_is_left_after_a_while(node: Node, monkeypatch: pyte
 
 def test_an_enrolment_secret_gets_a_token_for_this_node_alone(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.token_file.write_text("vge_shared")
-    node.tell(2)
+    node.append(2)
     node.send()
     assert node.all_taken() == [0, 1]
     assert node.portal.enrolled == [("node01", "vge_shared", {"boot_id": "boot"})]
@@ -253,7 +253,7 @@ def test_an_enrolment_secret_gets_a_token_for_this_node_alone(node: Node, capfd:
     node.end()
     node.buffer = Buffer(node.folder / "state")
     node.send()
-    node.tell(1)
+    node.append(1)
     assert node.all_taken() == [0, 1, 2]
     assert len(node.portal.enrolled) == 1, "a secret is for the first time alone"
     assert "vge_" not in (log := stderr_text(capfd))
@@ -263,7 +263,7 @@ def test_an_enrolment_secret_gets_a_token_for_this_node_alone(node: Node, capfd:
 def test_a_name_that_is_enrolled_already_is_reported(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     node.token_file.write_text("vge_shared")
     node.portal.enrol = lambda secret: (409, {"detail": "enrolled"})
-    node.tell(1)
+    node.append(1)
     node.send()
     until(lambda: "node01 is already enrolled" in stderr_text(capfd))
     node.token_file.write_text(TOKEN)
@@ -281,7 +281,7 @@ def test_a_token_file_without_a_token(
         node.token_file.unlink()
     else:
         node.token_file.write_text(contents)
-    node.tell(1)
+    node.append(1)
     node.send()
     until(lambda: sentence in stderr_text(capfd))
     node.token_file.write_text(TOKEN)
@@ -291,7 +291,7 @@ def test_a_token_file_without_a_token(
 def test_a_port_where_nobody_speaks_http(node: Node, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         node.url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        node.tell(1)
+        node.append(1)
         node.send()
         connection, _ = server.accept()
         connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")

@@ -24,11 +24,11 @@ def test_who_posts_nothing_needs_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "mounts"),
+    ("value", "mounts"),
     [("", None), ("none", ()), ("/data, /scratch/,,/data", ("/data", "/scratch")), ("/", ("/",))],
 )
-def test_mounts(said: str, mounts: tuple[str, ...] | None) -> None:
-    assert read_settings({**ENOUGH, "VIGIL_AGENT_MOUNTS": said}, posts=True).mounts == mounts
+def test_mounts(value: str, mounts: tuple[str, ...] | None) -> None:
+    assert read_settings({**ENOUGH, "VIGIL_AGENT_MOUNTS": value}, posts=True).mounts == mounts
 
 
 @pytest.mark.parametrize(

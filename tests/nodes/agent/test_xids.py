@@ -112,12 +112,12 @@ def read(text: str, at: float = 0.0) -> XidRecord | None:
     return DriverLogParser().read(KernelRecord(1, at, text.encode()).text, at)
 
 
-@pytest.mark.parametrize(("line", "said"), REAL, ids=[line[:60] for line, _ in REAL])
-def test_real_lines(line: str, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("line", "expected"), REAL, ids=[line[:60] for line, _ in REAL])
+def test_real_lines(line: str, expected: dict[str, Any]) -> None:
     assert may_contain_xid(line.encode())
     xid = read(line)
     assert xid is not None
-    assert {name: getattr(xid, name) for name in said} == said
+    assert {name: getattr(xid, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_fall_much_later_is_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bus", "told"),
+    ("bus", "expected"),
     [
         ("00000000:05:00.0", "0000:05:00"),
         ("0000:B3:00", "0000:b3:00"),
@@ -222,8 +222,8 @@ def test_a_fall_much_later_is_another() -> None:
         ("1:2:3:4", ""),
     ],
 )
-def test_places_on_the_bus(bus: str, told: str) -> None:
-    assert normalised(bus) == told
+def test_places_on_the_bus(bus: str, expected: str) -> None:
+    assert normalised(bus) == expected
 
 
 @given(text=st.text(max_size=3000), at=st.floats(0, 1e9))

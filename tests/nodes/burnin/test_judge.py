@@ -31,7 +31,7 @@ def node(name: str = "dgx-01", *tests: ItemSummary, ended: bool = True, gpus: in
 def bare_results(gpus: int) -> list[ItemSummary]:
     names = [f"GPU {number}" for number in range(gpus)]
     items = [(test, name) for test in ("memory", "matrix") for name in names or ["CPUs"]]
-    items += [("copy", f"{one} to {other}") for one, other in permutations(["host", *names], 2)]
+    items += [("copy", f"{source} to {target}") for source, target in permutations(["host", *names], 2)]
     items += [("copy", "memory to memory")] * (not names) + [("all-reduce", "all")] * (gpus != 1)
     items += [("host memory", "memory"), ("disk", "write /tmp"), ("disk", "read /tmp")]
     return [ItemSummary(test, item, count=1) for test, item in items]

@@ -63,12 +63,12 @@ def test_replaces_only_the_reasons_that_the_preview_showed(lab: Lab, ops: User) 
     lab.scheduler.drain("dgx-01", "broken fan")
     lab.scheduler.drain("dgx-02", "RMA 4711")
     lab.step()
-    seen = post(ops, "/preview", nodes="dgx-[01-04]").json()["reasons"]
+    reasons = post(ops, "/preview", nodes="dgx-[01-04]").json()["reasons"]
     page = signed_in(ops).get("/drains/several", {"nodes": "dgx-[01-04]"})
     lab.scheduler.drain("dgx-02", "water leak")
     lab.scheduler.drain("dgx-03", "chassis open")
     lab.step()
-    items = post(ops, "", nodes="dgx-[01-04]", reason="new switch", replaces=seen).json()["items"]
+    items = post(ops, "", nodes="dgx-[01-04]", reason="new switch", replaces=reasons).json()["items"]
     assert [(item["order"] is not None, item["is_drained_by_another"]) for item in items] == [
         (True, False), (False, True), (False, True), (True, False),
     ]  # fmt: skip
@@ -95,11 +95,11 @@ def test_a_node_that_left_the_scheduler_is_not_reported_as_drained(
 ) -> None:
     for_each = bulk.for_each
 
-    def lose_one(nodes: Sequence[Node], order: Callable[[Node], BulkOutcome]) -> list[BulkOutcome]:
+    def lose_a_node(nodes: Sequence[Node], order: Callable[[Node], BulkOutcome]) -> list[BulkOutcome]:
         Node.objects.filter(name="dgx-02").delete()
         return for_each(nodes, order)
 
-    monkeypatch.setattr(bulk, "for_each", lose_one)
+    monkeypatch.setattr(bulk, "for_each", lose_a_node)
     form = {"nodes": "dgx-[01-02]", "reason": "new switch"}
     answer = signed_in(ops).post("/drains/several", form, follow=True).text.replace("\N{NO-BREAK SPACE}", " ")
     assert "Requested the drain of 1 node. The scheduler does not list dgx-02 any more." in answer

@@ -98,9 +98,9 @@ def test_the_page_shows_which_drains_end(lab: Lab, ops: User) -> None:
     answer = client.post("/drains/return", {"nodes": "dgx-[01-04]", "reason": "done"}, follow=True)
     left = "Requested the return of 2 nodes. Left as they are, because somebody else drained them: dgx-03."
     assert left in answer.text.replace("\N{NO-BREAK SPACE}", " ")
-    seen = client.get("/drains/return", {"nodes": "dgx-[01-04]"}).context["reasons"]
-    assert json.loads(seen) == {"dgx-03": "broken fan"}
-    form = {"nodes": "dgx-[01-05]", "reason": "done", "replace": "yes", "replaces": seen}
+    reasons = client.get("/drains/return", {"nodes": "dgx-[01-04]"}).context["reasons"]
+    assert json.loads(reasons) == {"dgx-03": "broken fan"}
+    form = {"nodes": "dgx-[01-05]", "reason": "done", "replace": "yes", "replaces": reasons}
     lab.scheduler.drain("dgx-05", "chassis open")
     sync.read(lab.scheduler, Reading.Part.NODES)
     answer = client.post("/drains/return", form)

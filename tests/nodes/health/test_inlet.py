@@ -44,16 +44,16 @@ def test_a_resistance_is_learnt_from_changes_of_load() -> None:
 
 
 def test_an_inlet_is_estimated_only_from_steady_gpus_of_a_calibrated_model() -> None:
-    known = {"H100": 0.05}
-    assert node_inlet([("H100", gpu((300, 40)))], known) == 25
-    assert node_inlet([("A100", gpu((300, 40)))], known) is None
-    assert node_inlet([("H100", gpu((300, 40), minutes=2))], known) is None, "it may still be warming up"
+    resistance = {"H100": 0.05}
+    assert node_inlet([("H100", gpu((300, 40)))], resistance) == 25
+    assert node_inlet([("A100", gpu((300, 40)))], resistance) is None
+    assert node_inlet([("H100", gpu((300, 40), minutes=2))], resistance) is None, "it may still be warming up"
     changing = gpu((300, 40))
     changing.observe(ThermalReading(420, 40, 600))
-    assert node_inlet([("H100", changing)], known) is None
+    assert node_inlet([("H100", changing)], resistance) is None
     late = gpu((300, 40))
     late.observe(ThermalReading(4000, 40, 300))
-    assert node_inlet([("H100", late)], known) is None, "nothing is known of the time between"
+    assert node_inlet([("H100", late)], resistance) is None, "nothing is known of the time between"
 
 
 def test_what_is_learnt_survives_storage_and_damage() -> None:

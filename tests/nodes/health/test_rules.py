@@ -46,7 +46,7 @@ def test_every_shipped_rule_fires_on_what_it_must_and_on_nothing_else(name: str)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ('name = "hot"', 'name = "Hot!"', "needs a name"),
         ('severity = "warning"', 'severity = "bad"', "hot: severity: must be one of info, warning, critical, fatal"),
@@ -63,11 +63,11 @@ def test_every_shipped_rule_fires_on_what_it_must_and_on_nothing_else(name: str)
         ('for = "5m"', 'escalates = { count = 51, within = "30d" }', "a whole number from 2 to 50"),
     ],
 )
-def test_errors_in_a_rule_are_reported_with_their_key(before: str, after: str, said: str) -> None:
+def test_errors_in_a_rule_are_reported_with_their_key(before: str, after: str, message: str) -> None:
     assert before in HOT
     with pytest.raises(BadRule) as error:
         parse_rules(HOT.replace(before, after))
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("action", ["exclude", "drain"])

@@ -105,9 +105,9 @@ def test_two_sysadmins_never_overwrite_each_other(ops: User) -> None:
     other = sysadmin("other")
     add(ops)
     assert add(other).status_code == 409
-    mine, theirs = RULE.replace("Xid 31", "mine"), RULE.replace("Xid 31", "theirs")
+    ours, theirs = RULE.replace("Xid 31", "mine"), RULE.replace("Xid 31", "theirs")
     body = {"version": 1, "reason": "better"}
-    assert send(ops, "put", "/xid-31", toml=mine, dry_run=proof(ops, mine), **body).json()["version"] == 2
+    assert send(ops, "put", "/xid-31", toml=ours, dry_run=proof(ops, ours), **body).json()["version"] == 2
     refused = send(other, "put", "/xid-31", toml=theirs, dry_run=proof(other, theirs), **body)
     assert refused.status_code == 409
     assert "changed by ops since you opened it (version 2)" in refused.json()["detail"]

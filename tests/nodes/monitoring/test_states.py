@@ -13,7 +13,7 @@ from nodes.models import Agent, Gpu, HealthEntry, SiteRule
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
-OWN_XID = """
+SITE_XID = """
 [[rule]]
 name = "own-xid"
 title = "An Xid of this site's driver"
@@ -108,7 +108,7 @@ def test_an_xid_is_unknown_until_a_rule_of_the_site_names_it() -> None:
     lab.xid(999)
     lab.step()
     assert found("own-xid", "unknown-xid") == {("dgx-01", "unknown-xid")}
-    SiteRule.objects.create(name="own-xid", toml=OWN_XID)
+    SiteRule.objects.create(name="own-xid", toml=SITE_XID)
     lab.xid(999, "dgx-02")
     lab.step()
     assert found("own-xid", "unknown-xid") == {("dgx-01", "unknown-xid"), ("dgx-02", "own-xid")}

@@ -22,7 +22,7 @@ ODD_EVIDENCE: list[Any] = [
     {}, "none", [1], [["yesterday", "xid", {}, 1]], [[1e300, "xid", {}, 1]], [[1.0, "xid", None, 1]],
     [[1.0, "xid", {"code": {"a": 1}}, 1]], [[1.0, "xid", {}, "many"]], [[1.0, 7, {}, 1]], [[1.0, "xid"]],
 ]  # fmt: skip
-ONE_TRIGGER = """
+SINGLE_TRIGGER = """
 [[rule]]
 name = "hot"
 title = "Hot"
@@ -108,7 +108,7 @@ def test_an_odd_assessment(lab: Lab, fields: Any) -> None:
 def test_a_rule_that_cannot_be_read_is_logged_once(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     new = "# a text that no other test has logged"
     SiteRule.objects.create(name="hot", toml=f"[[rule] {new}")
-    SiteRule.objects.create(name="cold", toml=f"{ONE_TRIGGER}{new}")
+    SiteRule.objects.create(name="cold", toml=f"{SINGLE_TRIGGER}{new}")
     lab.xid(79)
     lab.step()
     lab.step()
@@ -118,7 +118,7 @@ def test_a_rule_that_cannot_be_read_is_logged_once(lab: Lab, caplog: pytest.LogC
 
 
 def test_a_rule_that_lost_a_trigger_meanwhile(lab: Lab) -> None:
-    SiteRule.objects.create(name="hot", toml=ONE_TRIGGER)
+    SiteRule.objects.create(name="hot", toml=SINGLE_TRIGGER)
     lab.xid(79)
     lab.step()
     HealthEntry.objects.create(

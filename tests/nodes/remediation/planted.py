@@ -234,7 +234,7 @@ def portal_stopped(fleet: AgentFleet) -> None:
     fleet.later(120, is_watched=False)
 
 
-def silent_after_one_reading(fleet: AgentFleet) -> None:
+def silent_after_a_single_reading(fleet: AgentFleet) -> None:
     """A state was read once before the agent fell silent: nobody knows how long it lasted."""
     machine = fleet.machine()
     batch = machine.batch(int(time.time()), n=1, temperature_c=[[60], [60]]) | {"host": {"blocked_processes": 40}}
@@ -333,7 +333,7 @@ HARMLESS: dict[str, Plant] = {
     "a file server that comes back, one node later than the others": server_back,
     "a portal outage": portal_outage,
     "a stopped portal": portal_stopped,
-    "an agent that fell silent after one bad reading": silent_after_one_reading,
+    "an agent that fell silent after one bad reading": silent_after_a_single_reading,
     "events from an outage": late_events,
     "a reboot": reboot,
     "planned maintenance": planned_maintenance,

@@ -23,7 +23,7 @@ class Run:
     started: float = 0.0
     ended: float = 0.0
     state: str = "PENDING"
-    is_told: bool = False  # slurmdbd has heard of what is written here
+    is_accounted: bool = False  # slurmdbd has stored what is written here
 
 
 @dataclass
@@ -87,20 +87,20 @@ class Model:
             job = self._split(job)
         job.state = "RUNNING"
         job.runs[-1].started, job.runs[-1].state = self._clock(), "RUNNING"
-        self._untell(job)
+        self._delay_accounting(job)
         return job
 
     def end(self, job: Job, state: str, exit_code: int = 0) -> None:
         job.state, job.ended, job.exit_code = state, self.now, exit_code
         job.runs[-1].ended, job.runs[-1].state = self._clock(), state
-        self._untell(job)
+        self._delay_accounting(job)
 
     def requeue(self, job: Job, why: str) -> None:
         job.runs[-1].ended = self._clock()
         job.runs[-1].state = why or "REQUEUED"
         job.before, job.state, job.restart = why.lower(), "PENDING", job.restart + 1
         job.begin = self.now + REQUEUE_WAIT_S
-        self._untell(job)
+        self._delay_accounting(job)
         self._account(job)
 
     def pass_time(self, seconds: float) -> None:
@@ -113,7 +113,7 @@ class Model:
                 self._touch()
         if self.is_up["slurmdbd"]:
             for _, run in self.accounts:
-                run.is_told = True
+                run.is_accounted = True
 
     def _split(self, job: Job) -> Job:
         """Give the first waiting task its own id; the last one keeps the array's."""
@@ -134,9 +134,9 @@ class Model:
         job.runs.append(run)
         self.accounts.append((job, run))
 
-    def _untell(self, job: Job) -> None:
+    def _delay_accounting(self, job: Job) -> None:
         for run in job.runs[-2:]:
-            run.is_told = False
+            run.is_accounted = False
         self._touch()
 
     def _touch(self) -> None:
@@ -162,9 +162,9 @@ class Model:
         if not self.is_up["slurmctld"]:
             payload = {"errors": [{"error_number": -1, "error": "Unspecified error"}], "jobs": []}
             return httpx.Response(500 if version == OLD else 502, json=payload)
-        return self._asked(rest, request)
+        return self._controller_answer(rest, request)
 
-    def _asked(self, rest: list[str], request: httpx.Request) -> httpx.Response:
+    def _controller_answer(self, rest: list[str], request: httpx.Request) -> httpx.Response:
         if rest == ["diag"]:
             return httpx.Response(200, json={"statistics": {"req_time": self._number(self._clock())}})
         if rest == ["jobs", "state"]:
@@ -188,7 +188,7 @@ class Model:
             payload = {"errors": [{"error_number": 7000, "error": "Unable to connect to database"}], "jobs": []}
             return httpx.Response(200 if self.version == OLD else 502, json=payload)
         request = int(rest[1])
-        rows = [(job, run) for job, run in self.accounts if request in {job.job_id, job.array} and run.is_told]
+        rows = [(job, run) for job, run in self.accounts if request in {job.job_id, job.array} and run.is_accounted]
         payload = {"jobs": [self._row(job, run) for job, run in rows if not job.waiting], "errors": []}
         if not rows and self.version == OLD:
             payload["errors"] = [{"error_number": 9003, "error": "Nothing found with query"}]

@@ -73,7 +73,7 @@ class Recorder:
         assert "eyJ" not in text, f"{path} would hold a token"
         path.write_text(text.replace(socket.gethostname(), "head").replace(str(self.slurm.layout.folder), "/slurm"))
 
-    def ask(
+    def send(
         self, moment: str, path: str, *, name: str = "", method: str = "GET", token: str = "", query: str = "",
         body: Callable[[tuple[int, int, int]], object] | None = None, headers: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
@@ -113,44 +113,44 @@ class Recorder:
 
 def record(name: str) -> None:
     with cluster(name, nodes=8, min_job_age_s=900, slices=7) as slurm:
-        tell = Recorder(slurm)
-        _nothing(tell)
-        _refused(tell)
+        recorder = Recorder(slurm)
+        _nothing(recorder)
+        _refused(recorder)
         _limits(slurm)
-        _busy(tell)
+        _busy(recorder)
         for path in BUSY:
-            tell.ask("busy", path)
-        tell.ask("busy", "slurm/jobs", name="unchanged", query=f"?update_time={int(time.time()) + 60}")
-        tell.ask("busy", "slurm/job/{held}", name="signalled-pending", method="DELETE", query="?signal=USR1")
+            recorder.send("busy", path)
+        recorder.send("busy", "slurm/jobs", name="unchanged", query=f"?update_time={int(time.time()) + 60}")
+        recorder.send("busy", "slurm/job/{held}", name="signalled-pending", method="DELETE", query="?signal=USR1")
         bobs = {"X-SLURM-USER-NAME": BOB, "X-SLURM-USER-TOKEN": slurm.token(BOB)}
-        tell.ask("refused", "slurm/job/{held}", name="cancel-of-others", method="DELETE", headers=bobs)
+        recorder.send("refused", "slurm/job/{held}", name="cancel-of-others", method="DELETE", headers=bobs)
         slurm.start("dgx06")
-        _end(tell)
+        _end(recorder)
         for path in ENDED:
-            tell.ask("ended", path)
-        tell.ask("ended", "slurm/job/{failed}", name="cancel-ended", method="DELETE")
+            recorder.send("ended", path)
+        recorder.send("ended", "slurm/job/{failed}", name="cancel-ended", method="DELETE")
         with slurm.without("slurmdbd"):
-            tell.ask("away", "slurmdb/jobs", name="slurmdbd")
+            recorder.send("away", "slurmdb/jobs", name="slurmdbd")
         with slurm.without("slurmctld"):
-            tell.ask("away", "slurm/jobs", name="slurmctld")
+            recorder.send("away", "slurm/jobs", name="slurmctld")
 
 
-def _nothing(tell: Recorder) -> None:
+def _nothing(recorder: Recorder) -> None:
     """Record the cluster before the first job."""
     for path in ("slurm/jobs", "slurm/jobs/state", "slurm/nodes", "slurm/reservations", "slurmdb/jobs"):
-        tell.ask("nothing", path)
+        recorder.send("nothing", path)
 
 
-def _refused(tell: Recorder) -> None:
+def _refused(recorder: Recorder) -> None:
     for name in ("slurm/job/{unknown}", "slurmdb/job/{unknown}"):
-        tell.ids["unknown"] = "987654"
-        tell.ask("refused", name)
-    tell.ask("refused", "slurm/job/{unknown}", name="cancel-unknown", method="DELETE")
-    wrong, expired = _token(b"another key, not this cluster's one", 600), tell.slurm.token(PORTAL, life_s=-60)
+        recorder.ids["unknown"] = "987654"
+        recorder.send("refused", name)
+    recorder.send("refused", "slurm/job/{unknown}", name="cancel-unknown", method="DELETE")
+    wrong, expired = _token(b"another key, not this cluster's one", 600), recorder.slurm.token(PORTAL, life_s=-60)
     for name, token in (("wrong-token", wrong), ("expired-token", expired), ("no-jwt", "rubbish")):
-        tell.ask("refused", "slurm/jobs", name=name, token=token)
-        tell.ask("refused", "slurmdb/jobs", name=f"{name}-accounts", token=token)
-    tell.ask("refused", "slurm/jobs", name="no-token", headers={"X-SLURM-USER-NAME": PORTAL})
+        recorder.send("refused", "slurm/jobs", name=name, token=token)
+        recorder.send("refused", "slurmdb/jobs", name=f"{name}-accounts", token=token)
+    recorder.send("refused", "slurm/jobs", name="no-token", headers={"X-SLURM-USER-NAME": PORTAL})
     requests: dict[str, dict[str, Any]] = {
         "submitted": {},
         "account": {"account": "speech-lab"},
@@ -164,18 +164,20 @@ def _refused(tell: Recorder) -> None:
         "reservation": {"reservation": "none-such"},
     }
     for name, options in requests.items():
-        asked = Submission(
+        submission = Submission(
             key=KEY, name=name, user=ALICE, script="/x/batch.sh", directory="/tmp", output="/dev/null",
             time_limit_s=3600, grace_s=30, begin_at=time.time() + 86_400, **options,
         )  # fmt: skip
-        body = lambda version, asked=asked: request(asked, "#!/bin/sh\nexit 0\n", version)  # noqa: E731
-        tell.ask("refused" if options else "taken", "slurm/job/submit", name=f"submit-{name}", method="POST", body=body)
-    for version in tell.versions:
-        answer = tell.client.get(f"/slurm/{version[:-2]}99/jobs", headers=tell.who())
-        tell.write(
+        body = lambda version, submission=submission: request(submission, "#!/bin/sh\nexit 0\n", version)  # noqa: E731
+        recorder.send(
+            "refused" if options else "taken", "slurm/job/submit", name=f"submit-{name}", method="POST", body=body
+        )
+    for version in recorder.versions:
+        answer = recorder.client.get(f"/slurm/{version[:-2]}99/jobs", headers=recorder.who())
+        recorder.write(
             version, "refused/other-version", answer.status_code, answer.headers.get("content-type", ""), answer.text
         )
-    tell.slurm.run("scancel", f"--user={PORTAL}", f"--user={ALICE}")
+    recorder.slurm.run("scancel", f"--user={PORTAL}", f"--user={ALICE}")
 
 
 def _limits(slurm: Cluster) -> None:
@@ -187,9 +189,9 @@ def _limits(slurm: Cluster) -> None:
                  MaxTRESPerJob="gres/gpu=4,node=2", GrpTRESMins="gres/gpu=1000", Fairshare=4)  # fmt: skip
 
 
-def _busy(tell: Recorder) -> None:
+def _busy(recorder: Recorder) -> None:
     """Create jobs in every state that can be reached, most of which they keep, and record the answers."""
-    batch, wait, control = tell.batch, tell.wait, tell.control
+    batch, wait, control = recorder.batch, recorder.wait, recorder.control
     batch("gpus", "-N2", "-w", "dgx01,dgx03", "--ntasks-per-node=1", "--gres=gpu:h100:3", "-t", "90", "-L", "matlab")
     batch("completed", script="#!/bin/sh\nexit 0\n")
     batch("failed", script="#!/bin/sh\nexit 3\n")
@@ -202,37 +204,37 @@ def _busy(tell: Recorder) -> None:
     batch("requeued-held", "-w", "dgx02")
     batch("finished-array", "--array=0-2", script='#!/bin/sh\nexit "$SLURM_ARRAY_TASK_ID"\n')
     wait("cancelled", "RUNNING")
-    tell.slurm.run("scancel", tell.ids["cancelled"], user=ALICE)
-    tell.slurm.run("scancel", tell.ids["cancelled-pending"], user=ALICE)
+    recorder.slurm.run("scancel", recorder.ids["cancelled"], user=ALICE)
+    recorder.slurm.run("scancel", recorder.ids["cancelled-pending"], user=ALICE)
     for name in ("requeued", "requeued-held"):
         wait(name, "RUNNING")
-    control("requeue", tell.ids["requeued"])
-    control("requeuehold", tell.ids["requeued-held"])
+    control("requeue", recorder.ids["requeued"])
+    control("requeuehold", recorder.ids["requeued-held"])
     batch("preempted", "-w", "dgx04", "--exclusive")
     wait("preempted", "RUNNING")
     batch("urgent", "-p", "urgent", "-w", "dgx04", "--exclusive")
     wait("urgent", "RUNNING")
     wait("requeued", "RUNNING")
     batch("array", "--array=0-9%2", "-w", "dgx02")
-    tell.slurm.wait_for(lambda: "RUNNING" in tell.slurm.state(tell.ids["array"]), "a task to run")
+    recorder.slurm.wait_for(lambda: "RUNNING" in recorder.slurm.state(recorder.ids["array"]), "a task to run")
     batch("held", "--hold")
     batch("held-array", "--hold", "--array=1-7:3")
-    batch("dependency", f"--dependency=afterok:{tell.ids['gpus']}")
+    batch("dependency", f"--dependency=afterok:{recorder.ids['gpus']}")
     batch("begin", "--begin=now+2hours")
     batch("too-long", "-p", "short", "-t", "30")
     batch("small", "-q", "small", "--gres=gpu:2", "-w", "dgx02")
     wait("small", "RUNNING")
     batch("qos-limit", "-q", "small", "--gres=gpu:1")
     batch("features", "--hold", "-C", "h100", "--mem=4G", "-c", "16", "-t", "1-0")
-    failing = failing_prolog(tell.slurm.layout, "dgx05")
+    failing = failing_prolog(recorder.slurm.layout, "dgx05")
     failing.touch()
     batch("prolog-failed", "-w", "dgx05")
-    in_queue = ("squeue", "-h", "-j", tell.ids["prolog-failed"], "-o", "%r")
-    tell.slurm.wait_for(lambda: "launch failed" in tell.slurm.run(*in_queue), "a failed prolog to hold its job")
+    in_queue = ("squeue", "-h", "-j", recorder.ids["prolog-failed"], "-o", "%r")
+    recorder.slurm.wait_for(lambda: "launch failed" in recorder.slurm.run(*in_queue), "a failed prolog to hold its job")
     failing.unlink()
     for node, reason in (("dgx05", "fan 3 is loud"), ("dgx02", "after this job")):
-        tell.slurm.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}", user=PORTAL)
-    tell.slurm.kill("dgx06")
+        recorder.slurm.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}", user=PORTAL)
+    recorder.slurm.kill("dgx06")
     control("create", "reservation", "reservationname=upkeep", "starttime=now", "duration=600", "nodes=dgx07",
             "flags=maint,ignore_jobs", "users=root")  # fmt: skip
     control("create", "reservation", "reservationname=course", "starttime=now+3hours", "duration=120",
@@ -244,22 +246,22 @@ def _busy(tell: Recorder) -> None:
     wait("slices", "RUNNING")
     batch("resources", "-N3", "--exclusive", "-w", "dgx01")
     time.sleep(8)  # until the scheduler has thought about all of them
-    tell.slurm.wait_for(lambda: "down" in tell.slurm.node_states()[5], "a node to be down")
+    recorder.slurm.wait_for(lambda: "down" in recorder.slurm.node_states()[5], "a node to be down")
     batch("completing", "-w", "dgx03", script=STUBBORN)
     wait("completing", "RUNNING")
     time.sleep(1)
-    tell.slurm.run("scancel", tell.ids["completing"], user=ALICE)
+    recorder.slurm.run("scancel", recorder.ids["completing"], user=ALICE)
     wait("completing", "COMPLETING", "CANCELLED")
 
 
-def _end(tell: Recorder) -> None:
+def _end(recorder: Recorder) -> None:
     deadline = time.monotonic() + 150
-    while tell.slurm.state(tell.ids["timeout"]) != "TIMEOUT":
+    while recorder.slurm.state(recorder.ids["timeout"]) != "TIMEOUT":
         assert time.monotonic() < deadline, "the time limit passes"
         time.sleep(1)
-    tell.slurm.run("scancel", f"--user={ALICE}", f"--user={BOB}")
-    tell.slurm.run("scancel", f"--user={ALICE}")
-    tell.slurm.run("scancel", f"--user={BOB}")
+    recorder.slurm.run("scancel", f"--user={ALICE}", f"--user={BOB}")
+    recorder.slurm.run("scancel", f"--user={ALICE}")
+    recorder.slurm.run("scancel", f"--user={BOB}")
     time.sleep(10)  # for the accounts
 
 

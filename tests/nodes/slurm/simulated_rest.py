@@ -20,7 +20,7 @@ TOKEN = "eyJhbGciOi.a-secret-that-nobody-may-see.c2lnbmF0dXJl"
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-class OneToken:
+class FixedToken:
     """A token source that always returns the same token, and records rejections."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class SimulatedRest:
         self.version, self.moment = version, moment
         self.answers: dict[str, httpx.Response | Handler] = {}
         self.requests: list[httpx.Request] = []
-        self.tokens: TokenSource = options.pop("tokens", OneToken())
+        self.tokens: TokenSource = options.pop("tokens", FixedToken())
         self.http = SlurmHttp(
             "http://slurm.test:6820", tokens=self.tokens, user="portal", transport=httpx.MockTransport(self), **options
         )
@@ -80,5 +80,5 @@ class SimulatedRest:
             return httpx.Response(404, text="Unable find requested URL.", headers={"Content-Type": "text/plain"})
         return load(version, f"{self.moment}/{name}")
 
-    def asked(self, end: str = "") -> list[httpx.Request]:
+    def requests_to(self, end: str = "") -> list[httpx.Request]:
         return [request for request in self.requests if request.url.path.endswith(end)]

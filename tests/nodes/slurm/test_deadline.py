@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 import pytest
 
 from nodes.schedulers.slurm.http import SlurmHttp, SlurmUnreachable
-from tests.nodes.slurm.simulated_rest import OneToken
+from tests.nodes.slurm.simulated_rest import FixedToken
 
 EVERY_S = 0.02
 
@@ -41,17 +41,17 @@ def dripping(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_an_answer_without_end_is_given_up(dripping: str) -> None:
-    http = SlurmHttp(dripping, tokens=OneToken(), user="portal", timeout_s=0.2)
+    http = SlurmHttp(dripping, tokens=FixedToken(), user="portal", timeout_s=0.2)
     failed: list[BaseException] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
             http.get("nodes")
         except SlurmUnreachable as error:
             failed.append(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(10)
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(10)
     assert failed, "it still waits"
     assert "did not respond in time" in str(failed[0])

@@ -270,11 +270,11 @@ def test_what_slurmctld_lost_was_not_cancelled(version: str) -> None:
     report = body(version, "ended/slurmdb-jobs")
     job_id = next(str(raw["job_id"]) for raw in report["jobs"] if raw["name"] == "cancelled")
     (raw,) = (raw for raw in report["jobs"] if str(raw["job_id"]) == job_id)
-    for by, known in ((raw["kill_request_user"], True), ("", False)):
+    for by, is_found in ((raw["kill_request_user"], True), ("", False)):
         played = SimulatedRest(version, "nothing")
         answer = {**report, "jobs": [{**raw, "kill_request_user": by}]}
         played.answers[f"slurmdb/{version}/job/{job_id}"] = httpx.Response(200, json=answer)
-        assert (job_id in PastJobs(played.rest).statuses([job_id])) == known
+        assert (job_id in PastJobs(played.rest).statuses([job_id])) == is_found
 
 
 @some_versions
@@ -294,7 +294,7 @@ def test_accounts_of_jobs_that_never_started(version: str) -> None:
     """Slurm writes their nodes as "None assigned"."""
     found = {item.job_id: item.status for item in SimulatedRest(version, "ended").rest.accounted(user=ALICE, since=0)}
     names = {str(raw["job_id"]): raw["name"] for raw in body(version, "ended/slurmdb-jobs")["jobs"]}
-    report = {names[own_id]: status for own_id, status in found.items()}
+    report = {names[job_id]: status for job_id, status in found.items()}
     assert report["resources"].nodes == ()
     assert report["gpus"].nodes == ("dgx01", "dgx03")
     assert report["signalled"].signal == 9
@@ -303,13 +303,13 @@ def test_accounts_of_jobs_that_never_started(version: str) -> None:
     assert {item.key for item in report.values()} == {KEY}
 
 
-class Asked(dict[str, object]):
+class RecordingJob(dict[str, object]):
     """A job that notes what is looked at."""
 
-    seen: set[str] = set()
+    names_read: set[str] = set()
 
     def get(self, name: str, default: object = None) -> object:
-        self.seen.add(name)
+        self.names_read.add(name)
         return super().get(name, default)
 
 
@@ -319,12 +319,12 @@ def test_the_list_leaves_out_only_what_nobody_reads(version: str) -> None:
     answers: list[Any] = [read(json.dumps(report).encode()) for read in (decoded, decode_job_list)]
     whole, brief = (answer["jobs"] for answer in answers)
     assert {*brief[0]} == {*FIELDS_READ}
-    for raw, short in zip(map(Asked, whole), brief, strict=True):
+    for raw, short in zip(map(RecordingJob, whole), brief, strict=True):
         record = shapes.record(raw)
         assert shapes.record(short) == record
         assert shapes.queued(short, record) == shapes.queued(raw, record)
-    assert JobList(brief).default_partition() == JobList(list(map(Asked, whole))).default_partition()
-    assert Asked.seen == {*FIELDS_READ}
+    assert JobList(brief).default_partition() == JobList(list(map(RecordingJob, whole))).default_partition()
+    assert RecordingJob.names_read == {*FIELDS_READ}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from nodes.schedulers.slurm.http import SlurmError, SlurmHttp, SlurmUnreachable,
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.retry_after import seconds_of
 from nodes.schedulers.slurm.scheduler import Slurm
-from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, OneToken, SimulatedRest, body, load
+from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, FixedToken, SimulatedRest, body, load
 from tests.nodes.slurm.test_request import submission_of
 
 NEWEST = VERSIONS[-1]
@@ -199,7 +199,7 @@ def test_an_answer_may_be_long_but_not_without_end(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (httpx.Response(200, html="<h1>It works!</h1>"), "HTTP 200 with text/html that is not Slurm's JSON"),
         (httpx.Response(500, html="<h1>Oh no</h1>"), "HTTP 500 with text/html"),
@@ -215,13 +215,13 @@ def test_an_answer_may_be_long_but_not_without_end(monkeypatch: pytest.MonkeyPat
         (httpx.Response(200, json={"nodes": [], "errors": [{"error": "x", "error_number": 1800}]}), "has no nodes: x"),
     ],
 )
-def test_answers_that_are_no_answers(answer: httpx.Response, said: str) -> None:
+def test_answers_that_are_no_answers(answer: httpx.Response, message: str) -> None:
     played = SimulatedRest(NEWEST)
     played.answers["/nodes"] = answer
-    with pytest.raises(SchedulerError, match=said) as refused:
+    with pytest.raises(SchedulerError, match=message) as refused:
         played.slurm.nodes()
     assert not refused.value.permanent
-    assert len(played.asked("/nodes")) == 1
+    assert len(played.requests_to("/nodes")) == 1
 
 
 def test_a_name_in_latin_1_hides_nobody() -> None:
@@ -307,7 +307,7 @@ def test_only_ids_are_ended(odd: str) -> None:
 @pytest.mark.parametrize("name", ["wrong-token", "expired-token", "no-jwt", "no-token"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_tokens_that_slurm_does_not_take(version: str, name: str) -> None:
-    tokens = OneToken()
+    tokens = FixedToken()
     played = SimulatedRest(version, tokens=tokens)
     played.answers["/jobs"] = load(version, f"refused/{name}")
     with pytest.raises(SchedulerError, match="token of portal") as refused:
@@ -376,7 +376,7 @@ def test_tokens_are_never_revealed(caplog: pytest.LogCaptureFixture, tmp_path: A
 )  # fmt: skip
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(SchedulerError, match="VIGIL_SLURM_URL") as refused:
-        SlurmHttp(url, tokens=OneToken(), user="portal")
+        SlurmHttp(url, tokens=FixedToken(), user="portal")
     assert refused.value.permanent
     assert "secret" not in str(refused.value)
 
@@ -384,8 +384,8 @@ def test_addresses_that_are_none(url: str) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore leaves the socket open
 def test_nobody_there(tmp_path: Any) -> None:
     for url in ("http://127.0.0.1:9", f"unix:{tmp_path}/none.sock"):
-        http = SlurmHttp(url, tokens=OneToken(), user="portal", timeout_s=2)
+        http = SlurmHttp(url, tokens=FixedToken(), user="portal", timeout_s=2)
         with pytest.raises(SlurmUnreachable, match="cannot be reached at .*Is it running") as refused:
-            Slurm(SlurmRest(http), tokens=OneToken(), user="portal").nodes()
+            Slurm(SlurmRest(http), tokens=FixedToken(), user="portal").nodes()
         assert not refused.value.sent
         http.close()

@@ -254,12 +254,12 @@ def test_job_states_of_every_combination(size: int) -> None:
 
 
 @given(st.lists(st.sampled_from(NODE_WORDS), unique=True))
-def test_node_states(told: list[str]) -> None:
-    state = node_state(told)
-    assert state == node_state([word.lower() for word in reversed(told)])
-    if "DOWN" in told:
+def test_node_states(flags: list[str]) -> None:
+    state = node_state(flags)
+    assert state == node_state([word.lower() for word in reversed(flags)])
+    if "DOWN" in flags:
         assert state in {"down", "down+reboot_issued"}
-    elif "DRAIN" in told and not {"ERROR", "FUTURE"} & set(told):
+    elif "DRAIN" in flags and not {"ERROR", "FUTURE"} & set(flags):
         assert state.partition("+")[0] in {"draining", "drained"}
 
 

@@ -98,7 +98,7 @@ def test_submitting(tmp_path: Path, version: str) -> None:
     report = load(version, "taken/submit-submitted")
     played.answers["job/submit"] = report
     assert played.slurm.submit(submission_of(tmp_path)) == str(report.json()["job_id"])
-    (sent,) = played.asked("job/submit")
+    (sent,) = played.requests_to("job/submit")
     assert json.loads(sent.content) == json.loads(
         json.dumps(request(submission_of(tmp_path), SCRIPT, played.rest.version))
     )
@@ -113,7 +113,7 @@ def test_a_job_without_a_user_is_not_submitted_as_the_portal(tmp_path: Path) -> 
     with pytest.raises(SchedulerError, match="has no Slurm user") as refused:
         played.slurm.submit(submission_of(tmp_path, user=""))
     assert refused.value.permanent
-    assert not played.asked("job/submit")
+    assert not played.requests_to("job/submit")
 
 
 @pytest.mark.parametrize("name", ["account", "partition", "qos", "reservation"])
@@ -125,7 +125,7 @@ def test_refusals_are_final_and_keep_slurm_s_words(tmp_path: Path, version: str,
     with pytest.raises(SchedulerError, match=r"Slurm error 2\d{3}: .*[Ii]nvalid") as refused:
         played.slurm.submit(submission_of(tmp_path))
     assert refused.value.permanent
-    assert len(played.asked("job/submit")) == 1
+    assert len(played.requests_to("job/submit")) == 1
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_a_token_near_its_end_is_used_and_requested_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("print('not a token')", "is not a token"),
         ("", "is not a token"),
@@ -212,8 +212,8 @@ def test_a_token_near_its_end_is_used_and_requested_again(tmp_path: Path) -> Non
         ("print('secret.secret.secret', flush=True); os.kill(os.getpid(), 9)", "exited with code -9"),
     ],
 )
-def test_commands_that_give_no_token(tmp_path: Path, code: str, said: str) -> None:
-    with pytest.raises(SchedulerError, match=said) as refused:
+def test_commands_that_give_no_token(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(SchedulerError, match=message) as refused:
         broker(tmp_path, code).token_for("alice")
     assert "VIGIL_SLURM_TOKEN_COMMAND" in str(refused.value)
     assert "secret" not in str(refused.value)

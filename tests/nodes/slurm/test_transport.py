@@ -19,7 +19,7 @@ from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.http import SlurmHttp, SlurmUnreachable
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
-from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, OneToken, SimulatedRest, load, paths
+from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, FixedToken, SimulatedRest, load, paths
 
 NEWEST = VERSIONS[-1]
 
@@ -28,10 +28,10 @@ class Answering(BaseHTTPRequestHandler):
     """Slurm's answers over a real connection."""
 
     protocol_version = "HTTP/1.1"
-    seen: list[str] = []
+    tokens_received: list[str] = []
 
     def do_GET(self) -> None:
-        Answering.seen.append(self.headers.get("X-SLURM-USER-TOKEN", ""))
+        Answering.tokens_received.append(self.headers.get("X-SLURM-USER-TOKEN", ""))
         answer = paths(NEWEST) if self.path.startswith("/openapi") else load(NEWEST, "busy/slurm-nodes")
         body = json.dumps(answer.json()).encode()
         self.send_response(200)
@@ -58,7 +58,7 @@ class QuietServer(ThreadingHTTPServer):
 
 @contextmanager
 def serving(server: ThreadingHTTPServer | UnixServer) -> Iterator[None]:
-    Answering.seen = []
+    Answering.tokens_received = []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -71,9 +71,9 @@ def serving(server: ThreadingHTTPServer | UnixServer) -> Iterator[None]:
 
 @contextmanager
 def client(url: str, **options: str) -> Iterator[Slurm]:
-    http = SlurmHttp(url, tokens=OneToken(), user="portal", timeout_s=5, **options)  # type: ignore[arg-type]
+    http = SlurmHttp(url, tokens=FixedToken(), user="portal", timeout_s=5, **options)  # type: ignore[arg-type]
     try:
-        yield Slurm(SlurmRest(http), tokens=OneToken(), user="portal")
+        yield Slurm(SlurmRest(http), tokens=FixedToken(), user="portal")
     finally:
         http.close()
 
@@ -105,7 +105,7 @@ def tls(folder: Path, name: str) -> Iterator[str]:
 def test_the_authority_of_a_site(authority: Path) -> None:
     with tls(authority, "slurm") as url, client(url, ca_file=str(authority / "slurm.pem")) as slurm:
         assert len(slurm.nodes()) == 8
-        assert set(Answering.seen) == {TOKEN}
+        assert set(Answering.tokens_received) == {TOKEN}
 
 
 @pytest.mark.parametrize(("server", "trusted"), [("slurm", ""), ("slurm", "other.pem"), ("other", "other.pem")])
@@ -114,7 +114,7 @@ def test_a_certificate_that_is_not_right_gets_no_token(authority: Path, server: 
     with tls(authority, server) as url, client(url, ca_file=ca_file) as slurm:
         with pytest.raises(SlurmUnreachable, match=r"certificate|CERTIFICATE"):
             slurm.nodes()
-        assert Answering.seen == []
+        assert Answering.tokens_received == []
 
 
 def test_the_environment_cannot_add_trust(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_authorities_that_are_none(tmp_path: Path, kind: str) -> None:
     elif kind == "no certificates":
         path.write_text("hello")
     with pytest.raises(SchedulerError, match="VIGIL_SLURM_CA_FILE") as refused:
-        SlurmHttp("https://127.0.0.1:1", tokens=OneToken(), user="portal", ca_file=str(path))
+        SlurmHttp("https://127.0.0.1:1", tokens=FixedToken(), user="portal", ca_file=str(path))
     assert str(path) in str(refused.value)
 
 
@@ -139,7 +139,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "rest.sock"
     with serving(UnixServer(str(path), Answering)), client(f"unix:{path}") as slurm:
         assert len(slurm.nodes()) == 8
-        assert Answering.seen
+        assert Answering.tokens_received
 
 
 @pytest.mark.parametrize("number", [301, 302, 307, 308])

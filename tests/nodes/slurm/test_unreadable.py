@@ -124,7 +124,7 @@ def test_a_heterogeneous_job_has_a_row_for_each_component(
     for raw in body(version, "busy/slurm-jobs")["jobs"]:
         played.answers.setdefault(f"/job/{raw['job_id']}", httpx.Response(200, json={"jobs": [raw]}))
     statuses = played.slurm.status(["85", "86"])
-    assert {known: status.state == UNKNOWN for known, status in statuses.items()} == {"85": False, "86": False}
+    assert {job_id: status.state == UNKNOWN for job_id, status in statuses.items()} == {"85": False, "86": False}
     queue = played.slurm.queue()
     assert queue.unreadable == 0
     components = {job.scheduler_id: job.component for job in queue if job.component.startswith("85+")}
@@ -146,8 +146,8 @@ def test_a_job_with_an_unreadable_response_stops_no_other(version: str, monkeypa
         assert statuses["86"].state != UNKNOWN
         assert statuses["4000"].state == UNKNOWN
     assert played.slurm.queue().unreadable == 1
-    assert len(played.asked("/openapi/v3")) <= 2
-    assert len([request for request in played.asked("/job/4000") if "/slurm/" in request.url.path]) <= 2
+    assert len(played.requests_to("/openapi/v3")) <= 2
+    assert len([request for request in played.requests_to("/job/4000") if "/slurm/" in request.url.path]) <= 2
     played.answers["/jobs/state"] = httpx.Response(200, json={"jobs": rows[:-1]})
     played.slurm.status(["86"])
     assert played.slurm.queue().unreadable == 0, "Slurm has forgotten it"
@@ -171,7 +171,7 @@ def test_accounts_without_a_job_still_report_the_others(version: str) -> None:
     played.answers["/job/4000"] = NO_SUCH_PATH
     played.answers["/job/17"] = httpx.Response(200, json={"jobs": []})
     PastJobs(played.rest).statuses(["4000", "17"])
-    assert [request.url.path.rpartition("/")[2] for request in played.asked() if "/job/" in request.url.path][
+    assert [request.url.path.rpartition("/")[2] for request in played.requests_to() if "/job/" in request.url.path][
         -1
     ] == "17"
 

@@ -114,7 +114,7 @@ def test_served_versions_are_requested_once() -> None:
     played = SimulatedRest(NEWEST)
     for _ in range(3):
         played.slurm.nodes()
-    assert len(played.asked("/openapi/v3")) == 1
+    assert len(played.requests_to("/openapi/v3")) == 1
 
 
 @pytest.mark.parametrize("old", [version for version in VERSIONS if version != NEWEST])
@@ -125,7 +125,7 @@ def test_an_upgrade_mid_flight(old: str) -> None:
     played.version = NEWEST
     assert len(played.slurm.nodes()) == 8
     assert played.rest.version == tuple(map(int, NEWEST[1:].split(".")))
-    assert len(played.asked("/openapi/v3")) == 2
+    assert len(played.requests_to("/openapi/v3")) == 2
 
 
 def test_a_submission_during_an_upgrade_is_worded_for_the_new_version(tmp_path: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_submission_during_an_upgrade_is_worded_for_the_new_version(tmp_path: 
     assert played.rest.version == (0, 0, 38)
     played.version = NEWEST
     assert played.rest.submit(submission_of(tmp_path, gpus_per_node=2), "#!/bin/sh\n") == "77"
-    first, second = (json.loads(request.content) for request in played.asked("job/submit"))
+    first, second = (json.loads(request.content) for request in played.requests_to("job/submit"))
     assert (first["job"]["gres"], "script" in first) == ("gpu:2", True)
     assert (second["job"]["tres_per_node"], "script" in second) == ("gres/gpu:2", False)
 

@@ -15,7 +15,7 @@ from nodes.schedulers.slurm.job_cache import MAX_PENDING_REFRESHED, MAX_SINGLE_R
 from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.model import NEW, OLD, Job, Model
-from tests.nodes.slurm.simulated_rest import OneToken
+from tests.nodes.slurm.simulated_rest import FixedToken
 
 STEPS = 100
 
@@ -26,9 +26,9 @@ class Walk:
         self.model = Model(version, skew=self.chance.choice([0.0, -300.0, 300.0]))
         monkeypatch.setattr(time, "monotonic", lambda: self.model.now)
         http = SlurmHttp(
-            "http://slurm.test", tokens=OneToken(), user="portal", transport=httpx.MockTransport(self.model)
+            "http://slurm.test", tokens=FixedToken(), user="portal", transport=httpx.MockTransport(self.model)
         )
-        self.slurm = Slurm(SlurmRest(http), tokens=OneToken(), user="portal")
+        self.slurm = Slurm(SlurmRest(http), tokens=FixedToken(), user="portal")
         self.following: dict[str, JobStatus | None] = {}  # as the follower does: until their end
         self.ended: dict[str, JobStatus] = {}
         self.log: list[str] = []
@@ -36,7 +36,7 @@ class Walk:
     def step(self) -> None:
         acts: list[tuple[int, Callable[[], None]]] = [
             (6, self.submit), (2, self.submit_array), (8, self.start), (8, self.end), (4, self.requeue),
-            (1, self.break_one), (4, self.mend), (1, self.upgrade), (1, self.wait_long), (1, self.drop_lists),
+            (1, self.break_a_daemon), (4, self.mend), (1, self.upgrade), (1, self.wait_long), (1, self.drop_lists),
             (2, self.queue),
         ]  # fmt: skip
         act = self.chance.choices([act for _, act in acts], [weight for weight, _ in acts])[0]
@@ -71,7 +71,7 @@ class Walk:
         if job := self.pick("RUNNING"):
             self.model.requeue(job, self.chance.choice(["", "PREEMPTED", "NODE_FAIL"]))
 
-    def break_one(self) -> None:
+    def break_a_daemon(self) -> None:
         self.model.is_up[self.chance.choice(list(self.model.is_up))] = False
 
     def mend(self) -> None:
@@ -145,7 +145,7 @@ def test_a_random_walk(seed: int, version: str, monkeypatch: pytest.MonkeyPatch)
     for _ in range(30):  # once all is well, every end is told
         walk.model.pass_time(4.0)
         walk.check()
-    left = {known for known in walk.following if walk.model.all[known].is_over}
+    left = {name for name in walk.following if walk.model.all[name].is_over}
     assert not left
     assert walk.ended
     cache, past = walk.slurm._cache, walk.slurm._past
@@ -257,7 +257,7 @@ def test_why_the_run_before_ended(version: str, why: str, monkeypatch: pytest.Mo
     walk.model.end(walk.model.start(job), "FAILED", 3)
     walk.model.pass_time(2)
     walk.model.pass_time(200)
-    for slurm in (walk.slurm, Slurm(walk.slurm.rest, tokens=OneToken(), user="portal")):
+    for slurm in (walk.slurm, Slurm(walk.slurm.rest, tokens=FixedToken(), user="portal")):
         status = slurm.status(["1"])["1"]
         assert (status.state, status.restart_count, status.previous_end) == ("failed", 1, why.lower())
 

@@ -48,7 +48,7 @@ class Exporter:
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     write: Callable[[BaseHTTPRequestHandler, bytes], None] = lambda handler, body: handler.wfile.write(body) and None
-    asked: int = 0
+    requests: int = 0
 
     def drip(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         """Send a byte at intervals, endlessly."""
@@ -64,7 +64,7 @@ def serving() -> Iterator[Exporter]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            exporter.asked += 1
+            exporter.requests += 1
             self.send_response(exporter.status)
             for name, value in exporter.headers.items():
                 self.send_header(name, value)

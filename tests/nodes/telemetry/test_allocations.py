@@ -24,7 +24,7 @@ def on_slurm(settings: LazySettings) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
 
 
-def held() -> dict[str, list[str]]:
+def allocated() -> dict[str, list[str]]:
     """Return which GPUs each job holds now, as indices."""
     found: dict[str, list[str]] = {}
     for holding in Holding.objects.filter(until=None).select_related("gpu").order_by("gpu__index"):
@@ -38,7 +38,7 @@ def test_indices_of_the_scheduler_show_the_allocation() -> None:
     queued("8", indices=[3])
     queued("9", indices=[2], state="pending")
     allocations.update()
-    assert held() == {"7": ["0", "1"], "8": ["3"]}
+    assert allocated() == {"7": ["0", "1"], "8": ["3"]}
     assert Holding.objects.filter(scheduler_id="7").first().since < moment(time.time() - 3000)  # type: ignore[union-attr]
 
 
@@ -56,7 +56,7 @@ class TestHowSlurmCounts:
     """It numbers the device files that gres.conf names for a node, from 0 (seen on 22.05 and 24.11)."""
 
     @pytest.mark.parametrize(
-        ("minors", "told", "index", "holds"),
+        ("minors", "gpus", "index", "holds"),
         [
             ([1, 0], 2, 0, "1"),
             ([2, 0, 3, 1], 4, 2, "0"),
@@ -66,20 +66,20 @@ class TestHowSlurmCounts:
             ([None, None], 2, 1, "1"),
         ],
     )
-    def test_by_files(self, minors: list[int | None], told: int | None, index: int, holds: str) -> None:
+    def test_by_files(self, minors: list[int | None], gpus: int | None, index: int, holds: str) -> None:
         numbered(minors)
-        if told is not None:
-            Node.objects.create(name="dgx-01", gpus=told)
+        if gpus is not None:
+            Node.objects.create(name="dgx-01", gpus=gpus)
         queued("7", indices=[index])
         allocations.update()
-        assert held() == {"7": [holds]}
+        assert allocated() == {"7": [holds]}
 
     def test_the_local_scheduler_counts_as_nvml_does(self, settings: LazySettings) -> None:
         settings.VIGIL_SCHEDULER = "local"
         numbered([1, 0])
         queued("7", indices=[0])
         allocations.update()
-        assert held() == {"7": ["0"]}
+        assert allocated() == {"7": ["0"]}
 
     def test_slices_are_no_gpus(self) -> None:
         machine = numbered([0, 1], mig=True)
@@ -87,11 +87,11 @@ class TestHowSlurmCounts:
         queued("7", indices=[1])
         queued("8", indices=[9])
         allocations.update()
-        assert held() == {}
+        assert allocated() == {}
         machine.post(process(machine, 0, "7"))
         words = [LauncherReport("7", [UUIDS[0]]), LauncherReport("8", [UUIDS[0]])]
         allocations.update(words)
-        assert held() == {"7": ["0"], "8": ["0"]}, "two slices of one"
+        assert allocated() == {"7": ["0"], "8": ["0"]}, "two slices of one"
 
 
 def test_a_job_that_is_gone_holds_no_more() -> None:
@@ -100,7 +100,7 @@ def test_a_job_that_is_gone_holds_no_more() -> None:
     allocations.update()
     job.delete()
     allocations.update()
-    assert held() == {}
+    assert allocated() == {}
     holding = Holding.objects.get()
     assert holding.until is not None
     assert abs(holding.until.timestamp() - time.time()) < 30
@@ -122,13 +122,13 @@ def test_processes_show_the_allocation_where_the_scheduler_gives_no_indices() ->
     queued("7", gpus=1)
     machine.post(process(machine, 2, "7"))
     allocations.update()
-    assert held() == {"7": ["2"]}
+    assert allocated() == {"7": ["2"]}
     machine.post(machine.batch(int(time.time()), gpu_percent=0))  # between two steps
     allocations.update()
-    assert held() == {"7": ["2"]}
+    assert allocated() == {"7": ["2"]}
     QueuedJob.objects.all().delete()
     allocations.update()
-    assert held() == {}
+    assert allocated() == {}
 
 
 def test_a_launcher_knows_better_than_the_scheduler() -> None:
@@ -136,15 +136,15 @@ def test_a_launcher_knows_better_than_the_scheduler() -> None:
     job = queued("7", indices=[0, 1])
     allocations.update()
     allocations.update([LauncherReport("7", [UUIDS[2], UUIDS[3]])])
-    assert held() == {"7": ["2", "3"]}
+    assert allocated() == {"7": ["2", "3"]}
     assert Holding.objects.filter(scheduler_id="7").count() == 2, "what the scheduler counted otherwise never was"
     assert allocations.update() == 0
-    assert held() == {"7": ["2", "3"]}
+    assert allocated() == {"7": ["2", "3"]}
     allocations.update([LauncherReport("7", [UUIDS[2], UUIDS[3]]), LauncherReport("7", [UUIDS[1], UUIDS[2]])])
-    assert held() == {"7": ["1", "2"]}
+    assert allocated() == {"7": ["1", "2"]}
     job.delete()
     allocations.update()
-    assert held() == {}
+    assert allocated() == {}
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_launcher_that_lies_is_not_believed(claimed: list[int], why: str) -> N
     queued("7", indices=[0])
     machine.post(process(machine, 1, "8"))
     allocations.update([LauncherReport("7", [UUIDS[i] for i in claimed])])
-    assert held() == {"7": ["0"], "8": ["1"], "9": ["3"]}, why
+    assert allocated() == {"7": ["0"], "8": ["1"], "9": ["3"]}, why
 
 
 def test_jobs_that_the_scheduler_counts_crosswise() -> None:
@@ -174,11 +174,11 @@ def test_jobs_that_the_scheduler_counts_crosswise() -> None:
     queued("8", indices=[1])
     words = [LauncherReport("7", [UUIDS[1]]), LauncherReport("8", [UUIDS[0]])]
     allocations.update(words)
-    assert held() == {"7": ["0"], "8": ["1"]}, "which of them is right nobody knows yet"
+    assert allocated() == {"7": ["0"], "8": ["1"]}, "which of them is right nobody knows yet"
     batch = process(machine, 1, "7")
     machine.post({**batch, "processes": [*batch["processes"], {**batch["processes"][0], "gpu": UUIDS[0], "job": "8"}]})
     allocations.update(words)
-    assert held() == {"7": ["1"], "8": ["0"]}
+    assert allocated() == {"7": ["1"], "8": ["0"]}
 
 
 def test_the_report_of_a_launcher_ends_when_another_job_has_a_process_there() -> None:
@@ -186,24 +186,24 @@ def test_the_report_of_a_launcher_ends_when_another_job_has_a_process_there() ->
     queued("7", indices=[0])
     word = LauncherReport("7", [UUIDS[1]])
     allocations.update([word])
-    assert held() == {"7": ["1"]}
+    assert allocated() == {"7": ["1"]}
     queued("8", indices=[1])
     machine.post(process(machine, 1, "8"))
     allocations.update([word])
-    assert held() == {"7": ["0"], "8": ["1"]}
+    assert allocated() == {"7": ["0"], "8": ["1"]}
 
 
 def test_a_word_about_a_job_that_nobody_knows() -> None:
     four()
     allocations.update([LauncherReport("7", list(UUIDS))])
-    assert held() == {}
+    assert allocated() == {}
 
 
 def test_a_job_with_no_gpu_holds_none() -> None:
     four()
     queued("7")
     allocations.update([LauncherReport("7", [UUIDS[0]])])
-    assert held() == {}
+    assert allocated() == {}
 
 
 class TestProcesses:
@@ -216,11 +216,11 @@ class TestProcesses:
         queued("30_1", gpus=1, user="noor")
         machine.post(process(machine, 0, "18"))  # Slurm's own number of the task
         allocations.update([LauncherReport("17_0", [UUIDS[0]])])
-        assert held() == {"17_0": ["0"], "17_1": ["1"]}
+        assert allocated() == {"17_0": ["0"], "17_1": ["1"]}
         assert Holding.objects.get(scheduler_id="17_0").source == "launcher"
         machine.post(process(machine, 2, "31", user="noor"))  # which the scheduler gave no indices
         allocations.update()
-        assert held() == {"17_0": ["0"], "17_1": ["1"], "30_1": ["2"]}
+        assert allocated() == {"17_0": ["0"], "17_1": ["1"], "30_1": ["2"]}
 
     def test_what_names_anothers_job(self) -> None:
         machine = four()
@@ -229,13 +229,13 @@ class TestProcesses:
         Node.objects.create(name="dgx-01", gpus=4)
         machine.post(process(machine, 2, "7", user="mallory"))
         allocations.update()
-        assert held() == {}
+        assert allocated() == {}
         machine.post(process(machine, 2, "8"))
         allocations.update()
-        assert held() == {}, "that job runs elsewhere"
+        assert allocated() == {}, "that job runs elsewhere"
         machine.post(process(machine, 2, "7", user="1000"))  # a name that the machine has not looked up yet
         allocations.update()
-        assert held() == {"7": ["2"]}
+        assert allocated() == {"7": ["2"]}
 
     def test_before_the_queue_was_read(self) -> None:
         machine = four()
@@ -276,7 +276,7 @@ class TestInTime:
         allocations.update()
         QueuedJob.objects.filter(pk=job.pk).update(state="suspended")
         assert allocations.update() == 0
-        assert held() == {"7": ["0"]}
+        assert allocated() == {"7": ["0"]}
 
     def test_on_several_nodes_each_has_separate_indices(self) -> None:
         four()
@@ -284,17 +284,17 @@ class TestInTime:
         other.post(other.facts(time.time()))
         queued("7", nodes=["dgx-01", "dgx-02"], gpus=4, gpu_indices={"dgx-01": [0, 1], "dgx-02": [2, 3]})
         allocations.update()
-        assert held() == {"7": ["0", "1", "2", "3"]}
+        assert allocated() == {"7": ["0", "1", "2", "3"]}
         allocations.update([LauncherReport("7", [UUIDS[4], UUIDS[5]])])
-        assert held() == {"7": ["0", "0", "1", "1"]}, "a word about one node says nothing of the other"
+        assert allocated() == {"7": ["0", "0", "1", "1"]}, "a word about one node says nothing of the other"
 
     def test_an_agent_that_comes_later(self) -> None:
         queued("7", indices=[0])
         allocations.update()
-        assert held() == {}
+        assert allocated() == {}
         four()
         allocations.update()
-        assert held() == {"7": ["0"]}
+        assert allocated() == {"7": ["0"]}
         assert Holding.objects.get().since < moment(time.time() - 3000), "since the job began"
 
     def test_a_node_that_its_agent_calls_otherwise(self) -> None:
@@ -304,10 +304,10 @@ class TestInTime:
         Node.objects.create(name="dgx-01", gpus=4)
         queued("7", indices=[0])
         allocations.update([LauncherReport("7", [UUIDS[0]])])
-        assert held() == {}
+        assert allocated() == {}
         machine.post(process(machine, 0, "7"))
         allocations.update()
-        assert held() == {"7": ["0"]}, "what its processes say"
+        assert allocated() == {"7": ["0"]}, "what its processes say"
 
     def test_what_comes_back_after_a_break_holds_from_then_on(self) -> None:
         machine = four()

@@ -151,15 +151,15 @@ HAPPENING = st.fixed_dictionaries(
 
 @given(st.lists(HAPPENING, min_size=1, max_size=14))
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_events_make_the_same_rows_in_a_single_post_as_in_many(told: list[dict[str, Any]]) -> None:
+def test_events_make_the_same_rows_in_a_single_post_as_in_many(events: list[dict[str, Any]]) -> None:
     rows = []
-    for node, size in (("whole", len(told)), ("single", 1)):
+    for node, size in (("whole", len(events)), ("single", 1)):
         Gpu.objects.all().delete()
         Agent.objects.all().delete()
         machine = Machine(node)
         machine.post(machine.facts(NOW - 3_600))
-        for at in range(0, len(told), size):
-            assert machine.post({"at": START, "n": 0, "events": told[at : at + size]}).status_code == 200
+        for at in range(0, len(events), size):
+            assert machine.post({"at": START, "n": 0, "events": events[at : at + size]}).status_code == 200
         fields = ("kind", "code", "text", "at", "last_at", "is_open", "count", "is_confirmed", "boot_id", "data")
         stored = NodeEvent.objects.order_by("id").values_list(*fields, "first_seq", "last_seq", "gpu__uuid")
         rows.append((list(stored), list(Gpu.objects.order_by("uuid").values_list("lost_at")), machine.agent.kernel_seq))

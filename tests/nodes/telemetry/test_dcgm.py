@@ -114,7 +114,7 @@ class TestFaults:
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
     @pytest.mark.parametrize(
-        ("spoil", "said"),
+        ("spoil", "message"),
         [
             ({"body": b""}, "it lists no GPU"),
             ({"body": b"<html>\xff\x00 DCGM_FI_DEV_GPU_UTIL 5" * 100}, "it lists no GPU"),
@@ -126,7 +126,7 @@ class TestFaults:
         ],
     )
     def test_is_reported_once_and_stores_nothing(
-        self, exporter: Exporter, caplog: pytest.LogCaptureFixture, spoil: dict[str, Any], said: str
+        self, exporter: Exporter, caplog: pytest.LogCaptureFixture, spoil: dict[str, Any], message: str
     ) -> None:
         for name, value in spoil.items():
             setattr(exporter, name, value)
@@ -134,7 +134,7 @@ class TestFaults:
         pull()
         (warning,) = self.warned(caplog)
         assert "dgx-03: its dcgm-exporter does not report" in warning
-        assert said in warning
+        assert message in warning
         assert not Frame.objects.exists()
 
     def test_a_response_that_never_ends_is_dropped(
@@ -240,5 +240,5 @@ def test_a_whole_portal_polls_it(exporter: Exporter, make_stack: Callable[..., S
         assert [(entry["node"], entry["version"], entry["gpus"]) for entry in report] == [
             ("dgx-03", "dcgm-exporter", 2)
         ]
-        request = exporter.asked
-        assert until(lambda: exporter.asked > request), "again"
+        request = exporter.requests
+        assert until(lambda: exporter.requests > request), "again"

@@ -75,12 +75,12 @@ rows = st.lists(
 
 
 @given(rows)
-def test_whatever_machines_report(told: list[SlowMount]) -> None:
-    events = together(told)
-    assert events == together(reversed(told)) or len({row.at for row in told}) < len(told)
+def test_whatever_machines_report(reports: list[SlowMount]) -> None:
+    events = together(reports)
+    assert events == together(reversed(reports)) or len({row.at for row in reports}) < len(reports)
     for event in events:
         assert len(event.nodes) == len(set(event.nodes)) >= mounts.MIN_NODES
-        assert set(event.nodes) <= {row.node for row in told}
+        assert set(event.nodes) <= {row.node for row in reports}
         assert event.until is None or event.until >= event.at
         assert event.text(NOON + timedelta(hours=3))
 

@@ -24,7 +24,7 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 ALIGNED = 1_763_000_000 // thin.MINUTES.block_s * thin.MINUTES.block_s
 
 
-def one_gpu() -> Machine:
+def single_gpu() -> Machine:
     return Machine(gpus=UUIDS[:1])
 
 
@@ -50,7 +50,7 @@ def fill_window(machine: Machine, start: int) -> list[int]:
 
 
 def test_frames_become_full_chunks_and_go() -> None:
-    machine = one_gpu()
+    machine = single_gpu()
     values = fill_window(machine, ALIGNED)
     assert merge.merge(now=ALIGNED + WINDOW_S) == 0, "what comes late may still come"
     before = curve(machine, ALIGNED, ALIGNED + WINDOW_S).min.tolist()
@@ -65,7 +65,7 @@ def test_frames_become_full_chunks_and_go() -> None:
 
 
 def test_a_machine_that_fell_silent_is_merged_too() -> None:
-    machine = one_gpu()
+    machine = single_gpu()
     machine.fill(ALIGNED + 100, ALIGNED + 200, watts=7)
     assert merge.merge(now=ALIGNED + WINDOW_S + 1) == 0
     assert merge.merge(now=ALIGNED + WINDOW_S + merge.SILENT_S + 1) == 10
@@ -100,7 +100,7 @@ def test_a_merge_that_was_killed_in_between_doubles_nothing(monkeypatch: pytest.
 
 
 def test_what_comes_late_is_merged_after_its_window_was() -> None:
-    machine, late = one_gpu(), Machine(gpus=UUIDS[:1], node="dgx-01", stream="f" * 16)
+    machine, late = single_gpu(), Machine(gpus=UUIDS[:1], node="dgx-01", stream="f" * 16)
     late.token = machine.token = late.token
     machine.fill(ALIGNED, ALIGNED + 500, watts=1)
     machine.fill(ALIGNED + 600, ALIGNED + WINDOW_S + 100, watts=1)
@@ -113,7 +113,7 @@ def test_what_comes_late_is_merged_after_its_window_was() -> None:
 
 
 def test_a_field_that_nobody_reports_has_no_series() -> None:
-    machine = one_gpu()
+    machine = single_gpu()
     machine.fill(ALIGNED, ALIGNED + WINDOW_S + 100, watts=[[None, 5, None, 5, None, 5, None, 5, None, 5]])
     merge.merge(now=ALIGNED + WINDOW_S + 100)
     assert set(Series.objects.filter(owner_kind="gpu").values_list("name", flat=True)) == {"watts"}
@@ -121,7 +121,7 @@ def test_a_field_that_nobody_reports_has_no_series() -> None:
 
 
 def test_what_is_long_comes_in_stretches_and_loses_no_spike() -> None:
-    machine = one_gpu()
+    machine = single_gpu()
     values = fill_window(machine, ALIGNED)
     found = curve(machine, ALIGNED, ALIGNED + WINDOW_S, points=50)
     assert len(found.first) <= 50
@@ -148,7 +148,7 @@ def planted(machine: Machine, start: int, end: int) -> None:
 
 
 def test_what_is_two_days_old_becomes_minutes() -> None:
-    machine, block = one_gpu(), thin.MINUTES.block_s
+    machine, block = single_gpu(), thin.MINUTES.block_s
     planted(machine, ALIGNED, ALIGNED + 2 * block)
     now = ALIGNED + block + thin.MINUTES.after_s
     assert thin.thin(now=now - 1) == 0
@@ -167,7 +167,7 @@ def test_what_is_two_days_old_becomes_minutes() -> None:
 
 
 def test_minutes_become_ten_minutes_and_then_go() -> None:
-    machine, block = one_gpu(), thin.TENS.block_s
+    machine, block = single_gpu(), thin.TENS.block_s
     start = ALIGNED // block * block
     planted(machine, start, start + block)
     now = start + block + thin.TENS.after_s
@@ -186,7 +186,7 @@ def test_minutes_become_ten_minutes_and_then_go() -> None:
 
 
 def test_minutes_fill_the_columns_that_they_last() -> None:
-    machine, block = one_gpu(), thin.MINUTES.block_s
+    machine, block = single_gpu(), thin.MINUTES.block_s
     planted(machine, ALIGNED, ALIGNED + 2 * block)
     thin.thin(now=ALIGNED + block + thin.MINUTES.after_s)
     fine = grid([gpu_id(machine)], "watts", start=ALIGNED + 600, end=ALIGNED + 1_200, columns=60)
@@ -215,11 +215,11 @@ def test_a_grid_is_of_chunks_and_frames_in_whatever_order_they_came() -> None:
 
 
 def test_a_grid_counts_a_gpu_in_its_stretches_alone() -> None:
-    machine = one_gpu()
+    machine = single_gpu()
     values = fill_window(machine, ALIGNED)
     ids, end = [gpu_id(machine)], ALIGNED + WINDOW_S
     stretches = [(700.0, math.inf), (20.5, 100.25), (90.0, 110.0), (400.0, 400.0), (950.0, 960.0), (500.0, 300.0)]
-    mine = [values[i] for i in (*range(20, 110), *range(700, WINDOW_S))]
+    expected = [values[i] for i in (*range(20, 110), *range(700, WINDOW_S))]
 
     def read_within(*stretches: tuple[float, float]) -> Any:
         moments = [(ALIGNED + since, ALIGNED + until) for since, until in stretches]
@@ -227,9 +227,15 @@ def test_a_grid_counts_a_gpu_in_its_stretches_alone() -> None:
 
     for _ in range(2):  # first of frames, then of chunks
         found = read_within(*stretches)
-        assert (found.mean[0, 0].round(6), found.maximum[0, 0]) == (round(sum(mine) / len(mine), 6), max(mine))
+        assert (found.mean[0, 0].round(6), found.maximum[0, 0]) == (
+            round(sum(expected) / len(expected), 6),
+            max(expected),
+        )
         found = read_within((20.5, 100.25))
-        assert (found.mean[0, 0].round(6), found.maximum[0, 0]) == (round(sum(mine[:80]) / 80, 6), max(mine[:80]))
+        assert (found.mean[0, 0].round(6), found.maximum[0, 0]) == (
+            round(sum(expected[:80]) / 80, 6),
+            max(expected[:80]),
+        )
         assert np.isnan(read_within().mean).all()
         merge.merge(now=end + merge.SILENT_S + 1)
     assert not Frame.objects.exists()

@@ -15,7 +15,7 @@ from training.checkpoint.cadence import MIN_WRITES
 from training.manifest import Manifest
 
 pytestmark = pytest.mark.slow
-SAVED, BESIDE = 8, 3
+SAVED, STEPS_DURING_SAVE = 8, 3
 
 
 def test_ranks_save_when_rank_0_finds_it_best(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def write_slowly() -> None:
 
     write = CheckpointWriter.write
 
-    def slowly(writer: CheckpointWriter, state: Any, facts: ManifestFields, **told: Any) -> Manifest:
+    def slowly(writer: CheckpointWriter, state: Any, facts: ManifestFields, **options: Any) -> Manifest:
         time.sleep(0.5)
-        return write(writer, state, facts, **told)
+        return write(writer, state, facts, **options)
 
     CheckpointWriter.write = slowly  # type: ignore[method-assign]
 
@@ -103,27 +103,27 @@ def run_ahead() -> None:
     from training.runtime.distributed import StepFlags
     from training.trainer import Trainer
 
-    one_step, write = Trainer._run_step, CheckpointWriter.write
+    run_step, write = Trainer._run_step, CheckpointWriter.write
     steps = 0
 
-    def beside_the_write(trainer: Trainer) -> StepFlags:
+    def step_during_write(trainer: Trainer) -> StepFlags:
         nonlocal steps
-        if steps == SAVED + BESIDE:
+        if steps == SAVED + STEPS_DURING_SAVE:
             until(lambda: not trainer.checkpoints.is_saving)
-        agreed = one_step(trainer)
+        agreed = run_step(trainer)
         steps += 1
         return agreed
 
-    def beside_the_steps(writer: CheckpointWriter, state: Any, facts: ManifestFields, **told: Any) -> Manifest:
+    def write_during_steps(writer: CheckpointWriter, state: Any, facts: ManifestFields, **options: Any) -> Manifest:
         if facts.step == SAVED:
-            until(lambda: steps == SAVED + BESIDE)
-        return write(writer, state, facts, **told)
+            until(lambda: steps == SAVED + STEPS_DURING_SAVE)
+        return write(writer, state, facts, **options)
 
     def read(measuring: Measuring, step: int, times: StepTimes) -> dict[str, float]:
         return {"step_seconds": 30.0 if times.saving else 10.0}
 
-    Trainer._run_step = beside_the_write  # type: ignore[method-assign]
-    CheckpointWriter.write = beside_the_steps  # type: ignore[method-assign]
+    Trainer._run_step = step_during_write  # type: ignore[method-assign]
+    CheckpointWriter.write = write_during_steps  # type: ignore[method-assign]
     Measuring.read = read  # type: ignore[method-assign]
 
 
@@ -132,5 +132,5 @@ def test_a_write_costs_what_the_device_lost_to_it(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", settings, spy=f"{__name__}:run_ahead")
     assert run.start(1, patient=False).wait() == [0]
     (event,) = run.events("checkpoint.cadence")
-    assert event["cost_seconds"] - event["stall_seconds"] == pytest.approx(BESIDE * 20)
+    assert event["cost_seconds"] - event["stall_seconds"] == pytest.approx(STEPS_DURING_SAVE * 20)
     assert event["interval_seconds"] == pytest.approx(SAVED * 10 + event["cost_seconds"])

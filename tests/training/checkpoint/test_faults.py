@@ -136,10 +136,10 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run_going(small_disk: Path) -> 
         filler.unlink()
         until(lambda: [found for found in run.checkpoints if found.step > skipped[-1]["step"]])
         assert incarnation.processes[0].is_alive()
-        known = len(run.events("checkpoint.skipped"))
+        before = len(run.events("checkpoint.skipped"))
         with open(filler, "wb") as file:
             _fill(file.fileno())
-        until(lambda: len(run.events("checkpoint.skipped")) > known)
+        until(lambda: len(run.events("checkpoint.skipped")) > before)
         (incarnation.attempt_dir / "stop-requested").write_text('{"reason": "cancel"}')
         assert incarnation.wait() == [1]
         assert "could not be saved: rank 0: [Errno 28]" in incarnation.output()

@@ -115,11 +115,11 @@ def test_what_a_kill_leaves_is_reported_or_restored(job_dir: Path) -> None:
 def test_pruning_is_reported_before_bytes_are_deleted(job_dir: Path) -> None:
     found = commit(job_dir, "step-4", 4)
 
-    def tell(found: Manifest) -> None:
+    def check(found: Manifest) -> None:
         (left,) = there(job_dir)
         assert (job_dir / "checkpoints" / left / "COMMITTED").exists()
 
-    assert pruning.prune(found, job_dir, report=tell)
+    assert pruning.prune(found, job_dir, report=check)
     assert there(job_dir) == []
 
 
@@ -134,30 +134,30 @@ def line(*steps: int, losses: dict[int, object] | None = None) -> list[Manifest]
     ]  # fmt: skip
 
 
-def kept(keep: Retention, checkpoints: list[Manifest]) -> list[int]:
+def retained(keep: Retention, checkpoints: list[Manifest]) -> list[int]:
     return sorted(step for step, _ in keep.select(checkpoints))
 
 
 def test_the_newest_are_retained() -> None:
-    assert kept(Retention(last=2), line(10, 20, 30)) == [20, 30]
-    assert kept(Retention(last=5), line(10)) == [10]
-    assert kept(Retention(), []) == []
+    assert retained(Retention(last=2), line(10, 20, 30)) == [20, 30]
+    assert retained(Retention(last=5), line(10)) == [10]
+    assert retained(Retention(), []) == []
 
 
 def test_multiples_or_the_first_after_them_are_retained_for_good() -> None:
-    assert kept(Retention(last=1, every=20), line(10, 20, 30, 40, 50)) == [20, 40, 50]
-    assert kept(Retention(last=1, every=20), line(7, 15, 23, 31, 52, 53)) == [23, 52, 53]
+    assert retained(Retention(last=1, every=20), line(10, 20, 30, 40, 50)) == [20, 40, 50]
+    assert retained(Retention(last=1, every=20), line(7, 15, 23, 31, 52, 53)) == [23, 52, 53]
 
 
 def test_a_multiple_stays_when_those_before_it_are_gone() -> None:
     checkpoints = line(10, 20, 30, 40)
-    assert kept(Retention(last=1, every=20), checkpoints[2:]) == [40]
-    assert kept(Retention(last=1, every=20), checkpoints[1:]) == [20, 40]
+    assert retained(Retention(last=1, every=20), checkpoints[2:]) == [40]
+    assert retained(Retention(last=1, every=20), checkpoints[1:]) == [20, 40]
 
 
 def test_the_lowest_losses_are_retained() -> None:
     losses: dict[int, object] = {10: 3.0, 20: 1.0, 30: float("nan"), 40: 2.0, 50: "x"}
-    assert kept(Retention(last=1, best=2), line(10, 20, 30, 40, 50, 60, losses=losses)) == [20, 40, 60]
+    assert retained(Retention(last=1, best=2), line(10, 20, 30, 40, 50, 60, losses=losses)) == [20, 40, 60]
 
 
 def test_a_loss_enters_the_lowest_or_not() -> None:

@@ -84,19 +84,19 @@ def test_killed_while_pruning(tmp_path: Path) -> None:
     _is_like(run, whole)
 
 
-def tell_phase_of_clearing() -> None:
+def record_phase_of_clearing() -> None:
     """Report the heartbeat's text of a rank while it removes the rest of a save."""
     from training.checkpoint import saving
 
     delete = saving.delete
 
-    def telling(folder: Path) -> None:
+    def recording_delete(folder: Path) -> None:
         attempt = Path(os.environ["VIGIL_ATTEMPT_DIR"])
         beat = read_beat(heartbeat_path(attempt, rank=0, incarnation=0))
         (attempt / "phase").write_text(beat.phase if beat else "start")
         delete(folder)
 
-    saving.delete = telling  # type: ignore[attr-defined]
+    saving.delete = recording_delete  # type: ignore[attr-defined]
 
 
 def test_removing_half_a_checkpoint_may_take_longer_than_meeting(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_fits_is_matched_to_the_tensors_of_the_run(checkpoint: Path) -> None:
-    mine = state()
-    found = storage.match_stored(mine, checkpoint)
-    assert found["model"]["tokens"] is mine["model"]["tokens"]
-    storage.check_complete(checkpoint, storage.names(mine))
+    current = state()
+    found = storage.match_stored(current, checkpoint)
+    assert found["model"]["tokens"] is current["model"]["tokens"]
+    storage.check_complete(checkpoint, storage.names(current))
 
 
 WRONG = {
@@ -50,10 +50,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("mine", "message"), WRONG.values(), ids=WRONG)
-def test_another_model_is_refused_by_name(checkpoint: Path, mine: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("current", "message"), WRONG.values(), ids=WRONG)
+def test_another_model_is_refused_by_name(checkpoint: Path, current: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        storage.check_complete(checkpoint, storage.names(storage.match_stored(mine, checkpoint)))
+        storage.check_complete(checkpoint, storage.names(storage.match_stored(current, checkpoint)))
 
 
 def test_communication_state_that_does_not_fit_is_reset(checkpoint: Path) -> None:

@@ -78,7 +78,7 @@ class Side:
         self.model.zero_grad()
         return found
 
-    def own(self, step: int, rank: int) -> dict[str, Any]:
+    def gradients_of(self, step: int, rank: int) -> dict[str, Any]:
         """Return the gradients of one rank before the exchange."""
         import torch
 
@@ -87,7 +87,7 @@ class Side:
         return dict(zip(self.parameters, gradients, strict=True))
 
     def everybodys(self, step: int) -> list[dict[str, Any]]:
-        return [self.own(step, rank) for rank in range(self.world)]
+        return [self.gradients_of(step, rank) for rank in range(self.world)]
 
     def _loss(self, model: Any, step: int, rank: int) -> Any:
         import torch
@@ -103,9 +103,9 @@ def flat(gradients: dict[str, Any]) -> Any:
     return torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(found: Any, expected: Any) -> float:
     """Return the largest difference, relative to the largest number."""
-    return float((one - other).abs().max() / other.abs().max())
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def halved() -> dict[str, Any]:
@@ -114,7 +114,7 @@ def halved() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         side = Side(name)
-        shorts = [flat(own).to(kind) / side.world for own in side.everybodys(0)]
+        shorts = [flat(gradients).to(kind) / side.world for gradients in side.everybodys(0)]
         expected = shorts[0].clone()
         for short in shorts[1:]:
             expected += short
@@ -131,12 +131,12 @@ def sparse() -> dict[str, Any]:
     import torch
 
     side = Side("topk", density=0.05)
-    stored = [torch.zeros_like(flat(side.own(0, 0))) for _ in range(side.world)]
+    stored = [torch.zeros_like(flat(side.gradients_of(0, 0))) for _ in range(side.world)]
     found: dict[str, Any] = {"equal": [], "digests": []}
     for step in range(STEPS):
         expected = torch.zeros_like(stored[0])
-        for rank, own in enumerate(side.everybodys(step)):
-            stored[rank] += flat(own)
+        for rank, gradients in enumerate(side.everybodys(step)):
+            stored[rank] += flat(gradients)
             places = stored[rank].abs().topk(-(-len(expected) * 5 // 100)).indices
             expected[places] += stored[rank][places]
             stored[rank][places] = 0
@@ -154,7 +154,7 @@ def _lost() -> float:
     import torch.distributed as dist
 
     side = Side("topk", bucket_mib=0.1, width=2000, density=0.01)
-    total = torch.zeros_like(flat(side.own(0, 0)))
+    total = torch.zeros_like(flat(side.gradients_of(0, 0)))
     sent = torch.zeros_like(total)
     for step in range(3):
         total += sum(map(flat, side.everybodys(step)))
@@ -186,7 +186,7 @@ def _low_rank(side: Side) -> dict[str, Any]:
         if step < 3:  # its factors are begun with random numbers
             continue
         for name, factor in before["factors"].items():
-            matrix = side.own(step, side.rank)[name] + before["errors"][str(side.rank)][name]
+            matrix = side.gradients_of(step, side.rank)[name] + before["errors"][str(side.rank)][name]
             right, _ = torch.linalg.qr(factor)
             left = matrix @ right
             dist.all_reduce(left)
@@ -207,7 +207,7 @@ def skipped() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, options in (("topk", {"density": 0.05}), ("powersgd", {"rank": 2, "plain_steps": 0})):
         side = Side(name, **options)
-        left = [torch.zeros_like(flat(side.own(0, 0)))]
+        left = [torch.zeros_like(flat(side.gradients_of(0, 0)))]
         for step, is_skipped in enumerate((True, False, True, False)):
             side.backward(step)
             side.exchange.step(step + 1, torch.tensor(float(is_skipped)))
@@ -228,18 +228,20 @@ def fewer() -> dict[str, Any]:
         before, group = Side(name, **options), dist.new_group(half)
         for step in range(STEPS):
             before.backward(step)
-        told = dict(_leaves(before.exchange.state()))
+        stored = dict(_leaves(before.exchange.state()))
         if before.rank not in half:
             continue
         exchange = Side(name, group=group, **options).exchange
 
-        def read(state: dict[str, Any], told: dict[str, Any] = told) -> None:
+        def read(state: dict[str, Any], stored: dict[str, Any] = stored) -> None:
             for path, tensor in _leaves(state["comm"]):
-                tensor.copy_(told[path])
+                tensor.copy_(stored[path])
 
         exchange.restore(read, {}, {})
         state = _leaves(exchange.state())
-        found[name] = {".".join(path): [torch.equal(tensor, told[path]), bool(tensor.any())] for path, tensor in state}
+        found[name] = {
+            ".".join(path): [torch.equal(tensor, stored[path]), bool(tensor.any())] for path, tensor in state
+        }
     return found
 
 
@@ -282,16 +284,16 @@ def replicas() -> dict[str, Any]:
 
 def _means(side: Side, step: int) -> dict[str, Any]:
     everybodys = side.everybodys(step)
-    return {name: sum(own[name] for own in everybodys) / side.world for name in side.parameters}
+    return {name: sum(gradients[name] for gradients in everybodys) / side.world for name in side.parameters}
 
 
 def _inner_step(side: Side, step: int) -> None:
     import torch
 
-    own = side.own(step, side.rank)
+    gradients = side.gradients_of(step, side.rank)
     with torch.no_grad():
         for name, part in side.parameters.items():
-            part -= 0.05 * own[name]
+            part -= 0.05 * gradients[name]
 
 
 def _alone() -> dict[str, Any]:

@@ -36,10 +36,10 @@ def test_hex_equal_after_a_resume(name: str, tmp_path: Path) -> None:
     world = WAYS[name][0]
     run = Run(tmp_path / "run", _settings(name))
     run.finish(world)
-    whole = _told(run, world)
+    whole = _curves(run, world)
     run.finish(world, resume="step-8")
     assert run.events("run.started")[0]["start_step"] == 8
-    assert _told(run, world) == whole, "the second attempt's values count from step 9 on"
+    assert _curves(run, world) == whole, "the second attempt's values count from step 9 on"
     loss = run.series()
     assert len(loss) == 12
     assert loss[12] < loss[1]
@@ -60,7 +60,7 @@ def test_hex_equal_after_a_kill_in_the_middle_of_an_exchange(tmp_path: Path) -> 
     assert codes[0] != 0
     run.finish(2, resume=newest_on_lineage(run.job_dir))
     assert run.events("run.started")[0]["resumed_from"] == "step-8"
-    assert _told(run, 2) == _told(whole, 2)
+    assert _curves(run, 2) == _curves(whole, 2)
 
 
 def test_bytes_are_sent_when_something_is_exchanged(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_replicas_that_a_checkpoint_has_not_begin_where_all_agreed(tmp_path: Pat
     assert [step for step, mib in run.series("communicated_mib").items() if mib > 0] == [5, 10, 12]
 
 
-def _told(run: Run, world: int) -> list[dict[int, float]]:
+def _curves(run: Run, world: int) -> list[dict[int, float]]:
     names = ("loss", "gradient_norm", "communicated_mib")
     return [run.series(name, rank) for name in names for rank in range(world)]

@@ -90,13 +90,18 @@ def test_endings_mean_the_same_in_any_case(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_links_are_read_and_each_once(tmp_path: Path) -> None:
-    mine, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
-    for folder in (mine / "own", elsewhere / "deep"):
+    folder_with_links, elsewhere = tmp_path / "mine", tmp_path / "elsewhere"
+    for folder in (folder_with_links / "own", elsewhere / "deep"):
         folder.mkdir(parents=True)
         (folder / "a.txt").write_text("A text.\n")
-    for link, target in {"linked": elsewhere, "again": elsewhere / "deep", "own/up": mine, "gone": "nowhere"}.items():
-        (mine / link).symlink_to(target)
-    found = documents.find(mine, suffixes=(".txt",), text_field="text")
+    for link, target in {
+        "linked": elsewhere,
+        "again": elsewhere / "deep",
+        "own/up": folder_with_links,
+        "gone": "nowhere",
+    }.items():
+        (folder_with_links / link).symlink_to(target)
+    found = documents.find(folder_with_links, suffixes=(".txt",), text_field="text")
     assert [file.name for file in found.files] == ["again/a.txt", "own/a.txt"]
 
 
@@ -164,12 +169,12 @@ def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(building, "PROGRESS_SECONDS", 0.0)
     reports: list[str] = []
 
-    def tell(progress: ShardProgress | None) -> None:
+    def report(progress: ShardProgress | None) -> None:
         if progress is not None:
             assert 0 <= progress.bytes <= progress.total_bytes
             reports.append(str(progress))
 
-    prepare(tmp_path / "cache", CorpusOptions(str(folder_of(tmp_path / "mine", numbered()))), on_progress=tell)
+    prepare(tmp_path / "cache", CorpusOptions(str(folder_of(tmp_path / "mine", numbered()))), on_progress=report)
     assert reports[-1].startswith("tokens of mine: 200 documents, 0 of 0 MB (100 %), ")
 
 
@@ -184,12 +189,12 @@ def test_progress_is_reported_while_a_single_text_takes_long(tmp_path: Path, mon
             assert event.wait(10), "nothing was told meanwhile"
             return super().encode(texts)
 
-    def tell(progress: ShardProgress) -> None:
+    def report(progress: ShardProgress) -> None:
         if begun.is_set():
             event.set()
 
     source = documents.find(folder_of(tmp_path / "mine", numbered()), suffixes=(".txt",), text_field="text")
-    index = make_shards(tmp_path, source, Slow(), validation_percent=10.0, on_progress=tell)
+    index = make_shards(tmp_path, source, Slow(), validation_percent=10.0, on_progress=report)
     assert index.documents == 200
 
 
@@ -272,14 +277,14 @@ def test_others_wait_for_who_is_making_it(tmp_path: Path) -> None:
         go_on.wait(10)
         index.write(staging)
 
-    def tell() -> None:
+    def on_wait() -> None:
         reports.append(1)
         go_on.set()
 
     first = threading.Thread(target=cache.ensure, args=(tmp_path / "x", make, lambda: None))
     first.start()
     begun.wait(10)
-    cache.ensure(tmp_path / "x", make, tell)
+    cache.ensure(tmp_path / "x", make, on_wait)
     first.join(10)
     assert read_index(tmp_path / "x") == index
     assert (len(created), bool(reports)) == (1, True)

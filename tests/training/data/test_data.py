@@ -84,12 +84,12 @@ def _lists(parts: list[Ids]) -> list[list[int]]:
 
 def test_validation_takes_each_sample_once() -> None:
     for world in (1, 2, 3, 4):
-        seen: list[int] = []
+        indices: list[int] = []
         for batch in range(5):
             for rank in range(world):
                 share = Share(rank, world, BATCH, 5)
-                seen += [i for part in fixed_batch(batch, batches=5, samples=50, share=share) for i in part]
-        assert sorted(seen) == list(range(50))
+                indices += [i for part in fixed_batch(batch, batches=5, samples=50, share=share) for i in part]
+        assert sorted(indices) == list(range(50))
 
 
 def test_a_short_validation_samples_all_parts_of_the_data() -> None:
@@ -97,9 +97,9 @@ def test_a_short_validation_samples_all_parts_of_the_data() -> None:
     for world in (1, 3):
         shares = [Share(rank, world, BATCH, 5) for rank in range(world)]
         taken = [fixed_batch(batch, batches=2, samples=1000, share=share) for batch in range(2) for share in shares]
-        seen = [int(i) for parts in taken for part in parts for i in part]
-        assert len(set(seen)) == 2 * BATCH
-        assert np.histogram(seen, bins=8, range=(0, 1000))[0].tolist() == [3] * 8
+        indices = [int(i) for parts in taken for part in parts for i in part]
+        assert len(set(indices)) == 2 * BATCH
+        assert np.histogram(indices, bins=8, range=(0, 1000))[0].tolist() == [3] * 8
 
 
 @pytest.mark.slow
@@ -192,18 +192,18 @@ NUMBERS = {key: value for key, value in TINY.items() if key != "language"} | {"r
 
 @pytest.mark.slow
 def test_a_single_file_adds_a_recipe_with_the_same_ids_on_any_world(added: Path, tmp_path: Path) -> None:
-    seen = {}
+    requested = {}
     for world in (1, 2, 3, 4):
         run = Run(tmp_path / str(world), dict(NUMBERS), added=added)
         incarnation = run.finish(world)
-        seen[world] = _asked_for(incarnation.attempt_dir, world)
-    assert len(seen[1]) == 12
-    assert seen[1] == seen[2] == seen[3] == seen[4]
+        requested[world] = _requested_ids(incarnation.attempt_dir, world)
+    assert len(requested[1]) == 12
+    assert requested[1] == requested[2] == requested[3] == requested[4]
     run = Run(tmp_path / "shrinking", {**NUMBERS, "steps": 8}, added=added)
-    before = _asked_for(run.finish(3).attempt_dir, 3)
+    before = _requested_ids(run.finish(3).attempt_dir, 3)
     run.write(steps=12)
-    after = _asked_for(run.finish(2, resume="step-8").attempt_dir, 2)
-    assert before + after == seen[1]
+    after = _requested_ids(run.finish(2, resume="step-8").attempt_dir, 2)
+    assert before + after == requested[1]
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_a_single_file_adds_a_parallelism(added: Path, tmp_path: Path) -> None:
     assert theirs.checkpoints[-1].layout["parallelism"] == "by_hand"
 
 
-def _asked_for(attempt_dir: Path, world: int) -> list[list[int]]:
+def _requested_ids(attempt_dir: Path, world: int) -> list[list[int]]:
     """Per step the ids that all ranks asked for, in order; the first micro-batch of each rank was thrown away."""
     ranks = []
     for rank in range(world):

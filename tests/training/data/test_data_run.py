@@ -48,7 +48,7 @@ def added(tmp_path: Path) -> Path:
     return tmp_path / "added"
 
 
-def _looked_up(attempt_dir: Path, rank: int, world: int) -> list[list[int]]:
+def _read_ids(attempt_dir: Path, rank: int, world: int) -> list[list[int]]:
     """Per step what a rank looked up; the pass that is thrown away aside."""
     lines = [json.loads(line) for line in (attempt_dir / f"ids.{rank}").read_text().splitlines()[1:]]
     assert {len(line) for line in lines} == {Share(rank, world, 4, 4).size}
@@ -59,7 +59,7 @@ def test_prefetched_batches_are_not_consumed(added: Path, tmp_path: Path) -> Non
     """A rank dies with batches ready that nobody trained on; they come again, after a shrink as well."""
     whole = Run(tmp_path / "whole", dict(NUMBERS), added=added)
     first = whole.finish(2)
-    expected = [_looked_up(first.attempt_dir, 0, 2), _looked_up(first.attempt_dir, 1, 2)]
+    expected = [_read_ids(first.attempt_dir, 0, 2), _read_ids(first.attempt_dir, 1, 2)]
     assert [len(found) for found in expected] == [12, 12], "nothing is looked up beyond the last step"
 
     run = Run(tmp_path / "run", dict(NUMBERS), added=added)
@@ -68,16 +68,16 @@ def test_prefetched_batches_are_not_consumed(added: Path, tmp_path: Path) -> Non
     dying = Sabotage("training.engine.optimizer_step:OptimizerStep.__call__", call=6, rank=1, until=str(committed))
     killed = run.start(2, sabotage=dying)
     assert killed.wait()[1] == -9
-    looked_up = [json.loads(line) for line in ahead.read_text().splitlines()[1:]]
-    assert len(looked_up) > 6, "the thread was ahead of the step in which the rank died"
-    assert looked_up == expected[1][: len(looked_up)]
+    prefetched = [json.loads(line) for line in ahead.read_text().splitlines()[1:]]
+    assert len(prefetched) > 6, "the thread was ahead of the step in which the rank died"
+    assert prefetched == expected[1][: len(prefetched)]
     start = newest_on_lineage(run.job_dir)
     assert start == "step-4"
     (manifest,) = [found for found in run.checkpoints if found.name == start]
     assert manifest.consumed_samples == 16
     again = run.finish(2, resume=start)
     for rank in range(2):
-        assert _looked_up(again.attempt_dir, rank, 2) == expected[rank][4:]
+        assert _read_ids(again.attempt_dir, rank, 2) == expected[rank][4:]
         assert run.series(rank=rank) == whole.series(rank=rank)
     smaller = run.finish(1, resume=start)
     both = [item + two for item, two in zip(*expected, strict=True)]
@@ -94,8 +94,8 @@ def test_it_runs_ahead_to_the_last_step_of_smaller_batches(added: Path, tmp_path
     committed = run.job_dir / "checkpoints" / "step-8" / "COMMITTED"
     dying = Sabotage("training.engine.optimizer_step:OptimizerStep.__call__", call=8, until=str(committed))
     assert run.start(1, resume="step-4", sabotage=dying).wait() == [-9]
-    looked_up = (run.job_dir / "attempt-2" / "ids.0").read_text().splitlines()[1:]
-    assert len(looked_up) > 8, "the thread was ahead of the step in which the rank died"
+    prefetched = (run.job_dir / "attempt-2" / "ids.0").read_text().splitlines()[1:]
+    assert len(prefetched) > 8, "the thread was ahead of the step in which the rank died"
 
 
 def test_a_failing_prefetch_ends_the_run(added: Path, tmp_path: Path) -> None:

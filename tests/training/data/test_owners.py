@@ -40,10 +40,10 @@ def test_every_window_belongs_to_whom_its_middle_token_does(shards: Path) -> Non
     letters = {"a": "ada", "A": "ada", "b": "bea", "c": "cy"}
     for split in SPLITS:
         windows = Windows(shards, index, split, 16)
-        whose = found.for_windows(index, split, 16)
-        assert len(whose) == len(windows) > 0
-        assert window_starts(index, split, 16).shape == whose.shape
-        for row, owner in zip(windows[np.arange(len(windows))].tolist(), whose.tolist(), strict=True):
+        owner_of_window = found.for_windows(index, split, 16)
+        assert len(owner_of_window) == len(windows) > 0
+        assert window_starts(index, split, 16).shape == owner_of_window.shape
+        for row, owner in zip(windows[np.arange(len(windows))].tolist(), owner_of_window.tolist(), strict=True):
             if (middle := chr(row[8])) in letters:  # else the end of a document
                 assert letters[middle] == found.names[owner]
 
@@ -94,7 +94,7 @@ def test_what_does_not_fit_the_shards_is_refused(shards: Path, change: dict[str,
 def test_the_standard_library_is_divided_by_package() -> None:
     from training.corpus.documents import standard_library
 
-    whose = {file.name: file.owner for file in standard_library().files}
-    assert whose["ast.py"] == "ast"
-    assert whose["asyncio/events.py"] == "asyncio"
-    assert len(set(whose.values())) > 100
+    owner_of_file = {file.name: file.owner for file in standard_library().files}
+    assert owner_of_file["ast.py"] == "ast"
+    assert owner_of_file["asyncio/events.py"] == "asyncio"
+    assert len(set(owner_of_file.values())) > 100

@@ -41,7 +41,7 @@ class Recorder:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[bytes]:
+def broadcasts(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[bytes]:
     """Return what rank 0 has broadcast to another rank."""
     sent: queue.Queue[bytes] = queue.Queue()
 
@@ -80,7 +80,7 @@ def _makes(cache: Path, identity: str | None, report_progress: Callable[..., Non
     return Prepared(Path("/made"), "mine")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("broadcasts")
 def test_both_beat_and_get_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     answers: list[tuple[Recorder, Prepared]] = []
     other = threading.Thread(target=lambda: answers.append(_prepare(1, _makes)))
@@ -103,7 +103,7 @@ class Unportable(Exception):
         super().__init__(f"{what}: {why}")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("broadcasts")
 @pytest.mark.parametrize("what", [Unportable("no answer", why="busy"), OSError(threading.Lock())])
 def test_both_hear_of_what_cannot_travel(what: Exception) -> None:
     def fails(cache: Path, identity: str | None = None) -> Prepared:
@@ -117,7 +117,7 @@ def test_both_hear_of_what_cannot_travel(what: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [DataError("is bad.", "source"), OSError(5, "Input/output error")])
-def test_both_hear_of_what_goes_wrong(told: queue.Queue[bytes], error: Exception) -> None:
+def test_both_hear_of_what_goes_wrong(broadcasts: queue.Queue[bytes], error: Exception) -> None:
     def fails(cache: Path, identity: str | None = None) -> Prepared:
         raise error
 
@@ -126,4 +126,4 @@ def test_both_hear_of_what_goes_wrong(told: queue.Queue[bytes], error: Exception
             _prepare(rank, fails)
         wanted = "run.language.source: is bad." if isinstance(error, DataError) else "[Errno 5] Input/output error"
         assert str(caught.value) == wanted
-    assert told.empty()
+    assert broadcasts.empty()

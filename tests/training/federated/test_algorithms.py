@@ -153,7 +153,7 @@ class TestQFedAvg:
             parts = quadratics(federation)
             before = together(parts, federation.divided.sizes).minimiser + 0.2  # where they disagree
             federation.put(before)
-            worst = max(parts, key=lambda one: float(one.loss(before)))
+            worst = max(parts, key=lambda part: float(part.loss(before)))
             way = federation.go() - before
             alike.append(float(cosine_similarity(way, -worst.gradient(before), dim=0)))
         assert alike == sorted(alike)

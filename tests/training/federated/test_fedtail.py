@@ -68,7 +68,7 @@ class TailCase:
     def loss(self) -> Tensor:
         return functional.cross_entropy(self.model(self.rows), self.labels)
 
-    def told(self) -> Tensor:
+    def domain_loss(self) -> Tensor:
         """The cross-entropy of the client's number."""
         entered = self.model.get_submodule("hidden")(self.rows).relu()
         domains = torch.full((len(self.rows),), 2)
@@ -147,7 +147,7 @@ class TestTerms:
     def test_coherence_by_double_backward(self, tmp_path: Path) -> None:
         case = TailCase(tmp_path)
         classification = case.slope(case.loss(), create_graph=True)
-        adversary = case.slope(-0.7 * case.told(), create_graph=True)
+        adversary = case.slope(-0.7 * case.domain_loss(), create_graph=True)
         discriminators = case.is_discriminator()
         together = -0.3 * classification @ adversary
         terms = case.terms(alpha=0.3, adversarial=0.7)
@@ -158,7 +158,7 @@ class TestTerms:
 
     def test_the_adversary_and_the_discriminator_pull_apart(self, tmp_path: Path) -> None:
         case = TailCase(tmp_path)
-        slope, discriminators = 0.7 * case.slope(case.told()), case.is_discriminator()
+        slope, discriminators = 0.7 * case.slope(case.domain_loss()), case.is_discriminator()
         terms = case.terms(adversarial=0.7)
         assert close(grad(terms.discrimination)(case.w), torch.where(discriminators, slope, 0))
         assert close(grad(terms.adversary)(case.w), torch.where(discriminators, 0, -slope))
@@ -248,8 +248,8 @@ def _by_hand(rounds: Rounds, gamma: str) -> Tensor:
         slope = grad(lambda w, each=each: each(w).mean())(w)
         for label in set(labels.tolist()):
 
-            def loss_of(w: Tensor, each: Any = each, is_own: Tensor = labels == label) -> Any:
-                return each(w)[is_own].mean()
+            def loss_of(w: Tensor, each: Any = each, has_label: Tensor = labels == label) -> Any:
+                return each(w)[has_label].mean()
 
             sigma = torch.linalg.eigvalsh(hessian(loss_of)(w)).abs().max()
             slope = slope + (1 / (1 + sigma) if gamma == "formula" else sigma / (1 + sigma)) * grad(loss_of)(w)

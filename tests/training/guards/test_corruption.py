@@ -30,14 +30,14 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int6
 def test_every_single_bit_counts(dtype: torch.dtype) -> None:
     tensor = torch.zeros(7, dtype=dtype)
     before = digest(tensor).item()
-    seen = {before}
+    digests = {before}
     raw = tensor.view(torch.uint8)
     for place in range(raw.numel()):
         for bit in range(8 if dtype != torch.bool else 1):
             raw[place] ^= 1 << bit
-            seen.add(digest(tensor).item())
+            digests.add(digest(tensor).item())
             raw[place] ^= 1 << bit
-    assert len(seen) == 1 + raw.numel() * (8 if dtype != torch.bool else 1)
+    assert len(digests) == 1 + raw.numel() * (8 if dtype != torch.bool else 1)
     assert digest(tensor).item() == before
 
 

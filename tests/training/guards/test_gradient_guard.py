@@ -66,8 +66,8 @@ def test_a_skipped_norm_moves_nothing() -> None:
     _feed(other, [1.0] * 60)
     _feed(guard, [1e30, 1.1, 40.0, 1.0])
     _feed(other, [1.1, 1.0])
-    known, without = guard.state_dict(), other.state_dict()
-    assert all(known[name] == without[name] for name in ("mean", "variance", "missing"))
+    with_spikes, without = guard.state_dict(), other.state_dict()
+    assert all(with_spikes[name] == without[name] for name in ("mean", "variance", "missing"))
 
 
 def test_huge_norms_before_it_is_armed_leave_no_trace() -> None:
@@ -182,7 +182,7 @@ def test_what_was_no_number_ends_a_row() -> None:
 def test_what_is_not_finite_freezes_the_parameters(bad: float, before: int) -> None:
     guard = GradientGuard(CPU, clip=1.0)
     _feed(guard, [1.0] * before)
-    known = guard.state_dict()
+    state = guard.state_dict()
     parameter = torch.nn.Parameter(torch.ones(3, 3))
     optimizer = AdamW([("p", parameter)], weight_decay=0.1)
     for norm in (bad, 1.0, 1.0):
@@ -194,7 +194,7 @@ def test_what_is_not_finite_freezes_the_parameters(bad: float, before: int) -> N
     assert optimizer.steps.item() == 0
     assert not optimizer.means["p"].any()
     if not before:
-        assert known["mean"] == 0.0
+        assert state["mean"] == 0.0
 
 
 def test_a_skipped_step_leaves_everything_alone() -> None:
@@ -245,10 +245,10 @@ def test_goes_on_from_what_an_older_version_remembered() -> None:
     assert [bool(found.skipped.item()) for found in _feed(guard, [100.0] * 9)] == [True] * 7 + [False] * 2
 
 
-@pytest.mark.parametrize("told", [{}, {"mean": math.nan, "variance": 0, "missing": 1}, {"mean": "x"}])
-def test_what_makes_no_sense_is_not_recalled(told: dict[str, object]) -> None:
+@pytest.mark.parametrize("state", [{}, {"mean": math.nan, "variance": 0, "missing": 1}, {"mean": "x"}])
+def test_what_makes_no_sense_is_not_recalled(state: dict[str, object]) -> None:
     guard = GradientGuard(CPU, clip=1.0)
-    guard.load_state_dict(told)
+    guard.load_state_dict(state)
     assert guard.state_dict() == GradientGuard(CPU, clip=1.0).state_dict()
 
 

@@ -87,13 +87,13 @@ def test_a_nan_stops_all_ranks_and_its_origin_is_reported(tmp_path: Path) -> Non
     assert max(run.series()) <= 30
 
     payload = json.loads((incarnation.attempt_dir / "numerics" / "step-30.json").read_text())
-    (seen,) = payload["ranks"]
-    assert (seen["rank"], seen["output"], seen["loss"]) == (1, "0", "nan")
+    (report,) = payload["ranks"]
+    assert (report["rank"], report["output"], report["loss"]) == (1, "0", "nan")
     assert payload["losses"]["0"] == pytest.approx(run.series(rank=0)[30])
-    assert len(seen["samples"]) == BATCH // 2
-    assert nan in seen["samples"]
-    assert len(seen["texts"]) == 4
-    assert seen["parameters"][0] == {"name": "0.weight", "gradient_norm": "nan"}
+    assert len(report["samples"]) == BATCH // 2
+    assert nan in report["samples"]
+    assert len(report["texts"]) == 4
+    assert report["parameters"][0] == {"name": "0.weight", "gradient_norm": "nan"}
 
 
 @pytest.mark.parametrize(("rank", "named", "who"), [(1, [1], "on rank 1"), (-1, [], "on one of ranks 0, 1")])
@@ -133,12 +133,12 @@ def spoil_a_gradient() -> None:
 
 
 def _before_the_third_step(spoil: Callable[[dict[str, nn.Module]], None]) -> None:
-    one_step = Trainer._run_step
+    run_step = Trainer._run_step
 
     def spoilt(trainer: Trainer) -> StepFlags:
         if trainer.step == 2 and os.environ["RANK"] == "1":
             spoil({name: module for part in trainer.assembly.model.parts for name, module in part.named_modules()})
-        return one_step(trainer)
+        return run_step(trainer)
 
     Trainer._run_step = spoilt  # type: ignore[method-assign]
 

@@ -10,13 +10,13 @@ from training.guards.nonfinite import RankDiagnosis
 from training.guards.numerics import Trouble
 
 
-def _troubles(own: set[int], ranks: int) -> list[Trouble]:
+def _troubles(nonfinite: set[int], ranks: int) -> list[Trouble]:
     """Return a trouble on each rank, since the norm is all ranks' together. `own`: ranks with a loss that is NaN."""
-    return [Trouble("nonfinite", 9, "loss nan", rank, rank in own) for rank in range(ranks)]
+    return [Trouble("nonfinite", 9, "loss nan", rank, rank in nonfinite) for rank in range(ranks)]
 
 
 @pytest.mark.parametrize(
-    ("own", "shares", "named", "among"),
+    ("nonfinite", "shares", "named", "among"),
     [
         ({2}, [0, 1, 2, 3], (2,), (2,)),
         ({1, 3}, [0, 1, 2, 3], (), (1, 3)),
@@ -28,9 +28,9 @@ def _troubles(own: set[int], ranks: int) -> list[Trouble]:
     ids=["one rank", "two ranks", "a gradient", "a stage", "a pair", "alone"],
 )
 def test_the_faulty_rank_is_named_if_it_can_be_determined(
-    own: set[int], shares: list[int], named: tuple[int, ...], among: tuple[int, ...]
+    nonfinite: set[int], shares: list[int], named: tuple[int, ...], among: tuple[int, ...]
 ) -> None:
-    found = transient.judge(_troubles(own, len(shares)), shares=shares)
+    found = transient.judge(_troubles(nonfinite, len(shares)), shares=shares)
     assert (found.check, found.ranks, found.among) == ("redo", named, among)
 
 

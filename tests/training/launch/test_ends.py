@@ -40,7 +40,7 @@ def ends_of(run: Run, incarnation: int = 0, node: int = 0) -> dict[int, dict[str
     return {rank["rank"]: rank for rank in payload["ranks"]}
 
 
-def look_of(run: Run, incarnation: int = 0, node: int = 0) -> dict[str, Any]:
+def node_report_of(run: Run, incarnation: int = 0, node: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run.attempt() / "looks" / f"{incarnation}.{node}.json").read_text())
     return found
 
@@ -78,7 +78,7 @@ def test_an_event_and_a_file_per_incarnation_and_a_node_report_after_a_failure(r
     assert [event["incarnation"] for event in run.events("ranks.ended")] == [0, 1]
     assert (ends_of(run)[1]["signal"], ends_of(run)[1]["by_us"]) == (signal.SIGKILL, False)
     assert {item["exit_code"] for item in ends_of(run, 1).values()} == {0}
-    reading = look_of(run)
+    reading = node_report_of(run)
     assert (reading["incarnation"], reading["node"], reading["node_rank"]) == (0, "dgx01", 0)
     assert [text for _, text in reading["kernel"]] == [KILLED]
     assert (reading["memory"]["oom_kills"], reading["memory"]["version"]) == (0, 2), "three were there before it began"
@@ -102,7 +102,7 @@ def test_a_driver_that_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
     _, again = run.events("incarnation.started")
     ended = (run.attempt() / "looks" / "0.0.json").stat().st_mtime
     assert float(again["time"]) < ended, "the next incarnation waited for the look"
-    reading = look_of(run)
+    reading = node_report_of(run)
     assert reading["nvidia_smi"] == "half of it\n"
     assert reading["not_seen"]["nvidia-smi"] == "it did not end within 3 s"
     run.assert_nothing_left()
@@ -173,7 +173,7 @@ class TestControlGroups:
         assert not control_group.has_others()
 
 
-class TestLooking:
+class TestNodeReport:
     def test_only_kernel_messages_of_the_last_ten_minutes(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -205,7 +205,7 @@ class TestLooking:
         assert problem == "only the newest lines were kept", "so it cannot be said what the kernel did not tell"
 
     @pytest.fixture
-    def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    def query(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         """Return the query about a node whose kernel has logged something."""
         (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{KILLED}\n")
         monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
@@ -214,35 +214,35 @@ class TestLooking:
         return {"folder": str(tmp_path), "reserve": "looks/.reserve.0", "asks_driver": False, **about}
 
     def test_quick_facts_are_reported_whatever_happens_to_the_rest(
-        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+        self, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def hangs(_: Path) -> None:
             raise KeyboardInterrupt  # as its time is over
 
         monkeypatch.setattr(node_report, "disk", hangs)
         with pytest.raises(KeyboardInterrupt):
-            node_report.write_report(**asked)
-        payload = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
+            node_report.write_report(**query)
+        payload = json.loads(Path(query["folder"], "looks", "0.0.json").read_text())
         assert (payload["node"], payload["shm"]["most_mib"]) == ("dgx01", 3)
         assert [text for _, text in payload["kernel"]] == [KILLED]
         assert payload["not_seen"] == {"disk": "it had not answered"}
 
-    @pytest.mark.parametrize("has_said", [True, False])
+    @pytest.mark.parametrize("has_kernel_log", [True, False])
     def test_facts_without_space_are_listed_as_missing(
-        self, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch, has_said: bool
+        self, query: dict[str, Any], monkeypatch: pytest.MonkeyPatch, has_kernel_log: bool
     ) -> None:
-        if not has_said:
+        if not has_kernel_log:
             Path(os.environ["VIGIL_KMSG"]).write_text("")
-        DiskReserve(Path(asked["folder"]), asked["reserve"]).reserve()
+        DiskReserve(Path(query["folder"]), query["reserve"]).reserve()
 
         def is_full(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(node_report, "write_json", is_full)
         monkeypatch.setattr(Path, "write_text", is_full)
-        assert node_report.write_report(**asked)
-        payload = json.loads(Path(asked["folder"], "looks", "0.0.json").read_text())
-        assert payload["not_seen"] == ({"kernel": "no room"} if has_said else {})
+        assert node_report.write_report(**query)
+        payload = json.loads(Path(query["folder"], "looks", "0.0.json").read_text())
+        assert payload["not_seen"] == ({"kernel": "no room"} if has_kernel_log else {})
         assert payload["disk"]["free_mib"] > 0
 
     def test_a_disk_that_takes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,14 +63,14 @@ def test_a_node_report_uses_the_reserved_space(job_dir: Path, monkeypatch: pytes
     (job_dir / "logs").mkdir()
     monkeypatch.setenv("VIGIL_KMSG", "/nowhere/kmsg")
     plan = LaunchPlan(run_dir=job_dir, scheduler_id="1", restart_count=0, node="dgx01")
-    last_look = NodeInspection(plan, Attempt(job_dir, 1))
-    last_look.begin()
+    inspection = NodeInspection(plan, Attempt(job_dir, 1))
+    inspection.begin()
     with open(job_dir / "filler", "wb", buffering=0) as file, suppress(OSError):
         for number in itertools.count():
             file.write(bytes(4096)) if full == "room" else (job_dir / str(number)).touch()
-    last_look.measure()
-    last_look.start(Incarnation(0, 1, "", "127.0.0.1", 1, ()), [])
-    last_look.finish()
+    inspection.measure()
+    inspection.start(Incarnation(0, 1, "", "127.0.0.1", 1, ()), [])
+    inspection.finish()
     payload = json.loads((job_dir / "looks" / "0.0.json").read_text())
     assert payload["disk"]["problem"] == "ENOSPC"
     assert payload["disk"]["free_mib" if full == "room" else "inodes_free"] == 0
@@ -83,15 +83,15 @@ def _is_denied(*_: object, **__: object) -> NoReturn:
 
 def test_launchers_still_show_that_they_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=2, max_nodes=2)
-    mine, theirs = (Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(2))
+    ours, theirs = (Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(2))
     theirs.refresh()
-    assert mine.is_live(theirs.me)
-    before = mine._peer_files[theirs.me.id].beats
+    assert ours.is_live(theirs.me)
+    before = ours._peer_files[theirs.me.id].beats
     monkeypatch.setattr(meeting, "write_json", _is_denied)
-    theirs._refreshed_at = mine._peer_files[theirs.me.id].read_at = 0.0
+    theirs._refreshed_at = ours._peer_files[theirs.me.id].read_at = 0.0
     theirs.refresh()
-    assert mine.is_live(theirs.me)
-    assert mine._peer_files[theirs.me.id].beats == before + 1
+    assert ours.is_live(theirs.me)
+    assert ours._peer_files[theirs.me.id].beats == before + 1
 
 
 def test_a_start_that_could_not_be_recorded_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,24 +42,24 @@ class Watched:
         self.gpus = GpuMonitor(
             list(names),
             every=EVERY,
-            emit=self._tell,
+            emit=self._record,
             opening_seconds=silent_seconds,
             silent_seconds=silent_seconds,
             retry_seconds=(0.05, 0.1),
         )
 
-    def _tell(self, kind: str, **data: Any) -> None:
+    def _record(self, kind: str, **data: Any) -> None:
         self.events.append((kind, data))
 
-    def look(self) -> dict[str, float]:
+    def poll(self) -> dict[str, float]:
         began = time.monotonic()
         self.gpus.poll()
         report = self.gpus.sample()
         assert time.monotonic() - began < 30.0, "no look waits for a driver"
         return report
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        self.look()
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
+        self.poll()
         return [data for name, data in self.events if name == kind]
 
 
@@ -87,12 +87,12 @@ def _has_none(gpus: GpuMonitor) -> bool:
 
 def test_what_the_gpus_do_together(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
-    report = until(watch("0", "1").look)
+    report = until(watch("0", "1").poll)
     assert report == {"gpu_percent": 53.5, "gpu_memory_gib": 60.0, "gpu_watts": 700.0}
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "expected"),
     [
         ((uuid(0), slice_uuid(1, 4)), {"gpu_percent": 90.0, "gpu_memory_gib": 40.0, "gpu_watts": 350.0}),
         ((slice_uuid(1, 4),), {"gpu_memory_gib": 10.0}),
@@ -100,41 +100,41 @@ def test_what_the_gpus_do_together(nvml: StandIn, watch: Any) -> None:
     ids=["one of two", "only one"],
 )
 def test_what_a_gpu_does_not_report_is_not_zero(
-    nvml: StandIn, watch: Any, names: tuple[str, ...], told: dict[str, float]
+    nvml: StandIn, watch: Any, names: tuple[str, ...], expected: dict[str, float]
 ) -> None:
     """A slice of a GPU (MIG) knows neither its use nor its power."""
     nvml.set_state("* count 2", "1 mig 1", "1 slice 4 20480")
-    assert until(watch(*names).look) == told
+    assert until(watch(*names).poll) == expected
 
 
 def test_gpus_are_reported_once_and_again_when_they_change(nvml: StandIn, watch: Any) -> None:
     watched = watch("1", uuid(0))
-    until(watched.look)
+    until(watched.poll)
     h100 = {"name": "NVIDIA H100 80GB HBM3"}
     first = {"local_rank": 0, "uuid": uuid(1), "index": 1, "minor": 1, "bus": bus(1), **h100}
     second = {"local_rank": 1, "uuid": uuid(0), "index": 0, "minor": 0, "bus": bus(0), **h100}
-    assert watched.told("gpus") == [{"gpus": [first, second]}]
+    assert watched.events_of("gpus") == [{"gpus": [first, second]}]
     nvml.set_state("* count 2", "* reload 1")
-    until(lambda: watched.told("gpus") and watched.gpus.inventory.reopened)
-    assert len(watched.told("gpus")) == 1, "they are the same as before"
+    until(lambda: watched.events_of("gpus") and watched.gpus.inventory.reopened)
+    assert len(watched.events_of("gpus")) == 1, "they are the same as before"
     nvml.set_state("* count 2", "* reload 2", "1 uuid GPU-another")
-    assert until(lambda: watched.told("gpus")[1:]) == [{"gpus": [{**first, "uuid": "GPU-another"}, second]}]
+    assert until(lambda: watched.events_of("gpus")[1:]) == [{"gpus": [{**first, "uuid": "GPU-another"}, second]}]
 
 
 def test_the_gpu_of_a_slice_is_reported_with_it(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "1 mig 1", "1 slice 4 20480")
     watched = watch(slice_uuid(1, 4))
-    ((gpu,),) = [report["gpus"] for report in until(lambda: watched.told("gpus"))]
+    ((gpu,),) = [report["gpus"] for report in until(lambda: watched.events_of("gpus"))]
     assert (gpu["uuid"], gpu["parent"]) == (slice_uuid(1, 4), uuid(1))
 
 
 def test_a_lost_gpu_is_reported_once_and_stays_in_the_mean(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "0 gpu_percent 10", "1 gpu_percent 97")
     watched = watch("0", "1")
-    until(watched.look)
-    assert not watched.told("gpu.lost")
+    until(watched.poll)
+    assert not watched.events_of("gpu.lost")
     nvml.set_state("* count 2", "0 lost 1", "1 gpu_percent 97")
-    (lost,) = until(lambda: watched.told("gpu.lost"))
+    (lost,) = until(lambda: watched.events_of("gpu.lost"))
     assert lost == {
         "gpu": "0",
         "of": 2,
@@ -143,42 +143,42 @@ def test_a_lost_gpu_is_reported_once_and_stays_in_the_mean(nvml: StandIn, watch:
         "uuid": uuid(0),
         "bus": bus(0),
     }
-    assert watched.look() == {"gpu_percent": 48.5, "gpu_memory_gib": 30.0, "gpu_watts": 350.0}
+    assert watched.poll() == {"gpu_percent": 48.5, "gpu_memory_gib": 30.0, "gpu_watts": 350.0}
     nvml.set_state("* count 2")
-    until(lambda: watched.look()["gpu_percent"] == 90.0)
+    until(lambda: watched.poll()["gpu_percent"] == 90.0)
     nvml.set_state("* count 2", "* lost 1")
-    until(lambda: [lost["gpu"] for lost in watched.told("gpu.lost")] == ["0", "0", "1"])
-    assert watched.look() == {"gpu_percent": 0.0}
+    until(lambda: [lost["gpu"] for lost in watched.events_of("gpu.lost")] == ["0", "0", "1"])
+    assert watched.poll() == {"gpu_percent": 0.0}
 
 
 def test_a_gpu_that_was_lost_before_is_reported_too(nvml: StandIn, watch: Any) -> None:
     nvml.set_state("* count 2", "1 lost 1")
     watched = watch("0", "1")
-    (lost,) = until(lambda: watched.told("gpu.lost"))
+    (lost,) = until(lambda: watched.events_of("gpu.lost"))
     assert (lost["gpu"], lost.get("uuid")) == ("1", None)
 
 
 def test_silence_is_reported_with_its_start_and_its_end(nvml: StandIn, watch: Any) -> None:
     watched = watch("0", "1", silent_seconds=1.0)
-    until(watched.look)
+    until(watched.poll)
     hung = time.time()
     nvml.set_state("* hang 1")
-    (silent,) = until(lambda: watched.told("gpu.silent"))
+    (silent,) = until(lambda: watched.events_of("gpu.silent"))
     assert abs(silent["since"] - hung) < 1.0
-    assert watched.look() == {}, "what was known is no answer any more"
+    assert watched.poll() == {}, "what was known is no answer any more"
     nvml.set_state()
-    (answers,) = until(lambda: watched.told("gpu.answers"))
+    (answers,) = until(lambda: watched.events_of("gpu.answers"))
     assert answers["since"] == silent["since"]
-    assert watched.look()["gpu_percent"] == 90.0
-    assert len(watched.told("gpu.silent")) == 1
+    assert watched.poll()["gpu_percent"] == 90.0
+    assert len(watched.events_of("gpu.silent")) == 1
 
 
 def test_without_nvidia_nothing_is_reported_and_nothing_restarted(watch: Any) -> None:
     if machine.gpus(None):
         pytest.skip("here is a driver")
     watched = watch("0")
-    until(lambda: watched.gpus.pids or watched.look())
-    until(lambda: watched.look() == {} and not watched.gpus.pids)
+    until(lambda: watched.gpus.pids or watched.poll())
+    until(lambda: watched.poll() == {} and not watched.gpus.pids)
     assert watched.events == []
 
 

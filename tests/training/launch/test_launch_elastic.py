@@ -21,16 +21,16 @@ GRACE_S = 30.0  # what ranks get that are asked to stop
 class Elastic:
     """Launchers of "min:max" nodes with fake ranks, one per node."""
 
-    def __init__(self, run: Run, *, least: int = 1, nodes: int = 2, launch: str = "", **told: Any) -> None:
+    def __init__(self, run: Run, *, least: int = 1, nodes: int = 2, launch: str = "", **options: Any) -> None:
         self.run, self.nodes = run, nodes
-        self.told = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, **told})
+        self.options = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, **options})
         run.describe(
             f'kind = "distributed"\n[launch]\nnodes = {least}\nmax_nodes = {nodes}\nranks_per_node = 1\n{launch}'
         )
         self.launchers = [self.launch(node) for node in range(nodes)]
 
     def launch(self, node: int) -> subprocess.Popen[bytes]:
-        return self.run.launch(self.told, node=node, nodes=self.nodes)
+        return self.run.launch(self.options, node=node, nodes=self.nodes)
 
     def kill(self, node: int) -> None:
         self.launchers[node].send_signal(signal.SIGKILL)

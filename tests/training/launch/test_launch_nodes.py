@@ -14,9 +14,9 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 
-def _two(run: Run, **told: Any) -> tuple[Any, Any]:
+def _two(run: Run, **options: Any) -> tuple[Any, Any]:
     run.describe('kind = "distributed"\n[launch]\nnodes = 2\nranks_per_node = 2\nreturn_seconds = 0.5\n')
-    text = json.dumps(told)
+    text = json.dumps(options)
     return run.launch(text, nodes=2), run.launch(text, node=1, nodes=2)
 
 

@@ -40,18 +40,18 @@ def _incarnation(leading: Members, *others: Members, number: int = 0) -> Incarna
 
 def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members, Members]) -> None:
     first, second, third = members
-    mine, theirs = _incarnation(first, second), _incarnation(second, third)
+    ours, theirs = _incarnation(first, second), _incarnation(second, third)
     assert first.decision(0) is None
-    assert first.decide(0, mine)
+    assert first.decide(0, ours)
     assert not second.decide(0, theirs)
-    assert second.decision(0) == third.decision(0) == mine
-    assert first.decide(0, mine), "asked twice, as when an answer was lost"
+    assert second.decision(0) == third.decision(0) == ours
+    assert first.decide(0, ours), "asked twice, as when an answer was lost"
     assert not third.decide(0, Ending({"exit_code": 1}))
     assert second.decide(1, Ending({"exit_code": 75, "cause": "stopped"}))
     found = first.decision(1)
     assert isinstance(found, Ending)
     assert found.exit_code == 75
-    assert [mine.node_index(member.me) for member in members] == [0, 1, -1]
+    assert [ours.node_index(member.me) for member in members] == [0, 1, -1]
 
 
 def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members, Members], tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_how_ranks_ended_is_read_by_all_releases(members: tuple[Members, Members
     assert first.reported_failures(0, second.me) == failures
     (path,) = tmp_path.rglob(f"ended-0.{second.me.id}.json")
     payload = json.loads(path.read_text())
-    known = {"rank", "kind", "exit_code", "signal", "error", "order"}
-    assert all(set(failure) == known for failure in payload["failures"])
+    fields = {"rank", "kind", "exit_code", "signal", "error", "order"}
+    assert all(set(failure) == fields for failure in payload["failures"])
     path.write_text(json.dumps({"failures": payload["failures"]}))
     assert first.reported_failures(0, second.me) == [replace(failures[0], last_lines=[]), failures[1]]
 

@@ -21,7 +21,7 @@ print(json.dumps({"environment": dict(os.environ), "arguments": sys.argv[1:], "p
 """
 
 
-def _told(run: Run, rank: int = 0) -> dict[str, object]:
+def _printed(run: Run, rank: int = 0) -> dict[str, object]:
     payload: dict[str, object] = json.loads((run.attempt() / "logs" / f"0.{rank}.log").read_text())
     return payload
 
@@ -36,7 +36,7 @@ def test_a_rank_sees_torchruns_variables_and_nothing_it_should_not(run: Run, mon
     described = 'args = ["--a", "b c"]\n[script.env]\nMINE = "yes"\n'
     assert run.script(ENVIRONMENT, ranks=2, script=described).wait(PATIENCE_S) == 0
     for rank in range(2):
-        report = _told(run, rank)
+        report = _printed(run, rank)
         environment = report["environment"]
         assert isinstance(environment, dict)
         expected = {

@@ -20,8 +20,8 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return _plan(tmp_path)
 
 
-def _plan(run_dir: Path, **told: str) -> LaunchPlan:
-    about = ScriptPlan(**{"entry": "train.py", **told})  # type: ignore[arg-type]
+def _plan(run_dir: Path, **options: str) -> LaunchPlan:
+    about = ScriptPlan(**{"entry": "train.py", **options})  # type: ignore[arg-type]
     return LaunchPlan(run_dir=run_dir, scheduler_id="1", restart_count=0, node="n", script=about)
 
 

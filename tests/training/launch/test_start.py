@@ -21,14 +21,14 @@ PLAYED = """
 import os, pathlib, signal, subprocess, sys, time
 here = pathlib.Path(sys.argv[1])
 number = len(list(here.glob("start.*")))
-asked = []
-signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+signals = []
+signal.signal(signal.SIGUSR1, lambda *_: signals.append(1))
 (here / f"start.{number}").write_text(str(os.getpid()))
 exec((here / "does").read_text())
 """
 
 
-class Kept:
+class PlayedLauncher:
     """A checkout with a played launcher, and start.py running in it."""
 
     def __init__(self, place: Path) -> None:
@@ -57,50 +57,50 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
+def played(tmp_path: Path) -> PlayedLauncher:
+    return PlayedLauncher(tmp_path)
 
 
 @pytest.mark.parametrize("code", [0, 1, 75, 137])
-def test_the_exit_code_of_the_launcher_counts(kept: Kept, code: int) -> None:
-    assert kept.code(f"sys.exit({code})") == code
-    assert kept.starts == 1
+def test_the_exit_code_of_the_launcher_counts(played: PlayedLauncher, code: int) -> None:
+    assert played.code(f"sys.exit({code})") == code
+    assert played.starts == 1
 
 
-def test_a_killed_launcher_is_restarted_and_its_processes_ended(kept: Kept) -> None:
+def test_a_killed_launcher_is_restarted_and_its_processes_ended(played: PlayedLauncher) -> None:
     left = "if not number: subprocess.Popen(['sleep', '1000'], start_new_session=True); "
-    keeper = kept.start(f"{left}\nwhile number < 2: time.sleep(0.01)\nsys.exit(75)")
-    sleeper = until(lambda: psutil.Process(kept.pid(0)).children())[0]
+    keeper = played.start(f"{left}\nwhile number < 2: time.sleep(0.01)\nsys.exit(75)")
+    sleeper = until(lambda: psutil.Process(played.pid(0)).children())[0]
     for number in range(2):
-        os.kill(kept.pid(number), signal.SIGKILL)
+        os.kill(played.pid(number), signal.SIGKILL)
     assert keeper.wait(PATIENCE_S) == 75
     assert not sleeper.is_running()
 
 
-def test_not_for_ever(kept: Kept) -> None:
-    assert kept.code("os.kill(os.getpid(), signal.SIGSEGV)") == 128 + signal.SIGSEGV
-    assert kept.starts == start.MAX_STARTS
+def test_not_for_ever(played: PlayedLauncher) -> None:
+    assert played.code("os.kill(os.getpid(), signal.SIGSEGV)") == 128 + signal.SIGSEGV
+    assert played.starts == start.MAX_STARTS
 
 
-def test_signals_are_passed_on(kept: Kept) -> None:
-    keeper = kept.start("while not asked: time.sleep(0.01)\nsys.exit(75)")
-    kept.pid(0)
+def test_signals_are_passed_on(played: PlayedLauncher) -> None:
+    keeper = played.start("while not signals: time.sleep(0.01)\nsys.exit(75)")
+    played.pid(0)
     keeper.send_signal(signal.SIGUSR1)
     assert keeper.wait(PATIENCE_S) == 75
 
 
-def test_a_launcher_that_was_to_stop_is_not_restarted(kept: Kept) -> None:
-    keeper = kept.start("while not asked: time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)")
-    kept.pid(0)
+def test_a_launcher_that_was_to_stop_is_not_restarted(played: PlayedLauncher) -> None:
+    keeper = played.start("while not signals: time.sleep(0.01)\nos.kill(os.getpid(), signal.SIGKILL)")
+    played.pid(0)
     keeper.send_signal(signal.SIGUSR1)
     assert keeper.wait(PATIENCE_S) == 128 + signal.SIGKILL
-    assert kept.starts == 1
+    assert played.starts == 1
 
 
 @pytest.mark.lengthy
-def test_it_does_not_outlive_its_keeper(kept: Kept) -> None:
-    keeper = kept.start("while True: time.sleep(0.01)")
-    launcher = psutil.Process(kept.pid(0))
+def test_it_does_not_outlive_its_keeper(played: PlayedLauncher) -> None:
+    keeper = played.start("while True: time.sleep(0.01)")
+    launcher = psutil.Process(played.pid(0))
     keeper.kill()
     keeper.wait(PATIENCE_S)
     launcher.wait(PATIENCE_S)

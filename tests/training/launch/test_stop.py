@@ -70,8 +70,8 @@ def test_requested_during_a_validation(tmp_path: Path) -> None:
     incarnation = run.start(2, sabotage=waiting)
     until(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
-    looked = time.monotonic() + POLL_SECONDS  # the validation may otherwise be over before anybody looks
-    until(lambda: time.monotonic() > looked)
+    polled_at = time.monotonic() + POLL_SECONDS  # the validation may otherwise be over before anybody looks
+    until(lambda: time.monotonic() > polled_at)
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()
     assert [found.step for found in run.checkpoints] == [5]
@@ -106,11 +106,11 @@ def test_stacks_on_usr2(tmp_path: Path) -> None:
     stacks = incarnation.attempt_dir / "stacks" / "0.0.txt"
     until(lambda: _step_phase(incarnation))
 
-    def told() -> bool:
+    def has_stacks() -> bool:
         incarnation.kill(signal.SIGUSR2)
         return "_run_step" in stacks.read_text()
 
-    until(told)
+    until(has_stacks)
     incarnation.kill()
 
 

@@ -41,7 +41,7 @@ class Ranks:
         for beat in self.beats:
             beat.beat(phase, step)
 
-    def look(self, seconds: float, *, every: float = 1.0) -> list[int] | None:
+    def stuck_after(self, seconds: float, *, every: float = 1.0) -> list[int] | None:
         """The ranks that are found stuck after so many seconds, in which it looks again and again."""
         until = self.now + seconds
         while True:
@@ -53,7 +53,7 @@ class Ranks:
     def step(self, steps: int, *, seconds: float = 1.0, first: int = 0) -> None:
         for step in range(first, first + steps):
             self.all("step", step)
-            assert self.look(seconds) is None
+            assert self.stuck_after(seconds) is None
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_the_rank_behind_is_stuck_not_those_that_wait(ranks: Ranks) -> None:
     ranks.step(20)
     for rank in (0, 1, 3):
         ranks.beats[rank].beat("step", 20)
-    assert ranks.look(59) is None
-    assert ranks.look(5) == [2]
+    assert ranks.stuck_after(59) is None
+    assert ranks.stuck_after(5) == [2]
     hang = ranks.watchdog.poll(ranks.now)
     assert hang is not None
     assert (hang.phase, hang.step) == ("step", 19)
@@ -75,26 +75,26 @@ def test_the_rank_behind_is_stuck_not_those_that_wait(ranks: Ranks) -> None:
 
 def test_slow_steps_raise_the_limit(ranks: Ranks) -> None:
     ranks.step(10, seconds=20.0)
-    assert ranks.look(150) is None
-    assert ranks.look(80) == [0, 1, 2, 3]
+    assert ranks.stuck_after(150) is None
+    assert ranks.stuck_after(80) == [0, 1, 2, 3]
 
 
 def test_the_first_steps_may_take_as_long_as_a_compile(ranks: Ranks) -> None:
     ranks.step(3)
-    assert ranks.look(150) is None
-    assert ranks.look(60) == [0, 1, 2, 3]
+    assert ranks.stuck_after(150) is None
+    assert ranks.stuck_after(60) == [0, 1, 2, 3]
 
 
 def test_a_resumed_run_is_armed_by_its_steps_alone(ranks: Ranks) -> None:
     ranks.step(3, first=1000)
-    assert ranks.look(150) is None
+    assert ranks.stuck_after(150) is None
 
 
 def test_steps_too_quick_to_be_observed_arm_it_too(ranks: Ranks) -> None:
     for step in range(50):
         ranks.all("step", step)
-    assert ranks.look(0.25) is None
-    assert ranks.look(61) == [0, 1, 2, 3]
+    assert ranks.stuck_after(0.25) is None
+    assert ranks.stuck_after(61) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("phase", ["validate", "save", "data", "compile"])
@@ -104,58 +104,58 @@ def test_a_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: st
     ranks.beats[1].beat(phase, 19)
     for rank in (0, 2, 3):
         ranks.beats[rank].beat("step", 20 if rank == 3 else 19)
-    assert ranks.look(0) is None
-    assert ranks.look(99) is None
-    assert ranks.look(LIMITS[phase]) is not None
+    assert ranks.stuck_after(0) is None
+    assert ranks.stuck_after(99) is None
+    assert ranks.stuck_after(LIMITS[phase]) is not None
 
 
 def test_init_counts_from_when_all_are_there(ranks: Ranks) -> None:
     """One rank still imports from a slow disk: the others, who wait for it, are not stuck."""
     for rank in (0, 1, 2):
         ranks.beats[rank].beat("init")
-    assert ranks.look(15) is None
-    assert ranks.look(200) is None
+    assert ranks.stuck_after(15) is None
+    assert ranks.stuck_after(200) is None
     ranks.beats[3].beat("init")
-    assert ranks.look(1) is None
-    assert ranks.look(15) is None
+    assert ranks.stuck_after(1) is None
+    assert ranks.stuck_after(15) is None
     for rank in (0, 1, 2):
         ranks.beats[rank].beat("compile")
-    assert ranks.look(10) == [3]
+    assert ranks.stuck_after(10) == [3]
 
 
 def test_a_process_that_never_begins_is_found(ranks: Ranks) -> None:
     for rank in (0, 1, 2):
         ranks.beats[rank].beat("init")
-    assert ranks.look(299) is None
-    assert ranks.look(2) == [3]
+    assert ranks.stuck_after(299) is None
+    assert ranks.stuck_after(2) == [3]
 
 
 def test_who_has_finished_holds_up_nobody(ranks: Ranks) -> None:
     ranks.step(20)
     for rank in (0, 1):
         ranks.beats[rank].beat("end", 20)
-    assert ranks.look(61) == [2, 3]
+    assert ranks.stuck_after(61) == [2, 3]
 
 
 def test_time_without_polls_is_no_silence(ranks: Ranks) -> None:
     """The job was suspended for an hour, or its file system hung: launcher and ranks go on together."""
     ranks.step(20)
-    assert ranks.look(3600, every=3600) is None
-    assert ranks.look(50) is None
+    assert ranks.stuck_after(3600, every=3600) is None
+    assert ranks.stuck_after(50) is None
     ranks.all("step", 20)
-    assert ranks.look(1) is None
-    assert ranks.look(70) == [0, 1, 2, 3]
+    assert ranks.stuck_after(1) is None
+    assert ranks.stuck_after(70) == [0, 1, 2, 3]
 
 
 def test_slow_polls_find_a_hang_all_the_same(ranks: Ranks) -> None:
     ranks.step(20)
-    assert ranks.look(180, every=4.0) == [0, 1, 2, 3]
+    assert ranks.stuck_after(180, every=4.0) == [0, 1, 2, 3]
 
 
 def test_a_torn_heartbeat_is_read_again_later(ranks: Ranks, tmp_path: Path) -> None:
     ranks.step(6)
     (tmp_path / "heartbeat" / "0.0").write_text('{"incarnation":0,"pha')
-    assert ranks.look(1) is None
+    assert ranks.stuck_after(1) is None
     beat = read_beat(tmp_path / "heartbeat" / "0.1")
     assert beat is not None
     assert (beat.phase, beat.step) == ("step", 5)
@@ -204,8 +204,8 @@ def test_collectives_of_the_gpu_are_recorded_apart_from_those_of_the_host(
     c10d: Any = torch._C._distributed_c10d
     for rank, nccl in ((0, 5), (1, 4)):
         monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: _record({"0": 7}, library="gloo"))
-        told = _record({"0": nccl}, library="nccl").encode()
-        monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda told=told: told, raising=False)
+        record = _record({"0": nccl}, library="nccl").encode()
+        monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda record=record: record, raising=False)
         read, write = os.pipe()
         os.write(write, hang.DUMP)
         os.close(write)
@@ -214,19 +214,19 @@ def test_collectives_of_the_gpu_are_recorded_apart_from_those_of_the_host(
     assert behind_in_collectives(tmp_path, incarnation=0, ranks=[0, 1]) == [1]
 
 
-def tell_phase_of_exchanges() -> None:
+def record_phase_of_exchanges() -> None:
     """Report the heartbeat's text of a rank while replicas that train apart become one model again."""
     from training.comm._replicas import Replicas
 
     average = Replicas._average
 
-    def telling(replicas: Replicas, tensors: Iterable[torch.Tensor]) -> None:
+    def recording_average(replicas: Replicas, tensors: Iterable[torch.Tensor]) -> None:
         attempt = Path(os.environ["VIGIL_ATTEMPT_DIR"])
         beat = read_beat(heartbeat_path(attempt, rank=int(os.environ["RANK"]), incarnation=0))
         (attempt / f"phase.{os.environ['RANK']}").write_text(beat.phase if beat else "start")
         average(replicas, tensors)
 
-    Replicas._average = telling  # type: ignore[method-assign]
+    Replicas._average = recording_average  # type: ignore[method-assign]
 
 
 @pytest.mark.slow

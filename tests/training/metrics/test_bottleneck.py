@@ -12,8 +12,8 @@ USUAL = {"forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.05}
 
 
 def measured(**given: Any) -> StepMeasurement:
-    known: dict[str, Any] = {"steps": 100, "split": USUAL, "busy": 0.95, "exposed": 0.0, "matmul": 0.7, "on_gpu": True}
-    return StepMeasurement(**{**known, **given})
+    usual: dict[str, Any] = {"steps": 100, "split": USUAL, "busy": 0.95, "exposed": 0.0, "matmul": 0.7, "on_gpu": True}
+    return StepMeasurement(**{**usual, **given})
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ class Device:
 
 
 def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
-    known: list[StepRecord] = []
+    records: list[StepRecord] = []
     waited: list[float] = []
 
-    def know(steps: list[StepRecord], seconds: float) -> None:
-        known.extend(steps)
+    def note(steps: list[StepRecord], seconds: float) -> None:
+        records.extend(steps)
         waited.append(seconds)
 
     meter = Meter(
@@ -39,7 +39,7 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
         MeterOptions(unit="tokens", units_per_step=8, flush_steps=4, flush_seconds=1000.0),
         leads=False,
         log=print,
-        on_steps=know,  # type: ignore[arg-type]
+        on_steps=note,  # type: ignore[arg-type]
         device=torch.device("cpu"),
         measuring=Device(),
     )
@@ -49,10 +49,10 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
             torch.tensor(float(step)), torch.tensor(2.0), 1e-3, GuardDecision(*[zero] * len(GuardDecision._fields))
         )
         meter.record(step, updated, StepTimes(0.001 if step < 5 else 1.5, 0.0, saving=step in (3, 5)))
-    assert [item.step for item in known] == [1, 2, 3, 4, 5], "the first at once, then four together"
-    assert [item.seconds for item in known] == [1.0, 1.0, 1.0, 1.0, 1.5]
-    assert [item.saving for item in known] == [False, False, True, False, True]
-    assert [(item.loss, item.norm) for item in known] == [(float(step), 2.0) for step in range(1, 6)]
+    assert [item.step for item in records] == [1, 2, 3, 4, 5], "the first at once, then four together"
+    assert [item.seconds for item in records] == [1.0, 1.0, 1.0, 1.0, 1.5]
+    assert [item.saving for item in records] == [False, False, True, False, True]
+    assert [(item.loss, item.norm) for item in records] == [(float(step), 2.0) for step in range(1, 6)]
     assert len(waited) == 2
     assert all(seconds >= 0 for seconds in waited)
 

@@ -16,7 +16,7 @@ from training.metrics.profiling import Profiling
 from training.reporting.reporter import NullReporter
 
 
-class Told(NullReporter):
+class Recorder(NullReporter):
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
@@ -25,7 +25,7 @@ class Told(NullReporter):
 
 
 @pytest.fixture(autouse=True)
-def _looks_at_every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+def _polls_at_every_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "POLL_SECONDS", 0.0)
 
 
@@ -37,9 +37,9 @@ def attempt(tmp_path: Path) -> Path:
     return folder
 
 
-def profiles(attempt: Path, told: Told, *, rank: int = 0, at: int = 0, steps: int = 2) -> Profiling:
+def profiles(attempt: Path, reporter: Recorder, *, rank: int = 0, at: int = 0, steps: int = 2) -> Profiling:
     run_dir = attempt.parent.parent
-    return Profiling(run_dir, attempt, rank, at=at, steps=steps, reporter=told, heartbeat=NullHeartbeat())
+    return Profiling(run_dir, attempt, rank, at=at, steps=steps, reporter=reporter, heartbeat=NullHeartbeat())
 
 
 def train(profile: Profiling, last: int) -> list[bool]:
@@ -52,13 +52,13 @@ def train(profile: Profiling, last: int) -> list[bool]:
     return found
 
 
-def ask(attempt: Path, **request: Any) -> None:
-    options = {"id": "abc123", "directory": attempt.name, "rank": 0, "steps": 2, **request}
+def request_profile(attempt: Path, **changes: Any) -> None:
+    options = {"id": "abc123", "directory": attempt.name, "rank": 0, "steps": 2, **changes}
     (attempt.parent.parent / "portal" / "profile.json").write_text(json.dumps(options))
 
 
 def test_records_the_configured_steps_once(attempt: Path) -> None:
-    report = Told()
+    report = Recorder()
     assert train(profiles(attempt, report, at=3), 6) == [False, False, True, True, False, False, False]
     (saved,) = report.events
     assert (saved["kind"], saved["first_step"], saved["last_step"]) == ("profile.saved", 3, 4)
@@ -71,12 +71,12 @@ def test_records_the_configured_steps_once(attempt: Path) -> None:
 
 
 def test_records_what_the_portal_requests_of_this_rank(attempt: Path) -> None:
-    report = Told()
-    ask(attempt, rank=1, steps=3)
+    report = Recorder()
+    request_profile(attempt, rank=1, steps=3)
     assert not any(train(profiles(attempt, report), 4))
     assert train(profiles(attempt, report, rank=1), 4) == [True, True, True, False, False]
     assert report.events[0]["name"] == "step-1-3.rank1.abc123.json.gz"
-    ask(attempt, rank=1, steps=10**9, id="more")
+    request_profile(attempt, rank=1, steps=10**9, id="more")
     profile = profiles(attempt, report, rank=1)
     assert all(train(profile, profiling.MAX_STEPS - 1))  # no more than that, whatever is asked
     profile.close(profiling.MAX_STEPS)
@@ -88,15 +88,15 @@ def test_records_what_the_portal_requests_of_this_rank(attempt: Path) -> None:
     [{"directory": "attempt-2"}, {"id": "../../x"}, {"id": 7}, {"id": ""}, {"rank": 3}, {"rank": "0"}],
 )
 def test_ignores_what_is_not_for_it(attempt: Path, wrong: dict[str, Any]) -> None:
-    report = Told()
-    ask(attempt, **wrong)
+    report = Recorder()
+    request_profile(attempt, **wrong)
     assert not any(train(profiles(attempt, report), 3))
     assert not report.events
     assert not (attempt / "profiles").exists()
 
 
 def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
-    report = Told()
+    report = Recorder()
     profile = profiles(attempt, report, at=2, steps=50)
     assert train(profile, 4)[-1]
     profile.close(4)
@@ -105,9 +105,9 @@ def test_a_run_that_ends_leaves_what_it_has(attempt: Path) -> None:
 
 
 def test_a_profile_that_an_incarnation_did_not_end_is_reported_by_the_next(attempt: Path) -> None:
-    ask(attempt, steps=50)
-    assert all(train(profiles(attempt, Told()), 3))
-    again, later = Told(), Told()
+    request_profile(attempt, steps=50)
+    assert all(train(profiles(attempt, Recorder()), 3))
+    again, later = Recorder(), Recorder()
     assert not any(train(profiles(attempt, again), 3))
     (failed,) = again.events
     assert (failed["kind"], failed["id"], failed["of_rank"]) == ("profile.failed", "abc123", 0)
@@ -117,7 +117,7 @@ def test_a_profile_that_an_incarnation_did_not_end_is_reported_by_the_next(attem
 
 
 def test_a_failure_is_reported_and_training_continues(attempt: Path) -> None:
-    report = Told()
+    report = Recorder()
     (attempt / "profiles").write_text("in the way")
     assert not any(train(profiles(attempt, report, at=2), 4))
     (failed,) = report.events

@@ -118,7 +118,7 @@ def test_a_gpu_takes_fp8_products_over_any_number_of_tokens(
     pytest.importorskip("torchao")
     multiply, products = torch._scaled_mm, 0
 
-    def asked(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def multiply_as_on_a_gpu(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """A CPU takes any sizes; what a GPU would say to these, its stand-in knows."""
         nonlocal products
         products += 1
@@ -128,7 +128,7 @@ def test_a_gpu_takes_fp8_products_over_any_number_of_tokens(
             multiply(left, right, scale_a=whole, scale_b=whole, out_dtype=torch.bfloat16)
         return multiply(*args, **kwargs)
 
-    monkeypatch.setattr(torch, "_scaled_mm", asked)
+    monkeypatch.setattr(torch, "_scaled_mm", multiply_as_on_a_gpu)
     monkeypatch.setattr(blocks, "_multiplies_fp8", lambda device: True)
     dims = language.dims(layers=1, heads=2, head_width=16, context=24)
     model = Llama(dims)

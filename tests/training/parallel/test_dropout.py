@@ -25,20 +25,20 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 COPIES = [name for name in LAYOUTS if "copies" in name]
 
 
-def tell_masks() -> None:
+def write_masks() -> None:
     """Each rank writes its dropout mask, as lines of 0 and 1."""
     from torch import Tensor, nn
 
     forward = nn.Dropout.forward
 
-    def told(dropout: nn.Dropout, stream: Tensor) -> Tensor:
+    def forward_and_write(dropout: nn.Dropout, stream: Tensor) -> Tensor:
         found = forward(dropout, stream)
         assert type(found) is Tensor, "a part that this rank has, not one of many that knows of the others"
         with open(Path(os.environ["VIGIL_ATTEMPT_DIR"], f"masks.{os.environ['RANK']}"), "a") as file:
             print(*(found != 0)[0, 0].int().tolist(), sep="", file=file)  # of the first place that it has
         return found
 
-    nn.Dropout.forward = told  # type: ignore[method-assign]
+    nn.Dropout.forward = forward_and_write  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from training import manifest
 from training.__main__ import main
 
 pytestmark = pytest.mark.slow
-Told = dict[tuple[str, str, str], list[dict[str, Any]]]
+Reports = dict[tuple[str, str, str], list[dict[str, Any]]]
 """What every rank told, by (act, layout, job)."""
 
 STARTS: list[tuple[int, list[tuple[str, str, str]]]] = [
@@ -27,9 +27,9 @@ STARTS: list[tuple[int, list[tuple[str, str, str]]]] = [
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reports]:
     folder = tmp_path_factory.mktemp("layouts")
-    found: Told = {}
+    found: Reports = {}
     for job in ("a", "b"):
         (folder / job / "attempt-1").mkdir(parents=True)
     for world, acts in STARTS:
@@ -43,21 +43,23 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
 
 
 @pytest.mark.parametrize("loaded", [act for _, acts in STARTS for act in acts if act[0] == "load"], ids="-".join)
-def test_every_layout_reads_what_another_wrote(loaded: tuple[str, str, str], told: tuple[Path, Told]) -> None:
-    found = told[1]
+def test_every_layout_reads_what_another_wrote(loaded: tuple[str, str, str], reports: tuple[Path, Reports]) -> None:
+    found = reports[1]
     wrote = next(ranks for (act, _, job), ranks in found.items() if (act, job) == ("save", loaded[2]))
     expected = _without_comm(wrote[0])
     union: dict[str, str] = {}
     for rank in found[loaded]:
-        known = _without_comm(rank)
-        assert known == {name: expected[name] for name in known}
-        union |= known
+        digests = _without_comm(rank)
+        assert digests == {name: expected[name] for name in digests}
+        union |= digests
     assert union == expected
 
 
 @pytest.mark.parametrize(("world", "job", "layout"), [(4, "a", "fsdp-tp"), (2, "b", "dp")], ids=["fsdp-tp", "dp"])
-def test_each_tensor_is_staged_and_written_once(world: int, job: str, layout: str, told: tuple[Path, Told]) -> None:
-    folder, found = told
+def test_each_tensor_is_staged_and_written_once(
+    world: int, job: str, layout: str, reports: tuple[Path, Reports]
+) -> None:
+    folder, found = reports
     for name in ("step-1", "step-2"):
         manifest.verify(folder / job / "checkpoints" / name)
     wrote = found["save", layout, job]
@@ -74,8 +76,8 @@ def _without_comm(rank: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("job", "layout"), [("a", "fsdp-tp"), ("b", "dp")], ids=["fsdp-tp", "dp"])
-def test_the_whole_model_is_exported(job: str, layout: str, told: tuple[Path, Told], tmp_path: Path) -> None:
-    folder, found = told
+def test_the_whole_model_is_exported(job: str, layout: str, reports: tuple[Path, Reports], tmp_path: Path) -> None:
+    folder, found = reports
     target = tmp_path / "model.safetensors"
     assert main(["export", str(folder / job / "checkpoints" / "step-2"), str(target)]) == 0
     content = target.read_bytes()

@@ -58,14 +58,14 @@ Done = tuple[Run, Path]
 """A run, and the folder of its last attempt."""
 
 
-def finish_all(asked: dict[str, tuple[str, Run]], folder: Path, *, resume: str = "") -> dict[str, Done]:
+def finish_all(requested: dict[str, tuple[str, Run]], folder: Path, *, resume: str = "") -> dict[str, Done]:
     """Run them by name (layout, run): all of one world size on the same ranks."""
     by_world: dict[int, list[str]] = defaultdict(list)
-    for name, (layout, _) in asked.items():
+    for name, (layout, _) in requested.items():
         by_world[LAYOUTS[layout][0]].append(name)
     done: dict[str, Done] = {}
     for world, names in by_world.items():
-        runs = [asked[name][1] for name in names]
+        runs = [requested[name][1] for name in names]
         folders = pool.finish(runs, world, folder / f"world-{world}", resume=resume, spy=SPY)
         done |= dict(zip(names, zip(runs, folders, strict=True), strict=True))
     return done
@@ -81,21 +81,23 @@ def copy_of(run: Run, folder: Path, layout: str, **changes: Any) -> Run:
 
 
 # At every landing each axis and each way to share; in `make test-all` also what those in two axes contain.
-OWN = [
+SAME_LAYOUTS = [
     *("ddp", "zero1", "hsdp", "tp", "zbv", "cp", "fsdp and tp", "pp and zero1", *["four axes"] * IS_SOAK),
     *(pytest.param(layout, marks=pytest.mark.exhaustive) for layout in ("fsdp", "pp", "pp and fsdp")),
 ]
 
 
-def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def params_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """Return the parameters of every test of this class that is to run."""
     return [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
 
 
 @pytest.fixture(scope="class")
-def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, Done]]:
+def same_layout(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Done, Done]]:
     """Return, by layout, the run to its end, and the same resumed at step SAVED."""
-    folder, names = tmp_path_factory.mktemp("own"), [item["layout"] for item in asked_of(request)]
+    folder, names = tmp_path_factory.mktemp("same"), [item["layout"] for item in params_of(request)]
     requested = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], **WITH_DROPOUT})) for name in names}
     whole = finish_all(requested, folder / "whole")
     again = {name: (name, copy_of(whole[name][0], folder / f"{name} again", name, **WITH_DROPOUT)) for name in names}
@@ -103,11 +105,11 @@ def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return {name: (whole[name], resumed[name]) for name in names}
 
 
-class TestOnItsOwnLayout:
+class TestOnTheSameLayout:
     @pytest.mark.sampled(2)
-    @pytest.mark.parametrize("layout", OWN)
-    def test_hex_equal(self, layout: str, own: dict[str, tuple[Done, Done]]) -> None:
-        (whole, whole_dir), (resumed, resumed_dir) = own[layout]
+    @pytest.mark.parametrize("layout", SAME_LAYOUTS)
+    def test_hex_equal(self, layout: str, same_layout: dict[str, tuple[Done, Done]]) -> None:
+        (whole, whole_dir), (resumed, resumed_dir) = same_layout[layout]
         assert resumed.events("run.started")[0]["resumed_from"] == f"step-{SAVED}"
         for rank in range(LAYOUTS[layout][0]):
             for name in ("loss", "gradient_norm"):
@@ -125,7 +127,7 @@ Others = tuple[dict[str, Done], dict[str, Done], dict[str, Done]]
 def others(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Others:
     """Return what was written up to SAVED, that continued, and that read and continued by other layouts."""
     folder = tmp_path_factory.mktemp("others")
-    wanted = [(item["written"], item["read"]) for item in asked_of(request)]
+    wanted = [(item["written"], item["read"]) for item in params_of(request)]
     names = dict.fromkeys(name for name, _ in wanted)
     requested = {name: (name, Run(folder / name, {**CONFIG, **LAYOUTS[name][1], "steps": SAVED})) for name in names}
     written = finish_all(requested, folder / "written")

@@ -70,14 +70,14 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Return the requested runs of this class, all on the same ranks, and one process alone to compare with."""
     folder = tmp_path_factory.mktemp("cases")
     requests = [item.callspec.params for item in request.session.items if getattr(item, "cls", None) is request.cls]
-    mine = [(entry["row"], entry["schedule"]) for entry in requests]
+    cases = [(entry["row"], entry["schedule"]) for entry in requests]
     if request.cls.WORLD == 1:
-        return _finish(dict.fromkeys([ALONE, *mine]), 1, folder)
-    return _finish({ALONE}, 1, folder) | _finish(dict.fromkeys(mine), request.cls.WORLD, folder)
+        return _finish(dict.fromkeys([ALONE, *cases]), 1, folder)
+    return _finish({ALONE}, 1, folder) | _finish(dict.fromkeys(cases), request.cls.WORLD, folder)
 
 
-def _finish(mine: Iterable[tuple[Combination, str | None]], world: int, folder: Path) -> Runs:
-    runs = {case: Run(folder / f"{world}-{number}", config_of(*case)) for number, case in enumerate(mine)}
+def _finish(cases: Iterable[tuple[Combination, str | None]], world: int, folder: Path) -> Runs:
+    runs = {case: Run(folder / f"{world}-{number}", config_of(*case)) for number, case in enumerate(cases)}
     pool.finish(list(runs.values()), world, folder / f"world-{world}")
     return runs
 
@@ -93,7 +93,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("row", "schedule"), list(cases(world)))
 
 
-class LikeOneProcess:
+class LikeSingleProcess:
     """A class for each number of ranks: workers of xdist share out the tests by classes, and these take their time."""
 
     WORLD: int
@@ -115,28 +115,28 @@ class LikeOneProcess:
             assert found == pytest.approx(expected, abs=1e-6)
 
 
-class TestOneRank(LikeOneProcess):
+class TestSingleRank(LikeSingleProcess):
     WORLD = 1
 
 
-class TestTwoRanks(LikeOneProcess):
+class TestTwoRanks(LikeSingleProcess):
     WORLD = 2
 
 
-class TestFourRanks(LikeOneProcess):
+class TestFourRanks(LikeSingleProcess):
     WORLD = 4
 
 
-class TestEightRanks(LikeOneProcess):
+class TestEightRanks(LikeSingleProcess):
     WORLD = 8
 
 
 if IS_SOAK:
 
-    class TestSixteenRanks(LikeOneProcess):
+    class TestSixteenRanks(LikeSingleProcess):
         WORLD = 16
 
-    class TestThirtyTwoRanks(LikeOneProcess):
+    class TestThirtyTwoRanks(LikeSingleProcess):
         WORLD = 32
 
 

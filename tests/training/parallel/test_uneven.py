@@ -26,9 +26,9 @@ def test_all_cut_into_as_many_micro_batches(count: int, batch: int, micro: int, 
     assert [sum(cut.stop - cut.start for cut in cuts) for cuts in pieces] == [share.size for share in shares]
     taken = [fixed_batch(0, batches=1, samples=samples, share=share) for share in shares]
     assert len({len(parts) for parts in taken}) == 1
-    seen = {int(i) for parts in taken for part in parts for i in part}
-    assert len(seen) == sum(len(part) for parts in taken for part in parts) == min(samples, batch)
-    assert seen <= set(range(samples))
+    indices = {int(i) for parts in taken for part in parts for i in part}
+    assert len(indices) == sum(len(part) for parts in taken for part in parts) == min(samples, batch)
+    assert indices <= set(range(samples))
 
 
 @pytest.mark.slow

@@ -82,11 +82,13 @@ def test_a_stream_is_found_though_its_folder_seems_unchanged(
     assert losses(server) == [(0, 1, 0.0), (1, 1, 1.0)]
 
 
-@pytest.mark.parametrize("told", [{"scheduler_id": "2"}, {"restart_count": 1}])
-def test_a_token_of_another_submission_is_not_used(server: Server, attempt: Path, told: dict[str, object]) -> None:
+@pytest.mark.parametrize("submission", [{"scheduler_id": "2"}, {"restart_count": 1}])
+def test_a_token_of_another_submission_is_not_used(
+    server: Server, attempt: Path, submission: dict[str, object]
+) -> None:
     """A requeued job waits for the token of its own attempt, and then ships from the beginning."""
     run_dir = attempt.parent.parent
-    server.leave_token(run_dir, **told)  # type: ignore[arg-type]
+    server.leave_token(run_dir, **submission)  # type: ignore[arg-type]
     reporter = reporter_of(attempt)
     reporter.log(0, loss=1.0)
     reporter.close()

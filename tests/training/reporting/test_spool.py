@@ -58,13 +58,13 @@ def test_reading_goes_on_as_the_file_grows_at_any_byte(tmp_path: Path) -> None:
     whole = b"".join(_line(thing) for thing in (HEADER, _batch(0), _batch(1), _batch(2), {"end": True, "seq": 3}))
     path = _write(tmp_path, whole[:1])
     spool = Spool(open_folder(tmp_path), path.name)
-    seen: list[int] = []
+    numbers: list[int] = []
     for at in range(1, len(whole)):
-        seen += [batch.seq for batch in spool.read()]
-        assert len(seen) <= max(0, whole[:at].count(b"\n") - 1)
+        numbers += [batch.seq for batch in spool.read()]
+        assert len(numbers) <= max(0, whole[:at].count(b"\n") - 1)
         _write(tmp_path, whole[at : at + 1])
-    seen += [batch.seq for batch in spool.read()]
-    assert seen == [0, 1, 2]
+    numbers += [batch.seq for batch in spool.read()]
+    assert numbers == [0, 1, 2]
     assert spool.has_ended
     assert spool.next_seq == 3
 

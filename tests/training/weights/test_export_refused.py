@@ -195,12 +195,12 @@ def test_killed_at_any_file_it_leaves_nothing_that_loads(tmp_path: Path, monkeyp
     there: list[set[str]] = []
     write = export_hugging_face._write
 
-    def looks(path: Path, content: bytes) -> None:
+    def check_then_write(path: Path, content: bytes) -> None:
         there.append({other.name for other in path.parent.iterdir()})
         assert not (tmp_path / "out").exists()
         write(path, content)
 
-    monkeypatch.setattr(export_hugging_face, "_write", looks)
+    monkeypatch.setattr(export_hugging_face, "_write", check_then_write)
     assert main(["export", str(checkpoint), "--hf", str(tmp_path / "out"), "--shard-gb", "0.00002"]) == 0
     assert "config.json" not in set().union(*there)
     assert there[-1] | {"config.json"} == {path.name for path in (tmp_path / "out").iterdir()}

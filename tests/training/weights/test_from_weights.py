@@ -174,7 +174,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("asked", "option", "words"),
+    ("changes", "option", "words"),
     [
         ({"layers": 3}, "layers", "makes layers 3, but the weights in"),
         ({"preset": "1b"}, "preset", "have 2. Leave it out"),
@@ -185,11 +185,11 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(
     ],
 )
 def test_conflicting_options_are_refused_by_name(
-    asked: dict[str, Any], option: str, words: str, tmp_path: Path
+    changes: dict[str, Any], option: str, words: str, tmp_path: Path
 ) -> None:
     folder = origins.write(tmp_path / "llama")
     with pytest.raises(DataError) as caught:
-        language.resolve_options(folder, **{**OPTIONS, **asked})
+        language.resolve_options(folder, **{**OPTIONS, **changes})
     assert caught.value.option == option
     assert words in caught.value.message
 
@@ -268,7 +268,7 @@ def _shards(folder: Path, tokenizer: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "beside", "words"),
+    ("tokens", "tokenizer", "words"),
     [
         (256, None, ""),
         (200, None, ""),
@@ -277,10 +277,12 @@ def _shards(folder: Path, tokenizer: dict[str, Any]) -> Path:
         (250, b"another", "the weights are for"),
     ],
 )
-def test_the_tokens_must_be_those_of_the_weights(tokens: int, beside: bytes | None, words: str, tmp_path: Path) -> None:
+def test_the_tokens_must_be_those_of_the_weights(
+    tokens: int, tokenizer: bytes | None, words: str, tmp_path: Path
+) -> None:
     folder = origins.write(tmp_path / "llama")
-    if beside is not None:
-        (folder / "tokenizer.json").write_bytes(beside)
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_bytes(tokenizer)
     sha256 = hashlib.sha256(b"this very file").hexdigest()
     about = {"name": "words", "sha256": sha256, "vocabulary": tokens, "end_of_document": 2}
     shards = _shards(tmp_path / "shards", about)
