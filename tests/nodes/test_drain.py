@@ -106,7 +106,7 @@ def test_a_drain_of_the_same_sysadmin_is_ended_without_a_question(ops: User, sch
 def test_a_drain_of_the_same_sysadmin_in_slurm_is_ended_without_a_question(
     ops: User, scheduler: ScriptedScheduler
 ) -> None:
-    """Slurm's adapter takes the requester out of the reason again, and reports whom it found there."""
+    """Slurm's adapter takes the requester out of the reason again, and reports who that was."""
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
     scheduler.machines = [replace(scheduler.machines[0], reason="fan", reason_by="ops")]
@@ -122,7 +122,7 @@ def test_a_drain_of_the_same_sysadmin_in_slurm_is_ended_without_a_question(
 
 
 def test_a_drain_by_hand_meanwhile_stays(ops: User, scheduler: ScriptedScheduler) -> None:
-    """Slurm would write one over the other: what stands is looked at before the scheduler is asked."""
+    """Slurm would overwrite one with the other: the current reason is checked before the scheduler is called."""
     assert post(ops, "dgx-01/drain", reason="fan").status_code == 202
     scheduler.machines = [replace(scheduler.machines[0], **HAND)]
     drain.carry_out(scheduler)

@@ -1,4 +1,4 @@
-"""Test the local scheduler: the contract, and its own features."""
+"""Test the local scheduler: the contract, and further features."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class TestLocal(SchedulerContract):
     def test_what_waited_before_a_drain_waits_on_and_starts_at_once_after(
         self, scheduler: LocalScheduler, root: Path, work: Path
     ) -> None:
-        """No portal's process tells the watchers: the one that drains may be gone, and comes back as another."""
+        """No process of the portal informs the watchers: the one that drains may be gone and replaced."""
         here = scheduler.nodes()[0].name
         first, _ = self.running(scheduler, work, cpus_per_node=2)
         waiting = [scheduler.submit(self.submission(work, "true", cpus_per_node=2)) for _ in range(2)]

@@ -32,7 +32,7 @@ def test_a_full_disk_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_job_that_requests_more_than_there_is_holds_up_nobody(tmp_path: Path) -> None:
-    """The machine became smaller while a job waited for all of it: the next one runs, and its own reason says why."""
+    """The machine shrank while a job waited for all of it: the next one runs, and its reason explains the wait."""
     for part in ("jobs/1", "jobs/2", "queue"):
         (tmp_path / part).mkdir(parents=True)
     with contextlib.ExitStack() as living:

@@ -68,7 +68,7 @@ def test_any_text_is_taken_or_refused_by_lines(text: str) -> None:
 
 
 def taken(text: str) -> tuple[list[RackPosition], list[racks.Mistake]]:
-    """The places, or the mistakes: never neither of a text that says something."""
+    """A text that is not empty gives places or mistakes, never neither."""
     try:
         return racks.parse_csv(text), []
     except WrongPlaces as error:

@@ -153,11 +153,11 @@ def test_run_files_are_written_as_they_are_read():
     assert parse(tomllib.loads(toml({"run": config.model_dump()}))["run"]) == config
 
 
-# What is told.
+# What is reported.
 
 
 def candidate_run(name: str, number: int, rate: float, *, loss: float = 2.0, sent: float | None = None) -> CandidateRun:
-    """A run of 2 ranks at this rate, of tokens a second and rank."""
+    """Return a run of 2 ranks at this rate, in tokens per second and rank."""
     return CandidateRun(
         name=name,
         round=number,
@@ -243,7 +243,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen
 
 
 class Copying:
-    """Stands in for the launcher: copies the weights beside the adapters, then fails."""
+    """Stand in for the launcher: copy the weights next to the adapters, then fail."""
 
     def __init__(self, plan: Any, attempt: Attempt, **_: Any) -> None:
         self._base = attempt.folder.parent / "base"

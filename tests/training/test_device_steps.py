@@ -180,7 +180,7 @@ def test_between_two_reports_no_step_waits_for_its_numbers(dtype: str, tmp_path:
     reads, operations = zip(*map(json.loads, lines), strict=True)
     assert len(reads) == STEPS
     assert min(operations) > 100
-    assert reads[0] > 0, "the first step's numbers are told at once, so this would have seen any"
+    assert reads[0] > 0, "the first step's numbers are reported at once, so this would have found any"
     assert set(reads[1:]) == {0}
 
 
@@ -260,7 +260,7 @@ def plant_a_nan() -> None:
 
 @pytest.mark.slow
 def test_a_compiler_that_comes_later_knows_of_bitwise() -> None:
-    """Its import is put off (docs/decisions/0006); what was asked for before must count all the same."""
+    """Its import is put off (docs/decisions/0006); what was requested before must count all the same."""
     script = (
         "from training.step.determinism import set_determinism; set_determinism({!r}); "
         "import sys; assert 'torch._inductor' not in sys.modules; "

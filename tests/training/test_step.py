@@ -131,7 +131,7 @@ def test_training_imports_no_compiler(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_step_waits_for_sympy(tmp_path: Path) -> None:
-    """Importing it is a third of a second a rank; a first checkpoint, written beside the steps, may."""
+    """Importing it is a third of a second a rank; a first checkpoint, written during the steps, may."""
     run = Run(tmp_path / "run", dict(TINY))
     run.write(steps=3)
     command = [sys.executable, "-X", "importtime", "-P", "-m", "training", str(run.folder / "portal" / "run.toml")]

@@ -89,7 +89,7 @@ class Bmc:
 
 @contextmanager
 def running(documents: Mapping[str, Any], folder: Path, *, subject: str = "IP:127.0.0.1") -> Iterator[Bmc]:
-    """Run a BMC whose self-signed certificate names `subject`, with a file of its credentials."""
+    """Run a BMC with a self-signed certificate for `subject`, and a file of its credentials."""
     bmc = Bmc(documents, folder)
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",

@@ -1,4 +1,4 @@
-"""Test that the portal's own parser accepts what the agent sends."""
+"""Test that the portal's parser accepts what the agent sends."""
 
 from __future__ import annotations
 

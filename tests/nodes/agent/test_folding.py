@@ -56,7 +56,7 @@ def test_for_an_unknown_gpu_the_bus_address_is_reported() -> None:
 
 
 def test_a_million_a_minute_become_a_handful() -> None:
-    """One bad node wrote 800,000 lines of Xid 95, of which 29 were distinct."""
+    """A bad node wrote 800,000 lines of Xid 95, of which 29 were distinct."""
     folded, driver, events, seq = xids(), DriverLogParser(), [], 0
     for window in range(6):
         for number in range(2_000):

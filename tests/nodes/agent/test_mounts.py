@@ -39,7 +39,7 @@ def polled_kinds(mounts: MountProbes) -> list[str]:
 
 
 def test_a_mount_that_answers_is_timed(probes: MountProbes, tmp_path: Path) -> None:
-    assert probes.values() == {}, "one that was not asked yet does not hang"
+    assert probes.values() == {}, "a mount that was not probed yet does not hang"
     probes.start_probes((str(tmp_path),))
     until(lambda: polled_kinds(probes) or probes.values())
     (took,) = probes.values().values()
@@ -70,7 +70,7 @@ def test_a_mount_that_hangs_and_recovers(
     assert probes.values() == {f"mount_ms:{label(path)}": None}
     for _ in range(3):
         probes.start_probes((path,))
-        assert polled_kinds(probes) == [], "it is told once"
+        assert polled_kinds(probes) == [], "it is reported once"
     file_system.well.set()
     # The question that hung has taken too long; the next one has not.
     reports: list[str] = []
@@ -91,7 +91,7 @@ def test_a_hanging_probe_is_retried_with_a_second_and_no_third(
 
 
 def test_a_probe_holds_no_lock_of_the_agent(probes: MountProbes, file_system: FileSystem, tmp_path: Path) -> None:
-    """It may never end, and another agent is to start beside it."""
+    """It may never end, and another agent must be able to start meanwhile."""
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     probes.start_probes((str(file_system.path),))

@@ -58,7 +58,7 @@ class Node:
             self.sender.notify()
 
     def all_taken(self) -> list[int]:
-        """The batches that the portal took, once it has all of them."""
+        """Return the batches that the portal accepted, once it has all of them."""
         until(lambda: self.portal.cursors.get(self.buffer.stream) == self.buffer.next)
         assert [item.number for item in self.portal.taken if item.batch["at"] != item.number] == []
         return [item.number for item in self.portal.taken]

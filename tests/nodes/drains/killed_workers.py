@@ -2,7 +2,7 @@
 
     python -m tests.nodes.drains.killed_workers
 
-Django is imported once. Each worker is forked, with connections of its own, does what a tick does, and kills itself at
+Django is imported once. Each worker is forked, with separate connections, does what a tick does, and kills itself at
 the call that it was given. Prints one JSON object: by act, what the scheduler, the orders and the audit log have then.
 """
 

@@ -1,4 +1,4 @@
-"""/drains says who took a node out of service, whether that still stands, what it costs, and what to do."""
+"""/drains shows who took a node out of service, whether that still stands, what it costs, and what to do."""
 
 from __future__ import annotations
 

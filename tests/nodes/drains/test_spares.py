@@ -1,4 +1,4 @@
-"""A hot spare is kept drained, takes the place of a node that failed, and the repaired node is the next spare."""
+"""A hot spare stays drained, takes the place of a node that failed, and the repaired node is the next spare."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_the_alerts_fire_when_they_should(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 def test_rules_that_the_site_saved_become_alerts(tmp_path: Path) -> None:
-    """By the steps of docs/reference/metrics.md: the list of rules, then the text of each, in a file of its own."""
+    """Follow the steps of docs/reference/metrics.md: the list of rules, then the text of each, in a separate file."""
     client = bearer(sysadmin("ops"), "admin")
 
     def send(method: str, path: str, **body: Any) -> Any:

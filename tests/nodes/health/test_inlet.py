@@ -53,7 +53,7 @@ def test_an_inlet_is_estimated_only_from_steady_gpus_of_a_calibrated_model() -> 
     assert node_inlet([("H100", changing)], resistance) is None
     late = gpu((300, 40))
     late.observe(ThermalReading(4000, 40, 300))
-    assert node_inlet([("H100", late)], resistance) is None, "nothing is known of the time between"
+    assert node_inlet([("H100", late)], resistance) is None, "the time between was not observed"
 
 
 def test_what_is_learnt_survives_storage_and_damage() -> None:

@@ -1,4 +1,4 @@
-"""Rules are read from TOML: what is wrong with one is said with its key, and every shipped rule passes its examples."""
+"""Rules are read from TOML: an error in a rule is reported with its key, and every shipped rule passes its examples."""
 
 from __future__ import annotations
 

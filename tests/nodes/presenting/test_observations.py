@@ -1,4 +1,4 @@
-"""What a rule observed is shown in words with units, not as names of fields."""
+"""Observations of a rule are shown in words with units, not as names of fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When racks are coolest and warmest over the day is said only if enough days show it."""
+"""The times at which racks are coolest and warmest are shown only if enough days support them."""
 
 from __future__ import annotations
 

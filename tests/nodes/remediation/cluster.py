@@ -111,7 +111,7 @@ class AgentFleet:
 
 @dataclass
 class Lab(AgentFleet):
-    """A cluster of twelve nodes whose scheduler reports what a test wants."""
+    """A cluster of twelve nodes with a scheduler that reports what a test wants."""
 
     scheduler: ScriptedScheduler = field(default_factory=ScriptedScheduler)
 

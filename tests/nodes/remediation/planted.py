@@ -207,7 +207,7 @@ FAILURES = {
 
 
 def echoes(fleet: AgentFleet) -> None:
-    """A program's own error, after which the driver cleans up its channels."""
+    """A program fails by its own error, after which the driver cleans up its channels."""
     for number in range(4):
         fleet.xid(13, text=f"Graphics exception {'abcd'[number]}")
         fleet.xid(45, text=f"Channel {'abcd'[number]}")

@@ -1,4 +1,4 @@
-"""Test workers and sysadmins who act at the same moment, on connections of their own: limits hold, nothing is twice."""
+"""Test workers and sysadmins who act at the same moment, on separate connections: limits hold, nothing repeats."""
 
 from __future__ import annotations
 

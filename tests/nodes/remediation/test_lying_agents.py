@@ -1,4 +1,4 @@
-"""An agent that lies harms only its own node: nothing about another changes, and the limits hold."""
+"""An agent that lies harms only its node: nothing about another changes, and the limits hold."""
 
 from __future__ import annotations
 

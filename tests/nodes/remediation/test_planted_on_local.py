@@ -1,4 +1,4 @@
-"""Planted failures and harmless histories on the local scheduler, whose only node is this machine.
+"""Planted failures and harmless histories on the local scheduler, which has this machine as its only node.
 
 A fifth of one node is none: whatever VIGIL_HEALTH is, Vigil never takes the only node out of service by itself. It
 proposes, and a sysadmin decides.

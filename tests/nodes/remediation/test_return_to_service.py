@@ -1,4 +1,4 @@
-"""Vigil undrains only what its own rules drained, while their reason stands and nothing else is wrong."""
+"""Vigil undrains only what its rules drained, while their reason stands and nothing else is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model of slurmctld, slurmdbd and slurmrestd behind httpx.MockTransport, whose true state is always known."""
+"""A small model of slurmctld, slurmdbd and slurmrestd behind httpx.MockTransport; its true state is always known."""
 
 from __future__ import annotations
 

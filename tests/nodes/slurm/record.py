@@ -3,7 +3,7 @@
     python -m tests.nodes.slurm.record [22.05 24.11 26.05]      as root, some three minutes each; writes recorded/
 
 Each file is one answer: {"status", "type", "body"}, in recorded/<version>/<moment>/<path>.json. Jobs are identified by
-their names. No request is stored, and so no token; the machine's own name is replaced by "head".
+their names. No request is stored, and so no token; the name of the machine is replaced by "head".
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def test_accounts_of_jobs_that_never_started(version: str) -> None:
 
 
 class RecordingJob(dict[str, object]):
-    """A job that notes what is looked at."""
+    """A job that records which fields are read."""
 
     names_read: set[str] = set()
 

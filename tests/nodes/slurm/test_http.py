@@ -97,7 +97,7 @@ def busy(code: int, retry_after: str = "") -> Callable[[httpx.Request], httpx.Re
 
 @pytest.mark.parametrize("code", [429, 503])
 def test_retry_after_is_obeyed(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short wait is waited for; during a long one nobody asks, and then they do again."""
+    """A short wait is waited for; during a long one no requests are sent, and afterwards they are again."""
     now, slept = 1000.0, list[float]()
 
     def sleep(seconds: float) -> None:
@@ -269,7 +269,7 @@ def test_cancelling_a_job_that_has_ended_is_no_error(version: str) -> None:
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version not in ("v0.0.40", "v0.0.41")])
 def test_somebody_else_s_job_cannot_be_ended(version: str) -> None:
-    """v0.0.42 refuses with HTTP 200 and no errors; v0.0.40 and 41 do not say it at all."""
+    """v0.0.42 refuses with HTTP 200 and no errors; v0.0.40 and 41 do not report it at all."""
     played = SimulatedRest(version)
     played.answers["/job/34"] = load(version, "refused/cancel-of-others")
     with pytest.raises(SlurmError, match="denied") as refused:

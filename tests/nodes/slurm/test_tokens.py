@@ -1,4 +1,4 @@
-"""Test tokens: their content, whose key is trusted, and failures of a site's own command."""
+"""Test tokens: their content, which owners of a key are trusted, and failures of a site's command."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_token_of_the_key(key_file: Path, user: str) -> None:
 
 
 def test_clocks_ten_minutes_apart(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm's clock may be ten minutes ahead; at more than fifteen it says that the token has expired."""
+    """Slurm's clock may be ten minutes ahead; at more than fifteen the token counts as expired."""
     claims = opened(KeyFileTokens(key_file).token_for("alice"))
     assert claims["exp"] > time.time() + 600
     assert claims["exp"] < time.time() + 901

@@ -1,4 +1,4 @@
-"""Test real connections: TLS with a site's own authority, and a Unix socket."""
+"""Test real connections: TLS with the authority of a site, and a Unix socket."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ LISTS: dict[str, tuple[str, tuple[str, ...], Read]] = {
 
 
 def damaged(version: str, name: str, place: int, garbage: object) -> tuple[SimulatedRest, int]:
-    """A slurmrestd whose answer has garbage in place of one record, and which record that is."""
+    """Return a slurmrestd with garbage in place of a record, and which record that is."""
     file, path, _ = LISTS[name]
     answer = body(version, f"busy/{file}")
     path = path if path[0] in answer else (path[0].upper(),)
@@ -154,7 +154,7 @@ def test_a_job_with_an_unreadable_response_stops_no_other(version: str, monkeypa
 
 
 def test_an_old_slurm_with_an_unreadable_job_forgets_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can tell, without the short list, whose record could not be read."""
+    """Without the short list it is unknown which job's record could not be read."""
     version = VERSIONS[0]
     answer = body(version, "busy/slurm-jobs")
     gone = str(answer["jobs"][0]["job_id"])

@@ -66,7 +66,7 @@ UNKNOWN = "v0.0.46"
 
 
 def of_unknown_version() -> SimulatedRest:
-    """A slurmrestd that serves a version nobody has tested, whose shapes are still those of the newest known one."""
+    """Return a slurmrestd that serves an untested version with the shapes of the newest supported one."""
     played = serving(UNKNOWN)
     for name in ("jobs/state", "jobs", "nodes", "partitions"):
         played.answers[f"/slurm/{UNKNOWN}/{name}"] = load(NEWEST, f"busy/slurm-{name.replace('/', '-')}")
@@ -119,7 +119,7 @@ def test_served_versions_are_requested_once() -> None:
 
 @pytest.mark.parametrize("old", [version for version in VERSIONS if version != NEWEST])
 def test_an_upgrade_mid_flight(old: str) -> None:
-    """The old version's paths are gone of a sudden, with a plain-text 404: what it serves now is asked anew."""
+    """The old version's paths suddenly return a plain-text 404: the served versions are requested again."""
     played = SimulatedRest(old)
     assert len(played.slurm.nodes()) == 8
     played.version = NEWEST

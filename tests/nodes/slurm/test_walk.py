@@ -142,7 +142,7 @@ def test_a_random_walk(seed: int, version: str, monkeypatch: pytest.MonkeyPatch)
         walk.step()
         walk.check()
     walk.mend()
-    for _ in range(30):  # once all is well, every end is told
+    for _ in range(30):  # once all is well, every end is reported
         walk.model.pass_time(4.0)
         walk.check()
     left = {name for name in walk.following if walk.model.all[name].is_over}

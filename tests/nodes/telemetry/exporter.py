@@ -71,7 +71,7 @@ def serving() -> Iterator[Exporter]:
             self.end_headers()
             try:
                 exporter.write(self, exporter.body)
-            except OSError:  # who asked has had enough
+            except OSError:  # the client has had enough
                 self.close_connection = True
 
         def log_message(self, *about: object) -> None: ...

@@ -62,7 +62,7 @@ class TestHowSlurmCounts:
             ([2, 0, 3, 1], 4, 2, "0"),
             ([0, 1, 3], 3, 2, "2"),  # a broken one is in neither
             ([0, 1, 3], 4, 3, "2"),  # it is in gres.conf still
-            ([1, 0], None, 0, "1"),  # not yet told of the node
+            ([1, 0], None, 0, "1"),  # the node is not reported yet
             ([None, None], 2, 1, "1"),
         ],
     )
@@ -286,7 +286,7 @@ class TestInTime:
         allocations.update()
         assert allocated() == {"7": ["0", "1", "2", "3"]}
         allocations.update([LauncherReport("7", [UUIDS[4], UUIDS[5]])])
-        assert allocated() == {"7": ["0", "0", "1", "1"]}, "a word about one node says nothing of the other"
+        assert allocated() == {"7": ["0", "0", "1", "1"]}, "a report about one node does not cover the other"
 
     def test_an_agent_that_comes_later(self) -> None:
         queued("7", indices=[0])
@@ -307,7 +307,7 @@ class TestInTime:
         assert allocated() == {}
         machine.post(process(machine, 0, "7"))
         allocations.update()
-        assert allocated() == {"7": ["0"]}, "what its processes say"
+        assert allocated() == {"7": ["0"]}, "as its processes show"
 
     def test_what_comes_back_after_a_break_holds_from_then_on(self) -> None:
         machine = four()

@@ -131,7 +131,7 @@ def test_a_line_of_an_exporter_costs_little(line: str) -> None:
 
 @pytest.fixture
 def trickle() -> Iterator[str]:
-    """The address of an exporter whose head never ends."""
+    """Return the address of an exporter with endless headers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -166,7 +166,7 @@ def test_an_exporter_with_endless_headers_is_dropped(trickle: str) -> None:
     ],
 )
 def test_bytes_that_are_no_utf_8_are_refused(machine: Machine, old: bytes, new: bytes) -> None:
-    """These used to be answered with 500: msgspec raises an error that is not one of its own classes."""
+    """These used to be answered with 500: msgspec raises an error that is not one of its classes."""
     batch = {"at": int(time.time()), "n": 0, "events": [{"kind": "xid", "at": 1.0}], "host": {}, "processes": []}
     whole = {"version": 1, "stream": machine.stream, "first": machine.next, "boot_id": "", "sent_at": 1.0}
     body = json.dumps({**whole, "agent": "1.0", "batches": [batch]}).encode()

@@ -1,4 +1,4 @@
-"""Test that telemetry is ingested once, from its own node only, and that nothing an agent sends does harm."""
+"""Test that telemetry is ingested once, from its node only, and that nothing an agent sends does harm."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def silent(machine: Machine) -> None:
 
 
 def test_nobody_takes_a_gpu_from_a_machine_that_reports_it() -> None:
-    """Whoever has stolen the token of one node could tell lies about all others."""
+    """Whoever has stolen the token of one node could otherwise report lies about all others."""
     here, thief = Machine(), Machine("dgx-02", gpus=(UUIDS[1], UUIDS[4]))
     here.post(here.facts(START), here.batch(START, watts=300))
     thief.post(thief.facts(START), thief.batch(START + 10, watts=[[7] * 10, [8] * 10]))
@@ -220,7 +220,7 @@ def test_an_agent_that_lost_its_memory_reports_no_xid_twice() -> None:
     machine.stream, machine.next = "f" * 16, 0
     machine.post(xid(machine, START, 79, 40), xid(machine, START + 1, 79, 41), xid(machine, START + 9, 79, 42))
     assert NodeEvent.objects.get().count == 3
-    machine.boot_id = "b2"  # after a boot the kernel counts anew
+    machine.boot_id = "b2"  # after a boot the kernel starts counting again
     machine.post(xid(machine, START + 60, 79, 3))
     assert sorted(NodeEvent.objects.values_list("boot_id", "count")) == [("b1", 3), ("b2", 1)]
 
@@ -331,7 +331,7 @@ def test_no_body_is_more_than_malformed(body: Any) -> None:
     st.dictionaries(st.sampled_from(["gpus", "index", "uuid", "xid", "text", "count", "seq", "last_at", "mount"]), WILD)
 )
 def test_no_event_is_more_than_odd(more: Any) -> None:
-    """Whatever an agent says of facts, Xids or mounts: it is stored or left out, and the post is taken."""
+    """Whatever an agent reports of facts, Xids or mounts is stored or left out, and the post is accepted."""
     machine = Machine()
     kinds = ("facts", "xid", "gpu.counters", "mount.slow", "mount.well", "gpu.lost", "agent.gap")
     answer = machine.post(*(machine.event(kind, START, **{"gpu": UUIDS[0], **more}) for kind in kinds))
@@ -360,7 +360,7 @@ def test_a_machine_is_rejected_with_the_token_that_was_replaced() -> None:
 
 
 def test_a_machine_that_was_renamed_goes_on_under_its_new_name() -> None:
-    """The buffer is the same, and the portal has never heard of it under that name: what is gone there is given up."""
+    """The buffer is the same, but the portal does not know it by that name: what is gone there is dropped."""
     machine = Machine()
     machine.post(machine.facts(START), *(machine.batch(START + 10 * i, gpu_percent=i) for i in range(5)))
     silent(machine)

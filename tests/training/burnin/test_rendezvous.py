@@ -24,7 +24,7 @@ def test_who_comes_after_the_other_has_left_finds_nobody(tmp_path: Path) -> None
 
 
 class ComesAtTheLastMoment(FileRendezvous):
-    """A node whose partner comes between its last look and its leaving, and has seen it."""
+    """The partner of a node arrives between its last poll and its leaving, and has observed it."""
 
     def withdraw(self, *names: str) -> None:
         super().withdraw(*names)

@@ -105,7 +105,7 @@ def test_what_a_kill_leaves_is_reported_or_restored(job_dir: Path) -> None:
     pin(job_dir, {"step": 4, "generation": 1})
     for step in (4, 8):
         commit(job_dir, f".pruned-step-{step}.g1.0a1b2c3d", step)
-    (job_dir / "checkpoints" / ".pruned-step-12.0a1b2c3d").mkdir()  # its bytes had begun to go: it was told of
+    (job_dir / "checkpoints" / ".pruned-step-12.0a1b2c3d").mkdir()  # its bytes had begun to go, so it was reported
     reports: list[Manifest] = []
     pruning.finish(job_dir, report=reports.append)
     assert there(job_dir) == ["step-4.g1"]

@@ -101,7 +101,7 @@ class Malice:
 
 
 def test_nothing_but_tensors_is_read(tmp_path: Path) -> None:
-    """A checkpoint has an object in place of a tensor: torch's own planner would unpickle it."""
+    """A checkpoint has an object in place of a tensor: torch's planner would unpickle it."""
     mark = tmp_path / "was run"
     created = save(tmp_path, state(head=Malice(mark)))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -125,7 +125,7 @@ def _write_contents(checkpoint: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("place", ["/tmp/elsewhere.distcp", "../step-2/__0_0.distcp", "unlisted"])
 def test_nothing_outside_the_checkpoint_is_read(tmp_path: Path, place: str) -> None:
-    """torch's own reader opens whatever path the table of contents gives, another job's checkpoint, say."""
+    """torch's reader opens any path in the table of contents, such as another job's checkpoint."""
     created = save(tmp_path, state())
     contents = read_metadata(created)
     elsewhere = {index: replace(about, relative_path=place) for index, about in contents.storage_data.items()}
@@ -136,7 +136,7 @@ def test_nothing_outside_the_checkpoint_is_read(tmp_path: Path, place: str) -> N
 
 @pytest.mark.parametrize("name", ["pathlib\nPosixPath", "torch.distributed.checkpoint.metadata\nMetadata"])
 def test_a_table_of_contents_changes_no_class_of_ours(tmp_path: Path, name: str) -> None:
-    """A pickle may set attributes of a class that it names: of all paths, say, what file each is."""
+    """A pickle may set attributes of a class that it names, such as the file behind every path."""
     created = save(tmp_path, state())
     _write_contents(created, f"c{name}\n(N}}S'_str'\nS'/etc/passwd'\nstb.".encode())
     with pytest.raises(CheckpointError, match="not a valid table of contents"):

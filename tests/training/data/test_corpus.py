@@ -186,7 +186,7 @@ def test_progress_is_reported_while_a_single_text_takes_long(tmp_path: Path, mon
     class Slow(ByteTokenizer):
         def encode(self, texts: list[str]) -> list[Tokens]:
             begun.set()
-            assert event.wait(10), "nothing was told meanwhile"
+            assert event.wait(10), "nothing was reported meanwhile"
             return super().encode(texts)
 
     def report(progress: ShardProgress) -> None:

@@ -217,7 +217,7 @@ def test_a_single_file_adds_a_parallelism(added: Path, tmp_path: Path) -> None:
 
 
 def _requested_ids(attempt_dir: Path, world: int) -> list[list[int]]:
-    """Per step the ids that all ranks asked for, in order; the first micro-batch of each rank was thrown away."""
+    """Return, by step, the ids that all ranks requested, in order, without each rank's discarded first micro-batch."""
     ranks = []
     for rank in range(world):
         lines = [json.loads(line) for line in (attempt_dir / f"ids.{rank}").read_text().splitlines()[1:]]

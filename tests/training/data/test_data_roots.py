@@ -1,4 +1,4 @@
-"""Test that a confined run reads only below its roots, whatever links say."""
+"""Test that a confined run reads only below its roots, wherever links point."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from training.weights.weight_files import Weights, open_weights
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A folder to read from, beside one that holds secrets."""
+    """Return a folder to read from, next to one that contains secrets."""
     root, secret = tmp_path / "data", tmp_path / "secret"
     for folder in (root, secret):
         folder.mkdir()
@@ -58,7 +58,7 @@ def test_a_link_in_a_root_does_not_lead_out(root: Path, tmp_path: Path, link: st
 
 
 def test_a_link_that_is_swapped_after_the_check_does_not_either(root: Path, tmp_path: Path) -> None:
-    """Judged is what is held, not the name: a rename between a look and the opening changes nothing."""
+    """The opened file is judged, not its name: a rename between a check and the opening changes nothing."""
     (root / "now").symlink_to(root / "a.txt")
     data_roots.check_folder(root)
     (root / "now").unlink()

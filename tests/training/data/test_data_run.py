@@ -49,7 +49,7 @@ def added(tmp_path: Path) -> Path:
 
 
 def _read_ids(attempt_dir: Path, rank: int, world: int) -> list[list[int]]:
-    """Per step what a rank looked up; the pass that is thrown away aside."""
+    """Return, by step, the ids that a rank read, without the discarded first pass."""
     lines = [json.loads(line) for line in (attempt_dir / f"ids.{rank}").read_text().splitlines()[1:]]
     assert {len(line) for line in lines} == {Share(rank, world, 4, 4).size}
     return lines
@@ -87,7 +87,7 @@ def test_prefetched_batches_are_not_consumed(added: Path, tmp_path: Path) -> Non
 
 
 def test_it_runs_ahead_to_the_last_step_of_smaller_batches(added: Path, tmp_path: Path) -> None:
-    """The samples consumed before were in batches of another size: they tell nothing of where the run ends."""
+    """The samples consumed before were in batches of another size: they do not show where the run ends."""
     run = Run(tmp_path / "run", {**NUMBERS, "steps": 4, "global_batch": 16}, added=added)
     run.finish(1)
     run.write(steps=16, global_batch=4)
@@ -108,7 +108,7 @@ def test_a_failing_prefetch_ends_the_run(added: Path, tmp_path: Path) -> None:
 
 
 def test_texts_of_the_user(tmp_path: Path) -> None:
-    """JSON lines on two ranks; what is wrong with them is one sentence, said by both."""
+    """JSON lines on two ranks; what is wrong with them is a single sentence, printed by both."""
     lines = [json.dumps({"body": f"Document {number}. The siskin sings at dawn."}) for number in range(400)]
     (tmp_path / "mine.jsonl").write_text("\n".join([*lines, lines[0]]))
     language = {**TINY["language"], "source": str(tmp_path / "mine.jsonl"), "text_field": "body"}

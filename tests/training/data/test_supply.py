@@ -1,4 +1,4 @@
-"""Test preparing data on rank 0, while the other ranks are told of progress and of the result."""
+"""Test preparing data on rank 0, while the other ranks receive progress and the result."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_context_longer_than_the_data(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_cannot_be_opened_is_reported_in_a_sentence(tmp_path: Path) -> None:
-    """Its length may be asked by whoever may not read it."""
+    """The length of a file is available to those who may not read it."""
     folder = _shards(tmp_path, [50])
     index = read_index(folder)
     (folder / "0.bin").unlink()

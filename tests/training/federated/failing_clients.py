@@ -88,7 +88,7 @@ RUN: dict[str, Any] = {
 
 
 def planted_clients(folder: Path, planted: dict[str, Any], **settings: Any) -> Run:
-    """Configure a federation in which these options of the recipe say which clients fail."""
+    """Configure a federation in which these options of the recipe select the clients that fail."""
     recipes = folder / "added" / "recipes"
     recipes.mkdir(parents=True)
     (recipes / "planted_clients.py").write_text(RECIPE)

@@ -1,4 +1,4 @@
-"""Run a federation in the test's own process, like rank 0 alone: to its end, or round by round."""
+"""Run a federation in the process of the test, like rank 0 alone: to its end, or round by round."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_scl_reports_what_it_sends_with_and_without_down_proj(
 
 
 def test_scl_counts_what_the_paper_counts() -> None:
-    """TinyLlama, rank 8: 1.98 M beside 253.8 M of down_proj."""
+    """TinyLlama, rank 8: 1.98 M next to 253.8 M of down_proj."""
     from training.models.llama import Llama
     from training.models.llama_sizes import llama_dims
 

@@ -347,6 +347,6 @@ for seed in range(100):
 
 
 def test_two_updates_are_as_far_apart_either_way() -> None:
-    """Products of matrices are not symmetric with older processors' instructions: this needs a process of its own."""
+    """Products of matrices are not symmetric with older processors' instructions: this needs a separate process."""
     settings = {**os.environ, "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     subprocess.run([sys.executable, "-c", SYMMETRIC], env=settings, check=True, timeout=60)  # noqa: S603

@@ -19,7 +19,7 @@ EVERYBODY = ",".join(map(str, range(CLIENTS)))
 
 
 class Spy:
-    """A reporter that keeps what it is told."""
+    """Record the events that it receives."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []

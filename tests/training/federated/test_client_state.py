@@ -89,7 +89,7 @@ def test_a_checkpoint_of_an_older_version_is_resumed(
 
 
 def test_a_save_takes_no_copy_of_it_while_rounds_go_on(tmp_path: Path) -> None:
-    """The checkpoint is of its own round, though the next rounds change every client while it is written."""
+    """The checkpoint has the state of its round, though the next rounds change every client while it is written."""
     table = {**SCAFFOLD, "per_round": 23}
     run(tmp_path / "whole", {**table, "rounds": 2})
     rounds = start(tmp_path / "saved", table)

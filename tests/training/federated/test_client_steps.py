@@ -89,7 +89,7 @@ def by_torch(start: Tensor, gradient: Any, steps: int, rate: float) -> Tensor:
 
 class TestMomentum:
     def test_fedavg_s_clients_step_as_torch_s_sgd(self, tmp_path: Path) -> None:
-        """Afresh in each round: a velocity that was kept would lead elsewhere in the second."""
+        """Velocities start afresh in each round: a retained velocity would lead elsewhere in the second."""
         federation = Federation(tmp_path, "fedavg", REGRESSION, epochs=4, **SGD)
         w = federation.model
         for _ in range(2):

@@ -114,7 +114,7 @@ class TestRule:
         assert sorted(report.clients[report.states == REJECTED].tolist()) == [1, 3]
 
     def test_what_it_writes_into_its_arguments_changes_nothing(self, tmp_path: Path) -> None:
-        """The server's own copies decide how it weighs clients and how far it takes their statistics to be."""
+        """The server's copies decide how clients are weighted and how distant their statistics are."""
         table = {"tabular": {"hidden": 16, "batch_norm": True}}
         clean = with_rule(tmp_path / "clean", MEAN, **table)
         writing = MEAN.replace("return", "answer =") + "    rows.zero_(), weights.zero_()\n    return answer\n"

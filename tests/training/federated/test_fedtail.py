@@ -69,7 +69,7 @@ class TailCase:
         return functional.cross_entropy(self.model(self.rows), self.labels)
 
     def domain_loss(self) -> Tensor:
-        """The cross-entropy of the client's number."""
+        """Return the cross-entropy of the client's number."""
         entered = self.model.get_submodule("hidden")(self.rows).relu()
         domains = torch.full((len(self.rows),), 2)
         return functional.cross_entropy(self.model.get_submodule("discriminator")(entered), domains)

@@ -150,7 +150,7 @@ def test_dropped_clients_were_sent_the_model(tmp_path: Path) -> None:
 
 
 def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]:
-    """Return what was reported of the second round, and whose stored state it changed."""
+    """Return the report of the second round, and whether it changed each client's stored state."""
     loop = start(folder, {**TOPK_INT8, "rounds": 2})
     loop.checkpoints.start_from(None)
     loop._prepare(None)
@@ -162,7 +162,7 @@ def _second_round(folder: Path, sabotage: Any) -> tuple[RoundReport, list[bool]]
 
 
 def test_requests_other_than_training_are_not_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line search asks for losses, and counts its bytes as they are."""
+    """A line search requests losses, and its bytes count unfiltered."""
     table = {**TOPK_INT8, "rounds": 1}
     observed: list[ClientUpdates] = []
     summed = Controller._partial_sums

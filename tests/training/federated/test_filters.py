@@ -1,4 +1,4 @@
-"""Test what filters make of updates: each by its own rule, whichever clients are computed together."""
+"""Test what filters make of updates: each by its definition, whichever clients are computed together."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class TestTopk:
         assert (passed.state["topk_residual"].abs().amax(dim=1) <= least).all()
 
     def test_over_rounds_nothing_is_lost(self) -> None:
-        """Whole numbers, whose sums are exact."""
+        """The numbers are whole, so that their sums are exact."""
         created = chain(["topk"], 60, topk={"density": 0.05})
         state, given_, received = created.begin(3), torch.zeros(3, 60), torch.zeros(3, 60)
         for round_ in range(1, 41):
@@ -210,7 +210,7 @@ class TestSketch:
             assert set(row.abs().topk(10).indices.tolist()) == set(where.tolist())
 
     def test_the_mean_is_right_on_average(self) -> None:
-        """Over 3,000 rounds, whose hashes are others. Of 2 rows of 8 columns, a variance of ‖row‖²/8/2."""
+        """Average over 3,000 rounds with different hashes; with 2 rows of 8 columns the variance is ‖row‖²/8/2."""
         row = drawn(1, 20)
         created = chain(["sketch"], 20, sketch={"rows": 2, "columns": 8, "estimate": "mean"})
         found = torch.cat([through(created, row, round_).rows for round_ in range(3000)])

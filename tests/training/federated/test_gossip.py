@@ -93,7 +93,7 @@ def test_random_neighbours_are_others_each_time() -> None:
 
 class TestRounds:
     def test_by_hand(self, tmp_path: Path) -> None:
-        """W (x - η g), g of each client's own model and batch."""
+        """The result is W (x - η g), with g from each client's model and batch."""
         rounds = ready(tmp_path, {**REGRESSION, "algorithm": "gossip", "batch": 1000})
         server, divided, task = rounds.server, rounds.federation.divided, rounds.federation.model.task
         server.client_state["model"] = before = models(10)[:, :17].clone()

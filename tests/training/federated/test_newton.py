@@ -27,7 +27,7 @@ NUMBERS = 31
 
 
 def loss(loop: Rounds) -> float:
-    """The objective over everything, with its ridge, computed beside the engine."""
+    """Compute the objective over all data, with its ridge, independently of the engine."""
     task, weights = loop.federation.model.task, loop.server.weights
     rows, targets = task.batch("train", np.arange(task.samples["train"]))
     logits = torch.cat([rows, torch.ones(len(rows), 1)], dim=1).double() @ weights

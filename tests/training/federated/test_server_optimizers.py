@@ -1,4 +1,4 @@
-"""Test server optimizers on the mean update: against their formulas, and against torch's own optimizers."""
+"""Test server optimizers on the mean update: against their formulas, and against torch's optimizers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
 
 
 def test_a_single_local_step_is_synchronous_sgd(tmp_path: Path) -> None:
-    """The clients' rate, the server's momentum: torch's own optimizer on everything that they have."""
+    """The clients' rate and the server's momentum equal torch's optimizer on all their data."""
     options = {"learning_rate": 1.0, "momentum": 0.9}
     federation = Federation(tmp_path, "fedavgm", REGRESSION, epochs=None, local_steps=1, options=options)
     w, whole = federation.model, together(quadratics(federation), federation.divided.sizes)

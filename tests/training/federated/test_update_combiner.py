@@ -118,7 +118,7 @@ class TestAnAttack:
 
 
 class TestTenTimesTooLarge:
-    """Two of eleven send what they have learnt ten times: no numbers to be told by, and the right way."""
+    """Two of eleven send ten times what they have learnt: finite numbers in the right direction."""
 
     def moved(self, folder: Path, **table: Any) -> tuple[torch.Tensor, torch.Tensor, RoundReport]:
         """Return where a round leads, and what each client has learnt, (clients, numbers)."""

@@ -1,4 +1,4 @@
-"""Small federations on text, in the test's own process or as real ranks."""
+"""Small federations on text, in the process of the test or as real ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = {
 
 
 def write_texts(folder: Path) -> Path:
-    """Write four packages, each with its own vocabulary."""
+    """Write four packages, each with a different vocabulary."""
     draw = random.Random(3)
     for name, words in WORDS.items():
         (folder / name).mkdir(parents=True)

@@ -171,7 +171,7 @@ def _rank(folder: Path, rank: int) -> None:
 
 
 def test_parameters_are_compared_where_moments_are_divided() -> None:
-    """ZeRO-1: each rank has means of its own parameters only, but all hold the same model."""
+    """ZeRO-1: each rank has means of a part of the parameters only, but all have the same model."""
     tensor = torch.arange(6.0)
     ranks = [
         {"model": {"a": tensor, "b": tensor}, "optimizer": {"steps": tensor[:1], "means": {name: tensor}}}

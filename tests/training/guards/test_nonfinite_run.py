@@ -54,7 +54,7 @@ def test_replicas_that_exchange_no_gradients_are_not_blamed(tmp_path: Path) -> N
 
 
 def test_the_replica_with_the_bad_loss_is_named(tmp_path: Path) -> None:
-    """Norms are of all replicas together, so that they skip alike; a loss is each one's own."""
+    """A norm is that of all replicas together, so that they skip alike; each replica has a loss of its own."""
     run = planted_run(tmp_path, {"passing": 31, "passing_rank": 1}, steps=60, communication="local_sgd")
     incarnation = run.start(2)
     assert incarnation.wait() == [1, 1], incarnation.output()

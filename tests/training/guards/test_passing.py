@@ -1,4 +1,4 @@
-"""Test whose hardware is at fault if a non-finite step is finite when it is repeated."""
+"""Test which rank's hardware is at fault if a non-finite step is finite when it is repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.guards.numerics import Trouble
 
 
 def _troubles(nonfinite: set[int], ranks: int) -> list[Trouble]:
-    """Return a trouble on each rank, since the norm is all ranks' together. `own`: ranks with a loss that is NaN."""
+    """Return a trouble on each rank, as the norm is that of all ranks. `nonfinite`: ranks with a loss that is NaN."""
     return [Trouble("nonfinite", 9, "loss nan", rank, rank in nonfinite) for rank in range(ranks)]
 
 

@@ -1,4 +1,4 @@
-"""Test which rank keeps the others waiting, from their own times alone."""
+"""Test which rank keeps the others waiting, from each rank's own time alone."""
 
 from __future__ import annotations
 

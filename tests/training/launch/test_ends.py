@@ -206,7 +206,7 @@ class TestNodeReport:
 
     @pytest.fixture
     def query(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        """Return the query about a node whose kernel has logged something."""
+        """Return a query about a node with a message of the kernel."""
         (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{KILLED}\n")
         monkeypatch.setenv("VIGIL_KMSG", str(tmp_path / "kmsg"))
         (tmp_path / node_report.FOLDER).mkdir()

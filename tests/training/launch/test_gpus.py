@@ -55,7 +55,7 @@ class Watched:
         began = time.monotonic()
         self.gpus.poll()
         report = self.gpus.sample()
-        assert time.monotonic() - began < 30.0, "no look waits for a driver"
+        assert time.monotonic() - began < 30.0, "no poll waits for a driver"
         return report
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ def test_silence_is_reported_with_its_start_and_its_end(nvml: StandIn, watch: An
     nvml.set_state("* hang 1")
     (silent,) = until(lambda: watched.events_of("gpu.silent"))
     assert abs(silent["since"] - hung) < 1.0
-    assert watched.poll() == {}, "what was known is no answer any more"
+    assert watched.poll() == {}, "the last known values are no answer any more"
     nvml.set_state()
     (answers,) = until(lambda: watched.events_of("gpu.answers"))
     assert answers["since"] == silent["since"]

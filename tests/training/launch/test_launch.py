@@ -135,7 +135,7 @@ def test_the_budget_of_restarts_ends(run: Run) -> None:
 
 
 def test_a_rank_that_hangs_is_found_and_all_start_again(run: Run) -> None:
-    """Its stacks are kept. (Which of two at the same step is to blame, only real collectives tell.)"""
+    """Its stacks are stored. (Only real collectives show which of two ranks at the same step is to blame.)"""
     launcher = run.fake(
         steps=60,
         checkpoint_every=10,
@@ -210,7 +210,7 @@ def test_a_shipper_that_dies_is_started_again(run: Run) -> None:
 
 
 def test_what_ranks_leave_behind_is_ended(run: Run) -> None:
-    """A helper in a session of its own, whose rank was killed, and one whose rank completed."""
+    """Helpers in separate sessions: the rank of one was killed, that of the other completed."""
     left = [accident(0, 3, "leave"), accident(1, 3, "leave"), accident(1, 5, "kill")]
     launcher = run.fake(steps=20, accidents=left)
     assert launcher.wait(PATIENCE_S) == 0

@@ -15,7 +15,7 @@ from tests.training.launching import ENDLESS, KILLS, Run
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
-GRACE_S = 30.0  # what ranks get that are asked to stop
+GRACE_S = 30.0  # the time that ranks get after a stop request
 
 
 class Elastic:
@@ -83,7 +83,7 @@ def test_a_lost_node_is_done_without(run: Run, lost: int) -> None:
 
 
 def test_whoever_is_killed_in_turn_training_goes_on(run: Run) -> None:
-    """Rank, launcher, leading launcher: each as often as asked for, with what was lost coming back in between."""
+    """Kill rank, launcher and leading launcher as often as requested; what was lost comes back in between."""
     job = Elastic(run, launch="grow_seconds = 0.0\n", step_seconds=0.002)
     incarnation = 0
     for kill in range(KILLS):

@@ -156,7 +156,7 @@ def test_a_wrong_configuration_ends_at_once(run: Run) -> None:
 
 
 def test_a_checkpoint_with_changed_bytes_is_skipped(run: Run) -> None:
-    """Nobody is there at night to choose the checkpoint before it; but a person's choice is not replaced."""
+    """Nobody is there at night to choose the previous checkpoint; but a person's choice is not replaced."""
     _describe(run, steps=20)
     assert run.launch().wait(120) == 0
     shard = next((run.path / "job" / "checkpoints" / "step-20").glob("*.distcp"))

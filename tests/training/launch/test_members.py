@@ -25,7 +25,7 @@ from training.launch.stop import AttemptStop, Regroup
 
 @pytest.fixture
 def members(tmp_path: Path) -> tuple[Members, Members, Members]:
-    """Three launchers, of nodes 0, 1 and 2, that have said that they are there."""
+    """Return three launchers, of nodes 0, 1 and 2, that have announced themselves."""
     plan = LaunchPlan(run_dir=tmp_path, scheduler_id="1", restart_count=0, node="a", nodes=3, min_nodes=1, max_nodes=3)
     created = [Members(tmp_path, replace(plan, node=f"dgx0{node}", node_rank=node)) for node in range(3)]
     for item in created:
@@ -45,7 +45,7 @@ def test_a_turn_is_decided_once_and_read_by_all(members: tuple[Members, Members,
     assert first.decide(0, ours)
     assert not second.decide(0, theirs)
     assert second.decision(0) == third.decision(0) == ours
-    assert first.decide(0, ours), "asked twice, as when an answer was lost"
+    assert first.decide(0, ours), "requested twice, as when an answer was lost"
     assert not third.decide(0, Ending({"exit_code": 1}))
     assert second.decide(1, Ending({"exit_code": 75, "cause": "stopped"}))
     found = first.decision(1)

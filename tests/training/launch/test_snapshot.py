@@ -72,7 +72,7 @@ def test_git_brings_a_commit_by_its_id(repository: Path, tmp_path: Path) -> None
 
 
 def test_git_runs_nothing_of_anybodys(repository: Path, tmp_path: Path) -> None:
-    """Neither a hook from a template nor a filter that the repository asks for."""
+    """Neither a hook from a template nor a filter that the repository configures is run."""
     template = tmp_path / "template" / "hooks"
     template.mkdir(parents=True)
     for hook in ("post-checkout", "reference-transaction"):

@@ -104,7 +104,7 @@ def test_an_exception_of_the_program_still_ends_the_attempt(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_spare_node_takes_the_place_of_each_that_fails(run: Run) -> None:
-    """Spares replace a node with a broken GPU, one whose rank was killed, and one that is lost, also if it leads."""
+    """Spares replace a node with a broken GPU, a node with a killed rank, and a lost node, also if it leads."""
     run.describe('kind = "distributed"\n[launch]\nnodes = 2\nspares = 2\nranks_per_node = 1\n')
     accidents = [{"rank": 1, "step": 300, "do": "say", "error": BROKEN}]
     body = json.dumps({"steps": ENDLESS, "checkpoint_every": 20, "accidents": accidents})

@@ -70,7 +70,7 @@ def test_requested_during_a_validation(tmp_path: Path) -> None:
     incarnation = run.start(2, sabotage=waiting)
     until(lambda: _step_phase(incarnation, rank=1, phase="validate"))
     _request(incarnation)
-    polled_at = time.monotonic() + POLL_SECONDS  # the validation may otherwise be over before anybody looks
+    polled_at = time.monotonic() + POLL_SECONDS  # the validation may otherwise be over before a rank polls
     until(lambda: time.monotonic() > polled_at)
     (tmp_path / "go").touch()
     assert incarnation.wait() == [0, 0], incarnation.output()

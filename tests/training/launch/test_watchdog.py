@@ -30,7 +30,7 @@ LIMITS = {
 
 
 class Ranks:
-    """Heartbeats of a few ranks on a clock of the test's own."""
+    """Heartbeats of a few ranks, on a clock that the test sets."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.beats = [Heartbeat.open(folder, rank=rank, incarnation=0) for rank in range(count)]
@@ -42,7 +42,7 @@ class Ranks:
             beat.beat(phase, step)
 
     def stuck_after(self, seconds: float, *, every: float = 1.0) -> list[int] | None:
-        """The ranks that are found stuck after so many seconds, in which it looks again and again."""
+        """Return the ranks that are found stuck after this many seconds of polling."""
         until = self.now + seconds
         while True:
             self.now = min(self.now + every, until)
@@ -99,7 +99,7 @@ def test_steps_too_quick_to_be_observed_arm_it_too(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("phase", ["validate", "save", "data", "compile"])
 def test_a_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: str) -> None:
-    """The others wait for it in a collective, at the same step or the next, far beyond their own limit."""
+    """The others wait for it in a collective, at the same step or the next, far beyond their limit."""
     ranks.step(20)
     ranks.beats[1].beat(phase, 19)
     for rank in (0, 2, 3):
@@ -110,7 +110,7 @@ def test_a_rank_in_a_long_phase_protects_those_that_wait(ranks: Ranks, phase: st
 
 
 def test_init_counts_from_when_all_are_there(ranks: Ranks) -> None:
-    """One rank still imports from a slow disk: the others, who wait for it, are not stuck."""
+    """A rank still imports from a slow disk: the others, which wait for it, are not stuck."""
     for rank in (0, 1, 2):
         ranks.beats[rank].beat("init")
     assert ranks.stuck_after(15) is None
@@ -200,7 +200,7 @@ def test_a_stage_that_has_fewer_blocks_is_not_behind(tmp_path: Path) -> None:
 def test_collectives_of_the_gpu_are_recorded_apart_from_those_of_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL has a flight recorder of its own; in one group its collectives and gloo's are counted apart."""
+    """NCCL has its own flight recorder; collectives of NCCL and gloo in the same group are counted separately."""
     c10d: Any = torch._C._distributed_c10d
     for rank, nccl in ((0, 5), (1, 4)):
         monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: _record({"0": 7}, library="gloo"))
@@ -231,7 +231,7 @@ def record_phase_of_exchanges() -> None:
 
 @pytest.mark.slow
 def test_an_exchange_of_whole_models_may_take_longer_than_a_step(tmp_path: Path) -> None:
-    """Replicas stay apart where the network is slow: steps tell nothing of how long it takes."""
+    """Replicas stay apart where the network is slow: steps do not show how long it takes."""
     changes = {"steps": 8, "checkpoint_every": 0, "communication": "local_sgd", "local_sgd": {"every": 4}}
     run = Run(tmp_path / "run", {**TINY, **changes}, spy=f"{__name__}:tell_phase_of_exchanges")
     incarnation = run.finish(2)

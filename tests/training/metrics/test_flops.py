@@ -1,4 +1,4 @@
-"""Test MFU: the formula against torch's own count of operations, and the table of GPUs."""
+"""Test MFU: the formula against torch's count of operations, and the table of GPUs."""
 
 from __future__ import annotations
 

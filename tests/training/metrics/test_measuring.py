@@ -26,7 +26,7 @@ def trace(path: Path) -> list[dict[str, Any]]:
 
 
 def test_two_ranks_report_where_their_time_goes(tmp_path: Path) -> None:
-    """One start measures parts of every step, samples of communication, a configured profile and a requested one."""
+    """A single run measures parts of every step, samples of communication, a configured profile and a requested one."""
     changes: dict[str, Any] = {"steps": 400, "checkpoint_every": 100, "global_batch": 4, "sample_seconds": 0.05}
     run = Run(tmp_path / "run", {**TINY, **changes, "profile_at": 30, "profile_steps": 3, "flush_steps": 5})
     options = {"id": "abc123", "directory": "attempt-1", "rank": 1, "steps": 2}

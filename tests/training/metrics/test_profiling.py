@@ -43,7 +43,7 @@ def profiles(attempt: Path, reporter: Recorder, *, rank: int = 0, at: int = 0, s
 
 
 def train(profile: Profiling, last: int) -> list[bool]:
-    """Boundaries 0 to `last`, and after each whether a profile is on."""
+    """Pass boundaries 0 to `last`; return, for each, whether a profile was being recorded after it."""
     found = []
     for step in range(last + 1):
         profile.between(step)

@@ -1,4 +1,4 @@
-"""Test what recorded operations say of a step: with hand-made ones, and with a step that was really recorded."""
+"""Test what recorded operations show of a step: with hand-made ones, and with a step that was really recorded."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_no_operations_give_no_analysis() -> None:
 
 
 def record() -> None:
-    """A step, in a process of its own as a rank has one: beside what other tests leave in theirs, torch's recorder has
-    waited for ever."""
+    """Record a step in a process of its own, as a rank has: next to what other tests leave behind, torch's recorder
+    has waited for ever."""
     clock = iter(range(1_000))
     sampler = Sampler(torch.device("cpu"), every=1.0, clock=lambda: float(next(clock)))
     due = [sampler.is_due() for _ in range(12)]

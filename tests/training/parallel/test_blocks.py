@@ -119,7 +119,7 @@ def test_a_gpu_takes_fp8_products_over_any_number_of_tokens(
     multiply, products = torch._scaled_mm, 0
 
     def multiply_as_on_a_gpu(*args: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """A CPU takes any sizes; what a GPU would say to these, its stand-in knows."""
+        """Check the sizes as a GPU does, by its stand-in; a CPU accepts any."""
         nonlocal products
         products += 1
         with FakeTensorMode():

@@ -31,7 +31,7 @@ def build(data, *, samples: int = 64):
 
 @pytest.fixture
 def table(tmp_path: Path) -> dict[str, Any]:
-    """A run's, whose recipe is in the folder `added`."""
+    """Return the table of a run with the recipe in the folder `added`."""
     for kind in ("recipes", "parallel"):
         (tmp_path / "added" / kind).mkdir(parents=True)
     (tmp_path / "added" / "recipes" / "normed.py").write_text(NORMED)

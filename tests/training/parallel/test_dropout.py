@@ -26,7 +26,7 @@ COPIES = [name for name in LAYOUTS if "copies" in name]
 
 
 def write_masks() -> None:
-    """Each rank writes its dropout mask, as lines of 0 and 1."""
+    """Let each rank write its dropout mask, as lines of 0 and 1."""
     from torch import Tensor, nn
 
     forward = nn.Dropout.forward

@@ -16,7 +16,7 @@ from training.__main__ import main
 
 pytestmark = pytest.mark.slow
 Reports = dict[tuple[str, str, str], list[dict[str, Any]]]
-"""What every rank told, by (act, layout, job)."""
+"""The report of every rank, by (act, layout, job)."""
 
 STARTS: list[tuple[int, list[tuple[str, str, str]]]] = [
     (4, [("save", "fsdp-tp", "a"), ("load", "fsdp-tp", "a"), ("load", "hsdp", "a")]),

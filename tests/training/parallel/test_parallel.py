@@ -46,7 +46,7 @@ def cases(world: int) -> Iterator[Any]:
 
 
 def _schedules(row: Combination, turn: str) -> Iterable[str]:
-    """Return all schedules beside fsdp's own axis, and in a soak on up to eight ranks; else a plain one and another."""
+    """Return all schedules with fsdp's axis, and in a soak on up to eight ranks; else a plain one and another."""
     has_all = row.axes <= {"pp", "shard"} or (IS_SOAK and len(row.axes) < 4)
     wanted = row.schedules if has_all else {*FEW, turn if len(row.axes) < 3 else ""}
     return [schedule for schedule in row.schedules if schedule in wanted]

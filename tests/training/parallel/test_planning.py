@@ -123,7 +123,7 @@ def test_what_no_layout_would_fix_is_reported_by_its_field(table: dict[str, Any]
 
 
 def test_auto_splits_no_vocabulary_that_does_not_divide() -> None:
-    """The data tells it only when the run starts; then what fits the memory must fit the model, too."""
+    """It is read from the data only when the run starts; then what fits the memory must fit the model, too."""
     language = {"preset": "7b", "tokenizer": "/data/tokenizer.json"}
     request = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 128, "language": language})
     split = plan(request, Ranks(8, 8, 32 * GIB), llama_dims(preset="7b", vocabulary=32_000))

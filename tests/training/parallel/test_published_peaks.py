@@ -1,4 +1,4 @@
-"""The estimate beside peaks that others have published, of GPUs (torchtitan, benchmarks/llama3_h100_202412 and
+"""Compare the estimate with peaks that others have published, of GPUs (torchtitan, benchmarks/llama3_h100_202412 and
 llama3_8b_h200_2025-06): Llama 3.1 8B, FSDP2, bf16 over weights in float32. Theirs are bytes that the allocator has
 reserved, the most over all ranks.
 """

@@ -72,7 +72,7 @@ def test_a_fixed_layout_that_does_not_fit_gets_another_that_does() -> None:
 
 
 def test_what_was_requested_is_never_changed_silently() -> None:
-    """Auto settles the mesh and the micro-batch alone: the rest costs time or changes numbers, and is told."""
+    """Auto changes the mesh and the micro-batch only: the rest costs time or changes numbers, and is suggested."""
     for memory in (16, 24, 48, 80):
         for world in (1, 8, 64):
             request = parse({"parallelism": "auto", "dtype": "bf16", "global_batch": 64, "language": {"preset": "7b"}})

@@ -20,7 +20,7 @@ SENT = torch.tensor([2, 3, 4, 0, 0, 0, 0, 0])
 
 
 class Offloaded(nn.Module):
-    """A module whose parameters are in main memory until they are gathered."""
+    """A module with parameters in main memory until they are gathered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def _receive(tensor: Tensor, **options: object) -> None:
 
 
 def test_with_offload_a_stage_receives_where_the_batches_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Main memory and a GPU have backends of their own: one would wait for what the other sent."""
+    """Main memory and a GPU have separate backends: one would wait for what the other sent."""
     stages: list[torch.device] = []
 
     def stage(part: nn.Module, number: int, count: int, device: torch.device, *, group: object) -> None:

@@ -256,7 +256,7 @@ def test_no_odd_value_costs_the_points_next_to_it(tmp_path: Path) -> None:
 
 
 class _Odd:
-    """An object that can't say what it is."""
+    """An object that cannot describe itself."""
 
     def __repr__(self) -> str:
         raise AttributeError("nothing to say")

@@ -86,7 +86,7 @@ def test_a_stream_is_found_though_its_folder_seems_unchanged(
 def test_a_token_of_another_submission_is_not_used(
     server: Server, attempt: Path, submission: dict[str, object]
 ) -> None:
-    """A requeued job waits for the token of its own attempt, and then ships from the beginning."""
+    """A requeued job waits for the token of the new attempt, and then ships from the beginning."""
     run_dir = attempt.parent.parent
     server.leave_token(run_dir, **submission)  # type: ignore[arg-type]
     reporter = reporter_of(attempt)

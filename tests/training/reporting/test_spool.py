@@ -54,7 +54,7 @@ def test_a_stream_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_reading_goes_on_as_the_file_grows_at_any_byte(tmp_path: Path) -> None:
-    """A reader that looks at every prefix sees every batch once, and none before its line is complete."""
+    """A reader that reads every prefix gets every batch once, and none before its line is complete."""
     whole = b"".join(_line(thing) for thing in (HEADER, _batch(0), _batch(1), _batch(2), {"end": True, "seq": 3}))
     path = _write(tmp_path, whole[:1])
     spool = Spool(open_folder(tmp_path), path.name)

@@ -23,7 +23,7 @@ from training import manifest
 
 @pytest.fixture(autouse=True)
 def _terminable() -> Iterator[None]:
-    """vigil_report takes TERM over from a program that does not handle it; here that is the tests' own process."""
+    """vigil_report takes TERM over from a program that does not handle it; here that is the process of the tests."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

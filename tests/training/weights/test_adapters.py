@@ -51,7 +51,7 @@ def table(folder: Path, **lora: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    """The weights, and a run of one process with adapters beside them."""
+    """Return the weights, and a run of a single process with adapters for them."""
     pytest.importorskip("peft")
     folder = tmp_path_factory.mktemp("lora")
     weights = origins.write(folder / "llama", files=2)
@@ -194,7 +194,7 @@ def test_an_export_is_stored_whatever_it_is_called(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 def test_nothing_of_a_copy_that_was_cut_short_is_read(first: int, then: int, tmp_path: Path) -> None:
-    """The weights were saved anew meanwhile, in another number of files."""
+    """The weights were saved again meanwhile, in another number of files."""
 
     def die() -> None:
         raise KeyboardInterrupt

@@ -96,7 +96,7 @@ def _flip(path: Path) -> None:
 
 
 def _resigned(checkpoint: Path, content: bytes) -> None:
-    """A table of contents of somebody else's making, whose digest is right."""
+    """A table of contents that somebody else made, with the right digest."""
     import hashlib
 
     (checkpoint / ".metadata").write_bytes(content)

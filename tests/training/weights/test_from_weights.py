@@ -246,7 +246,7 @@ def test_before_it_starts_only_what_needs_no_sizes_is_checked() -> None:
 
 
 def test_a_pipeline_of_tied_weights_is_refused_with_what_works(tmp_path: Path) -> None:
-    """Writing `tied = false` changes nothing where the weights say otherwise."""
+    """Writing `tied = false` changes nothing where the weights are tied."""
     folder = origins.write(tmp_path / "llama", config={"tie_word_embeddings": True})
     options = {"from_weights": str(folder), "tied": False}
     config = with_sizes(recipe("language"), parse({"recipe": "language", "mesh": {"pp": 2}, "language": options}))

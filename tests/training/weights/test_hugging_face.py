@@ -1,4 +1,4 @@
-"""Test that our weights are the same model in Hugging Face's own library, imported and exported.
+"""Test that our weights are the same model in Hugging Face's library, imported and exported.
 
 Everything that imports transformers in this process is in here, for that takes seconds.
 """
@@ -92,7 +92,7 @@ def test_the_waves_are_those_of_hugging_face_to_the_last_bit(changes: dict[str, 
 
 @contextmanager
 def without_a_warning() -> Iterator[None]:
-    """Python's own are errors anyway."""
+    """Python's warnings are errors anyway."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -106,7 +106,7 @@ def without_a_warning() -> Iterator[None]:
 
 
 def loaded(folder: Path) -> tuple[Any, Any]:
-    """Load model and tokenizer by the folder's own files."""
+    """Load model and tokenizer from the files in the folder alone."""
     with without_a_warning():
         model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -258,7 +258,7 @@ def _exported(tmp_path: Path, path: Path, data: str, *more: str, **options: Any)
     ids=["alone", "no end of its own", "a map", "settings without a class", "a model's folder", "tokens added beside"],
 )
 def test_a_tokenizer_goes_along(files: dict[str, Any], ids: tuple[Any, ...], tmp_path: Path) -> None:
-    """Encoding as in training, and the same tokens with a meaning wherever one is told."""
+    """Encode as in training, with the same special tokens wherever they are stated."""
     path, data = tokenizer_of(tmp_path / "words", **files)
     out = _exported(tmp_path, path, data)
     model, tokenizer = loaded(out)
