@@ -20,7 +20,7 @@ from tests.waiting import until
 T = TypeVar("T")
 _keys = itertools.count(int(time.time_ns()))
 ENDED = {"completed", "failed", "cancelled", "timeout", "node_fail", "out_of_memory"}
-UNSAID = {"", "None", "Starting"}  # of one that waits: nobody has looked at it yet
+NOT_CONSIDERED = {"", "None", "Starting"}  # of a job that waits and was not considered yet
 
 
 class SchedulerContract:
@@ -193,7 +193,7 @@ class SchedulerContract:
         try:
             until(lambda: self.node(scheduler, name).state == "draining")
             waiting = scheduler.submit(self.submission(work, "true", required_nodes=(name,)))
-            until(lambda: self.status(scheduler, waiting).reason not in UNSAID, seconds=self.patience_s)
+            until(lambda: self.status(scheduler, waiting).reason not in NOT_CONSIDERED, seconds=self.patience_s)
             assert self.status(scheduler, running).state == "running"
             (Path(request.directory) / "end").touch()
             assert self.state(scheduler, running, *ENDED).state == "completed"
@@ -217,7 +217,7 @@ class SchedulerContract:
             scheduler.reserve(reservation, [name], seconds=600)  # an order may be repeated
             assert reservation in {found.name for found in scheduler.reservations()}
             waiting = scheduler.submit(self.submission(work, "true", required_nodes=(name,)))
-            until(lambda: self.status(scheduler, waiting).reason not in UNSAID, seconds=self.patience_s)
+            until(lambda: self.status(scheduler, waiting).reason not in NOT_CONSIDERED, seconds=self.patience_s)
             inside = self.submission(
                 work, "true", required_nodes=(name,), reservation=reservation, user=self.reservation_user
             )

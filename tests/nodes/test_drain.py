@@ -39,7 +39,7 @@ def test_is_carried_out_by_the_next_tick(ops: User, scheduler: ScriptedScheduler
     answer = post(ops, "dgx-01/drain", reason="XID 79 on GPU 5")
     assert answer.status_code == 202
     assert (answer.json()["state"], answer.json()["requested_by"]) == ("asked", "ops")
-    assert not scheduler.drained, "no scheduler is asked in a request"
+    assert not scheduler.drained, "no request calls the scheduler"
     drain.carry_out(scheduler)
     assert scheduler.drained == {"dgx-01": "XID 79 on GPU 5 (vigil: ops)"}
     assert sync.is_due(), "the page is to show it at once"

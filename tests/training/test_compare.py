@@ -51,7 +51,7 @@ def refused(*changes: str, ranks: int = 2, steps: int = 40) -> list[str]:
     return caught.value.lines
 
 
-# What is asked.
+# What is requested.
 
 
 def test_ddp_and_fsdp_are_compared_by_default():

@@ -19,7 +19,7 @@ BLIND = RankDevice("dgx-02", "cpu", 0, visible="")
 
 def test_alike_is_no_problem() -> None:
     assert problem([FINE, FINE], gpus_per_node=2) is None
-    assert problem([BLIND, BLIND], gpus_per_node=0) is None, "nobody asked for any, and nobody has any"
+    assert problem([BLIND, BLIND], gpus_per_node=0) is None, "none are requested, and none are there"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class FileSystem:
         self._reply(number, 0 if answer is not None else -38, answer or b"")
 
     def _reply(self, number: int, error: int, data: bytes) -> None:
-        with suppress(OSError):  # whoever asked has died
+        with suppress(OSError):  # the client has died
             os.write(self._file, _REPLY.pack(_REPLY.size + len(data), error, number) + data)
 
 

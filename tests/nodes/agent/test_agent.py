@@ -181,7 +181,7 @@ class TestXids:
         agent.kmsg.log(fault(1))
         until(lambda: [item for item in agent.portal.events("xid") if item["confirmed"]])
         report = agent.portal.events("xid")
-        assert {event["seq"] for event in report} == {0}, "told again, it is the same"
+        assert {event["seq"] for event in report} == {0}, "reported again, it is the same"
 
     def test_an_xid_that_is_missing_from_the_kernel_log(self, agent: Running, gpus: StandIn) -> None:
         agent.start()

@@ -43,7 +43,7 @@ def test_a_node_is_enrolled_and_reports(
         assert (stand["version"], stand["is_silent"], stand["given_up"]) == (VERSION, False, 0)
         assert abs(stand["clock_offset_s"]) < 5
         time.sleep(2.0)  # a second, at least, is a sample
-        agent.end()  # which tells what there is of the first ten
+        agent.end()  # which reports what there is of the first ten
         until(lambda: _stand(portal_up)["sampled_at"])
     finally:
         agent.close()

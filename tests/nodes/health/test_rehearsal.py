@@ -1,4 +1,4 @@
-"""What Vigil would have done about past findings, within its limits."""
+"""The rehearsal shows what Vigil would have done about past findings, within its limits."""
 
 from __future__ import annotations
 

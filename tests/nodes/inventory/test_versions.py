@@ -88,7 +88,7 @@ def test_a_branch_without_a_minimum_is_not_judged() -> None:
         True, True, True, False,
     ]  # fmt: skip
     assert found.judges(Software("container_toolkit"), "", "1.18"), "its minimum is about all branches"
-    assert found.judges(Software("kernel"), "", "6.8.0"), "nothing is said about kernels at all"
+    assert found.judges(Software("kernel"), "", "6.8.0"), "there are no minimums for kernels at all"
 
 
 def test_a_site_replaces_and_adds_minimums() -> None:

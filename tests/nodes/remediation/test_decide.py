@@ -185,7 +185,7 @@ def test_refusals_read_the_nodes_once(lab: Lab) -> None:
 
 
 def test_limits_hold_over_an_hour(lab: Lab) -> None:
-    """Of twelve nodes one may go in an hour; the second is proposed with the reason."""
+    """Only one of twelve nodes may be drained per hour; the second is proposed with the reason."""
     lab.xid(79, "dgx-01")
     lab.step()
     lab.xid(79, "dgx-02")

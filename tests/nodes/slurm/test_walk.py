@@ -122,7 +122,7 @@ class Walk:
             scheduler_id,
             truth.state.lower(),
             truth.restart,
-        ):  # an older truth, where Slurm cannot be asked yet
+        ):  # an older truth, where Slurm cannot be reached yet
             assert status.state not in ENDED, where
             raise AssertionError(where)
         assert status.key == truth.key
@@ -321,7 +321,7 @@ def test_without_slurm_s_clock_everything_is_read(monkeypatch: pytest.MonkeyPatc
 def test_an_old_slurm_reports_only_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     walk = Walk(0, OLD, monkeypatch)
     walk.model.submit()
-    for _ in range(2):  # what changed in the second of the first list is told twice
+    for _ in range(2):  # what changed in the second of the first list is reported twice
         walk.slurm.status(["1"])
         walk.model.pass_time(5)
     listed_at = walk.slurm._cache.listed_at

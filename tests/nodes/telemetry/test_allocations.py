@@ -233,7 +233,7 @@ class TestProcesses:
         machine.post(process(machine, 2, "8"))
         allocations.update()
         assert allocated() == {}, "that job runs elsewhere"
-        machine.post(process(machine, 2, "7", user="1000"))  # a name that the machine has not looked up yet
+        machine.post(process(machine, 2, "7", user="1000"))  # a name that the machine has not resolved yet
         allocations.update()
         assert allocated() == {"7": ["2"]}
 
@@ -314,7 +314,7 @@ class TestInTime:
         queued("7", indices=[0])
         now = moment(time.time())
         allocations.update([], now - timedelta(minutes=5))
-        Gpu.objects.filter(uuid=UUIDS[0]).update(gone_at=now)  # as while its driver is loaded anew
+        Gpu.objects.filter(uuid=UUIDS[0]).update(gone_at=now)  # as while its driver is reloaded
         allocations.update([], now - timedelta(minutes=4))
         machine.post(machine.facts(time.time()))
         allocations.update([], now)

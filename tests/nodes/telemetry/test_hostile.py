@@ -142,7 +142,7 @@ def trickle() -> Iterator[str]:
                     while True:
                         there.sendall(b"x")
                         time.sleep(0.02)
-            except OSError:  # who asked has had enough
+            except OSError:  # the client has had enough
                 return
 
         threading.Thread(target=serve, daemon=True).start()

@@ -46,7 +46,7 @@ def test_an_allocated_idle_gpu_is_found_with_and_without_a_process() -> None:
     queued("7", indices=[0, 1, 2, 3])
     machine.post(machine.facts(now))
     allocations.update()
-    # 0 works, 1 does nothing with a process, 2 without one; 3 (a slice) does not tell.
+    # 0 works, 1 is idle with a process, 2 without; 3 (a slice) does not report its use.
     rows = [[5] * 10, [0] * 10, [0] * 10, [None] * 10]
     for at in range(now - 1200, now, 10):
         last = {**machine.batch(at, gpu_percent=rows), "processes": [{"gpu": UUIDS[1], "pid": 5, "job": "7"}]}

@@ -1,4 +1,4 @@
-"""What belongs to the host: a mount names its file system, and a killed test of the disk leaves nothing behind."""
+"""A mount of the host names its file system, and a killed test of the disk leaves nothing behind."""
 
 from __future__ import annotations
 

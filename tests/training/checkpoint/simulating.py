@@ -30,7 +30,7 @@ def lost(cost: float, tau: float, *, failures: int, seed: int = 0) -> float:
     Its first minute, before anything is measured, counts. Half of a save's cost is a stall, half slower steps.
     """
     numbers = random.Random(seed)
-    # As many as of each length as there should be: so that luck with them does not hide what is looked for.
+    # As many as of each length as there should be: so that luck with them does not hide the effect.
     gaps = [-tau * math.log(1 - (index + 0.5) / failures) for index in range(failures)]
     numbers.shuffle(gaps)
     done = spent = 0.0

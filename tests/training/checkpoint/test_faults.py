@@ -110,7 +110,7 @@ ENDLESS = {
 
 @pytest.fixture(params=ENDLESS)
 def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 8 MiB, where one may be mounted."""
+    """Return a separate file system of 8 MiB, where one may be mounted."""
     place = tmp_path / "run" / "job" / "checkpoints"
     options = {**ENDLESS[request.param], "checkpoint_every": 10, "keep_checkpoints": 2}
     run = Run(tmp_path / "run", options, kind=request.param)

@@ -66,7 +66,7 @@ def test_killed_while_saving(target: str, expected: str, whole: dict[int, Run], 
     _is_like(run, whole[1])
     if expected:
         reports = [event["name"] for event in run.events("checkpoint.committed")]
-        assert reports == [expected, "step-8", "step-12"]  # what the first process had no time to tell is told now
+        assert reports == [expected, "step-8", "step-12"]  # what the first process had no time to report
 
 
 def test_killed_while_pruning(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_killed_while_pruning(tmp_path: Path) -> None:
     assert [found.name for found in run.checkpoints] == ["step-4", "step-6"]
     assert len(list((run.job_dir / "checkpoints").glob(".pruned-*"))) == 1
     run.finish(1, resume=newest_on_lineage(run.job_dir))
-    assert run.events("checkpoint.pruned")[0]["name"] == "step-2", "the killed one may have had no time to tell it"
+    assert run.events("checkpoint.pruned")[0]["name"] == "step-2", "the killed run may have had no time to report it"
     _is_like(run, whole)
 
 

@@ -53,7 +53,7 @@ def test_a_stretch_ends_at_the_same_step_for_all() -> None:
         assert _step(server, worker, 10)
         assert _step(server, worker, 11)
     early = server.pull(0, 12)
-    assert not early.done(), "asked before the next stretch is open"
+    assert not early.done(), "requested before the next stretch is open"
     assert server.progress(0) == (12, True, {10: 10.0, 11: 11.0})
     server.open(12, 14)
     assert early.done()

@@ -97,7 +97,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"^source: .*nn can't be read \(File name too long\). Name another, or correct it."
     ):
-        prepared(tmp_path, Path("n" * 300))  # as one that may not be looked at: nothing is known of it
+        prepared(tmp_path, Path("n" * 300))  # like a path that may not be read
     (tmp_path / "empty.txt").touch()
     with pytest.raises(DataError, match=r"^source: .*empty.txt is empty."):
         prepared(tmp_path / "cache", tmp_path / "empty.txt")

@@ -72,7 +72,7 @@ def _step(order: Order, shares: Sequence[Share], step: int) -> list[int]:
 def test_a_loader_gives_the_same_from_any_position() -> None:
     order, share = Order(10_000, seed=1), Share(1, 3, BATCH, 2)
     going = Loader(order, share)
-    for step in range(2000):  # beyond what it looks up at once
+    for step in range(2000):  # beyond what it computes at once
         parts = going.ids(step * BATCH)
         if step % 499 == 0:
             assert _lists(parts) == _lists(Loader(order, share).ids(step * BATCH))

@@ -60,7 +60,7 @@ def test_prefetched_batches_are_not_consumed(added: Path, tmp_path: Path) -> Non
     whole = Run(tmp_path / "whole", dict(NUMBERS), added=added)
     first = whole.finish(2)
     expected = [_read_ids(first.attempt_dir, 0, 2), _read_ids(first.attempt_dir, 1, 2)]
-    assert [len(found) for found in expected] == [12, 12], "nothing is looked up beyond the last step"
+    assert [len(found) for found in expected] == [12, 12], "nothing is read beyond the last step"
 
     run = Run(tmp_path / "run", dict(NUMBERS), added=added)
     committed = run.job_dir / "checkpoints" / "step-4" / "COMMITTED"

@@ -77,7 +77,7 @@ def test_it_runs_ahead_so_far_and_no_further() -> None:
     time.sleep(0.02)
     assert max(created) == furthest
     found.close()
-    assert found.take(40) == 40, "closed, it still gives what it is asked for"
+    assert found.take(40) == 40, "closed, it still returns what is requested"
 
 
 def test_nothing_is_prefetched_beyond_the_end_unless_requested() -> None:

@@ -95,7 +95,7 @@ class TestAClientWithoutACountedUpdate:
         report, changed = _second_round(tmp_path, fail)
         assert report.states.tolist() == [DROPPED if client == 3 else TRAINED for client in report.clients]
         assert (report.traffic.up == 0).tolist() == [client == 3 for client in report.traffic.clients]
-        assert (report.traffic.down > 0).all(), "it was asked"
+        assert (report.traffic.down > 0).all(), "it received the model"
         assert changed == [client != 3 for client in range(12)]
 
     def test_that_sent_what_is_no_number(self, tmp_path: Path) -> None:

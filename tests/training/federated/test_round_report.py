@@ -159,7 +159,7 @@ def test_however_long_it_is_events_are_few(rounds: int, clock: Clock) -> None:
     tables = [RoundTable.unpack(event) for event in reporter.of("round.clients")]
     assert np.concatenate([table.rounds["round"] for table in tables]).tolist() == list(range(1, rounds + 1))
     assert 2_500 <= len(tables) <= 2_501 + 2_500 * math.log(rounds / 2_500)
-    assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MAX_EVENTS, "of the longest run that can be asked for"
+    assert 2_500 * (1 + math.log(1_000_000 / 2_500)) < MAX_EVENTS, "for the longest run that can be requested"
     for kind in ("client.dropped", "client.broken"):
         assert len(reporter.of(kind)) <= client_failures.MAX_EVENTS
     assert len(reporter.events) < EVENTS / 2

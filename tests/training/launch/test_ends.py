@@ -202,7 +202,7 @@ class TestNodeReport:
         found, problem = node_report.kernel_log()
         assert found[-1][1].startswith("02999")
         assert sum(len(text) for _, text in found) <= node_report.KERNEL_BYTES
-        assert problem == "only the newest lines were kept", "so it cannot be said what the kernel did not tell"
+        assert problem == "only the newest lines were kept", "so a missing message proves nothing"
 
     @pytest.fixture
     def query(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_what_is_saved_is_stopped_though_a_rank_outstays_the_grace(run: Run) -> 
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(PATIENCE_S) == 75
     assert run.result()["cause"] == "stopped"
-    assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text(), "why it stayed can be looked up"
+    assert "in do" in (run.attempt() / "stacks" / "0.1.txt").read_text(), "its stacks show why it stayed"
     run.assert_nothing_left()
 
 

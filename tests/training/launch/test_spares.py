@@ -92,7 +92,7 @@ def test_whoever_was_to_blame_comes_after_who_never_was(tmp_path: Path) -> None:
 def test_without_spares_the_faulty_node_continues(tmp_path: Path) -> None:
     launchers = Launchers(tmp_path, spares=0)
     assert launchers.fail(0) == ["dgx01", "dgx02"]
-    assert launchers.fail(1, "gpu") == [], "starting anew there would not help"
+    assert launchers.fail(1, "gpu") == [], "a restart there would not help"
     assert (launchers.result["cause"], launchers.result["first_failure"]["kind"]) == ("failed", "gpu")
 
 

@@ -16,7 +16,7 @@ from tests.training.launching import until
 from tests.waiting import PATIENCE_S
 from training import start
 
-# Writes how often it was started and that it is alive, then does what it is told.
+# Writes how often it was started and that it is alive, then runs the file `does`.
 PLAYED = """
 import os, pathlib, signal, subprocess, sys, time
 here = pathlib.Path(sys.argv[1])

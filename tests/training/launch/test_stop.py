@@ -270,4 +270,4 @@ def test_what_breaks_while_the_interpreter_ends_fails_no_completed_run(
     process = _standalone(tmp_path, steps=3)
     output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, output
-    assert "completed at step 3" in output, "what it has said is there to the last line"
+    assert "completed at step 3" in output, "its output is there to the last line"

@@ -39,7 +39,7 @@ def test_two_ranks_report_where_their_time_goes(tmp_path: Path) -> None:
     assert all(set(part) == set(range(1, 401)) for part in parts)
     for step, whole in steps.items():
         assert 0 < sum(part[step] for part in parts) <= whole
-    assert not run.series("forward_seconds", rank=1)  # rank 0 tells
+    assert not run.series("forward_seconds", rank=1)  # rank 0 reports them
     assert not run.series("mfu")  # no GPU: no peak
     assert set(run.series("checkpoint_seconds")) == {100, 200, 300, 400}
     shares = run.series("communication_share")

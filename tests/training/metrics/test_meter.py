@@ -60,7 +60,7 @@ def test_steps_are_as_long_as_the_device_took_not_the_host() -> None:
 @pytest.mark.parametrize(
     ("table", "world", "expected"),
     [
-        ({"global_batch": 5}, 3, set()),  # a rank was lost: the rest can still be told something
+        ({"global_batch": 5}, 3, set()),  # a rank was lost: the rest still get remedies
         ({"parallelism": "fsdp"}, 2, set()),
         ({"parallelism": "fsdp", "fsdp": {"reshard": "never"}}, 2, {"reshard"}),
         ({"parallelism": "fsdp", "mesh": {"tp": 2}}, 4, {"compile", "fp8"}),

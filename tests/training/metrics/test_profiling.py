@@ -64,7 +64,7 @@ def test_records_the_configured_steps_once(attempt: Path) -> None:
     assert (saved["kind"], saved["first_step"], saved["last_step"]) == ("profile.saved", 3, 4)
     found = json.loads(gzip.decompress((attempt / "profiles" / saved["name"]).read_bytes()))
     assert found["traceEvents"]
-    # A later incarnation comes by that step again, and other ranks are not asked by the configuration.
+    # A later incarnation repeats that step, and the configuration is for rank 0 alone.
     assert not any(train(profiles(attempt, report, at=3), 6))
     assert not any(train(profiles(attempt, report, at=3, rank=1), 6))
     assert len(report.events) == 1
@@ -78,7 +78,7 @@ def test_records_what_the_portal_requests_of_this_rank(attempt: Path) -> None:
     assert report.events[0]["name"] == "step-1-3.rank1.abc123.json.gz"
     request_profile(attempt, rank=1, steps=10**9, id="more")
     profile = profiles(attempt, report, rank=1)
-    assert all(train(profile, profiling.MAX_STEPS - 1))  # no more than that, whatever is asked
+    assert all(train(profile, profiling.MAX_STEPS - 1))  # no more than that, whatever is requested
     profile.close(profiling.MAX_STEPS)
     assert [event["kind"] for event in report.events] == ["profile.saved"] * 2
 

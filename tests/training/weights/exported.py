@@ -27,7 +27,7 @@ def checkpoint_of(folder: Path, data: str = BYTES, **options: Any) -> tuple[Path
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
         initialise(dims, name, parameter.data, generator)
-        parameter.data.mul_(4)  # so that logits tell
+        parameter.data.mul_(4)  # so that logits differ
     state = {"model": {name: tensor.detach() for name, tensor in model.state_dict().items()}}
     folder.mkdir(parents=True, exist_ok=True)
     return save(folder, state, step=40, config=config.numerics(), data=data), model
