@@ -175,7 +175,7 @@ def _fail(scheduler: Any, running: list[Any]) -> list[tuple[float, float]]:
             raise SystemExit(f"{undecided.count()} are not decided on, {unknown.count()} not diagnosed")
         ended = round(a_tick * (len(ticks) + 1)) - (len(running) - len(waiting))
         for attempt in waiting[:ended]:
-            scheduler.say(attempt.scheduler_id, state="failed", exit_code=1)
+            scheduler.update_job(attempt.scheduler_id, state="failed", exit_code=1)
         waiting = waiting[ended:]
         cpu, wall = time.process_time(), time.monotonic()
         follow.tick(scheduler)

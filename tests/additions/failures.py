@@ -72,7 +72,7 @@ assert CAUSES["gpu.noise"].is_hardware
 assert runbook.shipped_runbook("gpu.noise").startswith("# gpu.noise")
 """,
         guards=(
-            "tests/jobs/postmortem/test_runbooks.py::test_every_cause_has_one_and_nothing_else_does",
+            "tests/jobs/postmortem/test_runbooks.py::test_every_cause_has_a_runbook_and_nothing_else_does",
             "tests/jobs/postmortem/test_runbooks.py::test_it_begins_with_its_code_and_its_links_lead_somewhere",
         ),
     ),

@@ -13,7 +13,7 @@ from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import a_project, person
 
-PARTS = ("FOLDERS", "SUBMIT", "ARRAY", "SETTLE", "COLLECT")  # of a tick, each with a budget of its own
+PARTS = ("FOLDERS", "SUBMIT", "ARRAY", "SETTLE", "COLLECT")  # of a tick, each with a separate budget
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,6 @@ def _no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _failures_are_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_cache_of_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the cache of node failures, which would carry over between tests."""
     monkeypatch.setattr(mtbf, "CACHE_S", 1e-9)

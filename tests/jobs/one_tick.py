@@ -28,7 +28,7 @@ lease.SECONDS = 1
 
 class Slow(ScriptedScheduler):
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
-        print("asked", flush=True)
+        print("waiting", flush=True)
         sys.stdin.readline()
         return super().status(scheduler_ids)
 

@@ -33,7 +33,7 @@ class ScriptedScheduler:
     accounted: AccountsInfo = field(default_factory=AccountsInfo)
     broken_parts: dict[str, SchedulerError] = field(default_factory=dict)  # by method: "queue", "accounts", "drain" …
     unreadable: dict[str, int] = field(default_factory=dict)  # by part: records of "nodes", "queue" left out
-    asked: list[str] = field(default_factory=list)  # parts of the cluster that were requested
+    requests: list[str] = field(default_factory=list)  # the methods that were called
     drained: dict[str, str] = field(default_factory=dict)
     stepped: dict[tuple[str, int], tuple[SlurmStep, ...]] = field(default_factory=dict)  # by id and restart count
     cancellers: dict[str, str] = field(default_factory=dict)  # by id
@@ -78,8 +78,8 @@ class ScriptedScheduler:
         self._answer()
         found = (job.scheduler_id for job in self.jobs.values() if job.key == key)
         if task is not None:
-            return next((known for known in found if known.endswith(f"_{task}")), None)
-        return next((known.partition("_")[0] for known in found), None)
+            return next((scheduler_id for scheduler_id in found if scheduler_id.endswith(f"_{task}")), None)
+        return next((scheduler_id.partition("_")[0] for scheduler_id in found), None)
 
     def status(self, scheduler_ids: list[str]) -> dict[str, JobStatus]:
         self._answer()
@@ -169,7 +169,7 @@ class ScriptedScheduler:
 
     def _part(self, name: str) -> None:
         self._answer()
-        self.asked.append(name)
+        self.requests.append(name)
         if name in self.broken_parts:
             raise self.broken_parts[name]
 

@@ -18,7 +18,7 @@ NOW = timezone.now()
 
 
 def trained(attempt: Attempt, first: int, last: int, *, incarnation: int = 0, seconds: float = 2.0) -> None:
-    """Reports the steps from first + 1 to last, so many seconds each."""
+    """Report the steps from first + 1 to last, each `seconds` long."""
     stream = Spooled(incarnation=incarnation).add_event("run.started", start_step=first)
     for step in range(first + 1, last + 1):
         stream.log(step, step_seconds=seconds)
@@ -47,7 +47,7 @@ def test_steps_over_the_time_since_the_start() -> None:
 
 
 def test_steps_done_again_count_once() -> None:
-    """A restart in place from step 40: 41 to 60 were done in vain, whatever the second time takes."""
+    """A restart in place from step 40: steps 41 to 60 were wasted, however long they take the second time."""
     job = job_of()
     attempt = an_attempt(job, 1, minutes=10)
     trained(attempt, 0, 60)
@@ -55,7 +55,7 @@ def test_steps_done_again_count_once() -> None:
     assert goodput_of(job) == (40 * 2.0 + 60 * 3.0, 600.0)
 
 
-def test_of_a_program_of_somebody_s_the_launcher_says_where_it_went_on() -> None:
+def test_the_launcher_of_a_custom_program_reports_where_it_went_on() -> None:
     job = job_of()
     job.kind = "script"
     job.save(update_fields=["kind"])
@@ -93,7 +93,7 @@ def test_of_a_job_that_ended_badly_what_no_checkpoint_has_is_lost() -> None:
     assert goodput_of(job) == (120.0, 600.0)
 
 
-def test_nothing_is_said_of_what_has_not_run() -> None:
+def test_nothing_is_claimed_of_what_has_not_run() -> None:
     job = job_of()
     attempt_of(job, state="pending")
     assert goodput_of(job) is None

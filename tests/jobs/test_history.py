@@ -41,7 +41,7 @@ def test_bulk_leaves_the_lines_that_row_by_row_would(db: None) -> None:
     created = lines()
     assert len(created) == Job.objects.count() == 400
     assert Attempt.objects.filter(job__latest=None).count() == 0
-    _write_anew()
+    _rewrite()
     assert lines() == created, "as the triggers write them"
     client = Client(headers={"host": "127.0.0.1"})
     client.force_login(lab.sysadmin, backend="allauth.account.auth_backends.AuthenticationBackend")
@@ -49,8 +49,8 @@ def test_bulk_leaves_the_lines_that_row_by_row_would(db: None) -> None:
     assert client.get("/api/v1/jobs", {"q": name}).json()["items"][0]["name"] == name
 
 
-def _write_anew() -> None:
-    """The same jobs as a portal comes by them: first the job, then its attempts, then which is its latest."""
+def _rewrite() -> None:
+    """Write the jobs in the order of a portal: first the job, then its attempts, then which is its latest."""
     jobs, attempts, tags = (
         list(Job.objects.order_by("pk")),
         list(Attempt.objects.order_by("pk")),

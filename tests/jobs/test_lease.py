@@ -37,14 +37,14 @@ def test_sigstop_past_the_lease(prepared_home: Path, tmp_path: Path) -> None:
     run("make")
     with start("tick") as follower:
         assert follower.stdout is not None
-        assert follower.stdout.readline() == "asked\n"
+        assert follower.stdout.readline() == "waiting\n"
         os.kill(follower.pid, signal.SIGSTOP)
         run("take")  # as soon as the lease is over, by the database's clock
         os.kill(follower.pid, signal.SIGCONT)
         follower.communicate("go on\n", timeout=60)
         assert follower.returncode == 0
     assert run("show") == "pending\n"
-    run("tick")  # with the lease in hand the same tick writes
+    run("tick")  # with the lease the same tick writes
     assert run("show") == "running\n"
 
 
@@ -64,7 +64,7 @@ def test_the_fence_rises() -> None:
 
 @pytest.mark.django_db
 def test_a_clock_that_is_set_back_leaves_nobody_waiting() -> None:
-    """Leases from before seem to be held for as long as the clock went back."""
+    """Earlier leases seem to be taken for as long as the clock went back."""
     first = lease.take("x")
     assert first is not None
     assert lease.take("x") is None

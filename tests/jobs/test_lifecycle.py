@@ -68,11 +68,11 @@ def _runs(tmp_path: Path, settings: Any) -> None:
 def root(tmp_path: Path) -> Iterator[Path]:
     root = tmp_path / "scheduler"
     yield root
-    known = LocalScheduler(root, cpus=4, gpus=[])
+    scheduler = LocalScheduler(root, cpus=4, gpus=[])
     ids = [str(job_id) for job_id in slots.job_ids(str(root))]
     for scheduler_id in ids:
-        known.cancel(scheduler_id)
-    until(lambda: all(status.ended_at for status in known.status(ids).values()))
+        scheduler.cancel(scheduler_id)
+    until(lambda: all(status.ended_at for status in scheduler.status(ids).values()))
     assert not processes_of(root)
 
 
@@ -140,15 +140,15 @@ def newest() -> Attempt:
     return Attempt.objects.select_related("job").latest("number")
 
 
-def follow_until(scheduler: LocalScheduler, look: Callable[[], Any], *, seconds: float = PATIENCE_S) -> Any:
+def follow_until(scheduler: LocalScheduler, condition: Callable[[], Any], *, seconds: float = PATIENCE_S) -> Any:
     def once() -> Any:
         follow.tick(scheduler)
-        return look()
+        return condition()
 
-    return until(once, seconds=seconds, at_most_s=0.5)  # a tick is dear
+    return until(once, seconds=seconds, at_most_s=0.5)  # a tick is expensive
 
 
-def said(attempt: Attempt, rank: int = 0) -> list[str]:
+def output_lines(attempt: Attempt, rank: int = 0) -> list[str]:
     if not logs.available(attempt):
         return []
     return [line.text for line in logs.read(attempt.job, logs.LogSelection(attempt, rank)).lines]
@@ -157,7 +157,7 @@ def said(attempt: Attempt, rank: int = 0) -> list[str]:
 def printed(attempt: Attempt, text: str) -> bool:
     """Return whether rank 0 has printed a line with this prefix."""
     there = any(log.rank == 0 for log in logs.available(attempt))
-    return there and any(line.startswith(text) for line in said(attempt))
+    return there and any(line.startswith(text) for line in output_lines(attempt))
 
 
 def test_from_submission_to_close(sam: User, scheduler: LocalScheduler) -> None:
@@ -165,15 +165,15 @@ def test_from_submission_to_close(sam: User, scheduler: LocalScheduler) -> None:
     attempt = follow_until(scheduler, lambda: Attempt.objects.exclude(closed_at=None).first())
     attempt = newest()
     assert (attempt.state, attempt.cause, attempt.exit_code) == ("completed", "completed", 0)
-    assert said(attempt) == ["from 0 rank 0 of 2", "done"]
-    assert said(attempt, 1) == ["from 0 rank 1 of 2", "done"]
+    assert output_lines(attempt) == ["from 0 rank 0 of 2", "done"]
+    assert output_lines(attempt, 1) == ["from 0 rank 1 of 2", "done"]
     assert (attempt.step, attempt.steps) == (20, 20)
     assert list(Checkpoint.objects.values_list("step", flat=True)) == [20, 10]
     assert job.attempts.count() == 1
 
 
 def test_a_job_waits_while_its_machine_is_drained(sam: User, scheduler: LocalScheduler) -> None:
-    """Drained and undrained on the node's page, as a sysadmin does; told on it, and on the job's."""
+    """A sysadmin drains and undrains it on the node's page; that page and the job's show it."""
     browser = signed_in(sam)
 
     def page(path: str) -> str:
@@ -207,11 +207,11 @@ def test_two_nodes_are_two_launchers(sam: User, scheduler: LocalScheduler) -> No
     assert attempt.state == "completed"
     assert len(attempt.nodes) == 2
     assert {log.rank for log in logs.available(attempt)} == {0, 1, -1, -2, None}
-    assert said(attempt, 1)[0] == "from 0 rank 1 of 2"
+    assert output_lines(attempt, 1)[0] == "from 0 rank 1 of 2"
 
 
 def test_an_elastic_job_goes_on_with_one_node_of_two(sam: User, scheduler: LocalScheduler, root: Path) -> None:
-    """The node that led is the one that is lost: neither batch script nor scheduler nor Vigil starts anything anew."""
+    """The leading node is lost: neither batch script nor scheduler nor Vigil restarts anything."""
     start(sam, 60, 0.05, nodes="1:2", ranks_per_node=1)
     follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
     assert len(newest().nodes) == 2
@@ -219,8 +219,8 @@ def test_an_elastic_job_goes_on_with_one_node_of_two(sam: User, scheduler: Local
     follow_until(scheduler, lambda: newest().ended_at)
     attempt = newest()
     assert (attempt.number, attempt.state, attempt.cause) == (1, "completed", "completed")
-    assert said(attempt)[0].endswith("rank 0 of 1")
-    assert int(said(attempt)[0].split()[1]) >= 10
+    assert output_lines(attempt)[0].endswith("rank 0 of 1")
+    assert int(output_lines(attempt)[0].split()[1]) >= 10
     follow_until(scheduler, lambda: attempt.events.filter(kind="nodes.lost"))
 
 
@@ -246,7 +246,7 @@ def test_cancel_saves_and_resume_goes_on(sam: User, scheduler: LocalScheduler, r
     follow_until(scheduler, lambda: newest().decided_at)
     attempt = newest()
     assert (attempt.state, attempt.exit_code, attempt.reason) == ("cancelled", 75, "Cancelled by sam.")
-    stopped_at = int(said(attempt)[-1].removeprefix("stopped at "))
+    stopped_at = int(output_lines(attempt)[-1].removeprefix("stopped at "))
     assert not processes_of(root)
     job.refresh_from_db()
     second = resume(sam, job)
@@ -254,21 +254,21 @@ def test_cancel_saves_and_resume_goes_on(sam: User, scheduler: LocalScheduler, r
     assert second.resume_from.step == stopped_at
     follow_until(scheduler, lambda: newest().ended_at)
     assert (newest().number, newest().state) == (2, "completed")
-    assert said(newest())[0] == f"from {stopped_at} rank 0 of 1"
+    assert output_lines(newest())[0] == f"from {stopped_at} rank 0 of 1"
 
 
 def test_kill_9_of_the_shim_is_a_new_attempt_that_goes_on(sam: User, scheduler: LocalScheduler, root: Path) -> None:
     start(sam, 60, 0.05)
     follow_until(scheduler, lambda: newest().state == "running" and checkpoint_on_disk(newest()))
-    known = slots.read_json(str(root / "jobs" / newest().scheduler_id / "shim.json"))
-    assert known is not None
-    os.kill(known["pid"], signal.SIGKILL)
+    shim = slots.read_json(str(root / "jobs" / newest().scheduler_id / "shim.json"))
+    assert shim is not None
+    os.kill(shim["pid"], signal.SIGKILL)
     follow_until(scheduler, lambda: newest().number == 2)
     first = Attempt.objects.get(number=1)
     assert (first.state, first.cause) == ("node_fail", "node_fail")
     follow_until(scheduler, lambda: newest().ended_at)
     assert newest().state == "completed"
-    step = int(said(newest())[0].split()[1])
+    step = int(output_lines(newest())[0].split()[1])
     assert step >= 10
     assert step % 10 == 0
 
@@ -283,7 +283,7 @@ def test_kill_9_of_the_launcher_is_a_new_incarnation(
     launcher.kill()
     follow_until(scheduler, lambda: newest().ended_at)
     assert (newest().number, newest().state) == (1, "completed")
-    first, *_ = said(newest())
+    first, *_ = output_lines(newest())
     assert first.endswith(f"rank 0 of {nodes}")
     assert int(first.split()[1]) >= 10
 
@@ -320,7 +320,7 @@ def test_an_exception_ends_it_with_its_words(sam: User, scheduler: LocalSchedule
 
 
 def test_the_time_limit_is_a_requeue_that_goes_on(sam: User, scheduler: LocalScheduler) -> None:
-    """Warned half a minute before the limit, it saves, asks to be requeued, and goes on as the next attempt."""
+    """Warned half a minute before the limit, it saves, requests a requeue, and continues as the next attempt."""
     job = start(sam, 40, 0.2, time_limit="00:00:34")
     follow_until(scheduler, lambda: newest().number == 2)
     first = Attempt.objects.get(number=1)
@@ -328,9 +328,11 @@ def test_the_time_limit_is_a_requeue_that_goes_on(sam: User, scheduler: LocalSch
     assert newest().scheduler_id == first.scheduler_id
     # A busy machine needs more attempts for it: each has four seconds.
     follow_until(scheduler, lambda: newest().state == "completed", seconds=2 * PATIENCE_S)
-    seen = [int(said(attempt)[0].split()[1]) for attempt in job.attempts.select_related("job").order_by("number")]
-    assert seen == sorted(seen)  # each went on where the one before had stopped
-    assert seen[-1] > 0
+    first_steps = [
+        int(output_lines(attempt)[0].split()[1]) for attempt in job.attempts.select_related("job").order_by("number")
+    ]
+    assert first_steps == sorted(first_steps)  # each continued where the attempt before had stopped
+    assert first_steps[-1] > 0
 
 
 def checkpoint_on_disk(attempt: Attempt) -> bool:
@@ -338,7 +340,7 @@ def checkpoint_on_disk(attempt: Attempt) -> bool:
     return any(name.startswith("step-") for name in rundir.names_under(root, "job/checkpoints"))
 
 
-def test_a_python_that_lacks_something_says_which(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
+def test_a_python_that_lacks_a_module_names_it(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
     bare = Path(settings.VIGIL_RUNS).parent / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     settings.VIGIL_JOB_ENVIRONMENT = f'python = "{bare}"'
@@ -349,14 +351,14 @@ def test_a_python_that_lacks_something_says_which(sam: User, scheduler: LocalSch
     assert "Install torch, numpy, psutil and pydantic there." in newest().reason
 
 
-def test_what_the_environment_sets_is_seen_by_every_rank(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
+def test_what_the_environment_sets_reaches_every_rank(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
     settings.VIGIL_JOB_ENVIRONMENT = 'env = { MY_OWN = "$(date) two  words" }'
     program = 'import os\nprint(os.environ["MY_OWN"], flush=True)\n'
     spec = JobSpec.parse({"name": "env", "kind": "script", "script": {"directory": "."}})
     submit(sam, spec, spec_toml=write_toml(spec), code=packed(program))
     follow_until(scheduler, lambda: newest().ended_at)
     assert newest().state == "completed"
-    assert said(newest()) == ["$(date) two  words"]
+    assert output_lines(newest()) == ["$(date) two  words"]
 
 
 def test_a_sweep_of_four_two_at_once(sam: User, scheduler: LocalScheduler) -> None:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db
 JOBS = "/api/v1/jobs"
 
 
-def told() -> list[tuple[Any, ...]]:
+def rows() -> list[tuple[Any, ...]]:
     return list(Listing.objects.order_by("pk").values_list("name", "state", "project_id", "attempt_id"))
 
 
@@ -57,35 +57,35 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_follows_its_job_and_its_latest_attempt(mira, project):
     job = lab.a_job(mira, project, name="first", state="running")
     attempt = job.latest
-    assert told() == [("first", "running", project.pk, attempt.pk)]
+    assert rows() == [("first", "running", project.pk, attempt.pk)]
     Attempt.objects.filter(pk=attempt.pk).update(state="node_fail", ended_at=F("started_at"))
     Job.objects.filter(pk=job.pk).update(name="renamed")
-    assert told() == [("renamed", "node_fail", project.pk, attempt.pk)]
+    assert rows() == [("renamed", "node_fail", project.pk, attempt.pk)]
     again = Attempt.objects.create(job=job, number=2)
     Job.objects.filter(pk=job.pk).update(latest=again)
     Attempt.objects.filter(pk=attempt.pk).update(state="failed")
-    assert told() == [("renamed", "pending", project.pk, again.pk)], "an earlier attempt is no longer its state"
+    assert rows() == [("renamed", "pending", project.pk, again.pk)], "an earlier attempt is no longer its state"
     assert Listing.objects.get().started_at.year == 1970, "it has not started"
     job.delete()
-    assert told() == []
+    assert rows() == []
 
 
-def test_what_nobody_kept_meanwhile_is_brought_in_step(signed_in, mira, project):
+def test_counts_that_nobody_updated_meanwhile_are_brought_in_step(signed_in, mira, project):
     stored, gone = lab.a_job(mira, project, name="kept"), lab.a_job(mira, project, name="gone")
     triggers.drop_triggers(connection)
     assert not triggers.has_triggers(connection)
     Job.objects.filter(pk=stored.pk).update(name="heron")
     gone.delete()
     lab.a_job(mira, project, name="new")
-    assert [line[0] for line in told()] == ["kept", "gone"]
+    assert [line[0] for line in rows()] == ["kept", "gone"]
     call_command("migrate", verbosity=0)  # nothing to apply: triggers that are missing come back all the same
     assert triggers.has_triggers(connection)
-    assert [line[0] for line in told()] == ["heron", "new"]
+    assert [line[0] for line in rows()] == ["heron", "new"]
     assert names(signed_in, "q=heron") == ["heron"]
 
 
 def test_a_start_finishes_what_an_upgrade_that_was_killed_left_undone(signed_in, mira, project, monkeypatch):
-    """The last migration was applied, and what keeps the listing not put back yet."""
+    """The last migration was applied, and the triggers of the listing are not restored yet."""
     triggers.drop_triggers(connection)
     lab.a_job(mira, project, name="heron")
     monkeypatch.setattr(prepare, "_collect_static", lambda: None)
@@ -97,24 +97,24 @@ def test_a_start_finishes_what_an_upgrade_that_was_killed_left_undone(signed_in,
 @pytest.mark.parametrize("sort", ["-created", "name", "state", "-started", "owner"])
 @pytest.mark.parametrize("query", ["", "q=lora", "state=completed&q=lora"])
 def test_pages_are_whole_where_four_jobs_are_many(signed_in, mira, project, short, sort, query):
-    """However few lines are looked at for a page: no job twice, none lost, each in its place."""
+    """However few lines are read for a page: no job twice, none lost, each in its place."""
     for i in range(14):
         state = ("pending", "running", "completed", "failed")[i % 4]
         lab.a_job(mira, project, name=f"{('lora', 'gpt', 'lora')[i % 3]}-{i % 2}", state=state)
-    seen: list[int] = []
+    listed: list[int] = []
     cursor = ""
     for _ in range(40):
         page = signed_in.get(f"{JOBS}?limit=2&sort={sort}&cursor={cursor}&{query}").json()
-        seen += [job["id"] for job in page["items"]]
+        listed += [job["id"] for job in page["items"]]
         cursor = page["next"]
-        if len(seen) == 2:
+        if len(listed) == 2:
             lab.a_job(mira, project, name="aaa", state="cancelled")  # comes in between, and shifts nothing
         if cursor is None:
             break
     assert cursor is None
-    assert len(seen) == len(set(seen))
+    assert len(listed) == len(set(listed))
     wanted = {job.pk for job in Job.objects.exclude(name="aaa") if _matches(job, query)}
-    assert wanted <= set(seen)
+    assert wanted <= set(listed)
 
 
 def _matches(job: Job, query: str) -> bool:
@@ -124,7 +124,7 @@ def _matches(job: Job, query: str) -> bool:
     return (not state or job.latest.state in states[state[1]]) and (not word or word[1] in job.name)
 
 
-def test_what_is_many_is_counted_so_far_and_says_so(signed_in, mira, project, short):
+def test_what_is_many_is_counted_so_far_and_marked_so(signed_in, mira, project, short):
     for i in range(5):
         lab.a_job(mira, project, state="completed", name=f"lora-{i}")
     lab.a_job(mira, project, state="failed", name="gpt")
@@ -136,7 +136,7 @@ def test_what_is_many_is_counted_so_far_and_says_so(signed_in, mira, project, sh
     assert str(finder.Count(10_000)) == "10,000"
 
 
-def test_a_search_that_has_looked_far_enough_offers_to_go_on(signed_in, mira, project, short):
+def test_a_search_that_has_read_enough_offers_to_go_on(signed_in, mira, project, short):
     oldest = lab.a_job(mira, project, name="zz")
     for i in range(6):
         lab.a_job(mira, project, name=f"run-{i}")
@@ -181,13 +181,13 @@ def test_a_search_through_many_people_ends_after_as_many_lines(signed_in, mira, 
 def test_words_are_found_anywhere_in_a_name(signed_in, mira, project, short, word, found):
     for name in ("lora-base", "a_lora", "gpt", "gpt", "gpt", "gpt"):
         lab.a_job(mira, project, name=name)
-    page, seen = signed_in.get(JOBS, {"q": word, "sort": "-name"}).json(), []
+    page, listed = signed_in.get(JOBS, {"q": word, "sort": "-name"}).json(), []
     while True:
-        seen += [job["name"] for job in page["items"]]
+        listed += [job["name"] for job in page["items"]]
         if page["next"] is None:
             break
         page = signed_in.get(JOBS, {"q": word, "sort": "-name", "cursor": page["next"]}).json()
-    assert seen == found
+    assert listed == found
 
 
 def test_nobody_finds_what_is_not_theirs(signed_in, mira, project, short):
@@ -240,7 +240,7 @@ def test_a_page_leaves_nothing_to_the_collector(mira, project):
             gc.enable()
 
 
-def test_a_clone_gets_its_name_without_a_look_at_every_job_of_its_project(signed_in, mira, project):
+def test_a_clone_gets_its_name_without_reading_every_job_of_its_project(signed_in, mira, project):
     job = lab.a_job(mira, project, name="lora", spec_toml='name = "lora"\n')
     for number in range(2, 105):
         lab.a_job(mira, project, name=f"lora-{number}")
@@ -275,7 +275,7 @@ def test_no_tick_reads_through_all_attempts(mira, project, tick):
 
 
 def _read_through(queries: CaptureQueriesContext) -> list[str]:
-    """Statements that look at every row of a big table: not along an index, or along one to sort what it gives."""
+    """Return statements that read every row of a big table: without an index, or along an index only to sort."""
     found = []
     for query in queries.captured_queries:
         text = query["sql"]

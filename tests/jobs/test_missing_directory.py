@@ -1,4 +1,4 @@
-"""Test that a waiting job says so if its run directory is missing, as after restoring the database alone."""
+"""Test that a waiting job reports a missing run directory, as after restoring the database alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.models import Attempt, Job
 from portal.models import User
 from tests.jobs.following.submission.test_handover import newest, stalled
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ask
+from tests.jobs.submissions import submit_spec
 from vigil_cli import tables
 
 pytestmark = pytest.mark.django_db
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def queued(oskar: User, scheduler: ScriptedScheduler) -> Job:
-    """A job in the scheduler's queue."""
-    job, _ = ask(oskar)
+    """Return a job in the scheduler's queue."""
+    job, _ = submit_spec(oskar)
     handover.hand_over(newest().pk, scheduler)
     Attempt.objects.update(reason="Priority")
     return Job.objects.get(pk=job.pk)
@@ -36,7 +36,7 @@ def rest(client: Client, job: Job) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_page_rest_and_command_say_what_is_missing_and_the_way_out(client: Client, oskar: User, queued: Job) -> None:
+def test_page_rest_and_command_name_what_is_missing_and_the_remedy(client: Client, oskar: User, queued: Job) -> None:
     client.force_login(oskar)
     assert "missing" not in rest(client, queued)["explained"]
     root = rundir.path_of(queued.directory)
@@ -61,8 +61,10 @@ def test_a_file_system_that_is_away_is_not_called_lost(client: Client, oskar: Us
     assert "cancel" not in explained
 
 
-def test_what_was_not_handed_over_yet_waits_and_says_so(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
-    job, _ = ask(oskar)
+def test_what_was_not_handed_over_yet_waits_and_explains_it(
+    oskar: User, scheduler: ScriptedScheduler, runs: Path
+) -> None:
+    job, _ = submit_spec(oskar)
     (runs / "default").mkdir(exist_ok=True)
     Job.objects.filter(pk=job.pk).update(directory="default/1-aaaaaa")
     handover.hand_over(newest().pk, scheduler)

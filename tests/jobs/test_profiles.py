@@ -45,7 +45,7 @@ def listed(client: Client, job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
+def test_requests_it_of_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
     client = bearer(mira)
     answer = send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"steps": 7, "rank": 3})
     assert answer.status_code == 202
@@ -59,7 +59,7 @@ def test_asks_the_rank_through_the_run_directory(job: Job, mira: User) -> None:
     assert (saved["name"], saved["first_step"], saved["waits"]) == (NAME, 90, False)
 
 
-def test_one_that_another_replaced_before_it_began_waits_no_more(job: Job, mira: User) -> None:
+def test_a_profile_that_another_replaced_before_it_began_waits_no_more(job: Job, mira: User) -> None:
     client = bearer(mira)
     first, last = (send(client, "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 0}).json()["id"] for _ in range(2))
     assert [item["waits"] for item in listed(client, job)] == [True, True], "the first may be under way"
@@ -72,13 +72,13 @@ def test_one_that_another_replaced_before_it_began_waits_no_more(job: Job, mira:
     ("body", "fields"),
     [({"steps": 0}, ["steps"]), ({"steps": 101}, ["steps"]), ({"rank": -1}, ["rank"]), ({"x": 1}, ["x"])],
 )
-def test_says_what_is_wrong_with_a_request(job: Job, mira: User, body: dict[str, Any], fields: list[str]) -> None:
+def test_names_what_is_wrong_with_a_request(job: Job, mira: User, body: dict[str, Any], fields: list[str]) -> None:
     answer = send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", body)
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == fields
 
 
-def test_a_rank_that_a_lost_node_took_with_it_is_not_asked(job: Job, mira: User) -> None:
+def test_a_rank_that_a_lost_node_took_with_it_gets_no_request(job: Job, mira: User) -> None:
     add_event(job, "incarnation.started", incarnation=0, world_size=4, nodes=["dgx-01", "dgx-02"])
     add_event(job, "incarnation.started", incarnation=1, world_size=2, nodes=["dgx-01"])
     answer = send(bearer(mira), "post", f"/api/v1/jobs/{job.pk}/profile", {"rank": 2})
@@ -101,7 +101,7 @@ def test_only_who_may_change_a_running_job_of_ours(job: Job, mira: User, project
     assert send(bearer(mira), "post", f"/api/v1/jobs/{young.pk}/profile").status_code == 404
 
 
-def test_one_that_its_attempt_did_not_live_to_write_is_said_so(job: Job, mira: User) -> None:
+def test_a_profile_that_its_attempt_did_not_live_to_write_is_reported_lost(job: Job, mira: User) -> None:
     add_event(job, "profile.asked", id="abc123", rank=0)
     add_event(job, "profile.failed", id="def456", of_rank=1, reason="No space left on device")
     assert [report["problem"] for report in listed(bearer(mira), job)] == ["No space left on device", ""]
@@ -159,7 +159,7 @@ def test_events_that_make_no_sense_are_shown_as_nothing(job: Job, mira: User) ->
     assert "<b>" not in page
 
 
-def test_the_button_asks_and_the_page_shows_what_there_is(job: Job, mira: User, project: Project) -> None:
+def test_the_button_requests_and_the_page_shows_what_there_is(job: Job, mira: User, project: Project) -> None:
     client = signed_in(mira)
     assert "Profile 5 steps" in text(client.get(f"/jobs/{job.pk}"))
     assert "Profile 5 steps" not in text(signed_in(person("noor", project)).get(f"/jobs/{job.pk}"))

@@ -45,7 +45,7 @@ def test_a_queued_task_has_its_arguments_and_expires(monkeypatch: pytest.MonkeyP
     assert sent == [("jobs.tasks.diagnose", (7,), 60)]
 
 
-def test_following_has_a_queue_of_its_own() -> None:
+def test_following_has_a_separate_queue() -> None:
     route = app.amqp.router.route
     assert {route({}, f"jobs.tasks.{name}")["queue"].name for name in ("submit", "follow", "wake")} == {"follow"}
     assert {route({}, f"jobs.tasks.{name}")["queue"].name for name in ("verify", "compact")} == {"work"}
@@ -63,7 +63,7 @@ def test_a_broker_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, capl
 
 
 @pytest.mark.django_db
-def test_a_scheduler_that_cannot_be_opened_is_said(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scheduler_that_cannot_be_opened_is_logged(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.VIGIL_SCHEDULER = "carrier-pigeon"
     assert follow.tick()
     assert "VIGIL_SCHEDULER=carrier-pigeon is not supported" in caplog.text
@@ -73,7 +73,7 @@ def test_a_scheduler_that_cannot_be_opened_is_said(settings: Any, caplog: pytest
 
 @pytest.mark.django_db
 def test_messages_go_out_between_incidents(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The process that diagnoses sends, too: hundreds of failures do not keep a message waiting."""
+    """The process that diagnoses also sends: hundreds of failures do not delay a message."""
     mira, sent = person("mira", a_project()), []
     channel = Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     for _ in range(2):

@@ -128,7 +128,7 @@ def test_a_drain_by_hand_meanwhile_stays(ops: User, scheduler: ScriptedScheduler
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "refused"
     assert "ECC on gpu3, RMA 4711" in order_of(ops)["outcome"]
-    assert scheduler.asked.count("drain") == 0
+    assert scheduler.requests.count("drain") == 0
 
 
 def test_the_page_requires_confirmation_to_end_the_drain_of_somebody_else(
@@ -169,7 +169,7 @@ def test_a_repeated_request_is_the_same_order_and_another_request_replaces_it(
     assert NodeOrder.objects.get(pk=first["id"]).state == "replaced"
     drain.carry_out(scheduler)
     assert NodeOrder.objects.get(pk=second["id"]).state == "done"
-    assert scheduler.asked.count("drain") == 0
+    assert scheduler.requests.count("drain") == 0
 
 
 def test_another_persons_order_that_waits_is_replaced_only_if_confirmed(
@@ -226,7 +226,7 @@ def test_a_silent_scheduler_is_tried_again_but_not_for_ever(ops: User, scheduler
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
     drain.carry_out(scheduler)
-    assert scheduler.asked.count("drain") == 1, "not at every tick"
+    assert scheduler.requests.count("drain") == 1, "not at every tick"
     assert (order_of(ops)["state"], order_of(ops)["outcome"]) == ("asked", "Slurm did not answer for 10 s.")
     _age(drain.AGAIN)
     scheduler.broken_parts.clear()
@@ -263,7 +263,7 @@ def test_an_order_that_was_replaced_while_others_were_sent_is_not_sent(
         patch.setattr(sync, "read", read_slowly)
         drain.carry_out(scheduler)
     drain.carry_out(scheduler)
-    assert (scheduler.asked.count("drain"), order_of(ops)["state"]) == (0, "done")
+    assert (scheduler.requests.count("drain"), order_of(ops)["state"]) == (0, "done")
 
 
 def test_an_order_that_was_replaced_while_it_was_sent_does_not_refuse_the_next(
@@ -365,10 +365,10 @@ def test_an_order_is_done_when_its_worker_died_before_recording_it(
         patch.setattr(drain, "_end", _dies)
         with pytest.raises(KeyboardInterrupt):
             drain.carry_out(scheduler)
-    calls = scheduler.asked.count(action)
+    calls = scheduler.requests.count(action)
     drain.carry_out(scheduler)
     assert order_of(ops)["state"] == "done"
-    assert scheduler.asked.count(action) == calls
+    assert scheduler.requests.count(action) == calls
 
 
 def _dies(*_: object) -> None:

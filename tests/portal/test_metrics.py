@@ -26,7 +26,7 @@ from nodes.models import Agent, HealthEntry, Node, NodeEvent, QueuedJob
 from portal import process_counters, publish
 from portal.http.counting import RequestCounter
 from tests.jobs.reporting import Spooled, attempt_of, frame, send
-from tests.jobs.waste.idling import held, machine
+from tests.jobs.waste.idling import allocated_job, machine
 from tests.nodes.telemetry.reporting import Machine
 from tests.redis import redis_up
 from tests.stack import Stack
@@ -104,7 +104,7 @@ class TestCluster:
         item = machine(2, gpu_percent=[40, 0])
         batch = item.batch(int(time.time()) - 5, gpu_percent=[[40] * 10, [0] * 10], memory_mib=1024, temperature_c=61)
         item.post(batch)
-        held("7", [0])
+        allocated_job("7", [0])
         found = scrape()
         gpu = {"node": "dgx-01", "gpu": "0", "uuid": item.gpus[0]}
         assert value_of(found, "vigil_agent_up", node="dgx-01") == 1
@@ -176,7 +176,7 @@ class TestCluster:
 
     def test_nodes_and_the_queue(self) -> None:
         Node.objects.create(name="dgx-01", state="mixed", partitions=["gpu"])
-        held("7", [0], partition="gpu")
+        allocated_job("7", [0], partition="gpu")
         QueuedJob.objects.create(scheduler_id="8", name="a", state="pending", partition="gpu", tasks=40)
         QueuedJob.objects.create(scheduler_id="9", name="b", state="pending", partition="gpu")
         found = scrape()

@@ -157,8 +157,8 @@ class Cluster:
 
     def enroll(self, user: str, account: str, **limits: str | int) -> None:
         """Let a user submit for an account; limits are named as in sacctmgr (MaxJobs=2, GrpTRES="gres/gpu=4")."""
-        known = self.run("sacctmgr", "-nP", "show", "assoc", f"user={user}", f"account={account}", "format=user")
-        if not known.strip():
+        association = self.run("sacctmgr", "-nP", "show", "assoc", f"user={user}", f"account={account}", "format=user")
+        if not association.strip():
             self.run("sacctmgr", "-i", "add", "user", user, f"account={account}", *QOS)
         if limits:
             words = [f"{name}={value}" for name, value in limits.items()]
@@ -323,7 +323,7 @@ def cluster(name: str = "22.05", *, nodes: int = 4, **settings: Any) -> Iterator
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.slurm.cluster")
-    parser.add_argument("--release", default="22.05", choices=[known.name for known in release.RELEASES])
+    parser.add_argument("--release", default="22.05", choices=[item.name for item in release.RELEASES])
     chosen = parser.parse_args().release
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     release.main([chosen])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.slurm.release import Release
 
-NODE_CPUS, NODE_MIB = 128, 2_000_000  # what the nodes say of themselves, whatever this machine has
+NODE_CPUS, NODE_MIB = 128, 2_000_000  # what the nodes report of themselves, whatever this machine has
 GPU, SLICE = "h100", "1g.10gb"
 REST_USER = "www-data"  # slurmrestd refuses to be root or Slurm's own user
 COMMANDS = (

@@ -100,6 +100,6 @@ class SlurmFleet(AgentFleet):
         """Resume nodes that are out of service; return whether all are idle."""
         for name, (state, _) in self.states().items():
             if any(word in state for word in OUT):
-                with suppress(AssertionError):  # it came back by itself
+                with suppress(AssertionError):  # it returned by itself
                     self.slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
         return self.slurm.idle() == len(self.names)

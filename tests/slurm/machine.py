@@ -22,7 +22,7 @@ class Machine:
         self.folder.chmod(0o755)
         self.gpus = StandIn(self.folder)
         shutil.copy(self.gpus.library, self.folder)  # from where jobs may not go
-        self.say()
+        self.set_gpus()
         self.agent: subprocess.Popen[bytes] | None = None
 
     def uuid(self, minor: int) -> str:
@@ -31,7 +31,7 @@ class Machine:
     def percent(self, minor: int) -> int:
         return 10 * (self.minors.index(minor) + 1)
 
-    def say(self, *lines: str) -> None:
+    def set_gpus(self, *lines: str) -> None:
         each = [f"{i} uuid {self.uuid(m)}\n{i} minor {m}\n{i} gpu_percent {self.percent(m)}" for i, m in
                 enumerate(self.minors)]  # fmt: skip
         self.gpus.set_state(f"* count {len(self.minors)}", *each, *lines)
@@ -54,8 +54,8 @@ class Machine:
 
     def python(self) -> str:
         """Return a Python whose programs find this machine's GPUs: a job's variables reach ranks, not launchers."""
-        path, known = self.folder / "python", " ".join(f"{name}={value}" for name, value in self.of_nvml.items())
-        path.write_text(f'#!/bin/sh\nexec env {known} {sys.executable} "$@"\n')
+        path, variables = self.folder / "python", " ".join(f"{name}={value}" for name, value in self.of_nvml.items())
+        path.write_text(f'#!/bin/sh\nexec env {variables} {sys.executable} "$@"\n')
         path.chmod(0o755)
         return str(path)
 

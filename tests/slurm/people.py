@@ -47,10 +47,10 @@ class People:
 def _make() -> None:
     if GROUP not in {entry.gr_name for entry in grp.getgrall()}:
         _run("groupadd", "--key", f"GID_MIN={FIRST_ID}", GROUP)
-    known = {entry.pw_name for entry in pwd.getpwall()}
+    names = {entry.pw_name for entry in pwd.getpwall()}
     numbers = ("--key", f"UID_MIN={FIRST_ID}", "--key", f"GID_MIN={FIRST_ID}")
     for name in (PORTAL, ALICE, BOB):
-        if name not in known:
+        if name not in names:
             home = ("--no-create-home", "--home-dir=/nonexistent", "--shell=/bin/bash")
             _run("useradd", *numbers, "--user-group", *home, name)
         if name not in grp.getgrnam(GROUP).gr_mem:

@@ -123,19 +123,19 @@ class Person:
         """Wait until the job is in one of these states (default: until it has ended), and return it."""
         wanted = frozenset(states) or ENDED
 
-        def look() -> dict[str, Any] | None:
+        def poll() -> dict[str, Any] | None:
             found = self.job(job_id)
             return found if found["state"] in wanted else None
 
         try:
-            found = until(look, f"job {job_id} to be {' or '.join(sorted(wanted))}", seconds=timeout_s)
+            found = until(poll, f"job {job_id} to be {' or '.join(sorted(wanted))}", seconds=timeout_s)
         except AssertionError as error:
             body = json.dumps(self.job(job_id), indent=1)
             raise AssertionError(f"{error}; it is {body}\n{self.said(job_id)}") from None
         assert found is not None
         return found
 
-    def said(self, job_id: int) -> str:
+    def logs_of(self, job_id: int) -> str:
         """Return what the job's launchers, ranks and shippers wrote, to see why it does not proceed."""
         logs = sorted(self.portal.runs.glob(f"*/{job_id}-*/job/attempt-*/logs/*.log"))
         return "\n".join(
@@ -145,12 +145,12 @@ class Person:
     def wait_for_step(self, job_id: int, step: int, timeout_s: float = 90.0) -> dict[str, Any]:
         """Wait until the job has reported this step, and return it."""
 
-        def look() -> dict[str, Any] | None:
+        def poll() -> dict[str, Any] | None:
             found = self.job(job_id)
             assert found["state"] not in ENDED, f"it has ended: {found}"
             return found if (found["progress"]["step"] or 0) >= step else None
 
-        found = until(look, f"step {step} of job {job_id}", seconds=timeout_s)
+        found = until(poll, f"step {step} of job {job_id}", seconds=timeout_s)
         assert found is not None
         return found
 

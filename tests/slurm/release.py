@@ -41,7 +41,7 @@ BASE = (
     "mount", "ncurses-base", "procps", "sed", "tar", "tzdata", "util-linux",
 )  # fmt: skip
 LIBRARIES = ("libc6", "libc-bin", "libexpat1", "libgomp1", "libpython3-stdlib", "libstdc++6")
-# Depended on, never used here, and a third of the whole.
+# Dependencies that are never used here: a third of the whole.
 UNUSED = re.compile(r"(perl|perl-base|perl-modules-.*|libperl5.*|systemd|udev|dbus.*|debconf|adduser|libx11-data)$")
 LAYOUT = 2
 NOT_UNPACKED = ("doc", "info", "locale", "man", "lintian", "bash-completion", "icons")
@@ -108,7 +108,7 @@ def find(name: str) -> Release:
     return releases[name]
 
 
-def whose_turn() -> Release:
+def release_to_test() -> Release:
     """Return the release to test: each commit moves on to the next one."""
     return RELEASES[turn(len(RELEASES))]
 
@@ -117,7 +117,7 @@ def prepare(release: Release) -> None:
     """Unpack into a temporary folder and rename it: others see either all of it or nothing."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once take turns
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of make take turns
         if release.is_ready:
             return
         aside = Path(tempfile.mkdtemp(prefix=f".{release.name}-", dir=CACHE))
@@ -205,15 +205,15 @@ class Apt:
 
 def _mirror() -> str:
     """Return the mirror of this machine's own suite, in whichever form its sources are written."""
-    own = _os_release().get("VERSION_CODENAME", "")
+    codename = _os_release().get("VERSION_CODENAME", "")
     if _os_release().get("ID") != "debian" or not shutil.which("apt-get"):
         raise NoSlurm("Slurm's packages are unpacked from Debian's mirror: run these tests on a Debian machine")
     lines = _run(["apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"])
     for line in lines.splitlines():
         suite, component, uri = line.split()
-        if (suite, component) == (own, "main"):
+        if (suite, component) == (codename, "main"):
             return uri
-    raise NoSlurm(f"apt's sources name no mirror of {own} main")
+    raise NoSlurm(f"apt's sources name no mirror of {codename} main")
 
 
 def _extract(packages: Sequence[Path], root: Path) -> None:
@@ -275,7 +275,7 @@ def _recipe() -> str:
 
 def main(names: Sequence[str] = ()) -> int:
     if "--turn" in names:
-        print(whose_turn())
+        print(release_to_test())
         return 0
     chosen = names or [release.name for release in RELEASES]
     if os.geteuid() != 0:

@@ -112,9 +112,9 @@ def _open_ways(visible: Sequence[Path]) -> None:
         if closed := next((p for p in reversed(path.parents) if not p.stat().st_mode & stat.S_IXOTH), None):
             ways.setdefault(closed, []).append(path)
     for closed, paths in ways.items():
-        held = {path: os.open(path, os.O_PATH) for path in paths}
+        handles = {path: os.open(path, os.O_PATH) for path in paths}
         _call("mount", b"none", os.fsencode(closed), b"tmpfs", 0, b"mode=711,size=1m")
-        for path, handle in held.items():
+        for path, handle in handles.items():
             _bind(Path(f"/proc/self/fd/{handle}"), path)
             os.close(handle)
 

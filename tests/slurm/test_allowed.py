@@ -30,7 +30,7 @@ def rest(slurm: Cluster) -> Iterator[SlurmRest]:
     http.close()
 
 
-def anew(slurm: Cluster, rest: SlurmRest) -> Slurm:
+def fresh_scheduler(slurm: Cluster, rest: SlurmRest) -> Slurm:
     """Return a scheduler that remembers nothing of the queue."""
     return Slurm(rest, tokens=KeyFileTokens(slurm.layout.jwt_key), user=PORTAL)
 
@@ -66,9 +66,9 @@ def submission(qos: str) -> Submission:
     )  # fmt: skip
 
 
-def test_limits_and_reservations_are_known_beforehand(slurm: Cluster, rest: SlurmRest, narrow: None) -> None:
+def test_limits_and_reservations_are_read_beforehand(slurm: Cluster, rest: SlurmRest, narrow: None) -> None:
     alice = person("alice", Project.objects.create(slug="default", slurm_account="vision"), slurm_user=ALICE)
-    sync.read(anew(slurm, rest))
+    sync.read(fresh_scheduler(slurm, rest))
     assert refusals(alice, time_limit="01:00:00") == set()
     assert refusals(alice, partition="short", time_limit="01:00:00") == {"time_limit"}
     assert refusals(alice, partition="short", time_limit="01:00:00", qos="long") == set()
@@ -76,13 +76,13 @@ def test_limits_and_reservations_are_known_beforehand(slurm: Cluster, rest: Slur
     assert refusals(alice, reservation="bobs") == {"reservation"}
     assert refusals(alice, reservation="alices") == {"reservation"}
 
-    held = slurm.run("sbatch", "--parsable", "--hold", "-q", "tight", "--wrap=true", user=ALICE).strip()
+    held_job = slurm.run("sbatch", "--parsable", "--hold", "-q", "tight", "--wrap=true", user=ALICE).strip()
     try:
         with pytest.raises(SchedulerError) as caught:
-            anew(slurm, rest).submit(submission("tight"))
+            fresh_scheduler(slurm, rest).submit(submission("tight"))
         assert caught.value.number == 2050, "which names no field"
-        sync.read(anew(slurm, rest))
+        sync.read(fresh_scheduler(slurm, rest))
         assert "tight" in {job.qos for job in read.read().queue}
         assert refusals(alice, qos="tight", time_limit="00:10:00") == {"qos"}
     finally:
-        slurm.run("scancel", held)
+        slurm.run("scancel", held_job)

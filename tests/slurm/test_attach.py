@@ -64,13 +64,13 @@ class LoginNode:
         return self.slurm.run(*words, user=ALICE, stdin="\n".join(lines)).strip()
 
     def vigil(self, *words: str, name: str = "alice") -> subprocess.CompletedProcess[str]:
-        known = {
+        variables = {
             "VIGIL_URL": self.portal.url,
             "VIGIL_TOKEN": self.portal.secret_of(name),
             "PYTHONPATH": str(REPOSITORY),
         }
         return subprocess.run(
-            [*VIGIL.split(), *words], env={**os.environ, **known}, cwd=self.folder, capture_output=True, text=True,
+            [*VIGIL.split(), *words], env={**os.environ, **variables}, cwd=self.folder, capture_output=True, text=True,
             check=False, timeout=60,
         )  # fmt: skip
 
@@ -86,13 +86,13 @@ def login_node(portal: Portal, slurm: Cluster) -> Iterator[LoginNode]:
 
 
 def attached(person: Person, scheduler_id: str) -> int:
-    """The number of the job that follows it, once there is one."""
+    """Return the number of the job that follows it, once there is one."""
 
-    def look() -> int | None:
+    def poll() -> int | None:
         jobs = person.client.get("/jobs", params={"kind": "attached"}).json()["items"]
         return next((job["id"] for job in jobs if job["attempt"]["scheduler_id"] == scheduler_id), None)
 
-    found = until(look, f"Slurm's job {scheduler_id} to be attached")
+    found = until(poll, f"Slurm's job {scheduler_id} to be attached")
     assert found is not None
     return found
 
@@ -129,7 +129,7 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
     until(lambda: alice.attempts(job_id)[0]["slurm_steps"], "how its steps ended")
 
 
-def test_a_failure_is_the_command_s_own(login_node: LoginNode, alice: Person) -> None:
+def test_a_failure_is_the_command_s(login_node: LoginNode, alice: Person) -> None:
     slurm_id = login_node.sbatch(f"exec {VIGIL} attach -- srun {sys.executable} -c 'raise SystemExit(3)'")
     done = alice.wait(attached(alice, slurm_id))
     assert (done["state"], done["attempt"]["exit_code"]) == ("failed", 3)
@@ -160,20 +160,22 @@ def test_a_job_that_runs_or_waits_is_attached_by_its_number(login_node: LoginNod
     assert alice.wait(job_id)["state"] == "cancelled"
 
 
-def test_tasks_of_an_array_are_jobs_of_their_own(login_node: LoginNode, alice: Person) -> None:
+def test_tasks_of_an_array_are_separate_jobs(login_node: LoginNode, alice: Person) -> None:
     """The last one to start gets the array's own number from Slurm."""
     array = login_node.sbatch(f"{VIGIL} attach -- srun {sys.executable} train.py", "--array=0-1")
     jobs = [attached(alice, f"{array}_{task}") for task in (0, 1)]
     for job_id in jobs:
         alice.wait_for_step(job_id, 10)
-    login_node.slurm.run("scancel", f"{array}_1", user=ALICE)  # behind our back; past 22.05's REST only root may here
+    login_node.slurm.run(
+        "scancel", f"{array}_1", user=ALICE
+    )  # without Vigil; except over the REST API of 22.05, only root may
     assert alice.wait(jobs[1])["state"] == "cancelled"
     assert alice.job(jobs[0])["state"] == "running"
     login_node.go()
     assert alice.wait(jobs[0])["state"] == "completed"
 
 
-def test_vigil_s_own_are_not_attached(login_node: LoginNode, alice: Person) -> None:
+def test_jobs_of_vigil_are_not_attached(login_node: LoginNode, alice: Person) -> None:
     resources = {"nodes": 1, "begin": "+2h", "time_limit": "00:05:00"}
     job_id = alice.submit({"name": "own", "project": "vision", "resources": resources, "run": {"recipe": "language"}})
     slurm_id = until(lambda: alice.job(job_id)["attempt"]["scheduler_id"], "Slurm to have it")

@@ -23,7 +23,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
 REASON = "fan 3"
-TWO_GPUS, ONE_GPU, NO_GPU = "dgx09", "dgx10", "dgx11"
+TWO_GPUS, SINGLE_GPU, NO_GPU = "dgx09", "dgx10", "dgx11"
 """The private cluster's GPUs are device files of terminals, which torch cannot find: only a node without any passes."""
 
 
@@ -90,7 +90,7 @@ def bench(large: Cluster, scheduler: Slurm, settings: Any) -> Iterator[SlurmBurn
 
 
 def drain_by_rule(fleet: SlurmFleet, node: str) -> HealthEntry:
-    """Let a health rule drain the node: a GPU of which neither its agent nor Slurm knows any more has failed."""
+    """Let a health rule drain the node: a GPU that neither its agent nor Slurm lists any more has failed."""
     machine = fleet.machines[node] = Machine(node=node, gpus=())
     assert machine.post(machine.facts(time.time())).status_code == 200
     fleet.happens("xid", node, xid=79, seq=1, text="GPU has fallen off the bus.")
@@ -140,7 +140,7 @@ def test_a_node_that_a_rule_drained_passes_and_returns(bench: SlurmBurnIn, monke
 
 
 def test_nodes_with_different_numbers_of_gpus_test_all_of_them(bench: SlurmBurnIn) -> None:
-    nodes = (TWO_GPUS, ONE_GPU, NO_GPU)
+    nodes = (TWO_GPUS, SINGLE_GPU, NO_GPU)
     bench.start(*nodes)
     if bench.fleet.slurm.release.name == "22.05":
         bench.until_ended()
@@ -161,7 +161,7 @@ def test_nodes_with_different_numbers_of_gpus_test_all_of_them(bench: SlurmBurnI
         return visible.keys() == set(nodes)
 
     bench.until(all_have_started)
-    assert (visible[TWO_GPUS], visible[ONE_GPU]) == ("0,1", "0")
+    assert (visible[TWO_GPUS], visible[SINGLE_GPU]) == ("0,1", "0")
     assert not any(letter.isdecimal() for letter in visible[NO_GPU])
     cancel(bench.user, bench.burn_in)
     bench.until_ended()

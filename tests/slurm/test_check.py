@@ -27,7 +27,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.sampled(2)
 
 # Of these clusters, on purpose: they are quick, and live on one machine without GPUs.
-KNOWN = {
+EXPECTED = {
     "VIGIL_RUNS: file system", "Vigil's own folder", "Partition debug: GPU", "MinJobAge", "ProctrackType", "KillWait",
     "Prolog",  # held_launches needs a Slurm that holds what its prolog refused
 }  # fmt: skip
@@ -36,12 +36,12 @@ KNOWN = {
 class Checked:
     """The output of a run of the command."""
 
-    def __init__(self, code: int, told: dict[str, Any], progress: str) -> None:
-        self.code, self.progress, self.is_ok = code, progress, told["ok"]
-        self.findings: list[dict[str, str]] = told["findings"]
+    def __init__(self, code: int, report: dict[str, Any], progress: str) -> None:
+        self.code, self.progress, self.is_ok = code, progress, report["ok"]
+        self.findings: list[dict[str, str]] = report["findings"]
 
     def at(self, level: str) -> dict[str, str]:
-        """What is said at this level, by title."""
+        """Return the findings at this level, by title."""
         return {finding["title"]: finding["detail"] for finding in self.findings if finding["level"] == level}
 
     def remedy(self, title: str) -> str:
@@ -63,7 +63,7 @@ def check(portal: Portal, *words: str, **environment: str) -> Checked:
     return Checked(done.returncode, json.loads(done.stdout), done.stderr)
 
 
-def asked(portal: Portal, **environment: str) -> Checked:
+def checked(portal: Portal, **environment: str) -> Checked:
     return check(portal, "--no-jobs", **environment)
 
 
@@ -77,7 +77,7 @@ def test_all_is_well(portal: Portal) -> None:
     found = check(portal, "--partition=debug")
     assert found.at("error") == {}, found.progress
     assert found.at("skip") == {}
-    assert set(found.at("warn")) <= KNOWN
+    assert set(found.at("warn")) <= EXPECTED
     assert (found.code, found.is_ok) == (0, True)
     well = found.at("ok")
     assert f"job of {ALICE} ran on dgx" in well["Partition debug"]
@@ -92,19 +92,19 @@ def test_a_job_as_somebody_of_our_choice(portal: Portal) -> None:
 
 
 def test_missing_settings(portal: Portal) -> None:
-    found = asked(portal, VIGIL_SLURM_URL="", VIGIL_SLURM_KEY_FILE="")
+    found = checked(portal, VIGIL_SLURM_URL="", VIGIL_SLURM_KEY_FILE="")
     assert set(found.at("error")) == {"Address of slurmrestd", "Source of tokens"}
     assert found.code == 1
     assert "VIGIL_RUNS" in found.at("ok"), "the rest is looked at all the same"
 
 
 def test_another_key(portal: Portal) -> None:
-    mine = portal.key.read_bytes()
+    key = portal.key.read_bytes()
     portal.key.write_bytes(secrets.token_bytes(32))
     try:
-        found = asked(portal)
+        found = checked(portal)
     finally:
-        portal.key.write_bytes(mine)
+        portal.key.write_bytes(key)
     assert set(found.at("error")) == {f"Slurm accepts tokens of {PORTAL}"}
     assert "jwt_key" in found.remedy(f"Slurm accepts tokens of {PORTAL}")
 
@@ -112,7 +112,7 @@ def test_another_key(portal: Portal) -> None:
 def test_a_key_that_everybody_reads(portal: Portal) -> None:
     portal.key.chmod(0o644)
     try:
-        found = asked(portal)
+        found = checked(portal)
     finally:
         portal.key.chmod(0o600)
     assert "mode 0644" in found.at("error")["The key"]
@@ -122,7 +122,7 @@ def test_a_key_that_everybody_reads(portal: Portal) -> None:
 def test_a_key_that_is_not_ours_to_read(portal: Portal) -> None:
     os.chown(portal.key, 0, 0)
     try:
-        found = asked(portal)
+        found = checked(portal)
     finally:
         os.chown(portal.key, portal.people.portal.uid, portal.people.portal.gid)
     assert "Permission denied" in found.at("error")["The key"]
@@ -130,20 +130,20 @@ def test_a_key_that_is_not_ours_to_read(portal: Portal) -> None:
 
 def test_slurmrestd_down(portal: Portal, slurm: Cluster) -> None:
     with slurm.without("slurmrestd"):
-        found = asked(portal)
+        found = checked(portal)
     assert set(found.at("error")) == {"slurmrestd responds"}
     assert {"VIGIL_RUNS", "AuthAltTypes", "The key"} <= set(found.at("ok"))
 
 
 def test_slurmctld_down(portal: Portal, slurm: Cluster) -> None:
     with slurm.without("slurmctld"):
-        found = asked(portal)
+        found = checked(portal)
     assert f"Slurm accepts tokens of {PORTAL}" in found.at("error")
 
 
 def test_slurmdbd_down(portal: Portal, slurm: Cluster) -> None:
     with slurm.without("slurmdbd"):
-        found = asked(portal)
+        found = checked(portal)
     # 24.11 reports no partitions meanwhile.
     assert (
         {"Accounting responds (slurmdbd)"} <= set(found.at("error")) <= {"Accounting responds (slurmdbd)", "Partitions"}
@@ -164,7 +164,7 @@ def test_a_slurmrestd_that_believes_everybody(portal: Portal, slurm: Cluster, re
     )  # fmt: skip
     try:
         slurm.wait_for((folder / "socket").is_socket, "it to listen")
-        found = asked(portal, VIGIL_SLURM_URL=f"unix:{folder}/socket")
+        found = checked(portal, VIGIL_SLURM_URL=f"unix:{folder}/socket")
     finally:
         process.kill()
         process.wait()
@@ -172,7 +172,7 @@ def test_a_slurmrestd_that_believes_everybody(portal: Portal, slurm: Cluster, re
 
 
 def test_the_unix_socket(portal: Portal, slurm: Cluster) -> None:
-    found = asked(portal, VIGIL_SLURM_URL=f"unix:{slurm.socket}")
+    found = checked(portal, VIGIL_SLURM_URL=f"unix:{slurm.socket}")
     assert found.at("error") == {}
     assert found.at("ok")["Connection to slurmrestd"] == "a unix socket"
 
@@ -182,8 +182,8 @@ def test_a_proxy_with_a_certificate(portal: Portal, slurm: Cluster) -> None:
     folder.chmod(0o755)
     try:
         with tls_before(slurm.layout.port_of("slurmrestd"), folder) as url:
-            found = asked(portal, VIGIL_SLURM_URL=url, VIGIL_SLURM_CA_FILE=str(folder / "proxy.pem"))
-            strange = asked(portal, VIGIL_SLURM_URL=url)
+            found = checked(portal, VIGIL_SLURM_URL=url, VIGIL_SLURM_CA_FILE=str(folder / "proxy.pem"))
+            strange = checked(portal, VIGIL_SLURM_URL=url)
     finally:
         shutil.rmtree(folder)
     assert found.at("error") == {}
@@ -204,21 +204,21 @@ def somebody(portal: Portal, slurm_user: str, **project: str) -> Iterator[None]:
         "if project: Project.objects.create(slug='more', slurm_account=project)\n"
     )
 
-    def say(user: str, account: str) -> None:
+    def set_account(user: str, account: str) -> None:
         environment = {**portal.environment, "DJANGO_SETTINGS_MODULE": "portal.settings"}
         command = portal.command("-c", program, user, account)
         subprocess.run(command, cwd=REPOSITORY, env=environment, check=True)
 
-    say(slurm_user, project.get("account", ""))
+    set_account(slurm_user, project.get("account", ""))
     try:
         yield
     finally:
-        say("", "")
+        set_account("", "")
 
 
 def test_a_person_without_an_association(portal: Portal) -> None:
     with somebody(portal, "daemon"):
-        found = asked(portal)
+        found = checked(portal)
     assert "no association" in found.at("error")["Person daemon"]
     assert found.remedy("Person daemon") == "sacctmgr add user daemon account=vision"
     assert "not in vigil-runs" in found.at("error")["VIGIL_RUNS: group"]
@@ -226,32 +226,32 @@ def test_a_person_without_an_association(portal: Portal) -> None:
 
 def test_a_person_whom_this_machine_does_not_know(portal: Portal) -> None:
     with somebody(portal, "nobodyhere"):
-        found = asked(portal)
+        found = checked(portal)
     texts = [finding["detail"] for finding in found.findings if finding["title"] == "Person nobodyhere"]
     assert any("no such Unix user" in detail for detail in texts)
 
 
 def test_a_project_with_an_account_that_slurm_lacks(portal: Portal) -> None:
     with somebody(portal, "", account="chess"):
-        found = asked(portal)
+        found = checked(portal)
     assert found.at("error") == {"Accounts of projects": "project more has chess, which Slurm does not know"}
 
 
 def test_a_portal_that_may_not_drain(portal: Portal) -> None:
-    found = asked(portal, VIGIL_SLURM_USER=ALICE)
+    found = checked(portal, VIGIL_SLURM_USER=ALICE)
     assert "drain" in found.at("warn")[f"{ALICE} may drain nodes"]
     assert found.at("ok")[f"{ALICE} sees everybody's jobs"] == "PrivateData=none"
 
 
 def test_private_data(portal: Portal, slurm: Cluster) -> None:
-    """It hides other people's jobs from everybody but operators and administrators."""
+    """Slurm hides other people's jobs from everybody but operators and administrators."""
     conf, before = slurm.layout.slurm_conf, slurm.layout.slurm_conf.read_text()
     conf.write_text(f"{before}PrivateData=jobs\n")
     try:
         slurm.run("scontrol", "reconfigure")
         slurm.wait_for(slurm.is_well, "it to know")
-        found = asked(portal, VIGIL_SLURM_USER=ALICE)
-        ours = asked(portal)
+        found = checked(portal, VIGIL_SLURM_USER=ALICE)
+        ours = checked(portal)
     finally:
         conf.write_text(before)
         slurm.run("scontrol", "reconfigure")
@@ -264,7 +264,7 @@ def test_private_data(portal: Portal, slurm: Cluster) -> None:
 def test_a_run_root_open_to_everybody(portal: Portal) -> None:
     portal.runs.chmod(0o2777)
     try:
-        found = asked(portal)
+        found = checked(portal)
     finally:
         portal.runs.chmod(0o2710)
     assert "everybody" in found.at("error")["VIGIL_RUNS: mode"]
@@ -288,7 +288,7 @@ def test_a_run_root_without_access_lists(portal: Portal, slurm: Cluster) -> None
 
 
 def test_a_run_root_that_is_not_there(portal: Portal) -> None:
-    found = asked(portal, VIGIL_RUNS="/nonexistent/runs")
+    found = checked(portal, VIGIL_RUNS="/nonexistent/runs")
     assert "install -d" in found.remedy("VIGIL_RUNS")
 
 
@@ -302,7 +302,7 @@ def test_a_partition_that_is_down(portal: Portal, slurm: Cluster) -> None:
     assert "State=UP" in found.remedy("Partition debug")
 
 
-def test_a_busy_partition_is_not_a_broken_one(portal: Portal, slurm: Cluster) -> None:
+def test_a_busy_partition_is_not_broken(portal: Portal, slurm: Cluster) -> None:
     script = ("--wrap=sleep 120", "--partition=debug", "--exclusive", "--time=5")
     job = slurm.run("sbatch", "--parsable", *script, user=BOB).strip()
     slurm.wait_for(lambda: slurm.state(job) == "RUNNING", "the other's job to run")

@@ -59,11 +59,11 @@ class Followed:
     def wait(self, job: str, *states: str) -> JobStatus:
         found: list[JobStatus] = []
 
-        def look() -> bool:
+        def poll() -> bool:
             found.append(self.status(job))
             return found[-1].state in states
 
-        until(look, seconds=PATIENCE_S)
+        until(poll, seconds=PATIENCE_S)
         return found[-1]
 
     def reason(self, job: str) -> str:
@@ -84,7 +84,7 @@ def followed(slurm: Cluster) -> Iterator[Followed]:
     created.http.close()
 
 
-def ask(slurm: Cluster, key: Path, *, life_s: int = 900) -> int:
+def count_nodes(slurm: Cluster, key: Path, *, life_s: int = 900) -> int:
     """Return how many nodes slurmrestd lists for a token that this key signs."""
     http = SlurmHttp(slurm.url, tokens=KeyFileTokens(key, life_s=life_s), user=PORTAL)
     try:
@@ -97,17 +97,17 @@ def test_wrong_keys_and_late_tokens(slurm: Cluster, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(slurm.layout.jwt_key.read_bytes())
     key.chmod(0o600)
-    assert ask(slurm, key)
+    assert count_nodes(slurm, key)
     with pytest.raises(SchedulerError, match=f"token of {PORTAL}") as refused:
-        ask(slurm, key, life_s=-60)
+        count_nodes(slurm, key, life_s=-60)
     assert not refused.value.permanent
     key.chmod(0o644)
     with pytest.raises(SchedulerError, match="chmod 0600"):
-        ask(slurm, key)
+        count_nodes(slurm, key)
     key.write_bytes(b"x" * 32)
     key.chmod(0o600)
     with pytest.raises(SchedulerError, match=f"token of {PORTAL}"):
-        ask(slurm, key)
+        count_nodes(slurm, key)
 
 
 @pytest.mark.parametrize("minutes", [-14, -10, 10, 60])
@@ -115,7 +115,7 @@ def test_clocks_apart(slurm: Cluster, minutes: int, monkeypatch: pytest.MonkeyPa
     """The portal's clock may be 15 minutes behind Slurm's, and any time ahead."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + minutes * 60)
-    assert ask(slurm, slurm.layout.jwt_key) == 4
+    assert count_nodes(slurm, slurm.layout.jwt_key) == 4
 
 
 def test_behind_our_back(followed: Followed) -> None:
@@ -139,7 +139,7 @@ def test_behind_our_back(followed: Followed) -> None:
     assert (status.restart_count, status.previous_end) == (1, "")
 
 
-def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) -> None:
+def test_a_hold_and_its_release_are_noticed_at_the_next_poll(followed: Followed) -> None:
     """Slurm's short list calls it pending all the while."""
     job = followed.submit(begin_at=time.time() + 3600)
     until(lambda: followed.status(job).reason == "BeginTime", seconds=PATIENCE_S)
@@ -151,7 +151,7 @@ def test_a_hold_and_its_release_are_seen_at_the_next_look(followed: Followed) ->
 
 
 def test_a_failed_prolog_is_no_persons_hold(followed: Followed) -> None:
-    """Slurm's reason says JobHeldUser; its description and the accounts say what happened, and where."""
+    """Slurm's reason is JobHeldUser; its description and the accounts record what happened, and where."""
     failing = failing_prolog(followed.cluster.layout, "dgx03")
     failing.touch()
     try:
@@ -187,7 +187,7 @@ def test_nodes_that_are_wanted_and_not(followed: Followed) -> None:
     assert followed.wait(both, "running").nodes == ("dgx03", "dgx04")
 
 
-def test_what_can_be_asked_for(followed: Followed) -> None:
+def test_what_can_be_requested(followed: Followed) -> None:
     typed = followed.submit(
         gpus_per_node=3, gpu_type="h100", constraint="h100", memory_mib_per_node=5000, cpus_per_node=7
     )
@@ -223,7 +223,7 @@ def test_a_reservation(followed: Followed) -> None:
         followed.control("delete", "reservationname=lesson")
 
 
-def test_one_task_of_an_array(followed: Followed) -> None:
+def test_a_single_task_of_an_array(followed: Followed) -> None:
     array = followed.slurm.rest.submit(followed.submission(), "#!/bin/sh\nsleep 300\n", array="0-3%2")
     followed.submitted.append(array)
     tasks = [f"{array}_{task}" for task in range(4)]
@@ -292,7 +292,7 @@ def test_slurmrestd_comes_and_goes(followed: Followed) -> None:
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd"])
-def test_nothing_wrong_is_told_while_daemons_are_away(followed: Followed, daemon: str) -> None:
+def test_nothing_wrong_is_reported_while_daemons_are_away(followed: Followed, daemon: str) -> None:
     running, short = followed.submit(), followed.submit("sleep 4; exit 3")
     followed.wait(running, "running")
     followed.wait(short, "running")
@@ -332,11 +332,11 @@ def test_drain_and_undrain(followed: Followed) -> None:
         followed.slurm.drain("dgx04;reboot", "x")
 
 
-def test_the_default_partition_is_known(followed: Followed) -> None:
+def test_the_default_partition_is_read(followed: Followed) -> None:
     """scontrol names it from the start; elsewhere the first job that named no partition shows it."""
     assert followed.default_partitions() == ["batch"]
     followed.slurm.commands.scontrol = "scontrol-that-nobody-installed"
-    assert followed.default_partitions() in ([], ["batch"])  # 22.05's REST tells it
+    assert followed.default_partitions() in ([], ["batch"])  # the REST API of 22.05 reports it
     followed.wait(followed.submit(), "running")
     followed.reason("")
     assert followed.default_partitions() == ["batch"]

@@ -163,7 +163,7 @@ def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
 
 
 def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
-    """Slurm looks at limits twice a minute and may warn a minute early."""
+    """Slurm checks limits twice a minute and may warn a minute early."""
     job_id = alice.submit(script(1_000_000, time_limit="00:02:00"))
     alice.wait_for_step(job_id, 5)
     until(lambda: len(alice.attempts(job_id)) == 2, "a second attempt", seconds=180)
@@ -214,7 +214,7 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
 
 
 def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slurm: Cluster, alice: Person) -> None:
-    """First the launcher that leads is lost, beside the batch script, then a whole node: one attempt all the same.
+    """First the leading launcher is lost, next to the batch script, then a whole node: still a single attempt.
 
     The launcher is started again, and taken in as soon as there is anything to start.
     """
@@ -228,7 +228,7 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     launcher.kill()
     step = alice.wait_for_step(job_id, step + 40)["progress"]["step"]
     members = run / "job" / "attempt-1" / "members"
-    until(lambda: any(item["pid"] != launcher.pid for item in _told(members, "node-0.*", beat=3)), "it to stand by")
+    until(lambda: any(item["pid"] != launcher.pid for item in _contents(members, "node-0.*", beat=3)), "it to stand by")
     with slurm.without(last):
         launcher_parent(run, last).kill()
         until(
@@ -241,12 +241,12 @@ def test_an_elastic_job_goes_on_with_the_nodes_that_are_left(portal: Portal, slu
     done = alice.wait(job_id)
     assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
     assert max(checkpoint["step"] for checkpoint in alice.checkpoints(job_id)) == done["progress"]["step"]
-    newest = max(_told(members, "incarnation-*", members=[]), key=lambda turn: int(turn["number"]))
-    assert {member["name"] for member in newest["members"]} == {leading, other}, alice.said(job_id)
+    newest = max(_contents(members, "incarnation-*", members=[]), key=lambda turn: int(turn["number"]))
+    assert {member["name"] for member in newest["members"]} == {leading, other}, alice.logs_of(job_id)
 
 
 def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, slurm: Cluster, alice: Person) -> None:
-    """Four ranks on two nodes, of which one is lost midway: each loss is that of two ranks that lost nothing."""
+    """Four ranks on two nodes, of which one is lost midway: each loss equals that of two undisturbed ranks."""
     until(lambda: slurm.idle() >= 3, "nodes that have nothing to do")
     options = {"rounds": 200, "clients": 40, "epochs": 4, "checkpoint_every": 20}
     alone = alice.submit(federated(**options))
@@ -269,7 +269,7 @@ def test_a_federation_that_loses_a_node_comes_to_the_same_model(portal: Portal, 
 def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
     portal: Portal, slurm: Cluster, alice: Person
 ) -> None:
-    """Its node is lost, srun with it. Slurm lets the others go on, and would keep them up to the time limit."""
+    """Its node is lost, and srun with it. Slurm lets the others run, up to the time limit."""
     until(lambda: slurm.idle() >= 3, "nodes that have nothing to do")
     job_id = alice.submit(script(400, every=50, nodes="1:3", ranks_per_node=1))
     alice.wait_for_step(job_id, 25)
@@ -290,11 +290,11 @@ def test_without_its_batch_script_an_elastic_job_ends_all_the_same(
         until(lambda: slurm.state(attempt["scheduler_id"]) == "CANCELLED", "its nodes to be given back")
 
 
-def _told(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
+def _contents(folder: Path, names: str, **least: Any) -> list[dict[str, Any]]:
     """Return the contents of the launchers' files that have these keys, with at least these values."""
     found = []
     for path in folder.glob(names):
-        with suppress(FileNotFoundError):  # of one that was lost
+        with suppress(FileNotFoundError):  # of a lost launcher
             found.append(json.loads(path.read_text()))
     return [item for item in found if all(name in item and item[name] >= value for name, value in least.items())]
 
@@ -312,10 +312,10 @@ def test_a_daemon_that_is_away_ends_nothing(slurm: Cluster, alice: Person, daemo
     assert (done["state"], done["attempt"]["number"]) == ("cancelled", 1)
 
 
-def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
+def test_over_the_limit_it_names_which(slurm: Cluster, alice: Person) -> None:
     beyond = {"spec": language(resources={"qos": "small", "gpus_per_node": 4, "ranks_per_node": 1})}
     until(lambda: "QOS small" in alice.client.post("/jobs/check", json=beyond).text, "its limits to be known")
-    held = slurm.run("sbatch", "--parsable", "-q", "small", "--gres=gpu:2", "--wrap=sleep 300", user=ALICE).strip()
+    held_job = slurm.run("sbatch", "--parsable", "-q", "small", "--gres=gpu:2", "--wrap=sleep 300", user=ALICE).strip()
     # Slurm itself refuses "H100" here, where its nodes have "h100".
     options = {"qos": "small", "gpus_per_node": 2, "gpu_type": "H100", "ranks_per_node": 1}
     job_id = alice.submit(language(resources=options))
@@ -326,10 +326,10 @@ def test_over_the_limit_it_says_which(slurm: Cluster, alice: Person) -> None:
     assert "2" in json.dumps(why)
     alice.cancel(job_id)
     alice.wait(job_id)
-    slurm.run("scancel", held, user=ALICE)
+    slurm.run("scancel", held_job, user=ALICE)
 
 
-def test_a_job_that_waits_for_a_license_says_which(slurm: Cluster, alice: Person) -> None:
+def test_a_job_that_waits_for_a_license_names_it(slurm: Cluster, alice: Person) -> None:
     unknown = {"spec": language(resources={"licenses": "matlb"})}
     until(lambda: "Did you mean" in alice.client.post("/jobs/check", json=unknown).text, "its licenses to be known")
     first = alice.submit(script(100_000, licenses="matlab:2"))

@@ -66,7 +66,7 @@ class GpuNodes:
         return list(self._get(f"nodes/{node}/gpus").get("items", ()))
 
     def holders(self, node: str) -> dict[str, list[str]]:
-        """Jobs by UUID, of those GPUs that somebody holds."""
+        """Return jobs by UUID, of allocated GPUs."""
         return {
             gpu["uuid"]: [holder["scheduler_id"] for holder in gpu["holders"]]
             for gpu in self.gpus(node)
@@ -92,7 +92,7 @@ class GpuNodes:
             raise AssertionError(f"{error}; held are {self.holders(machine.node)}") from None
 
     def page(self, job_id: int) -> set[tuple[str, int]]:
-        """The GPUs in the table of a job's page, by node and NVML's number; as a sysadmin sees it."""
+        """Return the GPUs in the table of a job's page for a sysadmin, by node and NVML's number."""
         html = self.browser.get(f"{self.portal.url}/jobs/{job_id}/gpus").text
         return {(node, int(gpu)) for node, gpu in re.findall(r'href="/nodes/([^"]+)">[^<]+</a></td><td>(\d+)', html)}
 
@@ -105,7 +105,7 @@ class GpuNodes:
         return self.slurm.run("sbatch", *words, user=user).strip()
 
     def started(self, user: str, node: str, *options: str) -> str:
-        """Return a job that runs: of two that wait, Slurm may start the younger first, on the other one's GPUs."""
+        """Return a job that runs: of two that wait, Slurm may start the younger first, on the other job's GPUs."""
         job = self.sbatch(user, node, *options)
         until(lambda: self.slurm.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", f"{job} to run")
         return job
@@ -160,11 +160,11 @@ def rows(person: Person, job_id: int) -> dict[tuple[int, str], set[float]]:
     }
 
 
-def own(machine: Machine, attempt: int, *minors: int) -> dict[tuple[int, str], set[float]]:
+def percent_by_gpu(machine: Machine, attempt: int, *minors: int) -> dict[tuple[int, str], set[float]]:
     return {(attempt, machine.uuid(minor)): {float(machine.percent(minor))} for minor in minors}
 
 
-def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person, bob: Person) -> None:
+def test_gpus_belong_to_their_processes(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person, bob: Person) -> None:
     shared, crossed = gpu_nodes.shared, gpu_nodes.crossed
     # Alice's launcher asks NVML itself; bob's finds none, as in many containers.
     first, first_id = submitted(alice, "vision", python=shared.python())
@@ -174,14 +174,14 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     on_both = gpu_nodes.started(ALICE, f"{SHARED},{CROSSED}", "--nodes=2", "--gres=gpu:1")
     array = gpu_nodes.sbatch(BOB, CROSSED, "--gres=gpu:1", "--array=0-1")
     process = task_of(slurm, array, "0")
-    crossed.say(f"{crossed.minors.index(3)} process {process.pid} 512")
+    crossed.set_gpus(f"{crossed.minors.index(3)} process {process.pid} 512")
     on_shared = {first_id: [0, 1], second_id: [2, 3], foreign: [4], on_both: [5]}
     on_crossed = {plain: [0, 1], on_both: [2], f"{array}_0": [3], f"{array}_1": [4]}
     gpu_nodes.wait_for(shared, on_shared)
     gpu_nodes.wait_for(crossed, on_crossed)
 
-    until(lambda: rows(alice, first) == own(shared, 1, 0, 1), "alice's GPUs")
-    until(lambda: rows(bob, second) == own(shared, 1, 2, 3), "bob's GPUs")
+    until(lambda: rows(alice, first) == percent_by_gpu(shared, 1, 0, 1), "alice's GPUs")
+    until(lambda: rows(bob, second) == percent_by_gpu(shared, 1, 2, 3), "bob's GPUs")
     assert bob.client.get(f"/jobs/{first}/gpus").status_code == 404
     assert gpu_nodes.page(first) == {(SHARED, 0), (SHARED, 1)}
     assert gpu_nodes.page(second) == {(SHARED, 2), (SHARED, 3)}
@@ -190,12 +190,13 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     assert gpu_nodes.assignment(shared, 4) == (None, BOB, "scheduler"), "a job that Vigil knows nothing of"
     newest = {gpu["uuid"]: gpu["newest"]["gpu_percent"] for gpu in gpu_nodes.gpus(CROSSED)}
     assert [newest[crossed.uuid(minor)] for minor in (0, 7)] == [80, 10], "the last of NVML's is Slurm's first"
-    # A user is a number until the agent knows the name, and no number's word of its job is believed.
-    whose = [(BOB, process.environ()["SLURM_JOB_ID"])]
+    # A user is a number until the agent has the name, and a number's claim to a job is not believed.
+    owners = [(BOB, process.environ()["SLURM_JOB_ID"])]
     until(
-        lambda: [(item["user"], item["job"]) for item in gpu_nodes.processes(crossed, 3)] == whose, "the task's process"
+        lambda: [(item["user"], item["job"]) for item in gpu_nodes.processes(crossed, 3)] == owners,
+        "the task's process",
     )
-    assert whose != [(BOB, f"{array}_0")], "a number that the queue does not have"
+    assert owners != [(BOB, f"{array}_0")], "a number that the queue does not have"
 
     # A suspended job keeps its GPUs, a requeued one gets GPUs again, and jobs that end release theirs.
     slurm.run("scontrol", "suspend", foreign)
@@ -208,9 +209,9 @@ def test_whose_gpus_are_whose(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person
     gpu_nodes.wait_for(shared, {second_id: minors, foreign: [4]})
     gpu_nodes.wait_for(crossed, {f"{array}_0": [3], f"{array}_1": [4]})
     assert gpu_nodes.queued(foreign)["state"] == "suspended"
-    both = own(shared, 1, 2, 3) | own(shared, 2, *minors)
+    both = percent_by_gpu(shared, 1, 2, 3) | percent_by_gpu(shared, 2, *minors)
     until(lambda: rows(bob, second) == both, "the GPUs of both attempts")
-    assert rows(alice, first) == own(shared, 1, 0, 1), "they are told still"
+    assert rows(alice, first) == percent_by_gpu(shared, 1, 0, 1), "they are still listed"
     bob.cancel(second)
     slurm.run("scancel", foreign, array)
     gpu_nodes.wait_for(shared, {})
@@ -221,7 +222,7 @@ def task_of(slurm: Cluster, array: str, task: str) -> psutil.Process:
     """Return the process of an array task, once it runs; other clusters on this machine have the same numbers."""
     wanted = (array, task, str(slurm.layout.scratch))
 
-    def look() -> psutil.Process | None:
+    def poll() -> psutil.Process | None:
         for process in psutil.process_iter():
             try:
                 found = process.environ() if process.name() == "sleep" else {}
@@ -232,7 +233,7 @@ def task_of(slurm: Cluster, array: str, task: str) -> psutil.Process:
                 return process
         return None
 
-    found = until(look, f"task {task} of {array} to run")
+    found = until(poll, f"task {task} of {array} to run")
     assert found is not None
     return found
 
@@ -250,14 +251,16 @@ def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) 
     """It drains nothing while all is well, and a node whose GPU is lost, once; others' reasons stay."""
     machine = Machine(gpu_nodes.portal, gpu_nodes.folder, "dgx03", range(GPUS))
     environment, program = machine.folder / "environment", machine.folder / "check"
-    known = {**machine.environment, "SLURM_CONF": slurm.layout.slurm_conf, "PATH": "/usr/bin:/bin"}
-    environment.write_text("".join(f"{name}={value}\n" for name, value in known.items()))
-    folder = Path(f"{environment}.said")
+    variables = {**machine.environment, "SLURM_CONF": slurm.layout.slurm_conf, "PATH": "/usr/bin:/bin"}
+    environment.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+    folder = Path(f"{environment}.output")
     only_there = f'#!/bin/sh\n[ "$SLURMD_NODENAME" = {machine.node} ] || exit 0\n'
     agent = f"{sys.executable} -P -m nodes.agent"
-    tell = f'#!/bin/sh\ncd {REPOSITORY}\nsaid=$({agent} "$@")\ncode=$?\necho "$said" | tee -a {folder}\nexit $code\n'
+    agent_script = (
+        f'#!/bin/sh\ncd {REPOSITORY}\noutput=$({agent} "$@")\ncode=$?\necho "$output" | tee -a {folder}\nexit $code\n'
+    )
     pyz = Path(f"{environment}.pyz")
-    for path, text in ((program, documented(environment, pyz).replace("#!/bin/sh\n", only_there)), (pyz, tell)):
+    for path, text in ((program, documented(environment, pyz).replace("#!/bin/sh\n", only_there)), (pyz, agent_script)):
         path.write_text(text)
         path.chmod(0o755)
 
@@ -268,7 +271,7 @@ def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) 
     with slurm.configured(f"HealthCheckProgram={program}", "HealthCheckInterval=2"):
         until(lambda: folder.exists() and folder.read_text().count("is healthy: 8 GPUs respond.") >= 2, "two checks")
         assert (reason(), slurm.idle()) == ("", len(slurm.layout.names))
-        machine.say("2 lost 1")
+        machine.set_gpus("2 lost 1")
         until(reason, "the node to be drained")
         assert reason().startswith("HC: GPU 2 ("), reason()
         slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")
@@ -276,7 +279,7 @@ def test_the_check_as_health_check_program(gpu_nodes: GpuNodes, slurm: Cluster) 
         count = folder.read_text().count("\n")
         until(lambda: folder.read_text().count("\n") >= count + 2, "two more checks")
         assert reason() == "fan"
-        machine.say()  # else a check that runs now would drain the node again
+        machine.set_gpus()  # else a check that runs now would drain the node again
         healthy = folder.read_text().count("is healthy")
         until(lambda: folder.read_text().count("is healthy") > healthy, "a check that finds nothing")
     slurm.run("scontrol", "update", f"NodeName={machine.node}", "State=RESUME")

@@ -24,7 +24,7 @@ from nodes.schedulers.slurm.rest import SlurmRest
 from nodes.schedulers.slurm.scheduler import Slurm
 from nodes.schedulers.slurm.tokens import KeyFileTokens
 from portal.models import Project, User
-from tests.jobs.submissions import ask, spec_of
+from tests.jobs.submissions import spec_of, submit_spec
 from tests.lab import person
 from tests.slurm.cluster import Cluster
 from tests.slurm.people import ALICE, BOB, PORTAL, People
@@ -79,7 +79,7 @@ def alice() -> User:
 
 @pytest.fixture
 def job(alice: User, folder: Path) -> Job:
-    return ask(alice, spec_of(name="lost", resources={"time_limit": "00:05:00"}))[0]
+    return submit_spec(alice, spec_of(name="lost", resources={"time_limit": "00:05:00"}))[0]
 
 
 def jobs_of(slurm: Cluster, job: Job) -> list[tuple[str, str]]:
@@ -112,7 +112,7 @@ def end(slurm: Cluster, job: Job) -> Iterator[Callable[[], None]]:
     ending()
 
 
-def test_a_lost_answer_leaves_one_job(
+def test_a_lost_answer_leaves_a_single_job(
     slurm: Cluster, way: Wire, scheduler: Slurm, job: Job, folder: Path, end: Callable[[], None]
 ) -> None:
     way.cut = True
@@ -187,7 +187,7 @@ def test_a_request_that_arrives_after_its_cancel_is_hunted_down(
     assert way.posts == 1
 
 
-def test_a_lost_answer_leaves_one_array_of_a_sweep(
+def test_a_lost_answer_leaves_a_single_array_of_a_sweep(
     slurm: Cluster,
     way: Wire,
     scheduler: Slurm,
@@ -262,10 +262,10 @@ def _ticked(scheduler: Slurm, job: Job) -> bool:
 
 
 def _turn(scheduler: Slurm) -> follow.Tick:
-    held = follow.lease.take("follow")
-    assert held is not None
-    held.release()
-    return follow.Tick(held, scheduler)
+    claim = follow.lease.take("follow")
+    assert claim is not None
+    claim.release()
+    return follow.Tick(claim, scheduler)
 
 
 def _states(slurm: Cluster, job: Job) -> set[str]:

@@ -51,11 +51,11 @@ class HealthLab:
         return next(iter(items), None)
 
     def decided(self, node: str, rule: str, decision: str) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
+        def poll() -> dict[str, Any] | None:
             entry = self.entry(node, rule)
             return entry if entry and entry["decision"] == decision else None
 
-        found = until(look, f"{rule} on {node} to be {decision}")
+        found = until(poll, f"{rule} on {node} to be {decision}")
         assert found is not None
         return found
 

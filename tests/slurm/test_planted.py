@@ -68,7 +68,7 @@ PLANTED = {
     "all clients failed": Federated("all-clients", *CLIENTS_FAILED, ranks=1),
     **planted.ANYWHERE,
 }
-ASKED: dict[str, dict[str, Any]] = {
+RESOURCES: dict[str, dict[str, Any]] = {
     "hung": {"begin": "+8s"},
     "ended by the warning": {"time_limit": "00:01:00"},
     "exception": {"nodes": 2},
@@ -91,7 +91,7 @@ class Lab:
     endings: Endings = field(default_factory=dict)
 
     def submit(self, name: str, what: Planted) -> None:
-        options = {"constraint": ELSEWHERE, **ASKED.get(name, {})}
+        options = {"constraint": ELSEWHERE, **RESOURCES.get(name, {})}
         spec = {**what.spec(**options), "project": "vision"}
         body = {"json": {"spec": spec}} if isinstance(what, Trained) else planted.upload(spec)
         answer = self.alice.client.post("/jobs", **body)
@@ -158,7 +158,7 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
     urgent = ("--partition=urgent", f"--nodelist={TO_PREEMPT}", "--exclusive", "--time=1", "--wrap=sleep 1")
     lab.slurm.run("sbatch", *urgent, user=ALICE)
     lab.running("time limit")
-    # Not "now": 26.05 refuses what is over by the time that it hears of it.
+    # Not "now": 26.05 refuses a time that is over when the request arrives.
     lab.slurm.run("scontrol", "update", f"JobId={lab.scheduler_id('time limit')}", "EndTime=now+2")
     lab.running("hung")
     planted.rank_of(lab.run_directory("hung"), 1).send_signal(signal.SIGSTOP)
@@ -183,11 +183,11 @@ def agent_on(lab: Lab, node: str, folder: Path) -> Machine:
     machine = Machine(lab.portal, folder, node, range(8))
     with lab.portal.client() as sysadmin:
         machine.start(sysadmin.post(f"/api/v1/nodes/{node}/token").json()["token"])
-        until(lambda: is_held(sysadmin.get(f"/api/v1/nodes/{node}/gpus")), f"whose the GPUs of {node} are")
+        until(lambda: is_allocated(sysadmin.get(f"/api/v1/nodes/{node}/gpus")), f"the GPUs of {node} to be allocated")
     return machine
 
 
-def is_held(answer: httpx.Response) -> bool:
+def is_allocated(answer: httpx.Response) -> bool:
     return answer.status_code == 200 and any(gpu["holders"] for gpu in answer.json()["items"])
 
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_cannot_be_read_is_gone_back_behind(lab: Lab) -> None:
 
 
 def test_nodes_are_named(lab: Lab) -> None:
-    """And left out of what follows, where Vigil and not Slurm starts that."""
+    """The node is also excluded from what follows, if Vigil and not Slurm starts that."""
     for name in ("node lost", "gpu lost", "launch"):
         (incident,), nodes = lab.ending(name).incidents, lab.ending(name).nodes
         assert (incident.node,) == nodes

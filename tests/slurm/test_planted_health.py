@@ -61,7 +61,7 @@ def test_a_harmless_history_drains_nothing(fleet: SlurmFleet, history: Plant) ->
     planted.check_no_drain(fleet)
 
 
-def test_without_the_right_to_drain_the_entry_says_what_to_grant(fleet: SlurmFleet) -> None:
+def test_without_the_right_to_drain_the_entry_names_what_to_grant(fleet: SlurmFleet) -> None:
     set_admin_level(fleet.slurm, "Operator")
     try:
         FAILURES["off the bus with an Xid"].plant(fleet)
@@ -75,6 +75,6 @@ def test_without_the_right_to_drain_the_entry_says_what_to_grant(fleet: SlurmFle
 
 
 def set_admin_level(slurm: Cluster, level: str) -> None:
-    """Set the portal's level, and wait until slurmctld has heard of it from slurmdbd."""
+    """Set the portal's level, and wait until slurmctld has it from slurmdbd."""
     slurm.run("sacctmgr", "-i", "modify", "user", "where", f"name={PORTAL}", "set", f"AdminLevel={level}")
     until(lambda: f"AdminLevel={level}" in slurm.run("scontrol", "show", "assoc_mgr", f"users={PORTAL}", "flags=users"))

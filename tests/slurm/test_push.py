@@ -36,7 +36,7 @@ def hooks(slurm: Cluster, portal: Portal) -> Iterator[None]:
     script.chmod(0o755)
     called(slurm).touch()
     called(slurm).chmod(0o666)
-    with slurm.without("slurmctld"):  # which does not look at it later
+    with slurm.without("slurmctld"):  # which does not check it later
         settings.slurm_conf.write_text(f"{before}PrologSlurmctld={script}\n")
     try:
         assert slurm.run(script, "--test").strip() == '{"woken":true}'
@@ -49,12 +49,12 @@ def hooks(slurm: Cluster, portal: Portal) -> Iterator[None]:
 
 
 def called(slurm: Cluster) -> Path:
-    """A line for each call of the hook."""
+    """Return a line for each call of the hook."""
     return slurm.layout.scratch / "called"
 
 
-def test_starts_and_ends_are_seen_without_a_tick(slurm: Cluster, portal: Portal) -> None:
-    """Beat stands still, so only a push makes anybody look. The prolog's comes some moments before the job runs, which
+def test_starts_and_ends_are_noticed_without_a_tick(slurm: Cluster, portal: Portal) -> None:
+    """Beat stands still, so only a push causes a poll. The prolog's comes some moments before the job runs, which
     are longer here than anybody echoes it: so once more when it does, as a tick would.
     """
     alice = portal.as_person("alice")

@@ -84,7 +84,7 @@ def root_of(portal: Portal, job_id: int) -> Path:
     return run
 
 
-def test_an_array_of_20_with_one_that_fails_once(portal: Portal, slurm: Cluster, alice: Person) -> None:
+def test_an_array_of_20_with_a_task_that_fails_once(portal: Portal, slurm: Cluster, alice: Person) -> None:
     before = set(slurm.run("sacct", "-nX", "--allusers", "--format=jobid").split())
     sweep_id, jobs = submit(alice, text_of(20, at_once=4, mode="fail"))
     assert len(jobs) == 20
@@ -113,7 +113,7 @@ def test_an_array_of_20_with_one_that_fails_once(portal: Portal, slurm: Cluster,
     assert len(after) == 21
 
 
-def test_one_that_is_requeued_goes_on_under_its_own_id(portal: Portal, slurm: Cluster, alice: Person) -> None:
+def test_a_task_that_is_requeued_goes_on_under_its_id(portal: Portal, slurm: Cluster, alice: Person) -> None:
     """The last one to start too, whose own number is the whole array's."""
     sweep_id, jobs = submit(alice, text_of(3, mode="wait"))
     for job_id in jobs:
@@ -135,7 +135,7 @@ def test_one_that_is_requeued_goes_on_under_its_own_id(portal: Portal, slurm: Cl
         assert alice.losses(job_id) == {1: pytest.approx(1 / (1 + number))}
 
 
-def test_cancel_one_that_waits_one_that_runs_then_all(portal: Portal, slurm: Cluster, alice: Person) -> None:
+def test_cancel_a_waiting_task_a_running_task_then_all(portal: Portal, slurm: Cluster, alice: Person) -> None:
     sweep_id, jobs = submit(alice, text_of(8, at_once=2, mode="wait"))
     alice.wait(jobs[0], "running")
     alice.wait(jobs[1], "running")
@@ -151,7 +151,7 @@ def test_cancel_one_that_waits_one_that_runs_then_all(portal: Portal, slurm: Clu
     assert slurm.run("squeue", "--noheader", f"--user={ALICE}").strip() == ""
 
 
-def test_cancelling_the_one_with_the_arrays_own_number_leaves_the_others(
+def test_cancelling_the_task_with_the_arrays_number_leaves_the_others(
     portal: Portal, slurm: Cluster, alice: Person
 ) -> None:
     sweep_id, jobs = submit(alice, text_of(3, mode="wait"))
@@ -168,7 +168,7 @@ def test_cancelling_the_one_with_the_arrays_own_number_leaves_the_others(
     assert wait_for_end(alice, sweep_id) == {"cancelled": 1, "completed": 2}
 
 
-def test_too_many_for_slurm_says_its_limit(slurm: Cluster) -> None:
+def test_too_many_for_slurm_names_its_limit(slurm: Cluster) -> None:
     tokens = KeyFileTokens(slurm.layout.jwt_key)
     http = SlurmHttp(slurm.url, tokens=tokens, user=PORTAL)
     script = slurm.layout.scratch / "array.sh"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 class Wire:
     """Forwards TCP connections, one request each way. `cut` and `late` apply to the next POST only.
 
-    `cut`: the request is forwarded, and the connection is closed before the answer. `late`: the request is kept until
+    `cut`: the request is forwarded, and the connection is closed before the answer. `late`: it is delayed until
     `let_through()`, while its sender gets no answer.
     """
 

@@ -285,7 +285,7 @@ def test_a_worker_with_old_rows_changes_nothing(cluster: SimulatedCluster, clien
     assert acceptance.pk == newer.pk
 
 
-def test_one_that_cannot_be_advanced_does_not_stop_others(
+def test_an_acceptance_that_cannot_be_advanced_does_not_stop_others(
     cluster: SimulatedCluster, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, fine = begin(cluster, client, "dgx-01"), begin(cluster, client, "dgx-02")

@@ -34,7 +34,7 @@ def test_start_and_cancel(cluster: SimulatedCluster, client: Client) -> None:
     assert "Being cancelled by ops" in client.get(f"/acceptances/{found.pk}").content.decode()
 
 
-def test_an_accepted_one_says_what_was_not_checked(cluster: SimulatedCluster, client: Client) -> None:
+def test_an_accepted_cluster_lists_what_was_not_checked(cluster: SimulatedCluster, client: Client) -> None:
     start(client)
     stored = clauses.stored([ClauseOutcome("vbios", "not checked", "No GPU reports it.")])
     Acceptance.objects.update(result="accepted", clauses=stored, summary=clauses.summary(stored))

@@ -35,7 +35,7 @@ def test_it_is_made_once_and_then_the_same(client: Client) -> None:
     assert Attempt.objects.get().token_digest == ""
 
 
-def test_asked_again_the_token_is_the_same_and_only_its_digest_is_kept(client: Client) -> None:
+def test_a_repeat_returns_the_same_token_and_only_its_digest_is_stored(client: Client) -> None:
     options = {"scheduler_id": "17_3", "restart_count": 2, "reports": True}
     first, again = (send(client, "post", PATH, options).json()["reports"] for _ in range(2))
     assert first == again

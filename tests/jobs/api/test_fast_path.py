@@ -1,4 +1,4 @@
-"""The shippers' door in the web process: the short way past Django, with the same answers."""
+"""Test the fast path of reports in the web process, which bypasses Django: it gives the same answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Beyond(Exception):
-    """The request went on to Django."""
+    """Raised when the request was passed on to Django."""
 
 
 async def django(scope: Any, receive: Any, send: Any) -> None:
@@ -37,10 +37,10 @@ async def close(intake: Intake) -> None:
 
 
 def knock(attempt: Attempt, *pieces: bytes, secret: str = SECRET, gone: bool = False) -> tuple[int, Any, int] | None:
-    """Status, answer and how many pieces were left unread; None if nothing was answered."""
+    """Return the status, the answer and the number of unread pieces; None if there was no answer."""
 
     async def play() -> tuple[int, Any, int] | None:
-        intake = Intake(django, [FAST_PATH], threads=1)  # whoever closes the connections must be who opened them
+        intake = Intake(django, [FAST_PATH], threads=1)  # the thread that opened the connections must close them
         scope = {
             "type": "http",
             "method": "POST",
@@ -101,7 +101,7 @@ def test_a_strangers_body_is_not_read(attempt: Attempt) -> None:
     assert not Stream.objects.exists()
 
 
-def test_large_posts_of_one_sender_are_counted(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_posts_of_a_sender_are_counted(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posts, "MAX_LARGE_POSTS", 0)
     answer = knock(attempt, packed(frame(Spooled().log(1, loss=1.0))))
     assert answer is not None

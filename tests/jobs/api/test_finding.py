@@ -84,7 +84,7 @@ BEFORE_ALL_DAYS, AFTER_ALL_DAYS = "0001-01-01T00:00:00+14:00", "9999-12-31T23:59
         "limit=0",
     ],
 )
-def test_wrong_filters_say_what_there_is(client, query):
+def test_wrong_filters_list_what_there_is(client, query):
     answer = client.get(f"{JOBS}?{query}")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == query.split("=")[0]
@@ -97,13 +97,13 @@ def test_pages_hold_each_job_once_in_every_order(client, mira, project, sort):
     for i in range(11):
         state = ["pending", "running", "completed"][i % 3]
         lab.a_job(mira, project, name=f"same-{i % 2}", state=state)
-    seen, cursor = [], ""
+    listed, cursor = [], ""
     while cursor is not None:
         answer = client.get(f"{JOBS}?sort={sort}&limit=3&cursor={cursor}")
-        seen += ids(answer)
+        listed += ids(answer)
         cursor = answer.json()["next"]
-    assert len(seen) == len(set(seen)) == 11
-    assert seen == ids(client.get(f"{JOBS}?sort={sort}&limit=100"))
+    assert len(listed) == len(set(listed)) == 11
+    assert listed == ids(client.get(f"{JOBS}?sort={sort}&limit=100"))
 
 
 def test_a_new_job_shifts_no_page(client, mira, project):
@@ -142,7 +142,7 @@ def test_lists_cost_the_same_number_of_queries_however_long(client, mira, projec
     lab.a_job(mira, project, tags=("a", "b"))
     with CaptureQueriesContext(connection) as queries:
         client.get(f"{JOBS}?limit=100")
-    assert len(queries) < 10  # the token, what may be seen, the page's keys by indexes alone, its jobs, their tags
+    assert len(queries) < 10  # the token, what is visible, the page's keys by indexes alone, its jobs, their tags
     for _ in range(12):
         lab.a_job(mira, project, tags=("a", "b"))
     with django_assert_num_queries(len(queries)):

@@ -65,7 +65,7 @@ class TestAJobsHeat:
 
     @pytest.mark.parametrize("query", ["columns=1&from=0&to=1000000000000", "columns=1", "columns=7", ""])
     @pytest.mark.parametrize("is_merged", [False, True])
-    def test_tells_nothing_of_what_others_did(self, job: Job, noor: User, query: str, is_merged: bool) -> None:
+    def test_reveals_nothing_of_what_others_did(self, job: Job, noor: User, query: str, is_merged: bool) -> None:
         if is_merged:
             merge.merge(now=time.time() + 10_000)
         for user in (noor, sysadmin()):
@@ -79,7 +79,7 @@ class TestAJobsHeat:
         assert payload["items"][0]["mean"] == [10]
 
 
-def test_what_a_machine_told_last_stays_hidden_after_the_job(mira: User, noor: User) -> None:
+def test_what_a_machine_reported_last_stays_hidden_after_the_job(mira: User, noor: User) -> None:
     machine, now = machine_that_works(), int(time.time())
     process = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": "secret.py", "memory_mib": 5, "job": "1"}
     machine.post({**machine.batch(now - 10, gpu_percent=55), "processes": [process]})
@@ -95,7 +95,7 @@ def test_what_a_machine_told_last_stays_hidden_after_the_job(mira: User, noor: U
 
 
 def ran(user: User, number: str, since: float, until: float | None) -> Job:
-    """A job of Vigil's that ran in this time under a number of the scheduler's."""
+    """Create a job of Vigil that ran in this time with this scheduler id."""
     job = a_job(user, a_project("other"), state="running" if until is None else "completed")
     attempt = job.latest
     assert attempt is not None
@@ -113,7 +113,7 @@ class TestANumberThatTheSchedulerUsesAgain:
         machine, now = machine_that_works(), time.time()
         others(machine, now - 300, None)
         job = ran(noor, "past-mira", now - 900, now - 400 if is_confirmed else None)
-        if not is_confirmed:  # and who merely says that a number is theirs, sees nothing by that
+        if not is_confirmed:  # and a mere claim to a number reveals nothing
             Job.objects.filter(pk=job.pk).update(kind=Job.ATTACHED)
         first, second = bearer(noor).get("/api/v1/nodes/dgx-01/gpus").json()["items"]
         assert (first["newest"], first["holders"]) == ({}, [])
@@ -168,7 +168,7 @@ def test_the_kernels_words_name_nobody_elses_process(mira: User, noor: User) -> 
         assert "secret.py" in signed_in(sam).get(path).content.decode(), path
 
 
-def test_a_gpu_that_two_jobs_share_tells_its_map_nothing(mira: User, noor: User) -> None:
+def test_a_gpu_that_two_jobs_share_reveals_nothing_on_its_map(mira: User, noor: User) -> None:
     machine, now = machine_that_works(), int(time.time())
     others(machine, now - 300, None, "mira", UUIDS[1])
     others(machine, now - 200, None, "noor", UUIDS[1])

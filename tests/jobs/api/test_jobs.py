@@ -36,7 +36,7 @@ def test_progress_of_a_running_job(client, mira, project):
         ("get", "/attempts"), ("get", "/checkpoints"), ("get", "/events"),
     ],
 )  # fmt: skip
-def test_a_job_that_one_may_not_see_is_not_there(mira, method, rest):
+def test_a_job_that_you_may_not_see_is_not_there(mira, method, rest):
     siskin = lab.a_project("siskin")
     job = lab.a_job(lab.person("oskar", siskin), siskin)
     client = lab.bearer(mira)
@@ -49,7 +49,7 @@ def test_a_job_that_one_may_not_see_is_not_there(mira, method, rest):
     assert client.get(JOBS).json()["items"] == []
 
 
-def test_a_colleagues_job_may_be_seen_but_not_changed(mira, project):
+def test_a_colleagues_job_may_be_read_but_not_changed(mira, project):
     job = lab.a_job(mira, project, state="running")
     client = lab.bearer(lab.person("tomas", project))
     assert client.get(f"{JOBS}/{job.pk}").status_code == 200
@@ -90,7 +90,7 @@ def test_wrong_changes_change_nothing(client, mira, project, changes, field):
     assert client.get(f"{JOBS}/{job.pk}").json()["tags"] == ["kept"]
 
 
-def test_cancel_asks_once_and_refuses_the_ended(client, mira, project):
+def test_cancel_is_requested_once_and_refused_after_the_end(client, mira, project):
     job = lab.a_job(mira, project, state="running")
     answer = send(client, "post", f"{JOBS}/{job.pk}/cancel")
     assert answer.status_code == 202

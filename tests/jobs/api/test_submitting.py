@@ -100,7 +100,7 @@ def test_submit_toml_as_a_file():
     assert sam.post(JOBS, {"spec_toml": SimpleUploadedFile("job.toml", b"\xff")}).status_code == 400
 
 
-def test_every_file_that_a_federation_is_made_of_is_looked_for():
+def test_every_file_that_a_federation_is_made_of_is_searched_for():
     sam = lab.bearer(lab.sysadmin())
     lab.a_project()
     both = 'name = "mine"\nkind = "federated"\n[client]\ndirectory = "."\n[run]\nrecipe = "client"\nalgorithm = "own"\n'
@@ -113,7 +113,7 @@ def test_every_file_that_a_federation_is_made_of_is_looked_for():
 
 
 @pytest.mark.parametrize("kind", ["federated", "distributed"])
-def test_code_that_no_table_asks_for_is_refused(kind):
+def test_code_that_no_table_needs_is_refused(kind):
     lab.a_project()
     sent = {"spec_toml": f'name = "x"\nkind = "{kind}"\n', "code": code(client_py="")}
     answer = lab.bearer(lab.sysadmin()).post(JOBS, sent)
@@ -180,7 +180,7 @@ def test_what_is_no_request(client, body, kind, status):
     assert not Job.objects.exists()
 
 
-def test_an_unwrapped_spec_is_told_how_to_wrap_it(client):
+def test_an_unwrapped_spec_is_refused_with_how_to_wrap_it(client):
     answer = send(client, "post", JOBS, {"name": "birds", "spce": lab.SPEC})
     assert answer.status_code == 422
     assert {error["field"]: error["message"] for error in answer.json()["errors"]} == {
@@ -189,7 +189,7 @@ def test_an_unwrapped_spec_is_told_how_to_wrap_it(client):
     }
 
 
-def test_a_repeat_with_the_same_key_makes_one_job(client, mira):
+def test_a_repeat_with_the_same_key_makes_no_second_job(client, mira):
     first = send(client, "post", JOBS, {"spec": lab.SPEC}, Idempotency_Key="k1")
     again = send(client, "post", JOBS, {"spec": lab.SPEC}, Idempotency_Key="k1")
     assert (first.status_code, again.status_code) == (201, 200)
@@ -211,7 +211,7 @@ def test_clone_names_its_parent(client):
     assert client.get(f"{JOBS}?parent={first['id']}").json()["items"][0]["id"] == clone["id"]
 
 
-def test_check_says_what_would_happen_and_changes_nothing(client):
+def test_check_describes_what_would_happen_and_changes_nothing(client):
     answer = send(client, "post", f"{JOBS}/check", {"spec": lab.SPEC})
     assert answer.status_code == 200
     assert answer.json()["spec"]["restart"]["max_restarts"] == 3

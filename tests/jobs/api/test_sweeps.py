@@ -74,7 +74,7 @@ def test_each_job_has_the_tags(client):
     assert [sorted(job["tags"]) for job in items] == [["a", "b"]] * 3
 
 
-def test_check_tells_how_many(client):
+def test_check_counts_the_jobs(client):
     found = send(client, "post", "/api/v1/jobs/check", {"spec_toml": TOML}).json()
     assert found["findings"][0]["title"] == "Sweep"
     assert "3 of run.seed, 2 at once" in found["findings"][0]["text"]

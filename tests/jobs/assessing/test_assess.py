@@ -1,4 +1,4 @@
-"""A record that cannot be read stops neither the other assessments nor those of the next run."""
+"""Test that an unreadable record stops neither the other assessments nor those of the next run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and programs that keep failing become findings, with what they are based on, and end when they are repaired."""
+"""Test that nodes and programs that fail repeatedly become findings, with their evidence, until they are repaired."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def findings() -> list[tuple[str, str]]:
 
 
 def fail_on(node: str, times: int, cause: str = "gpu.off_bus", *, people: int = 1, **incident: Any) -> None:
-    """Let jobs fail on the node, whose owners take turns: each project has one."""
+    """Let jobs fail on the node; their owners take turns, one for each project."""
     for number in range(times):
         project = ("default", "vision", "speech")[number % people]
         ran(2.0, ago=40 + number, nodes=[node], cause=cause, project=project, **incident)
@@ -66,9 +66,9 @@ def test_a_node_on_which_different_programs_fail_is_drained_with_the_evidence(la
 @pytest.mark.parametrize(
     ("cause", "more"),
     [
-        ("program.exception", {"fingerprint": "a" * 16}),  # one program that fails wherever it is sent
-        ("unknown", {"fingerprint": "a" * 16}),  # the same, before anybody knows why
-        ("unknown", {}),  # one person's script that ends without a word
+        ("program.exception", {"fingerprint": "a" * 16}),  # one program that fails on every node
+        ("unknown", {"fingerprint": "a" * 16}),  # the same, before the cause is found
+        ("unknown", {}),  # one person's script that ends without a message
         ("unknown", {"people": 2}),
         ("", {"people": 2}),
         ("program.exception", {}),  # people who try things out
@@ -76,7 +76,7 @@ def test_a_node_on_which_different_programs_fail_is_drained_with_the_evidence(la
         ("gpu.off_bus", {"confirmed_cause": ""}),  # what the log of one person's jobs claims
     ],
 )
-def test_what_says_nothing_about_the_node_drains_nothing(lab: Lab, cause: str, more: dict[str, Any]) -> None:
+def test_failures_that_do_not_implicate_the_node_drain_nothing(lab: Lab, cause: str, more: dict[str, Any]) -> None:
     fail_on("dgx-03", 8, cause, **more)
     judge()
     lab.step()
@@ -93,7 +93,7 @@ def test_failures_that_nothing_explains_count_once_a_person(lab: Lab) -> None:
     assert (fields["failures"], fields["programs"], fields["owners"]) == (3, 3, 3)
 
 
-def test_what_one_persons_jobs_show_is_watched_and_drains_nothing(lab: Lab) -> None:
+def test_what_a_single_persons_jobs_show_is_watched_and_drains_nothing(lab: Lab) -> None:
     fail_on("dgx-03", 8)
     judge()
     lab.step()
@@ -127,7 +127,7 @@ def test_a_program_that_fails_everywhere_is_its_owners_and_no_nodes(lab: Lab) ->
     assert (fields["failures"], fields["nodes"], fields["user"]) == (6, 6, "of-default")
 
 
-def test_whose_program_it_is_only_sysadmins_see(lab: Lab) -> None:
+def test_only_sysadmins_see_the_owner_of_a_program(lab: Lab) -> None:
     for node in lab.names[:6]:
         fail_on(node, 1, "program.exception", fingerprint="0123456789abcdef")
     judge()
@@ -141,7 +141,7 @@ def test_whose_program_it_is_only_sysadmins_see(lab: Lab) -> None:
     assert item["evidence"][0]["fields"]["user"] == "of-default"
 
 
-def test_a_program_that_fails_on_one_node_mostly_is_no_finding(lab: Lab) -> None:
+def test_a_program_that_fails_mostly_on_a_single_node_is_no_finding(lab: Lab) -> None:
     fail_on("dgx-01", 5, "program.exception", fingerprint="a" * 16)
     fail_on("dgx-02", 1, "program.exception", fingerprint="a" * 16)
     fail_on("dgx-03", 1, "program.exception", fingerprint="a" * 16)
@@ -163,7 +163,7 @@ def test_time_limits_are_no_failing_program(lab: Lab) -> None:
     assert findings() == []
 
 
-def test_what_happened_before_a_repair_is_not_held_against_the_node_again(lab: Lab) -> None:
+def test_failures_before_a_repair_do_not_count_against_the_node_again(lab: Lab) -> None:
     fail_on("dgx-03", 5, people=2)
     judge()
     inbox.clear(sysadmin("ops"), lab.entry("repeat-offender", "dgx-03").pk, "board replaced, burn-in passed")
@@ -196,7 +196,7 @@ def test_a_corrected_program_is_no_finding_any_more(lab: Lab) -> None:
     assert findings() == []
 
 
-def test_assessments_that_stopped_say_nothing(lab: Lab) -> None:
+def test_assessments_that_stopped_show_nothing(lab: Lab) -> None:
     fail_on("dgx-03", 5, people=2)
     count()
     assess()

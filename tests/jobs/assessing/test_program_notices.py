@@ -1,4 +1,4 @@
-"""The owner of a program that fails wherever it runs is told so, with the evidence, and nobody else is."""
+"""Test that only the owner of a program that fails on every node is notified, with the evidence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
 
 pytestmark = pytest.mark.django_db
-SAYS = "KeyError: 'labels'"
+ERROR = "KeyError: 'labels'"
 
 
 @pytest.fixture
 def failing() -> Lab:
     lab = Lab()
     for node in lab.names[:6]:
-        fail_on(node, 1, "program.exception", fingerprint="0123456789abcdef", says=SAYS)
+        fail_on(node, 1, "program.exception", fingerprint="0123456789abcdef", says=ERROR)
     judge()
     assess()
     return lab
@@ -39,7 +39,7 @@ def test_its_owner_gets_the_evidence_and_what_to_do(failing: Lab) -> None:
     assert (notice.audience, notice.user.username) == (Notice.Audience.PERSON, "of-default")
     title = notice.title.replace("\N{NO-BREAK SPACE}", " ")
     assert title.endswith("fails in the same way wherever it runs: 6 times on 6 nodes.")
-    assert notice.detail.startswith(SAYS)
+    assert notice.detail.startswith(ERROR)
     assert "Correct the program first." in notice.detail
     assert notice.link.endswith("/postmortem")
     facts = dict(notice.facts)

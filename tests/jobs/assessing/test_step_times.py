@@ -1,4 +1,4 @@
-"""Step times that jobs report make a slow node a finding, which jobs of Vigil then avoid."""
+"""Test that reported step times turn a slow node into a finding, and that jobs of Vigil then avoid the node."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_node_a_fifth_slower_is_a_finding_and_excluded(lab: Lab) -> None:
     }  # fmt: skip
 
 
-def test_what_one_person_reports_excludes_no_node(lab: Lab) -> None:
+def test_what_a_single_person_reports_excludes_no_node(lab: Lab) -> None:
     for gpus in (1, 2, 4):
         train(gpus, {"dgx-01": 1.2, "dgx-02": 1.0, "dgx-03": 1.0, "dgx-04": 1.0}, person="mallory")
     assert findings() == [("slow-for-one-person", "dgx-01")]
@@ -106,14 +106,14 @@ def test_other_code_is_another_program(lab: Lab) -> None:
     assert not Assessment.objects.filter(signal="step_time").exists()
 
 
-def test_one_slow_program_is_none(lab: Lab) -> None:
+def test_a_single_slow_program_is_none(lab: Lab) -> None:
     for gpus in (1, 2):
         train(gpus, dict.fromkeys(NODES, 1.0))
     train(8, {"dgx-01": 1.5, "dgx-02": 1.0, "dgx-03": 1.0})
     assert findings() == []
 
 
-def test_attempts_with_too_few_steps_say_nothing(lab: Lab) -> None:
+def test_attempts_with_too_few_steps_do_not_count(lab: Lab) -> None:
     for gpus in (1, 2, 4):
         train(gpus, {"dgx-01": 1.2, "dgx-02": 1.0, "dgx-03": 1.0}, steps=20)
     assert findings() == []
@@ -147,7 +147,7 @@ def slow_node() -> None:
 
 
 def test_evidence_that_has_aged_ends_no_exclusion(lab: Lab) -> None:
-    """Jobs avoid the node, so nothing new is known of it."""
+    """Jobs avoid the node, so there are no new measurements of it."""
     slow_node()
     later = timezone.now() + timedelta(days=8)
     assess(later)
@@ -156,7 +156,7 @@ def test_evidence_that_has_aged_ends_no_exclusion(lab: Lab) -> None:
     assert HealthEntry.objects.excluding().exists()
 
 
-def test_steps_from_before_a_repair_are_not_held_against_the_node_again(lab: Lab) -> None:
+def test_steps_from_before_a_repair_do_not_count_against_the_node_again(lab: Lab) -> None:
     slow_node()
     inbox.clear(None, HealthEntry.objects.get().pk, "Burn-in 7 passed.")
     assert findings() == []

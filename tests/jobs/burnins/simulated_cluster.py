@@ -35,7 +35,7 @@ def good_lines(gpus: int = 2) -> list[dict[str, Any]]:
         lines.append(line("matrix", f"GPU {gpu}", value=700.0, unit="TFLOP/s", digest=GOOD))
         lines.append(line("copy", f"host to GPU {gpu}", value=24.8, unit="GB/s"))
         lines.append(line("copy", f"GPU {gpu} to host"))
-    lines += [line("copy", f"GPU {one} to GPU {other}") for one, other in permutations(range(gpus), 2)]
+    lines += [line("copy", f"GPU {source} to GPU {target}") for source, target in permutations(range(gpus), 2)]
     others = (("all-reduce", f"{gpus} GPUs"), ("host memory", "memory"), ("disk", "write /tmp"), ("disk", "read /tmp"))
     return [*lines, *(line(test, item) for test, item in others), line("end", "this node")]
 

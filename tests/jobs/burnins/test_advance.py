@@ -76,7 +76,7 @@ def test_a_node_that_a_rule_drained_returns_and_its_entry_is_cleared(cluster: Si
     drain_by_rule(cluster)
     cluster.start()
     cluster.until_running()
-    order = [part for part in cluster.lab.scheduler.asked if part in ("reserve", "undrain")]
+    order = [part for part in cluster.lab.scheduler.requests if part in ("reserve", "undrain")]
     assert order == ["reserve", "undrain"], "others stay out because of the reservation"
     assert cluster.lab.scheduler.reserved
     cluster.write(good_lines())
@@ -89,7 +89,7 @@ def test_a_node_that_a_rule_drained_returns_and_its_entry_is_cleared(cluster: Si
     assert [order.action for order in NodeOrder.objects.order_by("id")] == ["drain", "undrain"]
 
 
-def test_a_node_that_kept_failing_returns_although_its_past_failures_are_still_counted(
+def test_a_node_that_failed_repeatedly_returns_although_its_past_failures_are_still_counted(
     cluster: SimulatedCluster,
 ) -> None:
     for name in cluster.lab.names:
@@ -149,7 +149,7 @@ def test_waits_while_a_job_runs_there(cluster: SimulatedCluster, state: str) -> 
     cluster.start()
     cluster.tick(4)
     assert (cluster.burn_in.state, cluster.burn_in.detail) == ("waiting", "Waits for jobs on dgx-01 to end.")
-    assert "undrain" not in cluster.lab.scheduler.asked
+    assert "undrain" not in cluster.lab.scheduler.requests
     cluster.set_node(state="idle" if state == "allocated" else "drained", cpus_used=0)
     cluster.until_running()
 

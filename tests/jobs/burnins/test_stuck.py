@@ -120,7 +120,7 @@ def test_jobs_that_run_longer_than_the_reservation(cluster: SimulatedCluster) ->
 
 
 def test_two_workers_submit_once(cluster: SimulatedCluster) -> None:
-    """One was stopped while its submission is on its way: the scheduler does not know the job yet."""
+    """The burn-in was stopped during its submission: the scheduler does not have the job yet."""
     cluster.start()
     cluster.until(lambda burn_in: burn_in.state == "starting")
     BurnIn.objects.update(submitting_at=timezone.now())

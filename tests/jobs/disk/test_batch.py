@@ -19,9 +19,9 @@ from jobs.disk.batch import Batch
 from tests.examples import examples
 from tests.waiting import until
 
-# What is played says what it was called with: words ended by NUL, calls by an empty word.
+# Each fake program records its arguments: words ended by NUL, calls by an empty word.
 STUB = """#!/bin/bash
-printf '%s\\0' "$@" '' >> "$SAID/${0##*/}"
+printf '%s\\0' "$@" '' >> "$CALLS/${0##*/}"
 """
 PIECES = (
     "$(touch canary)", "`touch canary`", "'; touch canary; '", '"; touch canary; "', "\ntouch canary\n",
@@ -42,8 +42,8 @@ class Played:
 
     def __init__(self, place: Path) -> None:
         self.place = place / str(next(numbers))
-        self.said = self.place / "said"
-        self.said.mkdir(parents=True)
+        self.calls_folder = self.place / "calls"
+        self.calls_folder.mkdir(parents=True)
         (self.place / "bin").mkdir()
         for word in ("srun", "scontrol", "module", "conda"):
             self.play(word, STUB)
@@ -58,7 +58,7 @@ class Played:
         script = self.place / "batch.sh"
         script.write_text(batch.text())
         environment = {
-            "PATH": f"{self.place / 'bin'}:/usr/bin:/bin", "SAID": str(self.said), "SLURM_JOB_ID": "7",
+            "PATH": f"{self.place / 'bin'}:/usr/bin:/bin", "CALLS": str(self.calls_folder), "SLURM_JOB_ID": "7",
             "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_CPUS_PER_TASK": "2",
         }  # fmt: skip
         return subprocess.Popen(
@@ -73,7 +73,7 @@ class Played:
 
     def calls(self, word: str) -> list[list[str]]:
         """Return its calls."""
-        path = self.said / word
+        path = self.calls_folder / word
         words = path.read_bytes().decode().split("\0")[:-1] if path.exists() else []
         return [list(call) for last, call in itertools.groupby(words, key=lambda w: w == "") if not last]
 
@@ -144,7 +144,7 @@ def test_so_do_the_texts_of_a_container(
 
 
 @given(nodes=st.lists(wild, min_size=1, max_size=3))
-def test_a_directive_is_one_line_of_plain_characters(nodes: list[str]) -> None:
+def test_a_directive_is_a_single_line_of_plain_characters(nodes: list[str]) -> None:
     batch = Batch(run=Path("/r"), start=Path("/s"), lead=30, python="p", required_nodes=tuple(nodes))
     if any(not ("!" <= letter <= "~") for node in nodes for letter in node):
         with pytest.raises(ValueError, match="cannot stand in a line"):
@@ -153,7 +153,7 @@ def test_a_directive_is_one_line_of_plain_characters(nodes: list[str]) -> None:
         assert f"#SBATCH --nodelist={','.join(nodes)}" in batch.text().splitlines()
 
 
-def test_srun_is_told_to_start_one_launcher_a_node_with_all_of_it(played: Played) -> None:
+def test_srun_starts_a_single_launcher_on_each_node_with_all_of_it(played: Played) -> None:
     played.play("srun", STUB + "env | grep -E '^SLURM_(NTASKS|CPUS|TRES)' >&2\nexit 0\n")
     batch = played.a_batch(is_elastic=True, required_nodes=("dgx01", "dgx02"), excluded_nodes=("dgx07",))
     assert played.run(batch) == 0
@@ -169,7 +169,7 @@ def test_srun_is_told_to_start_one_launcher_a_node_with_all_of_it(played: Played
 
 
 @pytest.mark.parametrize(
-    ("srun", "told", "code", "requeued"),
+    ("srun", "code_text", "code", "requeued"),
     [
         (75, "", 75, True),
         (137, "75", 75, True),
@@ -179,10 +179,10 @@ def test_srun_is_told_to_start_one_launcher_a_node_with_all_of_it(played: Played
     ],
 )
 def test_the_leading_launchers_word_counts_not_the_highest_code(
-    played: Played, srun: int, told: str, code: int, requeued: bool
+    played: Played, srun: int, code_text: str, code: int, requeued: bool
 ) -> None:
-    say = f"printf '%s' '{told}' > {played.place}/run/job/told/7.0/code\n" if told else ""
-    played.play("srun", f"{STUB}{say}exit {srun}\n")
+    write_code = f"printf '%s' '{code_text}' > {played.place}/run/job/told/7.0/code\n" if code_text else ""
+    played.play("srun", f"{STUB}{write_code}exit {srun}\n")
     assert played.run(played.a_batch()) == code
     assert played.calls("scontrol") == ([["requeue", "7"]] if requeued else [])
 
@@ -197,7 +197,7 @@ def test_a_person_who_wanted_the_end_gets_no_other_turn(played: Played) -> None:
 
 @pytest.mark.parametrize("word", ["TERM", "USR1"])
 @pytest.mark.lengthy
-def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: str) -> None:
+def test_srun_gets_only_usr1_and_a_file_names_the_signal(played: Played, word: str) -> None:
     got = f"trap 'echo USR1 > {played.place}/got; exit 75' USR1\ntrap 'exit 9' TERM\n"
     played.play("srun", f"#!/bin/bash\n{got}touch {played.place}/up\nwhile :; do sleep 0.05; done\n")
     batch = played.a_batch()
@@ -221,19 +221,19 @@ def test_srun_gets_only_usr1_and_a_file_says_what_it_was(played: Played, word: s
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"python": "/nowhere/python"}, "/nowhere/python is not an interpreter on this node."),
         ({"modules": ("cuda/99",)}, "environment.modules: cuda/99 cannot be loaded"),
         ({"conda": "mine"}, "environment.conda: mine cannot be activated"),
     ],
 )
-def test_what_is_not_there_is_said_in_a_sentence(played: Played, fields: dict[str, object], says: str) -> None:
+def test_what_is_missing_is_reported_in_a_sentence(played: Played, fields: dict[str, object], message: str) -> None:
     played.play("module", "#!/bin/bash\nexit 1\n")
     played.play("conda", '#!/bin/bash\n[ "$1" != activate ]\n')
     assert played.run(played.a_batch(**fields)) == 2
-    assert says in played.output
-    assert says in (played.place / "run" / "job" / "told" / "7.0" / "failed").read_text(), "for the portal to tell"
+    assert message in played.output
+    assert message in (played.place / "run" / "job" / "told" / "7.0" / "failed").read_text(), "for the portal to tell"
     assert played.calls("srun") == []
 
 
@@ -247,7 +247,11 @@ def test_what_modules_set_is_passed_on_by_name(played: Played) -> None:
     text = script.text().replace("/usr/share/modules", str(played.place / "modules"))
     path = played.place / "with-modules.sh"
     path.write_text(text)
-    environment = {"PATH": f"{played.place / 'bin'}:/usr/bin:/bin", "SAID": str(played.said), "SLURM_JOB_ID": "7"}
+    environment = {
+        "PATH": f"{played.place / 'bin'}:/usr/bin:/bin",
+        "CALLS": str(played.calls_folder),
+        "SLURM_JOB_ID": "7",
+    }
     environment |= {"SLURM_NNODES": "1"}
     done = subprocess.run(["/bin/bash", path], env=environment, capture_output=True, text=True, check=False, timeout=30)
     assert {*done.stdout.split()} >= {"OF_MODULE", "NCCL_X"}, done.stderr

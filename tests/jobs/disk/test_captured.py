@@ -46,7 +46,7 @@ def place(job: Job, number: int = 1) -> Path:
     return folder / "environment.json"
 
 
-def tells(job: Job, number: int = 1, **changes: Any) -> None:
+def write_capture(job: Job, number: int = 1, **changes: Any) -> None:
     place(job, number).write_text(json.dumps({**CAPTURED, **changes}))
 
 
@@ -66,8 +66,8 @@ def answer(user: User, job: Job, number: int = 1, status: int = 200) -> dict[str
 # Over REST
 
 
-def test_it_is_told_whole(job: Job, mira: User) -> None:
-    tells(job)
+def test_it_is_reported_whole(job: Job, mira: User) -> None:
+    write_capture(job)
     report = answer(mira, job)
     expected = {name: value for name, value in CAPTURED.items() if name not in {"version", "captured_at"}}
     assert {name: report[name] for name in expected} == expected
@@ -76,11 +76,11 @@ def test_it_is_told_whole(job: Job, mira: User) -> None:
 
 
 def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
-    tells(job, git="https://example.org/a", ref="main", commit=COMMIT)
+    write_capture(job, git="https://example.org/a", ref="main", commit=COMMIT)
     attempt(job, 2)
     attempt(job, 3)
     packages = {"numpy": "2.4.6", "torch": "2.13.0", "new": "3"}
-    tells(job, 3, commit=OTHER, driver="575.1", packages=packages, variables=["BETA"], gpus=[{"name": "H100"}])
+    write_capture(job, 3, commit=OTHER, driver="575.1", packages=packages, variables=["BETA"], gpus=[{"name": "H100"}])
     report = answer(mira, job, 3)
     assert report["since"] == 1, "attempt 2 left none"
     assert [(change["what"], change["before"], change["after"]) for change in report["changes"]] == [
@@ -95,20 +95,20 @@ def test_changes_come_in_the_order_that_matters(job: Job, mira: User) -> None:
     ]
 
 
-def test_what_could_not_be_told_is_no_change(job: Job, mira: User) -> None:
-    tells(job, packages_left_out=7)
+def test_what_could_not_be_read_is_no_change(job: Job, mira: User) -> None:
+    write_capture(job, packages_left_out=7)
     attempt(job, 2)
-    tells(job, 2, driver="", kernel=None, gpus=[], packages={**CAPTURED["packages"], "was-cut": "1"})
+    write_capture(job, 2, driver="", kernel=None, gpus=[], packages={**CAPTURED["packages"], "was-cut": "1"})
     assert answer(mira, job, 2)["changes"] == []
     attempt(job, 3)
-    tells(job, 3, vigil_digest="cd" * 32)
+    write_capture(job, 3, vigil_digest="cd" * 32)
     assert [change["what"] for change in answer(mira, job, 3)["changes"]][:1] == ["Vigil's trainer"]
 
 
 def test_a_driver_that_is_gone_is_a_change(job: Job, mira: User) -> None:
-    tells(job)
+    write_capture(job)
     attempt(job, 2)
-    tells(job, 2, driver=None, cuda=None, gpus=None)
+    write_capture(job, 2, driver=None, cuda=None, gpus=None)
     assert [(change["what"], change["after"]) for change in answer(mira, job, 2)["changes"]] == [
         ("driver", ""),
         ("GPUs", ""),
@@ -127,7 +127,7 @@ def test_there_is_none_yet(job: Job, mira: User) -> None:
 
 
 def test_a_strangers_is_not_there(job: Job) -> None:
-    tells(job)
+    write_capture(job)
     oskar = person("oskar", a_project("elsewhere"))
     assert answer(oskar, job, status=404)["detail"] == f"There is no job {job.pk} that you can see."
     assert bearer(oskar).get(f"/api/v1/jobs/{job.pk}/spec?pinned=true").status_code == 404
@@ -218,13 +218,13 @@ def test_what_is_no_file_is_not_opened(job: Job, mira: User, plant: str, tmp_pat
 # The page
 
 
-def test_the_page_tells_and_compares(job: Job, mira: User) -> None:
-    tells(job)
+def test_the_page_shows_and_compares(job: Job, mira: User) -> None:
+    write_capture(job)
     attempt(job, 2, state="failed")
-    tells(job, 2, driver="575.1")
+    write_capture(job, 2, driver="575.1")
     attempt(job, 3, state="running")
     packages = {**CAPTURED["packages"], "torch": "2.13.0", **{f"x{n}": "1" for n in range(9)}}
-    tells(job, 3, driver="575.1", torch="2.13.0+cpu", torch_for="CPU", packages=packages)
+    write_capture(job, 3, driver="575.1", torch="2.13.0+cpu", torch_for="CPU", packages=packages)
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
     assert "Ran with Python 3.11.7, torch 2.12.0 (CUDA 12.8), driver 570.86, Linux 6.8.0; 3 packages" in html
     assert "Runs with Python 3.11.7, torch 2.13.0 (CPU), driver 575.1, Linux 6.8.0; 12 packages" in html
@@ -238,11 +238,11 @@ def test_the_page_tells_and_compares(job: Job, mira: User) -> None:
 
 
 def test_the_page_escapes_and_survives(job: Job, mira: User) -> None:
-    tells(job, node="<script>alert(1)</script>", python="<b>", packages={"<i>": "1"})
+    write_capture(job, node="<script>alert(1)</script>", python="<b>", packages={"<i>": "1"})
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
     assert "<script>alert(1)" not in html
     assert "&lt;script&gt;alert(1)" in html
-    tells(job, **{name: None for name in CAPTURED if name != "version"})
+    write_capture(job, **{name: None for name in CAPTURED if name != "version"})
     assert "Ran with an unknown environment" in text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
 
 
@@ -250,13 +250,13 @@ def test_only_the_newest_are_read(job: Job, mira: User) -> None:
     for number in range(2, 29):
         attempt(job, number, state="failed")
     for number in range(1, 29):
-        tells(job, number)
+        write_capture(job, number)
     html = text(signed_in(mira).get(f"/jobs/{job.pk}/attempts"))
     assert html.count("Ran with") == 25
     assert f"vigil environment {job.pk} --attempt N" in html
 
 
-# Again
+# Rerun
 
 TABLES = pytest.mark.parametrize("table", ENTRIES)
 
@@ -296,7 +296,7 @@ def test_code_from_git_is_pinned_to_what_ran(job: Job, mira: User, table: str) -
 
 
 @TABLES
-def test_an_upload_says_what_it_was(job: Job, mira: User, table: str) -> None:
+def test_an_upload_is_described(job: Job, mira: User, table: str) -> None:
     toml = text_of(table)
     coded(job, toml)
     assert spec_of(mira, job) == toml

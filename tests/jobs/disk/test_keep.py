@@ -58,7 +58,7 @@ def left(job: Job) -> list[str]:
     return there
 
 
-def test_only_the_last_one_stays_and_what_went_is_written_down(project: Project) -> None:
+def test_only_the_last_checkpoint_stays_and_what_went_is_recorded(project: Project) -> None:
     job = a_job(project)
     assert retention.remove_checkpoints() == 2
     assert left(job) == ["step-3"]
@@ -82,7 +82,7 @@ def test_it_can_be_resumed_afterwards(project: Project) -> None:
     assert attempt.resume_from.name == "step-3"
 
 
-def test_before_its_days_have_passed_and_where_none_are_said_nothing_goes(project: Project) -> None:
+def test_nothing_goes_before_its_days_have_passed_or_where_none_are_set(project: Project) -> None:
     fresh = a_job(project, days_ago=DAYS - 1)
     old = a_job(project, days_ago=1000)
     Project.objects.update(keep_checkpoints_days=None)
@@ -200,8 +200,8 @@ def test_folder_that_is_gone_is_written_down_unless_all_are(project: Project, ru
     assert left(job) == ["step-3"]
 
 
-def test_where_the_last_one_is_gone_nothing_goes(project: Project) -> None:
-    """Somebody moved or removed it by hand: what is left is all that there is to go on from."""
+def test_where_the_last_checkpoint_is_gone_nothing_goes(project: Project) -> None:
+    """Somebody moved or removed it by hand: a restart can only use what is left."""
     job, other = a_job(project), a_job(project)
     folder = rundir.path_of(job.directory) / "job" / "checkpoints"
     (folder / "step-3").rename(folder.parent / "saved")
@@ -218,7 +218,7 @@ def test_names_that_lead_out_are_refused(project: Project) -> None:
             trash.discard_checkpoint(job.directory, name)
 
 
-# Who says so
+# Who decides
 
 
 def test_leads_and_sysadmins_set_it_over_rest(project: Project) -> None:
@@ -267,13 +267,13 @@ def test_leads_set_it_on_the_page(project: Project) -> None:
     assert lab.signed_in(lab.person("stan")).post("/disk/heron/keep", {"days": "1"}).status_code == 404
 
 
-def test_people_are_told_on_the_page_of_checkpoints(project: Project) -> None:
+def test_people_are_informed_on_the_page_of_checkpoints(project: Project) -> None:
     job = a_job(project)
     text = lab.signed_in(lab.sysadmin()).get(f"/jobs/{job.pk}/checkpoints").content.decode()
     assert "heron keeps only the last one from 30 days after the end." in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_other_jobs_are_not_looked_at_one_by_one(project: Project, django_assert_max_num_queries: Any) -> None:
+def test_other_jobs_are_not_read_one_by_one(project: Project, django_assert_max_num_queries: Any) -> None:
     for _ in range(5):
         a_job(project, "verified")
     with django_assert_max_num_queries(2):

@@ -105,7 +105,7 @@ def test_search_goes_on_where_it_stopped(job: Job, attempt: Attempt, monkeypatch
     assert found == [f"step {n} LOSS" for n in range(0, 100, 10)]
 
 
-def test_the_newest_incarnation_unless_said_otherwise(job: Job, attempt: Attempt) -> None:
+def test_the_newest_incarnation_unless_another_is_chosen(job: Job, attempt: Attempt) -> None:
     log(job, "0.0.log").write_text("old\n")
     log(job, "2.0.log").write_text("new\n")
     assert texts(read(job, LogSelection(attempt))) == ["new"]

@@ -48,7 +48,7 @@ def patch(client: Client, job: Job, name: str, body: Any = None) -> Any:
     return lab.send(client, "patch", f"/api/v1/jobs/{job.pk}/checkpoints/{name}", body or {"pinned": True})
 
 
-def kept(job: Job) -> frozenset[tuple[int, int]]:
+def pins(job: Job) -> frozenset[tuple[int, int]]:
     """Return the pins that a trainer reads."""
     return pruning.pinned(rundir.path_of(job.directory) / "job")
 
@@ -61,7 +61,7 @@ def test_pinned_and_unpinned_in_the_row_and_for_the_trainer(client: Client, job:
     answer = patch(client, job, "step-4")
     assert answer.status_code == 200
     assert (answer.json()["name"], answer.json()["pinned"], answer.json()["attempt"]) == ("step-4", True, 1)
-    assert kept(job) == {(4, 1)}
+    assert pins(job) == {(4, 1)}
     assert patch(client, job, "step-8").status_code == patch(client, job, "step-8").status_code == 200
     file = rundir.path_of(job.directory) / "portal" / "pinned.json"
     assert json.loads(file.read_text()) == {
@@ -72,9 +72,9 @@ def test_pinned_and_unpinned_in_the_row_and_for_the_trainer(client: Client, job:
     }
     assert file.stat().st_mode & 0o777 == 0o640, "its trainer is another Unix user of the group"
     assert patch(client, job, "step-4", {"pinned": False}).json()["pinned"] is False
-    assert kept(job) == {(8, 1)}
+    assert pins(job) == {(8, 1)}
     patch(client, job, "step-8", {"pinned": False})
-    assert kept(job) == frozenset()
+    assert pins(job) == frozenset()
     assert [path.name for path in file.parent.iterdir()] == ["pinned.json"], "nothing half-written is left"
     assert not AuditEntry.objects.exists(), "one's own jobs are nobody's business"
 
@@ -117,7 +117,7 @@ def test_there_is_no_such_checkpoint(client: Client, job: Job, name: str) -> Non
     assert pinned(job) == []
 
 
-def test_a_pruned_one_cannot_be_pinned(client: Client, job: Job) -> None:
+def test_a_pruned_checkpoint_cannot_be_pinned(client: Client, job: Job) -> None:
     note_checkpoints(job.latest, {"kind": "checkpoint.pruned", "step": 4, "generation": 1})  # type: ignore[arg-type]
     answer = patch(client, job, "step-4")
     assert answer.status_code == 409
@@ -134,17 +134,17 @@ def test_a_pin_follows_the_checkpoint_when_another_of_its_step_is_written(client
     event = {"kind": "checkpoint.committed", "step": 4, "name": "step-4", "generation": 2, "time": 2e9}
     note_checkpoints(job.latest, event)  # type: ignore[arg-type]
     assert pinned(job) == ["step-4.g1"]
-    assert kept(job) == {(4, 1)}
+    assert pins(job) == {(4, 1)}
     patch(client, job, "step-4")
-    assert kept(job) == {(4, 1), (4, 2)}, "by its name it is the new one"
+    assert pins(job) == {(4, 1), (4, 2)}, "by its name it is the new one"
     patch(client, job, "step-4.g1", {"pinned": False})
-    assert kept(job) == {(4, 2)}
+    assert pins(job) == {(4, 2)}
     assert patch(client, job, "step-4.g2", {"pinned": False}).json()["name"] == "step-4"
-    assert kept(job) == frozenset()
+    assert pins(job) == frozenset()
 
 
-def test_a_name_means_the_one_that_is_there(client: Client, job: Job) -> None:
-    """A pruned one keeps its name; the same step may have been done again."""
+def test_a_name_means_the_checkpoint_that_exists(client: Client, job: Job) -> None:
+    """A pruned checkpoint keeps its name, and the same step may have been saved again."""
     Checkpoint.objects.filter(job=job, step=4).update(state="pruned", generation=7)
     newer = lab.a_checkpoint(job, 4, generation=5)
     assert patch(client, job, "step-4").json()["id"] == newer.pk
@@ -154,36 +154,36 @@ def test_a_name_means_the_one_that_is_there(client: Client, job: Job) -> None:
 
 
 def test_what_its_trainer_has_just_pruned_is_not_pinned(client: Client, job: Job) -> None:
-    """The folder is gone, the word of it is still on its way."""
+    """The folder is gone, but the report of that has not arrived."""
     trash.discard_checkpoint(job.directory, "step-4")
     answer = patch(client, job, "step-4")
     assert answer.status_code == 409
     assert "no longer on disk" in answer.json()["detail"]
     assert pinned(job) == []
-    assert kept(job) == frozenset()
+    assert pins(job) == frozenset()
 
 
-def test_where_the_file_system_is_away_it_is_pinned_and_told_later(
+def test_where_the_file_system_is_away_it_is_pinned_and_written_later(
     client: Client, job: Job, runs: Path, scheduler: ScriptedScheduler
 ) -> None:
     runs.rename(runs.with_name("away"))
     assert patch(client, job, "step-4").status_code == 200
     assert pinned(job) == ["step-4"]
     runs.with_name("away").rename(runs)
-    assert kept(job) == frozenset()
+    assert pins(job) == frozenset()
     assert follow.tick(scheduler)
-    assert kept(job) == {(4, 1)}
+    assert pins(job) == {(4, 1)}
 
 
 @pytest.mark.parametrize("damage", ["{", '{"pinned": []}', "[]", None])
-def test_a_file_that_says_something_else_is_written_anew(
+def test_a_file_with_other_content_is_rewritten(
     client: Client, job: Job, scheduler: ScriptedScheduler, damage: str | None
 ) -> None:
     patch(client, job, "step-4")
     file = rundir.path_of(job.directory) / "portal" / "pinned.json"
     file.unlink() if damage is None else file.write_text(damage)
     assert follow.tick(scheduler)
-    assert kept(job) == {(4, 1)}
+    assert pins(job) == {(4, 1)}
     written = file.stat().st_ino
     follow.tick(scheduler)
     assert file.stat().st_ino == written, "and then left alone"
@@ -195,7 +195,7 @@ def test_every_attempt_starts_with_what_is_pinned(client: Client, job: Job) -> N
     file.unlink()
     assert job.latest
     prepare.prepare(job.latest)
-    assert kept(job) == {(8, 1)}
+    assert pins(job) == {(8, 1)}
 
 
 def test_a_job_without_pins_has_no_such_file(job: Job, scheduler: ScriptedScheduler) -> None:
@@ -220,10 +220,10 @@ def test_changes_that_cross_each_other_end_with_all_of_them(
 
     monkeypatch.setattr(rundir, "write", slow)
     patch(client, job, "step-4")
-    assert kept(job) == {(4, 1), (8, 1)}
+    assert pins(job) == {(4, 1), (8, 1)}
 
 
-def test_one_that_is_pruned_all_the_same_is_not_called_pinned(client: Client, job: Job) -> None:
+def test_a_checkpoint_that_is_pruned_all_the_same_is_not_called_pinned(client: Client, job: Job) -> None:
     patch(client, job, "step-4")
     note_checkpoints(job.latest, {"kind": "checkpoint.pruned", "step": 4, "generation": 1})  # type: ignore[arg-type]
     assert pinned(job) == []

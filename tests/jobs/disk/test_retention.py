@@ -102,7 +102,7 @@ def test_what_cannot_be_removed_does_not_keep_the_rest_waiting(root: Path, monke
     (_, odd), (_, plain) = closed(20), closed(20)
     os.rename(odd / "spool", odd / "elsewhere")
     (odd / "spool").symlink_to(odd / "elsewhere")
-    for _ in range(100):  # rounds; each looks at one
+    for _ in range(100):  # rounds; each reads one attempt
         if retention.remove_spools():
             break
     assert not (plain / "spool").exists()

@@ -60,7 +60,7 @@ def test_a_folder_that_is_a_link_is_not_entered(root: Path) -> None:
 
 
 def test_a_folder_that_the_job_keeps_to_itself_has_no_names(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its attempt could not be closed, and its logs' page not be shown. Root is refused nothing, so it is told."""
+    """Otherwise its attempt could not be closed nor its logs be shown. Root is refused nothing: simulate it."""
     really_open = os.open
 
     def closed(path: Any, flags: int, *args: Any, **options: Any) -> int:

@@ -225,10 +225,10 @@ class TestThreeUsers:
             assert done.returncode != 0, attack
             assert "Permission denied" in done.stderr or "not permitted" in done.stderr, done.stderr
 
-    def test_what_the_job_closed_to_itself_is_told_once_and_left(
+    def test_what_the_job_closed_to_others_is_reported_once_and_left(
         self, lab: Lab, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Only its owner can open it again. What is beside it goes."""
+        """Only its owner can open it again. The other entries are removed."""
         lab.does(ALICE, "cd $run/job; mkdir -m 700 own; echo x > own/file; mkdir other; echo x > other/file")
 
         def work() -> str:

@@ -32,7 +32,7 @@ def test_it_is_emptied_of_what_its_owner_may_not_write(settings: Any) -> None:
 
 
 def test_a_tree_deeper_than_a_stack_leaves_the_trash_too(settings: Any, tmp_path: Path) -> None:
-    """And does not keep in it what comes behind."""
+    """The entries after it are removed, too."""
     settings.VIGIL_RUNS = tmp_path
     there = tmp_path / trash.TRASH
     for name in ("deep", "other"):

@@ -47,7 +47,7 @@ def other(name: str, kind: bytes, target: str = "") -> Plant:
 
 
 def linked_by_header(target: str) -> Plant:
-    """A link whose target stands in a header of its own, where any letter may be."""
+    """A link with its target in a separate header, which may contain any character."""
 
     def add(archive: tarfile.TarFile) -> None:
         member = tarfile.TarInfo("x")
@@ -58,7 +58,7 @@ def linked_by_header(target: str) -> Plant:
 
 
 def folder_of(size: int) -> Plant:
-    """A folder that says that it has a size, which nobody asks one for."""
+    """A folder that claims a size, although folders have none."""
 
     def add(archive: tarfile.TarFile) -> None:
         member = tarfile.TarInfo("d")
@@ -72,11 +72,11 @@ def folder_of(size: int) -> Plant:
     return add
 
 
-def says(code: bytes, entry: str = "train.py") -> str:
+def messages(code: bytes, entry: str = "train.py") -> str:
     return " ".join(problem.message for problem in upload.problems(code, entries={"script.entry": entry}))
 
 
-def test_a_good_one_is_unpacked(tmp_path: Path, settings: Any) -> None:
+def test_a_good_upload_is_unpacked(tmp_path: Path, settings: Any) -> None:
     settings.VIGIL_RUNS = tmp_path / "runs"
     code = packed(
         other("./", tarfile.DIRTYPE),
@@ -86,7 +86,7 @@ def test_a_good_one_is_unpacked(tmp_path: Path, settings: Any) -> None:
         other("src/link.py", tarfile.SYMTYPE, "../train.py"),
         other("latest", tarfile.SYMTYPE, "src"),
     )
-    assert says(code) == ""
+    assert messages(code) == ""
     name = upload.store(code)
     target = tmp_path / "code"
     upload.unpack(name, target)
@@ -117,8 +117,8 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
     settings.VIGIL_RUNS, settings.VIGIL_LOCAL_USER = open_folder / "runs", "nobody"
     settings.VIGIL_RUNS.mkdir()
     nobody = pwd.getpwnam("nobody")
-    roots_own = open_folder / "roots"
-    roots_own.mkdir(mode=0o700)
+    private_folder = open_folder / "roots"
+    private_folder.mkdir(mode=0o700)
     name = upload.store(packed(file("d/pad"), file("d/evil")))
     run = rundir.path_of(rundir.make("default", 1))
     sharing.share(run, "nobody")
@@ -136,7 +136,7 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
                 os.setgroups([nobody.pw_gid])
                 os.setuid(nobody.pw_uid)
                 os.rename(root / "d", root / "old")
-                os.symlink(roots_own, root / "d")
+                os.symlink(private_folder, root / "d")
                 os._exit(0)
             except BaseException:
                 os._exit(1)
@@ -144,8 +144,8 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
 
     monkeypatch.setattr(upload, "_extract", watched_place)
     upload.unpack(name, target)
-    assert swaps == [1]  # it could not even look
-    assert not list(roots_own.iterdir())
+    assert swaps == [1]  # it could not even open the folder
+    assert not list(private_folder.iterdir())
     for path in (target, target / "d", target / "d" / "evil", target / "train.py"):
         completed = subprocess.run(
             ["test", "-r", path, "-a", "-w", path],
@@ -159,7 +159,7 @@ def test_the_jobs_user_cannot_steer_what_root_unpacks(
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every Unix user may enter, which pytest's own are not."""
+    """Return a folder that every Unix user may enter; those of pytest are closed."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -196,41 +196,41 @@ def open_folder() -> Iterator[Path]:
     ],
 )
 def test_tricks_are_refused(plants: list[Plant], expected: str) -> None:
-    assert expected in says(packed(*plants))
+    assert expected in messages(packed(*plants))
 
 
 def test_the_program_must_be_there() -> None:
-    assert "not in the upload" in says(packed(), entry="main.py")
+    assert "not in the upload" in messages(packed(), entry="main.py")
 
 
 @pytest.mark.parametrize(
     "code", [b"", b"not a tar", packed()[:40], gzip.compress(b"x" * 1000)], ids=["empty", "text", "torn", "no tar"]
 )
 def test_what_is_no_archive(code: bytes) -> None:
-    assert "tar.gz" in says(code) or "not in the upload" in says(code)
+    assert "tar.gz" in messages(code) or "not in the upload" in messages(code)
 
 
 def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "MAX_BYTES", 100)
-    assert "50 MB at most" in says(packed(file("x", bytes(range(256)) * 10)))
+    assert "50 MB at most" in messages(packed(file("x", bytes(range(256)) * 10)))
 
 
 def test_too_large_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "MAX_UNPACKED", 100_000)
-    assert "More than 500 MB" in says(packed(file("zeros", bytes(200_000))))
+    assert "More than 500 MB" in messages(packed(file("zeros", bytes(200_000))))
 
 
 def test_a_size_below_zero_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "MAX_UNPACKED", 100_000)
-    assert "-150,000 bytes" in says(packed(folder_of(-150_000), file("zeros", bytes(200_000))))
+    assert "-150,000 bytes" in messages(packed(folder_of(-150_000), file("zeros", bytes(200_000))))
 
 
 def test_folders_that_only_paths_name_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few thousand bytes could make millions of folders."""
     monkeypatch.setattr(upload, "MAX_MEMBERS", 1_000)
     way = "/".join("a" * 400)
-    assert says(packed(file(f"0/{way}"))) == ""
-    assert "More than 1,000 files" in says(packed(*(file(f"{number}/{way}") for number in range(4))))
+    assert messages(packed(file(f"0/{way}"))) == ""
+    assert "More than 1,000 files" in messages(packed(*(file(f"{number}/{way}") for number in range(4))))
 
 
 def test_a_small_archive_cannot_inflate_to_a_huge_header() -> None:
@@ -239,7 +239,7 @@ def test_a_small_archive_cannot_inflate_to_a_huge_header() -> None:
     with tarfile.open(fileobj=buffer, mode="w:gz", format=tarfile.GNU_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo(name))
     assert len(buffer.getvalue()) < 100_000
-    assert "inflates" in says(buffer.getvalue())
+    assert "inflates" in messages(buffer.getvalue())
 
 
 def about(code: bytes, settings: Any, tmp_path: Path) -> upload.UploadedCode:
@@ -259,12 +259,12 @@ def test_the_same_files_have_the_same_digest(tmp_path: Path, settings: Any) -> N
 
 
 @pytest.mark.parametrize("comment", ["", "main", "12" * 20, "12" * 20 + "\n", "<b>", "é" * 40])
-def test_a_commit_is_believed_only_if_it_looks_like_one(comment: str, tmp_path: Path, settings: Any) -> None:
+def test_a_commit_is_accepted_only_in_the_form_of_a_commit(comment: str, tmp_path: Path, settings: Any) -> None:
     buffer = io.BytesIO()
     headers = {"comment": comment, upload.DIRTY: "1"}
     with tarfile.open(fileobj=buffer, mode="w:gz", pax_headers=headers) as archive:
         file("train.py")(archive)
-    assert not says(buffer.getvalue())
+    assert not messages(buffer.getvalue())
     sent = about(buffer.getvalue(), settings, tmp_path)
     assert (sent.commit, sent.dirty) == (("12" * 20, True) if comment == "12" * 20 else ("", False))
 

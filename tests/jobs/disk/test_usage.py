@@ -94,13 +94,13 @@ def test_depth_and_number_are_bounded() -> None:
         assert len(os.listdir("/proc/self/fd")) == descriptors, "none is left open"
 
 
-def test_gone_directory_takes_nothing_and_an_absent_file_system_says_nothing(runs: Path) -> None:
+def test_a_deleted_directory_takes_nothing_and_an_absent_file_system_changes_nothing(runs: Path) -> None:
     job = measured(a_job(bytes=MB))
-    known = job.disk_bytes
+    before = job.disk_bytes
     runs.rename(runs.with_name("away"))
-    assert measured(job).disk_bytes == known
+    assert measured(job).disk_bytes == before
     runs.mkdir()
-    assert measured(job).disk_bytes == known, "the folder that it is mounted on is there"
+    assert measured(job).disk_bytes == before, "the folder that it is mounted on is there"
     runs.rmdir()
     runs.with_name("away").rename(runs)
     with trash.moved_to_trash(job.directory):
@@ -140,13 +140,13 @@ def a_lab() -> tuple[Job, Job]:
             job=large, attempt=large.latest, step=1 if state == "pruned" else 2, name=name, generation=1, state=state,
             bytes=2 * MB, created_at=timezone.now(),
         )  # fmt: skip
-    a_job("wren")  # measured by nobody yet
+    a_job("wren")  # not measured yet
     measured(large)
     measured(small)
     return large, small
 
 
-def test_api_tells_leads_of_their_projects_and_sysadmins_of_all() -> None:
+def test_api_shows_leads_their_projects_and_sysadmins_all() -> None:
     a_lab()
     lead = lab.person("lea", lab.a_project("wren"), role="lead")
     member = lab.person("mia", lab.a_project("wren"))
@@ -175,31 +175,31 @@ def test_page_leads_with_who_holds_most_and_names_the_largest_jobs() -> None:
         assert 'href="/disk"' in lead.get(path).content.decode()
 
 
-def test_of_many_jobs_sums_are_kept_and_made_anew_when_something_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_of_many_jobs_are_cached_until_something_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     large, _ = a_lab()
     browser = lab.bearer(lab.sysadmin())
 
-    def told() -> list[tuple[Any, ...]]:
+    def listed() -> list[tuple[Any, ...]]:
         items = browser.get("/api/v1/projects/disk").json()["items"]
         return [(item["project"], item["jobs"], item["bytes"], item["checkpoint_bytes"]) for item in items]
 
-    exact = told()
+    exact = listed()
     monkeypatch.setattr(sums, "MAX_SUMMED_JOBS", 1)
-    assert told() == exact, "nothing is kept yet"
+    assert listed() == exact, "nothing is kept yet"
     now = timezone.now()
     assert sums.update(now) == 2
-    assert told() == exact
+    assert listed() == exact
     assert sums.update(now + timedelta(minutes=5)) == 0, "nothing was measured since"
     Job.objects.filter(pk=large.pk).update(disk_bytes=9 * MB, disk_measured_at=now + timedelta(minutes=6))
-    assert told() == exact, "as last added up"
+    assert listed() == exact, "as last added up"
     assert sums.update(now + timedelta(minutes=7)) == 1, "its project alone"
-    assert told()[0] == ("heron", 1, 9 * MB, 2 * MB)
+    assert listed()[0] == ("heron", 1, 9 * MB, 2 * MB)
     Job.objects.filter(pk=large.pk).delete()
     assert sums.update(now + timedelta(hours=2)) == 2
-    assert ("heron", 0, 0, 0) in told()
+    assert ("heron", 0, 0, 0) in listed()
 
 
-def test_largest_are_those_of_ones_own_projects() -> None:
+def test_largest_are_those_of_your_projects() -> None:
     large, small = a_lab()
     sam = lab.sysadmin()
     assert usage.largest(sam) == [large, small]
@@ -214,29 +214,29 @@ def test_page_is_not_for_members() -> None:
         assert 'href="/disk"' not in member.get(path).content.decode()
 
 
-def test_page_does_not_say_the_same_twice() -> None:
+def test_page_does_not_repeat_itself() -> None:
     lab.a_project("wren")
     measured(a_job("heron", bytes=4 * MB))
     text = lab.signed_in(lab.sysadmin()).get("/disk").content.decode().replace("\N{NO-BREAK SPACE}", " ")
     assert re.search(r"heron uses all 4\.\d+ MB in 1 job\.", text)
 
 
-def a_told_checkpoint(job: Job, bytes: int) -> None:
+def a_reported_checkpoint(job: Job, bytes: int) -> None:
     lab.a_checkpoint(job, 3, state="verified", bytes=bytes)
 
 
 def test_checkpoints_of_which_nothing_lies_on_disk_are_in_no_sum() -> None:
     a_lab()
-    a_told_checkpoint(measured(a_job("heron", bytes=1000)), 164_000 * MB)
+    a_reported_checkpoint(measured(a_job("heron", bytes=1000)), 164_000 * MB)
     browser = lab.signed_in(lab.sysadmin())
     text = browser.get("/disk").text.replace("\N{NO-BREAK SPACE}", " ")
     assert "164 GB" not in text.partition("</header>")[2]
     assert "% of that is checkpoints." in text
 
 
-def test_more_checkpoints_told_than_found_is_not_called_all_of_it() -> None:
+def test_more_checkpoints_reported_than_found_is_not_called_all_of_it() -> None:
     large, _ = a_lab()
-    a_told_checkpoint(large, 4 * MB)
+    a_reported_checkpoint(large, 4 * MB)
     text = lab.signed_in(lab.sysadmin()).get("/disk").text.replace("\N{NO-BREAK SPACE}", " ")
     assert "All of that is checkpoints" not in text
     assert re.search(r"Its trainers reported 6\S* MB in checkpoints, more than was found when it was measured\.", text)
@@ -255,7 +255,7 @@ def test_page_before_anything_was_measured() -> None:
     assert "being measured" in lab.signed_in(lab.sysadmin()).get("/disk").content.decode()
 
 
-def test_listing_does_not_ask_for_each_project(django_assert_max_num_queries: Any) -> None:
+def test_listing_does_not_query_for_each_project(django_assert_max_num_queries: Any) -> None:
     for number in range(5):
         a_job(f"project-{number}")
     user = lab.sysadmin()

@@ -45,8 +45,8 @@ def table(rounds: dict[int, list[Did]], **columns: Any) -> dict[str, str]:
     each: dict[str, list[Any]] = {name: [] for name in CLIENT_COLUMNS}
     for number, did in rounds.items():
         counts = {state: sum(item[1] == state for item in did) for state in STATES}
-        known = [item for item in did if item[3] == item[3]]
-        worst = min(known, key=lambda one: one[3])[0] if known else -1
+        measured = [item for item in did if item[3] == item[3]]
+        worst = min(measured, key=lambda item: item[3])[0] if measured else -1
         usual = {"seconds": 2.0, "bytes_up": 1000, "bytes_down": 2000, "loss": 0.5, "accuracy": 0.9, "worst": worst}
         for name, value in {**usual, **counts, "round": number, **columns}.items():
             report[name].append(value)

@@ -28,7 +28,7 @@ def client(mira: User) -> Client:
 
 @pytest.fixture
 def job(mira: User, project: Project) -> Job:
-    """Seven rounds of five clients; client 3 is in trouble, of client 4 little is known, even who it is."""
+    """Seven rounds of five clients; client 3 is in trouble; client 4 reported little, not even its name."""
     job = a_federation(mira, project, state="running", run={"clients": 5})
     stream = Spooled().add_event("clients.split", **split([[4, 1], [1, 1], [0, 9], [2, 2], [3, 0]])[0])
     stream.add_event("clients.named", **names("ada", "bea", "cy", "=dora", "")[0])
@@ -57,7 +57,7 @@ def test_rounds_come_newest_first_and_page_by_page(client: Client, job: Job) -> 
     assert client.get(f"/api/v1/jobs/{job.pk}/rounds?from=3&to=2").status_code == 422
 
 
-def test_a_round_tells_what_each_did_that_was_named(client: Client, job: Job) -> None:
+def test_a_round_shows_what_each_named_client_did(client: Client, job: Job) -> None:
     (row,) = get(client, job, "rounds", **{"from": 6, "to": 6, "clients": "true"})["items"]
     assert row["worst_name"] == "=dora"
     assert row["clients"][3] == {
@@ -71,7 +71,7 @@ def test_a_round_tells_what_each_did_that_was_named(client: Client, job: Job) ->
     assert row["clients"][4]["accuracy"] is None
 
 
-def test_clients_come_worst_first_or_as_asked(client: Client, job: Job) -> None:
+def test_clients_come_worst_first_or_in_the_requested_order(client: Client, job: Job) -> None:
     found = get(client, job, "clients")
     assert found["labels"] == ["no", "yes"]
     assert [row["number"] for row in found["items"]] == [3, 0, 1, 2, 4], "of the last nothing is known"
@@ -134,13 +134,13 @@ class TestTheCommandLine:
         assert newest.split()[:4] == ["7", "4", "0", "1"]
         assert "3 =dora" in newest
 
-    def test_it_says_that_there_are_more(self, job: Job) -> None:
+    def test_it_reports_that_there_are_more(self, job: Job) -> None:
         assert "client 3 =dora" in CliRunner().invoke(main, ["rounds", str(job.pk)]).output
         done = CliRunner().invoke(main, ["rounds", str(job.pk), "-n", "2"])
         assert "There are more: --limit 20, or --csv for all." in done.output
         assert "There are more" not in CliRunner().invoke(main, ["rounds", str(job.pk), "-n", "7"]).output
 
-    def test_of_another_kind_it_lists_nothing_and_says_so(self, mira: User, project: Project) -> None:
+    def test_of_another_kind_it_lists_nothing_and_explains_it(self, mira: User, project: Project) -> None:
         other = a_job(mira, project)
         for command in ("rounds", "clients"):
             done = CliRunner().invoke(main, [command, str(other.pk)])

@@ -22,9 +22,9 @@ def federation(
     mira: User, project: Project, name: str, *, rounds: int, gain: float, mib: float, what: str = "accuracy",
     state: str = "completed", **run: Any,
 ) -> Job:  # fmt: skip
-    """Make a federation that gains and sends equally much in each round, at a learning rate of its own."""
-    own = {} if "seed" in run else {"learning_rate": round(gain + mib / 1000, 6)}
-    job = a_federation(mira, project, name=name, state=state, run={"rounds": rounds, **own, **run})
+    """Create a federation that gains and sends equally much in each round, with a separate learning rate."""
+    learning_rate = {} if "seed" in run else {"learning_rate": round(gain + mib / 1000, 6)}
+    job = a_federation(mira, project, name=name, state=state, run={"rounds": rounds, **learning_rate, **run})
     stream = Spooled()
     for number in range(1, rounds + 1):
         value = gain * number
@@ -46,7 +46,7 @@ def test_who_is_ahead_depends_on_what_is_equal(client: Client, mira: User, proje
     assert html.count("<polyline class=") == 4
 
 
-def test_one_that_went_on_for_long_presses_the_other_not_flat(client: Client, mira: User, project: Project) -> None:
+def test_a_run_that_went_on_for_long_presses_the_other_not_flat(client: Client, mira: User, project: Project) -> None:
     short = federation(mira, project, "short", rounds=10, gain=0.05, mib=1.0)
     long = federation(mira, project, "long", rounds=1000, gain=0.0005, mib=1.0)
     html = text(client.get(f"/jobs/compare?job={short.pk}&job={long.pk}"))
@@ -85,7 +85,7 @@ def test_of_different_data_none_is_ahead(client: Client, mira: User, project: Pr
     assert "is ahead" in lead(tabular={"hidden": 8}), "its model is another"
 
 
-def test_while_one_runs_it_is_so_far(client: Client, mira: User, project: Project) -> None:
+def test_the_comparison_is_so_far_while_a_run_goes_on(client: Client, mira: User, project: Project) -> None:
     first = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0)
     second = federation(mira, project, "two", rounds=4, gain=0.2, mib=1.0, state="running")
     html = text(client.get(f"/jobs/compare?job={first.pk}&job={second.pk}"))
@@ -109,8 +109,8 @@ def test_a_difference_within_what_seeds_make_is_none(client: Client, mira: User,
     assert "two is ahead: accuracy 0.750 vs. 0.500." in found(0.15)
 
 
-def test_two_seeds_of_one_set_up_are_not_ranked(client: Client, mira: User, project: Project) -> None:
-    """However far apart: that is what seeds make of it."""
+def test_two_seeds_of_the_same_configuration_are_not_ranked(client: Client, mira: User, project: Project) -> None:
+    """However far apart they are, the difference is due to the seed."""
     first = federation(mira, project, "one", rounds=5, gain=0.1, mib=1.0, seed=1)
     second = federation(mira, project, "two", rounds=5, gain=0.19, mib=1.0, seed=2)
     html = text(client.get(f"/jobs/compare?job={first.pk}&job={second.pk}"))
@@ -161,7 +161,7 @@ def test_strangers_jobs_and_other_kinds_are_not_there(client: Client, mira: User
     assert "secret" not in text(client.get("/jobs/compare"))
 
 
-def test_bytes_that_are_too_few_for_a_round_are_said(client: Client, mira: User, project: Project) -> None:
+def test_bytes_that_are_too_few_for_a_round_are_named(client: Client, mira: User, project: Project) -> None:
     small = federation(mira, project, "small", rounds=4, gain=0.1, mib=0.001)
     large = federation(mira, project, "large", rounds=4, gain=0.1, mib=100.0)
     html = text(client.get(f"/jobs/compare?job={small.pk}&job={large.pk}"))

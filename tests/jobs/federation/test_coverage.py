@@ -24,7 +24,7 @@ from vigil_cli import tables
 from vigil_core.formatting import NBSP
 
 pytestmark = pytest.mark.django_db
-SAYS = "3 of 7 clients never counted, 54 % of samples."
+SUMMARY = "3 of 7 clients never counted, 54 % of samples."
 NEVER = Coverage(clients=7, never=3, excluded=3, samples=1497, never_samples=804, foremost=(0, 3, 6))
 SUBSET: dict[str, Any] = {
     **{"clients": 7, "rounds": 20, "split": "quantity", "dirichlet": None, "seed": 5},
@@ -44,18 +44,18 @@ def trained(mira: User, project: Project, *, rounds: int, coverage: Coverage = N
 
 
 @pytest.mark.parametrize(
-    ("rounds", "state", "message"), [(4, "running", ""), (5, "running", SAYS), (20, "completed", SAYS)]
+    ("rounds", "state", "message"), [(4, "running", ""), (5, "running", SUMMARY), (20, "completed", SUMMARY)]
 )
-def test_page_rest_and_command_line_say_it_from_round_five_on(
+def test_page_rest_and_command_line_show_it_from_round_five_on(
     rounds: int, state: str, message: str, mira: User, project: Project
 ) -> None:
     job = trained(mira, project, rounds=rounds, state=state)
     html = text(signed_in(mira).get(f"/jobs/{job.pk}"))
-    assert (SAYS in html) == bool(message)
+    assert (SUMMARY in html) == bool(message)
     answer = bearer(mira).get(f"/api/v1/jobs/{job.pk}").json()
     assert answer["coverage"]["text"] == message
     assert (answer["coverage"]["never"], answer["coverage"]["never_samples"]) == (3, 804)
-    assert any(SAYS in line for line in tables.job(answer)) == bool(message)
+    assert any(SUMMARY in line for line in tables.job(answer)) == bool(message)
 
 
 def test_other_jobs_have_none(mira: User, project: Project) -> None:
@@ -64,7 +64,7 @@ def test_other_jobs_have_none(mira: User, project: Project) -> None:
 
 
 @pytest.mark.parametrize(("state", "excluded", "notices"), [("completed", 3, 1), ("completed", 0, 0), ("failed", 3, 0)])
-def test_the_owner_of_a_completed_one_is_notified(
+def test_the_owner_of_a_completed_job_is_notified(
     state: str, excluded: int, notices: int, mira: User, project: Project
 ) -> None:
     coverage = Coverage(clients=7, never=3, excluded=excluded, samples=1497, never_samples=804, foremost=(0, 3, 6))
@@ -75,7 +75,7 @@ def test_the_owner_of_a_completed_one_is_notified(
     ending.close(attempt)
     found = list(Notice.objects.filter(kind="federation.coverage", user=mira))
     assert len(found) == notices
-    assert all(SAYS.removesuffix(".") in item.title and "0, 3, 6" in item.detail for item in found)
+    assert all(SUMMARY.removesuffix(".") in item.title and "0, 3, 6" in item.detail for item in found)
 
 
 def test_the_dry_run_names_whom_a_deadline_leaves_out(

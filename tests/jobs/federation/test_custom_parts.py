@@ -1,4 +1,4 @@
-"""A federation whose rule, selection or split is a file of somebody's own, before it runs: nobody opens the file."""
+"""Test a federation with a custom aggregation, selection or split before it runs: the portal does not open the file."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_the_table_that_brings_them_must_be_there(field: str) -> None:
     assert f"where {field}.py with " in problem.message
 
 
-def test_they_leave_the_recipe_to_clients_of_ones_own() -> None:
-    """[client] brings the recipe, unless it brings what decides who has which of another one's samples."""
+def test_they_leave_the_recipe_to_custom_clients() -> None:
+    """[client] brings the recipe, unless it brings the split of another recipe's samples."""
     given = {"name": "x", "kind": "federated", "client": {"directory": "."}}
     for field, recipe in {"aggregation": "client", "selection": "client", "split": "tabular"}.items():
         spec = JobSpec.parse({**given, "run": {field: f"own_{field}"}})
@@ -94,8 +94,8 @@ def test_they_are_code() -> None:
     assert found == ["client.directory", "client.aggregation", "client.selection", "client.split"]
 
 
-@pytest.mark.parametrize("kept", [("run.split", "iid"), ("run.aggregation", "median"), ("run.selection", "uniform")])
-def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, str]) -> None:
+@pytest.mark.parametrize("choice", [("run.split", "iid"), ("run.aggregation", "median"), ("run.selection", "uniform")])
+def test_the_form_has_their_files_as_long_as_they_are_chosen(choice: tuple[str, str]) -> None:
     def shown(text: str) -> dict[str, list[str]]:
         found = [section for section in sections(read_toml(text)) if section.takes_code]
         return {item.title: [drawn.path for drawn in item.shown] for item in found}
@@ -103,14 +103,14 @@ def test_the_form_has_their_files_as_long_as_they_are_chosen(kept: tuple[str, st
     where = ["client.git", "client.ref", "client.directory"]
     files = ["client.aggregation", "client.selection", "client.split"]
     assert shown(TEXT) == {"Your aggregation, selection and split": [*where, *files, "run.own_aggregation.trim"]}
-    text = merge_form(TEXT, {kept[0]: kept[1]})
+    text = merge_form(TEXT, {choice[0]: choice[1]})
     (paths,) = shown(text).values()
-    assert kept[0].replace("run.", "client.") not in paths
+    assert choice[0].replace("run.", "client.") not in paths
     assert JobSpec.parse_toml(text).client is not None
     without = merge_form(text, {"run.split": "iid", "run.aggregation": "mean", "run.selection": "uniform"})
     assert "client" not in read_toml(without)
     assert "own_aggregation" not in read_toml(without)["run"]
-    again = merge_form(without, {kept[0]: f"own_{kept[0].partition('.')[2]}"})
+    again = merge_form(without, {choice[0]: f"own_{choice[0].partition('.')[2]}"})
     assert read_toml(again)["client"] == {"directory": "."}
     JobSpec.parse_toml(again)
 
@@ -147,7 +147,7 @@ class TestBeforeItRuns:
         message += "The job's page shows it from round 5 on."
         assert (found["Pace"].level, found["Pace"].text) == ("info", message)
 
-    def test_every_file_is_looked_for(self, project: Project) -> None:
+    def test_every_file_is_searched_for(self, project: Project) -> None:
         some = SimpleUploadedFile("code.tar.gz", packed(aggregation_py="1", split_py="2"))
         sam = sysadmin()
         answer = bearer(sam).post("/api/v1/jobs", {"spec_toml": TEXT, "code": some})
@@ -201,7 +201,7 @@ class TestSweep:
         with pytest.raises(Refused, match="only sysadmins may bring code"):
             sweeps.submit(person("oskar", project), sweep, spec_toml=SWEEP, code=packed(aggregation_py="1"))
 
-    def test_says_what_it_needs(self, project: Project) -> None:
+    def test_names_what_it_needs(self, project: Project) -> None:
         found = {item.title: item for item in sweep_run(sysadmin(), SweepSpec.parse_toml(SWEEP))}
         assert found["Code"].text.endswith("aggregation.py must be in it.")
         assert found["Split"].split is not None

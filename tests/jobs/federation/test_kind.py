@@ -1,4 +1,4 @@
-"""Test that a federated job counts rounds wherever others count steps, and does what others do, or says why not."""
+"""Test that a federated job counts rounds wherever others count steps, and does as others do or explains why not."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_its_pages_speak_of_rounds(client: Client, mira: User, project: Project)
     assert '<option value="federated" selected>' in listed
 
 
-def test_lost_rounds_are_told(client: Client, mira: User, project: Project) -> None:
+def test_lost_rounds_are_reported(client: Client, mira: User, project: Project) -> None:
     job = a_federation(mira, project, state="failed", attempt={"step": 12, "reason": "it broke"})
     save(job, 10)
     html = text(client.get(f"/jobs/{job.pk}"))
@@ -77,7 +77,7 @@ def test_lost_rounds_are_told(client: Client, mira: User, project: Project) -> N
     assert 'for="resume-steps">Up to round</label>' in html
 
 
-def test_it_is_not_profiled_and_says_why(mira: User, project: Project) -> None:
+def test_it_is_not_profiled_and_explains_why(mira: User, project: Project) -> None:
     job = a_federation(mira, project, state="running")
     with pytest.raises(Conflict, match="counts rounds"):
         profiling.request_profile(mira, job)
@@ -85,7 +85,7 @@ def test_it_is_not_profiled_and_says_why(mira: User, project: Project) -> None:
     assert answer.status_code == 409
 
 
-def test_it_saves_as_often_as_somebody_asks(mira: User, project: Project) -> None:
+def test_it_saves_as_often_as_somebody_requests(mira: User, project: Project) -> None:
     job = a_federation(mira, project, state="running")
     with pytest.raises(SpecError, match="0 rounds is out of range"):
         cadence.set_cadence(mira, job, 0)
@@ -101,7 +101,7 @@ def test_its_weights_can_be_taken_out(client: Client, mira: User, project: Proje
     assert "--hf" not in html
 
 
-def test_a_dry_run_tells_how_its_data_would_lie(mira: User) -> None:
+def test_a_dry_run_shows_how_its_data_would_be_split(mira: User) -> None:
     found = {finding.title: finding for finding in dry_run(mira, spec_of())}
     holds = found["Specification"].text.replace(formatting.NBSP, " ")
     assert holds.startswith("Valid: 30 rounds of fedavg on tabular, 10 clients")
@@ -130,7 +130,7 @@ FEDERATION = {"recipe": "tabular", "rounds": 3, "clients": 4, "split": "dirichle
 
 
 @pytest.mark.parametrize("kind", [{"kind": "federate"}, {}])
-def test_a_kind_that_is_wrong_or_left_out_is_one_thing_to_mend(kind):
+def test_a_kind_that_is_wrong_or_missing_is_a_single_problem(kind):
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({"name": "heron", **kind, "run": FEDERATION, "resources": {"nodes": 0}})
     of_kind, other = sorted(caught.value.problems, key=lambda problem: problem.field)

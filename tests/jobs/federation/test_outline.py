@@ -31,7 +31,7 @@ UNSHIPPED = {"recipe": "language", "split": "column", "clients": 12, "dirichlet"
 
 
 def form(mira: User, **run: Any) -> str:
-    """The page as the button Check brings it."""
+    """Return the page that the button Check shows."""
     posted = {"side": "toml", "do": "check", "toml": write_toml(spec_of(**run))}
     answer = signed_in(mira).post("/submit", posted)
     assert answer.status_code == 200, text(answer)
@@ -70,8 +70,8 @@ def test_over_rest_it_is_data(mira: User) -> None:
     assert split["spreads"]["samples"]["max"] == max(item["samples"] for item in split["items"])
 
 
-def test_of_ten_thousand_clients_a_summary_is_told_within_a_second(mira: User) -> None:
-    checked(mira, **SKEWED)  # what is imported once
+def test_ten_thousand_clients_are_summarised_within_a_second(mira: User) -> None:
+    checked(mira, **SKEWED)  # imports, once
     began = time.process_time()
     split = checked(mira, **MANY)["split"]
     assert time.process_time() - began < 1.0
@@ -86,7 +86,7 @@ def test_of_ten_thousand_clients_a_summary_is_told_within_a_second(mira: User) -
     assert "client 0" not in html
 
 
-def test_what_is_not_there_yet_is_one_sentence(mira: User) -> None:
+def test_what_is_not_there_yet_is_a_single_sentence(mira: User) -> None:
     found = checked(mira, **UNSHIPPED)
     (message,) = [finding["text"] for finding in found["findings"] if finding["title"] == "Split"]
     assert (

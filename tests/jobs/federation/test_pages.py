@@ -47,14 +47,14 @@ def matrix(html: str) -> dict[str, Any]:
 
 
 def rows_of(html: str, section: str) -> list[str]:
-    """The first cells of a section's table."""
+    """Return the first cells of a section's table."""
     return re.findall(
         r'<tr[^>]*><td class="nowrap">(client \d+)', html.split(f'id="{section}"')[1].split("</table>")[0]
     )
 
 
 class TestRounds:
-    def test_it_tells_who_did_what(self, client: Client, job: Job) -> None:
+    def test_it_shows_who_did_what(self, client: Client, job: Job) -> None:
         data = matrix(text(client.get(f"/jobs/{job.pk}")))
         assert (data["first"], data["columns"], data["done"]) == (1, 30, 12)
         assert [row["name"] for row in data["rows"]] == [f"client {number}" for number in range(5)]
@@ -69,14 +69,14 @@ class TestRounds:
         assert "Client 3 has been rejected in 8 of its last 12 rounds. 1 more client has problems." in html
 
     def test_late_is_no_trouble_where_the_pace_is_meant_so(self, client: Client, mira: User, project: Project) -> None:
-        for pace, is_told in {"rounds": True, "deadline": False, "asynchronous": False}.items():
+        for pace, is_shown in {"rounds": True, "deadline": False, "asynchronous": False}.items():
             job = a_federation(
                 mira, project, state="running", run={"clients": 2, "pace": pace},
                 attempt={"step": 4, "last_report_at": timezone.now()},
             )  # fmt: skip
             did: list[Did] = [(0, "trained", 0.5, 0.9, 1.0), (1, "late", 0.5, 0.9, 8.0)]
             ingest(job, Spooled().add_event("round.clients", **table(dict.fromkeys(range(1, 5), did))))
-            assert ("Client 1 was late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_told
+            assert ("Client 1 was late in 4" in text(client.get(f"/jobs/{job.pk}"))) is is_shown
 
     def test_its_facts_are_those_of_a_federation(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}"))
@@ -146,7 +146,7 @@ class TestRounds:
             assert f"<h3>{title} <span>" in html
         assert 'data-awaits="accuracy"' in html
 
-    def test_what_changes_is_told_anew_while_it_lives(self, client: Client, job: Job) -> None:
+    def test_what_changes_is_sent_again_while_it_lives(self, client: Client, job: Job) -> None:
         html = text(client.get(f"/jobs/{job.pk}/life?tab=overview"))
         assert 'id="of-matrix" hx-swap-oob="true"' in html
         assert 'id="of-rounds" hx-swap-oob="true"' in html
@@ -154,7 +154,9 @@ class TestRounds:
         assert matrix(html)["done"] == 12
         assert 'id="of-matrix"' not in text(client.get(f"/jobs/{job.pk}/life?tab=logs"))
 
-    def test_before_the_first_round_it_says_what_to_expect(self, client: Client, mira: User, project: Project) -> None:
+    def test_before_the_first_round_it_describes_what_to_expect(
+        self, client: Client, mira: User, project: Project
+    ) -> None:
         for state, message in {"pending": "is in the queue", "running": "within a second", "failed": "its log"}.items():
             html = text(client.get(f"/jobs/{a_federation(mira, project, state=state).pk}"))
             assert "No rounds yet" in html
@@ -194,7 +196,7 @@ class TestRounds:
         assert "No rounds yet" in text(client.get(f"/jobs/{job.pk}?before=1"))
         assert client.get(f"/jobs/{job.pk}?before=nonsense").status_code == 200
 
-    def test_without_accuracy_loss_says_for_whom_it_is_worst(
+    def test_without_accuracy_loss_shows_for_whom_it_is_worst(
         self, client: Client, mira: User, project: Project
     ) -> None:
         job = a_federation(mira, project, state="running", run={"clients": 2})
@@ -242,7 +244,7 @@ class TestClients:
         rest = text(client.get(f"/jobs/{job.pk}/clients{following[1].replace('&amp;', '&')}"))
         assert rows_of(rest, "h-clients") == [f"client {number}" for number in range(50, 60)]
 
-    def test_why_they_dropped_out_is_told_once_a_reason(self, client: Client, job: Job) -> None:
+    def test_each_reason_for_dropping_out_is_shown_once(self, client: Client, job: Job) -> None:
         stream = Spooled(uid="ab" * 8)
         for number in (4, 7):
             trace = 'Traceback (most recent call last):\n  File "c.py", line 1\nOSError: <b>gone</b>'
@@ -255,12 +257,12 @@ class TestClients:
         assert "Client 2 (cy &lt;3) dropped out of round 7" in text(client.get(f"/jobs/{job.pk}"))
         assert Event.objects.filter(kind="client.dropped").count() == 4
 
-    def test_only_a_federation_of_ones_own_has_any(self, client: Client, mira: User, project: Project) -> None:
+    def test_only_a_federation_with_custom_parts_has_any(self, client: Client, mira: User, project: Project) -> None:
         assert client.get(f"/jobs/{a_job(mira, project).pk}/clients").status_code == 404
         elsewhere = a_project("elsewhere")
         hidden = a_federation(person("noor", elsewhere), elsewhere)
         assert client.get(f"/jobs/{hidden.pk}/clients").status_code == 404
 
-    def test_before_any_is_known_it_says_when(self, client: Client, mira: User, project: Project) -> None:
+    def test_before_any_is_there_it_explains_when(self, client: Client, mira: User, project: Project) -> None:
         job = a_federation(mira, project, state="running")
         assert "No clients yet" in text(client.get(f"/jobs/{job.pk}/clients"))

@@ -27,7 +27,7 @@ def job(mira: User, project: Project) -> Job:
 
 
 def of_record(job: Job) -> dict[int, int]:
-    """Round → number of the attempt that it is shown of."""
+    """Return the number of the attempt that each round is shown for."""
     attempts = list(job.attempts.order_by("number"))
     return {row.number: row.attempt.number for row in rounds.newest(rounds.spans(attempts), 1000)}
 
@@ -68,7 +68,7 @@ def test_the_same_post_again_counts_nothing_twice(job: Job) -> None:
     assert Client.objects.get(number=1).trained == 1
 
 
-def test_the_split_is_kept_by_client(job: Job) -> None:
+def test_the_split_is_stored_by_client(job: Job) -> None:
     stream = Spooled()
     for part in split([[number, 2] for number in range(4000)]):
         stream.add_event("clients.split", **part)
@@ -82,7 +82,7 @@ def test_the_split_is_kept_by_client(job: Job) -> None:
     assert Client.objects.get(number=0).samples == 2
 
 
-def test_names_are_kept_by_client_whichever_comes_first(job: Job) -> None:
+def test_names_are_stored_by_client_whichever_comes_first(job: Job) -> None:
     result = names(*(f"owner-{number}" for number in range(3000)))
     stream = Spooled().add_event("round.clients", **table({1: everybody(2)}))
     for part in result:
@@ -99,7 +99,7 @@ def test_names_are_kept_by_client_whichever_comes_first(job: Job) -> None:
     assert rounds.names(job, [0, 1]) == {0: "ada"}
 
 
-def test_a_resumed_attempt_keeps_rows_of_its_own(job: Job) -> None:
+def test_a_resumed_attempt_has_separate_rows(job: Job) -> None:
     first = job.latest
     ingest(
         job,
@@ -160,7 +160,7 @@ def test_ranks_that_start_again_in_place_do_their_rounds_again(job: Job) -> None
         {**table({1: everybody(1)}), "clients": table({2: everybody(1)})["clients"]},
     ],
 )
-def test_what_no_server_of_ours_tells_is_only_an_event(job: Job, data: dict[str, str]) -> None:
+def test_what_no_server_of_vigil_reports_is_only_an_event(job: Job, data: dict[str, str]) -> None:
     stream = Spooled().add_event("round.clients", **data).add_event("clients.split", first=-1, labels=[], counts="x")
     ingest(
         job,
@@ -191,7 +191,7 @@ def test_odd_numbers_are_no_numbers(job: Job) -> None:
     assert (client.loss, client.accuracy, client.seconds) == (None, None, None)
 
 
-def test_another_attempts_late_words_do_not_change_what_is_known_last(job: Job) -> None:
+def test_late_reports_of_another_attempt_do_not_change_the_latest_state(job: Job) -> None:
     before = job.latest
     job.latest = Attempt.objects.create(job=job, number=2, state="running")
     job.save(update_fields=["latest"])
@@ -223,7 +223,7 @@ def test_deleting_a_job_deletes_its_rows(mira: User, project: Project) -> None:
 
 
 def many(first: int, draw: np.random.Generator) -> dict[str, str]:
-    """An event of as many rounds as one tells of, in which as many of 10,000 clients are named."""
+    """Return an event with the most rounds that an event may have, which name the most of 10,000 clients."""
     rounds: tables.Columns = {name: np.zeros(tables.ROUNDS) for name in tables.ROUND_COLUMNS}
     rounds |= {"round": np.arange(first, first + tables.ROUNDS), "trained": np.full(tables.ROUNDS, 10_000)}
     rounds |= {name: draw.random(tables.ROUNDS) for name in ("seconds", "loss", "accuracy")}

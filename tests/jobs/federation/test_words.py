@@ -91,7 +91,7 @@ def _died(kind: kinds.JobKind) -> str:
 
 
 def _helps(kind: kinds.JobKind) -> str:
-    """Return the descriptions of the fields of [run] that say how often something is done."""
+    """Return the descriptions of the fields of [run] that set how often something is done."""
     model = "FederationConfig" if kind.name == "federated" else "RunConfig"
     fields = JobSpec.model_json_schema()["$defs"][model]["properties"]
     return " ".join(fields[name]["description"] for name in ("validate_every", "checkpoint_every", "keep_every"))
@@ -103,15 +103,15 @@ def _saves(kind: kinds.JobKind) -> str:
     return " ".join(guard_events.describe_event(name, data, kind.unit) for name in names)
 
 
-def _said(kind: kinds.JobKind) -> str:
+def _sentence(kind: kinds.JobKind) -> str:
     facts = sentence.SentenceFacts(state="failed", now=NOW, number=1, step=25, newest_checkpoint=20, unit=kind.unit)
     report = sentence.describe_job(facts)
     return f"{report.lead} {report.rest} {report.move}"
 
 
-SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
+TEXTS: dict[str, Callable[[kinds.JobKind], str]] = {
     "the form": _helps,
-    "the head of its page": _said,
+    "the head of its page": _sentence,
     "events of its saves": _saves,
     "how often it saves": lambda kind: " ".join(words for _, words in cadence.facts(CADENCE, kind.unit)),
     "last words of ranks": _ranks,
@@ -123,12 +123,12 @@ SAYS: dict[str, Callable[[kinds.JobKind], str]] = {
     "vigil metrics": lambda kind: tables.metrics([CURVE], {}, units=kind.units, superseded=False)[0],
     "a hang": lambda kind: str(Hang([3], 16, "data", 812, 61.0, kind.unit)),
 }
-"""What is said of a job of this kind, by where."""
+"""The text about a job of this kind, by its place."""
 
 
-@pytest.mark.parametrize("where", SAYS)
-def test_rounds_are_told_as_steps_are(where: str) -> None:
-    steps, rounds = (SAYS[where](kinds.by_name(name)) for name in ("distributed", "federated"))
+@pytest.mark.parametrize("where", TEXTS)
+def test_rounds_are_shown_as_steps_are(where: str) -> None:
+    steps, rounds = (TEXTS[where](kinds.by_name(name)) for name in ("distributed", "federated"))
     assert re.search(r"(?i)\bsteps?\b", steps)
     assert rounds == steps.replace("step", "round").replace("Step", "Round").replace("STEP", "ROUND")
 
@@ -138,7 +138,7 @@ def test_trainer_and_portal_count_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["vigil.hang_rank", "vigil.hang_all", "vigil.passed_over", "vigil.completed"])
-def test_a_post_mortem_reads_what_is_said_of_either(name: str) -> None:
+def test_a_post_mortem_reads_the_messages_of_either(name: str) -> None:
     path = SHIPPED / "vigil.toml"
     (entry,) = (entry for entry in tomllib.loads(path.read_text())["entry"] if entry["name"] == name)
     line = "step 812  not saved: no space" if name == "vigil.passed_over" else entry["example"]
@@ -147,7 +147,7 @@ def test_a_post_mortem_reads_what_is_said_of_either(name: str) -> None:
 
 
 @pytest.mark.django_db
-def test_home_says_where_each_ended(mira: User, project: Project) -> None:
+def test_home_shows_where_each_ended(mira: User, project: Project) -> None:
     def news(job: Job) -> str:
         Attempt.objects.filter(job=job).update(ended_at=timezone.now())
         return text(signed_in(mira).get("/")).replace("\N{NO-BREAK SPACE}", " ")
@@ -158,7 +158,7 @@ def test_home_says_where_each_ended(mira: User, project: Project) -> None:
 
 
 @pytest.mark.django_db
-def test_how_far_a_resume_goes_is_told(mira: User, project: Project) -> None:
+def test_how_far_a_resume_goes_is_shown(mira: User, project: Project) -> None:
     job = a_federation(mira, project, attempt={"state": "completed", "step": 30, "steps": 30})
     first = job.attempts.get()
     again = Attempt.objects.create(job=job, number=2, state="running", steps=60)
@@ -170,7 +170,7 @@ def test_how_far_a_resume_goes_is_told(mira: User, project: Project) -> None:
 
 
 @pytest.mark.django_db
-def test_notices_of_a_death_say_what_is_lost(mira: User, project: Project) -> None:
+def test_notices_of_a_death_name_what_is_lost(mira: User, project: Project) -> None:
     def lost(job: Job) -> str:
         a_checkpoint(job, 20)
         incident: Any = SimpleNamespace(attempt=job.latest)

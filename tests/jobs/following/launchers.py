@@ -42,7 +42,7 @@ def machines(scheduler: ScriptedScheduler, *names: str) -> None:
 def die(
     scheduler: ScriptedScheduler, tick: Tick, cause: str, *, nodes: tuple[str, ...] = ("dgx01", "dgx02"), **more: Any
 ) -> Attempt:
-    """Fail the newest attempt, have it diagnosed as `cause` and `more` say, and let the follower decide."""
+    """Fail the newest attempt, have it diagnosed with `cause` and `more`, and let the follower decide."""
     attempt = newest()
     scheduler.update_job(attempt.scheduler_id, state="running", nodes=nodes)
     tick()

@@ -56,7 +56,7 @@ def claim(**changes: Any) -> AttachClaim:
     return AttachClaim(**{"scheduler_id": "77", **changes})
 
 
-def test_it_is_followed_to_its_end_and_not_started_anew(
+def test_it_is_followed_to_its_end_and_not_restarted(
     alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.jobs["77"], scheduler.queued = RUNNING, [ROW]
@@ -72,7 +72,7 @@ def test_it_is_followed_to_its_end_and_not_started_anew(
     }  # fmt: skip
     version = attempt.version
     tick()
-    assert newest().version == version  # nothing changed, nothing is said
+    assert newest().version == version  # nothing changed, nothing is published
     scheduler.update_job("77", state="failed", exit_code=3)
     tick()
     attempt = newest()
@@ -156,15 +156,15 @@ def test_what_slurm_does_not_know_is_refused(
     assert scheduler.cancelled == []
 
 
-def test_vigil_s_own_are_not_attached(alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+def test_jobs_of_vigil_are_not_attached(alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     Stray.objects.create(key="0123456789abcdef", scheduler_id="77")
     scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="running", user="alice", key="0123456789abcdef")
     attach(alice, claim())
     tick()
     assert newest().reason == "77 was submitted by Vigil, which already follows it."
-    own = Job.objects.create(owner=alice, project=Project.objects.get(), name="own", kind="script", spec={})
-    Attempt.objects.create(job=own, number=1, scheduler_id="78", scheduler_user="alice")
-    with pytest.raises(Refused, match=f"was submitted by Vigil as #{own.pk}"):
+    vigils_job = Job.objects.create(owner=alice, project=Project.objects.get(), name="own", kind="script", spec={})
+    Attempt.objects.create(job=vigils_job, number=1, scheduler_id="78", scheduler_user="alice")
+    with pytest.raises(Refused, match=f"was submitted by Vigil as #{vigils_job.pk}"):
         attach(alice, claim(scheduler_id="78"))
 
 
@@ -176,7 +176,7 @@ def test_a_name_like_a_key_is_only_a_name(alice: User, scheduler: ScriptedSchedu
     assert (newest().state, newest().reason) == ("running", "")
 
 
-def test_a_requeue_is_the_next_attempt_with_a_token_of_its_own(
+def test_a_requeue_is_the_next_attempt_with_a_separate_token(
     alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.jobs["77"] = RUNNING
@@ -209,7 +209,7 @@ def test_requeued_by_hand_after_its_end_it_goes_on(
     assert (second.job, second.number, second.state) == (first.job, 2, "running")
     scheduler.update_job("77", state="completed", restart_count=1)
     tick()
-    third = attach(alice, claim(restart_count=0))  # a cluster that was set up anew counts from the beginning
+    third = attach(alice, claim(restart_count=0))  # a cluster that was reinstalled counts from the beginning
     assert third.created
 
 
@@ -264,13 +264,13 @@ def test_whoever_has_no_slurm_user_owns_no_job_there(project: Project) -> None:
         attach(person("eve", project), claim())
 
 
-def test_the_project_is_the_only_one_or_is_named(alice: User, scheduler: ScriptedScheduler) -> None:
+def test_the_only_project_is_chosen_or_it_is_named(alice: User, scheduler: ScriptedScheduler) -> None:
     with pytest.raises(SpecError, match='"vision" is not a project of yours. Choose one of default.'):
         attach(alice, claim(project="vision"))
     assert attach(alice, claim(tags=("a", "a"))).attempt.job.project.slug == "default"
 
 
-def test_why_it_waits_is_told_without_variants(
+def test_why_it_waits_is_explained_without_variants(
     alice: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.machines = [

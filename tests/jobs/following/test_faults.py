@@ -46,16 +46,16 @@ def test_a_job_unknown_to_the_scheduler_is_lost_after_a_while(
     assert (first.state, first.cause) == ("failed", "forgotten")
     assert first.reason == "The scheduler no longer knows its job 101."
     assert first.decision.startswith("The scheduler no longer knows the job. Restarted")
-    assert scheduler.cancelled == ["101"]  # should it live on unseen: no second one beside it
+    assert scheduler.cancelled == ["101"]  # should it still run unnoticed: no second job alongside it
 
 
 @pytest.mark.parametrize(
-    ("cause", "asked", "state", "attempts"),
+    ("cause", "is_cancelled", "state", "attempts"),
     [("completed", False, "completed", 1), ("stopped", False, "failed", 2), ("stopped", True, "cancelled", 1)],
 )
 def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
     cause: str,
-    asked: bool,
+    is_cancelled: bool,
     state: str,
     attempts: int,
     oskar: User,
@@ -63,17 +63,17 @@ def test_a_job_that_the_scheduler_has_forgotten_may_have_ended_well(
     scheduler: ScriptedScheduler,
     tick: Callable[[], bool],
 ) -> None:
-    """Slurm forgets ended jobs within minutes: then the launcher's last word counts, and what a person wanted."""
+    """Slurm forgets ended jobs within minutes: then the launcher's final report and a person's cancel count."""
     scheduler.update_job("101", state="running")
     tick()
     launched(newest(), cause=cause, exit_code=0 if cause == "completed" else 75)
     scheduler.jobs.clear()
-    if asked:
+    if is_cancelled:
         cancel(oskar, job)
     Attempt.objects.update(unknown_since=timezone.now() - timedelta(minutes=2))
     tick()
     first = Attempt.objects.get(number=1)
-    assert (first.state, first.cause) == (state, "cancelled" if asked else cause)
+    assert (first.state, first.cause) == (state, "cancelled" if is_cancelled else cause)
     assert Attempt.objects.count() == attempts
 
 
@@ -99,17 +99,17 @@ def test_another_job_of_the_same_id_does_not_hold_up_the_next_attempt(
     assert second.scheduler_id == "102"
 
 
-def test_one_answer_without_a_job_means_nothing(
+def test_a_single_answer_without_a_job_means_nothing(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """However long it has been running, and however often that happens."""
+    """This holds however long it has been running, and however often that happens."""
     scheduler.update_job("101", state="running")
     Attempt.objects.update(submitted_at=timezone.now() - timedelta(hours=3))
     for _ in range(2):
-        known = scheduler.jobs.pop("101")
+        status = scheduler.jobs.pop("101")
         tick()
         assert newest().unknown_since is not None
-        scheduler.jobs["101"] = known
+        scheduler.jobs["101"] = status
         tick()
         assert (newest().number, newest().state, newest().unknown_since) == (1, "running", None)
     assert not scheduler.cancelled
@@ -147,7 +147,7 @@ def test_half_a_character_in_a_result_does_not_keep_it_running(
 def test_a_stranger_s_job_of_the_same_id_is_not_followed(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """Slurm has forgotten what it took last, and given its id to somebody who does not know Vigil: without a key."""
+    """Slurm has forgotten its last job, and given the id to a job without a key, which Vigil did not submit."""
     Attempt.objects.update(scheduler_user="oskar")
     User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
     scheduler.update_job("101", key="", user="oskar")  # renamed
@@ -160,16 +160,16 @@ def test_a_stranger_s_job_of_the_same_id_is_not_followed(
     assert (second.scheduler_id, scheduler.cancelled) == ("102", [])
 
 
-def test_own_job_of_the_same_id_that_came_past_vigil_is_not_followed(
+def test_the_users_job_of_the_same_id_that_came_past_vigil_is_not_followed(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """Slurm counts anew, and the person's own `sbatch` gets the id of one of their jobs here."""
+    """Slurm counts from 1 again, and the person's `sbatch` gets the id of one of their jobs in Vigil."""
     Attempt.objects.update(scheduler_user="oskar")
     User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
     now = time.time()
     scheduler.update_job("101", key="", user="oskar", submitted_at=now + 300)  # Slurm's clock may be ahead
     tick()
-    scheduler.update_job("101", submitted_at=now + 7200, restart_count=1)  # a requeue is told as a submission
+    scheduler.update_job("101", submitted_at=now + 7200, restart_count=1)  # a requeue is reported as a submission
     tick()
     assert list(Attempt.objects.values_list("scheduler_id", flat=True)) == ["101", "101"]
     scheduler.update_job("101", submitted_at=now - 7200, restart_count=0)
@@ -188,7 +188,7 @@ def test_own_job_of_the_same_id_that_came_past_vigil_is_not_followed(
 def test_who_copies_a_key_into_a_comment_loses_no_job(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """Its name still has its own; be the other one anybody's."""
+    """The job of that name still runs, whoever owns the other one."""
     for first, second in (("anothers", newest().key), (newest().key, "anothers")):
         scheduler.update_job("101", state="running", key=first, other_key=second)
         tick()
@@ -223,7 +223,7 @@ def test_ten_minutes_without_growth_close_it(job: Job, scheduler: ScriptedSchedu
     assert newest().closed_at is not None
 
 
-def test_one_broken_run_directory_is_its_own_affair(
+def test_a_broken_run_directory_affects_no_other_job(
     oskar: User, job: Job, scheduler: ScriptedScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other jobs still get their tokens and folders."""
@@ -241,13 +241,13 @@ def test_one_broken_run_directory_is_its_own_affair(
     assert other.attempts.get().directory == "attempt-1"
     assert not job.attempts.get().token_digest
     assert "FileNotFoundError" in caplog.text
-    caplog.clear()  # the one that was to be expected
+    caplog.clear()  # the expected error
 
 
 def test_spools_that_take_long_hold_up_nobody(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither another job's submission, nor for ever what follows; and it is not closed before they are read."""
+    """It delays no other job's submission, and not for ever what follows; it is not closed before they are read."""
     launched(newest())
     scheduler.update_job("101", state="node_fail")
     spec = JobSpec.parse({"name": "other"})
@@ -274,7 +274,7 @@ def test_spools_that_take_long_hold_up_nobody(
 def test_a_file_system_that_is_away_closes_nothing(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], settings: Any, tmp_path: Path
 ) -> None:
-    """What lies in the spools is to be taken in once it is back; an attempt whose folder was removed does close."""
+    """The spools are ingested once it is back; an attempt with a removed folder does close."""
     launched(newest())
     there, settings.VIGIL_RUNS = settings.VIGIL_RUNS, tmp_path / "unmounted"
     scheduler.update_job("101", state="completed", exit_code=0)

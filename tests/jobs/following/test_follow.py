@@ -20,7 +20,7 @@ from nodes.models import Node
 from portal.models import Lease, User
 from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
-from tests.jobs.submissions import ask
+from tests.jobs.submissions import submit_spec
 from tests.lab import a_checkpoint
 
 pytestmark = pytest.mark.django_db
@@ -43,7 +43,7 @@ def test_from_submission_to_close(job: Job, scheduler: ScriptedScheduler, tick: 
     assert attempt.started_at is not None
     version = attempt.version
     tick()
-    assert newest().version == version  # nothing changed, nothing is said
+    assert newest().version == version  # nothing changed, nothing is published
     scheduler.update_job("101", state="completed", exit_code=0, ended_at=started + 5)
     tick()
     attempt = newest()
@@ -107,7 +107,7 @@ def test_an_exception_is_not_repeated_and_named(
     assert Attempt.objects.count() == 1
 
 
-def test_what_left_unsaved_is_told_and_not_begun_again(
+def test_what_left_unsaved_is_reported_and_not_begun_again(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     launched(newest(), exit_code=1, cause="unsaved", first_failure=None)
@@ -120,7 +120,7 @@ def test_what_left_unsaved_is_told_and_not_begun_again(
     assert Attempt.objects.count() == 1
 
 
-def test_what_the_guards_found_is_told_as_a_sentence(
+def test_what_the_guards_found_is_reported_as_a_sentence(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     what = "at step 80 the replica check finds rank 2 wrong (model.head)"
@@ -141,7 +141,7 @@ CORRUPT = {**EXCEPTION, "error": "NumericsError: numerics.corruption: at step 30
 def _corrupt(
     job: Job, scheduler: ScriptedScheduler, scheduler_id: str, *, nodes: tuple[str, ...], **found: Any
 ) -> None:
-    """The newest attempt ends by what its trainer has found."""
+    """End the newest attempt with what its trainer found."""
     scheduler.update_job(scheduler_id, state="running", nodes=nodes)
     data = {"step": 30, "check": "redo", "ranks": [1], "intact": True, "clean_step": 0, **found}
     Event.objects.create(attempt=newest(), time=timezone.now(), kind="guard.corruption", rank=0, data=data)
@@ -150,7 +150,7 @@ def _corrupt(
 
 
 def _nodes(scheduler: ScriptedScheduler, *names: str, **more: Any) -> None:
-    """The cluster's, now and at the next look at it."""
+    """Set the cluster's nodes, now and at the next poll."""
     scheduler.machines = [replace(DGX_01, name=name, **{"plays_many": False, **more}) for name in names]
     Node.objects.all().delete()
     Node.objects.bulk_create(Node(name=name, **more) for name in names)
@@ -179,7 +179,7 @@ def test_broken_hardware_is_gone_round(job: Job, scheduler: ScriptedScheduler, t
     assert scheduler.submissions[3].excluded_nodes == (), "for a day"
 
 
-def test_of_a_small_partition_one_node_is_gone_round(
+def test_of_a_small_partition_a_single_node_is_excluded(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     _nodes(scheduler, "dgx01", "dgx02", "dgx03")
@@ -205,7 +205,7 @@ def test_weights_that_may_be_wrong_are_not_gone_on_from(
 
 
 @pytest.mark.parametrize(
-    ("found", "known", "says"),
+    ("found", "facts", "text"),
     [
         ({"node": "dgx02"}, {}, "Not restarted: it failed on dgx02, and too few nodes are left without it."),
         (
@@ -224,13 +224,13 @@ def test_what_cannot_be_gone_round_is_a_persons_move(
     scheduler: ScriptedScheduler,
     tick: Callable[[], bool],
     found: dict[str, Any],
-    known: dict[str, Any],
-    says: str,
+    facts: dict[str, Any],
+    text: str,
 ) -> None:
-    _nodes(scheduler, "dgx02", **known)
+    _nodes(scheduler, "dgx02", **facts)
     _corrupt(job, scheduler, "101", nodes=("dgx02",), **found)
     tick()
-    assert says in newest().decision
+    assert text in newest().decision
     assert Attempt.objects.count() == 1
 
 
@@ -281,13 +281,11 @@ def test_what_has_diverged_goes_back_with_half_the_learning_rate(
     scheduler.update_job("103", state="node_fail")
     tick()
     assert tomllib.loads((portal / "run.toml").read_text())["run"]["learning_rate"] == rate / 4
-    # Attempt 3 saved nothing, so what it was to go round is still the newest.
+    # Attempt 3 saved nothing, so the checkpoint that it was to avoid is still the newest.
     assert json.loads((portal / "attempt.json").read_text()) == {"number": 4, "resume": "step-302"}
 
 
-def test_what_diverged_early_is_not_started_anew(
-    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
-) -> None:
+def test_what_diverged_early_is_not_restarted(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     launched(newest(), exit_code=1, cause="failed", first_failure=DIVERGED)
     a_checkpoint(job, 400)
     Attempt.objects.update(step=500)
@@ -309,10 +307,10 @@ def test_exit_75_without_a_requeue_goes_on_and_counts_as_nothing(
 
 
 def test_one_at_a_time(scheduler: ScriptedScheduler) -> None:
-    held = lease.take("follow")
-    assert held is not None
+    claim = lease.take("follow")
+    assert claim is not None
     assert not follow.tick(scheduler)
-    held.release()
+    claim.release()
     assert follow.tick(scheduler)
 
 
@@ -341,7 +339,7 @@ class TestDeactivated:
     def _left(self, oskar: User, job: Job) -> None:
         User.objects.filter(pk=oskar.pk).update(is_active=False)
 
-    def test_what_runs_is_followed_and_not_started_anew(
+    def test_what_runs_is_followed_and_not_restarted(
         self, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
     ) -> None:
         scheduler.update_job("101", state="running")
@@ -357,7 +355,7 @@ class TestDeactivated:
         self, oskar: User, scheduler: ScriptedScheduler, tick: Callable[[], bool]
     ) -> None:
         oskar.is_active = True  # until just now
-        created, _ = ask(oskar)
+        created, _ = submit_spec(oskar)
         tick()
         attempt = Attempt.objects.get(job=created)
         assert (attempt.state, attempt.cause) == ("failed", "rejected")

@@ -32,7 +32,7 @@ SILENT = SchedulerError("slurmrestd did not answer in time")
 def many(
     count: int, owner: User, project: Project, scheduler: ScriptedScheduler, *, state: str = "running", **fields: Any
 ) -> Job:
-    """So many attempts that the scheduler has, in step with it; of one job, as rows of attempts are what counts."""
+    """Create so many attempts that the scheduler has; all of one job, as only rows of attempts count."""
     job = a_job(owner, project, state=state, attempt={"scheduler_id": "1000", "token_digest": "x", **fields})
     first = job.latest
     assert first is not None
@@ -83,7 +83,7 @@ def test_what_does_not_change_costs_no_query(
         )
 
 
-def test_a_change_of_anything_is_seen(oskar: User, project: Project, scheduler: ScriptedScheduler) -> None:
+def test_a_change_of_anything_is_noticed(oskar: User, project: Project, scheduler: ScriptedScheduler) -> None:
     many(5, oskar, project, scheduler)
     scheduler.update_job("1000", state="suspended")
     scheduler.update_job("1001", reason="Suspended by root")
@@ -102,7 +102,7 @@ def test_a_change_of_anything_is_seen(oskar: User, project: Project, scheduler: 
 def test_more_changes_than_a_tick_has_time_for(
     oskar: User, project: Project, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one goes on with the rest."""
+    """The next tick goes on with the rest."""
     many(9, oskar, project, scheduler)
     for n in range(9):
         scheduler.update_job(str(1000 + n), state="completing")
@@ -149,16 +149,16 @@ def test_a_hundred_cancels_that_time_out_hold_up_nobody(
 
 
 def _round(scheduler: ScriptedScheduler) -> follow.Tick:
-    held = follow.lease.take("follow")
-    assert held is not None
-    held.release()
-    return follow.Tick(held, scheduler)
+    claim = follow.lease.take("follow")
+    assert claim is not None
+    claim.release()
+    return follow.Tick(claim, scheduler)
 
 
 def test_ten_minutes_away(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tick makes one call, nothing fails, requests wait, and the pages say since when the scheduler is silent."""
+    """A tick makes one call, nothing fails, requests wait, and the pages show since when the scheduler is silent."""
     scheduler.update_job("101", state="running")
     tick()
     other, _ = submit(oskar, spec_of(name="other"), spec_toml="")

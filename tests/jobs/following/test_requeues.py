@@ -15,7 +15,7 @@ from tests.jobs.schedulers import ScriptedScheduler
 pytestmark = pytest.mark.django_db
 
 
-def test_a_requeue_is_an_attempt_of_its_own(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+def test_a_requeue_is_a_new_attempt(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     scheduler.update_job("101", state="running")
     launched(newest(), exit_code=75, cause="stopped", first_failure=None)
     tick()

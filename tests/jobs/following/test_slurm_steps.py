@@ -1,4 +1,4 @@
-"""Test what Slurm's accounting says of an attempt's steps: requested after its end, stored, and shown."""
+"""Test Slurm's accounting of an attempt's steps: requested after its end, stored, and shown."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ FINE = SlurmStep(number="extern", name="extern", state="completed", exit_code=0,
 
 @pytest.fixture
 def failed(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Attempt:
-    """Return an attempt that has ended, of which accounting knows nothing yet."""
+    """Return an attempt that has ended and is not in the accounts yet."""
     scheduler.update_job("101", state="failed", exit_code=1)
     tick()
     return newest()
 
 
-def told_of(attempt: Attempt) -> tuple[list[str], bool]:
-    """The states of what is kept, and whether it is still waited for."""
+def stored_steps(attempt: Attempt) -> tuple[list[str], bool]:
+    """Return the states of the stored steps, and whether Vigil still waits for them."""
     attempt.refresh_from_db()
     return [step["state"] for step in attempt.slurm_steps], attempt.slurm_steps_at is None
 
 
-def test_they_are_waited_for_and_kept_whole(
+def test_they_are_waited_for_and_stored_whole(
     failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    assert told_of(failed) == ([], True)
+    assert stored_steps(failed) == ([], True)
     running = SlurmStep(number="0", name="python", state="running")
     scheduler.stepped["101", 0] = (BATCH, running)
     tick()
-    assert told_of(failed) == ([], True)
+    assert stored_steps(failed) == ([], True)
     scheduler.stepped["101", 0] = (BATCH, KILLED)
     tick()
-    assert told_of(failed) == (["failed", "failed"], False)
+    assert stored_steps(failed) == (["failed", "failed"], False)
     version = failed.version
     scheduler.stepped.clear()
     tick()
@@ -71,7 +71,7 @@ def test_who_cancelled_it_past_vigil_is_named(
     assert "Cancelled by Slurm user ada, outside Vigil." in text(signed_in(mira).get(f"/jobs/{job.pk}"))
 
 
-def test_whom_vigil_cancelled_the_accounts_are_not_asked(
+def test_the_accounts_are_not_queried_for_jobs_that_vigil_cancelled(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     Attempt.objects.update(cancel_asked_at=timezone.now())
@@ -80,36 +80,36 @@ def test_whom_vigil_cancelled_the_accounts_are_not_asked(
     tick()
     tick()
     assert newest().reason == "Cancelled."
-    assert "cancelled_by" not in scheduler.asked
+    assert "cancelled_by" not in scheduler.requests
 
 
 def test_two_minutes_are_enough(failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
-    """Then what there is is kept."""
+    """Then Vigil stores what is there."""
     scheduler.stepped["101", 0] = (FINE, SlurmStep(number="0", name="python", state="running"))
     Attempt.objects.update(ended_at=timezone.now() - timedelta(seconds=121))
     tick()
-    assert told_of(failed) == (["completed", "running"], False)
+    assert stored_steps(failed) == (["completed", "running"], False)
 
 
-def test_accounts_that_do_not_answer_are_asked_again(
+def test_accounts_that_do_not_answer_are_queried_again(
     failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_steps, "_silent_until", 0.0)
     scheduler.broken_parts["steps"] = SchedulerError("slurmdbd is away")
     Attempt.objects.update(ended_at=timezone.now() - timedelta(minutes=5))
     tick()
-    assert told_of(failed) == ([], True)
-    scheduler.asked.clear()
+    assert stored_steps(failed) == ([], True)
+    scheduler.requests.clear()
     tick()
-    assert "steps" not in scheduler.asked  # not in every tick: each such call may take ten seconds
+    assert "steps" not in scheduler.requests  # not in every tick: each such call may take ten seconds
     del scheduler.broken_parts["steps"]
     scheduler.stepped["101", 0] = (BATCH,)
     monkeypatch.setattr(slurm_steps, "_silent_until", 0.0)
     tick()
-    assert told_of(failed) == (["failed"], False)
+    assert stored_steps(failed) == (["failed"], False)
 
 
-def test_each_run_has_its_own(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+def test_each_run_has_separate_steps(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     scheduler.update_job("101", state="running", restart_count=1)
     scheduler.stepped = {("101", 0): (KILLED,), ("101", 1): (FINE,)}
     tick()
@@ -127,7 +127,7 @@ def test_a_script_with_many_keeps_what_went_wrong() -> None:
     assert stored[-1]["number"] == "450"
 
 
-def test_rest_and_the_page_tell_them(
+def test_rest_and_the_page_show_them(
     oskar: User, failed: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.stepped["101", 0] = (FINE, KILLED, BATCH)

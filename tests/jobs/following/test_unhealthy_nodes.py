@@ -43,7 +43,7 @@ def request(oskar: User, **resources: Any) -> Job:
     return created
 
 
-def test_the_first_attempt_avoids_them_and_says_why(
+def test_the_first_attempt_avoids_them_and_explains_why(
     oskar: User, scheduler_of_twenty: ScriptedScheduler, tick: Tick
 ) -> None:
     finding("dgx03")

@@ -44,7 +44,7 @@ def test_the_launchers_last_word_counts_after_a_while(
     assert (newest().state, newest().cause, newest().exit_code) == (state, cause, code)
 
 
-def test_without_a_last_word_it_stays_and_says_so(
+def test_without_a_last_word_it_stays_and_explains_it(
     untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     launched(untold)
@@ -61,7 +61,9 @@ def test_without_a_last_word_it_stays_and_says_so(
     assert (newest().state, newest().reason, newest().untold_since) == ("running", "", None)
 
 
-def test_one_such_answer_means_nothing(untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+def test_a_single_such_answer_means_nothing(
+    untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
     assert untold.untold_since is not None
     assert untold.state == "running"
     since = untold.untold_since
@@ -73,7 +75,7 @@ def test_one_such_answer_means_nothing(untold: Attempt, scheduler: ScriptedSched
     assert not scheduler.cancelled
 
 
-def test_one_that_was_cancelled_is_cancelled(
+def test_a_job_that_was_cancelled_is_cancelled(
     oskar: User, job: Job, untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     launched(untold, cause="stopped", exit_code=75)
@@ -83,10 +85,10 @@ def test_one_that_was_cancelled_is_cancelled(
     assert (newest().state, Attempt.objects.count()) == ("cancelled", 1)
 
 
-def test_one_that_was_killed_is_gone_without_a_last_word(
+def test_a_job_that_was_killed_is_gone_without_a_last_word(
     oskar: User, job: Job, untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """Else nobody could ever resume or delete it, where the accounts have missed its end."""
+    """Otherwise nobody could ever resume or delete a job of which the accounts missed the end."""
     launched(untold)
     cancel(oskar, job)
     long_since()
@@ -100,13 +102,13 @@ def test_one_that_was_killed_is_gone_without_a_last_word(
 
 
 def test_not_knowing_is_not_missing(untold: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
-    """However long its state could not be told: an answer without the job counts for itself."""
+    """However long its state was unknown, an answer without the job counts separately."""
     long_since(60)
-    known = scheduler.jobs.pop("101")
+    status = scheduler.jobs.pop("101")
     tick()
     assert newest().ended_at is None
     assert newest().unknown_since is not None
-    scheduler.jobs["101"] = known
+    scheduler.jobs["101"] = status
     tick()
     assert (newest().ended_at, newest().unknown_since) == (None, None)
 

@@ -1,4 +1,4 @@
-"""Test waking the follower by Slurm's hooks: with the secret, however often, and at the cost of at most one poll."""
+"""Test waking the follower by Slurm's hooks: with the secret, any number of times, and for one poll at most."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ def test_a_session_needs_no_csrf_and_any_body_is_ignored(queued: Queued) -> None
     assert answer.status_code == 202
 
 
-def test_of_many_one_look_comes(queued: Queued) -> None:
+def test_many_wake_ups_cause_a_single_poll(queued: Queued) -> None:
     assert all(FOLLOWER.request() for _ in range(500))
     assert len(queued.calls) == 1
 
 
-def test_what_happens_during_a_look_is_looked_at_again(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no two looks begin right after each other."""
+def test_what_happens_during_a_poll_is_polled_again(queued: Queued, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two polls begin right after each other."""
     monkeypatch.setattr(follow, "tick", lambda: FOLLOWER.request())
     tasks.wake()
     assert queued.calls[0] == ((), FOLLOWER.spacing_s)
@@ -166,10 +166,10 @@ def test_without_redis_the_tick_goes_on(queued: Queued, server: Server, monkeypa
 
 
 class Listener(http.server.BaseHTTPRequestHandler):
-    heard: list[tuple[str, str | None]]
+    received: list[tuple[str, str | None]]
 
     def do_POST(self) -> None:
-        self.heard.append((self.path, self.headers["Authorization"]))
+        self.received.append((self.path, self.headers["Authorization"]))
         self.send_response(202)
         self.end_headers()
         self.wfile.write(b'{"woken":true}')
@@ -188,7 +188,7 @@ def configured(folder: Path, port: int) -> dict[str, str]:
 @pytest.mark.slow
 def test_the_script_pushes(tmp_path: Path) -> None:
     received: list[tuple[str, str | None]] = []
-    handler = type("Here", (Listener,), {"heard": received})
+    handler = type("Here", (Listener,), {"received": received})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as portal:
         threading.Thread(target=portal.serve_forever, daemon=True).start()
         environment = configured(tmp_path, portal.server_port)

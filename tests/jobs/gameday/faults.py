@@ -15,7 +15,7 @@ NODE = "dgx-01"
 
 
 class Fault:
-    """A game day of one fault, and the agent that plants it."""
+    """A game day with a single fault, and the agent that plants it."""
 
     def __init__(self, lab: Lab, ops: User, fault: str) -> None:
         self.lab, self.game_day = lab, game_days.start(ops, "canaries", "gpu", [fault])
@@ -26,7 +26,7 @@ class Fault:
 
     @property
     def request(self) -> dict[str, Any] | None:
-        """Return what the answer to the agent's next post asks for."""
+        """Return what the answer to the agent's next post requests."""
         answer = self.lab.machine(NODE).post()
         return dict(answer.json()).get("plant")  # type: ignore[no-any-return]
 

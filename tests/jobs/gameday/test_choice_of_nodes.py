@@ -1,4 +1,4 @@
-"""Faults are planted on idle nodes whose agents allow it, beside nobody's work."""
+"""Test that faults are planted only on idle nodes with agents that allow it, alongside nobody's work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestWhereItIsPlanted:
             ({"state": "drained", "reason": "fan"}, "is out of service"),
         ],
     )
-    def test_never_beside_somebodys_job(self, lab: Lab, ops: User, change: dict[str, Any], problem: str) -> None:
+    def test_never_alongside_somebodys_job(self, lab: Lab, ops: User, change: dict[str, Any], problem: str) -> None:
         Node.objects.filter(name=NODE).update(**change)
         fault = Fault(lab, ops, "xid")
         advance()
@@ -73,7 +73,7 @@ class TestWhereItIsPlanted:
         assert (fault.drill.state, fault.request) == ("waiting", None)
         assert fault.drill.detail.startswith(f"Waits for a node: {NODE} has a finding of its own: ")
 
-    def test_but_beside_findings_that_take_no_node_out_of_service(self, lab: Lab, ops: User) -> None:
+    def test_but_alongside_findings_that_take_no_node_out_of_service(self, lab: Lab, ops: User) -> None:
         lab.happens("mount.slow", NODE, mount="/data", since=time.time() - 100)
         lab.machine(NODE).post(
             lab.machine(NODE).facts(time.time(), game_day=True, mounts=[{"mount": "/data", "source": "nfs"}])
@@ -84,14 +84,14 @@ class TestWhereItIsPlanted:
         advance()
         assert fault.drill.state == "running"
 
-    def test_two_workers_ask_once(self, xid: Fault) -> None:
+    def test_two_workers_request_once(self, xid: Fault) -> None:
         drill = xid.drill
         drill.state = Drill.DrillState.WAITING  # as another worker has read it
         begin(xid.game_day, drill)
         assert xid.request == {"id": drill.pk, "fault": "xid", "seconds": 60}
         assert AuditEntry.objects.filter(action="gameday.fault").count() == 1
 
-    def test_two_workers_ask_one_node(self, lab: Lab, xid: Fault) -> None:
+    def test_two_workers_request_one_node(self, lab: Lab, xid: Fault) -> None:
         other = lab.machine("dgx-02")
         other.post(other.facts(time.time(), game_day=True))
         drill = xid.drill

@@ -163,7 +163,7 @@ def test_it_ends_though_the_person_who_started_it_was_deactivated(game_day: Game
     assert (drill(game_day, "none").state, game_day.is_active) == ("failed", False)
 
 
-def test_a_refused_job_ends_it_and_says_why(game_day: GameDay, ops: User) -> None:
+def test_a_refused_job_ends_it_and_explains_why(game_day: GameDay, ops: User) -> None:
     Membership.objects.filter(user=ops).delete()
     User.objects.filter(pk=ops.pk).update(is_superuser=False)
     advance()
@@ -234,5 +234,5 @@ class TestDoors:
         assert cursor
         assert f'href="/gameday/{rows[0].pk}"' in signed_in(ops).get(f"/gameday?after={cursor[1]}").text
 
-    def test_an_empty_page_says_what_to_do(self, ops: User) -> None:
+    def test_an_empty_page_explains_what_to_do(self, ops: User) -> None:
         assert "vigil gameday --partition canary" in signed_in(ops).get("/gameday").content.decode()

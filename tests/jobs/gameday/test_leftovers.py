@@ -1,4 +1,4 @@
-"""What a game day planted is cleared although no drill follows it any more."""
+"""Test that faults of a game day are cleared although no drill follows them any more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestAfterTheDrill:
 
     @pytest.fixture
     def late(self, xid: Fault) -> Fault:
-        """Return a fault whose agent plants it, and whose health rule has not noticed it by the end of the drill."""
+        """Return a fault that its agent planted and that its health rule has not noticed by the end of the drill."""
         mark = xid.plant(lasts_s=-31)
         xid.advance()
         assert xid.drill.state == "failed"

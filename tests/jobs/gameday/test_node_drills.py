@@ -143,7 +143,7 @@ def test_a_driver_that_stays_silent_fails(lab: Lab, ops: User) -> None:
     for row in NodeEvent.objects.filter(kind__in=("fault.planted", "gpu.silent")):
         row.data |= over
         row.save()
-    HealthEntry.objects.update(is_planted=False)  # as the next refresh of a state that lasts does
+    HealthEntry.objects.update(is_planted=False)  # as the next refresh of a lasting state does
     advance()
     assert fault.drill.state == "failed"
     assert "has not ended on dgx-01" in fault.drill.detail
@@ -196,7 +196,7 @@ def test_no_rule_that_notices_it_fails(xid: Fault) -> None:
     assert (xid.drill.state, xid.drill.detail) == ("failed", "No health rule noticed it.")
 
 
-def test_an_agent_that_refuses_says_why(xid: Fault) -> None:
+def test_an_agent_that_refuses_explains_why(xid: Fault) -> None:
     request = xid.request
     assert request is not None
     xid.lab.happens("fault.refused", NODE, planted=request["id"], text="This node has no GPU.")
@@ -205,7 +205,7 @@ def test_an_agent_that_refuses_says_why(xid: Fault) -> None:
     assert xid.request is None
 
 
-def test_an_agent_that_does_nothing_fails_and_is_asked_no_more(xid: Fault) -> None:
+def test_an_agent_that_does_nothing_fails_and_gets_no_more_requests(xid: Fault) -> None:
     Drill.objects.update(submitted_at=timezone.now() - planting.OFFERED_FOR - LATE_REPORT - timedelta(seconds=1))
     xid.advance()
     assert xid.drill.state == "failed"

@@ -100,7 +100,7 @@ def test_a_deep_event_is_quarantined(depth: int) -> None:
     assert len(stored(attempt)) == 1
 
 
-def test_the_deepest_event_is_kept() -> None:
+def test_the_deepest_event_is_stored() -> None:
     reports.ingest(attempt_of().pk, post(Spooled().add_event("deep", data=nested(63))))
     assert Event.objects.get().data == {"data": nested(63)}
 
@@ -186,7 +186,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
     assert not Stream.objects.exists()
 
 
-def test_the_same_stream_twice_in_one_post_is_refused() -> None:
+def test_the_same_stream_twice_in_a_post_is_refused() -> None:
     attempt = attempt_of()
     stream = Spooled().log(1, loss=1.0)
     assert send(attempt, frame(stream, stream)).status_code == 422

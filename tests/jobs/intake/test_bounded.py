@@ -59,7 +59,7 @@ def test_a_hundred_events_take_as_many_queries_as_two(kind: str, attempt: Attemp
 
 
 def test_commits_do_not_search_what_was_removed(attempt: Attempt) -> None:
-    """The removals of a job are thousands of events: a commit asks an index, not them."""
+    """The removals of a job are thousands of events: a commit queries an index instead of them."""
     removed = {"step": 7, "generation": 1}
     reports.ingest(attempt.pk, post(Spooled(rank=1).add_event("checkpoint.pruned", **removed)))
     with CaptureQueriesContext(connection) as queries:
@@ -96,7 +96,7 @@ def test_a_batch_of_more_bytes_than_a_line_of_a_spool_is_quarantined(attempt: At
     assert [item.events[0]["kind"] for item in by_disk if item] == ["custom", "report.damaged"]
 
 
-def test_a_post_of_50_000_series_asks_for_a_few_names_at_once(attempt: Attempt) -> None:
+def test_a_post_of_50_000_series_queries_a_few_names_at_once(attempt: Attempt) -> None:
     """SQLite takes 32,766 parameters a statement by default, and an attempt has room for 1,000 series."""
     if connection.vendor == "sqlite":
         connection.ensure_connection()
@@ -171,7 +171,7 @@ def test_a_part_has_few_streams_and_few_rows_of_points(monkeypatch: pytest.Monke
     assert len(parts.cut(post(*incarnations))) == 8
 
 
-def test_a_post_that_there_is_no_time_for_goes_on_where_the_answer_says(
+def test_a_post_that_there_is_no_time_for_goes_on_where_the_answer_points(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "EVENTS", 2)
@@ -257,7 +257,7 @@ def apply_all() -> None:
 
 
 def killed_after(patch: pytest.MonkeyPatch, *, transactions: int) -> None:
-    """Let whoever applies events fail after so many transactions."""
+    """Let the code that applies events fail after so many transactions."""
     left = iter([True] * transactions)
     patch.setattr(rounds, "_apply", lambda *about, real=rounds._apply: next(left) and real(*about))
 

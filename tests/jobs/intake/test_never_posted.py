@@ -74,7 +74,7 @@ def test_collecting_goes_on_where_it_left_off(tmp_path: Path, monkeypatch: pytes
     assert Stream.objects.get().place_seq == 301
 
 
-def test_collecting_hostile_spools_takes_the_good_one(tmp_path: Path) -> None:
+def test_collecting_hostile_spools_takes_the_good_spool(tmp_path: Path) -> None:
     attempt = attempt_of(directory="attempt-1")
     good = spool(tmp_path, Spooled(rank=0).log(1, loss=1.0))
     folder = good.parent

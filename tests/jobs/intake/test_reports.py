@@ -47,7 +47,7 @@ def test_the_same_post_again_changes_nothing() -> None:
     assert world(attempt) == before
 
 
-def test_one_stream_out_of_place_does_not_hold_up_the_others() -> None:
+def test_a_stream_out_of_place_does_not_hold_up_the_others() -> None:
     attempt = attempt_of()
     good, ahead = Spooled(rank=0).log(1, loss=1.0), Spooled(rank=1).log(1, loss=2.0).log(2, loss=3.0)
     answer = reports.ingest(attempt.pk, post(good, (ahead, 1, 2)))
@@ -58,7 +58,7 @@ def test_one_stream_out_of_place_does_not_hold_up_the_others() -> None:
     assert set(stored(attempt)) == {("loss", 0, 0, 1), ("loss", 0, 1, 1), ("loss", 0, 1, 2)}
 
 
-def test_an_ended_stream_is_known_as_such() -> None:
+def test_an_ended_stream_is_recorded_as_such() -> None:
     attempt = attempt_of()
     stream = Spooled(ended=True).log(1, loss=1.0)
     reports.ingest(attempt.pk, post((stream, 0, 1)))
@@ -75,7 +75,7 @@ def test_an_ended_stream_is_known_as_such() -> None:
 @given(st.data())
 @pytest.mark.lengthy
 def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st.DataObject) -> None:
-    """The property that everything hangs on: a shipper that obeys the cursors, over a network that does anything."""
+    """Test the central property: a shipper that obeys the cursors, over a network with any fault."""
     attempt = attempt_of(job_of())
     streams = []
     for incarnation, rank in itertools.product(range(2), range(2)):
@@ -116,7 +116,7 @@ def test_any_cutting_repeating_and_reordering_stores_each_identity_once(data: st
         assert steps == sorted({step for _, _, r, step in expected if r == rank}), "each step once"
 
 
-def test_what_is_not_finite_is_kept() -> None:
+def test_what_is_not_finite_is_stored() -> None:
     attempt = attempt_of()
     values = [math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.1]
     stream = Spooled()
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_kept() -> None:
     assert attempt.latest == {"loss": "NaN"}
 
 
-def test_steps_out_of_order_are_kept_and_the_last_word_on_a_step_wins() -> None:
+def test_steps_out_of_order_are_stored_and_the_last_value_of_a_step_wins() -> None:
     attempt = attempt_of()
     stream = Spooled().log(5, loss=5.0).log(3, loss=3.0).log(5, loss=5.5)
     reports.ingest(attempt.pk, post(stream))
@@ -141,7 +141,7 @@ def test_steps_out_of_order_are_kept_and_the_last_word_on_a_step_wins() -> None:
 
 
 def test_a_node_whose_clock_is_slow_is_not_taken_for_silent() -> None:
-    """Its times are from 1970: only the portal's clock tells that it still reports, so no short chunk is made."""
+    """Its times are from 1970: only the portal's clock shows that it still reports, so no short chunk is made."""
     attempt = attempt_of()
     stream = Spooled()
     for step in range(1, 5):
@@ -164,7 +164,7 @@ def test_a_superseded_incarnation_does_not_move_the_attempt_back() -> None:
     assert (attempt.incarnation, attempt.step, attempt.latest) == (1, 40, {"loss": 2.0})
 
 
-def test_a_launcher_has_no_say_in_the_step() -> None:
+def test_a_launcher_cannot_change_the_step() -> None:
     attempt = attempt_of()
     launcher = Spooled(rank=-1).log(1_700_000_000, cpu_cores=3.5).add_event("progress", step=9, steps=10)
     reports.ingest(attempt.pk, post(launcher, Spooled().log(4, loss=1.0)))
@@ -181,7 +181,7 @@ def test_a_committed_checkpoint_is_registered_once() -> None:
     assert list(Checkpoint.objects.values_list("step", "generation", "name")) == [(100, 1, "step-100")]
 
 
-def test_too_many_series_leave_the_first_ones_and_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_series_leave_the_first_and_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "SERIES", 3)
     attempt = attempt_of()
     stream = Spooled().log(1, **{f"s{i}": 1.0 for i in range(5)}).log(2, **{f"s{i}": 1.0 for i in range(6)})
@@ -193,7 +193,7 @@ def test_too_many_series_leave_the_first_ones_and_one_event(monkeypatch: pytest.
     assert Event.objects.filter(kind="report.too_many_series").count() == 1
 
 
-def test_too_many_events_are_dropped_with_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_events_are_dropped_with_a_single_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "EVENTS", 3)
     attempt = attempt_of()
     stream = Spooled()
@@ -206,7 +206,7 @@ def test_too_many_events_are_dropped_with_one_word(monkeypatch: pytest.MonkeyPat
 
 
 def test_progress_at_every_step_takes_no_room_from_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four ranks that told of each of their steps filled an attempt's events; its checkpoints went missing."""
+    """Four ranks that reported each of their steps once filled an attempt's events; its checkpoints went missing."""
     monkeypatch.setattr(reports, "EVENTS", 3)
     monkeypatch.setattr(reports, "MAX_PROGRESS", 4)
     attempt = attempt_of()
@@ -225,7 +225,7 @@ def test_progress_at_every_step_takes_no_room_from_what_happened(monkeypatch: py
     assert not Event.objects.filter(kind="report.too_many_events").exists()
 
 
-def test_only_the_attempts_own_living_token_opens_the_door() -> None:
+def test_only_the_attempts_living_token_opens_the_door() -> None:
     attempt, other = attempt_of(), attempt_of(job_of(), secret="another's")
     body = frame(Spooled().log(1, loss=1.0))
     before = world(attempt)
@@ -256,7 +256,7 @@ def test_the_answer_over_http() -> None:
 
 
 def test_pace_does_not_count_what_was_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that restores a checkpoint says step 0 until it has."""
+    """A trainer that restores a checkpoint reports step 0 until it has."""
     attempt = attempt_of()
     stream = Spooled()
     now = timezone.now()

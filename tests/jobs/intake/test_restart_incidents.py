@@ -35,23 +35,23 @@ def attempt(mira: User, runs: Path) -> Attempt:
     return running(mira, runs)
 
 
-def tell(attempt: Attempt, *told: dict[str, Any], uid: str = "") -> None:
+def report_ends(attempt: Attempt, *ends: dict[str, Any], uid: str = "") -> None:
     launcher = Spooled(rank=-1, uid=uid)
-    for item in told:
+    for item in ends:
         launcher.add_event(restart_incidents.ENDED, time=timezone.now().timestamp(), **{**ENDED, **item})
     reports.ingest(attempt.pk, post(launcher))
 
 
-def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira: User) -> None:
+def test_a_restart_in_place_is_an_incident(attempt: Attempt, runs: Path, mira: User) -> None:
     write(attempt, runs, "0.1.log", RAISED)
     write(attempt, runs, "1.0.log", "step 200 loss 1.0\n")
-    tell(attempt, {"incarnation": 0, "restarting": True})
+    report_ends(attempt, {"incarnation": 0, "restarting": True})
     incident = Incident.objects.get()
     assert (incident.incarnation, incident.project, incident.due_at is not None) == (0, attempt.job.project, True)
     assert incidents.diagnose(incident.pk)
     incident.refresh_from_db()
     assert (incident.cause, incident.rank, incident.is_final) == ("program.exception", 1, False)
-    # The attempt goes on for days: it is looked at once more, not each minute.
+    # The attempt goes on for days: it is diagnosed once more, not each minute.
     assert incident.due_at is not None
     assert incident.due_at - incident.at > timedelta(minutes=10)
     client = signed_in(mira)
@@ -73,7 +73,7 @@ def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "end",
     [
         {"incarnation": 0, "restarting": False},
         {"incarnation": 0},
@@ -84,20 +84,20 @@ def test_one_that_began_again_is_an_incident(attempt: Attempt, runs: Path, mira:
         {"incarnation": 2**40, "restarting": True},
     ],
 )
-def test_what_is_none(attempt: Attempt, told: dict[str, Any]) -> None:
-    tell(attempt, told)
+def test_what_is_none(attempt: Attempt, end: dict[str, Any]) -> None:
+    report_ends(attempt, end)
     assert not Incident.objects.exists()
 
 
-def test_is_told_once_however_often_and_not_without_end(attempt: Attempt) -> None:
-    for uid in ("a" * 16, "b" * 16):  # two launchers may say the same
-        tell(attempt, {"incarnation": 0, "restarting": True}, uid=uid)
+def test_is_counted_once_however_often_and_not_without_end(attempt: Attempt) -> None:
+    for uid in ("a" * 16, "b" * 16):  # two launchers may report the same
+        report_ends(attempt, {"incarnation": 0, "restarting": True}, uid=uid)
     assert Incident.objects.count() == 1
-    tell(attempt, *({"incarnation": n, "restarting": True} for n in range(90)), uid="c" * 16)
+    report_ends(attempt, *({"incarnation": n, "restarting": True} for n in range(90)), uid="c" * 16)
     assert Incident.objects.count() == restart_incidents.MAX_INCIDENTS
 
 
-def test_the_jobs_own_clock_is_not_believed(attempt: Attempt) -> None:
+def test_the_jobs_clock_is_not_believed(attempt: Attempt) -> None:
     launcher = Spooled(rank=-1).add_event(
         restart_incidents.ENDED, time=4e9, **{**ENDED, "incarnation": 0, "restarting": True}
     )

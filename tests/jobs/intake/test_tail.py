@@ -73,13 +73,13 @@ def running(name: str = "ada", *, ranks: int = 1, **fields: Any) -> tuple[Attemp
 
 
 def steps(attempt: Attempt) -> list[int]:
-    """The steps that are there, each of which must be there once."""
+    """Return the stored steps, and check that each is stored once."""
     found = stored(attempt)
     assert all(len(values) == 1 for values in found.values())
     return sorted(step for _, _, _, step in found)
 
 
-def test_what_grows_is_there_after_the_next_look() -> None:
+def test_what_grows_is_there_after_the_next_poll() -> None:
     attempt, (rank,) = running()
     rank.log(1, 2)
     assert tail.tick()
@@ -108,7 +108,7 @@ def test_events_come_the_same_way() -> None:
 
 
 def test_while_nothing_comes_no_spool_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many streams there are, and ended ones are not even opened."""
+    """This holds for any number of streams; ended ones are not even opened."""
     attempt, ranks = running(ranks=8)
     for rank in ranks:
         rank.log(1)
@@ -154,7 +154,7 @@ def test_a_stream_goes_on_in_its_next_segment() -> None:
 
 @pytest.mark.lengthy
 def test_forged_segments_without_number_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look opens one more file at most, however many segments there seem to be; there are some looks in a tick."""
+    """A poll opens one more file at most, however many segments there seem to be; a tick has several polls."""
     attempt, (rank,) = running()
     rank.log(1)
     os.truncate(rank.path, 17_000_000)
@@ -177,7 +177,7 @@ def test_forged_segments_without_number_hold_nothing_up(monkeypatch: pytest.Monk
 
 
 def test_empty_segments_are_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer turns the page when one is full: who made thousands of empty ones is not followed to their end."""
+    """Writers start a new segment when one is full: thousands of empty segments are not followed to their end."""
     attempt, (rank,) = running()
     rank.log(1)
     for segment in range(1, 400):
@@ -207,7 +207,7 @@ def test_a_shipper_that_posts_as_well_doubles_nothing() -> None:
     assert steps(attempt) == [1, 2, 3]
 
 
-def test_one_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts take turns, within the budget of a tick."""
     busy, (much,) = running("ada")
     quiet, (little,) = running("bob")
@@ -236,10 +236,10 @@ def test_one_with_much_to_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
     assert steps(quiet) == [1]
     order.clear()
     tail.tick()
-    assert order[0] == quiet.pk  # who was looked at last comes last
+    assert order[0] == quiet.pk  # the attempt that was read last comes last
 
 
-def test_a_broken_one_is_its_own_affair(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_run_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     attempt, (rank,) = running("ada")
     rank.log(1)
     for name in ("bob", "eve"):
@@ -257,11 +257,11 @@ def test_a_broken_one_is_its_own_affair(caplog: pytest.LogCaptureFixture) -> Non
 def test_one_at_a_time() -> None:
     attempt, (rank,) = running()
     rank.log(1)
-    held = lease.take("tail")
-    assert held is not None
+    claim = lease.take("tail")
+    assert claim is not None
     assert not tail.tick()
     assert steps(attempt) == []
-    held.release()
+    claim.release()
     assert tail.tick()
 
 
@@ -273,7 +273,7 @@ def test_others_are_left_alone(fields: dict[str, Any]) -> None:
     assert steps(attempt) == []
 
 
-def test_its_shippers_are_told(settings: Any, scheduler: ScriptedScheduler) -> None:
+def test_its_shippers_are_informed(settings: Any, scheduler: ScriptedScheduler) -> None:
     """A token grants access in both directions, also while the job runs."""
     settings.VIGIL_REPORTS = "tail"
     attempt, (rank,) = running(tailed=False)

@@ -28,10 +28,10 @@ class Left:
     folder: Path
     failure: dict[str, Any]
 
-    def write(self, name: str, told: object) -> None:
+    def write(self, name: str, content: object) -> None:
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(told if isinstance(told, str) else json.dumps(told))
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
 
     def ends(self, node: int = 0, *, incarnation: int = 0, **ranks: tuple[int | None, int | None, float]) -> None:
         """Write how ranks ended: r3=(exit code, signal, seconds before now)."""
@@ -46,7 +46,7 @@ class Left:
         about = {"version": 1, "incarnation": incarnation, "node": "anything", "node_rank": node}
         self.write(f"ends/{incarnation}.{node}.json", {**about, "ranks": reports})
 
-    def look(self, node: int = 0, *, incarnation: int = 0, **more: Any) -> None:
+    def write_snapshot(self, node: int = 0, *, incarnation: int = 0, **more: Any) -> None:
         payload = {
             "version": 1, "at": timezone.now().timestamp(), "incarnation": incarnation, "node": "anything",
             "node_rank": node, "gpus": [], "kernel": [], "nvidia_smi": "", "not_seen": {},
@@ -66,5 +66,5 @@ class Left:
         return incident, diagnosis.verdict
 
 
-def texts(told: dict[str, Any], role: str) -> list[str]:
-    return [item["text"] for item in told["evidence"] if item["role"] == role]
+def texts(verdict: dict[str, Any], role: str) -> list[str]:
+    return [item["text"] for item in verdict["evidence"] if item["role"] == role]

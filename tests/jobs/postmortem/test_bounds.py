@@ -1,4 +1,4 @@
-"""Test jobs that leave too much to read, or what no database stores: the verdict comes and says what it lacks."""
+"""Test jobs that leave too much to read, or what no database stores: the verdict comes and lists what it lacks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_more_logs_than_may_be_open_at_once(left: Left, few_files: None) -> None
     assert not [item for item in report["not_seen"] if "log" in item and "kernel" not in item]
 
 
-def test_one_log_that_cannot_be_read_is_one_that_was_not_seen(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_read_is_reported_as_missing(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     open_under, requests = rundir.open_under, []
 
     def broken(root: Path, relative: str) -> int:
@@ -100,7 +100,7 @@ def test_ends_of_nodes_that_it_does_not_have(left: Left, monkeypatch: pytest.Mon
     assert "rank 3" not in text
 
 
-def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_its_time_is_over_each_source_reports_it(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collected, "MAX_COLLECTING_S", -1.0)
     incident, report = left.diagnosed()
     assert (incident.cause, incident.version) == ("unknown", 1)
@@ -114,16 +114,16 @@ def test_once_its_time_is_over_each_source_says_so(left: Left, monkeypatch: pyte
 )
 def test_what_no_database_takes_of_a_restart_in_place(left: Left, data: dict[str, Any]) -> None:
     about = {"incarnation": 0, "failure": "exception", "rank": 1, "exit_code": 1, "error": "x", **data}
-    mine = Incident.objects.create(
+    incident = Incident.objects.create(
         attempt=left.attempt, incarnation=0, at=timezone.now(), due_at=timezone.now(), project=left.attempt.job.project
     )
     Event.objects.bulk_create(
         [Event(attempt=left.attempt, time=timezone.now(), kind=restart_incidents.ENDED, incarnation=0, data=about)]
     )
-    assert incidents.diagnose(mine.pk)
+    assert incidents.diagnose(incident.pk)
 
 
-def test_a_verdict_that_cannot_be_kept_is_given_up_like_one_that_cannot_be_made(
+def test_a_verdict_that_cannot_be_stored_is_given_up_as_if_it_could_not_be_made(
     left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incidents, "fingerprint", lambda verdict: 1 / (verdict.cause == "unknown"))
@@ -166,7 +166,7 @@ class TestRecords:
         assert "called gather of [1]" in sign.text
         assert sign.text.encode()
 
-    def test_what_there_is_no_place_for_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_there_is_no_place_for_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(offline, "MAX_CALLS", 5)
         logs = [log_from_text(self.flight(rank, range(3)), f"0.{rank}.json") for rank in range(4)]
         verdict = offline.diagnose_logs(logs)

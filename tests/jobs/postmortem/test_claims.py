@@ -64,7 +64,7 @@ def off_bus(agent: Agent, at: datetime) -> None:
 
 
 class TestPrinted:
-    """A line in a log of the job's own, which any program may print."""
+    """Test a line in the job's log, which any program may print."""
 
     def test_by_a_job_without_a_gpu_is_no_verdict(self, left: Left) -> None:
         with_gpus(left, 0)
@@ -94,7 +94,7 @@ class TestPrinted:
         assert dict(notice.facts)["Reported by"] == "the program only; the agents on its nodes saw no such event"
         assert not notice.detail.startswith("Drain")
 
-    def test_is_told_to_sysadmins_once_the_machine_says_so(self, left: Left) -> None:
+    def test_is_reported_to_sysadmins_once_the_machine_confirms_it(self, left: Left) -> None:
         (agent, _) = watched("dgx-02", "dgx-01")
         left.write("logs/0.1.log", f"step 1 loss 2.0\n{XID}\n")
         incident, _ = left.diagnosed()
@@ -107,13 +107,13 @@ class TestPrinted:
         assert dict(notice.facts)["Reported by"] == "the node (kernel or agent)"
         assert notice.detail.startswith("Drain the node")
 
-    def test_a_log_that_looks_like_a_kernels_is_still_the_jobs(self, left: Left) -> None:
+    def test_a_log_in_the_form_of_a_kernels_is_still_the_jobs(self, left: Left) -> None:
         lines = [f"[ {n}.000001] usb 1-1: new device" for n in range(20)]
         left.write("logs/0.1.log", "\n".join([*lines, f"[ 21.000001] {XID}", ""]))
         incident, report = left.diagnosed()
         assert (incident.confirmed_cause, report["source"]) == ("", "program")
 
-    def test_so_is_one_whose_lines_a_container_engine_wrapped(self, left: Left) -> None:
+    def test_so_is_a_log_with_lines_that_a_container_engine_wrapped(self, left: Left) -> None:
         lines = [f"[ {n}.000001] usb 1-1: new device" for n in range(20)] + [f"[ 21.000001] {XID}"]
         wrapped = [
             json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-11-21T03:01:31Z"}) for line in lines
@@ -122,7 +122,7 @@ class TestPrinted:
         incident, report = left.diagnosed()
         assert (incident.confirmed_cause, report["source"]) == ("", "program")
 
-    def test_a_log_that_looks_like_the_schedulers_record_is_still_the_jobs(self, left: Left) -> None:
+    def test_a_log_in_the_form_of_the_schedulers_record_is_still_the_jobs(self, left: Left) -> None:
         left.write("logs/0.1.log", "JobID|State|ExitCode|NodeList\n7|NODE_FAIL|0:0|dgx-02\n")
         incident, _ = left.diagnosed()
         assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
@@ -135,7 +135,7 @@ class TestPrinted:
         assert (incident.cause, incident.confirmed_cause) == ("unknown", "")
         assert "the scheduler reports no such event" in str(report["runner_up"])
 
-    def test_a_report_of_a_guard_is_the_jobs_own_word(self, left: Left) -> None:
+    def test_a_report_of_a_guard_is_the_jobs_claim(self, left: Left) -> None:
         data = {"step": 9, "check": "replica", "ranks": [1], "what": "differs"}
         Event.objects.create(
             attempt=left.attempt, time=timezone.now(), kind="guard.corruption", rank=0, incarnation=0, data=data
@@ -146,13 +146,13 @@ class TestPrinted:
 
 
 class TestLaunchersReport:
-    """The last look of a launcher, a file in the job's folder that the job can write in its place."""
+    """Test a launcher's last snapshot, a file in the job's folder that the job can write itself."""
 
     def forged(self, left: Left, **more: object) -> tuple[Incident, dict[str, Any]]:
         left.ends(1, r1=(1, None, 0.5))
         payload: dict[str, Any] = {"kernel": [[timezone.now().timestamp() - 5, XID]], "gpus": ["00000000:AB:00.0"]}
-        left.look(0)
-        left.look(1, **(payload | more))
+        left.write_snapshot(0)
+        left.write_snapshot(1, **(payload | more))
         return left.diagnosed()
 
     def test_raises_no_alarm_and_is_labelled(self, left: Left) -> None:
@@ -187,7 +187,7 @@ class TestLaunchersReport:
         incident, report = self.forged(left)
         assert (incident.confirmed_cause, report["source"]) == ("", "launcher")
 
-    def test_is_the_machines_once_its_agent_says_so(self, left: Left) -> None:
+    def test_is_the_machines_once_its_agent_confirms_it(self, left: Left) -> None:
         (agent,) = watched("dgx-02")
         off_bus(agent, timezone.now())
         incident, report = self.forged(left)
@@ -238,7 +238,7 @@ def test_without_a_portal_a_kernel_log_is_the_machines_word() -> None:
 
 
 class TestOverruled:
-    """A person's word: it is theirs, by name, and calls nobody to a node."""
+    """Test a person's judgement: it is shown with their name, and calls nobody to a node."""
 
     @pytest.mark.parametrize("cause", OF_SYSADMINS)
     def test_calls_no_sysadmin(self, mira: User, runs: Path, cause: str) -> None:
@@ -268,7 +268,7 @@ class TestOverruled:
             assert "GPU fell off the bus, according to mira: I saw it." in text
             assert "What to do: Drain" not in text
 
-    def test_silences_no_alarm_unless_a_sysadmin_says_it(self, mira: User, runs: Path) -> None:
+    def test_silences_no_alarm_unless_a_sysadmin_confirms_it(self, mira: User, runs: Path) -> None:
         incident = dead(mira, runs)
         Incident.objects.update(cause="gpu.ecc", confirmed_cause="gpu.ecc", node="dgx-02")
         incident.refresh_from_db()
@@ -292,7 +292,7 @@ class TestOverruled:
         editing.withdraw(admin, incident)
         assert (incident.cause, incident.confirmed_cause) == ("gpu.off_bus", "gpu.off_bus")
 
-    def test_keeps_only_their_own_job_from_the_node(self, mira: User, runs: Path) -> None:
+    def test_excludes_the_node_for_their_job_alone(self, mira: User, runs: Path) -> None:
         incident = dead(mira, runs)
         Incident.objects.update(node="dgx-02")
         incident.refresh_from_db()

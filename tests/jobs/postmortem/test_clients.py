@@ -79,7 +79,7 @@ class TestClients:
             ("QuorumLost", "round 1 was lost 3 times: none of the 8 updates was made of numbers", "numerics.nan"),
         ],
     )
-    def test_where_logs_are_gone_its_own_word_counts(
+    def test_where_logs_are_gone_its_report_counts(
         self, federated: Left, exception: str, error: str, cause: str
     ) -> None:
         for rank in range(2):
@@ -100,7 +100,7 @@ class TestClients:
             "excluded because their updates were not finite: client 2 (ada) since round 3, client 6 since round 9"
         ]
 
-    def test_what_no_trainer_of_ours_tells_changes_nothing(self, federated: Left) -> None:
+    def test_what_no_trainer_of_vigil_reports_changes_nothing(self, federated: Left) -> None:
         report_event(federated, "client.dropped", step="x", client=5, traceback=TRACEBACK)
         report_event(federated, "client.dropped", step=1, client=5, traceback={"a": 1})
         report_event(federated, "client.dropped", step=2, client=-1, traceback=["\x1b" * 9])
@@ -113,7 +113,7 @@ class TestClients:
         report_event(left, "client.dropped", step=7, client=5, traceback=TRACEBACK)
         assert texts(left.diagnosed()[1], "context") == []
 
-    def test_what_another_incarnation_told_is_not_of_this_one(self, federated: Left) -> None:
+    def test_what_another_incarnation_reported_does_not_count_here(self, federated: Left) -> None:
         report_event(federated, "client.dropped", incarnation=3, step=7, client=5, traceback=TRACEBACK)
         raised(federated, "training.federated.controller.QuorumLost", QUORUM)
         assert texts(federated.diagnosed()[1], "context") == []

@@ -1,4 +1,4 @@
-"""Test what each source adds to an attempt's verdict, and what it says if it was unavailable."""
+"""Test what each source adds to an attempt's verdict, and what it reports if it was unavailable."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TestEnds:
         assert (incident.cause, incident.rank, incident.node) == ("unknown", 1, "dgx-02")
         assert texts(report, "root") == ["rank 1 ended by SIGKILL after 60.0 s, with 2,048 MiB peak resident memory"]
 
-    def test_the_one_that_ended_first_began_it(self, left: Left) -> None:
-        """Both raise, and nothing in their logs says when."""
+    def test_the_rank_that_ended_first_began_it(self, left: Left) -> None:
+        """Both raise, and their logs have no times."""
         left.write(
             "logs/0.0.log", 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: late\n'
         )
@@ -53,21 +53,21 @@ class TestEnds:
         assert rank_exits.first_failed_rank(ends, None) is None
         assert rank_exits.first_failed_rank([*ends, rank_exits.RankExit(3, "a", signal=11, at=99.9)], 1) == 3
 
-    def test_a_restart_in_place_is_told_by_its_own_ends(self, left: Left) -> None:
+    def test_a_restart_in_place_is_explained_by_its_ends(self, left: Left) -> None:
         left.ends(0, incarnation=0, r0=(None, 11, 60.0))
         left.ends(0, incarnation=1, r0=(1, None, 1.0))
         left.write("logs/1.0.log", ALONE)
         incident, report = left.diagnosed()
         assert "SIGSEGV" not in str(report)
-        mine = Incident.objects.create(
+        restart = Incident.objects.create(
             attempt=left.attempt,
             incarnation=0,
             at=timezone.now(),
             due_at=timezone.now(),
             project=left.attempt.job.project,
         )
-        assert incidents.diagnose(mine.pk)
-        verdict = mine.diagnoses.get().verdict
+        assert incidents.diagnose(restart.pk)
+        verdict = restart.diagnoses.get().verdict
         assert [text for text in texts(verdict, "root") if "rank 0 ended by SIGSEGV" in text]
 
     def test_a_thousand_ranks_are_a_few_signs(self) -> None:
@@ -167,7 +167,7 @@ class TestHistory:
         assert "step-400 was found damaged: its sha256 differs" in texts(report, "confirmation")
         assert "checkpoints to resume from: step-200" in texts(report, "context")
 
-    def test_what_changed_since_the_attempt_before_is_told_and_no_reason(self, left: Left) -> None:
+    def test_what_changed_since_the_attempt_before_is_shown_and_no_reason(self, left: Left) -> None:
         left.write("environment.json", CAPTURED)
         later = left.folder.parent / "attempt-2"
         later.mkdir()
@@ -215,7 +215,7 @@ class TestCluster:
         assert (incident.cause, incident.node) == ("scheduler.node_fail", "dgx-02")
         assert "dgx-02 is down: Not responding" in texts(report, "context")
 
-    def test_a_drain_around_the_end_is_told(self, left: Left) -> None:
+    def test_a_drain_around_the_end_is_shown(self, left: Left) -> None:
         NodeOrder.objects.create(node="dgx-01", action="drain", reason="a fan", state="done", ended_at=timezone.now())
         NodeOrder.objects.create(node="dgx-03", action="drain", reason="other", state="done", ended_at=timezone.now())
         _, report = left.diagnosed()

@@ -55,7 +55,7 @@ def titles(kind: str = "incident") -> list[str]:
     return list(Notice.objects.filter(kind=kind).order_by("pk").values_list("title", flat=True))
 
 
-def test_says_what_happened_and_what_vigil_did(die: Die, mira: User) -> None:
+def test_describes_what_happened_and_what_vigil_did(die: Die, mira: User) -> None:
     incident = die()
     a_checkpoint(incident.attempt.job, 100)
     assert incident_notices.notify_new() == 1
@@ -100,10 +100,10 @@ def test_a_restarted_process_notifies_nobody_twice(die: Die, mira: User) -> None
 @pytest.mark.parametrize(
     "where", ["portal.notify._facts", "portal.notify.fill", "jobs.postmortem.incident_notices._withdraw_from_sysadmins"]
 )
-def test_one_killed_in_the_midst_is_made_up_for(
+def test_a_run_killed_in_the_midst_is_made_up_for(
     die: Die, mira: User, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Before the notice, within its transaction, or after it: whoever looks next has one notice, one message."""
+    """Killed before the notice, within its transaction, or after it: the next run leaves one notice and one message."""
 
     def be_killed(*about: Any, **more: Any) -> None:
         raise KeyboardInterrupt
@@ -119,16 +119,16 @@ def test_one_killed_in_the_midst_is_made_up_for(
     assert (Notice.objects.count(), Delivery.objects.count()) == (1, 1)
 
 
-def test_one_that_cannot_be_told_keeps_no_other_from_it(
+def test_an_incident_that_cannot_be_notified_stops_no_other(
     die: Die, mira: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     incidents = [die(), die(), die()]
-    tell = incident_notices._notify
+    notify = incident_notices._notify
 
     def fails(pk: int) -> None:
         if pk == incidents[1].pk:
             raise ValueError("no title")
-        tell(pk)
+        notify(pk)
 
     with monkeypatch.context() as patch:
         patch.setattr(incident_notices, "_notify", fails)
@@ -138,7 +138,7 @@ def test_one_that_cannot_be_told_keeps_no_other_from_it(
     assert Notice.objects.count() == 3
 
 
-def test_a_look_ends_in_time_and_the_next_goes_on(die: Die, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_ends_in_time_and_the_next_goes_on(die: Die, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         die()
     with monkeypatch.context() as patch:
@@ -149,7 +149,7 @@ def test_a_look_ends_in_time_and_the_next_goes_on(die: Die, monkeypatch: pytest.
     assert incident_notices.notify_new() == 0
 
 
-def test_the_oldest_of_a_storm_is_told_too(die: Die) -> None:
+def test_the_oldest_of_a_storm_is_notified_too(die: Die) -> None:
     """A thousand that came after it have no verdict yet: the longest due is diagnosed first."""
     oldest = die().attempt
     attempts = [Attempt(job=oldest.job, number=n, origin=oldest.origin) for n in range(2, 1002)]
@@ -180,7 +180,7 @@ def test_a_revision_is_sent_only_where_somebody_else_must_act(die: Die, mira: Us
 
 
 @pytest.mark.parametrize("cause", ["none", "scheduler.cancelled", "scheduler.preempted"])
-def test_where_nobody_must_act_nobody_is_told(die: Die, cause: str) -> None:
+def test_where_nobody_must_act_nobody_is_notified(die: Die, cause: str) -> None:
     die(cause)
     incident_notices.notify_new()
     assert not Notice.objects.exists()
@@ -206,12 +206,12 @@ def test_neither_what_started_again_in_place_nor_what_has_no_verdict(die: Die) -
     assert incident_notices.notify_new() == 0
 
 
-def test_what_is_long_ago_is_told_to_nobody(die: Die) -> None:
+def test_what_is_long_ago_is_notified_to_nobody(die: Die) -> None:
     die(opened_at=timezone.now() - timedelta(days=2))
     assert incident_notices.notify_new() == 0
 
 
-def test_jobs_of_a_sweep_that_die_alike_are_one_notice(die: Die, mira: User) -> None:
+def test_jobs_of_a_sweep_that_die_alike_are_a_single_notice(die: Die, mira: User) -> None:
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
     sweep = Sweep.objects.create(project=a_project(), owner=mira, name="lr", spec_toml="")
     for _ in range(3):
@@ -256,7 +256,7 @@ class TestSweepRevised:
         assert self.standing() == ["3 jobs of sweep lr failed in the same way: A wrong argument."]
         assert self.sent() == (0 if is_sent else 1)
 
-    def test_what_nothing_was_known_of_first(self, die: Die, sweep: Sweep) -> None:
+    def test_an_incident_without_evidence_at_first(self, die: Die, sweep: Sweep) -> None:
         died = [die("unknown", sweep=sweep, fingerprint="") for _ in range(2)]
         incident_notices.notify_new()
         assert (len(self.standing()), self.sent()) == (2, 2)
@@ -279,7 +279,7 @@ class TestSweepRevised:
         assert sorted(self.standing())[1] == f"wren (#{died[0].attempt.job_id}) failed: A wrong argument."
         assert len(self.standing()) == 2
 
-    def test_overruled_is_said_of_that_one_alone(self, die: Die, sweep: Sweep) -> None:
+    def test_overruled_is_shown_for_that_incident_alone(self, die: Die, sweep: Sweep) -> None:
         died = [die(sweep=sweep) for _ in range(2)]
         incident_notices.notify_new()
         Incident.objects.filter(pk=died[0].pk).update(overruled_cause="data.missing", cause="data.missing")
@@ -301,7 +301,7 @@ class TestSweepRevised:
         assert self.standing() == [f"wren (#{died[1].attempt.job_id}) failed: KeyError: 'label' (rank 1)."]
 
 
-def test_the_project_s_channel_is_told_of_its_own_jobs_alone(die: Die) -> None:
+def test_the_project_s_channel_hears_of_its_jobs_alone(die: Die) -> None:
     ours = Channel.objects.create(project=a_project(), kind="slack", address="https://hooks.slack.com/x")
     Channel.objects.create(project=a_project("other"), kind="slack", address="https://hooks.slack.com/y")
     die()
@@ -310,7 +310,7 @@ def test_the_project_s_channel_is_told_of_its_own_jobs_alone(die: Die) -> None:
 
 
 class TestSysadmins:
-    def test_are_told_once_a_node_and_day(self, die: Die) -> None:
+    def test_are_notified_once_a_node_and_day(self, die: Die) -> None:
         Channel.objects.create(user=sysadmin(), kind="email", address="sam@lab.example")
         for _ in range(3):
             die("gpu.off_bus", node="dgx-03")
@@ -324,7 +324,7 @@ class TestSysadmins:
         assert Delivery.objects.filter(kind="incident.site").count() == 2
         assert Notice.objects.filter(kind="incident.site", link="/nodes/dgx-03").exists()
 
-    def test_one_that_was_no_fault_of_the_site_is_withdrawn(self, die: Die) -> None:
+    def test_a_notice_that_was_no_fault_of_the_site_is_withdrawn(self, die: Die) -> None:
         died = [die("gpu.off_bus", node="dgx-03"), die("gpu.off_bus", node="dgx-03"), die("gpu.ecc", node="")]
         incident_notices.notify_new()
         for incident, left in zip(died, (2, 1, 0), strict=True):
@@ -352,7 +352,7 @@ class TestSysadmins:
         assert Delivery.objects.count() == 2, "a process that starts anew tells nothing twice"
 
 
-def test_a_worker_s_task_tells(die: Die) -> None:
+def test_a_worker_s_task_notifies(die: Die) -> None:
     from jobs.tasks import diagnose
 
     die()

@@ -1,4 +1,4 @@
-"""Test incidents: opened at a failure, diagnosed once from what the attempt left, and again when more is known."""
+"""Test incidents: opened at a failure, diagnosed once from what the attempt left, and again with more evidence."""
 
 from __future__ import annotations
 
@@ -114,22 +114,24 @@ def test_two_workers_make_one_version(attempt: Attempt, runs: Path, monkeypatch:
     incident = fail(attempt)
     verdict_on = incidents.diagnose_incident
 
-    def meanwhile(one: Incident) -> Any:
-        """Another worker, that took it for left alone, comes to its end first."""
+    def meanwhile(incident: Incident) -> Any:
+        """Let another worker, which took it for abandoned, finish first."""
         monkeypatch.setattr(incidents, "diagnose_incident", verdict_on)
-        Incident.objects.filter(pk=one.pk).update(due_at=timezone.now())
-        assert incidents.diagnose(one.pk)
-        return verdict_on(one)
+        Incident.objects.filter(pk=incident.pk).update(due_at=timezone.now())
+        assert incidents.diagnose(incident.pk)
+        return verdict_on(incident)
 
     monkeypatch.setattr(incidents, "diagnose_incident", meanwhile)
     assert not incidents.diagnose(incident.pk)
     assert Diagnosis.objects.count() == 1
 
 
-def test_one_that_a_worker_dies_of_is_left_alone_for_a_while(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incident_that_a_worker_dies_of_is_left_alone_for_a_while(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     incident = fail(attempt)
 
-    def die(one: Incident) -> Any:
+    def die(incident: Incident) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(incidents, "diagnose_incident", die)
@@ -151,7 +153,7 @@ def test_a_first_verdict_that_is_waited_for_comes_before_all_others(attempt: Att
     assert list(Incident.objects.due()) == [ended, in_place, again]
 
 
-def test_it_is_looked_at_ever_less_often(attempt: Attempt) -> None:
+def test_it_is_diagnosed_ever_less_often(attempt: Attempt) -> None:
     """A diagnosis reads all evidence again."""
     incident = fail(attempt)
     later = []
@@ -164,7 +166,7 @@ def test_it_is_looked_at_ever_less_often(attempt: Attempt) -> None:
     assert later == [1, 1, 5, 20]
 
 
-def test_what_stays_as_it_was_is_not_counted_anew(attempt: Attempt, runs: Path) -> None:
+def test_what_stays_as_it_was_is_not_counted_again(attempt: Attempt, runs: Path) -> None:
     write(runs, "0.0.log", RAISED)
     incident = fail(attempt)
     for is_counted in (False, True, False):
@@ -177,7 +179,7 @@ def test_what_stays_as_it_was_is_not_counted_anew(attempt: Attempt, runs: Path) 
 
 
 class TestWhatCannotBeDiagnosed:
-    """Is tried five times, then said to be so; by then what follows has long been decided."""
+    """It is tried five times, then reported as unknown; by then what follows has long been decided."""
 
     @pytest.fixture
     def incident(self, attempt: Attempt) -> Incident:
@@ -188,7 +190,7 @@ class TestWhatCannotBeDiagnosed:
             Incident.objects.exclude(due_at=None).update(due_at=timezone.now())
             incidents.diagnose_due(time.monotonic() + 5)
 
-    def test_ends_as_unknown_and_says_why(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ends_as_unknown_and_explains_why(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
         failed = ValueError("no\0t\nwhat it seems, password=hunter2hunter2")
         monkeypatch.setattr(incidents, "diagnose_incident", raises(failed))
         self.again(4)
@@ -202,7 +204,9 @@ class TestWhatCannotBeDiagnosed:
         )
         assert "hunter2" not in incident.says
 
-    def test_so_does_one_that_each_worker_dies_of(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_so_does_an_incident_that_each_worker_dies_of(
+        self, incident: Incident, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(incidents, "diagnose_incident", raises(KeyboardInterrupt()))
         for _ in range(5):
             with pytest.raises(KeyboardInterrupt):
@@ -232,13 +236,13 @@ class TestWhatCannotBeDiagnosed:
         monkeypatch.setattr(
             incidents,
             "diagnose_incident",
-            lambda one: raises(ValueError())() if one.pk == incident.pk else verdict_on(one),
+            lambda due: raises(ValueError())() if due.pk == incident.pk else verdict_on(due),
         )
         assert incidents.diagnose_due(time.monotonic() + 5) == 1
         other.refresh_from_db()
         assert other.version == 1
 
-    def test_one_that_goes_well_begins_to_count_anew(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_success_resets_the_count(self, incident: Incident, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(incidents, "diagnose_incident", raises(ValueError()))
             self.again(4)
@@ -254,7 +258,7 @@ def raises(error: BaseException) -> Callable[..., Any]:
     return act
 
 
-def test_evidence_that_comes_late_is_one_more_version_and_the_last_is_final(attempt: Attempt, runs: Path) -> None:
+def test_evidence_that_comes_late_is_a_further_version_and_the_last_is_final(attempt: Attempt, runs: Path) -> None:
     write(runs, "0.0.log", RAISED)
     incident = fail(attempt)
     agent = Agent.objects.create(node="dgx-02", heard_at=timezone.now())
@@ -311,13 +315,13 @@ def test_a_gpu_that_was_lost_is_nothing_to_a_job_without_any(
     assert Incident.objects.get().cause == cause
 
 
-def test_what_the_scheduler_says_where_no_log_is_left(attempt: Attempt) -> None:
+def test_what_the_scheduler_reports_where_no_log_is_left(attempt: Attempt) -> None:
     incidents.diagnose(fail(attempt, AttemptEnd("timeout", signal=15)).pk)
     incident = Incident.objects.get()
     assert incident.cause == "scheduler.time_limit"
-    not_seen = of_today(incident).verdict["not_seen"]
-    assert any("logs" in item for item in not_seen)
-    assert any("dgx-01, dgx-02: no agent" in item for item in not_seen)
+    missing = of_today(incident).verdict["not_seen"]
+    assert any("logs" in item for item in missing)
+    assert any("dgx-01, dgx-02: no agent" in item for item in missing)
 
 
 def test_a_log_that_is_a_link_a_pipe_or_a_device_is_not_read(attempt: Attempt, runs: Path, tmp_path: Path) -> None:

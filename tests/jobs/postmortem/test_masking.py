@@ -25,7 +25,7 @@ LOGIN = f"CalledProcessError: Command 'wandb login {KEY}' returned 1"
 
 @pytest.fixture
 def incident() -> Incident:
-    """Return one that was diagnosed by an older release, which did not know this form of a secret."""
+    """Return an incident that an older release diagnosed, which did not mask this form of a secret."""
     job = a_job(person("mira", a_project()), a_project(), state="failed")
     created = Incident.objects.create(
         attempt=job.latest, project=job.project, at=timezone.now(), version=1, cause="program.exception", confidence=0.9
@@ -85,7 +85,7 @@ def test_the_last_words_of_a_rank_are_masked_before_they_are_stored(left: Left) 
 
 
 def test_a_notice_goes_out_without_it() -> None:
-    """Whatever raises one, and whichever way it goes."""
+    """This holds for every notice and every channel."""
     sam = sysadmin()
     for kind, address in (
         ("email", "sam@lab.example"),

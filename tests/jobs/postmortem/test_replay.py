@@ -53,7 +53,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _tried_at_a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip measuring what a pattern costs."""
+    """Skip measuring the cost of a pattern."""
 
     def glance(raw: Any, others: Any) -> EntryTrial:
         check_fields(raw, trial := EntryTrial())
@@ -111,7 +111,7 @@ def test_it_shows_what_would_change_and_changes_nothing(ops: User, fail: Fail) -
     assert not SiteEntry.objects.exists()
 
 
-def test_an_entry_that_is_written_anew_stands_for_itself(ops: User, fail: Fail) -> None:
+def test_an_entry_that_is_rewritten_stands_for_itself(ops: User, fail: Fail) -> None:
     SiteEntry.objects.create(**OURS)
     fail(r0_0=f"{LINE}\n")
     found = through(replay.start(ops, {**OURS, "cause": "storage.full"}))
@@ -132,7 +132,7 @@ def test_logs_that_are_gone_and_those_that_take_long_are_passed_over(ops: User, 
     assert (found.of, found.place, found.read, found.changes) == (2, 2, 0, [])
 
 
-def test_an_entry_that_agrees_with_a_person_is_seen_to(ops: User, fail: Fail) -> None:
+def test_an_entry_that_agrees_with_a_person_is_confirmed(ops: User, fail: Fail) -> None:
     judged = fail("storage.io", r0_0=f"step 1 loss 2.0\n{LINE}\n")
     diagnosis = Diagnosis.objects.get().cause
     assert diagnosis != judged.cause == "storage.io"
@@ -140,7 +140,7 @@ def test_an_entry_that_agrees_with_a_person_is_seen_to(ops: User, fail: Fail) ->
     assert (change["before"], change["after"], change["by_person"]) == (diagnosis, "storage.io", "storage.io")
 
 
-def test_what_people_judged_comes_first_and_from_what_the_verdict_kept(ops: User, fail: Fail) -> None:
+def test_what_people_judged_comes_first_and_from_what_the_verdict_stored(ops: User, fail: Fail) -> None:
     judged = fail("storage.io", r0_0=f"Traceback (most recent call last):\nRuntimeError: {LINE}\n")
     fail(r0_0=f"{OOM}\n")
     Attempt.objects.filter(pk=judged.attempt_id).update(directory="elsewhere")
@@ -179,11 +179,11 @@ def test_two_workers_do_each_incident_once(ops: User, fail: Fail, monkeypatch: p
     begun = replay.start(ops, OURS)
     judged, read = incidents.diagnose_with, []
 
-    def meanwhile(incident: Incident, known: Any) -> Any:
+    def meanwhile(incident: Incident, signatures: Any) -> Any:
         read.append(incident.pk)
         if len(read) == 1:
             replay.run_slice(begun.pk)
-        return judged(incident, known)
+        return judged(incident, signatures)
 
     monkeypatch.setattr(incidents, "diagnose_with", meanwhile)
     replay.run_slice(begun.pk)
@@ -211,7 +211,7 @@ def test_what_kills_its_reader_is_met_once(ops: User, fail: Fail, monkeypatch: p
     assert (found.place, found.read, len(found.changes)) == (2, 1, 1)
 
 
-def test_it_ends_when_nobody_looks_any_more_and_goes_on_when_somebody_does(
+def test_it_ends_when_nobody_watches_any_more_and_goes_on_when_somebody_does(
     ops: User, fail: Fail, hurried: list[int]
 ) -> None:
     fail(r0_0=f"{LINE}\n")
@@ -240,14 +240,14 @@ def test_it_is_bounded_in_time_and_old_ones_go(ops: User, fail: Fail, monkeypatc
     assert not Replay.objects.filter(pk=old.pk).exists()
 
 
-def test_one_that_is_not_fit_is_not_begun(ops: User) -> None:
+def test_a_replay_that_is_not_fit_is_not_begun(ops: User) -> None:
     with pytest.raises(SpecError):
         replay.start(ops, {**OURS, "cause": "storage.tape"})
     assert not Replay.objects.exists()
 
 
 def test_a_changed_catalogue_rewrites_nothing(ops: User, fail: Fail) -> None:
-    """Not even a verdict that is looked at once more, as evidence may come."""
+    """Not even the verdict of an incident that is diagnosed once more, as evidence may come."""
     before = fail(r0_0=f"{LINE}\n")
     row = site_catalogue.add(ops, OURS)
     after = fail(r0_0=f"{LINE}\n")
@@ -260,7 +260,7 @@ def test_a_changed_catalogue_rewrites_nothing(ops: User, fail: Fail) -> None:
     assert fail(r0_0=f"{LINE}\n").cause == before.cause
 
 
-def test_of_catalogues_of_old_only_what_revisions_need_is_kept(ops: User) -> None:
+def test_of_old_catalogues_only_what_revisions_need_is_retained(ops: User) -> None:
     row = site_catalogue.add(ops, OURS)
     for is_enabled in (False, True, False):
         site_catalogue.enable(ops, row, is_enabled)
@@ -302,7 +302,7 @@ class TestExamples:
             "••• said so",
         )
 
-    def test_they_say_what_the_machine_said(self, fail: Fail) -> None:
+    def test_they_show_what_the_machine_reported(self, fail: Fail) -> None:
         fail("storage.io", r0_0=f"{OOM}\n")
         (example,) = examples.examples()
         assert (example["label"], example["said"]) == ("storage.io", "memory.gpu_oom")

@@ -26,7 +26,7 @@ NAN = float("nan")
 
 @pytest.fixture
 def script(left: Left) -> Left:
-    """A script whose log says nothing of why it left with exit code 1."""
+    """Return a script that left with exit code 1 and an empty log."""
     Job.objects.filter(pk=left.attempt.job_id).update(kind="script")
     left.attempt.refresh_from_db()
     for rank in range(2):
@@ -108,7 +108,7 @@ class TestLoss:
 
 
 class TestOtherEvidence:
-    def test_what_the_log_says_of_the_loss_is_confirmed(self, script: Left) -> None:
+    def test_what_the_log_shows_of_the_loss_is_confirmed(self, script: Left) -> None:
         script.write("logs/0.0.log", "".join(f"step {step} loss {2.0 if step < 20 else NAN}\n" for step in range(58)))
         report(script, loss=[*falling(19), *[NAN] * 38])
         incident, verdict = script.diagnosed()

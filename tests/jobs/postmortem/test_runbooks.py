@@ -20,7 +20,7 @@ from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F4
 FILES = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
 
 
-def test_every_cause_has_one_and_nothing_else_does() -> None:
+def test_every_cause_has_a_runbook_and_nothing_else_does() -> None:
     assert sorted(CAUSES) == FILES
 
 
@@ -53,7 +53,7 @@ class TestPages:
         assert all(f'href="/runbooks/{code}"' in html for code in CAUSES)
 
     @pytest.mark.parametrize("code", sorted(CAUSES))
-    def test_shows_one(self, code: str) -> None:
+    def test_shows_a_runbook(self, code: str) -> None:
         html = text(signed_in(person("mira")).get(f"/runbooks/{code}"))
         assert "<h2>" in html.partition('class="prose"')[2]
         assert '.md"' not in html, "links lead to pages, not to files"
@@ -68,7 +68,7 @@ class TestPages:
         assert signed_in(person("mira")).get("/runbooks/gpu.tired").status_code == 404
         assert signed_in(sysadmin()).get("/runbooks/gpu.tired/edit").status_code == 404
 
-    def test_a_sysadmin_writes_the_sites_own_and_takes_it_back(self) -> None:
+    def test_a_sysadmin_writes_the_sites_runbook_and_takes_it_back(self) -> None:
         client, mira = signed_in(sysadmin()), signed_in(person("mira"))
         assert (
             escape(runbook.shipped_runbook("gpu.ecc").strip()) in client.get("/runbooks/gpu.ecc/edit").content.decode()
@@ -80,9 +80,9 @@ class TestPages:
         assert 'href="javascript' not in html
         assert 'href="/runbooks/gpu.off_bus"' in html
         assert "Site runbook by sam" in html
-        own = text(mira.get("/runbooks/gpu.ecc?own=1"))
-        assert "Remapping Failure" in own
-        assert "ask <strong>Jo" not in own
+        shipped = text(mira.get("/runbooks/gpu.ecc?own=1"))
+        assert "Remapping Failure" in shipped
+        assert "ask <strong>Jo" not in shipped
         assert client.post("/runbooks/gpu.ecc/own").status_code == 302
         assert not SiteRunbook.objects.exists()
         actions = list(AuditEntry.objects.order_by("pk").values_list("action", flat=True))
@@ -112,7 +112,7 @@ class TestPages:
 
 
 class TestCommand:
-    def test_prints_what_the_portal_says(self, portal: Any) -> None:  # noqa: F811
+    def test_prints_what_the_portal_shows(self, portal: Any) -> None:  # noqa: F811
         portal.answers["GET", "runbooks/gpu.ecc"] = {"code": "gpu.ecc", "markdown": "Ask Jo.\n"}
         assert vigil("runbook", "gpu.ecc").stdout == "Ask Jo.\n"
         assert vigil("runbook", "gpu.ecc", "--own").stdout.startswith("# gpu.ecc: ")

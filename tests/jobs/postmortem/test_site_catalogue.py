@@ -149,7 +149,7 @@ class TestCombined:
             "Call the storage team.",
         )
 
-    def test_a_site_entry_outranks_an_equally_specific_one(self) -> None:
+    def test_a_site_entry_outranks_an_equally_specific_entry(self) -> None:
         line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
         assert self.verdict(line).cause == "memory.gpu_oom"
         site_entry = entry_with(
@@ -158,7 +158,7 @@ class TestCombined:
         assert self.verdict(line, site_entry).cause == "program.config"
         assert self.verdict(line, {**site_entry, "is_generic": True}).cause == "memory.gpu_oom"
 
-    def test_an_entry_replaces_the_built_in_one_of_its_name(self) -> None:
+    def test_an_entry_replaces_the_built_in_entry_of_its_name(self) -> None:
         name = shipped_catalogue().entries[0].name
         catalogue = extended_catalogue((parse_entry(entry_with(name=name)),))
         assert len(catalogue.entries) == len(shipped_catalogue().entries)

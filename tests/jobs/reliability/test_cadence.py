@@ -20,7 +20,7 @@ from tests.jobs.reliability.lab import count, ran
 from tests.lab import a_job, a_project, bearer, person, send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
-TOLD: dict[str, Any] = {
+CADENCE: dict[str, Any] = {
     "automatic": False, "cost_seconds": 20.0, "stall_seconds": 1.1, "write_seconds": 14.0, "mtbf_seconds": 1e5,
     "source": "portal", "interval_seconds": 120.0, "best_interval_seconds": 2000.0, "overhead_fraction": 0.17,
     "best_overhead_fraction": 0.02,
@@ -42,8 +42,8 @@ def job(ada: User) -> Job:
     return job
 
 
-def tell(job: Job, **changes: Any) -> None:
-    data = {**TOLD, **changes}
+def report_cadence(job: Job, **changes: Any) -> None:
+    data = {**CADENCE, **changes}
     Event.objects.create(
         attempt=job.latest, time=timezone.now(), kind="checkpoint.cadence", rank=0, incarnation=0, data=data
     )
@@ -60,16 +60,16 @@ def page(user: User, job: Job) -> str:
     return text(signed_in(user).get(f"/jobs/{job.pk}/checkpoints"))
 
 
-class TestTelling:
+class TestShown:
     def test_nothing_before_a_save_is_measured(self, ada: User, job: Job) -> None:
         assert bearer(ada, "read").get(f"/api/v1/jobs/{job.pk}/cadence").status_code == 404
         assert "Save interval" not in page(ada, job)
 
     def test_the_best_and_what_the_difference_costs(self, ada: User, job: Job, settings: Any) -> None:
         settings.VIGIL_GPU_HOUR_PRICE, settings.VIGIL_CURRENCY = 2.0, "€"
-        tell(job)
+        report_cadence(job)
         found = get_json(ada, job)
-        assert found["mtbf_source"] == "assumed"  # nothing is seen of its nodes yet
+        assert found["mtbf_source"] == "assumed"  # its nodes have no history yet
         assert found["best_interval_seconds"] == pytest.approx(math.sqrt(2 * 20 * 1e5), rel=0.01)
         assert found["best_every"] == round(found["best_interval_seconds"] / 2.0)
         assert found["gain"] == pytest.approx(20 / 120 - 20 / 2000, abs=0.012)
@@ -81,8 +81,8 @@ class TestTelling:
         assert "GPU-hours (" in shown
         assert f"Save every {found['best_every']:,} steps from attempt 2 on" in shown
 
-    def test_by_what_is_seen_of_its_nodes(self, ada: User, job: Job) -> None:
-        tell(job)
+    def test_by_what_is_observed_of_its_nodes(self, ada: User, job: Job) -> None:
+        report_cadence(job)
         for cause in ("gpu.ecc", "gpu.off_bus", None):
             ran(20.0, nodes=["a", "b"], cause=cause, node="a")
         count()
@@ -92,11 +92,11 @@ class TestTelling:
         # those in which the rest, which is these same two, would have had one.
         rate = (2 + 1) / (120 + (120 + 24) / (2 + 1))
         assert found["mtbf_seconds"] == pytest.approx(3600 / rate / 2, rel=1e-2)
-        tell(job, source="config", mtbf_seconds=5e5)
+        report_cadence(job, source="config", mtbf_seconds=5e5)
         assert get_json(ada, job)["mtbf_seconds"] == 5e5
 
     def test_while_the_next_attempt_waits_its_nodes_are_those_it_had(self, ada: User, job: Job) -> None:
-        tell(job)
+        report_cadence(job)
         ran(20.0, nodes=["a", "b"], cause="gpu.ecc", node="a")
         count()
         before = get_json(ada, job)
@@ -106,8 +106,8 @@ class TestTelling:
         assert waiting["mtbf_seconds"] == pytest.approx(before["mtbf_seconds"], rel=1e-3)
         assert waiting["best_every"] == before["best_every"], "and a step takes what it took"
 
-    def test_of_nodes_that_it_never_had_as_many_as_it_asks_for(self, ada: User, job: Job) -> None:
-        tell(job)
+    def test_of_nodes_that_it_never_had_as_many_as_it_requests(self, ada: User, job: Job) -> None:
+        report_cadence(job)
         ran(20.0, nodes=["a", "b"], cause="gpu.ecc", node="a")
         count()
         job.attempts.update(nodes=[])
@@ -120,42 +120,42 @@ class TestTelling:
         assert report["gpu_hours_a_day"] == pytest.approx(24 * 8 * 64 * report["gain"])
 
     def test_a_step_takes_what_it_took_though_the_interval_was_somebodys_order(self, ada: User, job: Job) -> None:
-        tell(job, interval_seconds=12_000.0)
+        report_cadence(job, interval_seconds=12_000.0)
         job.spec["run"]["checkpoint_every"] = 50
         job.save(update_fields=["spec"])
         job.attempts.update(pace_seconds=1000.0, pace_steps=500.0)
         assert get_json(ada, job)["best_every"] == round(get_json(ada, job)["best_interval_seconds"] / 2.0)
 
-    def test_auto_does_it_by_itself_and_says_so(self, ada: User, job: Job) -> None:
-        tell(job, automatic=True, best_interval_seconds=4 * 3600.0)
+    def test_auto_does_it_by_itself_and_reports_it(self, ada: User, job: Job) -> None:
+        report_cadence(job, automatic=True, best_interval_seconds=4 * 3600.0)
         shown = page(ada, job)
         assert "The save interval is chosen automatically." in shown
         assert "It is approaching 4 h" in shown, "by what its trainer was told"
         assert "from attempt" not in shown
 
     def test_as_good_as_the_best(self, ada: User, job: Job) -> None:
-        tell(job, interval_seconds=1900.0)
+        report_cadence(job, interval_seconds=1900.0)
         assert "which is close to the best interval" in page(ada, job)
         assert "from attempt" not in page(ada, job)
 
     def test_never_more_often_than_a_write_takes(self, ada: User, job: Job) -> None:
-        tell(job, write_seconds=3000.0)
+        report_cadence(job, write_seconds=3000.0)
         assert get_json(ada, job)["best_interval_seconds"] == 6000
 
     @pytest.mark.parametrize("bad", [None, "x", -1, float("nan"), True, [], 1e300])
-    def test_what_programs_may_tell(self, ada: User, job: Job, bad: Any) -> None:
+    def test_what_programs_may_report(self, ada: User, job: Job, bad: Any) -> None:
         bad = "NaN" if bad != bad else bad
-        for name in TOLD:
-            tell(job, **{name: bad})
+        for name in CADENCE:
+            report_cadence(job, **{name: bad})
             answer = bearer(ada, "read").get(f"/api/v1/jobs/{job.pk}/cadence")
             assert answer.status_code in {200, 404}
-        tell(job, **dict.fromkeys(TOLD, bad))
+        report_cadence(job, **dict.fromkeys(CADENCE, bad))
         assert signed_in(ada).get(f"/jobs/{job.pk}/checkpoints").status_code == 200
 
 
-class TestAsking:
+class TestRequests:
     def test_the_button_and_the_way_back(self, ada: User, job: Job) -> None:
-        tell(job)
+        report_cadence(job)
         client = signed_in(ada)
         assert client.post(f"/jobs/{job.pk}/cadence", {"every": "240"}).status_code == 302
         assert CadenceOrder.objects.get().every == 240
@@ -164,8 +164,8 @@ class TestAsking:
         assert not CadenceOrder.objects.exists()
 
     def test_an_attempt_that_the_scheduler_has_already_starts_as_it_was(self, ada: User, job: Job) -> None:
-        """Its run file is written; one that is still to be handed over gets another."""
-        tell(job)
+        """Its run file is written; an attempt that is still to be handed over gets a new one."""
+        report_cadence(job)
         second = next_attempt(job.attempts.get(), Attempt.Origin.RESTARTED)
         assert "from attempt 2 on" in page(ada, job)
         Attempt.objects.filter(pk=second.pk).update(submitting_at=timezone.now())
@@ -200,7 +200,7 @@ class TestAsking:
         assert signed_in(stranger).post(f"/jobs/{job.pk}/cadence", {"every": "5"}).status_code == 404
         signed_in(other).post(f"/jobs/{job.pk}/cadence", {"every": "5"})
         assert not CadenceOrder.objects.exists()
-        tell(job)
+        report_cadence(job)
         assert "from attempt" not in page(other, job)
         send(bearer(sysadmin()), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 5})
         assert CadenceOrder.objects.get().asked_by.username == "sam"  # type: ignore[union-attr]
@@ -215,7 +215,7 @@ class TestAsking:
     def test_bodies_that_are_not_taken(self, ada: User, job: Job, body: dict[str, Any]) -> None:
         assert send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", body).status_code == 422
 
-    def test_a_program_of_ones_own_saves_when_it_likes(self, ada: User) -> None:
+    def test_a_custom_program_saves_when_it_likes(self, ada: User) -> None:
         job = a_job(ada, a_project(), state="running", kind="script")
         answer = send(bearer(ada), "put", f"/api/v1/jobs/{job.pk}/cadence", {"every": 5})
         assert answer.status_code == 409

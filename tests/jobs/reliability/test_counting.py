@@ -26,7 +26,7 @@ from tests.portal.series import write
 pytestmark = pytest.mark.django_db
 
 
-def held_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]) -> float:
+def node_hours(model: type[NodeHeld] | type[ProjectNodeHeld] | type[ProjectHeld]) -> float:
     """Return the node-hours, which have to be the same by day and by week."""
     hours = {
         days: float(model.objects.filter(days=days).aggregate(s=Sum("node_s"))["s"] or 0.0) / 3600 for days in (1, WEEK)
@@ -41,8 +41,8 @@ def steps(attempt: Attempt, first: int, last: int, seconds: float) -> None:
     write("step_seconds", (0, reports), owner=("attempt", attempt.pk))
 
 
-class TestHeldTime:
-    def test_each_node_and_day_gets_its_own(self) -> None:
+class TestAllocatedTime:
+    def test_each_node_and_day_gets_its_hours(self) -> None:
         attempt = ran(30.0, nodes=["a", "b"], gpus=4)
         began = datetime(2026, 3, 1, 20, tzinfo=UTC)
         Attempt.objects.filter(pk=attempt.pk).update(started_at=began, ended_at=began + timedelta(hours=30))
@@ -52,7 +52,7 @@ class TestHeldTime:
             for row in NodeHeld.objects.filter(node="a", days=1)
         }
         assert hours == {("a", 1): (4, 16), ("a", 2): (24, 96), ("a", 3): (2, 8)}
-        assert held_hours(NodeHeld) == held_hours(ProjectNodeHeld) == held_hours(ProjectHeld) == 60
+        assert node_hours(NodeHeld) == node_hours(ProjectNodeHeld) == node_hours(ProjectHeld) == 60
 
     @pytest.mark.parametrize("back", [0, 1, 3, 6, 7, 29, 89, 364])
     def test_days_and_weeks_make_up_any_window(self, back: int) -> None:
@@ -67,27 +67,27 @@ class TestHeldTime:
         assert rows.count() <= 6 + back // 7 + 1
         assert all(row.day == monday(row.day) for row in rows if row.days == WEEK)
 
-    def test_once_however_often_it_is_looked_at(self) -> None:
+    def test_once_however_often_it_is_counted(self) -> None:
         ran(5.0)
         for _ in range(3):
             counting.count()
         ran(2.0)
         count()
-        assert held_hours(NodeHeld) == held_hours(ProjectHeld) == 7
+        assert node_hours(NodeHeld) == node_hours(ProjectHeld) == 7
 
-    def test_one_that_has_not_closed_is_not_counted_yet(self) -> None:
+    def test_an_attempt_that_has_not_closed_is_not_counted_yet(self) -> None:
         attempt = ran(5.0)
         Attempt.objects.filter(pk=attempt.pk).update(closed_at=None)
         count()
-        assert held_hours(NodeHeld) == 0
+        assert node_hours(NodeHeld) == 0
 
-    def test_one_that_never_ran_and_one_that_is_only_said_to_be_somebodys(self) -> None:
+    def test_an_attempt_that_never_ran_and_a_job_that_is_only_claimed(self) -> None:
         never, strange = ran(5.0), ran(5.0, cause="gpu.ecc")
         Attempt.objects.filter(pk=never.pk).update(started_at=None)
         Job.objects.filter(pk=strange.job_id).update(kind=Job.ATTACHED)
         Attempt.objects.filter(pk=strange.pk).update(submitted_at=None)
         count()
-        assert held_hours(NodeHeld) == 0
+        assert node_hours(NodeHeld) == 0
         assert not Failure.objects.exists()
         assert not Attempt.objects.filter(is_counted=False).exists()
         assert not Incident.objects.filter(is_counted=False).exists()
@@ -100,7 +100,9 @@ class TestHeldTime:
         other.release()
         assert counting.count() == 1
 
-    def test_one_that_lost_its_lease_writes_nothing_and_the_next_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_process_that_lost_its_lease_writes_nothing_and_the_next_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         ran(5.0, cause="gpu.ecc")
 
         def stopped_meanwhile(*arguments: object) -> dict[str, object]:
@@ -115,7 +117,7 @@ class TestHeldTime:
         Lease.objects.all().delete()
         count()
         assert Failure.objects.count() == 1
-        assert held_hours(NodeHeld) == 5
+        assert node_hours(NodeHeld) == 5
 
     def test_more_than_a_transaction_takes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counting, "ROWS", 3)
@@ -123,7 +125,7 @@ class TestHeldTime:
         for number in range(8):
             ran(1.0, nodes=[f"n{number}", "shared"])
         count()
-        assert held_hours(NodeHeld) == 16
+        assert node_hours(NodeHeld) == 16
         assert NodeHeld.objects.filter(node="shared", days=1).aggregate(s=Sum("node_s"))["s"] == 8 * 3600
 
     def test_transactions_are_short_however_many_nodes_there_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ class TestHeldTime:
         ran(1.0, nodes=[f"n{number}" for number in range(20)])
         with CaptureQueriesContext(connection) as queries:
             count()
-        assert held_hours(NodeHeld) == 35
+        assert node_hours(NodeHeld) == 35
         transactions: list[list[str]] = []
         for query in queries.captured_queries:
             if query["sql"].startswith(("SAVEPOINT", "BEGIN")) or query["sql"].startswith(("RELEASE", "COMMIT")):
@@ -150,11 +152,11 @@ class TestHeldTime:
         ran(1.0, nodes=["a"], partition="x" * 300, cause="gpu.ecc")
         ran(1.0, nodes=["b"], cause="gpu.ecc")
         count()
-        assert held_hours(NodeHeld) == 2
+        assert node_hours(NodeHeld) == 2
         assert set(ProjectHeld.objects.values_list("partition", flat=True)) == {"x" * 255, ""}
         assert set(Failure.objects.values_list("partition", flat=True)) == {"x" * 255, ""}
 
-    def test_what_the_database_cannot_take_is_left_out_and_said(
+    def test_what_the_database_cannot_take_is_left_out_and_logged(
         self, monkeypatch: pytest.MonkeyPatch, caplog: Any
     ) -> None:
         bad, good = ran(1.0, nodes=["bad"], cause="gpu.ecc"), ran(1.0, nodes=["good"], cause="gpu.ecc")
@@ -178,21 +180,21 @@ class TestHeldTime:
         assert [record.message for record in caplog.records if "can't be counted" in record.message] != []
         assert not Attempt.objects.filter(is_counted=False).exists()
 
-    def test_what_closed_before_incidents_were_kept_is_left_out(self) -> None:
-        """Else an update would have weeks of node-hours without a failure, and runs would save far too seldom."""
+    def test_what_closed_before_incidents_were_recorded_is_left_out(self) -> None:
+        """Otherwise an update would leave weeks of node-hours without a failure, and runs would save far too seldom."""
         ran(500.0, ago=600)
         import_module("jobs.migrations.0011_before_incidents").leave_out(apps, None)
         ran(5.0)
         running = ran(1.0)
         Attempt.objects.filter(pk=running.pk).update(closed_at=None)
         count()
-        assert held_hours(NodeHeld) == 5
+        assert node_hours(NodeHeld) == 5
 
     def test_it_outlives_its_job(self) -> None:
         attempt = ran(5.0, cause="gpu.ecc")
         count()
         attempt.job.delete()
-        assert held_hours(NodeHeld) == 5
+        assert node_hours(NodeHeld) == 5
         assert Failure.objects.get().incident is None
         assert counting.count() == 0
 
@@ -231,7 +233,7 @@ class TestFailures:
         count()
         assert not Failure.objects.exists()
 
-    def test_one_program_by_its_fingerprint_and_machines_by_the_job(self) -> None:
+    def test_programs_by_fingerprint_and_machines_by_the_job(self) -> None:
         for _ in range(2):
             ran(1.0, cause="program.exception", fingerprint="abc")
             ran(1.0, cause="gpu.off_bus", fingerprint="def")
@@ -242,7 +244,7 @@ class TestFailures:
 
 
 class TestTimeOfJobs:
-    def test_what_is_kept_of_what_was_queued_and_held(self) -> None:
+    def test_what_is_stored_of_queued_and_allocated_time(self) -> None:
         attempt = ran(10.0, nodes=["a", "b"])
         Attempt.objects.filter(pk=attempt.pk).update(state="completed", cause="completed")
         steps(attempt, 1, 100, 288.0)
@@ -251,7 +253,7 @@ class TestTimeOfJobs:
         assert (found.queued_node_s, found.held_node_s) == (3600, 20 * 3600)
         assert found.kept_node_s == pytest.approx(2 * 28_800)
 
-    def test_a_job_that_goes_on_is_told_anew(self) -> None:
+    def test_a_job_that_goes_on_is_counted_again(self) -> None:
         attempt = ran(10.0)
         steps(attempt, 1, 10, 100.0)
         count()
@@ -263,7 +265,7 @@ class TestTimeOfJobs:
             report = ProjectHeld.objects.filter(days=days).aggregate(s=Sum("jobs_held_s"))["s"]
             assert report == pytest.approx(11 * 3600)
 
-    def test_of_what_reports_no_steps_or_has_not_ended_nothing_is_said(self) -> None:
+    def test_nothing_is_claimed_without_steps_or_before_the_end(self) -> None:
         ran(1.0)
         alive = ran(1.0)
         steps(alive, 1, 10, 100.0)

@@ -60,8 +60,8 @@ class TestIntervals:
         assert Rate(0, 0.0).per_thousand is None
 
 
-def kept(period: float, *, cost: float, mtbf: float, restart: float, gaps: np.ndarray) -> float:
-    """Return the share of its time that a run keeps whose failures come after these gaps, each begun with a restart."""
+def useful_share(period: float, *, cost: float, mtbf: float, restart: float, gaps: np.ndarray) -> float:
+    """Return the useful share of a run that fails after each of these gaps; each gap begins with a restart."""
     whole = np.floor(np.maximum(gaps - restart, 0.0) / period)
     return float(np.sum(whole) * (period - cost) / np.sum(gaps))
 
@@ -82,17 +82,17 @@ class TestSaving:
         gaps = np.random.default_rng(7).exponential(mtbf, 40_000)
         best = save_interval.best_period(cost, mtbf)
         around = best * np.linspace(0.4, 2.5, 211)
-        simulated = np.array([kept(p, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps) for p in around])
-        # Where it is the most the curve is flat, and its noise would say where: a parabola through the top says it.
+        simulated = np.array([useful_share(p, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps) for p in around])
+        # The curve is flat at its maximum, so noise would place it: fit a parabola through the top.
         near = simulated > simulated.max() * 0.995
         a, b, _ = np.polyfit(np.log(around[near]), simulated[near], 2)
         assert math.exp(-b / (2 * a)) == pytest.approx(best, rel=0.05)
         report = save_interval.useful_share(best, cost=cost, mtbf=mtbf, restart=restart)
-        assert report == pytest.approx(kept(best, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05)
+        assert report == pytest.approx(useful_share(best, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05)
         for period in (best / 3, best * 3):
             report = save_interval.useful_share(period, cost=cost, mtbf=mtbf, restart=restart)
             assert report == pytest.approx(
-                kept(period, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05, abs=2e-3
+                useful_share(period, cost=cost, mtbf=mtbf, restart=restart, gaps=gaps), rel=0.05, abs=2e-3
             )
 
     @pytest.mark.parametrize(("cost", "mtbf"), GRID)
@@ -137,7 +137,7 @@ class TestForecast:
 
 
 class TestOffenders:
-    def test_a_bad_node_and_a_bad_program_are_told_apart(self) -> None:
+    def test_a_bad_node_and_a_bad_program_are_distinguished(self) -> None:
         sound = [NodeFailures(f"n{k:02}", k % 2, k % 2, 30.0) for k in range(40)]
         found = offenders.offenders([*sound, NodeFailures("bad", 9, 7, 30.0), NodeFailures("used", 9, 1, 30.0)])
         assert [(item.counts.node, item.is_node) for item in found] == [("bad", True), ("used", False)]
@@ -158,5 +158,5 @@ class TestOffenders:
     def test_two_failures_accuse_nobody(self) -> None:
         assert not offenders.offenders([NodeFailures("a", 2, 2, 0.01), NodeFailures("b", 0, 0, 1e6)])
 
-    def test_one_node_alone_is_held_against_nothing(self) -> None:
+    def test_a_single_node_is_compared_with_nothing(self) -> None:
         assert not offenders.offenders([NodeFailures("a", 50, 50, 10.0)])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_what_it_cost_and_how_long_it_took() -> None:
-    """Saved an hour before the end, the next attempt held its nodes for ten minutes before it trained."""
+    """It saved an hour before the end; the next attempt had its nodes for ten minutes before it trained."""
     first = ran(5.0, nodes=["a", "b"], cause="scheduler.node_fail", node="a")
     assert first.ended_at is not None
     saved = a_checkpoint(first.job, 100, attempt=first, created_at=first.ended_at - timedelta(hours=1))
@@ -40,7 +40,7 @@ def test_what_it_cost_and_how_long_it_took() -> None:
     assert after.recover_s == pytest.approx(3600 + 600)
 
 
-def test_it_is_looked_at_again_until_the_next_attempt_trains() -> None:
+def test_it_is_counted_again_until_the_next_attempt_trains() -> None:
     first = ran(5.0, ago=6, cause="scheduler.node_fail")
     second = ran(0.5, ago=0.9, job=first.job)
     Attempt.objects.filter(pk=second.pk).update(ended_at=None, closed_at=None)
@@ -77,8 +77,8 @@ def test_from_the_last_step_to_the_end_that_was_noticed() -> None:
     assert Failure.objects.get().detect_s == pytest.approx(100, abs=1e-3)
 
 
-def test_of_several_in_one_attempt_each_has_its_own() -> None:
-    """Trained for two hours, began again within 20 s, trained to the end; the next attempt took ten minutes to."""
+def test_several_in_one_attempt_are_counted_separately() -> None:
+    """It trained for two hours, restarted within 20 s and trained to the end; the next began after ten minutes."""
     attempt = ran(5.0, cause="gpu.off_bus")
     assert attempt.started_at is not None
     trains(attempt, 30)
@@ -96,13 +96,13 @@ def test_of_several_in_one_attempt_each_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_a_jobs_incidents_cost_is_no_more_than_was_held(seed: int) -> None:
+def test_what_a_jobs_incidents_cost_is_no_more_than_was_allocated(seed: int) -> None:
     chance = random.Random(seed)
     job: Job | None = None
-    held = 0.0
+    allocated_s = 0.0
     for number in range(4):
         attempt = ran(3.0, ago=60 - 4 * number, job=job)
-        job, held = attempt.job, held + 3 * 3600
+        job, allocated_s = attempt.job, allocated_s + 3 * 3600
         assert attempt.started_at is not None
         at = 0.0
         for incarnation in range(chance.randint(1, 4)):
@@ -120,7 +120,7 @@ def test_what_a_jobs_incidents_cost_is_no_more_than_was_held(seed: int) -> None:
     count()
     lost = sum(Failure.objects.values_list("lost_node_s", flat=True))
     assert Failure.objects.count() == Incident.objects.count()
-    assert 0 < lost <= held
+    assert 0 < lost <= allocated_s
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -134,8 +134,8 @@ def test_a_next_attempt_that_never_ran_is_none(started: bool) -> None:
     assert Failure.objects.get().is_interruption is started
 
 
-def test_while_the_next_attempt_waits_nothing_is_looked_at(django_assert_max_num_queries: Any) -> None:
-    """It may wait for days, and each look costs several queries and a write."""
+def test_while_the_next_attempt_waits_nothing_is_read(django_assert_max_num_queries: Any) -> None:
+    """It may wait for days, and each count costs several queries and a write."""
     first = ran(5.0, ago=6, cause="program.exception")
     second = ran(0.5, ago=0.9, job=first.job)
     Attempt.objects.filter(pk=second.pk).update(started_at=None, ended_at=None, closed_at=None)
@@ -179,7 +179,7 @@ def test_the_last_step_is_that_of_the_ranks_that_failed() -> None:
     assert Failure.objects.get().detect_s == pytest.approx(40, abs=1e-3)
 
 
-def test_a_post_mortem_says_the_same() -> None:
+def test_a_post_mortem_shows_the_same() -> None:
     first = ran(5.0, nodes=["a", "b"], gpus=4, cause="scheduler.node_fail")
     assert first.ended_at is not None
     write("loss", (0, [(7, 2.0)]), owner=("attempt", first.pk), time=first.ended_at.timestamp() - 40)

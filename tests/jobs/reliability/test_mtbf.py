@@ -23,14 +23,14 @@ def names(number: int, letter: str = "n") -> list[str]:
     return [f"{letter}{k}" for k in range(number)]
 
 
-def test_nothing_is_said_before_enough_is_seen() -> None:
+def test_nothing_is_claimed_before_enough_is_observed() -> None:
     assert mtbf.hours_between_failures(1) is None
     ran(2.0, nodes=names(4), cause="scheduler.node_fail")
     count()
     assert mtbf.hours_between_failures(1) is None
 
 
-def test_node_hours_over_failures_and_over_the_nodes_asked_for() -> None:
+def test_node_hours_over_failures_and_over_the_requested_nodes() -> None:
     ran(10.0, nodes=names(10))
     ran(10.0, nodes=names(2), cause="scheduler.node_fail")
     again = ran(6.0, cause="gpu.ecc")
@@ -51,7 +51,7 @@ def test_what_runs_now_counts_and_what_is_not_counted_yet() -> None:
     assert mtbf.hours_between_failures(1) == pytest.approx((100 + 480 + PRIOR_HOURS) / 1, rel=0.03), "and since"
 
 
-def test_a_programs_own_end_is_no_interruption_unless_it_went_on() -> None:
+def test_a_programs_end_is_no_interruption_unless_it_went_on() -> None:
     ran(100.0, ago=120, cause="program.exception")
     count()
     assert mtbf.hours_between_failures(1) == pytest.approx(100 + PRIOR_HOURS)
@@ -76,7 +76,7 @@ def test_a_partition_is_as_good_as_the_rest_until_it_shows_otherwise() -> None:
     assert unseen == pytest.approx(everywhere)
 
 
-def test_a_job_that_names_no_partition_runs_in_the_default_one() -> None:
+def test_a_job_that_names_no_partition_runs_in_the_default() -> None:
     Partition.objects.create(name="old", is_default=True)
     ran(100.0, ago=120, cause="gpu.off_bus")
     ran(100.0, ago=120, partition="new")
@@ -85,8 +85,8 @@ def test_a_job_that_names_no_partition_runs_in_the_default_one() -> None:
     assert mtbf.hours_between_failures(1) != mtbf.hours_between_failures(1, partition="new")
 
 
-def test_one_look_a_minute_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of a sweep are prepared at once, beside thousands of attempts that run."""
+def test_a_single_query_a_minute_serves_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of jobs of a sweep are prepared at once, while thousands of attempts run."""
     clock = [1e15]
     monkeypatch.setattr(mtbf, "CACHE_S", 60.0)
     monkeypatch.setattr(mtbf, "monotonic", lambda: clock[0])
@@ -100,7 +100,7 @@ def test_one_look_a_minute_serves_all_who_ask(monkeypatch: pytest.MonkeyPatch) -
     assert mtbf.hours_between_failures(1) == pytest.approx(200 + PRIOR_HOURS)
 
 
-def test_nodes_that_are_known_by_name_have_their_own() -> None:
+def test_named_nodes_have_a_rate_each() -> None:
     ran(100.0, ago=120, nodes=["bad"], cause="gpu.off_bus")
     ran(100.0, ago=120, nodes=["bad"], cause="gpu.ecc")
     ran(100.0, ago=120, nodes=["good", "best"])
@@ -112,7 +112,7 @@ def test_nodes_that_are_known_by_name_have_their_own() -> None:
     assert mtbf.hours_between_failures(1, names=["new"]) == pytest.approx(mtbf.hours_between_failures(1))
 
 
-def test_a_trainer_is_told() -> None:
+def test_a_trainer_is_informed() -> None:
     spec = JobSpec.parse({"name": "x", "kind": "distributed", "run": {"recipe": "language"}})
     assert tomllib.loads(run_toml(spec, {}, mtbf_hours=12.5))["launch"]["mtbf_hours"] == 12.5
     assert "mtbf_hours" not in tomllib.loads(run_toml(spec, {}))["launch"]

@@ -113,9 +113,9 @@ class TestNumbers:
         for _ in range(5):
             ran(0.5, ago=50, nodes=["bad"], cause="gpu.off_bus")
         count()
-        with CaptureQueriesContext(connection) as asked_of:
+        with CaptureQueriesContext(connection) as queries:
             assert get_json(lab["sam"])["offenders"]
-        (programs,) = [item["sql"] for item in asked_of if "DISTINCT" in item["sql"]]
+        (programs,) = [item["sql"] for item in queries if "DISTINCT" in item["sql"]]
         if connection.vendor == "sqlite":
             with connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN QUERY PLAN {programs}")
@@ -123,7 +123,7 @@ class TestNumbers:
 
 
 class TestForecast:
-    def test_by_what_was_seen_and_by_others_where_that_is_little(self, lab: dict[str, User]) -> None:
+    def test_by_what_was_observed_and_by_others_where_that_is_little(self, lab: dict[str, User]) -> None:
         client = bearer(lab["sam"], "read")
         few = client.get("/api/v1/reliability/forecast?nodes=64&days=14&save_seconds=20").json()
         assert few["is_assumed"]
@@ -159,7 +159,7 @@ class TestForecast:
 
 
 class TestPage:
-    def test_a_new_site_says_what_to_expect(self) -> None:
+    def test_a_new_site_shows_what_to_expect(self) -> None:
         page = text(signed_in(sysadmin()).get("/reliability"))
         assert "No node was allocated in the last 30 days." in page
         assert "published rate of" in page
@@ -175,7 +175,7 @@ class TestPage:
         page = text(signed_in(lab["sam"]).get("/reliability?nodes=1&for=3.5&save=12&restart=60"))
         assert "1 node for 3.5 days: expect 0.0227 failures" in page
 
-    def test_of_one_project_it_says_so_and_keeps_to_it(self, lab: dict[str, User]) -> None:
+    def test_of_a_single_project_it_names_it_and_keeps_to_it(self, lab: dict[str, User]) -> None:
         client = signed_in(lab["sam"])
         answer = client.get("/reliability?project=siskin&days=7&by=node")
         page = text(answer)
@@ -227,7 +227,7 @@ class TestWhoSeesWhat:
         assert "project=siskin" in page
         assert "project=wren" not in page
 
-    def test_elsewhere_of_ones_own_projects_alone(self, lab: dict[str, User], settings: Any) -> None:
+    def test_elsewhere_of_your_projects_alone(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         mira = lab["mira"]
         assert failures(get_json(mira, "by=project")) == {"siskin": (1, 2.0)}

@@ -12,7 +12,7 @@ NODES = [f"n{number}" for number in range(8)]
 
 
 def alone(program: str, seconds: float, nodes: Iterable[str] = NODES, **slower: float) -> list[StepTime]:
-    """Return one job of a program on each node, some of which are slower by a factor."""
+    """Return one job of a program on each node; some nodes are slower by a factor."""
     return [time_of(program, {node}, seconds * slower.get(node, 1.0)) for node in nodes]
 
 
@@ -36,20 +36,20 @@ def test_a_node_a_fifth_slower_under_every_program() -> None:
     assert found.other_nodes == 7
 
 
-def test_one_slow_program_is_no_slow_node() -> None:
+def test_a_slow_program_is_no_slow_node() -> None:
     times = [time for number in range(4) for time in alone(f"p{number}", 1.0)]
     assert slow_nodes([*times, *alone("slow", 9.0), *alone("only here", 50.0, ["n3"])]) == []
     assert slow_nodes([*times, *alone("hurt by its neighbour", 1.0, n3=1.5)]) == [], "one of five programs"
 
 
-def test_who_only_ran_beside_a_slow_node_is_not_blamed() -> None:
+def test_a_node_that_only_ran_alongside_a_slow_node_is_not_blamed() -> None:
     times = [time for number in range(3) for time in alone(f"p{number}", 1.0, n0=1.3)]
     times += [time_of("pairs", ("n0", "n1"), 2.6)]
     times += [time_of("pairs", pair, 2.0) for pair in (("n2", "n3"), ("n4", "n5"), ("n6", "n7"))]
     assert [pace.node for pace in slow_nodes(times)] == ["n0"]
 
 
-def test_too_few_others_say_nothing() -> None:
+def test_too_few_others_prove_nothing() -> None:
     assert slow_nodes(alone("p", 1.0, ["n0", "n1"], n0=2.0)) == []
     assert slow_nodes([]) == []
     assert slow_nodes([time_of("p", ("n0",), 0.0)]) == []
@@ -61,14 +61,14 @@ def test_restarts_of_a_job_count_once() -> None:
     assert (found.node, found.jobs, found.programs, found.owners) == ("n0", 1, 1, 1)
 
 
-def test_the_owners_are_those_whose_programs_are_slower_there() -> None:
+def test_the_owners_are_those_of_programs_that_are_slower_there() -> None:
     times = [time_of(f"{owner}", (node,), 1.3 if node == "n0" and owner else 1.0, owner=owner)
              for owner in range(4) for node in NODES]  # fmt: skip
     (found,) = slow_nodes(times)
     assert (found.programs, found.slow_programs, found.owners) == (4, 3, 3)
 
 
-def test_asked_for_it_also_returns_the_pace_of_nodes_that_are_not_slow() -> None:
+def test_on_request_it_also_returns_the_pace_of_nodes_that_are_not_slow() -> None:
     (found,) = slow_nodes(alone("p", 1.0), {"n2", "n99"})
     assert (found.node, found.ratio, found.slow_programs, found.owners) == ("n2", 1.0, 0, 0)
     assert slow_nodes(alone("p", 1.0, ["n0"]), {"n0"}) == [], "nothing to compare it with"

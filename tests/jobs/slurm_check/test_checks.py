@@ -1,4 +1,4 @@
-"""`vigil check slurm` without a Slurm: what each answer is taken for, and that no check hides another."""
+"""Test `vigil check slurm` without a Slurm: how each answer is judged, and that no check hides another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATHS = (
 
 
 class Fake:
-    """A slurmrestd of our making. `answers` by the end of a path."""
+    """A simulated slurmrestd. `answers` are by the end of a path."""
 
     def __init__(self, version: str = "v0.0.42") -> None:
         paths = {f"/{path.format(v=version)}": {"get": {}} for path in PATHS}
@@ -93,7 +93,7 @@ def test_every_check_speaks_for_itself(site: FakeSite) -> None:
     site.fake.answers["/nodes"] = httpx.Response(
         200, json={"nodes": [{"name": "a", "gres": "gpu:h100:2", "state": ["IDLE"]}]}
     )
-    site.__dict__["partitions"] = property()  # not what anybody expects
+    site.__dict__["partitions"] = property()  # an unexpected answer
     found = list(all_checks.run_checks(site, None, print))
     assert levels(found)["Partitions"] == "error"
     assert "the check itself failed" in next(item.detail for item in found if item.title == "Partitions")
@@ -242,7 +242,7 @@ def test_slurm_conf(site: FakeSite, line: str, title: str, level: str) -> None:
     assert {item.title: item.level for item in found if item.level != "ok"} == ({title: level} if title else {})
 
 
-def test_slurm_conf_that_nobody_tells(site: FakeSite) -> None:
+def test_slurm_conf_that_nobody_reports(site: FakeSite) -> None:
     (found,) = conf.check(site)
     assert found.level == "skip"
 
@@ -286,10 +286,10 @@ GOOD = {
 }  # fmt: skip
 
 
-def judged(site: CheckedSite, told: object) -> dict[str, str]:
+def judged(site: CheckedSite, content: object) -> dict[str, str]:
     root = site.runs / "p" / "0-aaaaaa"
     (root / "job").mkdir(parents=True, exist_ok=True)
-    (root / "job" / "check.json").write_text(told if isinstance(told, str) else json.dumps(told))
+    (root / "job" / "check.json").write_text(content if isinstance(content, str) else json.dumps(content))
     status = JobStatus(scheduler_id="1", state="completed", exit_code=0)
     found = list(trial_report.read(site, root, "gpu", status, gpus=1, user="ada"))
     assert all(line.isprintable() for item in found for line in (item.title, item.detail, item.remedy))
@@ -321,12 +321,12 @@ def test_what_a_job_saw(site: FakeSite, change: dict[str, Any], wrong: dict[str,
     assert {title: level for title, level in found.items() if level != "ok"} == wrong
 
 
-@pytest.mark.parametrize("told", ["", "[1, 2]", "[" * 100_000, "x" * (2 << 20)])
-def test_a_job_that_wrote_nonsense(site: FakeSite, told: str) -> None:
-    assert judged(site, told) == {"job": "error"}
+@pytest.mark.parametrize("content", ["", "[1, 2]", "[" * 100_000, "x" * (2 << 20)])
+def test_a_job_that_wrote_nonsense(site: FakeSite, content: str) -> None:
+    assert judged(site, content) == {"job": "error"}
 
 
-def test_where_jobs_post_nothing_nobody_looks_for_it(site: FakeSite) -> None:
+def test_where_jobs_post_nothing_nobody_waits_for_it(site: FakeSite) -> None:
     site.reports = "tail"
     assert "reports" not in judged(site, GOOD)
 
@@ -339,8 +339,8 @@ def test_what_waits_is_busy_or_never_starts() -> None:
 
 
 def test_who_a_trial_runs_as(site: FakeSite) -> None:
-    ada, own = Submitter("ada", "ada", "cats", "vision"), Submitter("vic", "vigil", "cats", "vision")
-    site.people = [own, ada]
+    ada, portals = Submitter("ada", "ada", "cats", "vision"), Submitter("vic", "vigil", "cats", "vision")
+    site.people = [portals, ada]
 
     def first(user: str = "", **partition: Any) -> str:
         found = next(trial._candidates(site, PartitionInfo(name="gpu", **partition), user), None)

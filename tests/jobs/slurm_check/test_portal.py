@@ -1,4 +1,4 @@
-"""The site's check as the portal brings it: its people, its command, and what a start itself refuses."""
+"""Test the site's check in the portal: its people, its command, and what a start refuses."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_anothers_job_is_not_found(server: Server, ada: User, number: str) -> No
     play(scene)
 
 
-def test_who_is_not_signed_in_is_told_so(ada: User) -> None:
+def test_a_visitor_who_is_not_signed_in_is_informed(ada: User) -> None:
     job_id = attempt_of().job_id
     _, secret = Token.issue(ada, "old")
     Token.objects.update(expires_at="2000-01-01T00:00Z")
@@ -68,18 +68,18 @@ def test_sockets_of_a_person_and_of_a_token_are_counted(server: Server, ada: Use
         return socket, await socket.hear("hello")
 
     async def scene() -> None:
-        held = [await opened(**tokens[0]) for _ in range(2)]
+        open_sockets = [await opened(**tokens[0]) for _ in range(2)]
         refused, code = await opened(**tokens[0])
         assert code == sockets.TOO_MANY, "a token may have half of what its person may"
         await refused.disconnect()
-        held += [await opened(**tokens[1]), await opened(client)]
+        open_sockets += [await opened(**tokens[1]), await opened(client)]
         refused, code = await opened(client)
         assert code == sockets.TOO_MANY
         await refused.disconnect()
-        await held.pop()[0].disconnect()
+        await open_sockets.pop()[0].disconnect()
         socket, hello = await opened(client)
         assert hello == {"kind": "hello"}, "the place of one that has gone is free"
-        for other, _ in [*held, (socket, hello)]:
+        for other, _ in [*open_sockets, (socket, hello)]:
             await other.disconnect()
         assert not consumers._places.taken
 

@@ -78,7 +78,7 @@ def test_gpus_stand_by_their_index_whatever_their_order_and_number(server: Serve
     play(scene)
 
 
-def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
+def test_all_samples_of_a_machine(machine: Machine, mira: User) -> None:
     client = signed_in(mira)
 
     async def scene() -> None:
@@ -95,7 +95,7 @@ def test_all_samples_of_one_machine(machine: Machine, mira: User) -> None:
     play(scene)
 
 
-def test_that_something_happened_is_told_at_once_and_not_what(machine: Machine, mira: User) -> None:
+def test_that_something_happened_is_sent_at_once_and_not_what(machine: Machine, mira: User) -> None:
     """It may be somebody else's business: the page reads what it may see."""
     client = signed_in(mira)
 
@@ -159,7 +159,7 @@ def test_a_job_that_begins_meanwhile_is_left_out_soon(
     settings.VIGIL_QUEUE_VISIBLE = "own"
     monkeypatch.setattr(machines, "HIDDEN_S", 0.05)
     gpu, client = Gpu.objects.get(uuid=UUIDS[0]), signed_in(mira)
-    held = {"gpu": gpu, "agent": gpu.agent, "scheduler_id": "7", "user": "noor", "source": "scheduler"}
+    holding = {"gpu": gpu, "agent": gpu.agent, "scheduler_id": "7", "user": "noor", "source": "scheduler"}
 
     async def scene() -> None:
         socket = Socket("/ws/cluster?node=dgx-01", client)
@@ -167,7 +167,7 @@ def test_a_job_that_begins_meanwhile_is_left_out_soon(
         await socket.hear("hello")
         await post_samples(machine, 10)
         assert (await socket.hear("samples"))["columns"]["gpu_percent"][0][0] == 10
-        await sync_to_async(Holding.objects.create)(**held, since=datetime.now(UTC))
+        await sync_to_async(Holding.objects.create)(**holding, since=datetime.now(UTC))
         for _ in range(100):
             await post_samples(machine, 10)
             if (await socket.hear("samples"))["columns"]["gpu_percent"] == [[None] * 10, [10] * 10]:

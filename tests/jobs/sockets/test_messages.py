@@ -77,7 +77,7 @@ def test_ranks_become_a_band_once_all_have_reported_a_step(server: Server, ada: 
     client = signed_in(ada)
 
     async def scene() -> None:
-        # Reported before anybody looked: rank 1's half of step 1.
+        # Reported before anybody listened: rank 1's half of step 1.
         ranks = [Spooled(rank=rank).log(1, loss=rank + 1.0).log(2, loss=rank + 2.0) for rank in range(3)]
         await take(attempt, (ranks[1], 0, 2))
         socket = Socket(f"/ws/jobs/{attempt.job_id}", client)
@@ -98,8 +98,8 @@ def test_ranks_become_a_band_once_all_have_reported_a_step(server: Server, ada: 
         header, columns = await socket.hear()
         assert columns == [{"step": [2.0], "min": [2.0], "median": [3.0], "max": [4.0], "worst": [2.0]}]
         received = [await alone.hear() for _ in range(3)]
-        own = [(h, c) for h, c in received if h["series"] and h["series"][0].get("rank") == 2]
-        assert own[0][1] == [{"step": [1.0], "value": [3.0]}]
+        of_rank_2 = [(h, c) for h, c in received if h["series"] and h["series"][0].get("rank") == 2]
+        assert of_rank_2[0][1] == [{"step": [1.0], "value": [3.0]}]
         await socket.disconnect()
         await alone.disconnect()
 
@@ -193,11 +193,11 @@ def test_a_state_change_is_announced_with_a_new_version(server: Server, ada: Use
 
 
 def test_lists_hear_only_of_their_persons_projects_and_once_a_second(server: Server, ada: User) -> None:
-    mine = attempt_of()
+    attempt = attempt_of()
     stranger = User.objects.create_user("bob")
     elsewhere = Project.objects.create(slug="elsewhere")
     job = Job.objects.create(project=elsewhere, owner=stranger, name="x", kind="script", spec={}, spec_toml="")
-    theirs = attempt_of(job)
+    strangers_attempt = attempt_of(job)
     client = signed_in(ada)
 
     async def scene() -> None:
@@ -207,17 +207,17 @@ def test_lists_hear_only_of_their_persons_projects_and_once_a_second(server: Ser
         stream = Spooled()
         for step in range(20):
             stream.log(step, loss=1.0)
-            await take(mine, (stream, step, step + 1))
-        await take(theirs, Spooled().log(1, loss=1.0))
+            await take(attempt, (stream, step, step + 1))
+        await take(strangers_attempt, Spooled().log(1, loss=1.0))
         report = await lists.hear("jobs")
         again = report if report["jobs"][0]["step"] == 19 else await lists.hear("jobs")
-        assert [(job["job"], job["step"]) for job in again["jobs"]] == [(mine.job_id, 19)]
+        assert [(job["job"], job["step"]) for job in again["jobs"]] == [(attempt.job_id, 19)]
         await lists.disconnect()
 
     play(scene)
 
 
-def test_a_socket_whose_messages_cannot_be_told_is_closed(
+def test_a_socket_with_messages_that_cannot_be_sent_is_closed(
     server: Server, ada: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempt = attempt_of()
@@ -243,7 +243,7 @@ def test_a_socket_whose_messages_cannot_be_told_is_closed(
     assert "not a frame" in caplog.text
 
 
-def test_heartbeats_tell_the_version_even_without_redis(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_carry_the_version_even_without_redis(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(hub, "_ACK_S", 0.05)
     attempt = attempt_of()

@@ -23,7 +23,7 @@ from tests.jobs.sockets.listening import play, take
 from tests.redis import Server
 
 pytestmark = pytest.mark.django_db(transaction=True)
-SAID = b"hello"
+GREETING = b"hello"
 
 
 class Raw:
@@ -46,7 +46,7 @@ class Raw:
     async def hear(self, what: bytes) -> None:
         await asyncio.wait_for(self.reader.readuntil(what), 10)
 
-    async def say(self, raw: bytes) -> None:
+    async def send(self, raw: bytes) -> None:
         self.writer.write(raw)
         await self.writer.drain()
 
@@ -75,9 +75,9 @@ async def serving() -> AsyncIterator[uvicorn.Server]:
     await task
 
 
-async def until(look: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(10):
-        while not look():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -94,7 +94,7 @@ Scene = Callable[[uvicorn.Server, Raw], Awaitable[None]]
 
 
 def acted(path: str, secret: str, scene: Scene) -> None:
-    """The scene with a raw socket to a real server; then nothing of the socket may be left."""
+    """Play the scene with a raw socket to a real server, and check that nothing of the socket is left."""
 
     async def whole() -> None:
         async with serving() as web:
@@ -122,7 +122,7 @@ def test_a_peer_that_resets_is_no_fault(
         if moment in {"accepted", "message"}:
             await raw.hear(b"\r\n\r\n")
         if moment == "message":
-            await raw.say(TEXT[:7])
+            await raw.send(TEXT[:7])
         raw.reset()
 
     acted(path, secret, scene)
@@ -133,7 +133,7 @@ def test_a_peer_that_resets_is_no_fault(
 def test_a_peer_that_goes_while_it_is_let_in_leaves_nothing(
     server: Server, secret: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """It has joined, and is gone when it is told hello."""
+    """It has joined, and is gone when hello is sent to it."""
     path = path.format(attempt_of().job_id)
     joined, gone = asyncio.Event(), asyncio.Event()
     join = consumers.Socket.join
@@ -172,8 +172,8 @@ def test_a_frame_for_a_peer_that_has_just_gone_is_no_fault(
 
     async def scene(web: uvicorn.Server, raw: Raw) -> None:
         await raw.open()
-        await raw.hear(SAID)
-        await raw.say(TEXT)
+        await raw.hear(GREETING)
+        await raw.send(TEXT)
         await asyncio.wait_for(busy.wait(), 10)
         raw.reset()
         # Reading is paused while the message waits, so the server notices the disconnection only by writing.
@@ -191,10 +191,10 @@ def test_a_frame_for_a_peer_that_has_just_gone_is_no_fault(
     assert quiet(caplog)
 
 
-def test_a_real_fault_of_a_socket_is_told_and_closes_it(
+def test_a_real_fault_of_a_socket_is_logged_and_closes_it(
     server: Server, secret: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that looks like a broken connection, but is not the peer's."""
+    """This also holds for an error like that of a broken connection, but of another one than the peer's."""
     attempt = attempt_of()
 
     def broken(frame: bytes) -> str:
@@ -204,7 +204,7 @@ def test_a_real_fault_of_a_socket_is_told_and_closes_it(
 
     async def scene(web: uvicorn.Server, raw: Raw) -> None:
         await raw.open()
-        await raw.hear(SAID)
+        await raw.hear(GREETING)
         await take(attempt, Spooled().log(1, loss=1.0))
         await raw.hear(struct.pack("!BBH", 0x88, 2, consumers.GOING_AWAY))
         raw.reset()

@@ -20,7 +20,7 @@ SCRIPT = {"name": "mine", "kind": "script", "script": {"directory": ".", "entry"
 
 
 def problems(data: dict[str, Any] | str) -> dict[str, str]:
-    """{field: message} of a spec that does not hold."""
+    """Return the problems of a spec that is refused: messages by field."""
     with pytest.raises(SpecError) as error:
         JobSpec.parse_toml(data) if isinstance(data, str) else JobSpec.parse(data)
     return {problem.field: problem.message for problem in error.value.problems}
@@ -66,7 +66,7 @@ def test_the_short_text_leaves_defaults_out() -> None:
     assert "layers" not in text
 
 
-def test_every_problem_is_told_at_once_with_its_field_and_fix() -> None:
+def test_every_problem_is_reported_at_once_with_its_field_and_fix() -> None:
     found = problems(
         {
             "name": "../x",
@@ -85,13 +85,13 @@ def test_every_problem_is_told_at_once_with_its_field_and_fix() -> None:
     assert 'Did you mean "steps"?' in found["run.stepz"]
 
 
-def test_a_key_in_the_wrong_table_is_sent_to_the_right_one() -> None:
+def test_a_key_in_the_wrong_table_is_sent_to_the_right_table() -> None:
     assert problems({"name": "x", "steps": 3})["steps"] == 'Unknown field "steps". It belongs under [run].'
     assert "[resources]" in problems({"name": "x", "run": {"time_limit": "1:00:00"}})["run.time_limit"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("nodes", 0, "at least 1"),
         ("nodes", True, "whole number"),
@@ -106,12 +106,12 @@ def test_a_key_in_the_wrong_table_is_sent_to_the_right_one() -> None:
         ("time_limit", "1:60:00", "HH:MM:SS"),
     ],
 )
-def test_resources(name: str, value: object, says: str) -> None:
-    assert says in problems({"name": "x", "resources": {name: value}})[f"resources.{name}"]
+def test_resources(name: str, value: object, message: str) -> None:
+    assert message in problems({"name": "x", "resources": {name: value}})[f"resources.{name}"]
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "says"),
+    ("change", "field", "message"),
     [
         ({"entry": "../../etc/passwd"}, "script.entry", "inside the directory"),
         ({"entry": "/etc/passwd"}, "script.entry", "inside the directory"),
@@ -130,8 +130,8 @@ def test_resources(name: str, value: object, says: str) -> None:
         ({"args": [1]}, "script.args[0]", "not a text"),
     ],
 )
-def test_scripts(change: dict[str, Any], field: str, says: str) -> None:
-    assert says in problems({**SCRIPT, "script": {**SCRIPT["script"], **change}})[field]  # type: ignore[dict-item]
+def test_scripts(change: dict[str, Any], field: str, message: str) -> None:
+    assert message in problems({**SCRIPT, "script": {**SCRIPT["script"], **change}})[field]  # type: ignore[dict-item]
 
 
 def test_parts_belong_to_their_kind() -> None:
@@ -143,7 +143,7 @@ def test_parts_belong_to_their_kind() -> None:
 CLIENT: dict[str, Any] = {"name": "x", "kind": "federated", "client": {"directory": "."}}
 
 
-def test_clients_of_ones_own_bring_their_recipe_and_split() -> None:
+def test_custom_clients_bring_their_recipe_and_split() -> None:
     spec = JobSpec.parse({**CLIENT, "run": {"client": {"hidden": 64}}})
     assert (spec.run.recipe, spec.run.split, spec.run.options_of("client")["hidden"]) == ("client", "column", 64)
     assert (spec.code, spec.entries) == (spec.client, {"client.entry": "client.py"})
@@ -153,7 +153,7 @@ def test_clients_of_ones_own_bring_their_recipe_and_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "says"),
+    ("change", "field", "message"),
     [
         ({"client": {"directory": ".", "entry": "../c.py"}}, "client.entry", "inside the directory"),
         ({"client": {"git": "https://x.org/y"}}, "client", "needs a ref"),
@@ -171,10 +171,10 @@ def test_clients_of_ones_own_bring_their_recipe_and_split() -> None:
         ({"run": {"recipe": "clint", "client": {"x": 1}}}, "run.recipe", 'Did you mean "client"'),
     ],
 )
-def test_what_clients_of_ones_own_cannot_be_is_told_alone(change: dict[str, Any], field: str, says: str) -> None:
+def test_what_custom_clients_cannot_be_is_reported_alone(change: dict[str, Any], field: str, message: str) -> None:
     report = problems({**CLIENT, **change})
     assert [*report] == [field]
-    assert says in report[field]
+    assert message in report[field]
 
 
 @pytest.mark.parametrize(("kind", "table"), [("script", "script"), ("federated", "client"), ("distributed", "script")])
@@ -196,7 +196,7 @@ def test_a_federations_table_is_another_than_the_trainers() -> None:
 
 
 def test_options_of_the_same_name_are_those_of_the_kind_of_job() -> None:
-    """topk is a communication of the trainer's, and a filter of a federation."""
+    """topk is a communication of the trainer, and a filter of a federation."""
     federated = {"name": "x", "kind": "federated"}
     filtered = {"filters": ["topk"], "topk": {"density": 0.2, "feedback": False}}
     assert JobSpec.parse({**federated, "run": filtered}).run.options_of("topk") == filtered["topk"]
@@ -209,7 +209,7 @@ def test_options_of_the_same_name_are_those_of_the_kind_of_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "field", "said"),
+    ("run", "field", "message"),
     [
         ({"filters": ["int8", "topk"]}, "run.filters", 'Write filters = ["topk", "int8"].'),
         ({"filters": ["topk", "topk"]}, "run.filters", 'names "topk" twice'),
@@ -219,11 +219,11 @@ def test_options_of_the_same_name_are_those_of_the_kind_of_job() -> None:
         ({"tabular": {"model": "linear"}}, "run.tabular.model", 'Write "logistic" or "mlp"'),
     ],
 )
-def test_what_a_federation_cannot_work_with_is_refused_by_field(run: dict[str, Any], field: str, said: str) -> None:
-    assert said in problems({"name": "x", "kind": "federated", "run": run})[field]
+def test_what_a_federation_cannot_work_with_is_refused_by_field(run: dict[str, Any], field: str, message: str) -> None:
+    assert message in problems({"name": "x", "kind": "federated", "run": run})[field]
 
 
-def test_the_trainers_own_checks_come_with_the_world_size() -> None:
+def test_the_trainers_checks_come_with_the_world_size() -> None:
     found = problems({"name": "x", "resources": {"ranks_per_node": 16}, "run": {"global_batch": 500}})
     assert found["run.global_batch"].endswith("Nearest that do: 496 or 512.")
     elastic = {"nodes": "1:3", "ranks_per_node": 2}
@@ -248,12 +248,12 @@ def test_a_huge_text_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "text", ["a = [", "a = " + "[" * 5000, "a = " + "9" * 5000, "\ud800", 'name = "x"\nname = "y"']
 )
-def test_what_is_no_toml_is_said(text: str) -> None:
+def test_what_is_no_toml_is_reported(text: str) -> None:
     assert problems(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('kind = "script"\nname = mira  # me\n', 'Line 2: a text needs quotes. Write name = "mira".'),
         ("steps = 10k", 'Line 1: this is not a number, and text needs quotes. Write steps = "10k".'),
@@ -274,22 +274,22 @@ def test_what_is_no_toml_is_said(text: str) -> None:
         ("x\0 = 1", "Line 1: it contains invisible characters (U+0000). Remove them."),
     ],
 )
-def test_what_breaks_a_text_is_told_by_its_line_with_the_fix(text: str, said: str) -> None:
+def test_what_breaks_a_text_is_reported_by_its_line_with_the_fix(text: str, message: str) -> None:
     (problem,) = problems(text).values()
-    assert problem.startswith(said)
+    assert problem.startswith(message)
     line = text.replace("\r\n", "\n").split("\n")[int(problem.split()[1].rstrip(":")) - 1]
     assert problem.endswith(f" It reads: {line.replace(chr(0), '').strip()}")
 
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.text(st.sampled_from("ab1 =\"'[]{}#,:.\\\n\r\t“\0-_"), max_size=40))
-def test_any_text_is_read_or_told_what_breaks_it(text: str) -> None:
+def test_any_text_is_read_or_refused_with_the_reason(text: str) -> None:
     with contextlib.suppress(SpecError):
         read_toml(text)
 
 
 @pytest.mark.parametrize("text", ["a = " + " x" * 30_000, "a" * 60_000, "a " * 30_000, '"' * 60_000, "a = [" * 12_000])
-def test_a_long_broken_line_is_told_at_once_and_in_short(text: str) -> None:
+def test_a_long_broken_line_is_reported_at_once_and_in_short(text: str) -> None:
     began = time.process_time()
     assert all(len(problem) < 500 for problem in problems(text).values())
     assert time.process_time() - began < 2

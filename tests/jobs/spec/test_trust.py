@@ -30,8 +30,8 @@ def fields(model: type[BaseModel], table: str = "") -> Iterator[str]:
             yield f"{table}{name}"
 
 
-def _is_table(one: Any) -> bool:
-    return isinstance(one, type) and issubclass(one, BaseModel)
+def _is_table(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def options() -> Iterator[str]:
@@ -56,7 +56,7 @@ def test_options_with_numbers_or_fixed_words_need_no_row(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", choices.CHOICE_FIELDS)
-def test_no_two_choices_of_one_kind_of_job_share_a_table(kind: str) -> None:
+def test_no_two_choices_of_a_kind_of_job_share_a_table(kind: str) -> None:
     names = [name for folder in choices.CHOICE_FIELDS[kind].values() for name in choices.names(folder)]
     assert [name for name in names if names.count(name) > 1 and any(_options(kind, name))] == []
 
@@ -67,7 +67,7 @@ def _options(kind: str, name: str) -> Iterator[choices.Option]:
             yield from choices.get(folder, name).options
 
 
-def test_every_option_that_is_a_path_is_one_there() -> None:
+def test_every_option_that_is_a_path_is_marked_as_a_path() -> None:
     for kind in choices.ENTRY_FUNCTIONS:
         for name, choice in choices.describe(kind).items():
             paths = {f"run.{name}.{option.name}" for option in choice.options if option.is_path}
@@ -86,14 +86,14 @@ def spec_of(**parts: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize("key", CODE)
-def test_whatever_chooses_code_is_told_by_its_field(key: str) -> None:
+def test_whatever_chooses_code_is_reported_by_its_field(key: str) -> None:
     (problem,) = misuses(spec_of(environment={key: CODE[key]}), ())
     assert problem.field == f"environment.{key}"
     assert "what code runs" in problem.message
     assert "VIGIL_LOCAL_USER" in problem.message
 
 
-def test_options_of_somebodys_own_code_are_not_judged_but_the_code_is() -> None:
+def test_options_of_custom_code_are_not_judged_but_the_code_is() -> None:
     spec = spec_of(
         kind="federated",
         client={"directory": ".", "algorithm": "mine.py"},

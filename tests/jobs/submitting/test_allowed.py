@@ -27,7 +27,7 @@ from nodes.schedulers.cluster import (
 )
 from portal.models import Project, User
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
-from tests.jobs.submissions import ask, spec_of
+from tests.jobs.submissions import spec_of, submit_spec
 
 pytestmark = pytest.mark.django_db
 NODES = [
@@ -52,12 +52,12 @@ def read(*queue: QueuedJobInfo, reserved: tuple[ReservationInfo, ...] = (), **fa
         PartitionInfo(name="gpu", is_default=True, max_time_s=86_400),
         PartitionInfo(name="short", max_time_s=600, max_nodes=1, denied_accounts=("vision",), allowed_qos=("normal",)),
     ]
-    own = AssociationInfo(
+    association = AssociationInfo(
         account="vision", user="oskar", default_qos="normal", limits=Limits(user_submitted=3), **facts
     )
     accounts = AccountsInfo(
         qos=(QosInfo(name="normal"), QosInfo(name="small", limits=SMALL)),
-        associations=(AssociationInfo(account="lab"), AssociationInfo(account="vision", parent="lab"), own),
+        associations=(AssociationInfo(account="lab"), AssociationInfo(account="vision", parent="lab"), association),
     )
     scheduler = ScriptedScheduler(
         machines=NODES, divided=partitions, queued=list(queue), reserved=list(reserved), accounted=accounts
@@ -93,7 +93,7 @@ def test_a_partition_s_limits(oskar: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "says"),
+    ("resources", "field", "message"),
     [
         ({"time_limit": "03:00:00"}, "time_limit", "QOS small limits jobs to 2 h; this job requests 3 h. Request 2 h"),
         (
@@ -108,11 +108,11 @@ def test_a_partition_s_limits(oskar: User) -> None:
         ({"memory_gib": 65}, "memory_gib", "lets everybody in it together use 64.0 GiB of memory at once"),
     ],
 )
-def test_a_qos_s_limits(oskar: User, asked: dict[str, Any], field: str, says: str) -> None:
+def test_a_qos_s_limits(oskar: User, resources: dict[str, Any], field: str, message: str) -> None:
     read()
-    found = refusals(oskar, qos="small", **{"time_limit": "01:00:00", **asked})
+    found = refusals(oskar, qos="small", **{"time_limit": "01:00:00", **resources})
     assert list(found) == [field]
-    assert says in found[field]
+    assert message in found[field]
 
 
 def test_what_others_use_now_is_waited_for(oskar: User) -> None:
@@ -127,7 +127,7 @@ def test_how_many_may_be_in_the_queue(oskar: User) -> None:
     read(queued_job_info)
     options = {"qos": "small", "time_limit": "01:00:00"}
     assert refusals(oskar, **options) == {}
-    ask(oskar, spec_of(resources=options))  # which the queue does not have yet
+    submit_spec(oskar, spec_of(resources=options))  # which the queue does not have yet
     assert refusals(oskar, **options) == {
         "qos": "QOS small lets a person have 2 jobs waiting and running at once; oskar has 2."
         " Submit it once one has ended, or cancel one."
@@ -174,7 +174,7 @@ def test_reservations(oskar: User) -> None:
     assert refusals(oskar, reservation="lab", time_limit="01:00:00") == {}
 
 
-def test_one_error_for_one_type_of_gpu(oskar: User) -> None:
+def test_a_single_error_for_a_type_of_gpu(oskar: User) -> None:
     read()
     (message,) = refusals(oskar, gpus_per_node=1, gpu_type="a100").values()
     assert re.fullmatch(r'Slurm has no GPU of type "a100" \(as of .{5}\)\. Did you mean "h100"\?', message)
@@ -184,7 +184,7 @@ def test_one_error_for_one_type_of_gpu(oskar: User) -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
+def test_a_dry_run_names_when_it_may_begin(oskar: User) -> None:
     read()
     start = next(item for item in dry_run(oskar, spec_of(resources={"begin": "+2h"})) if item.title == "Start")
     assert start.text.startswith("Waits until ")
@@ -194,7 +194,7 @@ def test_a_dry_run_says_when_it_may_begin(oskar: User) -> None:
     assert "resources.time_limit: Partition gpu limits jobs to" in finding.text
 
 
-def test_where_nothing_is_known_nothing_is_refused(oskar: User) -> None:
+def test_without_limits_nothing_is_refused(oskar: User) -> None:
     options = {"qos": "small", "partition": "short", "reservation": "r", "time_limit": "90:00:00"}
     assert refusals(oskar, **options) == {}
     sync.read(ScriptedScheduler(broken=SchedulerError("Slurm does not answer")))

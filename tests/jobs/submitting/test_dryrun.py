@@ -1,4 +1,4 @@
-"""Test dry runs: what would happen to a spec, without asking any scheduler."""
+"""Test dry runs: what would happen to a spec, without a call to any scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.lab import a_job, a_project, sysadmin
 pytestmark = pytest.mark.django_db
 
 
-def test_says_what_it_would_do(oskar: User) -> None:
+def test_describes_what_it_would_do(oskar: User) -> None:
     sync.sync(ScriptedScheduler())
     found = {finding.title: finding for finding in dry_run(oskar, spec_of())}
     assert found["Specification"].level == "ok"
@@ -28,7 +28,7 @@ def test_says_what_it_would_do(oskar: User) -> None:
     assert "free" in found["Disk"].text
 
 
-def test_paths_in_a_spec_are_not_looked_at(oskar: User, settings: Any) -> None:
+def test_paths_in_a_spec_are_not_opened(oskar: User, settings: Any) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
     spec = spec_of(run={"language": {"source": "/data/field notes", "tokenizer": "~/bpe.json"}})
     (data,) = [finding for finding in dry_run(oskar, spec) if finding.title == "Data"]
@@ -36,7 +36,7 @@ def test_paths_in_a_spec_are_not_looked_at(oskar: User, settings: Any) -> None:
     assert data.text.endswith("/data/field notes and ~/bpe.json: opened inside the allocation, as the job's user.")
 
 
-def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
+def test_names_what_it_waits_for(oskar: User, project: Project) -> None:
     wren = a_job(oskar, project, state="running", name="wren", attempt={"scheduler_id": "5"})
     full = replace(DGX_01, cpus_used=8, state="allocated")
     queued = [
@@ -54,7 +54,7 @@ def test_says_what_it_waits_for(oskar: User, project: Project) -> None:
     assert "1 job is being submitted before it." in text
 
 
-def test_says_what_would_start_instead(oskar: User) -> None:
+def test_names_what_would_start_instead(oskar: User) -> None:
     halves = [replace(DGX_01, name=f"n{i}", gpus=8, gpus_used=4, plays_many=False) for i in range(3)]
     sync.read(ScriptedScheduler(machines=halves))
     spec = spec_of(resources={"gpus_per_node": 8, "time_limit": "12:00:00"})
@@ -74,14 +74,14 @@ def test_nodes_of_the_demonstration_promise_nothing(oskar: User) -> None:
     assert "dgx-01 has 4." in dry_run(oskar, spec)[0].text
 
 
-def test_tells_refusals_as_findings(oskar: User) -> None:
+def test_returns_refusals_as_findings(oskar: User) -> None:
     found = dry_run(oskar, spec_of(kind="script", script={"directory": "."}))
     assert [finding.level for finding in found] == ["error"]
     assert "VIGIL_LOCAL_TRUST" in found[0].text
 
 
 @pytest.mark.parametrize("table", ENTRIES)
-def test_tells_where_code_comes_from(table: str) -> None:
+def test_names_where_code_comes_from(table: str) -> None:
     a_project()
     sam = sysadmin()
     for spec, text in (

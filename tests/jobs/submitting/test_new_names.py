@@ -1,4 +1,4 @@
-"""Test that a name unknown at Slurm's last poll is looked up once more before a submission is refused."""
+"""Test that a name unknown at Slurm's last poll is queried once more before a submission is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nodes.schedulers.base import NodeStatus
 from nodes.schedulers.cluster import PartitionInfo
 from portal.models import User
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ask, spec_of
+from tests.jobs.submissions import spec_of, submit_spec
 from tests.lab import a_project, person
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ def slurm() -> ScriptedScheduler:
 
 @contextmanager
 def worker(scheduler: ScriptedScheduler) -> Iterator[None]:
-    """The follower's look, as soon as somebody hurries it."""
+    """Let the follower poll as soon as somebody wakes it."""
     is_over = threading.Event()
 
     def run() -> None:
@@ -66,13 +66,13 @@ def worker(scheduler: ScriptedScheduler) -> Iterator[None]:
 def test_a_partition_that_was_made_just_now_is_taken(mira: User, slurm: ScriptedScheduler) -> None:
     slurm.divided.append(PartitionInfo(name="urgent"))
     with worker(slurm):
-        ask(mira, spec_of(resources={"partition": "urgent"}))
+        submit_spec(mira, spec_of(resources={"partition": "urgent"}))
     assert Job.objects.count() == 1
 
 
 def test_what_is_not_there_is_refused_as_of_now(mira: User, slurm: ScriptedScheduler) -> None:
     with worker(slurm), pytest.raises(SpecError) as refused:
-        ask(mira, spec_of(resources={"partition": "urgent"}))
+        submit_spec(mira, spec_of(resources={"partition": "urgent"}))
     (problem,) = refused.value.problems
     assert re.fullmatch(r'Slurm has no partition "urgent" \(as of .+\)\. It has batch\.', problem.message)
     read_at = Reading.objects.get(part="partitions").read_at
@@ -85,7 +85,7 @@ def test_nobody_waits_for_a_worker_that_is_not_there(
 ) -> None:
     monkeypatch.setattr(names, "WAIT_S", 0.05)
     with pytest.raises(SpecError, match=r'no partition "urgent" \(as of '):
-        ask(mira, spec_of(resources={"partition": "urgent"}))
+        submit_spec(mira, spec_of(resources={"partition": "urgent"}))
 
 
 def test_a_dry_run_waits_for_nothing(mira: User, slurm: ScriptedScheduler) -> None:

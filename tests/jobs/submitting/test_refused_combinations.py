@@ -21,7 +21,7 @@ from vigil_core.formatting import NBSP
 pytestmark = pytest.mark.django_db
 
 
-def test_one_unlucky_draw_refuses_one_job_and_not_the_sweep(oskar: User, client: Client) -> None:
+def test_an_unlucky_draw_refuses_its_job_and_not_the_sweep(oskar: User, client: Client) -> None:
     text = 'name = "tails"\nkind = "federated"\n[run]\nsplit = "longtail"\n[run.longtail]\nimbalance = 10000.0\n'
     text += '[sweep.over]\n"run.clients" = [1490, 20, 10]\n'
     sweep = make(oskar, text)

@@ -22,7 +22,7 @@ from nodes.models import License, Node, Partition, Reading
 from nodes.schedulers.base import Submission
 from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ask, spec_of
+from tests.jobs.submissions import spec_of, submit_spec
 from tests.lab import send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -56,7 +56,7 @@ def test_all_of_it_reaches_the_request_and_the_script(
     oskar: User, project: Project, scheduler: ScriptedScheduler
 ) -> None:
     Project.objects.filter(pk=project.pk).update(slurm_account="siskin")
-    job, _ = ask(oskar, spec_of(resources=ALL, run={"global_batch": 64}))
+    job, _ = submit_spec(oskar, spec_of(resources=ALL, run={"global_batch": 64}))
     request = handed(job, scheduler)
     assert (request.account, request.partition, request.qos, request.reservation) == (
         "siskin",
@@ -73,7 +73,7 @@ def test_all_of_it_reaches_the_request_and_the_script(
 
 
 def test_a_moment_is_made_absolute_when_it_is_submitted(oskar: User, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(resources={"begin": "+2h"}))
+    job, _ = submit_spec(oskar, spec_of(resources={"begin": "+2h"}))
     stored = datetime.fromisoformat(job.spec["resources"]["begin"])
     assert abs(stored - timezone.now() - timedelta(hours=2)) < timedelta(seconds=30)
     assert 'begin = "+2h"' in job.spec_toml, "the text stays as it was written"
@@ -103,7 +103,7 @@ def test_moments(text: str, moment: str) -> None:
 def test_a_moment_of_the_past_or_far_ahead_is_refused(oskar: User) -> None:
     for text, message in (("2020-01-01T00:00", "has passed"), ("2090-01-01T00:00", "more than a year ahead")):
         with pytest.raises(SpecError, match=message):
-            ask(oskar, spec_of(resources={"begin": text}))
+            submit_spec(oskar, spec_of(resources={"begin": text}))
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"])
@@ -111,7 +111,7 @@ def test_a_moment_before_or_after_all_days_is_none(text: str) -> None:
     assert "is not a date and time" in problems(resources={"begin": text})["resources.begin"]
 
 
-def test_what_does_not_hold_says_the_fix() -> None:
+def test_what_does_not_hold_is_refused_with_the_fix() -> None:
     found = problems(resources={"partition": "a b", "qos": "-x", "constraint": "a&(b", "begin": "tomorrow"})
     assert found["resources.partition"].startswith('"a b" is not a valid name in Slurm.')
     assert "is not a valid name in Slurm" in found["resources.qos"]
@@ -145,12 +145,12 @@ def test_lists_of_nodes_are_expanded_within_bounds() -> None:
             hosts([wrong])
 
 
-def test_names_that_slurm_lacks_are_told_with_the_near_ones(oskar: User) -> None:
-    ask(oskar, spec_of(resources={"partition": "bacth"}))  # nothing is known yet
+def test_names_that_slurm_lacks_are_reported_with_similar_names(oskar: User) -> None:
+    submit_spec(oskar, spec_of(resources={"partition": "bacth"}))  # no reading of the cluster yet
     Partition.objects.create(name="batch")
     Node.objects.create(name="dgx01", cpus=128, gpus=8, gpu_type="h100", memory_mib=1000, features=["nvlink"])
     with pytest.raises(SpecError) as caught:
-        ask(
+        submit_spec(
             oskar,
             spec_of(
                 resources={"partition": "bacth", "gpus_per_node": 1, "gpu_type": "a100", "exclude_nodes": ["dxg01"]}
@@ -172,7 +172,7 @@ def test_a_gpu_type_is_sent_as_the_cluster_spells_it(
 ) -> None:
     for number, kind in enumerate(there):
         Node.objects.create(name=f"dgx{number}", cpus=128, gpus=8, gpu_type=kind, memory_mib=1_000_000)
-    job, _ = ask(oskar, spec_of(resources={"gpus_per_node": 1, "gpu_type": wanted}))
+    job, _ = submit_spec(oskar, spec_of(resources={"gpus_per_node": 1, "gpu_type": wanted}))
     assert handed(job, scheduler).gpu_type == sent
     assert job.spec["resources"]["gpu_type"] == wanted, "the specification stays as it was written"
 
@@ -188,45 +188,45 @@ def test_lists_of_licenses(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("licenses", "message"),
     [
         ("matlb:1", 'Slurm has no license "matlb" (as of 21:04). Did you mean "matlab"?'),
         ("matlab,nothing-like:1", 'Slurm has no license "nothing-like" (as of 21:04). It has matlab.'),
         ("matlab:3", "Slurm has 2 matlab licenses in all (as of 21:04); this job requests 3. Request fewer."),
     ],
 )
-def test_licenses_that_slurm_lacks(oskar: User, asked: str, says: str) -> None:
-    ask(oskar, spec_of(resources={"licenses": asked}))  # nothing is known yet
+def test_licenses_that_slurm_lacks(oskar: User, licenses: str, message: str) -> None:
+    submit_spec(oskar, spec_of(resources={"licenses": licenses}))  # no reading of the cluster yet
     License.objects.create(name="matlab", total=2, used=2)
     Reading.objects.create(part="licenses", read_at=timezone.now().replace(hour=21, minute=4, second=0))
-    ask(oskar, spec_of(resources={"licenses": "matlab:2"}))
+    submit_spec(oskar, spec_of(resources={"licenses": "matlab:2"}))
     with pytest.raises(SpecError) as caught:
-        ask(oskar, spec_of(resources={"licenses": asked}))
+        submit_spec(oskar, spec_of(resources={"licenses": licenses}))
     (problem,) = caught.value.problems
     assert problem.field == "resources.licenses"
-    assert problem.message.replace("\N{NO-BREAK SPACE}", " ") == says
+    assert problem.message.replace("\N{NO-BREAK SPACE}", " ") == message
 
 
-def test_a_cluster_without_licenses_says_so(oskar: User) -> None:
+def test_a_cluster_without_licenses_is_reported(oskar: User) -> None:
     Reading.objects.create(part="licenses", read_at=timezone.now())
     with pytest.raises(SpecError, match=r"It has none\. Remove it\."):
-        ask(oskar, spec_of(resources={"licenses": "matlab"}))
+        submit_spec(oskar, spec_of(resources={"licenses": "matlab"}))
 
 
-def test_one_machine_counts_no_licenses(oskar: User) -> None:
+def test_a_single_machine_counts_no_licenses(oskar: User) -> None:
     Node.objects.create(name="here", cpus=8, plays_many=True)
     with pytest.raises(SpecError, match="Jobs run on one machine here, which has no licenses") as caught:
-        ask(oskar, spec_of(resources={"licenses": "matlab"}))
+        submit_spec(oskar, spec_of(resources={"licenses": "matlab"}))
     assert [problem.field for problem in caught.value.problems] == ["resources.licenses"]
 
 
 def test_without_a_slurm_user_nothing_is_submitted(oskar: User, settings: Any) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
     with pytest.raises(Refused, match="A sysadmin can set it under People"):
-        ask(oskar)
+        submit_spec(oskar)
     User.objects.filter(pk=oskar.pk).update(slurm_user="oskar")
     oskar.refresh_from_db()
-    ask(oskar)
+    submit_spec(oskar)
 
 
 # The Python of a job
@@ -266,7 +266,7 @@ def test_it_reaches_run_toml_and_the_script(
     settings.VIGIL_NCCL_INTERFACE = "ib0"
     settings.VIGIL_LOCAL_TRUST = "everyone"
     Project.objects.filter(pk=project.pk).update(job_environment='container = "/images/torch.sif"\nmounts = ["/data"]')
-    job, _ = ask(oskar, spec_of(environment={"env": {"WANDB_MODE": "offline; touch x"}}))
+    job, _ = submit_spec(oskar, spec_of(environment={"env": {"WANDB_MODE": "offline; touch x"}}))
     handed(job, scheduler)
     env = tomllib.loads(written(job, "run.toml"))["environment"]["env"]
     assert env == {"NCCL_SOCKET_IFNAME": "ib0", "WANDB_MODE": "offline; touch x"}
@@ -280,22 +280,22 @@ def test_it_reaches_run_toml_and_the_script(
     assert "WANDB" not in script, "what ranks see goes through no shell"
 
 
-def test_by_default_it_is_the_portals_own(oskar: User, scheduler: ScriptedScheduler, settings: Any) -> None:
+def test_by_default_it_is_the_portals(oskar: User, scheduler: ScriptedScheduler, settings: Any) -> None:
     settings.VIGIL_JOB_PYTHON = "/shared/vigil/bin/python"
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     handed(job, scheduler)
     assert "\npython=/shared/vigil/bin/python\n" in written(job, "batch.sh")
 
 
-def test_a_projects_text_that_no_longer_holds_is_told(oskar: User, project: Project) -> None:
+def test_a_projects_text_that_no_longer_holds_is_reported(oskar: User, project: Project) -> None:
     Project.objects.filter(pk=project.pk).update(job_environment="pyhton = 3")
     with pytest.raises(SpecError, match=r'project default is invalid.*Did you mean "python"'):
-        ask(oskar)
+        submit_spec(oskar)
 
 
 def test_this_machine_has_no_containers_of_pyxis(oskar: User) -> None:
     with pytest.raises(SpecError, match='write engine = "apptainer"'):
-        ask(oskar, spec_of(environment={"container": "ubuntu:24.04"}))
+        submit_spec(oskar, spec_of(environment={"container": "ubuntu:24.04"}))
 
 
 def test_sysadmins_set_a_projects_environment(project: Project) -> None:
@@ -308,7 +308,7 @@ def test_sysadmins_set_a_projects_environment(project: Project) -> None:
     assert project.job_environment == 'modules = ["cuda/12.4"]'
 
 
-def test_rest_takes_and_tells_it(oskar: User, settings: Any) -> None:
+def test_rest_takes_and_returns_it(oskar: User, settings: Any) -> None:
     settings.VIGIL_LOCAL_TRUST = "everyone"
     spec = {"name": "x", "resources": {"qos": "high", "begin": "+1h"}, "environment": {"modules": ["cuda"]}}
     answer = send(signed_in(oskar), "post", "/api/v1/jobs", {"spec": spec})

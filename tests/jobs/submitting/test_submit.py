@@ -24,7 +24,7 @@ from portal.models import IdempotencyKey, Project, User
 from portal.series import store
 from tests.jobs import reporting
 from tests.jobs.schedulers import DGX_01, ScriptedScheduler
-from tests.jobs.submissions import ENTRIES, ask, coded, its_code, spec_of
+from tests.jobs.submissions import ENTRIES, coded, its_code, spec_of, submit_spec
 from tests.lab import a_checkpoint, a_job, a_project, on_disk, person, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +33,7 @@ TABLES = pytest.mark.parametrize("table", ENTRIES)
 
 class TestSubmit:
     def test_writes_a_job_and_its_first_attempt(self, oskar: User) -> None:
-        job, created = ask(oskar, spec_of(tags=["a", "b"], notes="why"))
+        job, created = submit_spec(oskar, spec_of(tags=["a", "b"], notes="why"))
         assert created
         assert job.latest is not None
         assert (job.latest.number, job.latest.state, job.latest.origin) == (1, "pending", "submitted")
@@ -42,26 +42,26 @@ class TestSubmit:
         assert JobSpec.parse(job.spec) == spec_of(tags=["a", "b"], notes="why")
         assert handover.due() == [job.latest.pk]
 
-    def test_a_key_makes_one_job(self, oskar: User, project: Project) -> None:
-        first, created = ask(oskar, key="k1")
-        again, created_again = ask(oskar, key="k1")
+    def test_a_key_makes_a_single_job(self, oskar: User, project: Project) -> None:
+        first, created = submit_spec(oskar, key="k1")
+        again, created_again = submit_spec(oskar, key="k1")
         assert (first.pk, created, created_again) == (again.pk, True, False)
         with pytest.raises(IdempotencyConflict):
-            ask(oskar, spec_of(notes="another"), key="k1")
+            submit_spec(oskar, spec_of(notes="another"), key="k1")
         assert Job.objects.count() == 1
-        assert ask(person("nora", project), key="k1")[1]  # another person's key is another key
+        assert submit_spec(person("nora", project), key="k1")[1]  # another person's key is another key
 
     def test_a_key_is_forgotten_after_a_day(self, oskar: User) -> None:
-        first, _ = ask(oskar, key="k1")
+        first, _ = submit_spec(oskar, key="k1")
         IdempotencyKey.objects.update(created_at=timezone.now() - timedelta(hours=25))
-        second, created = ask(oskar, spec_of(notes="another"), key="k1")
+        second, created = submit_spec(oskar, spec_of(notes="another"), key="k1")
         assert created
         assert first.pk != second.pk
 
-    def test_only_projects_of_ones_own(self, oskar: User) -> None:
+    def test_only_projects_of_the_user(self, oskar: User) -> None:
         a_project("siskin")
         with pytest.raises(SpecError) as error:
-            ask(oskar, spec_of(project="siskin"))
+            submit_spec(oskar, spec_of(project="siskin"))
         assert error.value.problems[0].field == "project"
         assert "Choose one of default." in str(error.value)
         assert Job.objects.count() == 0
@@ -76,12 +76,12 @@ class TestSubmit:
             ({"memory_gib": 65.0}, "resources.memory_gib", "Request at most 64"),
         ):
             with pytest.raises(SpecError) as error:
-                ask(oskar, spec_of(resources=resources, run={"global_batch": 48}))
+                submit_spec(oskar, spec_of(resources=resources, run={"global_batch": 48}))
             assert error.value.problems[0].field == field
             assert text in error.value.problems[0].message
         sync.read(ScriptedScheduler(machines=[replace(DGX_01, plays_many=False)]))
         with pytest.raises(SpecError) as error:
-            ask(oskar, spec_of(resources={"nodes": 2}))
+            submit_spec(oskar, spec_of(resources={"nodes": 2}))
         assert error.value.problems[0].field == "resources.nodes"
 
     @TABLES
@@ -90,16 +90,16 @@ class TestSubmit:
         for spec, code in ((coded(table), its_code(table)), (fetched, None)):
             settings.VIGIL_LOCAL_TRUST = "sysadmins"
             with pytest.raises(Refused, match="VIGIL_LOCAL_TRUST=everyone"):
-                ask(oskar, spec, code=code)
+                submit_spec(oskar, spec, code=code)
             settings.VIGIL_LOCAL_TRUST = "everyone"
-            assert ask(oskar, spec, code=code)[1]
+            assert submit_spec(oskar, spec, code=code)[1]
 
     @TABLES
     def test_no_path_of_a_spec_is_opened(self, table: str) -> None:
         spec = coded(table, directory="/etc", entry="passwd")
         a_project()
         with pytest.raises(SpecError, match="upload a tar.gz of it, in the form under Code"):
-            ask(sysadmin(), spec)
+            submit_spec(sysadmin(), spec)
 
 
 class TestResume:
@@ -114,7 +114,7 @@ class TestResume:
         settings.VIGIL_LOCAL_TRUST = "everyone"
         assert resume(oskar, job).number == 2
 
-    def test_from_the_newest_or_the_one_named(
+    def test_from_the_newest_or_a_named_checkpoint(
         self, oskar: User, project: Project, scheduler: ScriptedScheduler
     ) -> None:
         job = a_job(oskar, project, state="failed")
@@ -138,7 +138,7 @@ class TestResume:
         with pytest.raises(Conflict, match="has not ended"):
             resume(oskar, job)
 
-    def test_a_completed_one_needs_a_step_or_more_steps(self, oskar: User, project: Project) -> None:
+    def test_a_completed_job_needs_a_step_or_more_steps(self, oskar: User, project: Project) -> None:
         job = a_job(oskar, project, state="completed")
         a_checkpoint(job, 200)
         with pytest.raises(Conflict, match="has completed"):
@@ -160,27 +160,27 @@ class TestResume:
         with pytest.raises(SpecError, match="Nearest: 100"):
             resume(oskar, job, step=200)
 
-    def test_a_key_makes_one_attempt(self, oskar: User, project: Project) -> None:
+    def test_a_key_makes_a_single_attempt(self, oskar: User, project: Project) -> None:
         job = a_job(oskar, project, state="failed")
         assert resume(oskar, job, key="k").pk == resume(oskar, job, key="k").pk
         with pytest.raises(IdempotencyConflict):
             resume(oskar, job, step=3, key="k")
 
-    def test_the_same_request_twice_at_once_makes_one_attempt(
+    def test_the_same_request_twice_at_once_makes_a_single_attempt(
         self, oskar: User, project: Project, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The second one has found no answer yet; until it has the job's lock, the first one is through."""
+        """The second request has found no answer yet; the first is done before the second has the job's lock."""
         job = a_job(oskar, project, state="failed")
         answered, created = submitting.answered, []
 
-        def look(*request: Any) -> int | None:
+        def answered_late(*request: Any) -> int | None:
             found = answered(*request)
             if not created:
                 monkeypatch.setattr(submitting, "answered", answered)
                 created.append(resume(oskar, job, key="k"))
             return found
 
-        monkeypatch.setattr(submitting, "answered", look)
+        monkeypatch.setattr(submitting, "answered", answered_late)
         assert resume(oskar, job, key="k") == created[0]
         assert job.attempts.count() == 2
 
@@ -205,7 +205,7 @@ class TestCancelAndDelete:
             cancel(oskar, a_job(oskar, project, state="out_of_memory"))
 
     def test_before_it_was_submitted(self, oskar: User, scheduler: ScriptedScheduler) -> None:
-        job, _ = ask(oskar)
+        job, _ = submit_spec(oskar)
         cancel(oskar, job)
         assert job.latest_id is not None
         handover.hand_over(job.latest_id, scheduler)
@@ -216,7 +216,7 @@ class TestCancelAndDelete:
     def test_no_report_is_taken_once_the_data_goes(
         self, oskar: User, project: Project, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else its points would stay behind with no job."""
+        """Otherwise its points would stay behind without a job."""
         job = a_job(oskar, project, state="failed")
         report = reporting.post(reporting.Spooled().log(1, loss=1.0))
         drop, refused = store.drop, []
@@ -233,7 +233,7 @@ class TestCancelAndDelete:
         assert refused == [("attempt", attempt)]
 
     def test_delete_takes_the_data_along(self, oskar: User, scheduler: ScriptedScheduler) -> None:
-        job, _ = ask(oskar, key="k")
+        job, _ = submit_spec(oskar, key="k")
         assert job.latest_id is not None
         handover.hand_over(job.latest_id, scheduler)
         with pytest.raises(Conflict, match="cancel it first"):

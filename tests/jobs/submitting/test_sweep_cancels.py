@@ -1,4 +1,4 @@
-"""Test cancelling sweeps: as a whole or job by job, before and after their scheduler ids are known."""
+"""Test cancelling sweeps: as a whole or job by job, before and after they have scheduler ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.lab import a_project, person
 pytestmark = pytest.mark.django_db
 
 
-def test_one_that_was_cancelled_before_is_left_out(oskar: User, scheduler: ScriptedScheduler) -> None:
+def test_a_job_that_was_cancelled_before_is_left_out(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     cancel(oskar, sweep.jobs.get(sweep_index=1))
     tick(scheduler)
@@ -31,14 +31,14 @@ def test_one_that_was_cancelled_before_is_left_out(oskar: User, scheduler: Scrip
     assert [attempt.state for attempt in firsts(sweep)][:3] == ["pending", "cancelled", "pending"]
 
 
-def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, scheduler: ScriptedScheduler) -> None:
+def test_a_job_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     scheduler.loses_answers = True
     tick(scheduler)
     lost, scheduler.jobs, scheduler.loses_answers = scheduler.jobs, {}, False
     cancel(oskar, sweep.jobs.get(sweep_index=1))
     later()
-    tick(scheduler)  # the request is not there: 1 has ended, the others are asked for again
+    tick(scheduler)  # the request did not arrive: 1 has ended, the others are requested again
     assert [tasks for _, tasks, _ in scheduler.arrays] == [[0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5]]
     stray = Stray.objects.get()
     assert (stray.key, stray.task, stray.scheduler_id) == (sweep.key, 1, "")
@@ -53,12 +53,12 @@ def test_one_that_was_cancelled_while_nobody_knew_is_hunted_down(oskar: User, sc
     assert not Stray.objects.exclude(scheduler_id="").exists()
 
 
-def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, scheduler: ScriptedScheduler) -> None:
+def test_an_id_that_comes_for_an_ended_job_is_cancelled(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     rows = firsts(sweep)
     Attempt.objects.filter(pk=rows[2].pk).update(ended_at=timezone.now(), state="cancelled")
     rows[2].job.refresh_from_db()
-    ids = scheduler.submit_array(_asked(sweep), [0, 1, 2], at_once=None)
+    ids = scheduler.submit_array(_submission_of(sweep), [0, 1, 2], at_once=None)
     for row in rows:
         handover.prepare(row)
     arrays._record_submissions(sweep, rows[:3], ids, scheduler, time.monotonic() + 5)
@@ -66,7 +66,7 @@ def test_an_id_that_comes_for_one_that_has_ended_is_cancelled(oskar: User, sched
     assert (Stray.objects.get().key, Stray.objects.get().task) == (sweep.key, 2)
 
 
-def test_cancelling_a_sweep_asks_for_the_end_of_all_that_live(oskar: User, scheduler: ScriptedScheduler) -> None:
+def test_cancelling_a_sweep_requests_the_end_of_all_that_live(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     tick(scheduler)
     scheduler.update_job("501_0", state="completed", ended_at=time.time(), nodes=("dgx-01",), exit_code=0)
@@ -91,6 +91,6 @@ def test_others_may_not_cancel_it(oskar: User, project: Project) -> None:
     assert Sweep.objects.visible_to(person("mallory", a_project("other"))).count() == 0
 
 
-def _asked(sweep: Sweep) -> Any:
+def _submission_of(sweep: Sweep) -> Any:
     first = firsts(sweep)[0]
     return submission(first, handover.prepare(first))

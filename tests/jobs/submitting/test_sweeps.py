@@ -18,13 +18,13 @@ from jobs.submitting.submit import delete
 from nodes.schedulers.base import SchedulerError
 from portal.models import User
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ENTRIES, ask, its_code, text_of
+from tests.jobs.submissions import ENTRIES, its_code, submit_spec, text_of
 from tests.jobs.submitting.sweeping import TEXT, firsts, later, make, tick
 
 pytestmark = pytest.mark.django_db
 
 
-def test_every_combination_is_a_job_of_its_own(oskar: User) -> None:
+def test_every_combination_is_a_separate_job(oskar: User) -> None:
     sweep = make(oskar)
     jobs = list(sweep.jobs.order_by("sweep_index").select_related("latest"))
     assert [job.name for job in jobs] == [f"rates-{n}" for n in range(6)]
@@ -38,7 +38,7 @@ def test_every_combination_is_a_job_of_its_own(oskar: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "field", "said"),
+    ("line", "field", "message"),
     [
         ('"run.seed" = [1, -2]', "sweep.over.run.seed", "-2 is too small"),
         ('"run.sed" = [1, 2]', "sweep.over.run.sed", 'Did you mean "seed"'),
@@ -54,10 +54,10 @@ def test_every_combination_is_a_job_of_its_own(oskar: User) -> None:
         (f'"run.seed" = {list(range(1001))}', "sweep.over", "1,000 at most"),
     ],
 )
-def test_what_does_not_hold_names_the_path_and_the_value(line: str, field: str, said: str) -> None:
+def test_what_does_not_hold_names_the_path_and_the_value(line: str, field: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         SweepSpec.parse_toml(f'name = "x"\n[resources]\nranks_per_node = 2\n[sweep.over]\n{line}\n')
-    assert any(p.field == field and said in p.message for p in caught.value.problems), caught.value.problems
+    assert any(p.field == field and message in p.message for p in caught.value.problems), caught.value.problems
 
 
 ALGORITHMS = """\
@@ -117,7 +117,7 @@ def test_so_are_those_of_every_other_choice(chosen: str, table: str) -> None:
     assert name not in without.spec_toml.replace(f'"{name}"', "")
 
 
-def test_of_jobs_that_differ_in_options_of_something_else_alone_there_is_one(oskar: User) -> None:
+def test_jobs_that_differ_only_in_unused_options_are_a_single_job(oskar: User) -> None:
     text = 'name = "x"\nkind = "federated"\n[sweep.over]\n"run.algorithm" = ["fedavg", "fedprox"]\n'
     jobs = list(make(oskar, f'{text}"run.fedprox.mu" = [0.1, 1.0]\n').jobs.order_by("sweep_index"))
     assert [job.sweep_values for job in jobs] == [
@@ -133,7 +133,7 @@ def test_options_of_what_no_job_uses_are_refused_as_ever() -> None:
 
 
 @pytest.mark.parametrize("text", ['name = "x"\n[sweep]\n', 'name = "x"\n[sweep]\nover = {}\n'])
-def test_a_sweep_over_nothing_is_told_how_to_write_it(text: str) -> None:
+def test_a_sweep_over_nothing_is_refused_with_how_to_write_it(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         SweepSpec.parse_toml(text)
     (problem,) = caught.value.problems
@@ -144,14 +144,14 @@ def test_a_sweep_over_nothing_is_told_how_to_write_it(text: str) -> None:
 @pytest.mark.lengthy
 def test_a_thousand_jobs_are_made_in_seconds(oskar: User, django_assert_max_num_queries: Any) -> None:
     text = f'name = "many"\n[sweep.over]\n"run.seed" = {list(range(1000))}\n'
-    began = time.process_time()  # what others take of the machine is none of its business
+    began = time.process_time()  # allocations of others do not count
     with django_assert_max_num_queries(100):  # SQLite takes fewer rows at once the more columns an attempt has
         sweep = make(oskar, text)
     assert time.process_time() - began < 10
     assert sweep.jobs.count() == 1000
 
 
-def test_a_repeated_request_makes_one_sweep(oskar: User) -> None:
+def test_a_repeated_request_makes_a_single_sweep(oskar: User) -> None:
     first = make(oskar, key="k")
     assert make(oskar, key="k") == first
     assert Job.objects.count() == 6
@@ -193,7 +193,7 @@ def test_they_are_followed_by_the_sweeps_key(oskar: User, scheduler: ScriptedSch
     assert "another one" in firsts(sweep)[3].reason
 
 
-def test_a_lost_answer_is_looked_up_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:
+def test_a_request_with_a_lost_answer_is_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     scheduler.loses_answers = True
     tick(scheduler)
@@ -273,7 +273,7 @@ def test_a_refusal_ends_them_all_with_its_words(oskar: User, scheduler: Scripted
     assert scheduler.arrays == []
 
 
-def test_a_restart_is_a_submission_of_its_own(oskar: User, scheduler: ScriptedScheduler) -> None:
+def test_a_restart_is_a_separate_submission(oskar: User, scheduler: ScriptedScheduler) -> None:
     sweep = make(oskar)
     tick(scheduler)
     scheduler.update_job("501_4", state="node_fail", started_at=time.time(), ended_at=time.time(), nodes=("dgx-01",))
@@ -289,7 +289,7 @@ def test_a_restart_is_a_submission_of_its_own(oskar: User, scheduler: ScriptedSc
 
 
 def test_it_waits_for_the_jobs_before_it(oskar: User, scheduler: ScriptedScheduler) -> None:
-    before, _ = ask(oskar)
+    before, _ = submit_spec(oskar)
     sweep = make(oskar, f"after = [{before.pk}]\n{TEXT}")
     tick(scheduler)
     assert (scheduler.arrays, len(scheduler.submissions)) == ([], 1)

@@ -1,4 +1,4 @@
-"""The dry run compares tensor parallelism with the NVLinks that agents measured."""
+"""Test that the dry run compares tensor parallelism with the NVLinks that agents measured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spec(tensor: int, **resources: object) -> JobSpec:
 
 
 @pytest.mark.django_db
-def test_names_the_nodes_whose_links_are_too_short() -> None:
+def test_names_the_nodes_with_links_that_are_too_short() -> None:
     for name, islands in (("dgx-01", (8,)), ("dgx-02", (4, 4)), ("dgx-03", (4, 4)), ("pcie-01", (1,) * 8)):
         Node.objects.create(name=name)
         Agent.objects.create(node=name, facts={"topology": matrix(*islands)})

@@ -18,7 +18,7 @@ from jobs.submitting.dryrun import dry_run, sweep_run
 from jobs.submitting.submit import resume
 from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ENTRIES, ask, coded, its_code, spec_of
+from tests.jobs.submissions import ENTRIES, coded, its_code, spec_of, submit_spec
 from tests.lab import a_job, bearer, person, send, signed_in, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +30,7 @@ SWEEP = 'name = "s"\n[sweep.over]\n"run.language.source" = ["stdlib", "/srv/secr
 class TestEveryDoor:
     def test_submit_and_dry_run(self, oskar: User) -> None:
         with pytest.raises(SpecError) as error:
-            ask(oskar, spec_of(**PYTHON))
+            submit_spec(oskar, spec_of(**PYTHON))
         assert [problem.field for problem in error.value.problems] == ["environment.python"]
         (finding,) = dry_run(oskar, spec_of(**PYTHON))
         assert finding.level == "error"
@@ -46,7 +46,7 @@ class TestEveryDoor:
         assert "environment.python" in answer.content.decode()
 
     def test_the_page_and_a_clone(self, oskar: User, project: Project) -> None:
-        theirs, _ = ask(sysadmin(), spec_of(**PYTHON))
+        theirs, _ = submit_spec(sysadmin(), spec_of(**PYTHON))
         client = signed_in(oskar)
         page = client.get(f"/submit?from={theirs.pk}")
         assert "Chooses what code runs" in page.content.decode()
@@ -72,9 +72,10 @@ class TestEveryDoor:
 
     def test_restart_once_trust_was_withdrawn(self, oskar: User, scheduler: ScriptedScheduler, settings: Any) -> None:
         settings.VIGIL_LOCAL_TRUST = "everyone"
-        stored, _ = ask(oskar, spec_of(**PYTHON))
+        stored, _ = submit_spec(oskar, spec_of(**PYTHON))
         brought = [
-            (ask(oskar, coded(table), code=its_code(table))[0], "VIGIL_LOCAL_TRUST=everyone") for table in ENTRIES
+            (submit_spec(oskar, coded(table), code=its_code(table))[0], "VIGIL_LOCAL_TRUST=everyone")
+            for table in ENTRIES
         ]
         settings.VIGIL_LOCAL_TRUST = "sysadmins"
         for job, text in ((stored, "environment.python"), *brought):
@@ -86,7 +87,7 @@ class TestEveryDoor:
         assert not scheduler.submissions
 
     def test_no_project_setting_is_a_leads(self, project: Project) -> None:
-        """Only sysadmins set, in the administration, what the project's jobs run with."""
+        """Only sysadmins set, in the admin site, what the project's jobs run with."""
         client = signed_in(person("lea", project, role="lead"))
         options = {"job_environment": 'python = "/any/program"', "keep_checkpoints_days": 3}
         assert client.post(f"/admin/portal/project/{project.pk}/change/", options).status_code in {302, 403}
@@ -96,9 +97,9 @@ class TestEveryDoor:
         assert project.job_environment == ""
 
 
-class TestWhoseJobs:
+class TestUserOfJobs:
     def test_sysadmins_may(self, project: Project) -> None:
-        assert ask(sysadmin(), spec_of(**PYTHON))[1]
+        assert submit_spec(sysadmin(), spec_of(**PYTHON))[1]
 
     def test_everybody_may_where_the_system_decides(self, oskar: User, settings: Any) -> None:
         for name, value in (("SCHEDULER", "slurm"), ("LOCAL_TRUST", "everyone"), ("LOCAL_USER", "nobody")):
@@ -109,7 +110,7 @@ class TestWhoseJobs:
             setattr(settings, f"VIGIL_{name}", before)
 
     @pytest.mark.parametrize("user", ["root", "portal"])
-    def test_not_where_the_other_user_is_the_portals_own(self, oskar: User, settings: Any, user: str) -> None:
+    def test_not_where_the_other_user_is_the_portals(self, oskar: User, settings: Any, user: str) -> None:
         settings.VIGIL_LOCAL_USER = "root" if user == "root" else pwd.getpwuid(os.geteuid()).pw_name
         assert trust.problems(oskar, spec_of(**PYTHON))
 
@@ -119,16 +120,16 @@ class TestWhoseJobs:
         if "[sweep]" in text:
             assert sweeps.submit(oskar, SweepSpec.parse_toml(text), spec_toml=text)[1]
         else:
-            assert ask(oskar, JobSpec.parse_toml(text))[1]
+            assert submit_spec(oskar, JobSpec.parse_toml(text))[1]
 
 
-def test_the_trainer_is_told_where_it_may_read(
+def test_the_trainer_is_configured_with_where_it_may_read(
     oskar: User, scheduler: ScriptedScheduler, settings: Any, tmp_path: Path
 ) -> None:
     settings.VIGIL_DATA_ROOTS = (tmp_path / "data",)
     spec = spec_of(run={"language": {"source": str(tmp_path / "data" / "texts")}})
     for user, roots in ((oskar, [str(tmp_path / "data")]), (sysadmin(), None)):
-        job, _ = ask(user, spec)
+        job, _ = submit_spec(user, spec)
         handover.hand_over(Attempt.objects.get(job=job).pk, scheduler)
         job.refresh_from_db()
         run = tomllib.loads((rundir.path_of(job.directory) / "portal" / "run.toml").read_text())

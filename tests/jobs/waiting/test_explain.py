@@ -102,7 +102,7 @@ def test_a_reservation_ahead_blocks_and_a_shorter_limit_fits_before_it() -> None
     assert now(found)[0] == {"resources.time_limit": "04:00:00"}
 
 
-def test_what_never_starts_says_so() -> None:
+def test_what_never_starts_is_explained() -> None:
     found = why(gpu_spec(4, 8), cluster(node("a"), node("b", gpus=4)))
     assert found.never
     assert "It can never start as requested." in texts(found)[0]
@@ -149,7 +149,7 @@ def test_every_word_becomes_a_block(reason: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("reason", ["BeginTime", "Priority", "Resources", "None", ""])
-def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str) -> None:
+def test_what_is_to_begin_later_names_when_and_offers_nothing_sooner(reason: str) -> None:
     begin = datetime.fromtimestamp(NOW + 7200, UTC)
     options = {"nodes": 1, "gpus_per_node": 8, "time_limit": "12:00:00", "begin": begin.isoformat()}
     found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a"), node("b", 4)), reason)
@@ -165,15 +165,15 @@ def test_what_is_to_begin_later_says_when_and_offers_nothing_sooner(reason: str)
 def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: str) -> None:
     """Slurm reports the begin time as the start, whatever else the job waits for."""
     options = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
-    own = queued("77", 8, reason=reason, starts_at=NOW + 7200)
-    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a"), queue=(own,)), reason)
+    queued_job = queued("77", 8, reason=reason, starts_at=NOW + 7200)
+    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a"), queue=(queued_job,)), reason)
     assert [block.kind for block in found.blocks] == [kind, "time"]
     assert texts(found)[1].endswith(", in 2 h.")
     assert found.variants == ()
 
 
 @pytest.mark.parametrize(
-    ("reason", "starts_at", "says"),
+    ("reason", "starts_at", "text"),
     [
         ("Resources", None, ""),  # scontrol update starttime=now
         ("Priority", NOW + 600, ""),
@@ -182,12 +182,14 @@ def test_a_hold_or_a_dependency_comes_before_a_later_begin(reason: str, kind: st
         ("Resources", NOW + 7200 - 1, "in 2 h"),
     ],
 )
-def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, starts_at: float, says: str) -> None:
+def test_the_schedulers_begin_counts_more_than_the_specifications(reason: str, starts_at: float, text: str) -> None:
     options = {"gpus_per_node": 8, "begin": datetime.fromtimestamp(NOW + 7200, UTC).isoformat()}
-    own = queued("77", 8, reason=reason, starts_at=starts_at)
-    found = why(spec_of(resources=options, run={"global_batch": 32}), cluster(node("a", 4), queue=(own,)), reason)
-    assert ("Scheduled to start at" in " ".join(texts(found))) is bool(says)
-    assert says in " ".join(texts(found))
+    queued_job = queued("77", 8, reason=reason, starts_at=starts_at)
+    found = why(
+        spec_of(resources=options, run={"global_batch": 32}), cluster(node("a", 4), queue=(queued_job,)), reason
+    )
+    assert ("Scheduled to start at" in " ".join(texts(found))) is bool(text)
+    assert text in " ".join(texts(found))
 
 
 def test_nothing_starts_now_in_a_reservation_that_has_not_begun() -> None:
@@ -209,29 +211,29 @@ def test_once_its_time_has_come_it_waits_as_others_do() -> None:
 
 def test_only_what_was_requeued_hears_of_requeues() -> None:
     for restarts, text in ((0, False), (1, True)):
-        own = queued("77", 1, restart_count=restarts)
-        found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")
+        queued_job = queued("77", 1, restart_count=restarts)
+        found = why(gpu_spec(1, 1), cluster(node("a"), queue=(queued_job,)), "BeginTime")
         assert ("requeue" in texts(found)[0]) is text
     assert "requeue" not in found.meaning
-    own = queued("77", 1, restart_count=1, starts_at=NOW + 120)
-    found = why(gpu_spec(1, 1), cluster(node("a"), queue=(own,)), "BeginTime")
+    queued_job = queued("77", 1, restart_count=1, starts_at=NOW + 120)
+    found = why(gpu_spec(1, 1), cluster(node("a"), queue=(queued_job,)), "BeginTime")
     assert texts(found)[0].startswith("Slurm waits until ")
 
 
 @pytest.mark.parametrize("word", ["JobHeldUser", "JobHeldAdmin"])
-def test_a_hold_says_what_lets_it_go(word: str) -> None:
+def test_a_hold_explains_what_lets_it_go(word: str) -> None:
     found = why(gpu_spec(1, 1), cluster(node("a")), word)
     assert "scontrol release 77" in texts(found)[0]
 
 
-def test_what_vigil_holds_is_said_in_its_words() -> None:
+def test_what_vigil_holds_is_explained_in_its_words() -> None:
     found = why(gpu_spec(), cluster(), "Waits for #12 to complete.", waits_in_vigil=True, scheduler_id="")
     assert [(b.kind, b.text) for b in found.blocks] == [("dependency", "Waits for #12 to complete.")]
     assert found.sentence == "Waits for #12 to complete."
     assert found.variants == ()
 
 
-def test_one_machine_says_who_holds_what() -> None:
+def test_a_single_machine_shows_who_holds_what() -> None:
     box = NodeStatus(name="box", state="mixed", cpus=8, cpus_used=6, partitions=("local",), plays_many=True)
     queue = (
         queued("1", state="running", cpus=4, partition="local"),
@@ -246,7 +248,7 @@ def test_one_machine_says_who_holds_what() -> None:
 
 
 @pytest.mark.parametrize(("reason", "waits"), [("BeginTime", False), ("", True), ("Priority", True)])
-def test_one_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bool) -> None:
+def test_a_single_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bool) -> None:
     box = NodeStatus(name="box", state="idle", cpus=8, partitions=("local",), plays_many=True)
     where = cluster(
         box,
@@ -258,7 +260,7 @@ def test_one_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bo
 
 
 @pytest.mark.parametrize(
-    ("state", "used", "says"),
+    ("state", "used", "text"),
     [
         (
             "draining",
@@ -268,7 +270,7 @@ def test_one_machine_starts_in_order_what_is_to_begin_now(reason: str, waits: bo
         ("drained", 0, "box is drained: fan 3 (vigil: ops). Nothing new starts until a sysadmin undrains it."),
     ],
 )
-def test_one_machine_that_is_drained_says_so_first(state: str, used: int, says: str) -> None:
+def test_a_single_machine_that_is_drained_reports_it_first(state: str, used: int, text: str) -> None:
     box = NodeStatus(
         name="box", state=state, reason="fan 3 (vigil: ops)", cpus=8, cpus_used=used, partitions=("local",),
         plays_many=True,
@@ -280,12 +282,12 @@ def test_one_machine_that_is_drained_says_so_first(state: str, used: int, says: 
     )
     spec = spec_of(resources={"ranks_per_node": 4}, run={"global_batch": 32})
     found = why(spec, where, "This machine is drained: fan 3 (vigil: ops).")
-    assert found.sentence.startswith(says)
+    assert found.sentence.startswith(text)
     assert texts(found)[1:] == (["It needs 4 CPUs, 2 are free."] if used else [])
     assert (found.never, found.starts_on, found.variants) == (False, (), ()), "nothing of another shape starts, either"
 
 
-def test_nothing_known_is_nothing_claimed() -> None:
+def test_without_data_nothing_is_claimed() -> None:
     found = why(gpu_spec(), cluster(partitions=()), "")
     assert found.blocks == ()
     assert found.variants == ()

@@ -17,7 +17,7 @@ def licensed(licenses: str, **facts: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("asked", "there", "says", "never"),
+    ("licenses", "there", "text", "never"),
     [
         ("matlab", LicenseInfo(name="matlab", total=2, used=2), "matlab: 2 of 2 in use; this job requests 1.", False),
         ("matlab:2", LicenseInfo(name="matlab", total=3, used=1, reserved=1),
@@ -31,9 +31,9 @@ def licensed(licenses: str, **facts: Any) -> JobSpec:
          False),
     ],
 )  # fmt: skip
-def test_licenses_are_named_with_their_numbers(asked: str, there: LicenseInfo, says: str, never: bool) -> None:
-    found = why(licensed(asked), cluster(node("a"), licenses=(there,)), "Licenses")
-    assert texts(found) == [says]
+def test_licenses_are_named_with_their_numbers(licenses: str, there: LicenseInfo, text: str, never: bool) -> None:
+    found = why(licensed(licenses), cluster(node("a"), licenses=(there,)), "Licenses")
+    assert texts(found) == [text]
     assert (found.blocks[0].kind, found.blocks[0].is_reason, found.never) == ("limit", True, never)
     assert found.variants == ()
 
@@ -50,21 +50,21 @@ def test_short_licenses_are_in_the_way_whatever_else_is() -> None:
 
 
 def test_licenses_that_those_ahead_take_are_not_promised() -> None:
-    one_left = LicenseInfo(name="matlab", total=2, used=1)
+    matlab = LicenseInfo(name="matlab", total=2, used=1)
     ahead = queued("5", reason="Priority", priority=9, licenses="matlab:1")
     draft = {"reason": "", "scheduler_id": ""}
     spec = licensed("matlab", partition="gpu")
-    alone = why(spec, cluster(node("a"), licenses=(one_left,)), **draft)
+    alone = why(spec, cluster(node("a"), licenses=(matlab,)), **draft)
     assert alone.starts_on == ("a",)
-    behind = why(spec, cluster(node("a"), licenses=(one_left,), queue=(ahead,)), **draft)
+    behind = why(spec, cluster(node("a"), licenses=(matlab,), queue=(ahead,)), **draft)
     assert behind.starts_on == ()
     assert behind.blocks
 
 
 def test_the_schedulers_licenses_count_more_than_the_specifications() -> None:
     there = (LicenseInfo(name="matlab", total=2, used=2),)
-    own = queued("77", reason="Licenses", licenses="matlab:2")
-    found = why(licensed("matlab:1"), cluster(node("a"), licenses=there, queue=(own,)), "Licenses")
+    queued_job = queued("77", reason="Licenses", licenses="matlab:2")
+    found = why(licensed("matlab:1"), cluster(node("a"), licenses=there, queue=(queued_job,)), "Licenses")
     assert texts(found) == ["matlab: 2 of 2 in use; this job requests 2."]
 
 

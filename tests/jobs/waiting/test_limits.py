@@ -21,7 +21,7 @@ def test_names_the_very_limit() -> None:
     block = found.blocks[0]
     assert (block.kind, block.name, block.amount) == ("limit", "QOS small", GPU)
     assert (block.limit, block.used, block.requested, block.is_reason, block.is_final) == (2, 2, 2, True, False)
-    assert now(found) == []  # whatever it asks for, 2 are used
+    assert now(found) == []  # whatever it requests, 2 are used
 
 
 def test_less_than_the_limit_leaves_would_start() -> None:
@@ -89,7 +89,7 @@ def test_a_qos_goes_before_its_accounts_limit() -> None:
     assert [c.source for c in checks(replace(request, qos="big"), where, Usage(where))] == ["QOS big"]
 
 
-def test_a_limit_that_nobody_told_us_is_said_in_slurms_words() -> None:
+def test_an_unknown_limit_is_reported_in_slurms_words() -> None:
     found = why(gpu_spec(), cluster(node("a")), "AssocGrpGRES")
     assert found.blocks[0].kind == "limit"
     assert "its account has reached its limit" in found.blocks[0].text

@@ -1,4 +1,4 @@
-"""Test what a waiting job says about maintenance: with reservations, where Vigil drains, and on a single machine."""
+"""Test what a waiting job shows about maintenance: with reservations, where Vigil drains, and on a single machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_queue(job: QueuedJobInfo, machines: list[NodeStatus] = HALVES) -> None:
 
 
 def window(*nodes: str, begins: float = 4, ends: float = 8, **facts: Any) -> PlannedMaintenance:
-    """A window from so many hours from now to so many."""
+    """Return a window that starts and ends so many hours from now."""
     given = {"reason": "New fans.", "requester": "maintenance-5", **facts}
     return PlannedMaintenance(nodes=frozenset(nodes), starts_at=NOW + begins * HOUR, ends_at=NOW + ends * HOUR, **given)
 
@@ -51,7 +51,7 @@ def test_a_time_limit_that_reaches_into_a_reserved_window_names_the_window() -> 
     assert now(found)[0] == {"resources.time_limit": "03:45:00"}
 
 
-def test_drained_nodes_of_a_window_say_until_when() -> None:
+def test_drained_nodes_of_a_window_show_until_when() -> None:
     planned = window("a", "b", begins=-1, ends=2)
     drained = "[node] New fans (vigil: maintenance-5)"
     where = cluster(*(node(name, state="drained", reason=drained) for name in "ab"), node("c", 4))

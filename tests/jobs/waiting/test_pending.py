@@ -41,7 +41,7 @@ GPU = PartitionInfo(name="gpu", is_default=True, nodes=("dgx-01", "dgx-02", "dgx
 
 
 def eight_gpus(owner: User, project: Project, **attempt: Any) -> Job:
-    """A job that waits for a whole node."""
+    """Return a job that waits for a whole node."""
     options = {"gpus_per_node": 8, "time_limit": "12:00:00"}
     spec = spec_of(name="wren", project=project.slug, resources=options, run={"global_batch": 32})
     attempt = {"scheduler_id": "77", "scheduler_user": "oskar", "reason": "Resources", **attempt}
@@ -63,7 +63,7 @@ def plain(words: str) -> str:
 
 
 @pytest.mark.django_db
-def test_rest_tells_blocks_and_variants(oskar: User, project: Project) -> None:
+def test_rest_returns_blocks_and_variants(oskar: User, project: Project) -> None:
     starts = timezone.now() + timedelta(hours=2)
     read_queue(queued("77", starts_at=starts.timestamp(), priority=5), queued("70", priority=9, gpus=16, node_count=2))
     job = eight_gpus(oskar, project)
@@ -84,7 +84,7 @@ def test_rest_tells_blocks_and_variants(oskar: User, project: Project) -> None:
 
 
 @pytest.mark.django_db
-def test_counts_no_node_that_the_attempt_is_kept_from(oskar: User, project: Project) -> None:
+def test_counts_no_node_that_the_attempt_excludes(oskar: User, project: Project) -> None:
     """dgx-01 would be free, but it was to blame for the end of the attempt before (jobs.blamed_nodes)."""
     sync.read(ScriptedScheduler(machines=[replace(HALVES[0], gpus_used=0), *HALVES[1:]], divided=[GPU]))
     job = eight_gpus(oskar, project)
@@ -100,26 +100,26 @@ def test_counts_no_node_that_the_attempt_is_kept_from(oskar: User, project: Proj
 def test_names_only_jobs_that_the_reader_may_see(oskar: User, project: Project) -> None:
     elsewhere = a_project("elsewhere")
     anna = person("anna", elsewhere)
-    theirs = a_job(anna, elsewhere, state="pending", name="secret", attempt={"scheduler_id": "70"})
-    mine = a_job(oskar, project, state="pending", name="mine", attempt={"scheduler_id": "71"})
+    hidden = a_job(anna, elsewhere, state="pending", name="secret", attempt={"scheduler_id": "70"})
+    visible = a_job(oskar, project, state="pending", name="mine", attempt={"scheduler_id": "71"})
     read_queue(queued("70", priority=9), queued("71", priority=8), queued("77", priority=1))
     job = eight_gpus(oskar, project)
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    assert found["ahead"] == {"jobs": 2, "gpus": 16, "named": [f"#{mine.pk} mine"]}
+    assert found["ahead"] == {"jobs": 2, "gpus": 16, "named": [f"#{visible.pk} mine"]}
     assert "secret" not in json.dumps(found)
-    assert bearer(oskar).get(f"/api/v1/jobs/{theirs.pk}/why").status_code == 404
+    assert bearer(oskar).get(f"/api/v1/jobs/{hidden.pk}/why").status_code == 404
     assert bearer(oskar).get("/api/v1/jobs/999999/why").status_code == 404
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "text"),
     [("running", "It is not waiting: it is running since "), ("failed", "It is not waiting: it ended as failed at ")],
 )
-def test_of_one_that_does_not_wait_it_says_so(oskar: User, project: Project, state: str, said: str) -> None:
+def test_a_job_that_does_not_wait_is_described_as_such(oskar: User, project: Project, state: str, text: str) -> None:
     job = a_job(oskar, project, state=state, attempt={"nodes": ["dgx-01"], "reason": "NonZeroExitCode"})
     found = bearer(oskar).get(f"/api/v1/jobs/{job.pk}/why").json()
-    assert plain(found["text"]).startswith(said)
+    assert plain(found["text"]).startswith(text)
     assert ("NonZeroExitCode" in found["text"]) == (state == "failed")
     assert found["blocks"] == found["variants"] == []
 
@@ -145,7 +145,7 @@ def test_a_hold_shows_with_what_ends_it(oskar: User, project: Project) -> None:
 
 
 @pytest.mark.django_db
-def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, project: Project) -> None:
+def test_a_job_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, project: Project) -> None:
     begin = timezone.now() + timedelta(hours=3)
     read_queue(queued("77", starts_at=begin.timestamp()))
     job = eight_gpus(oskar, project, reason="Priority")
@@ -157,7 +157,7 @@ def test_one_that_is_to_begin_later_is_offered_nothing_sooner(oskar: User, proje
 
 
 @pytest.mark.django_db
-def test_says_when_the_scheduler_has_fallen_silent(oskar: User, project: Project) -> None:
+def test_reports_when_the_scheduler_has_fallen_silent(oskar: User, project: Project) -> None:
     read_queue(queued("77"))
     sync.read(ScriptedScheduler(broken=SchedulerError("Slurm did not answer for 10 s.")))
     found = bearer(oskar).get(f"/api/v1/jobs/{eight_gpus(oskar, project).pk}/why").json()
@@ -166,7 +166,7 @@ def test_says_when_the_scheduler_has_fallen_silent(oskar: User, project: Project
 
 
 @pytest.mark.django_db
-def test_the_reason_comes_explained_wherever_it_is_told(oskar: User, project: Project) -> None:
+def test_the_reason_comes_explained_wherever_it_is_shown(oskar: User, project: Project) -> None:
     job = eight_gpus(oskar, project)
     client = bearer(oskar)
     found = client.get(f"/api/v1/jobs/{job.pk}").json()
@@ -217,7 +217,7 @@ def test_a_link_changes_nothing_else(client: Client, oskar: User, option: str) -
 
 
 @pytest.mark.django_db
-def test_reads_back_what_was_told() -> None:
+def test_reads_back_what_was_written() -> None:
     node = NodeStatus(
         name="n", state="mixed", reason="r", reason_at=5.5, partitions=("a", "b"), features=("x",), cpus=4, gpus=2,
         gpus_allocated=(0, 1), load=0.5, booted_at=9.0, plays_many=True,

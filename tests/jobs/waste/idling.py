@@ -34,8 +34,10 @@ def works(made: Machine, percent: Any, *, ago_s: float = 10) -> None:
     assert made.post(made.batch(int(time.time() - ago_s), gpu_percent=rows)).status_code == 200
 
 
-def held(scheduler_id: str, indices: list[int], *, node: str = "dgx-01", hours: float = 14, **more: Any) -> QueuedJob:
-    """Add a job to the queue that has held these GPUs for so long."""
+def allocated_job(
+    scheduler_id: str, indices: list[int], *, node: str = "dgx-01", hours: float = 14, **more: Any
+) -> QueuedJob:
+    """Add a job to the queue that has had these GPUs for `hours`."""
     fields = {
         "name": f"job-{scheduler_id}", "user": "mira", "state": "running", "nodes": [node], "gpus": len(indices),
         "gpu_indices": {node: indices}, "started_at": moment(time.time() - hours * HOUR_S),

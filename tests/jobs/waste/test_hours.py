@@ -20,7 +20,7 @@ from nodes.telemetry import merge
 from nodes.telemetry.fields import WINDOW_S
 from portal.models import Membership, Project, User
 from tests.jobs.pages.reading import text
-from tests.jobs.waste.idling import HOUR_S, ends, held, idle_for, machine, moment, vigils
+from tests.jobs.waste.idling import HOUR_S, allocated_job, ends, idle_for, machine, moment, vigils
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import START, UUIDS, Machine
 from tests.vigil_cli.commands import nowhere, portal, vigil  # noqa: F401
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def one_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock_at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the clock start at noon, whenever the test is run, because days are counted."""
     began, really = timezone.now(), timezone.now
     noon = began.replace(hour=12, minute=0)
@@ -42,8 +42,8 @@ def today() -> date:
 
 def use(scheduler_id: str, user: str, hours: tuple[float, float, float], *, days_ago: int = 0, **more: Any) -> GpuUse:
     """Store what a merge would have counted: hours allocated, used and idle."""
-    held_s, used_s, idle_s = (HOUR_S * hour for hour in hours)
-    payload = {"held_s": held_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
+    allocated_s, used_s, idle_s = (HOUR_S * hour for hour in hours)
+    payload = {"held_s": allocated_s, "used_s": used_s, "idle_s": idle_s, "is_added": False, **more}
     day = today() - timedelta(days=days_ago)
     return GpuUse.objects.update_or_create(day=day, scheduler_id=scheduler_id, defaults={"user": user, **payload})[0]
 
@@ -76,7 +76,7 @@ def hours(found: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
     return {item["name"]: (item["allocated_hours"], item["used_hours"], item["idle_hours"]) for item in found["items"]}
 
 
-@pytest.mark.usefixtures("one_day")
+@pytest.mark.usefixtures("clock_at_noon")
 class TestCounting:
     def test_from_an_agents_samples_to_a_persons_hours(self) -> None:
         """Two GPUs over a window: one worked at half, one not at all; the machine was silent for a while between."""
@@ -86,7 +86,7 @@ class TestCounting:
         vigils(mira, "7", project="siskin", attempt=at)
         item = Machine(gpus=UUIDS[:2])
         item.post(item.facts(start))
-        held("7", [0, 1], user="vigil")
+        allocated_job("7", [0, 1], user="vigil")
         Holding.objects.update(since=moment(start))
         for second in (*range(start, start + 500, 10), *range(start + 600, start + WINDOW_S + 100, 10)):
             item.post(item.batch(second, gpu_percent=[[50] * 10, [0] * 10]))
@@ -101,7 +101,7 @@ class TestCounting:
         start = START // WINDOW_S * WINDOW_S
         item = Machine(gpus=UUIDS[:1])
         item.post(item.facts(start))
-        held("7", [0])
+        allocated_job("7", [0])
         Holding.objects.update(since=moment(start))
         batches = [
             {**item.batch(at, n=1, gpu_percent=[[100]]), "period": 10}
@@ -147,7 +147,7 @@ class TestCounting:
     def test_a_holding_ends_when_its_job_did_and_not_when_the_queue_was_read(self) -> None:
         job = vigils(person("mira", a_project()), "7")
         machine(1)
-        held("7", [0])
+        allocated_job("7", [0])
         end = timezone.now() - timedelta(seconds=12)
         Attempt.objects.filter(job=job).update(ended_at=end, state="completed")
         ends("7")
@@ -158,8 +158,8 @@ class TestCounting:
         waste()
         assert Holding.objects.get().until == end, "of another holding, by an attempt of the same number"
 
-    def test_a_person_is_one_row_however_their_hours_were_counted(self) -> None:
-        """Hours of before their Slurm user was set here have the scheduler's name alone."""
+    def test_a_person_is_a_single_row_however_their_hours_were_counted(self) -> None:
+        """Hours from before their Slurm user was set here have only the scheduler's name."""
         use("70", "mira-s", (10, 1, 5), days_ago=2)
         waste()
         person("mira", a_project("siskin"), slurm_user="mira-s")
@@ -183,7 +183,7 @@ class TestCounting:
         assert f"(€{2.5 * idle:,.2f}) were idle" in found["text"]
         assert "€" in text(signed_in(lab["sam"]).get("/waste"))
 
-    def test_a_jobs_attempts_are_one_job(self) -> None:
+    def test_a_jobs_attempts_are_a_single_job(self) -> None:
         ann = person("ann", a_project())
         job = vigils(ann, "7", name="lora", attempt={"started_at": timezone.now() - timedelta(days=9)})
         later = {"state": "running", "scheduler_id": "9", "submitted_at": timezone.now(), "started_at": timezone.now()}
@@ -231,7 +231,7 @@ class TestWhoSees:
     def test_a_number_that_is_used_again_names_nobody_elses_job(self, lab: dict[str, User], settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         machine(1)
-        held("90", [0], user="mira", name="secret")
+        allocated_job("90", [0], user="mira", name="secret")
         assert set(hours(get_json(lab["ann"], "by=job"))) == {"nightjar", "job 90"}
 
     def test_a_project_is_all_of_its_members(self, lab: dict[str, User], settings: Any) -> None:
@@ -239,10 +239,10 @@ class TestWhoSees:
         Membership.objects.create(user=lab["mira"], project=Project.objects.get(slug="wren"))
         assert set(hours(get_json(lab["mira"]))) == {"siskin", "wren"}
 
-    def test_idle_now_is_told_to_whom_it_may(self, lab: dict[str, User], settings: Any) -> None:
+    def test_idle_now_is_shown_to_whom_it_may(self, lab: dict[str, User], settings: Any) -> None:
         item = machine(2)
-        held("70", [0], user="mira")
-        held("91", [1], user="ann", name="jupyter")
+        allocated_job("70", [0], user="mira")
+        allocated_job("91", [1], user="ann", name="jupyter")
         idle_for(item, 5)
         assert {job["name"] for job in get_json(lab["mira"])["idle_now"]} == {"lora", "jupyter"}
         settings.VIGIL_QUEUE_VISIBLE = "own"
@@ -259,8 +259,8 @@ class TestWhoSees:
         assert Client().get("/api/v1/waste.csv").status_code == 401
 
 
-@pytest.mark.usefixtures("one_day")
-class TestAsking:
+@pytest.mark.usefixtures("clock_at_noon")
+class TestQueries:
     def test_days(self, lab: dict[str, User]) -> None:
         sam = lab["sam"]
         assert get_json(sam, "days=20")["total"]["allocated_hours"] == 150
@@ -318,14 +318,14 @@ class TestAsking:
     @pytest.mark.parametrize(
         "query", ["days=0", "days=91", "by=colour", "sort=colour", "cursor=x", "limit=201", "cursor=-1"]
     )
-    def test_what_cannot_be_asked_is_refused_plainly(self, lab: dict[str, User], query: str) -> None:
+    def test_invalid_queries_are_refused_plainly(self, lab: dict[str, User], query: str) -> None:
         answer = bearer(lab["sam"], "read").get(f"/api/v1/waste?{query}")
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["field"] == query.partition("=")[0]
         page = signed_in(lab["sam"]).get(f"/waste?{query.replace('cursor', 'after')}")
         assert page.status_code == 200, "a page leaves out what it does not understand"
 
-    def test_links_lead_to_what_one_may_see(self, lab: dict[str, User]) -> None:
+    def test_links_lead_to_what_you_may_see(self, lab: dict[str, User]) -> None:
         html = text(signed_in(lab["mira"]).get("/waste?by=job"))
         assert 'href="/jobs/' in html
         assert ">nightjar</a>" not in html
@@ -335,7 +335,7 @@ class TestAsking:
 
     def test_csv(self, lab: dict[str, User]) -> None:
         machine(1, node="dgx-09")
-        held("90", [0], node="dgx-09", user="ann", name='=HYPERLINK("x"), "y"')
+        allocated_job("90", [0], node="dgx-09", user="ann", name='=HYPERLINK("x"), "y"')
         answer = signed_in(lab["sam"]).get("/api/v1/waste.csv?by=job&sort=-held")
         assert answer.headers["Content-Disposition"] == 'attachment; filename="waste-job-7d.csv"'
         rows = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
@@ -346,7 +346,7 @@ class TestAsking:
 
     def test_hostile_names_are_escaped(self, lab: dict[str, User]) -> None:
         machine(1, node="dgx-09")
-        held("90", [0], node="dgx-09", user="ann", name="<img src=x>")
+        allocated_job("90", [0], node="dgx-09", user="ann", name="<img src=x>")
         html = signed_in(lab["sam"]).get("/waste?by=job").text
         assert "<img src=x>" not in html
         assert "&lt;img src=x&gt;" in html

@@ -18,7 +18,7 @@ from jobs.waste import notices
 from jobs.waste.notices import duration_words
 from nodes.models import Agent, Holding, QueuedJob
 from portal.models import Notice, User
-from tests.jobs.waste.idling import ends, held, idle_for, machine, vigils, works
+from tests.jobs.waste.idling import allocated_job, ends, idle_for, machine, vigils, works
 from tests.lab import a_project, bearer, person, signed_in, sysadmin
 from tests.nodes.telemetry.reporting import Machine
 from vigil_core.formatting import NBSP
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def _nothing_seen_yet() -> None:
+def _no_former_notices() -> None:
     notices.forget()
 
 
@@ -42,10 +42,10 @@ def notices_of(user: User) -> list[dict[str, Any]]:
 
 
 class TestIdle:
-    def test_the_owner_of_a_job_of_vigils_is_told_once(self, oskar: User) -> None:
+    def test_the_owner_of_a_job_of_vigils_is_notified_once(self, oskar: User) -> None:
         idle = machine(1)
         job = vigils(oskar, "7", name="notebook-oskar")
-        held("7", [0], user="vigil")
+        allocated_job("7", [0], user="vigil")
         idle_for(idle, 14.2)
         waste()
         waste()
@@ -58,7 +58,7 @@ class TestIdle:
         assert Notice.objects.count() == 1
         assert "notebook-oskar has left 1 GPU idle" in signed_in(oskar).get("/").text.replace(NBSP, " ")
 
-    def test_not_of_a_node_that_stands_by_as_was_asked_for(self, oskar: User) -> None:
+    def test_not_of_a_node_that_stands_by_as_requested(self, oskar: User) -> None:
         idle = machine(1, node="dgx-02")
         job = vigils(oskar, "7", name="spared")
         Attempt.objects.filter(job=job).update(nodes=["dgx-01", "dgx-02"])
@@ -66,7 +66,7 @@ class TestIdle:
             attempt=job.latest, time=timezone.now(), kind="incarnation.started",
             data={"incarnation": 0, "world_size": 1, "nodes": ["dgx-01"]},
         )  # fmt: skip
-        held("7", [0], user="vigil", node="dgx-02")
+        allocated_job("7", [0], user="vigil", node="dgx-02")
         idle_for(idle, 14.2)
         waste()
         assert len(notices_of(oskar)) == 1, "nobody asked for it"
@@ -75,8 +75,8 @@ class TestIdle:
         assert not notices_of(oskar)
 
     @pytest.mark.parametrize("nodes", [[], [{}], ["nowhere"], [["dgx-02"], None, 7], "dgx-01", {"dgx-01": 1}])
-    def test_what_a_job_says_of_its_nodes_is_not_taken_on_trust(self, oskar: User, nodes: object) -> None:
-        """It excuses no more of them than were to stand by, and keeps nobody else from being told."""
+    def test_what_a_job_reports_of_its_nodes_is_not_taken_on_trust(self, oskar: User, nodes: object) -> None:
+        """It excuses no more nodes than were to stand by, and suppresses no other notice."""
         idle_for(machine(1), 14.2)
         idle_for(machine(1, node="dgx-02"), 14.2)
         liar = vigils(oskar, "7", name="liar", spec={"resources": {"spares": 1}})
@@ -84,14 +84,14 @@ class TestIdle:
         Event.objects.create(
             attempt=liar.latest, time=timezone.now(), kind="incarnation.started", data={"nodes": nodes}
         )
-        held("7", [0], user="vigil")
-        held("8", [0], user="oskar", node="dgx-02")
+        allocated_job("7", [0], user="vigil")
+        allocated_job("8", [0], user="oskar", node="dgx-02")
         waste()
         assert len(notices_of(oskar)) == 2
 
     def test_of_a_foreign_job_whoever_is_its_slurm_user_here(self, oskar: User) -> None:
         idle_for_long = machine(2)
-        held("7", [0, 1], user="oskar", name="jupyter")
+        allocated_job("7", [0, 1], user="oskar", name="jupyter")
         idle_for(idle_for_long, 3)
         waste()
         (notice,) = notices_of(oskar)
@@ -101,7 +101,7 @@ class TestIdle:
 
     def test_some_of_many_gpus_and_what_runs_on_them(self, oskar: User) -> None:
         item = machine(2, gpu_percent=[90, 0])
-        held("7", [0, 1], user="oskar", name="train")
+        allocated_job("7", [0, 1], user="oskar", name="train")
         batch = item.batch(int(time.time()) - 5, gpu_percent=[[90] * 10, [0] * 10])
         process = {"gpu": item.gpus[1], "pid": 17, "user": "oskar", "name": "python", "memory_mib": 5, "job": "7"}
         item.post({**batch, "processes": [process]})
@@ -113,7 +113,7 @@ class TestIdle:
 
     def test_not_before_a_quarter_of_an_hour(self, oskar: User) -> None:
         item = machine(1)
-        held("7", [0], user="oskar", hours=0.2)
+        allocated_job("7", [0], user="oskar", hours=0.2)
         idle_for(item, 14)
         waste()
         assert notices_of(oskar) == [], "it has held it for 12 minutes alone"
@@ -121,7 +121,7 @@ class TestIdle:
 
     def test_withdrawn_when_they_work_again_and_news_when_they_stop(self, oskar: User) -> None:
         item = machine(1)
-        held("7", [0], user="oskar")
+        allocated_job("7", [0], user="oskar")
         idle_for(item, 1)
         waste()
         works(item, 60, ago_s=5)
@@ -135,22 +135,22 @@ class TestIdle:
 
     def test_withdrawn_when_the_job_ends_and_the_next_of_its_number_is_another(self, oskar: User) -> None:
         item = machine(1)
-        held("7", [0], user="oskar")
+        allocated_job("7", [0], user="oskar")
         idle_for(item, 1)
         waste()
         ends("7")
         waste()
         assert notices_of(oskar) == []
         Holding.objects.update(until=timezone.now() - timedelta(hours=3))
-        held("7", [0], user="oskar", hours=2)
+        allocated_job("7", [0], user="oskar", hours=2)
         idle_for(item, 1)
         waste()
         assert len(notices_of(oskar)) == 1
         assert Notice.objects.count() == 2
 
-    def test_what_is_told_stands_while_the_machine_is_silent(self, oskar: User) -> None:
+    def test_a_notice_stands_while_the_machine_is_silent(self, oskar: User) -> None:
         item = machine(1)
-        held("7", [0], user="oskar")
+        allocated_job("7", [0], user="oskar")
         idle_for(item, 1)
         waste()
         Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))
@@ -160,10 +160,10 @@ class TestIdle:
         waste()
         assert notices_of(oskar) == []
 
-    def test_sysadmins_are_told_once_of_people_whom_nobody_knows(self, oskar: User) -> None:
+    def test_sysadmins_are_notified_once_of_people_whom_nobody_knows(self, oskar: User) -> None:
         sam, item = sysadmin(), machine(2)
-        held("7", [0], user="unknown")
-        held("8", [1], user="stranger")
+        allocated_job("7", [0], user="unknown")
+        allocated_job("8", [1], user="stranger")
         idle_for(item, 1)
         waste()
         (notice,) = notices_of(sam)
@@ -180,7 +180,7 @@ class TestIdle:
 
     def test_a_name_is_anybodys_and_shown_as_it_is(self, oskar: User) -> None:
         item = machine(1)
-        held("7", [0], user="oskar", name="<script>alert(1)</script>\n\x1b[31mred")
+        allocated_job("7", [0], user="oskar", name="<script>alert(1)</script>\n\x1b[31mred")
         idle_for(item, 1)
         waste()
         (notice,) = notices_of(oskar)
@@ -188,17 +188,17 @@ class TestIdle:
         assert "\x1b" not in notice["title"]
         assert "<script>alert" not in signed_in(oskar).get("/").text
 
-    def test_it_asks_little_where_nothing_is_held(self, django_assert_max_num_queries: Any) -> None:
+    def test_it_makes_few_queries_where_nothing_is_allocated(self, django_assert_max_num_queries: Any) -> None:
         with django_assert_max_num_queries(7):
             waste()
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="On SQLite one writes at a time")
 @pytest.mark.django_db(transaction=True)
-def test_two_runs_at_once_tell_once() -> None:
+def test_two_runs_at_once_notify_once() -> None:
     oskar = person("oskar", a_project(), slurm_user="oskar")
     item = machine(1)
-    held("7", [0], user="oskar")
+    allocated_job("7", [0], user="oskar")
     idle_for(item, 1)
     together = threading.Barrier(4, timeout=60)
 
@@ -216,9 +216,9 @@ def test_two_runs_at_once_tell_once() -> None:
 
 
 class TestUnheld:
-    def process(self, one: Machine, gpu: int = 0, **more: Any) -> None:
+    def process(self, machine: Machine, gpu: int = 0, **more: Any) -> None:
         payload = {
-            "gpu": one.gpus[gpu],
+            "gpu": machine.gpus[gpu],
             "pid": 17,
             "user": "ann",
             "name": "python3",
@@ -226,37 +226,40 @@ class TestUnheld:
             "job": "",
             **more,
         }
-        assert one.post({**one.batch(int(time.time()) - 5, gpu_percent=50), "processes": [payload]}).status_code == 200
+        assert (
+            machine.post({**machine.batch(int(time.time()) - 5, gpu_percent=50), "processes": [payload]}).status_code
+            == 200
+        )
 
-    def look(self, minutes: int) -> None:
+    def raise_after(self, minutes: int) -> None:
         notices.raise_notices(timezone.now() + timedelta(minutes=minutes))
 
-    def test_sysadmins_are_told_of_a_node_once_it_lasts(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sysadmins_are_notified_of_a_node_once_it_lasts(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
         sam, item = sysadmin(), machine(2)
         self.process(item)
-        self.look(0)
+        self.raise_after(0)
         assert notices_of(sam) == [], "the queue may not have been read since its job began"
-        self.look(1)
+        self.raise_after(1)
         (notice,) = notices_of(sam)
         assert notice["title"] == "A process is on GPU 0 of dgx-01, which is not allocated to any job."
         assert notice["detail"] == "python3 (PID 17) of ann."
         assert (notice["link"], notice["kind"]) == ("/nodes/dgx-01", "gpu.unheld")
         assert notices_of(oskar) == []
-        self.look(2)
+        self.raise_after(2)
         assert Notice.objects.count() == 1
         item.post(item.batch(int(time.time()), gpu_percent=0), first=None)
-        self.look(3)
+        self.raise_after(3)
         assert notices_of(sam) == []
 
-    def test_a_process_on_every_gpu_is_one_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_process_on_every_gpu_is_a_single_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
         sam, item = sysadmin(), machine(8)
         named = {"name": "", "user": "", "pid": 4242, "memory_mib": 5, "job": ""}
         there = [{**named, "gpu": uuid} for uuid in item.gpus]
         item.post({**item.batch(int(time.time()) - 5, gpu_percent=50), "processes": there})
-        self.look(0)
-        self.look(1)
+        self.raise_after(0)
+        self.raise_after(1)
         (notice,) = notices_of(sam)
         assert (
             notice["title"]
@@ -268,15 +271,15 @@ class TestUnheld:
         monkeypatch.setattr(Agent, "is_silent", lambda agent, now=None: False)
         sam, item = sysadmin(), machine(2)
         self.process(item)
-        self.look(0)
-        held("7", [0])
-        self.look(1)
+        self.raise_after(0)
+        allocated_job("7", [0])
+        self.raise_after(1)
         assert notices_of(sam) == []
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(16 * 60, "16 minutes"), (119 * 60, "119 minutes"), (14.9 * 3600, "14 hours"), (50 * 3600, "2 days")],
 )
-def test_long_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
-    assert duration_words(seconds).replace(NBSP, " ") == said
+def test_long_times_are_written_as_people_write_them(seconds: float, text: str) -> None:
+    assert duration_words(seconds).replace(NBSP, " ") == text

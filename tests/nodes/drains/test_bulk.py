@@ -157,4 +157,4 @@ def test_two_sysadmins_at_once_give_a_single_order_per_node(lab: Lab, ops: User,
         "dgx-01": "switch (vigil: ops)", "dgx-02": "cable (vigil: eva)" if replace else "switch (vigil: ops)",
         "dgx-03": "cable (vigil: eva)",
     }  # fmt: skip
-    assert lab.scheduler.asked.count("drain") == 3
+    assert lab.scheduler.requests.count("drain") == 3

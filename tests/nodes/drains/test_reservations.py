@@ -23,7 +23,7 @@ def test_reserves_where_requested_and_removes_it(lab: Lab, ops: User) -> None:
     reservations.carry_out(lab.scheduler)
     reservations.carry_out(lab.scheduler)
     (created,) = lab.scheduler.reserved
-    assert (created.nodes, lab.scheduler.asked.count("reserve_window")) == (("dgx-01", "dgx-02"), 1)
+    assert (created.nodes, lab.scheduler.requests.count("reserve_window")) == (("dgx-01", "dgx-02"), 1)
     at(lab, 11)
     assert not lab.scheduler.drained, "the reservation does it"
     maintenance.cancel(ops, window)
@@ -69,7 +69,7 @@ def test_a_reservation_that_somebody_deleted_is_made_again(lab: Lab, ops: User) 
     sync.read(lab.scheduler, Reading.Part.RESERVATIONS)
     MaintenanceWindow.objects.update(tried_at=timezone.now() - HOUR)
     reservations.carry_out(lab.scheduler)
-    assert lab.scheduler.asked.count("reserve_window") == 3, "it is listed again"
+    assert lab.scheduler.requests.count("reserve_window") == 3, "it is listed again"
 
 
 def test_a_reservation_that_the_scheduler_drops_at_its_end_is_not_made_again(lab: Lab, ops: User) -> None:
@@ -107,7 +107,7 @@ def test_a_reservation_that_nothing_confirmed_is_removed_with_its_window(
     reservations.carry_out(lab.scheduler)
     assert not lab.scheduler.reserved
     reservations.carry_out(lab.scheduler)
-    assert lab.scheduler.asked.count("unreserve") == 1
+    assert lab.scheduler.requests.count("unreserve") == 1
 
 
 def test_drains_its_nodes_while_the_scheduler_fails_to_reserve_them(lab: Lab, ops: User) -> None:
@@ -125,7 +125,7 @@ def test_a_scheduler_that_refuses_or_is_away(lab: Lab, ops: User) -> None:
     lab.scheduler.broken_parts["reserve_window"] = SchedulerError("no answer")
     reservations.carry_out(lab.scheduler)
     reservations.carry_out(lab.scheduler)
-    assert lab.scheduler.asked.count("reserve_window") == 1, "not at every tick"
+    assert lab.scheduler.requests.count("reserve_window") == 1, "not at every tick"
     MaintenanceWindow.objects.update(tried_at=None)
     lab.scheduler.broken_parts["reserve_window"] = SchedulerError("no right to do so", permanent=True)
     reservations.carry_out(lab.scheduler)

@@ -48,7 +48,7 @@ def test_a_life_of_an_entry(ops: Client) -> None:
         assert send(ops, method, f"{WHERE}/entries/x.y").status_code == 404
 
 
-def test_what_is_not_fit_is_told_by_field(ops: Client) -> None:
+def test_unfit_entries_are_reported_by_field(ops: Client) -> None:
     slow = {**OURS, "pattern": r".{2,1000}.{2,1000}went away"}
     answer = send(ops, "post", f"{WHERE}/entries", slow)
     assert answer.status_code == 422
@@ -82,7 +82,7 @@ def test_examples_of_none_are_none(ops: Client) -> None:
     assert b"".join(answer.streaming_content) == b""  # type: ignore[attr-defined]
 
 
-def test_for_sysadmins_alone_and_with_their_own_token(client: Client, mira: User) -> None:
+def test_for_sysadmins_alone_and_with_their_token(client: Client, mira: User) -> None:
     row = SiteEntry.objects.create(**OURS)
     other = Replay.objects.create(asked_by=mira, entry={})
     requests: list[tuple[str, str, Any]] = [

@@ -161,7 +161,7 @@ class TestList:
     def test_filters_and_pages(self, many: list[Incident], query: str, wanted: Any) -> None:
         whole = [f"thing {n}" for n in range(90) if wanted(n)]
         assert self.all_of(bearer(sysadmin()), query) == whole
-        mira = User.objects.get(username="mira")  # a member of one of the two
+        mira = User.objects.get(username="mira")  # a member of one of the two projects
         assert self.all_of(bearer(mira), query) == [text for text in whole if int(text.split()[1]) % 2 == 0]
 
     def test_since_and_what_is_refused(self, many: list[Incident], client: Client) -> None:

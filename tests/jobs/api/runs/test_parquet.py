@@ -17,7 +17,7 @@ from jobs.api.runs import series
 from portal.http import parquet
 from portal.models import User
 from tests.jobs.reporting import Spooled, attempt_of, frame, job_of, send
-from tests.jobs.waste.idling import held
+from tests.jobs.waste.idling import allocated_job
 from tests.lab import bearer, person, sysadmin
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
@@ -61,7 +61,7 @@ class TestOfAJob:
             [str(row[name]) for name in table.column_names[:5]] for row in table.to_pylist()
         ]
 
-    def test_a_long_one_comes_in_row_groups(self, sam: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_long_table_comes_in_row_groups(self, sam: User, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parquet, "ROWS", 4)
         monkeypatch.setattr(series, "CSV_ROWS", 2)
         attempt = attempt_of()
@@ -112,7 +112,7 @@ class TestOfAMachine:
 
     def test_what_is_hidden_stays_hidden(self, now: int, settings: Any) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
-        held("7", [0], user="mira")
+        allocated_job("7", [0], user="mira")
         ann = person("ann", slurm_user="ann")
         table = read(ann, "/api/v1/nodes/dgx-01/series.parquet?name=gpu_percent")
         assert set(table["gpu"].to_pylist()) == {1}
@@ -128,7 +128,7 @@ class TestOfAMachine:
 
 
 @pytest.mark.parametrize("address", ["jobs/{job}/series", "nodes/dgx-01/series"])
-def test_a_portal_without_pyarrow_says_what_to_install(
+def test_a_portal_without_pyarrow_names_what_to_install(
     sam: User, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     attempt = attempt_of()

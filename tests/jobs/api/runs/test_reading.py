@@ -23,7 +23,7 @@ def client(project):
 
 @pytest.fixture
 def job(project):
-    """Attempt 1 reached step 3 and began anew from 2 within itself; attempt 2 went on from step 3."""
+    """Attempt 1 reached step 3 and restarted in place from step 2; attempt 2 continued from step 3."""
     job = lab.a_job(lab.person("mira", project), project, state="failed")
     first = job.latest
     assert first is not None
@@ -135,7 +135,7 @@ def test_csv_has_every_point_in_order(client, job):
 
 @pytest.fixture
 def logs(job, tmp_path, settings):
-    """The folder of attempt 2's logs."""
+    """Return the folder of attempt 2's logs."""
     settings.VIGIL_RUNS = tmp_path
     job.refresh_from_db()
     directory = rundir.make("default", job.pk)

@@ -43,13 +43,13 @@ def running(job: Job, *, seconds: int = 600, indices: tuple[int, ...] = (0,), no
     )  # fmt: skip
 
 
-def launcher_says(job: Job, told: dict[str, Any]) -> None:
+def report_gpus(job: Job, data: dict[str, Any]) -> None:
     assert job.latest is not None
-    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=told)
+    Event.objects.create(attempt=job.latest, time=moment(time.time()), kind="gpus", rank=-1, data=data)
 
 
 def machine_that_works(*, seconds: int = 600, gpus: int = 2) -> Machine:
-    """Return a machine whose GPU i was used 10 × (i + 1) % in the last so many seconds."""
+    """Return a machine whose GPU i was used 10 × (i + 1) % in the last `seconds` seconds."""
     machine, now = Machine(gpus=UUIDS[:gpus]), int(time.time())
     machine.post(machine.facts(now - seconds))
     rows = [[10 * (i + 1)] * 10 for i in range(gpus)]
@@ -96,7 +96,7 @@ def test_curves_of_gpus_and_of_the_machine(mira: User) -> None:
 
 
 @pytest.mark.parametrize("query", ["gpu=9", "from=20&to=10", "points=1", "name=" + "x" * 300])
-def test_what_cannot_be_asked_for_is_refused_by_field(mira: User, query: str) -> None:
+def test_invalid_queries_are_refused_by_field(mira: User, query: str) -> None:
     machine_that_works(seconds=10)
     answer = bearer(mira).get(f"/api/v1/nodes/dgx-01/series?{query}")
     assert answer.status_code == 422
@@ -134,7 +134,7 @@ def test_events_newest_first_and_by_kind(mira: User) -> None:
 
 
 class TestOthers:
-    """A site that hides other people's jobs also hides what their GPUs do."""
+    """Test that a site that hides other people's jobs also hides what their GPUs do."""
 
     @pytest.fixture
     def noor(self, settings: LazySettings, mira: User) -> User:
@@ -144,13 +144,13 @@ class TestOthers:
         running(a_job(mira, a_project(), state="running"), seconds=300)
         hold()
         now = int(time.time())
-        mine = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": "secret.py", "memory_mib": 5, "job": "1"}
-        machine.post({**machine.batch(now, gpu_percent=10, host={"cpu_percent": 1}), "processes": [mine]})
+        process = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": "secret.py", "memory_mib": 5, "job": "1"}
+        machine.post({**machine.batch(now, gpu_percent=10, host={"cpu_percent": 1}), "processes": [process]})
         machine.post(machine.event("xid", now, gpu=UUIDS[0], xid=31, seq=1, text="pid=5, name=secret.py"))
         return person("noor", a_project("other"), slurm_user="noor")
 
     @staticmethod
-    def seen(user: User) -> tuple[Any, ...]:
+    def visible_to(user: User) -> tuple[Any, ...]:
         client, now = bearer(user), int(time.time())
         payload = client.get("/api/v1/nodes/dgx-01/telemetry").json()
         first = payload["gpus"][0]
@@ -168,12 +168,12 @@ class TestOthers:
         )
 
     def test_a_stranger_sees_what_was_before(self, noor: User) -> None:
-        assert self.seen(noor) == (False, 0, 0, False, "", False)
+        assert self.visible_to(noor) == (False, 0, 0, False, "", False)
         assert bearer(noor).get("/api/v1/nodes/dgx-01/gpus").json()["items"][1]["newest"]["gpu_percent"] == 10
 
     def test_its_owner_and_sysadmins_see_all(self, noor: User, mira: User) -> None:
         for user in (mira, sysadmin()):
-            assert self.seen(user) == (True, 1, 1, True, "pid=5, name=secret.py", True)
+            assert self.visible_to(user) == (True, 1, 1, True, "pid=5, name=secret.py", True)
 
 
 class TestOfAJob:
@@ -212,17 +212,17 @@ class TestOfAJob:
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(0,))
         payload = {"node": "dgx-01", "gpus": [{"local_rank": 0, "uuid": UUIDS[2]}]}
-        launcher_says(job, payload)
+        report_gpus(job, payload)
         hold()
         (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
         assert row["uuid"] == UUIDS[2]
 
-    def test_the_word_of_an_earlier_attempt_is_no_longer_heard(self, mira: User) -> None:
+    def test_reports_of_an_earlier_attempt_no_longer_count(self, mira: User) -> None:
         """Slurm queues a job again by its own number."""
         machine_that_works(gpus=4)
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(0,))
-        launcher_says(job, {"gpus": [{"uuid": UUIDS[3]}]})
+        report_gpus(job, {"gpus": [{"uuid": UUIDS[3]}]})
         assert job.latest is not None
         Attempt.objects.filter(pk=job.latest.pk).update(ended_at=moment(time.time()))
         again = Attempt.objects.create(
@@ -236,7 +236,7 @@ class TestOfAJob:
         hold()
         assert {row.gpu.uuid for row in Holding.objects.filter(until=None)} == {UUIDS[2]}, "the last word counts"
 
-    def test_a_slice_is_told_as_the_gpu_that_it_is_cut_from(self, mira: User) -> None:
+    def test_a_slice_is_reported_as_the_gpu_that_it_is_cut_from(self, mira: User) -> None:
         machine = machine_that_works(gpus=2)
         report = machine.facts(time.time())
         report["events"][0]["gpus"][1] |= {"mig": True}
@@ -244,7 +244,7 @@ class TestOfAJob:
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(9,))
         parts = [{"local_rank": i, "uuid": f"MIG-0000000{i}", "parent": UUIDS[1]} for i in range(2)]
-        launcher_says(job, {"gpus": parts})
+        report_gpus(job, {"gpus": parts})
         hold()
         (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
         assert row["uuid"] == UUIDS[1]
@@ -260,7 +260,7 @@ class TestOfAJob:
         machine_that_works(gpus=2)
         job = a_job(mira, a_project(), state="running")
         running(job, indices=(0,))
-        launcher_says(job, data)
+        report_gpus(job, data)
         hold()
         (row,) = bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus").json()["items"]
         assert row["uuid"] == UUIDS[0]
@@ -303,7 +303,7 @@ class TestOfAJob:
         assert bearer(person("noor", a_project("other"))).get(f"/api/v1/jobs/{job.pk}/gpus").status_code == 404
 
     @pytest.mark.parametrize("query", ["field=loss", "columns=0", "from=9&to=3"])
-    def test_what_cannot_be_asked_for(self, mira: User, query: str) -> None:
+    def test_invalid_queries(self, mira: User, query: str) -> None:
         job = a_job(mira, a_project(), state="running")
         assert bearer(mira).get(f"/api/v1/jobs/{job.pk}/gpus?{query}").status_code == 422
 

@@ -58,7 +58,7 @@ def test_a_full_disk_keeps_nobody_from_cancelling(
     assert scheduler.signals == [("101", "USR1")]
 
 
-def test_one_that_stops_in_time_is_cancelled_too(
+def test_a_job_that_stops_in_time_is_cancelled_too(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.update_job("101", state="running")
@@ -71,7 +71,7 @@ def test_one_that_stops_in_time_is_cancelled_too(
     assert "Resume continues" in newest().decision
 
 
-def test_one_that_waits_leaves_the_queue(
+def test_a_job_that_waits_leaves_the_queue(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     cancel(oskar, job)
@@ -92,10 +92,10 @@ def test_a_requeue_in_between_is_cancelled_too(
     assert scheduler.signals == [("101", "USR1")]
 
 
-def test_asked_for_while_a_requeue_is_being_noticed(
+def test_requested_while_a_requeue_is_being_noticed(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """The wish comes between the read of the rows and the scheduler's answer."""
+    """The request arrives between the read of the rows and the scheduler's answer."""
     scheduler.update_job("101", state="running")
     tick()
     scheduler.update_job("101", state="running", restart_count=1)
@@ -105,7 +105,7 @@ def test_asked_for_while_a_requeue_is_being_noticed(
     assert scheduler.signals == [("101", "USR1")]
 
 
-def test_asked_for_while_the_restart_is_being_decided(
+def test_requested_while_the_restart_is_being_decided(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler.update_job("101", state="node_fail")

@@ -24,11 +24,11 @@ def running(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) ->
     return newest()
 
 
-def end(attempt: Attempt, *, ago: float, heard_ago: float | None = None, **result: object) -> None:
-    """Its launcher had its last word, and was heard for the last time, so many seconds ago."""
+def end(attempt: Attempt, *, ago: float, reported_ago: float | None = None, **result: object) -> None:
+    """Write the launcher's final report `ago` seconds ago; its last report arrived `reported_ago` seconds ago."""
     path = launched(attempt, **result) / "result.json"
     os.utime(path, (time.time() - ago,) * 2)
-    received = timezone.now() - timedelta(seconds=ago if heard_ago is None else heard_ago)
+    received = timezone.now() - timedelta(seconds=ago if reported_ago is None else reported_ago)
     Attempt.objects.filter(pk=attempt.pk).update(last_report_at=received)
 
 
@@ -46,7 +46,7 @@ def test_its_nodes_are_given_back_and_the_launchers_word_counts(
 def test_stopped_with_a_checkpoint_it_goes_on(
     running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    """No process was left to ask Slurm for another turn."""
+    """No process was left to request a requeue from Slurm."""
     end(running, ago=90, cause="stopped", exit_code=75)
     tick()
     tick()
@@ -54,11 +54,11 @@ def test_stopped_with_a_checkpoint_it_goes_on(
     assert (ended.cause, ended.number, newest().number) == ("stopped", 1, 2)
 
 
-@pytest.mark.parametrize(("ago", "heard_ago"), [(30, 30), (90, 5), (30, 600)])
-def test_one_that_may_still_be_ending_is_left_alone(
-    ago: float, heard_ago: float, running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+@pytest.mark.parametrize(("ago", "reported_ago"), [(30, 30), (90, 5), (30, 600)])
+def test_an_allocation_that_may_still_be_ending_is_left_alone(
+    ago: float, reported_ago: float, running: Attempt, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    end(running, ago=ago, heard_ago=heard_ago, cause="completed", exit_code=0)
+    end(running, ago=ago, reported_ago=reported_ago, cause="completed", exit_code=0)
     tick()
     assert (newest().state, scheduler.cancelled) == ("running", [])
 

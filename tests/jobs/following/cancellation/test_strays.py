@@ -15,7 +15,7 @@ from nodes.schedulers.base import JobStatus, SchedulerError, Submission
 from portal.models import User
 from tests.jobs.following.launchers import newest
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ask
+from tests.jobs.submissions import submit_spec
 
 pytestmark = pytest.mark.django_db
 
@@ -23,9 +23,9 @@ SILENT = SchedulerError("no answer within 10 s")
 
 
 @pytest.fixture
-def asked(oskar: User) -> Job:
-    """A job that no scheduler has yet."""
-    return ask(oskar)[0]
+def job(oskar: User) -> Job:
+    """Return a job that no scheduler has yet."""
+    return submit_spec(oskar)[0]
 
 
 def later(**ago: float) -> None:
@@ -35,23 +35,23 @@ def later(**ago: float) -> None:
     Stray.objects.update(tried_at=moment)
 
 
-def lost(oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Submission:
-    """A request whose answer never came and which the scheduler has not got yet; then the person cancels."""
+def lost(oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Submission:
+    """Lose a request and its answer on the way to the scheduler, and cancel; return the submission."""
     scheduler.loses_answers = True
     tick()
     scheduler.loses_answers = False
     scheduler.jobs.clear()
-    cancel(oskar, asked)
+    cancel(oskar, job)
     later(seconds=31)
     tick()
     assert (newest().state, newest().scheduler_id) == ("cancelled", "")
     return scheduler.submissions[0]
 
 
-def test_one_that_turns_up_after_its_cancel_is_cancelled(
-    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+def test_a_submission_that_turns_up_after_its_cancel_is_cancelled(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    submission = lost(oskar, asked, scheduler, tick)
+    submission = lost(oskar, job, scheduler, tick)
     tick()
     assert not scheduler.cancelled
     scheduler.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)
@@ -66,10 +66,8 @@ def test_one_that_turns_up_after_its_cancel_is_cancelled(
     assert len(scheduler.submissions) == 1
 
 
-def test_ten_minutes_are_enough(
-    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
-) -> None:
-    lost(oskar, asked, scheduler, tick)
+def test_ten_minutes_are_enough(oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+    lost(oskar, job, scheduler, tick)
     Stray.objects.update(since=timezone.now() - timedelta(minutes=9))
     later(seconds=16)
     tick()
@@ -80,10 +78,10 @@ def test_ten_minutes_are_enough(
     assert Stray.objects.count() == 0
 
 
-def test_looking_is_not_repeated_in_every_tick(
-    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+def test_the_search_is_not_repeated_in_every_tick(
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
-    lost(oskar, asked, scheduler, tick)
+    lost(oskar, job, scheduler, tick)
     tick()
     scheduler.calls = 0
     for _ in range(3):
@@ -91,8 +89,8 @@ def test_looking_is_not_repeated_in_every_tick(
     assert scheduler.calls == 0  # nodes were just read, nothing else is alive
 
 
-def test_what_is_refused_after_a_lost_answer_is_looked_out_for(
-    asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+def test_a_submission_refused_after_a_lost_answer_is_searched_for(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.loses_answers = True
     tick()
@@ -106,14 +104,14 @@ def test_what_is_refused_after_a_lost_answer_is_looked_out_for(
 
 
 def test_a_cancel_that_fails_is_repeated_until_it_is_confirmed(
-    oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+    oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker wakes after its attempt was cancelled, and submits; just then the scheduler takes no cancel."""
     submit_now = scheduler.submit
 
     def slow(submission: Submission) -> str:
         later(seconds=40)
-        cancel(oskar, asked)
+        cancel(oskar, job)
         handover.hand_over(newest().pk, scheduler)
         return submit_now(submission)
 
@@ -136,7 +134,7 @@ def test_a_cancel_that_fails_is_repeated_until_it_is_confirmed(
 
 
 def test_a_scheduler_that_no_longer_knows_it_confirms(
-    asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     Stray.objects.create(key=newest().key, scheduler_id="77")
     scheduler.refuses = lambda what, scheduler_id: SchedulerError("Invalid job id specified", permanent=True)
@@ -147,7 +145,7 @@ def test_a_scheduler_that_no_longer_knows_it_confirms(
 
 
 def test_anothers_job_of_the_same_id_is_left_alone(
-    asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     Stray.objects.create(key="0123456789abcdef", scheduler_id="77")
     scheduler.jobs["77"] = JobStatus(scheduler_id="77", state="running", key="anothers")
@@ -156,9 +154,9 @@ def test_anothers_job_of_the_same_id_is_left_alone(
     assert not Stray.objects.exists()
 
 
-def test_it_outlives_its_job(oskar: User, asked: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+def test_it_outlives_its_job(oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     """Deleted or not, what still runs of it is to end."""
-    submission = lost(oskar, asked, scheduler, tick)
+    submission = lost(oskar, job, scheduler, tick)
     tick()
     delete(oskar, Job.objects.get())
     scheduler.jobs["101"] = JobStatus(scheduler_id="101", state="running", key=submission.key)

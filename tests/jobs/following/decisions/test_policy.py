@@ -1,4 +1,4 @@
-"""Test deriving why an attempt ended from what is known of it; and checkpoints on their lines."""
+"""Test deriving why an attempt ended from its records; and checkpoints on their lines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def failed(kind: str, **more: Any) -> dict[str, Any]:
     return {"cause": "failed", "first_failure": {"rank": 0, "kind": kind, **more}}
 
 
-def stopped(code: int, asked: str, cause: str = "stopped") -> dict[str, Any]:
-    """The launcher's word; 75: it had saved."""
-    return {"cause": cause, "exit_code": code, "asked": asked, "first_failure": None}
+def stopped(code: int, request: str, cause: str = "stopped") -> dict[str, Any]:
+    """Return the launcher's final report; exit code 75: it had saved."""
+    return {"cause": cause, "exit_code": code, "asked": request, "first_failure": None}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ class TestCheckpoints:
         note_checkpoints(attempt, event(100))  # a repeat of the older event brings nothing back
         assert Checkpoint.objects.get().state == "pruned"
 
-    def test_what_was_requeued_tells_where_it_goes_on(self, attempt: Attempt) -> None:
+    def test_what_was_requeued_shows_where_it_goes_on(self, attempt: Attempt) -> None:
         note_checkpoints(attempt, event(100))
         started = {"kind": "run.started", "start_step": 100, "resumed_from": "step-100", "time": 1.7e9}
         note_checkpoints(attempt, started)
@@ -145,7 +145,7 @@ class TestCheckpoints:
         note_checkpoints(request, started)
         assert request.resume_from is None, "a person's own choice stays"
 
-    def test_of_a_program_of_somebody_s_its_launcher_tells_where_it_goes_on(self, attempt: Attempt) -> None:
+    def test_the_launcher_of_a_custom_program_reports_where_it_goes_on(self, attempt: Attempt) -> None:
         Job.objects.update(kind="script")
         attempt = Attempt.objects.select_related("job").get()
         note_checkpoints(attempt, event(100))
@@ -160,7 +160,7 @@ class TestCheckpoints:
         second.refresh_from_db()
         assert second.resume_from == Checkpoint.objects.get()
 
-    def test_one_that_its_trainer_found_damaged_is_started_from_no_more(self, attempt: Attempt) -> None:
+    def test_a_checkpoint_that_its_trainer_found_damaged_is_started_from_no_more(self, attempt: Attempt) -> None:
         note_checkpoints(attempt, event(100))
         note_checkpoints(attempt, event(200, parent_step=100, parent_generation=1))
         Checkpoint.objects.filter(step=200).update(state="verified")
@@ -172,13 +172,13 @@ class TestCheckpoints:
         assert newest is not None
         assert newest.step == 100
 
-    def test_one_told_of_late_takes_no_name_from_a_newer_one(self, attempt: Attempt) -> None:
+    def test_a_checkpoint_reported_late_takes_no_name_from_a_newer_checkpoint(self, attempt: Attempt) -> None:
         note_checkpoints(attempt, event(200, 2))
         note_checkpoints(attempt, event(200, 1))
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-200.g1", 2: "step-200"}
 
-    def test_one_told_of_after_it_was_pruned_is_gone(self, attempt: Attempt) -> None:
+    def test_a_checkpoint_reported_after_it_was_pruned_is_gone(self, attempt: Attempt) -> None:
         pruned = Spooled(incarnation=1).add_event("checkpoint.pruned", step=200, generation=1)
         committed = Spooled().add_event("checkpoint.committed", step=200, generation=1, parent_step=100)
         committed.add_event("checkpoint.committed", step=300, generation=1)
@@ -187,7 +187,7 @@ class TestCheckpoints:
         assert states == {200: "pruned", 300: "committed"}
         assert Checkpoint.objects.get(step=200).parent_step == 100
 
-    def test_one_that_was_damaged_and_made_anew_counts(self, attempt: Attempt) -> None:
+    def test_a_checkpoint_that_was_damaged_and_rewritten_counts(self, attempt: Attempt) -> None:
         note_checkpoints(attempt, event(200, bytes=7))
         note_checkpoints(attempt, event(200, kind="checkpoint.damaged", reason="its sha256 differs"))
         note_checkpoints(attempt, event(200, bytes=8))
@@ -197,17 +197,17 @@ class TestCheckpoints:
         note_checkpoints(attempt, event(200))
         assert Checkpoint.objects.get().state == "pruned", "told again by who starts from it, before it went"
 
-    def test_another_line_moves_the_older_one_aside(self, attempt: Attempt) -> None:
+    def test_another_line_moves_the_older_checkpoint_aside(self, attempt: Attempt) -> None:
         note_checkpoints(attempt, event(100, 1))
         note_checkpoints(attempt, event(100, 3))
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-100.g1", 3: "step-100"}
 
-    def test_who_starts_from_the_older_one_moves_nothing(self, attempt: Attempt) -> None:
+    def test_a_start_from_the_older_checkpoint_moves_nothing(self, attempt: Attempt) -> None:
         for generation in (1, 3):
             note_checkpoints(attempt, event(100, generation, name="step-100"))
         note_checkpoints(attempt, event(100, 1, name="step-100.g1"))
-        note_checkpoints(attempt, event(100, 2, name="step-100.g2"))  # nobody had lived to tell of it
+        note_checkpoints(attempt, event(100, 2, name="step-100.g2"))  # no process had survived to report it
         names = dict(Checkpoint.objects.values_list("generation", "name"))
         assert names == {1: "step-100.g1", 2: "step-100.g2", 3: "step-100"}
 
@@ -263,14 +263,14 @@ class TestCheckpoints:
         assert "sha256 differs" in found[200][1]
         assert found[300][0] == "corrupt"
 
-    def test_large_numbers_are_kept(self, attempt: Attempt) -> None:
+    def test_large_numbers_are_stored(self, attempt: Attempt) -> None:
         large = {"bytes": 3 * 2**40, "consumed_samples": 2**40, "parent_step": 2**35, "parent_generation": 1}
         note_checkpoints(attempt, event(2**36, **large))
         row = Checkpoint.objects.get()
         assert row.step == 2**36
         assert {name: getattr(row, name) for name in large} == large
 
-    def test_one_too_large_to_read_is_no_corrupt_one(
+    def test_a_checkpoint_too_large_to_read_is_not_corrupt(
         self, job: Job, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(verify, "MAX_BYTES", 3)
@@ -284,7 +284,7 @@ class TestCheckpoints:
         assert found[100].state == "committed"
         assert "Too large" in found[100].problem
         assert found[100].resumable
-        assert (found[200].state, found[300].state) == ("corrupt", "corrupt")  # sizes and names are looked at
+        assert (found[200].state, found[300].state) == ("corrupt", "corrupt")  # sizes and names are compared
         assert verify.verify_next() is None
 
     @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ class TestCheckpoints:
         ['{"version": "\\ud800\\u0000"}', '{"version": 1, "files": [], "created": 1' + "0" * 400 + "}"],
         ids=["half a letter", "an endless number"],
     )
-    def test_an_odd_manifest_does_not_keep_others_from_being_looked_at(
+    def test_an_odd_manifest_does_not_stop_the_verification_of_others(
         self, job: Job, attempt: Attempt, manifest: str
     ) -> None:
         on_disk(job)
@@ -322,15 +322,15 @@ class TestCheckpoints:
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "open", fail)
-            looked = [verify.verify_next() for _ in range(3)]
-        assert sorted(row.step for row in looked if row) == [100, 200]  # each in its turn, none twice
+            verified = [verify.verify_next() for _ in range(3)]
+        assert sorted(row.step for row in verified if row) == [100, 200]  # each in its turn, none twice
         assert set(Checkpoint.objects.values_list("state", "verify_tries")) == {("committed", 1)}
         Checkpoint.objects.update(verify_after=timezone.now())
         verify.verify_next()
         verify.verify_next()
         assert set(Checkpoint.objects.values_list("state", flat=True)) == {"verified"}
 
-    def test_one_that_is_gone_is_given_time_to_be_told_of(self, job: Job, attempt: Attempt) -> None:
+    def test_a_missing_checkpoint_has_time_to_be_reported(self, job: Job, attempt: Attempt) -> None:
         on_disk(job)
         write_checkpoint(rundir.path_of(job.directory) / "job" / "checkpoints", 300, b"good")
         for step in (100, 200):
@@ -345,7 +345,7 @@ class TestCheckpoints:
         found = {row.step: (row.state, row.problem) for row in Checkpoint.objects.all()}
         assert found == {100: ("pruned", ""), 200: ("corrupt", "Its folder is gone.")}
 
-    def test_a_file_system_that_is_away_says_nothing(
+    def test_a_file_system_that_is_away_proves_nothing(
         self, job: Job, attempt: Attempt, settings: Any, tmp_path: Path
     ) -> None:
         on_disk(job)

@@ -33,7 +33,7 @@ def job(job_of_two_nodes: Job) -> Job:
     return job_of_two_nodes
 
 
-def test_it_is_decided_once_it_is_known_why(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+def test_it_is_decided_once_the_cause_is_found(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     attempt = newest()
     launched(attempt, exit_code=1, cause="failed", first_failure=EXCEPTION)
     scheduler.update_job("101", state="failed", exit_code=1, nodes=("dgx01", "dgx02"))
@@ -63,7 +63,7 @@ def test_where_nobody_finds_out_in_time_its_end_decides(job: Job, scheduler: Scr
 
 
 @pytest.mark.parametrize(
-    ("cause", "more", "says", "without"),
+    ("cause", "more", "text", "without"),
     [
         ("gpu.ecc", {"node": "dgx01"}, "Restarted from step 20 without dgx01 as attempt 2.", ("dgx01",)),
         ("gpu.ecc", {}, "Restarted from step 20 as attempt 2.", ()),
@@ -97,13 +97,13 @@ def test_each_cause_is_followed_by_its_row(
     tick: Tick,
     cause: str,
     more: dict[str, Any],
-    says: str,
+    text: str,
     without: tuple[str, ...] | None,
 ) -> None:
-    """None: it stops."""
+    """If `without` is None, the job stops."""
     a_checkpoint(job, 20, attempt=newest())
     attempt = die(scheduler, tick, cause, **more)
-    assert says in attempt.decision
+    assert text in attempt.decision
     assert Attempt.objects.count() == (1 if without is None else 2)
     if without is not None:
         assert scheduler.submissions[-1].excluded_nodes == without
@@ -119,7 +119,7 @@ def test_what_had_saved_nothing_is_not_begun_again(
     assert Attempt.objects.count() == 1
 
 
-def test_what_a_restart_does_not_mend_has_one(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+def test_what_a_restart_does_not_mend_has_a_single_attempt(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     for step in (20, 40):
         a_checkpoint(job, step, attempt=newest())
         attempt = die(scheduler, tick, "memory.gpu_oom")
@@ -151,7 +151,7 @@ def test_another_failure_is_not_the_same(job: Job, scheduler: ScriptedScheduler,
     assert "as attempt 3" in second.decision
 
 
-def test_of_one_machine_no_node_is_left_out(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+def test_on_a_single_machine_no_node_is_left_out(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     machines(scheduler, "dgx01", "dgx02")
     attempt = die(scheduler, tick, "gpu.off_bus", node="dgx02")
     assert "Not restarted: it failed on dgx02, and too few nodes are left without it." in attempt.decision
@@ -171,7 +171,7 @@ def test_what_is_handed_over_stays(job: Job, scheduler: ScriptedScheduler, tick:
 
 
 def test_free_ends_are_no_failures_that_came_before(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
-    """A job that was preempted has not been started anew for its program's sake."""
+    """A restart after a preemption does not count as one because of the program."""
     machines(scheduler, "dgx01", "dgx02", "dgx03")
     spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"program.exception": "once"}}})
     submit(oskar, spec, spec_toml=write_toml(spec))
@@ -182,7 +182,9 @@ def test_free_ends_are_no_failures_that_came_before(oskar: User, scheduler: Scri
     assert "as attempt 3" in die(scheduler, tick, "program.exception", nodes=("dgx01",)).decision
 
 
-def test_a_fault_between_nodes_is_on_none_of_one(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
+def test_a_fault_between_nodes_is_on_none_of_a_single_node_job(
+    oskar: User, scheduler: ScriptedScheduler, tick: Tick
+) -> None:
     machines(scheduler, "dgx01")
     spec = JobSpec.parse({"name": "gpt"})
     submit(oskar, spec, spec_toml=write_toml(spec))
@@ -224,10 +226,10 @@ def test_a_persons_word_takes_it_back_too(job: Job, scheduler: ScriptedScheduler
     assert newest().cause == "withdrawn"
 
 
-def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
+def test_what_somebody_else_is_handing_over_is_not_reported_as_taken_back(
     job: Job, scheduler: ScriptedScheduler, tick: Tick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row is another's by then: nothing was ended, so nothing is said."""
+    """Another process has its row by then: nothing was ended, so nothing is reported."""
     scheduler.refuses_submissions = SchedulerError("Slurm does not answer")
     first = die(scheduler, tick, "unknown")
     Attempt.objects.filter(number=2).update(submitting_at=None)
@@ -238,7 +240,7 @@ def test_what_somebody_else_is_handing_over_is_not_said_to_be_taken_back(
     assert "was not started" not in first.decision
 
 
-def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+def test_a_federation_that_lost_its_quorum_restarts_once(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     """The same clients in the same rounds repeat failures of clients, and may not repeat failures of machines."""
     assert "Restarted from the beginning as attempt 2" in die(scheduler, tick, "federated.quorum").decision
     a_checkpoint(job, 40, attempt=newest())
@@ -248,7 +250,7 @@ def test_a_federation_that_lost_its_quorum_starts_anew_once(job: Job, scheduler:
     )
 
 
-def test_a_federation_whose_clients_all_failed_does_not(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+def test_a_federation_of_failed_clients_does_not(job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
     decision = die(scheduler, tick, "federated.clients").decision
     assert decision == ("All clients failed (94 % confidence). Not restarted: the same would happen again.")
 
@@ -257,7 +259,7 @@ class TestOthers:
     """The nodes on which the job may run decide whether enough are left."""
 
     @pytest.mark.parametrize(
-        ("asked", "says"),
+        ("resources", "text"),
         [
             ({"gpus_per_node": 1, "gpu_type": "h100"}, "too few nodes are left without it"),
             ({"exclude_nodes": ["dgx03", "dgx04"]}, "too few nodes are left without it"),
@@ -265,7 +267,7 @@ class TestOthers:
         ],
     )
     def test_are_those_that_it_may_run_on(
-        self, oskar: User, scheduler: ScriptedScheduler, tick: Tick, asked: dict[str, Any], says: str
+        self, oskar: User, scheduler: ScriptedScheduler, tick: Tick, resources: dict[str, Any], text: str
     ) -> None:
         machines(scheduler, "dgx01", "dgx02", "dgx03", "dgx04")
         for number, machine in enumerate(scheduler.machines):
@@ -273,12 +275,12 @@ class TestOthers:
         Node.objects.update(gpus=4)
         Node.objects.filter(name__in=["dgx01", "dgx02"]).update(gpu_type="h100")
         Node.objects.filter(name__in=["dgx03", "dgx04"]).update(gpu_type="a100")
-        spec = JobSpec.parse({"name": "gpt", "resources": {"nodes": 2, **asked}})
+        spec = JobSpec.parse({"name": "gpt", "resources": {"nodes": 2, **resources}})
         submit(oskar, spec, spec_toml=write_toml(spec))
         tick()
-        assert says in die(scheduler, tick, "gpu.ecc", node="dgx01").decision
+        assert text in die(scheduler, tick, "gpu.ecc", node="dgx01").decision
 
-    def test_a_node_that_was_put_back_into_service_is_one_again(
+    def test_a_node_that_was_put_back_into_service_counts_again(
         self, job: Job, scheduler: ScriptedScheduler, tick: Tick
     ) -> None:
         die(scheduler, tick, "gpu.ecc", node="dgx01")
@@ -309,7 +311,7 @@ class TestChangedRows:
         assert "as attempt 3" in die(scheduler, tick, "storage.full").decision
 
     @pytest.mark.parametrize(
-        ("on", "says"),
+        ("on", "text"),
         [
             ({"gpu.exploded": "stop"}, "is not a cause"),
             ({"none": "restart"}, "is not a cause"),
@@ -318,10 +320,10 @@ class TestChangedRows:
             ({"gpu.*": 3}, ""),
         ],
     )
-    def test_what_does_not_hold_is_refused(self, oskar: User, on: dict[str, Any], says: str) -> None:
+    def test_what_does_not_hold_is_refused(self, oskar: User, on: dict[str, Any], text: str) -> None:
         answer = send(bearer(oskar), "post", "/api/v1/jobs", {"spec": {"name": "x", "restart": {"on": on}}})
         assert answer.status_code == 422, answer.content
-        assert says in answer.text
+        assert text in answer.text
         assert "restart.on" in answer.text
 
     def test_a_project_s_is_checked_when_it_is_written(self, project: Project) -> None:
@@ -335,7 +337,7 @@ class TestChangedRows:
         assert project.restart_on == '"gpu.*" = "stop"'
 
 
-def test_a_dry_run_says_what_would_happen(oskar: User) -> None:
+def test_a_dry_run_describes_what_would_happen(oskar: User) -> None:
     text = 'name = "x"\n[restart.on]\n"memory.gpu_oom" = "stop"\n'
     answer = send(bearer(oskar), "post", "/api/v1/jobs/check", {"spec_toml": text})
     found = {finding["title"]: finding["text"] for finding in answer.json()["findings"]}

@@ -39,10 +39,10 @@ def test_a_broken_checkpoint_is_gone_back_behind(job: Job, scheduler: ScriptedSc
 
 
 @pytest.mark.parametrize("cause", ["scheduler.launch", "scheduler.node_fail"])
-def test_where_it_was_to_start_is_kept_until_it_has(
+def test_where_it_was_to_start_is_stored_until_it_has(
     job: Job, scheduler: ScriptedScheduler, tick: Tick, cause: str
 ) -> None:
-    """Its launchers, which never ran, would have made it their line."""
+    """Its launchers, which never ran, would have started its line."""
     a_checkpoint(job, 20, attempt=newest())
     a_checkpoint(job, 40, parent_step=20, parent_generation=1, attempt=newest())
     die(scheduler, tick, "checkpoint.corrupt")
@@ -69,8 +69,8 @@ def test_requeued_by_slurm_it_starts_where_it_was_to(job: Job, scheduler: Script
 
 
 class TestBeforeABrokenCheckpoint:
-    def test_is_the_one_before_its_own_newest(self, job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
-        """It had gone on from 20, and saved 40 and 60: what it could not read in the end is 60."""
+    def test_is_the_checkpoint_before_its_newest(self, job: Job, scheduler: ScriptedScheduler, tick: Tick) -> None:
+        """It had continued from 20 and saved 40 and 60: the one that it could not read is 60."""
         a_checkpoint(job, 20, attempt=newest())
         die(scheduler, tick, "storage.io")
         a_checkpoint(job, 40, generation=2, parent_step=20, parent_generation=1, attempt=newest())
@@ -86,7 +86,7 @@ class TestBeforeABrokenCheckpoint:
 
 
 def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, scheduler: ScriptedScheduler, tick: Tick) -> None:
-    """`restart` in place of `rewind` is what it says."""
+    """`restart` in place of `rewind` is taken literally."""
     machines(scheduler, "dgx01", "dgx02", "dgx03")
     spec = JobSpec.parse({"name": "gpt", "restart": {"on": {"numerics.divergence": "restart"}}})
     submit(oskar, spec, spec_toml=write_toml(spec))
@@ -112,7 +112,7 @@ def test_an_ordinary_restart_keeps_the_learning_rate(oskar: User, scheduler: Scr
     ],
 )
 def test_those_of_before_an_update_do_so_too(job: Job, cause: str, origin: str, is_back: bool) -> None:
-    """Before the update, only the way in which the last attempt ended said so."""
+    """Before the update, only the end of the last attempt recorded it."""
     start = a_checkpoint(job, 20, attempt=newest())
     Attempt.objects.update(cause=cause)
     Attempt.objects.create(job=job, number=2, origin=origin, resume_from=start)

@@ -1,4 +1,4 @@
-"""Test that a sweep stops whose first jobs fail for the same reason."""
+"""Test that a sweep stops if its first jobs fail for the same reason."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.jobs.schedulers import ScriptedScheduler
 pytestmark = pytest.mark.django_db
 
 
-def test_a_program_that_just_leaves_is_not_said_to_have_raised(
+def test_a_program_that_just_leaves_is_not_reported_as_raising(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.update_job("101", state="running")

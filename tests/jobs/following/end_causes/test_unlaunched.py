@@ -1,4 +1,4 @@
-"""Test what Slurm could not start at all (0:53): a missing permission by name, or else no more than is known."""
+"""Test what Slurm could not start at all (0:53): a missing permission is named; nothing else is guessed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.models import Attempt, Job
 from portal.models import User
 from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ask
+from tests.jobs.submissions import submit_spec
 from tests.slurm.people import ALICE, BOB, GROUP, PORTAL, People
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def root(settings: Any) -> Iterator[Path]:
-    """A run root as docs/how-to/slurm.md makes it, where everybody may walk to it."""
+    """Return a run root as in docs/how-to/slurm.md, which everybody may reach."""
     People()
     folder = Path(tempfile.mkdtemp(prefix="vigil-runs-"))
     shutil.chown(folder, "root", GROUP)
@@ -42,24 +42,24 @@ def root(settings: Any) -> Iterator[Path]:
 def job(root: Path, oskar: User, tick: Callable[[], bool]) -> Job:
     User.objects.filter(pk=oskar.pk).update(slurm_user=ALICE)
     oskar.refresh_from_db()
-    created, _ = ask(oskar)
+    created, _ = submit_spec(oskar)
     tick()
     return created
 
 
-def end(scheduler: ScriptedScheduler, tick: Callable[[], bool], **said: Any) -> Attempt:
-    scheduler.update_job("101", **{"state": "failed", "signal": 53, "nodes": ("dgx01",), **said})
+def end(scheduler: ScriptedScheduler, tick: Callable[[], bool], **status: Any) -> Attempt:
+    scheduler.update_job("101", **{"state": "failed", "signal": 53, "nodes": ("dgx01",), **status})
     tick()
     return Attempt.objects.get(number=1)
 
 
-@pytest.mark.parametrize("said", [{}, {"signal": None, "exit_code": 1}])  # alone, and as a task of an array
+@pytest.mark.parametrize("status", [{}, {"signal": None, "exit_code": 1}])  # alone, and as a task of an array
 def test_a_folder_that_is_closed_is_named_and_not_tried_again(
-    job: Job, root: Path, scheduler: ScriptedScheduler, tick: Callable[[], bool], said: dict[str, Any]
+    job: Job, root: Path, scheduler: ScriptedScheduler, tick: Callable[[], bool], status: dict[str, Any]
 ) -> None:
     shutil.chown(root, "root", PORTAL)
     root.chmod(0o2710)
-    attempt = end(scheduler, tick, **said)
+    attempt = end(scheduler, tick, **status)
     assert attempt.cause == "permission"
     assert attempt.reason == (
         f"{ALICE} may not enter {root}: it is open to the group {PORTAL}, and {ALICE} is not in it."
@@ -69,7 +69,7 @@ def test_a_folder_that_is_closed_is_named_and_not_tried_again(
     assert Attempt.objects.count() == 1
 
 
-def test_a_mode_that_lets_no_group_through_is_told(
+def test_a_mode_that_lets_no_group_through_is_reported(
     job: Job, root: Path, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     root.chmod(0o2700)
@@ -78,11 +78,11 @@ def test_a_mode_that_lets_no_group_through_is_told(
     assert f"chmod g+x {root}" in attempt.reason
 
 
-def test_its_own_folder_is_opened_anew_by_a_resume(
+def test_its_folder_is_opened_again_by_a_resume(
     job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     folder = rundir.path_of(Job.objects.get().directory) / "job"
-    folder.chmod(0o2700)  # of a folder with a list these bits are its mask
+    folder.chmod(0o2700)  # for a folder with an ACL these bits are the mask
     attempt = end(scheduler, tick)
     assert attempt.cause == "permission"
     assert f"{ALICE} may not write to {folder}" in attempt.reason

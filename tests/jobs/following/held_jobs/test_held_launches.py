@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 REASON = "launch_failed_requeued_held, dgx03"
 
 
-def test_its_owner_and_sysadmins_are_told_once(
+def test_its_owner_and_sysadmins_are_notified_once(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.machines = [NodeStatus(name="dgx03", state="drained", reason="Prolog error", gpus=8, cpus=8)]
@@ -45,7 +45,7 @@ def test_its_owner_and_sysadmins_are_told_once(
     assert not Notice.objects.active().exists(), "it was released"
 
 
-def test_its_page_and_why_say_what_to_do(
+def test_its_page_and_why_explain_what_to_do(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     scheduler.machines = [
@@ -66,7 +66,7 @@ def test_its_page_and_why_say_what_to_do(
     assert ways in page
 
 
-def test_a_persons_hold_tells_nobody(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
+def test_a_persons_hold_notifies_nobody(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> None:
     scheduler.jobs["101"] = replace(scheduler.jobs["101"], reason="JobHeldUser")
     tick()
     assert not Notice.objects.exists()

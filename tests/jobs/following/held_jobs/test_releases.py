@@ -22,24 +22,24 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def held(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Job:
+def held_job(job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]) -> Job:
     scheduler.update_job("101", state="pending", reason="JobHeldUser")
     Attempt.objects.update(scheduler_user="oskar-s")
     tick()
     return job
 
 
-def ask(user: User, job: Job) -> Any:
+def request_release(user: User, job: Job) -> Any:
     return bearer(user).post(f"/api/v1/jobs/{job.pk}/release")
 
 
-def test_its_owner_releases_it_in_their_own_name(
-    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+def test_its_owner_releases_it_in_their_name(
+    held_job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
-    assert "Release it" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
-    assert ask(oskar, held).status_code == 202
-    assert ask(oskar, held).status_code == 202
-    assert "Releasing" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
+    assert "Release it" in text(signed_in(oskar).get(f"/jobs/{held_job.pk}"))
+    assert request_release(oskar, held_job).status_code == 202
+    assert request_release(oskar, held_job).status_code == 202
+    assert "Releasing" in text(signed_in(oskar).get(f"/jobs/{held_job.pk}"))
     assert not scheduler.released, "no scheduler is asked in a request"
     tick()
     tick()
@@ -48,31 +48,31 @@ def test_its_owner_releases_it_in_their_own_name(
 
 
 def test_a_sysadmin_releases_it_in_the_portals_name(
-    held: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+    held_job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """A hold by an administrator is not the owner's to end."""
-    signed_in(sysadmin("ops")).post(f"/jobs/{held.pk}/release")
+    signed_in(sysadmin("ops")).post(f"/jobs/{held_job.pk}/release")
     tick()
     assert scheduler.released == [("101", "")]
     assert AuditEntry.objects.get().action == "job.released"
 
 
-def test_what_the_scheduler_says_against_it_is_shown(
-    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+def test_the_schedulers_objection_is_shown(
+    held_job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
     scheduler.broken_parts["release"] = SchedulerError("Access/permission denied", permanent=True)
-    ask(oskar, held)
+    request_release(oskar, held_job)
     tick()
     assert newest().release_requested_at is None
-    assert "Not released: Access/permission denied" in text(signed_in(oskar).get(f"/jobs/{held.pk}"))
-    assert ask(oskar, held).json()["attempt"]["release_outcome"] == ""
+    assert "Not released: Access/permission denied" in text(signed_in(oskar).get(f"/jobs/{held_job.pk}"))
+    assert request_release(oskar, held_job).json()["attempt"]["release_outcome"] == ""
 
 
-def test_a_silent_scheduler_is_asked_again_but_not_for_ever(
-    held: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
+def test_a_silent_scheduler_is_tried_again_but_not_for_ever(
+    held_job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
     scheduler.broken_parts["release"] = SchedulerError("Slurm did not answer for 10 s.")
-    ask(oskar, held)
+    request_release(oskar, held_job)
     tick()
     assert newest().release_requested_at is not None
     Attempt.objects.update(release_requested_at=timezone.now() - releases.GIVE_UP - timedelta(seconds=1))
@@ -80,15 +80,15 @@ def test_a_silent_scheduler_is_asked_again_but_not_for_ever(
     assert newest().release_requested_at is None
 
 
-def test_only_what_is_held_and_by_whom_it_may(
+def test_only_held_jobs_are_released_and_by_whom_may(
     job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
-    assert ask(oskar, job).status_code == 409, "it runs"
+    assert request_release(oskar, job).status_code == 409, "it runs"
     scheduler.update_job("101", state="pending", reason="Resources")
     tick()
-    assert ask(oskar, job).status_code == 409
-    assert "is not held" in ask(oskar, job).json()["detail"]
+    assert request_release(oskar, job).status_code == 409
+    assert "is not held" in request_release(oskar, job).json()["detail"]
     scheduler.update_job("101", state="pending", reason="JobHeldAdmin")
     tick()
-    assert ask(person("stranger"), job).status_code == 404
+    assert request_release(person("stranger"), job).status_code == 404
     assert not scheduler.released

@@ -15,7 +15,7 @@ from jobs.models import Attempt, Job
 from jobs.submitting.submit import cancel, delete, resume
 from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ask, spec_of
+from tests.jobs.submissions import spec_of, submit_spec
 from tests.lab import a_job, a_project, person
 
 pytestmark = pytest.mark.django_db
@@ -44,7 +44,7 @@ def tick(scheduler: ScriptedScheduler) -> list[int]:
 
 
 def test_waits_until_the_other_has_completed(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
     handover.hand_over(latest(job).pk, scheduler)  # as the task does at once
     assert tick(scheduler) == []
     assert (latest(job).state, latest(job).reason) == ("pending", f"Waits for #{first.pk} to complete.")
@@ -54,7 +54,7 @@ def test_waits_until_the_other_has_completed(oskar: User, first: Job, scheduler:
 
 
 def test_a_restart_of_the_other_does_not_end_the_wait(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
     Attempt.objects.filter(job=first).update(state="node_fail", ended_at=timezone.now())  # not decided yet
     assert tick(scheduler) == []
     ended(first, "node_fail")
@@ -70,7 +70,7 @@ def test_all_of_them_must_have_completed(
     oskar: User, project: Project, first: Job, scheduler: ScriptedScheduler
 ) -> None:
     second = a_job(oskar, project, state="pending", attempt={"scheduler_id": "7"})
-    job, _ = ask(oskar, spec_of(after=[first.pk, second.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk, second.pk]))
     assert latest(job).reason == f"Waits for #{first.pk} and #{second.pk} to complete."
     ended(first, "completed")
     assert tick(scheduler) == []
@@ -81,8 +81,8 @@ def test_all_of_them_must_have_completed(
 def test_in_vain_is_cancelled_and_names_the_other(
     oskar: User, first: Job, scheduler: ScriptedScheduler, state: str
 ) -> None:
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
-    then, _ = ask(oskar, spec_of(after=[job.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
+    then, _ = submit_spec(oskar, spec_of(after=[job.pk]))
     ended(first, state)
     tick(scheduler)
     attempt = latest(job)
@@ -96,7 +96,7 @@ def test_in_vain_is_cancelled_and_names_the_other(
     assert not scheduler.submissions
 
 
-def test_what_has_waited_in_vain_is_not_looked_at_again(
+def test_what_has_waited_in_vain_is_not_read_again(
     oskar: User,
     first: Job,
     scheduler: ScriptedScheduler,
@@ -107,7 +107,7 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
     with django_assert_max_num_queries(20) as nothing_yet:
         dependencies.advance()
     for _ in range(4):
-        ask(oskar, spec_of(after=[a_job(oskar, first.project, state="running").pk]))
+        submit_spec(oskar, spec_of(after=[a_job(oskar, first.project, state="running").pk]))
     Attempt.objects.exclude(job=first).filter(job__predecessors=None).update(state="failed", decided_at=timezone.now())
     for _ in range(4):
         tick(scheduler)
@@ -117,8 +117,8 @@ def test_what_has_waited_in_vain_is_not_looked_at_again(
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by how many rows there are")
-def test_nothing_is_looked_for_among_all_that_have_ever_completed(oskar: User, first: Job) -> None:
-    ask(oskar, spec_of(after=[first.pk]))
+def test_nothing_is_searched_for_among_all_that_have_ever_completed(oskar: User, first: Job) -> None:
+    submit_spec(oskar, spec_of(after=[first.pk]))
     ended(first, "completed")
     with CaptureQueriesContext(connection) as queries:
         dependencies.advance()
@@ -134,7 +134,7 @@ def test_what_completes_meanwhile_counts_for_what_is_resumed(
     oskar: User, first: Job, scheduler: ScriptedScheduler
 ) -> None:
     """However it ends later: it has completed once."""
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
     cancel(oskar, job)
     tick(scheduler)
     ended(first, "completed")
@@ -145,8 +145,8 @@ def test_what_completes_meanwhile_counts_for_what_is_resumed(
     assert tick(scheduler) == [attempt.pk]
 
 
-def test_a_deleted_one_did_not_complete(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
+def test_a_deleted_job_did_not_complete(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
     number = first.pk
     Attempt.objects.filter(job=first).update(ended_at=timezone.now(), decided_at=timezone.now(), state="failed")
     delete(oskar, first)
@@ -155,14 +155,14 @@ def test_a_deleted_one_did_not_complete(oskar: User, first: Job, scheduler: Scri
 
 
 def test_waiting_can_be_cancelled(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
     cancel(oskar, job)
     tick(scheduler)
     assert (latest(job).state, latest(job).cause) == ("cancelled", "cancelled")
 
 
 def test_resumed_it_waits_again_and_once_met_no_more(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(after=[first.pk]))
+    job, _ = submit_spec(oskar, spec_of(after=[first.pk]))
     cancel(oskar, job)
     tick(scheduler)
     ended(job, "cancelled")
@@ -175,11 +175,11 @@ def test_resumed_it_waits_again_and_once_met_no_more(oskar: User, first: Job, sc
     assert not dependencies.is_waiting(job.pk)
 
 
-def test_only_jobs_that_there_are_for_one_and_can_complete(oskar: User, first: Job, project: Project) -> None:
+def test_only_visible_jobs_that_can_complete(oskar: User, first: Job, project: Project) -> None:
     hidden = a_job(person("zoe"), a_project("secret"), state="running")
     failed = a_job(oskar, project, state="failed")
     with pytest.raises(SpecError) as caught:
-        ask(oskar, spec_of(after=[first.pk, hidden.pk, 999_999, failed.pk]))
+        submit_spec(oskar, spec_of(after=[first.pk, hidden.pk, 999_999, failed.pk]))
     assert [problem.message for problem in caught.value.problems] == [
         f"#{hidden.pk} does not exist or you may not see it. Remove it.",
         "#999999 does not exist or you may not see it. Remove it.",
@@ -189,6 +189,6 @@ def test_only_jobs_that_there_are_for_one_and_can_complete(oskar: User, first: J
 
 def test_many_that_wait_hold_up_nobody(oskar: User, first: Job, scheduler: ScriptedScheduler) -> None:
     for _ in range(25):
-        ask(oskar, spec_of(after=[first.pk]))
-    job, _ = ask(oskar)
+        submit_spec(oskar, spec_of(after=[first.pk]))
+    job, _ = submit_spec(oskar)
     assert tick(scheduler) == [latest(job).pk]

@@ -1,4 +1,4 @@
-"""Test handing attempts over to the scheduler exactly once, whoever sleeps, fails or cancels meanwhile."""
+"""Test handing attempts over to the scheduler exactly once, despite stalls, failures and cancels meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.submitting.submit import cancel, resume
 from nodes.schedulers.base import UNKNOWN, SchedulerError, Submission
 from portal.models import Project, User
 from tests.jobs.schedulers import ScriptedScheduler
-from tests.jobs.submissions import ENTRIES, ask, coded, its_code, packed, spec_of
+from tests.jobs.submissions import ENTRIES, coded, its_code, packed, spec_of, submit_spec
 from tests.lab import a_project, sysadmin
 
 pytestmark = pytest.mark.django_db
@@ -55,8 +55,8 @@ def overtaken(
     monkeypatch.setattr(handover, "prepare", slow)
 
 
-def test_writes_the_run_directory_and_asks_once(oskar: User, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar)
+def test_writes_the_run_directory_and_submits_once(oskar: User, scheduler: ScriptedScheduler) -> None:
+    job, _ = submit_spec(oskar)
     assert job.latest_id is not None
     handover.hand_over(job.latest_id, scheduler)
     handover.hand_over(job.latest_id, scheduler)
@@ -86,8 +86,8 @@ def test_writes_the_run_directory_and_asks_once(oskar: User, scheduler: Scripted
     )
 
 
-def test_an_answer_that_was_lost_is_looked_up_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar)
+def test_a_request_whose_answer_was_lost_is_not_repeated(oskar: User, scheduler: ScriptedScheduler) -> None:
+    job, _ = submit_spec(oskar)
     assert job.latest_id is not None
     scheduler.loses_answers = True
     handover.hand_over(job.latest_id, scheduler)
@@ -103,7 +103,7 @@ def test_an_answer_that_was_lost_is_looked_up_not_repeated(oskar: User, schedule
 
 
 def test_a_refusal_ends_the_attempt_with_its_words(oskar: User, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     assert job.latest_id is not None
     scheduler.broken = SchedulerError("Account siskin may not use partition h100.", permanent=True)
     handover.hand_over(job.latest_id, scheduler)
@@ -112,7 +112,7 @@ def test_a_refusal_ends_the_attempt_with_its_words(oskar: User, scheduler: Scrip
 
 
 def test_no_time_to_stop_is_refused(oskar: User, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar, spec_of(resources={"time_limit": "00:02:00"}))
+    job, _ = submit_spec(oskar, spec_of(resources={"time_limit": "00:02:00"}))
     assert job.latest is not None
     now = timezone.now()
     Checkpoint.objects.create(job=job, attempt=job.latest, step=1, generation=1, seconds=50, created_at=now)
@@ -121,8 +121,8 @@ def test_no_time_to_stop_is_refused(oskar: User, scheduler: ScriptedScheduler) -
     assert "takes 130 s" in Attempt.objects.get().reason
 
 
-def test_a_silent_scheduler_is_asked_again(oskar: User, scheduler: ScriptedScheduler) -> None:
-    job, _ = ask(oskar)
+def test_a_silent_scheduler_is_tried_again(oskar: User, scheduler: ScriptedScheduler) -> None:
+    job, _ = submit_spec(oskar)
     assert job.latest_id is not None
     scheduler.broken = SchedulerError("Slurm did not answer for 10 s.")
     handover.hand_over(job.latest_id, scheduler)
@@ -133,7 +133,7 @@ def test_a_silent_scheduler_is_asked_again(oskar: User, scheduler: ScriptedSched
 
 def test_a_full_disk_is_waited_for(oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """At three in the morning nobody is there to resume a job that was refused for that."""
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     with monkeypatch.context() as full:
         full.setattr(handover, "prepare", lambda attempt: (_ for _ in ()).throw(OSError(errno.ENOSPC, "disk full")))
         handover.hand_over(newest().pk, scheduler)
@@ -148,8 +148,8 @@ def test_a_full_disk_is_waited_for(oskar: User, scheduler: ScriptedScheduler, mo
 def test_an_empty_mount_point_is_waited_for(
     oskar: User, scheduler: ScriptedScheduler, runs: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """A folder is in place of the file system: a new job gets no leave to start, and an older one lacks its own."""
-    job, _ = ask(oskar)
+    """An empty folder replaces the file system: a new job may not start, and an older job lacks its run directory."""
+    job, _ = submit_spec(oskar)
 
     def refuse(*about: object, **more: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -168,7 +168,7 @@ def test_an_empty_mount_point_is_waited_for(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
 def test_run_directories_are_nobody_else_s(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
     """If the folder does not exist, anybody with write access to its parent could create it."""
-    ask(oskar)
+    submit_spec(oskar)
     os.chown(runs, 65_534, -1)
     handover.hand_over(newest().pk, scheduler)
     assert (newest().ended_at, newest().scheduler_id) == (None, "")
@@ -178,7 +178,7 @@ def test_run_directories_are_nobody_else_s(oskar: User, scheduler: ScriptedSched
 
 def test_run_directories_that_are_away_are_waited_for(oskar: User, scheduler: ScriptedScheduler, runs: Path) -> None:
     """A file system that is not mounted: its folder is not made on the disk below."""
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     runs.rmdir()
     handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().ended_at) == ("pending", None)
@@ -190,10 +190,10 @@ def test_run_directories_that_are_away_are_waited_for(oskar: User, scheduler: Sc
     assert newest().scheduler_id == "101"
 
 
-def test_who_the_run_directory_cannot_be_shared_with_is_told(
+def test_the_run_directory_reports_who_it_cannot_be_shared_with(
     oskar: User, scheduler: ScriptedScheduler, settings: Any
 ) -> None:
-    ask(oskar)
+    submit_spec(oskar)
     settings.VIGIL_LOCAL_USER = "nobody-of-this-name"
     handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().cause) == ("failed", "rejected")
@@ -205,12 +205,12 @@ def test_who_the_run_directory_cannot_be_shared_with_is_told(
 def test_the_run_directory_is_shared_with_the_jobs_user(
     oskar: User, scheduler: ScriptedScheduler, settings: Any
 ) -> None:
-    ask(oskar)
+    submit_spec(oskar)
     settings.VIGIL_LOCAL_USER = "nobody"
     handover.hand_over(newest().pk, scheduler)
     run, uid = rundir.path_of(newest().job.directory), pwd.getpwnam("nobody").pw_uid
-    told_of = {name: sharing.parse(os.getxattr(run / name, sharing.ACCESS)) for name in ("", "portal", "job")}
-    assert [acl.users[uid] for acl in told_of.values()] == [5, 5, 7]
+    acls = {name: sharing.parse(os.getxattr(run / name, sharing.ACCESS)) for name in ("", "portal", "job")}
+    assert [acl.users[uid] for acl in acls.values()] == [5, 5, 7]
     token = sharing.parse(os.getxattr(run / "portal" / "token", sharing.ACCESS))
     assert (token.owner, dict(token.users), token.mask, token.group, token.other) == (6, {uid: 5}, 4, 0, 0)
 
@@ -219,7 +219,7 @@ def test_the_run_directory_is_shared_with_the_jobs_user(
 def test_not_while_the_attempt_before_may_be_alive(
     oskar: User, scheduler: ScriptedScheduler, project: Project, state: str
 ) -> None:
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     assert job.latest_id is not None
     handover.hand_over(job.latest_id, scheduler)
     scheduler.update_job("101", state=state)
@@ -238,8 +238,8 @@ def test_not_while_the_attempt_before_may_be_alive(
 def test_who_wakes_after_a_cancel_leaves_nothing_running(
     oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker stalls in its request; a person cancels, a second worker finds nothing and ends it; then it arrives."""
-    job, _ = ask(oskar)
+    """A worker stalls in its request; a person cancels; a second worker finds no job and ends it; then it arrives."""
+    job, _ = submit_spec(oskar)
     submit_now = scheduler.submit
 
     def slow(submission: Submission) -> str:
@@ -254,10 +254,10 @@ def test_who_wakes_after_a_cancel_leaves_nothing_running(
     assert scheduler.cancelled == ["101"]
 
 
-def test_who_wakes_before_asking_does_not_ask(
+def test_a_worker_that_wakes_before_submitting_does_not_submit(
     oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     overtaken(monkeypatch, job, scheduler)
     handover.hand_over(newest().pk, scheduler)
     assert len(scheduler.submissions) == 1
@@ -269,18 +269,18 @@ def test_who_fails_late_ends_nothing(
     oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second worker has submitted it meanwhile."""
-    job, _ = ask(oskar)
+    job, _ = submit_spec(oskar)
     overtaken(monkeypatch, job, scheduler, error=OSError("code: Directory not empty"))
     handover.hand_over(newest().pk, scheduler)
     assert (newest().state, newest().scheduler_id, newest().ended_at) == ("pending", "101", None)
     assert newest().reason == ""
 
 
-def test_two_that_were_submitted_leave_one(
+def test_two_submissions_leave_a_single_job(
     oskar: User, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second worker does not find the first one's job, which is on its way, and submits; both answers come."""
-    job, _ = ask(oskar)
+    """The second worker does not find the first worker's job, which is on its way, and submits; both answers come."""
+    job, _ = submit_spec(oskar)
     submit_now = scheduler.submit
 
     def slow(submission: Submission) -> str:
@@ -299,7 +299,7 @@ def test_two_that_were_submitted_leave_one(
 def test_the_code_lies_in_the_run_directory(scheduler: ScriptedScheduler, table: str) -> None:
     a_project()
     spec = coded(table, directory=".", entry="src/train.py")
-    job, _ = ask(sysadmin(), spec, code=packed(src__train_py="print(1)", README="hello"))
+    job, _ = submit_spec(sysadmin(), spec, code=packed(src__train_py="print(1)", README="hello"))
     assert job.latest_id is not None
     handover.hand_over(job.latest_id, scheduler)
     job.refresh_from_db()
@@ -315,11 +315,11 @@ def test_the_code_lies_in_the_run_directory(scheduler: ScriptedScheduler, table:
 
 
 @pytest.mark.parametrize("table", ENTRIES)
-def test_code_is_kept_for_as_long_as_an_attempt_waits_with_it(scheduler: ScriptedScheduler, table: str) -> None:
-    """Cancelled before it started, and resumed: it is the second attempt that fetches it."""
+def test_code_is_retained_for_as_long_as_an_attempt_waits_with_it(scheduler: ScriptedScheduler, table: str) -> None:
+    """The job is cancelled before it started, and resumed: the second attempt fetches the code."""
     a_project()
     sam = sysadmin()
-    jobs = [ask(sam, coded(table), code=its_code(table))[0] for _ in range(2)]
+    jobs = [submit_spec(sam, coded(table), code=its_code(table))[0] for _ in range(2)]
     for job in jobs:
         cancel(sam, job)
         assert job.latest_id is not None

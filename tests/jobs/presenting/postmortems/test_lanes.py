@@ -68,7 +68,7 @@ def test_many_nodes_are_few_lanes() -> None:
                     "next_nodes": (),
                 },
                 {"next_started_at": ENDED + timedelta(days=3), "resumed_at": None},
-                {"next_started_at": BEGAN, "resumed_at": BEGAN, "next_ended_at": BEGAN},  # clocks
+                {"next_started_at": BEGAN, "resumed_at": BEGAN, "next_ended_at": BEGAN},  # of clocks that differ
                 {"started_at": ENDED, "trained_until": BEGAN},
                 {"bad_at": ENDED + timedelta(hours=1)},
                 {"nodes": ()},

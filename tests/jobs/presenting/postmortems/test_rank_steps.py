@@ -33,7 +33,7 @@ def test_a_thousand_ranks_are_a_cell_a_node_and_few_bands() -> None:
     assert (3, "rank 700") in report.bands
 
 
-def test_nobody_told_any() -> None:
+def test_no_rank_reported_any() -> None:
     assert compare_ranks({}, {}, 3) is None
 
 
